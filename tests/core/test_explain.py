@@ -26,6 +26,7 @@ TYPICAL = {
     "cosine": (LONG, {"score": regard.Cosine(scale=10.0)}, "sdpa", ("flex", "cuda")),
     "bilinear": (LONG, {"score": regard.Bilinear(torch.randn(32, 32))}, "sdpa", ("flex", "cuda")),
     "alibi": (LONG, {"bias": regard.alibi(torch.rand(4)), "mask": regard.causal()}, "sdpa", ("flex", "cuda")),
+    "few weights": (SHORT, {"weights": regard.entropy()}, "reference", ("sdpa", "weights are requested")),
     "top weights": (LONG, {"weights": regard.top(8)}, "sdpa", ("flex", "cuda")),
     "softcap": (LONG, {"score": regard.ScaledDot(softcap=30.0)}, "blocked", ("sdpa", "softcap")),
     "additive": (LONG, {"score": regard.Additive(WEIGHT)}, "additive", ("sdpa", "additive")),

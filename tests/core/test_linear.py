@@ -210,6 +210,30 @@ def test_half_precision_is_computed_in_float32(causal: bool, dtype: torch.dtype)
     assert_close(output.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-5)
 
 
+@both_ways
+@pytest.mark.parametrize("queries", [67, 200])
+def test_elu_features_in_bfloat16_err_as_the_plain_products_do(queries: int, causal: bool) -> None:
+    leaves = [
+        x.requires_grad_() for x in inputs(1, 2, 2, queries, 200 if not causal else queries, 16, 8, torch.bfloat16)
+    ]
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    change = torch.randn(1, 2, queries, 8, dtype=torch.float64)
+
+    def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        weights = (torch.nn.functional.elu(query) + 1) @ (torch.nn.functional.elu(key) + 1).mT
+        weights = weights.tril() if causal else weights
+        return weights @ value / weights.sum(-1, keepdim=True)
+
+    def results(call: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
+        output = call(*given)
+        grads = torch.autograd.grad(output, given, change.to(output.dtype))
+        return [t.double() for t in (output, *grads)]
+
+    mine = results(lambda *x: regard.linear_attention(*x, features=regard.EluFeatures(), causal=causal), leaves)
+    for result, usual, true in zip(mine, results(plain, leaves), results(plain, exact), strict=True):
+        assert (result - true).norm() <= 2 * (usual - true).norm()
+
+
 def test_autocast_casts_the_inputs_and_computes_in_float32() -> None:
     query, key, value = inputs(dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
@@ -385,9 +409,9 @@ def test_gradients(name: str, causal: bool, length: int) -> None:
 @both_ways
 @pytest.mark.parametrize("length", [5, 9])
 @pytest.mark.usefixtures("small_blocks")
-def test_second_gradients(causal: bool, length: int) -> None:
+@pytest.mark.parametrize("features", [performer(2, 3), regard.EluFeatures()], ids=["performer", "elu"])
+def test_second_gradients(features: feature_maps.Features, causal: bool, length: int) -> None:
     leaves = tuple(x.requires_grad_() for x in inputs(1, 1, 1, length, length, 2, 1))
-    features = performer(2, 3)
     assert torch.autograd.gradgradcheck(
         lambda *x: regard.linear_attention(*x, features=features, causal=causal), leaves
     )

@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 
+from regard.core import local
 from regard.core.local import local_attention
+from regard.core.scores import Additive, ScaledDot
 
 LEAD, HEADS, QUERIES, KEYS, SIZE, VALUE = 2, 3, 5, 11, 7, 4
 
@@ -68,3 +70,29 @@ def test_bad_arguments_are_named() -> None:
         local_attention(query, key, value, centre, reach=0)
     with pytest.raises(ValueError, match="equal leading axes"):
         local_attention(query, key[:, :2], value[:, :2], centre, reach=1)
+
+
+@pytest.mark.parametrize("score", [ScaledDot(), Additive(torch.linspace(-1, 1, SIZE, dtype=torch.float64))], ids=str)
+@pytest.mark.parametrize("gaussian", [True, False], ids=["local-p", "local-m"])
+def test_all_pairs_give_what_gathered_windows_give(score, gaussian: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaves = [tensor.requires_grad_() for tensor in inputs()]
+    lengths = torch.tensor([KEYS, 4])
+
+    def results(dense: bool) -> list[torch.Tensor]:
+        monkeypatch.setattr(local, "_dense_is_faster", lambda *_: dense)
+        found = local_attention(*leaves, reach=2, score=score, lengths=lengths, gaussian=gaussian)
+        slope = torch.linspace(-1, 2, found.weights.numel()).reshape(found.weights.shape)
+        learned = leaves if gaussian else leaves[:3]
+        total = found.output.sum() + (found.weights * slope).sum()
+        return [found.output, found.weights, *torch.autograd.grad(total, learned)]
+
+    for dense, gathered in zip(results(True), results(False), strict=True):
+        torch.testing.assert_close(dense, gathered)
+
+
+def test_a_value_outside_of_the_window_that_is_not_finite_is_not_multiplied() -> None:
+    query, key, value, centre = inputs()
+    centre = torch.full_like(centre, 2.0)
+    clean = local_attention(query, key, value, centre, reach=4).output  # few keys: scores of all pairs
+    value[..., 9:, :] = torch.nan
+    torch.testing.assert_close(local_attention(query, key, value, centre, reach=4).output, clean)

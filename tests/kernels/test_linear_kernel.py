@@ -1,8 +1,13 @@
 """The kernel of linear attention, interpreted on the CPU and compiled on a GPU, against explicit weights in float64."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
+
+from interpreting import DEVICES
 
 # Batch, heads, key heads, queries, keys, size, value size, causal, masked keys
 CASES = {
@@ -11,6 +16,7 @@ CASES = {
     "more queries": (1, 2, 2, 203, 139, 24, 16, True, False),
     "hidden": (2, 1, 1, 67, 139, 16, 16, False, True),
     "hidden and causal": (2, 2, 1, 139, 139, 16, 16, True, True),
+    "short": (1, 1, 1, 67, 67, 16, 16, True, False),
 }
 DTYPES = [
     pytest.param("cpu", torch.float32, marks=pytest.mark.interpreted, id="interpreted"),
@@ -20,27 +26,45 @@ DTYPES = [
 ]
 
 
-def explicit(query: Tensor, key: Tensor, value: Tensor, keep: Tensor, causal: bool) -> Tensor:
-    """Compute every weight φ(q)·φ(k), divided by their sum; 0 if there are no keys."""
+# features (None: elu), and the factor of the inputs; large ones give a chunk keys that are far apart
+MAPS = {"elu": (None, 2.0), "performer": (37, 1.0), "large elu": (None, 60.0), "large performer": (24, 20.0)}
+PAIRS = [(case, features) for case in CASES for features in MAPS if "large" not in features or case == "short"]
+
+
+def explicit(
+    query: Tensor, key: Tensor, value: Tensor, keep: Tensor, projection: Tensor | None, causal: bool
+) -> Tensor:
+    """Every weight Σ_m exp(l(q)_m + l(k)_m), divided by their sum; 0 where nothing is read."""
     group = query.shape[1] // key.shape[1]
     key, value, keep = (t.repeat_interleave(group, 1) for t in (key, value, keep))
-    mapped = [torch.where(x > 0, x + 1, torch.exp(x)) for x in (query, key)]
-    weights = mapped[0] @ mapped[1].mT * keep.unsqueeze(-2)
-    weights = weights.tril() if causal else weights
+    if projection is None:
+        logs = [torch.where(x > 0, (x.clamp_min(0) + 1).log(), x) for x in (query, key)]
+    else:
+        scaled = [x / x.shape[-1] ** 0.25 for x in (query, key)]
+        logs = [x @ projection.double().mT - x.square().sum(-1, keepdim=True) / 2 for x in scaled]
+    pairs = logs[0].unsqueeze(-2) + logs[1].unsqueeze(-3)
+    seen = keep.unsqueeze(-2).expand(pairs.shape[:-1])
+    seen = seen.tril() if causal else seen
+    pairs = torch.where(seen.unsqueeze(-1), pairs, -torch.inf)
+    largest = pairs.detach().amax((-1, -2), keepdim=True)
+    weights = (pairs - torch.where(largest == -torch.inf, 0, largest)).exp().sum(-1)
     total = weights.sum(-1, keepdim=True)
-    return torch.where(
-        total == 0, 0, weights @ torch.where(keep.unsqueeze(-1), value, 0) / torch.where(total == 0, 1, total)
-    )
+    return weights @ torch.where(keep.unsqueeze(-1), value, 0) / torch.where(total == 0, 1, total)
 
 
 @pytest.mark.parametrize(("device", "dtype"), DTYPES)
-@pytest.mark.parametrize("case", CASES)
-def test_outputs_and_gradients(case: str, device: str, dtype: torch.dtype) -> None:
-    from regard.kernels.triton.linear_attention import linear_attention
+@pytest.mark.parametrize(("case", "features"), PAIRS)
+def test_outputs_and_gradients(case: str, features: str, device: str, dtype: torch.dtype) -> None:
+    from regard.kernels.triton.linear.operator import linear_attention
 
     b, h, g, q, k, d, e, causal, hides = CASES[case]
+    count, factor = MAPS[features]
+    if factor > 2 and dtype != torch.float32:
+        pytest.skip("exponents in the hundreds, from inputs of 8 or 11 bits")
     torch.manual_seed(7)
-    leaves = [torch.randn(b, x, n, s).mul(2).to(device, dtype) for x, n, s in ((h, q, d), (g, k, d), (g, k, e))]
+    sizes = ((h, q, d, factor), (g, k, d, factor), (g, k, e, 1.0))
+    leaves = [torch.randn(b, x, n, s).mul(by).to(device, dtype) for x, n, s, by in sizes]
+    projection = None if count is None else torch.randn(count, d).to(device)
     keep = torch.ones(b, g, k, dtype=torch.bool, device=device)
     if hides:
         keep = torch.rand(b, g, k).to(device) > 0.4
@@ -48,9 +72,39 @@ def test_outputs_and_gradients(case: str, device: str, dtype: torch.dtype) -> No
         leaves[2] = torch.where(keep.unsqueeze(-1), leaves[2], torch.nan)
     mine = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in leaves]
     true = [x.double().nan_to_num(0.0).requires_grad_() for x in leaves]
-    out, real = linear_attention(*mine, keep if hides else None, causal), explicit(*true, keep, causal)
+    out = linear_attention(*mine, keep if hides else None, projection, causal)
+    real = explicit(*true, keep, projection, causal)
     change = torch.randn_like(real)
-    most = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}[dtype]
+    # Where exponents reach thousands, what is left of eps is multiplied by as much.
+    most = {torch.float32: 1e-5 if factor <= 2 else 1e-3, torch.bfloat16: 2e-2, torch.float16: 4e-3}[dtype]
     results = (out, *torch.autograd.grad(out, mine, change.to(dtype)))
     for a, t in zip(results, (real, *torch.autograd.grad(real, true, change)), strict=True):
         assert (a.double() - t).norm().item() <= most * max(t.norm().item(), 1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("count", [None, 19], ids=["elu", "performer"])
+@pytest.mark.parametrize("change", [1e3, math.nan, math.inf], ids=str)
+def test_later_positions_do_not_change_earlier_ones(change: float, count: int | None, device: str) -> None:
+    from regard.kernels.triton.linear.operator import linear_attention
+
+    leaves = [torch.randn(1, 1, 100, 16).to(device) for _ in range(3)]
+    projection = None if count is None else torch.randn(count, 16).to(device)
+    changed = [x.clone().requires_grad_() for x in leaves]
+    with torch.no_grad():
+        for x in changed:
+            x[..., 71:, :] *= change
+    output = linear_attention(*leaves, None, projection, True)
+    other = linear_attention(*changed, None, projection, True)
+    assert_close(other[..., :71, :], output[..., :71, :])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+def test_inputs_of_any_size_stay_finite(causal: bool, device: str) -> None:
+    from regard.kernels.triton.linear.operator import linear_attention
+
+    leaves = [torch.randn(1, 1, 70, 16).mul(3e4).to(device).requires_grad_() for _ in range(3)]
+    output = linear_attention(*leaves, None, torch.randn(24, 16).to(device), causal)
+    gradients = torch.autograd.grad(output.sum(), leaves)
+    assert all(t.isfinite().all() for t in (output, *gradients))

@@ -15,7 +15,14 @@ from regard.kernels.additive import pair_loops
 pytestmark = pytest.mark.skipif(native_library.compiler() is None, reason="NO C COMPILER: the loops are not tested")
 
 # slices, rows, columns, features, size of the numbers
-SHAPES = ((1, 1, 1, 1, 1.0), (2, 37, 41, 23, 1.0), (3, 5, 67, 64, 0.05), (2, 33, 7, 17, 0.3), (2, 13, 11, 16, 15.0))
+SHAPES = (
+    (1, 1, 1, 1, 1.0),
+    (2, 37, 41, 23, 1.0),
+    (3, 5, 67, 64, 0.05),
+    (2, 33, 7, 17, 0.3),
+    (2, 13, 11, 16, 15.0),
+    (1, 67, 9, 71, 1.0),
+)
 
 
 def operands(shape: tuple[int, int, int, int, float]) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
@@ -47,8 +54,9 @@ def test_sums_of_gradients(shape: tuple[int, int, int, int, float]) -> None:
     query, key, _, change, near = operands(shape)
     hidden = torch.tanh(query.double().unsqueeze(-2) + key.double().unsqueeze(-3))
     by = change.double().unsqueeze(-1)
-    slope, plain = pair_loops.sums(near)(*factors(query, key, near), change)
-    limit = 1e-6 * by.abs().sum(-2)
+    slope, plain, column_slope = pair_loops.sums(near)(*factors(query, key, near), change)
+    limit, column_limit = (1e-6 * by.abs().sum(axis) for axis in (-2, -3))
+    assert ((column_slope.double() - (by * (1 - hidden**2)).sum(-3)).abs() <= column_limit).all()
     assert ((slope.double() - (by * (1 - hidden**2)).sum(-2)).abs() <= limit).all()
     assert ((plain.double() - (by * hidden).sum(-2)).abs() <= limit).all()
 

@@ -13,6 +13,7 @@ from regard.data.worlds.scene_questions import FORMS, asked
 from regard.tasks.attention_learning import loss_of
 from regard.tasks.config import LearningSettings
 from regard.tasks.image_inputs import png_of
+from regard.tasks.joined_traces import joined_trace
 from regard.tasks.task import InputError
 from regard.tasks.vqa.config import DataSettings, ModelSettings, VqaConfig
 from regard.tasks.vqa.material import Example
@@ -142,6 +143,10 @@ def test_a_predictor_answers_with_records_and_a_map_for_each_hop(material, tmp_p
     assert first.line == f"{first.answer} {record['probability']:.2f}"
     assert len(record["weights"]) == 2
     assert record["grid"] == [6, 6]
+    question = "What is left of the star?"
+    answered = Seen(example.pixels, question, {"circle": 0.75, "cross": 0.25}, first.weights, first.grid)
+    (named,) = joined_trace([answered], VQA.view).records
+    assert named.name == f"0. {question} circle 0.75"
     rows = first.trace().records[0].weights(head=0)
     torch.testing.assert_close(rows.sum(-1), torch.ones(2))
     assert isinstance(bad, InputError)

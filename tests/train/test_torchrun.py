@@ -28,6 +28,7 @@ EXACT = ("dropout=0", "epsilon=1e-3")
 RECURRENT = (*EXACT, "embedding=8", "accumulate=2")
 PIECES = "train.pieces=true"  # each worker writes its part of a checkpoint
 SHARDED = ("train.shard=true", PIECES)
+GATHERED = ("train.shard=true", "train.pieces=false")  # worker 0 writes whole tensors
 TRANSFORMER = (*EXACT, "model=transformer", "heads=2", "average=ema")
 RANDOM = ("dropout=0.2", "embedding=8", "average=ema")
 CUT = 4  # the step from which runs are resumed
@@ -118,8 +119,10 @@ def test_saved_by_three_workers_and_resumed_by_others(trained, tmp_path, size):
 
 
 @pytest.mark.process
-def test_saved_sharded_and_resumed_plain(trained, tmp_path):
-    run = trained(2, *TRANSFORMER, *SHARDED)
+@pytest.mark.parametrize(("way", "files"), [(SHARDED, 2), (GATHERED, 1)], ids=["in pieces", "gathered"])
+def test_saved_sharded_and_resumed_plain(trained, tmp_path, way, files):
+    run = trained(2, *TRANSFORMER, *way)
+    assert len(list(Run.open(run).checkpoints.path(CUT).glob("model*.safetensors"))) == files
     same(resumed(run, tmp_path, 0), run)
 
 

@@ -10,6 +10,7 @@
 - `scaling_bench`: `bench scaling`
 - `scaling_costs`: the cost model of `bench scaling`
 - `scaling_measurement`: the processes of `bench scaling`
+- `sweep/`: `bench sweep`, random calls
 - `measurement`: time, memory and error
 - `bar_chart`: SVG bars
 - `line_chart`: SVG curves

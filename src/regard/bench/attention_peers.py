@@ -3,6 +3,7 @@
 import importlib
 import os
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -10,13 +11,16 @@ from torch import Tensor
 Run = Callable[[], Tensor]  # one measured call; returns its output
 
 
-def sdpa_backend(name: str, raw: Run) -> Run:
-    """Return one of torch's own kernels by name."""
+Result = TypeVar("Result")
+
+
+def sdpa_backend(name: str, raw: Callable[[], Result]) -> Callable[[], Result]:
+    """One of torch's own kernels, by its name."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     chosen = getattr(SDPBackend, name)
 
-    def run() -> Tensor:
+    def run() -> Result:
         with sdpa_kernel(chosen):
             return raw()
 

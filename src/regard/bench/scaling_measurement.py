@@ -198,9 +198,10 @@ def sent_bytes() -> int | None:
                 if one.type != socket.SOCK_STREAM or one.family not in (socket.AF_INET, socket.AF_INET6):
                     continue
                 found = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                if len(found) < 208:  # tcpi_bytes_sent is in Linux 4.19 and later
+                if len(found) < 216:  # tcpi_bytes_sent and tcpi_bytes_retrans are in Linux 4.19 and later
                     return None
-                total += struct.unpack_from("<Q", found, 200)[0]
+                sent, again = struct.unpack_from("<QQ", found, 200)
+                total += sent - again  # TCP sends segments again that a busy machine acknowledges late
     return total
 
 

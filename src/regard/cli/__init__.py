@@ -224,7 +224,9 @@ def _studio(
     host: Annotated[
         str, typer.Option(help="Address to listen at: this machine alone unless changed.", metavar="ADDRESS")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes any that is free.", min=0, max=65535, metavar="PORT")] = 7788,
+    port: Annotated[
+        int, typer.Option("--port", help="0 takes any that is free.", min=0, max=65535, metavar="PORT")
+    ] = 7788,
     open_page: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
     """Serve a web page of attention: a playground, translations, traces."""
@@ -258,7 +260,9 @@ def _bench_attention(
 
 @_bench.command("decoding")
 def _bench_decoding(
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.", metavar="DEVICE")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu or cuda; cuda where there is one.", metavar="DEVICE")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Tiny sizes: does everything run? The times mean nothing.")
@@ -284,7 +288,9 @@ def _bench_layers(
     reach: Annotated[
         int, typer.Option(help="Positions to either side of restricted attention.", min=1, metavar="N")
     ] = 128,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.", metavar="DEVICE")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu or cuda; cuda where there is one.", metavar="DEVICE")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     out: Annotated[
         Path | None,
@@ -304,7 +310,9 @@ def _bench_scaling(
         typer.Option(help="Numbers of processes, with commas between; 1,2,4 on a CPU.", metavar="N,N,…"),
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps that are timed; the best counts.", min=1, metavar="N")] = 3,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.", metavar="DEVICE")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu or cuda; cuda where there is one.", metavar="DEVICE")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder whose scaling.md gets the tables.", file_okay=False, metavar="DIR")
@@ -314,3 +322,24 @@ def _bench_scaling(
     from regard.bench.scaling_bench import scaling
 
     scaling(workers=workers, steps=steps, device=device, as_json=as_json, out=out)
+
+
+@_bench.command("sweep")
+def _bench_sweep(
+    seed: Annotated[int, typer.Option(help="Another seed draws other calls.", metavar="N")] = 0,
+    cases: Annotated[int, typer.Option(help="The number of calls.", min=1, metavar="N")] = 120,
+    case: Annotated[int | None, typer.Option(help="Measure the case of this index alone.", min=0, metavar="N")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu or cuda; cuda where there is one.", metavar="DEVICE")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Draw no further case after this time.", min=0, metavar="N")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option("--json", help="Write everything to a file as JSON; - prints it.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Random calls of every kind, each beside the best of what people would write instead."""
+    from regard.bench.sweep.command import sweep
+
+    sweep(seed=seed, cases=cases, only=case, device=device, minutes=minutes, to=to)

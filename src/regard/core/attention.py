@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,17 +11,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core import recompute, sharding, torch_names
+from regard.core import dispatch, recompute, sharding, torch_names
 from regard.core.backends import blocked, reference, sdpa
 from regard.core.backends.block_grid import grid, out_of_sight
 from regard.core.biases import Bias
-from regard.core.dispatch import BACKENDS, Backend, choose, plain
+from regard.core.dispatch import BACKENDS, Backend
 from regard.core.fields import as_lines, as_table
 from regard.core.masks import Mask
 from regard.core.normalizers import Normalizer, Softmax
-from regard.core.problem import Problem, build
+from regard.core.problem import Problem, build, rebuild
 from regard.core.requests import LogSumExp, Request, Top
 from regard.core.scores import ScaledDot, Score
+from regard.core.signatures import signature
 from regard.core.torch_names import Unknown
 
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
@@ -49,9 +50,10 @@ class Attended:
 class Plan:
     """How a call would be computed: the backend, why others were refused, the operations, the memory, and the kernel.
 
-    `flops` counts multiplications and additions of the forward pass over the pairs that the mask allows (estimated by
-    blocks); `bytes` is the working memory beside inputs, output and requested weights; `kernel` names the code that
-    runs for these tensors within the backend, such as "flash", "triton window" or "exponential (compiled)".
+    `flops` counts multiplications and additions of the forward pass over the pairs the mask leaves (estimated by
+    blocks); `bytes` is the working memory beside inputs, output and requested weights, an estimate, and for a score
+    of your own on `reference` often a large overestimate; `kernel` names the code that runs for these tensors within
+    the backend, such as "flash", "triton window" or "exponential (compiled)".
 
     >>> explain(torch.zeros(4, 8), torch.zeros(5, 8), torch.zeros(5, 8))
     Plan
@@ -104,17 +106,17 @@ def attention(
         torch_names.refuse("attention", attention, unknown, torch_names.CALL)
     if sharding.current is not None:
         return _sharded(sharding.current, query, key, value, score, normalize, mask, bias, dropout, weights, backend)
-    alone = backend == "auto" and bias is None and weights is None and generator is None
-    if alone and type(dropout) is float and dropout == 0.0 and not listeners:
-        output = plain(query, key, value, score, normalize, mask)
-        if output is not None:
-            return Attended(output)
+    if not _autocasts(query):
+        return _attend(query, key, value, score, normalize, mask, bias, dropout, weights, backend, generator)
+    if _is_cast(query, key, value, score):  # a switch is several times faster than a context
+        torch.set_autocast_enabled(query.device.type, False)
+        try:
+            return _attend(query, key, value, score, normalize, mask, bias, dropout, weights, backend, generator)
+        finally:
+            torch.set_autocast_enabled(query.device.type, True)
     with _prepared(query) as cast:
         query, key, value, score = cast(query, key, value, score)
-        problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
-        problem = problem if backend == "auto" else replace(problem, named=True)
-        chosen = choose(problem, backend, {})
-        return _observed(problem, chosen) if listeners else _run(problem, chosen)
+        return _attend(query, key, value, score, normalize, mask, bias, dropout, weights, backend, generator)
 
 
 def gathered_attention(
@@ -128,7 +130,7 @@ def gathered_attention(
         query, key, value, score = cast(query, key, value, score)
         problem = build(query, key, value, score, Softmax(), mask, None, 0.0, weights, None)
         problem = replace(problem, gathered=True)
-        chosen = choose(problem, "auto", {})
+        chosen = dispatch.choose(problem, "auto", {})
         return _observed(problem, chosen) if listeners else _run(problem, chosen)
 
 
@@ -158,7 +160,7 @@ def explain(
         query, key, value, score = cast(query, key, value, score)
         problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
     refused: dict[str, str] = {}
-    chosen = choose(problem, backend, refused)
+    chosen = dispatch.choose(problem, backend, refused)
     if backend != "auto":
         others = {name: other.refuses(problem) for name, other in BACKENDS.items() if other is not chosen}
         refused = {name: reason or "another backend was asked for" for name, reason in others.items()}
@@ -168,6 +170,42 @@ def explain(
         flops += _flops(replace(problem, value=problem.value[..., :0])) * rows // max(1, queries)
         working_bytes = max(working_bytes, recompute.working_bytes(problem))
     return Plan(chosen.name, refused, flops, working_bytes, chosen.kernel(problem))
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score: AnyScore,
+    normalize: Normalizer,
+    mask: Mask | Tensor | None,
+    bias: Bias | Tensor | None,
+    dropout: float,
+    weights: Request | None,
+    backend: str,
+    generator: torch.Generator | None,
+) -> Attended:
+    """Compute the call outside of autocast; arguments of a signature that was served before are not checked again."""
+    described: Hashable | None = None
+    if backend == "auto" and generator is None and not listeners:
+        described = signature(query, key, value, score, normalize, mask, bias, dropout, weights)
+        # If torch.compile traced the stored routes, it would compile again whenever one is added.
+        route = None if described is None else dispatch.stored(described)
+        if route is not None:
+            output = None if route.direct is None else route.direct(query, key, value, score, mask, bias)
+            if output is not None:
+                return Attended(output)
+            assert isinstance(score, Score)  # functions have no signature
+            problem = rebuild(query, key, value, score, normalize, mask, bias, dropout, weights)
+            return _run(problem, route.choose(problem))
+    problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
+    problem = problem if backend == "auto" else replace(problem, named=True)
+    if described is None:
+        chosen = dispatch.choose(problem, backend, {})
+    else:
+        given = problem.query is query and problem.key is key and problem.value is value
+        chosen = dispatch.store(described, problem, given).choose(problem)
+    return _observed(problem, chosen) if listeners else _run(problem, chosen)
 
 
 def _second_pass(problem: Problem, name: str) -> bool:
@@ -206,13 +244,28 @@ def _sharded(
         return over.attend(query, key, value, score=score, normalize=normalize, **options)
 
 
+def _autocasts(query: object) -> bool:
+    """Return whether the call is under autocast."""
+    device = query.device.type if isinstance(query, Tensor) else "cpu"
+    return device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
+
+
+def _is_cast(query: Any, key: Any, value: Any, score: object) -> bool:
+    """Return whether the tensors of an eager call have the dtype of autocast, and the score is a record."""
+    if torch.compiler.is_compiling() or not isinstance(score, Score):
+        return False
+    if not isinstance(key, Tensor) or not isinstance(value, Tensor):
+        return False
+    return query.dtype == key.dtype == value.dtype == torch.get_autocast_dtype(query.device.type)
+
+
 @contextmanager
 def _prepared(query: object) -> Iterator[Callable[..., Any]]:
     """Cast tensors to autocast's dtype, as torch does for its own attention, and disable further casts inside."""
-    device = query.device.type if isinstance(query, Tensor) else "cpu"
-    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+    if not _autocasts(query):
         yield lambda *arguments: arguments
         return
+    device = query.device.type if isinstance(query, Tensor) else "cpu"
     dtype = torch.get_autocast_dtype(device)
 
     def cast(*arguments: object) -> tuple[object, ...]:

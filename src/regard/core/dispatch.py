@@ -2,28 +2,21 @@
 
 `auto` takes the first backend that supports the call and is likely to be the fastest; a backend chosen by name runs or
 raises. Conditions that do not depend on shapes (devices, normalisers, kinds of scores) are in the table; the others are
-in the backend's `refuses` and `not_worth_it`, which return their reason as a sentence. `plain` is a shortcut for the
-most frequent calls, for which building a `Problem` would take longer than the kernel; it runs the kernel that the table
-would choose (a test checks this).
+in the backend's `refuses` and `not_worth_it`, which return their reason as a sentence. Reasons that depend on values
+are in `refuses_data`; apart from those, all calls of one signature have the same `Route`, which is stored.
 """
 
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from types import ModuleType
 
-import torch
-from torch import Tensor
-
-from regard.core.backends import additive, blocked, flex, reference, sdpa, short, torch_sdpa
-from regard.core.backends.result import Result
-from regard.core.masks import Band
-from regard.core.nonfinite import quickly_finite
-from regard.core.normalizers import Softmax
+from regard.core.backends import additive, blocked, flex, reference, sdpa, short
+from regard.core.backends.result import Direct, Result
 from regard.core.problem import Problem
 from regard.core.requests import Full
-from regard.core.scores import FLOATS, Additive, ScaledDot
+from regard.core.scores import Additive
 from regard.core.transforms import beyond_one_derivative, mapped, transformed
 
 
@@ -57,6 +50,10 @@ class Backend:
 
     def refuses(self, problem: Problem) -> str | None:
         """Return the reason why the backend cannot compute the problem, or None."""
+        return self.refuses_but_for_data(problem) or self.refuses_data(problem)
+
+    def refuses_but_for_data(self, problem: Problem) -> str | None:
+        """Return the reason why the backend cannot compute any problem of this signature, or None."""
         if self.module is not reference and transformed() and (reason := self._no_rules(problem)):
             return reason
         if self.additive and not isinstance(problem.score, Additive):
@@ -68,6 +65,15 @@ class Backend:
         if self.softmax and not problem.normalize.is_softmax:
             return f"softmax only, not {problem.normalize.name}"
         return self.module.refuses(problem)
+
+    def refuses_data(self, problem: Problem) -> str | None:
+        """Return the reason why the backend cannot compute these values, or None."""
+        return self.module.refuses_data(problem) if self.inspects else None
+
+    @property
+    def inspects(self) -> bool:
+        """Whether the backend may refuse data: then each call needs the backends after it too."""
+        return hasattr(self.module, "refuses_data")
 
     def _no_rules(self, problem: Problem) -> str | None:
         """Return the reason why the backend cannot run inside torch.func, or None."""
@@ -108,6 +114,48 @@ BACKENDS = {
 }
 
 
+@dataclass(frozen=True)
+class Route:
+    """How calls of one signature are computed.
+
+    `backends` are those that support them, in order; all but the last may refuse the data. `direct` runs the kernel of
+    the first one without a `Problem`; it is None where that is not enough, and returns None if it refuses the data.
+    """
+
+    backends: tuple[Backend, ...]
+    direct: Direct | None
+
+    def choose(self, problem: Problem) -> Backend:
+        """Return the backend for a problem of the signature."""
+        return next((each for each in self.backends[:-1] if not each.refuses_data(problem)), self.backends[-1])
+
+
+_ROUTES: dict[Hashable, Route] = {}
+_MOST = 4096  # the number of routes that are stored
+
+
+def stored(signature: Hashable) -> Route | None:
+    """Return the stored route of calls with this signature, or None."""
+    return _ROUTES.get(signature)
+
+
+def store(signature: Hashable, problem: Problem, given: bool) -> Route:
+    """Store and return the route of a problem; `given` if its tensors are the caller's own, not views of them."""
+    backends: list[Backend] = []
+    for backend in BACKENDS.values():
+        if backend.refuses_but_for_data(problem) is None and backend.not_worth_it(problem) is None:
+            backends.append(backend)
+            if not backend.inspects:
+                break
+    direct = getattr(backends[0].module, "direct", None)
+    plain = given and not problem.empty and problem.request is None
+    if len(_ROUTES) >= _MOST:
+        _ROUTES.clear()
+    route = Route(tuple(backends), direct(problem) if plain and direct is not None else None)
+    _ROUTES[signature] = route
+    return route
+
+
 def choose(problem: Problem, name: str, refused: dict[str, str]) -> Backend:
     """Return the backend for a problem; the reasons of refused backends are added to `refused`."""
     if name != "auto":
@@ -128,56 +176,3 @@ def _named(problem: Problem, name: object) -> Backend:
     if reason := BACKENDS[name].refuses(problem):
         raise ValueError(f"backend {name!r} cannot serve this call: {reason}")
     return BACKENDS[name]
-
-
-def plain(query: Tensor, key: Tensor, value: Tensor, score: object, normalize: object, mask: object) -> Tensor | None:
-    """Return the output of a simple call by the kernel that the table would choose; None where the table must decide.
-
-    A simple call is softmax of scaled dot products with equal shapes and no mask or a band; on CUDA also additive
-    scores without a mask.
-    """
-    if type(normalize) is not Softmax or not type(query) is type(key) is type(value) is Tensor or transformed():
-        return None
-    if not query.layout == key.layout == value.layout == torch.strided or query.is_nested or key.is_nested:
-        return None
-    if type(score) is Additive and mask is None and query.is_cuda:
-        return additive.directly(query, key, value, score)
-    if type(score) is not ScaledDot or score.softcap is not None:
-        return None
-    if mask is not None and type(mask) is not Band:
-        return None
-    shape, keys = query.shape, key.shape
-    if (
-        len(shape) != 4
-        or keys != value.shape
-        or shape[:2] != keys[:2]
-        or shape[3] != keys[3]
-        or 0 in shape
-        or 0 in keys
-    ):
-        return None
-    if not query.dtype == key.dtype == value.dtype or query.dtype not in FLOATS:
-        return None
-    if not query.device == key.device == value.device:
-        return None
-    if query.is_cuda and short.many(query, keys[2]):
-        return None
-    if mask is None:
-        if keys[2] < sdpa.FEW and not query.is_cuda and not _finite(query, key):
-            return None
-        return torch_sdpa.attend(query, key, value, scale=score.scale)
-    assert isinstance(mask, Band)
-    if mask.low is None and mask.high == 0:
-        if not query.is_cuda and not _finite(query, key, value):
-            return None
-        return torch_sdpa.attend(query, key, value, is_causal=True, scale=score.scale)
-    if mask.low is None or mask.high is None or shape != keys or not query.is_cuda:
-        return None
-    return flex.directly(query, key, value, mask.low, mask.high, score.scale)
-
-
-def _finite(*tensors: Tensor) -> bool:
-    """Return whether the values can be inspected and hold no NaN or Inf, which a kernel might carry past a mask."""
-    if tensors[0].device.type != "cpu" or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
-        return False  # autocast would change the values
-    return quickly_finite(*tensors)

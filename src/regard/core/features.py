@@ -77,14 +77,19 @@ class PerformerFeatures:
         dtype, device = self.projection.dtype, self.projection.device
         return self.draw(size, count, orthogonal=self.orthogonal, generator=generator, dtype=dtype, device=device)
 
-    def log_features(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... m"]:
-        """Return the logarithms of the features, w·x' − |x'|²/2 − ½ ln m."""
-        count, size = self.projection.shape
+    def check(self, x: Float[Tensor, "... d"]) -> None:
+        """Raise if these vectors have another size or device than the directions."""
+        size = self.projection.shape[1]
         if x.shape[-1] != size:
             raise ValueError(f"features are drawn for vectors of size {size}, got size {x.shape[-1]}")
         if x.device != self.projection.device:
             raise ValueError(f"features are on {self.projection.device}, the vectors on {x.device}: draw(…, device=)")
-        rows = x.reshape(math.prod(x.shape[:-1]), size) / size**0.25  # flattened, for one matrix product
+
+    def log_features(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... m"]:
+        """w·x' − |x'|²/2 − ½ ln m."""
+        self.check(x)
+        count, size = self.projection.shape
+        rows = x.reshape(math.prod(x.shape[:-1]), size) / size**0.25  # one product of matrices, whatever axes lead
         logs = rows @ self.projection.to(x.dtype).mT
         # A squared length that overflows (|x| ≈ 1e19 in float32) would give −inf here, and 0 / 0 in the quotient.
         most = torch.finfo(x.dtype).max / 8

@@ -15,7 +15,7 @@ above 0. Features without logarithms are divided by the largest of each query's,
 
 import math
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -85,8 +85,17 @@ def linear_attention(
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be True or False, got {said(causal)}")
     problem, given = _checked(query, key, value, mask)
-    if isinstance(features, EluFeatures) and linear_kernel.serves(problem):
-        return linear_kernel.attend(problem, causal)
+    if features is None:
+        features = default_features(problem.query.shape[-1], problem.dtype, problem.device)
+    if linear_kernel.serves(problem, features, causal):
+        return linear_kernel.attend(problem, features, causal)
+    if linear_kernel.blocks_serve(problem, given, features, causal):
+        with _without_autocast(problem.device):
+            output = linear_kernel.attend_in_blocks(
+                problem, features, CHUNK if causal else None, ROWS, _general(features, causal)
+            )
+        if output is not None:
+            return output
     return _attend(problem, given, None, features, causal)[0]
 
 
@@ -103,6 +112,11 @@ def linear_step(
     if queries != keys:
         raise ValueError(f"query has {queries} positions, key has {keys}: a step brings as many of each")
     return _attend(problem, given, state, features, True)
+
+
+def _general(features: Features, causal: bool) -> Callable[..., Tensor]:
+    """Return the path for every feature map, as a function of query, key and value."""
+    return lambda query, key, value: _attend(*_checked(query, key, value, None), None, features, causal)[0]
 
 
 # The forward passes. Inside, queries are (…, g, q, r, d): the r query heads that share a key head are adjacent.
@@ -125,7 +139,7 @@ def _attend(
     if keep is not None:
         # A query with nothing to attend must not affect any result, even if it is NaN.
         query = torch.where(filled(keep, query.shape[-3], causal)[..., None, None], query, 0)
-    with torch.autocast(problem.device.type, enabled=False) if _autocasting(problem.device) else nullcontext():
+    with _without_autocast(problem.device):
         output, state = _segments(state, query, key, value, keep, features, causal)
     output = output.movedim(-2, -3).flatten(-4, -3).to(problem.query.dtype)
     output = output.expand(*problem.shape[:-1], -1)
@@ -402,6 +416,10 @@ def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _autocasting(device: torch.device) -> bool:
     return device.type in ("cpu", "cuda", "mps", "xpu") and torch.is_autocast_enabled(device.type)
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    return torch.autocast(device.type, enabled=False) if _autocasting(device) else nullcontext()
 
 
 def _once(x: Tensor, given: Tensor) -> Tensor:

@@ -1,32 +1,53 @@
-"""Linear attention with elu features by a Triton kernel; `linear` computes the same for every device and feature
-map."""
+"""Linear attention with elu or Performer features: by kernels on CUDA, by blocks of matrix products on the CPU.
+
+`linear` serves every device and feature map.
+"""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from regard.core.features import EluFeatures, Features, PerformerFeatures
 from regard.core.linear_masks import filled, kept_keys
 from regard.core.problem import HALF, Problem
 from regard.core.transforms import transformed
+from regard.kernels import linear_blocks
 from regard.kernels.availability import TRITON
 
-_SIZE = 128  # the largest key and value size: their sum, a matrix, is held in registers
-_PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
+_SIZE = 128  # of keys and values: their sum, a matrix, lies in registers
+_CHUNK, _SUMS = 64, 4 << 30  # positions of a causal chunk, and bytes of the sums of all chunks
+_PROGRAMS = 65_535  # on the second axis of a launch
 
 
-def serves(problem: Problem) -> bool:
-    """Return whether the kernel can compute this call."""
+def serves(problem: Problem, features: Features, causal: bool) -> bool:
+    """Do the kernels compute this call?"""
     if problem.device.type != "cuda" or not TRITON or torch.compiler.is_compiling() or transformed():
         return False
     if problem.query.dtype not in (*HALF, torch.float32) or problem.empty or problem.value.shape[-1] == 0:
         return False
-    heads = problem.query[..., 0, 0].numel()
-    return max(problem.query.shape[-1], problem.value.shape[-1]) <= _SIZE and heads <= _PROGRAMS
+    if isinstance(features, PerformerFeatures):
+        count = features.projection.shape[0]
+        if features.projection.requires_grad:
+            return False
+    elif isinstance(features, EluFeatures):
+        count = problem.query.shape[-1]
+    else:
+        return False
+    heads, size = problem.query[..., 0, 0].numel(), problem.value.shape[-1]
+    chunks = problem.shape[-1] // _CHUNK if causal else 0
+    fits = heads * chunks * count * size * 4 <= _SUMS
+    return fits and max(problem.query.shape[-1], size) <= _SIZE and heads <= _PROGRAMS
 
 
-def attend(problem: Problem, causal: bool) -> Tensor:
-    """Return the output, (…, h, q, e)."""
-    from regard.kernels.triton.linear_attention import linear_attention  # imported here, because it imports Triton
+def attend(problem: Problem, features: Features, causal: bool) -> Tensor:
+    """The output, (…, h, q, e)."""
+    from regard.kernels.triton.linear.operator import linear_attention  # imports Triton: only where it is used
 
+    projection = None
+    if isinstance(features, PerformerFeatures):
+        features.check(problem.query)
+        projection = features.projection
     query, key, value, keep = problem.query, problem.key, problem.value, kept_keys(problem)
     if keep is not None:
         if keep.shape[-2] > 1 and problem.group > 1:  # query heads that share a key head have different masks
@@ -38,5 +59,59 @@ def attend(problem: Problem, causal: bool) -> Tensor:
         seen = query.shape[-2]
         key, value, keep = key[..., :seen, :], value[..., :seen, :], None if keep is None else keep[..., :seen]
     rows, keys, values = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, value))
-    output = linear_attention(rows, keys, values, keep, causal).reshape(*problem.shape[:-1], value.shape[-1])
+    output = linear_attention(rows, keys, values, keep, projection, causal)
+    output = output.reshape(*problem.shape[:-1], value.shape[-1])
+    return output.squeeze(0) if problem.headless else output
+
+
+def blocks_serve(problem: Problem, given: tuple[Tensor, ...], features: Features, causal: bool) -> bool:
+    """Do the blocks of matrix products on the CPU compute this call?"""
+    if problem.device.type != "cpu" or problem.group > 1 or problem.empty:
+        return False
+    performer = isinstance(features, PerformerFeatures)
+    if performer and (features.projection.requires_grad or problem.mask is not None):
+        return False
+    if not performer and not isinstance(features, EluFeatures):
+        return False
+    if torch.compiler.is_compiling() or transformed() or problem.value.shape[-1] == 0:
+        return False
+    queries, keys = problem.shape[-2:]
+    own = all(
+        t.numel() == whole.numel() for t, whole in zip(given, (problem.query, problem.key, problem.value), strict=True)
+    )
+    own = own and all(type(t) in (Tensor, torch.nn.Parameter) for t in given)
+    fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None  # nothing holds numbers
+    return own and not fake and problem.query.dtype != torch.float16 and (queries == keys or not causal)
+
+
+def attend_in_blocks(
+    problem: Problem, features: Features, chunk: int | None, rows: int, general: Callable[..., Tensor]
+) -> Tensor | None:
+    """The output, (…, h, q, e), causal with a `chunk`; None where the numbers are too large or too small for it.
+
+    A causal pass computes the rows before the first such number in blocks and the others by `general`, so that later
+    positions do not change one bit of earlier ones.
+    """
+    query, key, value, keep = problem.query, problem.key, problem.value, kept_keys(problem)
+    if keep is not None:  # elu + 1 of −inf is 0
+        key, value = torch.where(keep.unsqueeze(-1), key, -torch.inf), torch.where(keep.unsqueeze(-1), value, 0)
+    query, key, value = (t.reshape(-1, *t.shape[-2:]) for t in (query, key, value))
+    maps: linear_blocks.Map = linear_blocks.Elu(query.shape[-1])
+    if isinstance(features, PerformerFeatures):
+        features.check(query)
+        maps = linear_blocks.Performer(features.projection, query.dtype)
+    size = chunk or 64
+    step = max(1, rows * 64 // (query.shape[0] * size * max(64, maps.count))) * size
+    output, divisor = linear_blocks.linear_attention(maps, query, key, value, chunk, step, general)
+    constants = query.detach(), key.detach(), value.detach(), divisor
+    if not linear_blocks.sound(maps, *constants):
+        first = 0 if chunk is None else linear_blocks.sound_rows(maps, *constants)
+        if first == 0:
+            return None
+        early = torch.arange(query.shape[-2]).unsqueeze(-1) < first
+        rest = general(query, key, value)[:, first:]
+        query, key, value = (torch.where(early, t, 0) for t in (query, key, value))
+        output, _ = linear_blocks.linear_attention(maps, query, key, value, chunk, step, general)
+        output = torch.cat([output[:, :first], rest], 1)
+    output = output.reshape(*problem.shape[:-1], value.shape[-1])
     return output.squeeze(0) if problem.headless else output

@@ -1,7 +1,8 @@
 """Local attention (Luong et al. 2015, section 3.2): a position is chosen first, then a window around it is attended.
 
 The position may be learned, and differ for every query: only the keys in the window are gathered and scored, so time
-and memory are O(q · window) whatever the length of the memory.
+and memory are O(q · window) whatever the length of the memory. Over a short memory on the CPU, all pairs are scored
+instead, which takes less time than the copies.
 """
 
 import math
@@ -10,11 +11,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.core import sharding
+from regard.core import attention, sharding
 from regard.core.attention import AnyScore, Attended, gathered_attention
 from regard.core.masks import check_lengths, extent
+from regard.core.nonfinite import finite
+from regard.core.normalizers import masked_softmax
 from regard.core.requests import full
-from regard.core.scores import ScaledDot
+from regard.core.scores import ScaledDot, Score
+from regard.core.transforms import transformed
 
 
 def local_attention(
@@ -58,6 +62,8 @@ def local_attention(
     end = keys if lengths is None else lengths.reshape(*lengths.shape, *(1,) * (position.ndim - lengths.ndim))
     allowed = (position >= 0) & (position < end) & (position <= centre.detach().unsqueeze(-1) + reach)
     inside = position.clamp(0, max(0, keys - 1))
+    if isinstance(score, Score) and _dense_is_faster(query, key, value, centre, reach, score):
+        return _dense(query, key, value, centre, position, allowed, end, reach, score, gaussian)
     near_key, near_value = (_gathered(tensor, inside) for tensor in (key, value))
     # Each query now has its own keys: (…, h, q, 1, d) against (…, h, q, window, d).
     found = gathered_attention(
@@ -70,6 +76,44 @@ def local_attention(
         weights = weights * torch.exp((position - centre.unsqueeze(-1)).square() * (-2.0 / reach**2)).to(weights.dtype)
     safe = torch.where(allowed.unsqueeze(-1), near_value, 0)  # excludes even 0 · NaN of values outside of the window
     return Attended((weights.unsqueeze(-2) @ safe).squeeze(-2), weights)
+
+
+def _dense_is_faster(query: Tensor, key: Tensor, value: Tensor, centre: Tensor, reach: int, score: Score) -> bool:
+    """Return whether scores of all pairs take less time than keys and values copied for each query: on the CPU, where
+    non-finite values can be inspected, which a product would carry out of a window."""
+    plain = type(query) is type(key) is type(value) is Tensor and query.device.type == "cpu"
+    if not plain or attention.listeners or torch.compiler.is_compiling() or transformed():
+        return False
+    if torch.is_autocast_enabled("cpu") or 0 in (*query.shape, *key.shape, *value.shape):
+        return False
+    window, keys = 2 * reach + 1, key.shape[-2]
+    near = 4 * window if score.why_no_product() else window * min(query.shape[-1], value.shape[-1]) // 2
+    return keys <= near and finite(query, key, value, centre)
+
+
+def _dense(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    centre: Tensor,
+    position: Tensor,
+    allowed: Tensor,
+    end: Tensor | int,
+    reach: int,
+    score: Score,
+    gaussian: bool,
+) -> Attended:
+    """Compute the same from the scores of all pairs, masked outside of each window."""
+    score.check(query, key)
+    place = torch.arange(key.shape[-2], device=key.device)
+    near = (place >= position[..., :1]) & (place < end) & (place <= centre.detach().unsqueeze(-1) + reach)
+    exact = torch.promote_types(query.dtype, torch.float32)
+    weights = masked_softmax(score(query.to(exact), key.to(exact)), near)
+    if gaussian:
+        weights = weights * torch.exp((place - centre.unsqueeze(-1)).square() * (-2.0 / reach**2)).to(exact)
+    output = (weights @ value.to(exact)).to(value.dtype)
+    inside = position.clamp(0, key.shape[-2] - 1)
+    return Attended(output, torch.where(allowed, weights.gather(-1, inside), 0).to(value.dtype))
 
 
 def _gathered(tensor: Tensor, position: Tensor) -> Tensor:

@@ -433,10 +433,11 @@ def _integers(values: Tensor | Sequence[int] | int, name: str) -> Tensor:
 
 
 def _extent(ids: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
-    """Return smallest and largest id of each block."""
-    low = [part.amin(-1) for part in _parts(ids, -1, edges)]
-    high = [part.amax(-1) for part in _parts(ids, -1, edges)]
-    return torch.stack(low, -1), torch.stack(high, -1)
+    """Smallest and largest id of each block; the edges are not read on the host, which might have to wait for them."""
+    block = torch.bucketize(torch.arange(ids.shape[-1], device=ids.device), edges[1:], right=True).expand(ids.shape)
+    blocks = ids.new_zeros(*ids.shape[:-1], edges.shape[0] - 1)
+    low, high = (blocks.scatter_reduce(-1, block, ids, kind, include_self=False) for kind in ("amin", "amax"))
+    return low, high
 
 
 def _extent_2d(tensor: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor]:

@@ -36,16 +36,22 @@ def needs_cleaning(problem: Problem) -> bool:
         return False
     if _unreadable(problem) or isinstance(problem.score, Custom):
         return True  # always clean: values cannot be inspected, or the caller's score may not accept them
-    limit = math.sqrt(torch.finfo(problem.dtype).max) / 256
     try:
-        if not (_largest(problem.key) < limit and _largest(problem.query) < limit):
-            return True
-        # In the forward pass values are only multiplied by weights, so being finite suffices and is faster to test.
-        return not (_largest(problem.value) < limit if problem.differentiated else _finite(problem.value))
+        return not harmless(problem.query, problem.key, problem.value, problem.differentiated)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:  # raised under vmap and for fake tensors
         return True
+
+
+def harmless(query: Tensor, key: Tensor, value: Tensor, differentiated: bool) -> bool:
+    """Return whether all values are finite and none is so large that its products overflow."""
+    dtype = torch.float32 if query.dtype in HALF else query.dtype
+    limit = math.sqrt(torch.finfo(dtype).max) / 256
+    if not (_largest(key) < limit and _largest(query) < limit):
+        return False
+    # In the forward pass values are only multiplied by weights, so being finite suffices and is faster to test.
+    return _largest(value) < limit if differentiated else _finite(value)
 
 
 def _unreadable(problem: Problem) -> bool:
@@ -60,29 +66,30 @@ def _largest(tensor: Tensor) -> float:
     tensor = tensor.detach()
     # aminmax is one pass, but on non-contiguous float32, such as part of a cache, it is ten times slower than two.
     low, high = tensor.aminmax() if tensor.is_contiguous() else (tensor.amin(), tensor.amax())
-    return float(torch.maximum(-low, high))
+    least = low.item()
+    return least if math.isnan(least) else max(-least, high.item())
 
 
 def _finite(tensor: Tensor) -> bool:
     if tensor.dtype in HALF:  # sums in half precision are slow
         return math.isfinite(_largest(tensor))
-    return quickly_finite(tensor) or bool(tensor.isfinite().all())
+    # A sum is fast to compute, and non-finite if any term is; a sum of finite terms may also overflow.
+    return math.isfinite(tensor.detach().sum(dtype=torch.float32).item()) or bool(tensor.isfinite().all())
 
 
 def all_finite(problem: Problem) -> bool:
     """Return whether there is no NaN or Inf; False if values cannot be inspected."""
     try:
-        return all(_finite(t) for t in (problem.query, problem.key, problem.value))
+        return finite(problem.query, problem.key, problem.value)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:  # raised under vmap and for fake tensors
         return False
 
 
-def quickly_finite(*tensors: Tensor) -> bool:
-    """Return whether all values are certainly finite: their sum is fast to compute, and is non-finite if any value
-    is."""
-    return math.isfinite(sum(float(t.detach().sum(dtype=torch.float32)) for t in tensors))
+def finite(*tensors: Tensor) -> bool:
+    """Return whether no tensor holds NaN or Inf."""
+    return all(_finite(tensor) for tensor in tensors)
 
 
 def cleaned(problem: Problem) -> tuple[Problem, Tensor | None]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.core import sharding
 from regard.core.biases import Bias, as_bias
 from regard.core.custom import Custom
+from regard.core.mask_cache import aligned, stored
 from regard.core.masks import Mask, as_mask
 from regard.core.normalizers import Hard, Normalizer
 from regard.core.requests import LogSumExp, Request
@@ -156,19 +157,57 @@ def build(
     headless = max(query.ndim, key.ndim, value.ndim) == 2
     query, key, value = _common_axes(query, key, value)
     score = _as_score(score, query, key)
-    shape = (*query.shape[:-1], key.shape[-2])
     if weights is not None:
-        weights.check(shape[-2])
+        weights.check(query.shape[-2])
+    return _assembled(query, key, value, score, normalize, mask, bias, dropout, weights, generator, headless)
+
+
+def rebuild(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score: Score,
+    normalize: Normalizer,
+    mask: Mask | Tensor | None,
+    bias: Bias | Tensor | None,
+    dropout: float,
+    weights: Request | None,
+) -> Problem:
+    """Do what `build` does for a call whose signature was checked before: only values, such as lengths, are checked."""
+    headless = max(query.ndim, key.ndim, value.ndim) == 2
+    query, key, value = _common_axes(query, key, value)
+    return _assembled(query, key, value, score, normalize, mask, bias, dropout, weights, None, headless)
+
+
+def _assembled(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score: Score,
+    normalize: Normalizer,
+    mask: Mask | Tensor | None,
+    bias: Bias | Tensor | None,
+    dropout: float,
+    weights: Request | None,
+    generator: torch.Generator | None,
+    headless: bool,
+) -> Problem:
+    """Return the problem, with mask and bias in the shape of its scores."""
+    shape = (*query.shape[:-1], key.shape[-2])
     if mask is not None:
-        mask = as_mask(mask).on(query.device)
+        mask = aligned(as_mask(mask), shape, query.device)
         _check_devices("mask", mask.tensors(), query)
-        mask = mask.aligned(shape)
     if bias is not None:
-        bias = as_bias(bias).on(query.device)
+        bias = _placed(as_bias(bias), query.device)
         _check_devices("bias", bias.tensors(), query)
         bias = bias.aligned(shape)
     problem = Problem(query, key, value, score, normalize, mask, bias, dropout, weights, generator, headless=headless)
     return replace(problem, sample=samples(problem)) if isinstance(normalize, Hard) else problem
+
+
+def _placed(bias: Bias, device: torch.device) -> Bias:
+    """Return the bias with numbers that were not given as a tensor on the device; they are copied once."""
+    return stored(bias, device, "placed", lambda: bias.on(device)) if bias.plain else bias
 
 
 def check_normalizer(normalize: object) -> Normalizer:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from regard.core import summaries
+from regard.core import kernel_scores, summaries
 from regard.core.backward_checks import Unchanged
 from regard.core.custom import Custom
 from regard.core.nonfinite import cleaned
@@ -33,7 +33,7 @@ def weights(problem: Problem, chosen: Tensor | None, lse: Tensor | None = None) 
     assert request is not None
     if summaries.serves(problem):
         return summaries.weights(problem, lse)
-    problem, _ = cleaned(problem)
+    problem, _ = cleaned(kernel_scores.by_kernel(problem))
     queries = problem.shape[-2]
     if isinstance(request, Full):
         return _rows(problem, all_of(queries), chosen)
@@ -56,6 +56,7 @@ def weights(problem: Problem, chosen: Tensor | None, lse: Tensor | None = None) 
 
 def working_bytes(problem: Problem) -> int:
     """Return the bytes of scores, weights and results of one block of rows, or of all requested rows."""
+    problem = kernel_scores.by_kernel(problem)
     rows = rows_asked(problem)
     if not isinstance(problem.request, (Full, Rows)):
         rows = min(rows, _block_rows(problem))

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.core.masks import integer
+from regard.core.transforms import forwards
 
 
 class Top(NamedTuple):
@@ -88,6 +89,8 @@ class Entropy(Request):
     """The request for the entropy, −Σ w ln w."""
 
     def of(self, weights: Float[Tensor, "*lead q k"]) -> Tensor:
+        if not (weights.requires_grad and torch.is_grad_enabled()) and not forwards():
+            return torch.special.entr(weights).sum(-1)
         # The logarithm of 1 replaces ln 0, in the value and in the gradient.
         return -(weights * torch.where(weights > 0, weights, 1).log()).sum(-1)
 

@@ -14,6 +14,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.core.transforms import transformed
+from regard.kernels.availability import TRITON
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
@@ -173,9 +176,9 @@ def unit(x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
     if x.shape[-1] == 0:
         return x
     largest = x.detach().abs().amax(-1, keepdim=True)
-    x = x / torch.where(largest > 0, largest, 1)
-    square = (x * x).sum(-1, keepdim=True)
-    return x * torch.where(square > 0, torch.where(square > 0, square, 1).rsqrt(), 0)
+    x = x / largest.masked_fill_(largest == 0, math.inf)
+    # The norm is now 0, or at least 1.
+    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(1)
 
 
 @dataclass(frozen=True)
@@ -209,7 +212,19 @@ class Cosine(Score):
 
 def _unit_in_float(x: Tensor) -> Tensor:
     """Return unit vectors, rounded once at the end: squares in half precision would lose digits."""
+    if x.is_cuda and _by_kernel(x):
+        from regard.kernels.triton.row_norms import unit_rows  # imported here, because it imports Triton
+
+        return unit_rows(x)
     return unit(x.float()).to(x.dtype) if x.dtype in (torch.float16, torch.bfloat16) else unit(x)
+
+
+def _by_kernel(x: Tensor) -> bool:
+    """Return whether the kernel of `row_norms` takes these vectors (b, h, n, d)."""
+    if not TRITON or torch.compiler.is_compiling() or transformed() or x.dtype == torch.float64 or x.ndim != 4:
+        return False
+    fits = 0 < x.shape[-1] <= 4096 and 0 < x.shape[0] * x.shape[1] < 2**16 and x.shape[2] > 0
+    return fits and x.device.index == torch.cuda.current_device()
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,7 +266,11 @@ class Bilinear(Score):
         return (self.weight,)
 
     def as_product(self, query: Tensor, key: Tensor) -> ScaledProduct:
-        return ScaledProduct(query @ self.weight.to(query.dtype), key, 1.0)
+        weight, sizes = self.weight.to(query.dtype), self.weight.shape[-2:]
+        of_each_head = weight.ndim == 3 and query.shape[-3] != key.shape[-3]
+        if key.shape[-2] < query.shape[-2] and sizes[0] == sizes[1] and not of_each_head:
+            return ScaledProduct(query, key @ weight.mT, 1.0)  # the smaller of the two products
+        return ScaledProduct(query @ weight, key, 1.0)
 
     def why_no_product(self) -> str | None:
         return None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments
+from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments, narrowed
 from regard.core.biases import DenseBias, Rule
 from regard.core.clauses import clauses
 from regard.core.nonfinite import zero_masked_keys
@@ -76,11 +76,7 @@ def _pairs(problem: Problem, shape: tuple[int, ...]) -> Any:
         **mask_arguments(problem, lead),
     }
     numbers = bias_arguments(problem, lead)
-    (low, high), lengths, table = given.pop("band"), given["lengths"], numbers.get("relative")
-    if lengths is not None:
-        given["lengths"] = lengths.long().clamp_max(shape[-1]).int().contiguous()
-    if given["query_ids"] is not None:  # both ids need one dtype, of any width
-        wide = torch.promote_types(given["query_ids"].dtype, given["key_ids"].dtype)
-        given |= {name: given[name].to(wide).contiguous() for name in ("query_ids", "key_ids")}
+    (low, high), table = given.pop("band"), numbers.get("relative")
+    given = narrowed(given, shape[-1])
     table = None if table is None else table.contiguous()
-    return kernel_pairs(shape, low=low, high=high, **given, bias=numbers.get("bias"), table=table, dropout=0.0, seed=0)
+    return kernel_pairs(shape, low=low, high=high, **given, bias=numbers.get("bias"), table=table)

@@ -3,6 +3,8 @@
 import torch
 from torch.autograd import forward_ad
 
+_PEEK = getattr(torch._C._functorch, "peek_interpreter_stack", None)
+
 
 def transformed() -> bool:
     """Return whether a call is inside a transform.
@@ -11,8 +13,7 @@ def transformed() -> bool:
     """
     if torch.compiler.is_compiling():
         return len(_kinds()) > 0
-    levels = getattr(torch._C._functorch, "peek_interpreter_stack", None)
-    return (levels is not None and levels() is not None) or forwards()
+    return (_PEEK is not None and _PEEK() is not None) or forward_ad._current_level >= 0
 
 
 def forwards() -> bool:

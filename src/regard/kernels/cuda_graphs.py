@@ -17,6 +17,8 @@ _AGAIN = 2  # capture at the second occurrence of the same shapes: capturing cos
 _OFTEN = 32  # if the cache is full, capture at this occurrence and evict the least recently used graph
 _SHAPES = 1024  # the largest number of shapes counted
 
+recording = False  # inside `recorded`: a replay takes the device's time alone, so kernels are chosen by that
+
 
 def capture(
     work: Callable[[], Outcome], device: torch.device, *, pool: Any = None
@@ -34,6 +36,17 @@ def capture(
         finally:
             graph.capture_end()
     return graph, outcome
+
+
+@contextmanager
+def recorded() -> Iterator[None]:
+    """Mark work that is run for a graph: its first run, which compiles its kernels, and its capture."""
+    global recording
+    before, recording = recording, True
+    try:
+        yield
+    finally:
+        recording = before
 
 
 @contextmanager

@@ -183,7 +183,8 @@ class Trace:
 
         See `regard.look.rollout`.
 
-        `of` chooses layers by a name or a pattern.
+        `of` chooses layers by a name or a pattern. All chosen layers are multiplied, so choose one stack of
+        self-attention: of an encoder-decoder model `of="encoder.*"`, for example.
         """
         return rollout(
             self._chosen(of),
@@ -193,7 +194,11 @@ class Trace:
         )
 
     def save(self, path: str | Path, **options: int) -> Path:
-        """Write the trace to one safetensors file: half precision; large maps by their largest weights."""
+        """Write the trace to one safetensors file: half precision; large maps by their largest weights.
+
+        A record of more than `whole` weights (2²¹ unless given) is large: of each of its rows the file has the `top`
+        largest weights (32), and of each head a map of `overview` × `overview` cells (128).
+        """
         return write(path, self.title, self.records, self.dropped, **options)
 
     @classmethod
@@ -203,7 +208,11 @@ class Trace:
         return cls(title, records, dropped)
 
     def html(self, path: str | Path, **options: Any) -> Path:
-        """Write a standalone page: one file without network access."""
+        """Write a standalone page: one file without network access.
+
+        Options are `title`, `language` ("en" or "zh") and `batch`, the sequences that the page contains: a number or
+        several; by default all, or the first ones if the page would become too large.
+        """
         target = Path(path)
         target.write_text(self._page(**options), encoding="utf-8")
         return target

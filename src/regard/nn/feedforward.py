@@ -8,11 +8,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core.scores import float_tensor
+from regard.kernels import cuda_graphs
 from regard.kernels.availability import TRITON
 from regard.nn.argument_checks import check_sizes
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 GATED = "swiglu"
+_LARGE = 2**26  # entries from which on the device takes longer than the host
 
 
 class FeedForward(nn.Module):
@@ -58,7 +60,7 @@ class FeedForward(nn.Module):
         if self.activation == GATED:
             gate, linear = inner.chunk(2, -1)
             hidden = F.dropout(F.silu(gate) * linear, self.dropout, self.training)
-        elif self.activation == "relu" and self.training and self.dropout > 0.0 and inner.is_cuda and TRITON:
+        elif self.activation == "relu" and self.training and self.dropout > 0.0 and _fuses(inner):
             hidden = _relu_dropout(inner, self.dropout)
         else:
             hidden = F.dropout(ACTIVATIONS[self.activation](inner), self.dropout, self.training)
@@ -82,6 +84,13 @@ class FeedForward(nn.Module):
         made.inner.load_state_dict(first.state_dict())
         made.outer.load_state_dict(second.state_dict())
         return made.train(layer.training)
+
+
+def _fuses(x: Tensor) -> bool:
+    """Return whether one kernel is faster: in eager calls the host takes longer to launch it than torch's two."""
+    if not x.is_cuda or not TRITON:
+        return False
+    return torch.compiler.is_compiling() or cuda_graphs.recording or x.numel() >= _LARGE
 
 
 def _relu_dropout(x: Tensor, dropout: float) -> Tensor:

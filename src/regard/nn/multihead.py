@@ -153,7 +153,8 @@ class MultiHeadAttention(nn.Module):
     ) -> Attended:
         """Return the output of each query, (b, q, size), and the requested weights, (b, h, q, k) for all of them.
 
-        `mask` and `bias` are records, or tensors that broadcast to the scores (b, h, q, k); True = may attend.
+        `mask` and `bias` are descriptions, or tensors that broadcast to the scores (b, h, q, k); True = may attend.
+        With a cache, k counts all keys so far: descriptions are shifted by the layer, tensors are taken as they are.
         """
         if unknown:
             torch_names.refuse("MultiHeadAttention", self.forward, unknown, torch_names.LAYER_CALL)
@@ -220,7 +221,8 @@ class MultiHeadAttention(nn.Module):
         weights: Request | None,
         generator: torch.Generator | None,
     ) -> Attended:
-        score = self.score()
+        owned = self.score
+        score = owned.record if owned.weight is None else owned()
         normalize = settled(self.normalize, self.training or generator is not None)
         dropout = self.dropout if self.training else 0.0
         if isinstance(self.positions, RelativePositions) and isinstance(score, Score):

@@ -20,7 +20,7 @@ from regard.core.problem import Problem, build
 from regard.core.requests import LogSumExp, Request
 from regard.core.scores import ScaledDot
 from regard.core.transforms import transformed
-from regard.parallel import masks, ring
+from regard.parallel import block_masks, ring
 from regard.parallel.agreement import agree
 from regard.parallel.schedule import schedule
 from regard.parallel.sequences import Group, Layout, layout, positions
@@ -99,7 +99,7 @@ class Ring:
 
     def _attend(self, problem: Problem, mask: Mask | None) -> Attended:
         where = self.layout
-        mask = None if mask is None else masks.with_all_ids(mask, self.group, where)
+        mask = None if mask is None else block_masks.with_all_ids(mask, self.group, where)
         queries, keys = (length * where.size for length in problem.shape[-2:])
         plan = schedule(where, queries, keys, mask, problem.device)
         asked = isinstance(problem.request, LogSumExp)
@@ -145,7 +145,7 @@ def _checked(
         problem = dataclasses.replace(problem, bias=_checked_bias(bias, problem, whole))
     if mask is None:
         return problem, None
-    return problem, masks.checked(as_mask(mask).on(query.device), problem.shape, whole, problem.device)
+    return problem, block_masks.checked(as_mask(mask).on(query.device), problem.shape, whole, problem.device)
 
 
 def _checked_bias(bias: Bias | Tensor, problem: Problem, whole: tuple[int, ...]) -> Bias:
@@ -170,7 +170,7 @@ def _description(where: Layout, problem: Problem, mask: Mask | None) -> dict[str
         "dtype": str(problem.query.dtype),
         "score": _told(problem.score),
         "bias": "none" if problem.bias is None else _told(problem.bias),
-        "mask": "none" if mask is None else masks.described(mask),
+        "mask": "none" if mask is None else block_masks.described(mask),
         "weights": str(problem.request),
         "whether gradients are computed": "yes" if problem.differentiated else "no",
     }

@@ -22,8 +22,8 @@ from regard.core.masks import Mask
 from regard.core.merging import merge
 from regard.core.problem import Problem
 from regard.core.spans import Stretch
+from regard.parallel.block_masks import local
 from regard.parallel.exchange import Exchange, packed, room, start, unpacked
-from regard.parallel.masks import local
 from regard.parallel.schedule import Block, Schedule
 from regard.parallel.sequences import Group
 

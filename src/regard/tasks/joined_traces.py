@@ -7,11 +7,14 @@ from regard.look.trace import Trace
 from regard.look.viewer.page_data import BETWEEN
 from regard.tasks.task import Prediction, View
 
-_LONGEST = 80  # number of characters of an answer in the name of its map
+_LONGEST = 80  # number of characters of a title in the name of a map
 
 
 def joined_trace(predictions: Sequence[Prediction], view: View, title: str | None = None) -> Trace | None:
-    """Return the maps of all predictions, named by number and answer; None if no model has attention."""
+    """Return the maps of all predictions, named by number and title (the answer; in `vqa` the question and the answer).
+
+    None where no model has attention.
+    """
     records: list[Record] = []
     dropped: list[str] = []
     for number, prediction in enumerate(predictions):
@@ -19,8 +22,8 @@ def joined_trace(predictions: Sequence[Prediction], view: View, title: str | Non
         if trace is None:
             continue
         dropped += [f"{number}. {text}" for text in trace.dropped]
+        heading = trace.title if len(trace.title) <= _LONGEST else f"{trace.title[:_LONGEST]}…"
         for record in trace.records:
-            answer = prediction.answer if len(prediction.answer) <= _LONGEST else f"{prediction.answer[:_LONGEST]}…"
-            record.name = f"{number}. {answer}" + (f"{BETWEEN}{record.name}" if len(trace.records) > 1 else "")
+            record.name = f"{number}. {heading}" + (f"{BETWEEN}{record.name}" if len(trace.records) > 1 else "")
             records.append(record)
     return Trace(title or view.title, records, dropped, parts=view.parts) if records else None

@@ -71,7 +71,7 @@ class Captured:
         held = type(batch)(*(getattr(batch, field.name).to(self._device).clone() for field in fields(batch)))
         before = [gradient.clone() for gradient in self._places.values()]
         try:
-            with _no_waiting():
+            with _no_waiting(), cuda_graphs.recorded():
                 found = self._plain(held)
         except torch.OutOfMemoryError:
             raise
@@ -84,7 +84,8 @@ class Captured:
             return self._plain(batch)
         if self._gradients().keys() == self._places.keys():  # otherwise this batch used other parameters than the first
             torch.cuda.empty_cache()  # a graph has its own memory and cannot use the cached blocks
-            graph, outputs = cuda_graphs.capture(lambda: self._plain(held), self._device, pool=self._pool)
+            with cuda_graphs.recorded():
+                graph, outputs = cuda_graphs.capture(lambda: self._plain(held), self._device, pool=self._pool)
             self._pool = graph.pool()
             self._graphs[shapes] = _Graph(graph, held, outputs)
         return found

@@ -5,7 +5,8 @@ The files:
 - `reference`: the specification, in torch operations over the whole matrix;
 - `sdpa`: torch's fused kernels, called through `torch_sdpa`; `banded`: windows by the same kernels; `flash`: with the
   log-sum-exp on the CPU;
-- `flex`: FlexAttention on CUDA, and our kernel for windows;
+- `flex`: FlexAttention on CUDA, and the kernel for plain windows; `ranges`: the kernel for bands, lengths, segments and
+  ALiBi;
 - `short`: short sequences on CUDA;
 - `additive`: additive scores, on the CPU and on CUDA;
 - `blocked`: any mechanism in blocks; `block_grid`: how the score matrix is cut; `online_normalizers`: normalisers that

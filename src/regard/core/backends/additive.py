@@ -1,8 +1,9 @@
 """Additive attention without a tanh for each pair and without the hidden layer of all pairs in memory.
 
-On the CPU, `blocked` runs with the score in its exponential form, compiled where there is a C compiler; any normaliser,
-mask and bias is supported. Calls too small to compile for use the logistic form. On CUDA, Triton kernels compute
-softmax attention: the exponential form in float32, a sine series on the tensor cores in half precision.
+On the CPU the blocks of `blocked` with the score in its exponential form, compiled where there is a C compiler: any
+normaliser, mask and bias; where that would not be worth compiling, the logistic form. On CUDA Triton kernels from rows
+to output, for softmax: small and middle sizes store their scores, a tanh for each pair and hidden unit; large ones take
+the exponential form in float32, a sine series on the tensor cores in half precision.
 """
 
 import math
@@ -14,14 +15,17 @@ from torch import Tensor
 
 from regard.core import recompute
 from regard.core.backends import blocked, decoding_step, reference
-from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments
-from regard.core.backends.result import Result
+from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments, mask_pairs
+from regard.core.backends.result import Direct, Result
 from regard.core.biases import DenseBias, Rule
 from regard.core.clauses import clauses
+from regard.core.mask_cache import stored
+from regard.core.masks import Mask
 from regard.core.problem import HALF, Problem
 from regard.core.requests import LogSumExp
 from regard.core.scores import Additive
 from regard.kernels.additive import exponential, logistic, pair_loops
+from regard.kernels.additive.small_calls import stores_scores
 from regard.kernels.availability import TRITON
 
 NAME = "additive"
@@ -88,12 +92,20 @@ def not_worth_it(problem: Problem) -> str | None:
 
 
 def working_bytes(problem: Problem) -> int:
-    """Return the working memory: on the CPU of a block of scores, on CUDA of the features of all rows."""
+    """On the CPU a block of scores, however many features (the logistic form: all of few); on CUDA rows' features.
+
+    Small calls on CUDA store their scores instead.
+    """
     if problem.device.type == "cpu":
         if _logistic_serves(problem):
             return (reference if blocked.not_worth_it(problem) else blocked).working_bytes(problem)
         return blocked.working_bytes(_exponential(problem))
-    columns = 32 if problem.query.dtype in HALF else 2  # columns per hidden unit: sines and cosines of 16 harmonics
+    assert isinstance(problem.score, Additive)
+    *lead, heads, queries, keys = problem.shape
+    size = problem.query.shape[-1]
+    if stores_scores((math.prod(lead), heads, queries, size), (1, 1, keys), problem.score.activation, "auto"):
+        return math.prod(problem.shape) * 4
+    columns = 32 if problem.query.dtype in HALF else 2  # of each hidden unit: sines and cosines of 16 harmonics
     return (problem.query.numel() + problem.key.numel()) * columns * problem.query.element_size()
 
 
@@ -155,33 +167,50 @@ def _exponential(problem: Problem) -> Problem:
     return replace(problem, score=Exponential(problem.score.weight, build=_builds(problem)))
 
 
-def directly(query: Tensor, key: Tensor, value: Tensor, score: Additive) -> Tensor | None:
-    """Compute an unmasked call without building a `Problem`, if `attend` would run the same kernels; else return None.
+def direct(problem: Problem) -> Direct | None:
+    """Return a function that runs the kernel alone for all calls with the signature of this one.
 
-    The tensors are on CUDA.
+    Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
     """
-    weight, shape = score.weight, query.shape
-    if (
-        not query.dim() == key.dim() == value.dim() == 4
-        or shape[:2] != key.shape[:2]
-        or key.shape[:3] != value.shape[:3]
-    ):
+    if problem.device.type != "cuda" or problem.bias is not None or problem.dropout > 0.0 or _is_step(problem):
         return None
-    if shape[3] != key.shape[3] or weight.shape not in (shape[3:], (shape[1], shape[3])):
+    query, key, value = problem.query, problem.key, problem.value
+    if query.ndim != 4 or value.shape[-1] == 0 or not query.dtype == key.dtype == value.dtype:
         return None
-    if 0 in shape or 0 in key.shape or value.shape[3] == 0 or shape[2] <= decoding_step.MOST:
+    assert isinstance(problem.score, Additive)
+    weight = problem.score.weight
+    if (weight.ndim == 2 and len(weight) != query.shape[1]) or weight.dtype == torch.float64:
         return None
-    if not query.dtype == key.dtype == value.dtype or query.dtype not in (*HALF, torch.float32):
-        return None
-    if not query.device == key.device == value.device == weight.device:
-        return None
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda") or not TRITON:
-        return None
-    if query.device.index != torch.cuda.current_device():
-        return None
+    if stores_scores(query.shape, key.shape, problem.score.activation, "auto"):
+        return _direct_stored(problem.shape)
+    return None if problem.masked or problem.group > 1 else _direct_large
+
+
+def _direct_stored(shape: tuple[int, ...]) -> Direct:
+    """Return the function for calls that store their scores; what a mask becomes is stored with the mask."""
+    from regard.kernels.triton.additive.operator import stored_attention  # imported here, because it imports Triton
+    from regard.kernels.triton.additive.pairs import EVERY
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Additive, mask: Any, *_: object) -> Tensor | None:
+        device, weight, pairs = query.device, score.weight, EVERY
+        if device.index != torch.cuda.current_device() or weight.stride(-1) != 1:
+            return None
+        if mask is not None:
+            if not isinstance(mask, Mask):
+                return None
+            pairs = stored(mask, device, ("additive", shape), lambda: mask_pairs(mask, shape, device))
+        return stored_attention(query, key, value, weight, pairs)
+
+    return attended
+
+
+def _direct_large(query: Tensor, key: Tensor, value: Tensor, score: Additive, *_: object) -> Tensor | None:
+    """Return the output of a call without a mask."""
     from regard.kernels.additive.fused import additive_attention  # imported here, because it imports Triton
 
-    return additive_attention(query, key, value, weight, activation=score.activation)[0]
+    if query.device.index != torch.cuda.current_device():
+        return None
+    return additive_attention(query, key, value, score.weight, activation=score.activation)[0]
 
 
 def _is_step(problem: Problem) -> bool:

@@ -28,6 +28,7 @@ from regard.core.backends.result import Result
 from regard.core.backward_checks import Unchanged, once_only
 from regard.core.biases import DenseBias
 from regard.core.custom import Custom, Swapped, leaves
+from regard.core.kernel_scores import by_kernel
 from regard.core.nonfinite import cleaned
 from regard.core.normalizers import gumbel_like
 from regard.core.problem import Problem
@@ -79,6 +80,7 @@ def attend(problem: Problem) -> Result:
 
 def run(problem: Problem) -> Result:
     """Compute attention block by block, outside of torch.compile."""
+    problem = by_kernel(problem)
     problem, marks = cleaned(problem) if problem.masked else (problem, None)
     if marks is None and _two_pass(problem) and sparse_rows.serves(problem):
         return sparse_rows.attend(problem)

@@ -1,9 +1,10 @@
 """FlexAttention on CUDA: windows, segments, ALiBi, softcaps and relative biases inside one compiled kernel.
 
-Windows without other masks, in half precision, have their own kernel.
+In half precision two kernels of our own come first: one for plain windows, and `ranges` for bands, lengths, segments
+and ALiBi together.
 
-The mask is passed twice: as a function of single pairs, and as a list of blocks that are not fully masked, from
-`Mask.coarse`, so that no n × n tensor is allocated.
+FlexAttention gets a mask twice: as a rule for single pairs, and as a list of blocks that are not fully masked, from
+`Mask.coarse`, so that no n × n tensor is allocated; both are computed once for a mask object.
 """
 
 import contextlib
@@ -15,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.core.backends import sdpa
-from regard.core.backends.result import Result
+from regard.core.backends import ranges, sdpa
+from regard.core.backends.result import Direct, Result
 from regard.core.biases import Alibi, DenseBias, Relative, Rule
 from regard.core.clauses import Clauses, clauses
+from regard.core.mask_cache import stored
 from regard.core.masks import Band, Blocks, Coarse
 from regard.core.nonfinite import zero_masked_keys
 from regard.core.problem import HALF, Problem
@@ -55,9 +57,11 @@ def refuses(problem: Problem) -> str | None:
 def not_worth_it(problem: Problem) -> str | None:
     """Return why another backend would be at least as fast, or None."""
     queries, keys = problem.shape[-2:]
+    found = clauses(problem.mask, queries, keys)
+    if ranges.serves(problem, found):
+        return None
     if min(queries, keys) < _WORTH:
         return f"under {_WORTH} queries or keys its set-up costs more than it saves"
-    found = clauses(problem.mask, queries, keys)
     sparse = found is not None and (found.low is not None or len(found.segments) > 0)
     if problem.query.dtype not in HALF and not sparse:
         if isinstance(problem.bias, (DenseBias, Relative)):
@@ -73,19 +77,28 @@ def not_worth_it(problem: Problem) -> str | None:
 
 
 def working_bytes(problem: Problem) -> int:
-    """Return the bytes of the lists of blocks."""
+    """Return the bytes of the lists of blocks; our own kernels need at most the bounds of segments."""
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if found is not None and (_narrow(problem, found) or ranges.serves(problem, found)):
+        return ranges.working_bytes(problem, found)
     queries, keys = (-(-n // _BLOCK) for n in problem.shape[-2:])
     return 16 * math.prod(problem.shape[:-3]) * queries * keys
 
 
 def kernel(problem: Problem) -> str:
-    """Return the name of the kernel: our window kernel, or torch's FlexAttention."""
+    """`window_attention` or `range_attention` of `regard.kernels.triton`, else torch's FlexAttention."""
     found = clauses(problem.mask, *problem.shape[-2:])
-    return "triton window" if found is not None and _narrow(problem, found) else "flex attention"
+    if found is not None and _narrow(problem, found):
+        return "triton window"
+    return ranges.KERNEL if ranges.serves(problem, found) else "flex attention"
 
 
 def attend(problem: Problem, *, compiled: bool = True) -> Result:
     """Compute attention by FlexAttention; without compilation it is the same function in torch operations."""
+    found = clauses(problem.mask, *problem.shape[-2:])
+    assert found is not None  # checked by refuses()
+    if compiled and ranges.serves(problem, found) and not _narrow(problem, found):
+        return ranges.attend(problem, found)
     problem = zero_masked_keys(problem)
     query, key, scale = problem.query, problem.key, 1.0
     softcap = _softcap(problem)
@@ -97,8 +110,6 @@ def attend(problem: Problem, *, compiled: bool = True) -> Result:
     lead, value = problem.query.shape[:-3], problem.value
     if len(lead) != 1:
         query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, value))
-    found = clauses(problem.mask, *problem.shape[-2:])
-    assert found is not None  # checked by refuses()
     if compiled and query.shape[-1] == problem.query.shape[-1] and _narrow(problem, found):
         return Result(_led(_by_window(query, key, value, found, scale), lead))
 
@@ -135,25 +146,29 @@ def _near(heads: int, *tensors: Tensor) -> bool:
     return heads * max(farthest, *(t.stride(-3) for t in tensors)) < 2**31
 
 
-def directly(query: Tensor, key: Tensor, value: Tensor, low: int, high: int, scale: float | None) -> Tensor | None:
-    """Compute a window without building a `Problem`, if `attend` would run the same kernel; else return None.
+def direct(problem: Problem) -> Direct | None:
+    """Return a function that runs the kernel alone for all calls with the signature of this one.
 
-    The tensors are on CUDA, of one dtype and one shape (b, h, n, d).
+    Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
     """
-    batch, heads, length, size = query.shape
-    if query.dtype not in HALF or not low <= 0 <= high <= low + _NARROW or length < _WORTH:
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if found is None or problem.query.ndim != 4 or not isinstance(problem.score, ScaledDot):
         return None
-    if low <= 1 - length or high >= length - 1:  # such a bound excludes nothing, so this is no window
-        return None
-    if size < 16 or size > 128 or size & (size - 1) or batch * heads > _PROGRAMS or not _near(heads, query, key, value):
-        return None
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda") or not TRITON:
-        return None
-    if query.device.index != torch.cuda.current_device():
+    if not _narrow(problem, found):
+        return ranges.direct(problem, problem.score) if ranges.serves(problem, found) else None
+    low, high, square = found.low, found.high, problem.query.shape == problem.key.shape
+    if low is None or high is None or not (square and low <= 0 <= high):
         return None
     from regard.kernels.triton.window_attention import window_attention  # imported here, because it imports Triton
 
-    return window_attention(query, key, value, low, high, size**-0.5 if scale is None else scale)
+    scale = problem.score.factor(problem.query.shape[-1])
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor | None:
+        if query.device.index != torch.cuda.current_device():
+            return None
+        return window_attention(query, key, value, low, high, scale)
+
+    return attended
 
 
 def _by_window(query: Tensor, key: Tensor, value: Tensor, found: Clauses, scale: float) -> Tensor:
@@ -216,7 +231,7 @@ def _score_rule(problem: Problem, softcap: float | None, lead: torch.Size) -> Ca
 
     if bias is None:
         return lambda score, b, h, i, j: capped(score)
-    offset = torch.tensor(getattr(bias, "offset", 0), device=device)
+    offset = torch.full((), getattr(bias, "offset", 0), device=device)
     heads = problem.shape[-3]
     if isinstance(bias, Alibi):
         slopes = bias.slopes.to(problem.dtype).expand(heads)
@@ -238,6 +253,12 @@ def _block_mask(problem: Problem, found: Clauses, lead: torch.Size) -> Any:
         # The compiler cannot trace through the cache.
         made = _band_mask.__wrapped__ if torch.compiler.is_compiling() else _band_mask
         return made(found.low, found.high, queries, keys, problem.device)
+    return stored(problem.mask, problem.device, ("flex", lead, problem.shape[-3:]), lambda: _made(problem, found, lead))
+
+
+def _made(problem: Problem, found: Clauses, lead: torch.Size) -> Any:
+    assert problem.mask is not None
+    queries, keys = problem.shape[-2:]
     coarse = problem.mask.coarse(Blocks(_edges(queries, problem.device), _edges(keys, problem.device)))
     return _listed_mask(coarse, lead, _pair_rule(problem, found, lead), queries, keys)
 
@@ -279,9 +300,9 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
 def _pair_rule(problem: Problem, found: Clauses, lead: torch.Size) -> Callable[..., Tensor]:
     """Return the mask function of one pair. Bounds are tensors, so that another window does not recompile."""
     device, (heads, queries, keys) = problem.device, problem.shape[-3:]
-    low, high = (
-        torch.tensor(x if x is not None else d, device=device) for x, d in ((found.low, -queries), (found.high, keys))
-    )
+    # Filled on the device: a number copied there would be waited for.
+    bounds = ((found.low, -queries), (found.high, keys))
+    low, high = (torch.full((), d if x is None else x, device=device) for x, d in bounds)
     lengths = _flat(found.lengths, lead, (heads,)) if found.lengths is not None else None
     segments = [
         (_flat(query_ids, lead, (heads, queries)), _flat(key_ids, lead, (heads, keys)))

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from regard.core.biases import DenseBias, Relative, Rule
-from regard.core.clauses import clauses
+from regard.core.clauses import Clauses, clauses
+from regard.core.masks import Mask
 from regard.core.problem import Problem
 
 
@@ -15,6 +16,31 @@ def mask_arguments(problem: Problem, lead: torch.Size) -> dict[str, Any]:
     """Return the mask as the kernels take it."""
     found = clauses(problem.mask, *problem.shape[-2:])
     assert found is not None  # the caller has checked this
+    return _clause_arguments(found, lead)
+
+
+def mask_pairs(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Any:
+    """Return the mask of a call of four axes that was checked before, as the additive kernels take it."""
+    from regard.kernels.triton.additive.operator import kernel_pairs  # imported here, because it imports Triton
+
+    found = clauses(mask.on(device).aligned(shape), *shape[-2:])
+    assert found is not None  # the caller has checked this
+    given: dict[str, Any] = dict.fromkeys(("mask", "lengths", "query_ids", "key_ids"))
+    given |= _clause_arguments(found, torch.Size(shape[:1]))
+    return kernel_pairs(shape, *given.pop("band"), **narrowed(given, shape[-1]), bias=None, table=None)
+
+
+def narrowed(given: dict[str, Any], keys: int) -> dict[str, Any]:
+    """Return the arguments with lengths of 32 bits, and ids of one dtype without gaps."""
+    if given["lengths"] is not None:
+        given["lengths"] = given["lengths"].long().clamp_max(keys).int().contiguous()
+    if given["query_ids"] is not None:  # both ids need one dtype, of any width
+        wide = torch.promote_types(given["query_ids"].dtype, given["key_ids"].dtype)
+        given |= {name: given[name].to(wide).contiguous() for name in ("query_ids", "key_ids")}
+    return given
+
+
+def _clause_arguments(found: Clauses, lead: torch.Size) -> dict[str, Any]:
     pairs: dict[str, Any] = {"band": (found.low, found.high)}
     if found.lengths is not None:
         pairs["lengths"] = found.lengths.expand(*lead, 1).reshape(-1)

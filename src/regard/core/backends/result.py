@@ -1,10 +1,14 @@
 """The record that a backend returns."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from regard.core.requests import Top
+
+# Takes query, key, value, score, mask and bias of a call; returns its output, or None if the kernel refuses the data.
+Direct = Callable[[Tensor, Tensor, Tensor, Any, Any, Any], Tensor | None]
 
 
 class Result(NamedTuple):

@@ -3,26 +3,30 @@
 Dot, scaled dot, cosine and bilinear scores are all scale · Q' K'ᵀ, so they reduce to it exactly. A causal mask becomes
 `is_causal`, a mask that is equal for all queries becomes one row, a window is computed as a band (`banded`); any other
 mask is built for a block of queries at a time, over the range of keys that the block may attend (on a GPU blocks are
-large: 2²⁶ entries of the mask).
+large: 2²⁶ entries of the mask). On the CPU padding and documents are cut into sequences, one call without a mask for
+each (`sequences`).
 """
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import summaries
-from regard.core.backends import banded, decoding_step, reference, torch_sdpa
+from regard.core.backends import banded, decoding_step, reference, sequences, torch_sdpa
 from regard.core.backends.block_grid import survey
-from regard.core.backends.result import Result
+from regard.core.backends.result import Direct, Result
 from regard.core.biases import Rule
 from regard.core.clauses import Clauses, clauses
-from regard.core.nonfinite import all_finite, needs_cleaning, zero_masked_keys
+from regard.core.mask_cache import stored
+from regard.core.masks import Dense, Mask
+from regard.core.nonfinite import all_finite, finite, harmless, needs_cleaning, zero_masked_keys
 from regard.core.problem import HALF, Problem
-from regard.core.requests import LogSumExp
-from regard.core.scores import Bilinear, ScaledDot
+from regard.core.requests import LogSumExp, Rows
+from regard.core.scores import Bilinear, ScaledDot, Score
 from regard.core.spans import Stretch, all_of, cut, take
 from regard.core.transforms import mapped
 
@@ -30,6 +34,7 @@ NAME = "sdpa"
 FEW = 16  # with fewer keys than this, torch's CPU kernels return 0 for a query of NaN
 _MASK_NUMBERS = 2**22  # entries of a mask built at a time
 _CUDA_NUMBERS = 2**26  # the same on a GPU, which needs larger blocks to be busy
+_STORED_NUMBERS = 2**20  # number of entries up to which a mask is stored
 _COLUMNS = 128  # number of keys in one step of the search for visible keys
 
 
@@ -37,17 +42,28 @@ def refuses(problem: Problem) -> str | None:
     """Return the reason why torch's kernels cannot compute the problem, or None."""
     if problem.dropout > 0.0 and problem.generator is not None:
         return "its dropout takes no generator"
-    if problem.device.type == "cpu" and not torch.compiler.is_compiling():
-        masked = problem.mask is not None or problem.bias is not None
-        if (masked or problem.shape[-1] < FEW) and mapped():
-            return (
-                "in vmap the data cannot be checked for NaN or Inf, which its kernels would carry past a mask or lose"
-            )
-        if needs_cleaning(problem):
-            return "NaN or Inf in query, key or value, or numbers near it: its kernels would carry them past the mask"
-        if problem.shape[-1] < FEW and not all_finite(problem):
-            return "NaN or Inf in query, key or value: its kernels lose them among few keys"
+    if _inspected(problem) and mapped():
+        return "in vmap the data cannot be checked for NaN or Inf, which its kernels would carry past a mask or lose"
     return None
+
+
+def refuses_data(problem: Problem) -> str | None:
+    """Why torch's kernels do not compute these numbers, if they do not."""
+    if not _inspected(problem):
+        return None
+    if problem.masked:
+        wrong = "NaN or Inf in query, key or value, or numbers near it: its kernels would carry them past the mask"
+        return wrong if needs_cleaning(problem) else None
+    if not all_finite(problem):
+        return "NaN or Inf in query, key or value: its kernels lose them among few keys"
+    return None
+
+
+def _inspected(problem: Problem) -> bool:
+    """Must the numbers be inspected, and can they be?"""
+    if problem.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return problem.masked or problem.key.shape[-2] < FEW
 
 
 def not_worth_it(problem: Problem) -> str | None:
@@ -55,6 +71,9 @@ def not_worth_it(problem: Problem) -> str | None:
     None."""
     if isinstance(problem.score, Bilinear) and problem.query.dtype == torch.float16:
         return "query times weight can overflow float16"
+    asked = problem.request is not None and not isinstance(problem.request, LogSumExp | Rows)
+    if asked and problem.device.type == "cpu" and reference.working_bytes(problem) <= reference.SMALL:
+        return "small, and weights are requested: the plain form computes them with the output"
     if plain(problem) and working_bytes(problem) > _affordable(problem.device):
         return "torch would form the whole matrix for dropout or a learned bias"
     return None
@@ -75,7 +94,7 @@ def working_bytes(problem: Problem) -> int:
     if plain(problem):
         return 2 * math.prod(problem.shape) * problem.query.element_size()
     found = clauses(problem.mask, *problem.shape[-2:])
-    if problem.bias is None and _needs_no_block(found):
+    if (problem.bias is None and _needs_no_block(found)) or _sequences(problem, found) is not None:
         return 0
     if problem.bias is None and found is not None and banded.worth_it(found, *problem.shape[-2:]):
         key_bytes = math.prod(problem.key.shape) // problem.shape[-1] * problem.key.element_size()
@@ -175,7 +194,10 @@ def attend(problem: Problem) -> Result:
         )
         return output if filled is None else torch.where(filled, output, 0)
 
-    if problem.bias is None and found is not None and _needs_no_block(found):
+    calls = _sequences(problem, found)
+    if calls is not None:
+        output = sequences.attend(query, key, value, calls, kernel)
+    elif problem.bias is None and found is not None and _needs_no_block(found):
         one_row = found.lengths is not None or bool(found.dense)
         mask = _mask(problem, all_of(1), all_of(problem.shape[-1])) if one_row else None
         both = None
@@ -195,9 +217,67 @@ def attend(problem: Problem) -> Result:
             )
             for rows, columns in visible(problem)
         ]
-        output = torch.cat(parts, -2)
+        output = parts[0] if len(parts) == 1 else torch.cat(parts, -2)
     output = output[..., :size]
     return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]), lse=lse)
+
+
+def direct(problem: Problem) -> Direct | None:
+    """Return a function that runs the kernel alone for all calls with the signature of this one.
+
+    Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
+    """
+    found, (queries, keys) = clauses(problem.mask, *problem.shape[-2:]), problem.shape[-2:]
+    if problem.query.ndim != 4 or problem.key.shape[-1] != problem.value.shape[-1]:
+        return None
+    if found is None or problem.bias is not None:
+        return None
+    causal, pairs = _is_causal_alone(found), _pairs_at_once(problem)
+    if problem.device.type == "cpu" and (found.lengths is not None or found.segments):
+        small = found.by_key or (problem.matrices * queries * keys <= _STORED_NUMBERS and not found.dense)
+        return sequences.direct(problem) if small and problem.dropout == 0.0 and found.low is None else None
+    if not causal and pairs is None and (found.banded or found.segments or found.lengths is not None or found.dense):
+        return None
+    on_cpu = problem.device.type == "cpu"
+    if causal and queries < keys and not on_cpu:  # the keys behind the last query are masked for all
+        return None
+    masked, few, learning = problem.mask is not None, keys < FEW, problem.differentiated
+    as_it_is = isinstance(problem.score, ScaledDot)
+    scale = problem.score.factor(problem.query.shape[-1]) if isinstance(problem.score, ScaledDot) else 1.0
+    options = {"dropout_p": problem.dropout, "is_causal": causal, "enable_gqa": problem.group > 1}
+    dropout, by_flash = problem.dropout, torch_sdpa.small(problem.query, problem.key, problem.value, causal)
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, _: object) -> Tensor | None:
+        if on_cpu and (not harmless(query, key, value, learning) if masked else few and not finite(query, key, value)):
+            return None
+        if by_flash and as_it_is and scale > 0 and torch.backends.cuda.flash_sdp_enabled():
+            return torch_sdpa.flash(query, key, value, dropout, causal, scale)
+        given = None if pairs is None else (mask if isinstance(mask, Tensor) else mask.tensor).reshape(pairs)
+        if as_it_is:
+            return torch_sdpa.attend(query, key, value, attn_mask=given, scale=scale, **options)
+        product = score.as_product(query, key)
+        assert product is not None  # checked by refuses()
+        return torch_sdpa.attend(product.query, product.key, value, attn_mask=given, scale=product.scale, **options)
+
+    return attended
+
+
+def _pairs_at_once(problem: Problem) -> torch.Size | None:
+    """Return the shape of a mask tensor that the CPU's kernel takes whole, as it was given, or None."""
+    mask = problem.mask
+    if not isinstance(mask, Dense) or problem.device.type != "cpu" or _rows_at_once(problem) < problem.shape[-2]:
+        return None
+    return mask.tensor.shape
+
+
+def _sequences(problem: Problem, found: Clauses | None) -> list[sequences.Packed] | None:
+    """Return the calls, one for each sequence, if lengths and ids are on the CPU and a call for each is faster."""
+    if problem.device.type != "cpu" or problem.bias is not None or problem.dropout > 0.0 or problem.empty:
+        return None
+    shape, mask = problem.shape, problem.mask
+    if mask is None or found is None or found.low is not None or found.dense:
+        return None
+    return stored(mask, problem.device, ("sequences", shape), lambda: sequences.packed(found, shape))
 
 
 def _with_log_sum_exp(problem: Problem) -> Result | None:
@@ -255,8 +335,8 @@ def visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
     rows = cut(queries, _rows_at_once(problem))
     if problem.mask is None or len(rows) < 2:
         return [(block, all_of(keys)) for block in rows]
-    columns = cut(keys, _COLUMNS)
-    some, _ = survey(problem.mask, rows, columns, problem.device)
+    mask, device, columns = problem.mask, problem.device, cut(keys, _COLUMNS)
+    some, _ = stored(mask, device, ("survey", problem.shape), lambda: survey(mask, rows, columns, device))
     spans = []
     for block, sees in zip(rows, some, strict=True):
         found = [c for c, any_seen in enumerate(sees) if any_seen] or [0]
@@ -277,7 +357,7 @@ def _rows_at_once(problem: Problem) -> int:
 
 def _mask(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
     """Return mask and bias of a block as one tensor with four axes: bool, or numbers to add."""
-    allowed = problem.mask.allowed(rows, columns, problem.device) if problem.mask is not None else None
+    allowed = None if problem.mask is None else _allowed(problem.mask, rows, columns, problem.device)
     if problem.bias is None:
         return None if allowed is None else four_axes(allowed, problem)
     # CPU kernels accept a float32 bias with half-precision queries; CUDA kernels require the queries' dtype.
@@ -288,6 +368,13 @@ def _mask(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
     elif not cpu and isinstance(problem.bias, Rule):
         numbers = numbers.contiguous()  # the CPU kernels need aligned rows
     return four_axes(numbers, problem)
+
+
+def _allowed(mask: Mask, rows: Stretch, columns: Stretch, device: torch.device) -> Tensor:
+    """Return the mask of a block; a small one is stored for the mask object."""
+    if math.prod(mask.lead()) * len(rows) * len(columns) > _STORED_NUMBERS:
+        return mask.allowed(rows, columns, device)
+    return stored(mask, device, ("allowed", rows, columns), lambda: mask.allowed(rows, columns, device))
 
 
 def four_axes(tensor: Tensor, problem: Problem) -> Tensor:

@@ -7,22 +7,27 @@ or hide keys from every query, by lengths or one by one. Masked keys are never l
 
 import functools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.core.backends import decoding_step
-from regard.core.backends.result import Result
+from regard.core.backends.result import Direct, Result
 from regard.core.clauses import clauses
+from regard.core.masks import And, Band, Dense, Padding
 from regard.core.nonfinite import zero_masked_keys
 from regard.core.problem import HALF, Problem
 from regard.core.scores import Bilinear, Dot, ScaledDot
+from regard.kernels import cuda_graphs
 from regard.kernels.availability import TRITON
 
 NAME = "short"
 _LENGTH = 64  # the largest number of queries and of keys, so that one tile holds them
 _SIZE = 128
-_HEADS = 512  # the number of heads from which on the time saved exceeds the overhead of the call
+# The number of heads from which on the time saved exceeds the overhead of the call: inside compiled functions and CUDA
+# graphs, in eager calls, and in eager calls with gradients.
+_HEADS, _EAGER, _LEARNING = 512, 2048, 8192
 
 
 def refuses(problem: Problem) -> str | None:
@@ -69,17 +74,14 @@ def not_worth_it(problem: Problem) -> str | None:
         return "a decoding step has a kernel of its own"
     found = clauses(problem.mask, *problem.shape[-2:])
     masked = found is not None and (found.lengths is not None or len(found.dense) > 0)
-    if problem.dropout == 0.0 and not masked and not many(problem.query, problem.shape[-1]):
-        return f"few: under {_HEADS} heads in all, without dropout and padding, torch's kernel is there sooner"
+    eager = not torch.compiler.is_compiling() and not cuda_graphs.recording
+    learning = eager and problem.differentiated
+    if masked or (problem.dropout > 0.0 and not learning):
+        return None
+    least = _LEARNING if learning else _EAGER if eager else _HEADS
+    if math.prod(problem.shape[:-2]) < least or problem.shape[-2] <= decoding_step.MOST:
+        return f"few: under {least} heads in all, without padding, torch's kernel starts sooner"
     return None
-
-
-def many(query: Tensor, keys: int) -> bool:
-    """Return whether there are so many short sequences (…, q, d) that the kernel is faster even without dropout and
-    padding."""
-    queries, size = query.shape[-2:]
-    fits = decoding_step.MOST < queries <= _LENGTH and keys <= _LENGTH and size <= _SIZE
-    return fits and query.dtype in HALF and math.prod(query.shape[:-2]) >= _HEADS and TRITON
 
 
 def working_bytes(problem: Problem) -> int:
@@ -115,6 +117,51 @@ def attend(problem: Problem) -> Result:
     causal = found.high is not None
     output = short_attention(query, key, value, lengths, mask, seed, product.scale, causal, problem.dropout)
     return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]))
+
+
+def direct(problem: Problem) -> Direct | None:
+    """Return a function that runs the kernel alone for all calls with the signature of this one.
+
+    Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
+    """
+    found, dropout = clauses(problem.mask, *problem.shape[-2:]), problem.dropout
+    if found is None or problem.query.ndim != 4 or not isinstance(problem.score, (Dot, ScaledDot)):
+        return None
+    if (found.lengths is not None and not _lengths_alone(problem)) or (found.dense and type(problem.mask) is not Dense):
+        return None
+    from regard.kernels.triton.short_attention import short_attention  # imported here, because it imports Triton
+
+    product = problem.score.as_product(problem.query, problem.key)
+    assert product is not None  # checked by refuses()
+    scale, causal, padded, dense = product.scale, found.high is not None, found.lengths is not None, bool(found.dense)
+    batch, keys = problem.shape[0], problem.shape[-1]
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: object, mask: Any, _: object) -> Tensor | None:
+        device, padding = query.device, _padding(mask) if padded else None
+        if device.index != torch.cuda.current_device() or (padding is not None and padding.plain):
+            return None
+        lengths = None if padding is None else padding.lengths
+        one_row = mask if isinstance(mask, Tensor) else mask.tensor if dense else None
+        one_row = one_row.expand(batch, 1, 1, keys).reshape(batch, keys) if one_row is not None else None
+        seed = torch.randint(2**31 - 1, (1,), device=device) if dropout > 0.0 else None
+        return short_attention(query, key, value, lengths, one_row, seed, scale, causal, dropout)
+
+    return attended
+
+
+def _lengths_alone(problem: Problem) -> bool:
+    """Return whether the mask is one length for each sequence, causal or not."""
+    mask = _padding(problem.mask)
+    return isinstance(mask, Padding) and mask.lengths.shape == (problem.query.shape[0], 1)
+
+
+def _padding(mask: Any) -> Any:
+    """Return the mask, or the part of it beside a band."""
+    if not isinstance(mask, And):
+        return mask
+    if isinstance(mask.left, Band):
+        return mask.right
+    return mask.left if isinstance(mask.right, Band) else mask
 
 
 def _four_axes(tensor: Tensor) -> Tensor:

@@ -9,6 +9,9 @@ the other kernels are used.
 
 They are also used for gradients of head sizes other than 64 and 128: torch 2.11's cuDNN gave NaN gradients in
 bfloat16 for 64 keys of size 96 where weights are nearly 0 or 1 (docs/experiments.md).
+
+Small calls run the flash kernel directly: there the host takes longer than the device, cuDNN's set-up on the host takes
+longer than that of the flash kernel, and its gradients need a hook in Python.
 """
 
 import functools
@@ -24,6 +27,7 @@ from regard.core.transforms import mapped, transformed
 
 _BY_CUDNN = (torch.bfloat16, torch.float16)
 _CUDNN_SIZES = (64, 128)  # head sizes whose gradients cuDNN computes correctly
+_SMALL = 2**29  # pairs times head size: up to here the host takes longer than the kernels
 _KERNELS = {1: "flash", 2: "efficient", 3: "cudnn"}  # values of torch.nn.attention.SDPBackend
 
 
@@ -32,6 +36,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     scale = options.get("scale")
     if scale is not None and scale <= 0:  # some kernels mask with −inf before scaling, which then gives +inf or NaN
         query, options["scale"] = (-query, -scale) if scale < 0 else (query * 0, 1.0)
+    if query.is_cuda and options.get("attn_mask") is None and scale is not None:
+        causal, dropout = options.get("is_causal", False), options.get("dropout_p", 0.0)
+        if small(query, key, value, causal) and torch.backends.cuda.flash_sdp_enabled():
+            return flash(query, key, value, dropout, causal, options["scale"])
     if query.is_cuda and _without_cudnn(query, key, value):
         with sdpa_kernel(_others()):
             return F.scaled_dot_product_attention(query, key, value, **options)
@@ -39,6 +47,33 @@ def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     # The output's dtype decides, because autocast may have narrowed float32 inputs.
     by_cudnn = output.is_cuda and output.dtype in _BY_CUDNN
     return returning_alike(output) if by_cudnn and output.requires_grad else output
+
+
+def small(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> bool:
+    """Return whether this is a small call on CUDA that the flash kernel computes."""
+    if query.dtype not in _BY_CUDNN or query.ndim != 4 or not query.is_cuda:
+        return False
+    batch, heads, queries, size = query.shape
+    keys = key.shape[2]
+    if key.shape[:2] != query.shape[:2] or size % 8 or size > 256 or value.shape != key.shape or size != key.shape[3]:
+        return False
+    if not 0 < batch * heads * queries * keys * size <= _SMALL or (causal and queries != keys):
+        return False
+    if not query.stride(3) == key.stride(3) == value.stride(3) == 1:
+        return False
+    if torch.compiler.is_compiling() or transformed():
+        return False
+    return _has_flash(query.device)
+
+
+@functools.cache
+def _has_flash(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def flash(query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: float) -> Tensor:
+    """Compute a call that is `small` by torch's flash kernel."""
+    return torch._scaled_dot_product_flash_attention(query, key, value, dropout, causal, False, scale=scale)[0]
 
 
 def attend_with_lse(query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float) -> list[Tensor] | None:
@@ -67,6 +102,8 @@ def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropo
     if query.device.type not in ("cpu", "cuda"):
         return "math"
     grouped = query.shape[-3] != key.shape[-3]
+    if mask is None and torch.backends.cuda.flash_sdp_enabled() and small(query, key, value, causal):
+        return "flash"
     others = query.is_cuda and _without_cudnn(query, key, value)
     with sdpa_kernel(_others()) if others else nullcontext():
         picked = torch._fused_sdp_choice(query, key, value, mask, dropout, causal, enable_gqa=grouped)

@@ -50,8 +50,7 @@ class _Scores(torch.autograd.Function):
         query, key, weight = ctx.saved_tensors
         dscores = _slices(upstream[0])
         rows, columns, forms = _form(query, key, ctx.build)
-        query_slope, dweight = forms.sums(rows, columns, dscores)
-        key_slope, _ = forms.sums(columns, rows, dscores.mT.contiguous())
+        query_slope, dweight, key_slope = forms.sums(rows, columns, dscores)
         vector = weight if weight.ndim == 1 else weight.unsqueeze(-2)
         return (
             vector * query_slope.reshape(query.shape),
@@ -114,10 +113,21 @@ def _largest(tensor: Tensor) -> float:
 
 @dataclass(frozen=True)
 class _Forms:
-    """The two loops over all pairs: scores, and the sums over j of ds · tanh' and of ds · tanh, (…, q, f)."""
+    """The loops over all pairs: scores; and sums over j of ds · tanh' and of ds · tanh, over i of ds · tanh'."""
 
     scores: Callable[[Tensor, Tensor, Tensor], Tensor]
-    sums: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    sums: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+def _both_ways(
+    sums: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
+) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """The sums over j and, with rows and columns exchanged, those over i."""
+
+    def run(rows: Tensor, columns: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return *sums(rows, columns, dscores), sums(columns, rows, dscores.mT.contiguous())[0]
+
+    return run
 
 
 # @no_type_check: the run-time shape checks of the tests cannot be compiled.
@@ -154,11 +164,11 @@ def _by_feature(rows: Tensor, columns: Tensor) -> Iterator[tuple[int, Tensor, Te
 
 
 def _eager_far() -> _Forms:
-    return _Forms(_eager_scores, _eager_sums)
+    return _Forms(_eager_scores, _both_ways(_eager_sums))
 
 
 def _eager_near() -> _Forms:
-    return _Forms(_eager_small_scores, _eager_small_sums)
+    return _Forms(_eager_small_scores, _both_ways(_eager_small_sums))
 
 
 def _eager_scores(large_query: Tensor, large_key: Tensor, weight: Tensor) -> Tensor:
@@ -225,4 +235,4 @@ def _hidden_sums(hidden: Tensor, dscores: Tensor, room: Tensor) -> tuple[Tensor,
     return weighted.sum(-1), torch.addcmul(dscores, weighted, hidden, value=-1, out=hidden).sum(-1)
 
 
-_TANH = _Forms(_tanh_scores, _tanh_sums)
+_TANH = _Forms(_tanh_scores, _both_ways(_tanh_sums))

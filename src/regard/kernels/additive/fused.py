@@ -6,10 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.kernels.additive.small_calls import stores_scores
+
 ACTIVATIONS = ("tanh", "sigmoid", "gelu", "leaky_relu")
-FORMS = ("auto", "series", "exact")
-_COLUMNS = 256  # value columns in one program: with more, registers spill and compiling takes half a minute
-_LEAK = 0.2  # slope of leaky_relu, as in graph attention and regard.core.scores
+FORMS = ("auto", "stored", "series", "exact")
+_COLUMNS = 256  # of the values in one program: with more, registers run out and compiling takes half a minute
+_LEAK = 0.2  # as in graph attention, and in regard.core.scores
 
 
 def additive_attention(
@@ -85,7 +87,9 @@ def _fused(
 ) -> tuple[Tensor, Tensor]:
     from regard.kernels.triton.additive.operator import additive
 
-    lengths = None if lengths is None else lengths.long().clamp_max(key.shape[-2]).int().contiguous()
+    if lengths is not None:  # the kernels take 32 bits, and no more keys than there are
+        lengths = lengths if lengths.dtype == torch.int32 else lengths.long().clamp_max(key.shape[-2]).int()
+        lengths = lengths.contiguous()
     if query_ids is not None and key_ids is not None:  # both ids need one dtype, of any width
         wide = torch.promote_types(query_ids.dtype, key_ids.dtype)
         query_ids, key_ids = query_ids.to(wide).contiguous(), key_ids.to(wide).contiguous()
@@ -94,7 +98,7 @@ def _fused(
     weight = weight if weight.stride(-1) == 1 else weight.contiguous()
     table = None if relative is None else relative.contiguous()
     rest = (weight, lengths, query_ids, key_ids, mask, bias, table, *band, kernel, dropout, seed, form)
-    if value.shape[-1] <= _COLUMNS:
+    if value.shape[-1] <= _COLUMNS or stores_scores(query.shape, key.shape, kernel, form):
         return additive(query, key, value, *rest)
     # Each part recomputes the scores: outputs are concatenated by columns, and the gradients of parts add up.
     parts = [additive(query, key, columns, *rest) for columns in value.split(_COLUMNS, -1)]
@@ -119,6 +123,8 @@ def _check(
         raise ValueError(f"form must be one of {', '.join(FORMS)}, not {form!r}")
     if form == "series" and (query.dtype == torch.float32 or activation == "leaky_relu"):
         raise ValueError("the series serves bfloat16 and float16 with tanh, sigmoid or gelu")
+    if form == "stored" and activation not in ("tanh", "sigmoid"):
+        raise ValueError("stored scores serve tanh and sigmoid")
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
         raise ValueError("query, key and value must have four axes: batch, heads, rows, size")
     if query.shape[1] % key.shape[1]:

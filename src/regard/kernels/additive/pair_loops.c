@@ -10,6 +10,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -84,8 +85,9 @@ static inline vec near_tanh(vec a, vec b) {
 
 typedef struct {
     const float *rows, *columns, *third; /* third: weights (z, f) of scores, or gradients (z, q, k) of sums */
-    float *first, *second;
+    float *first, *second, *fourth;
     long slices, n_rows, n_columns, features, block;
+    long segments, units, unit_pairs; /* a slice has `units` parts, which threads take, each of so many pairs and features */
     void (*work)(const void *, long, long);
     atomic_long next;
 } job;
@@ -123,86 +125,100 @@ typedef struct {
 SCORES(far_score_row, far_r, FAR_SCORE)
 SCORES(near_score_row, near_tanh, NEAR_SCORE)
 
-/* For one row and each feature: first = sum over columns of ds tanh', second = sum of ds tanh.
+/* For a block of features and a segment of rows of a slice: first = sum over columns of ds tanh' and second = sum over
+ * columns of ds tanh, for each row; fourth (segment, z, k, f) = sum over rows of ds tanh', for each column. The inverse
+ * of a pair and feature is computed once for all three.
  *
- * TERMS(a, b, ds, slope, plain) adds one column to the two sums. Several vectors of features are summed at once, so
- * that no addition waits for the previous one. */
+ * TERMS(a, b, ds, slope, plain, column) adds one pair to the sums. Several vectors of features are summed at once, so
+ * that no addition waits for the previous one. The columns and their sums are packed for the block: in rows whose length
+ * is a multiple of 2 KiB, its cache lines would share a few sets of the cache. */
+#define WIDTH (TOGETHER * LANES)
 #define SUMS(NAME, TERMS, SLOPE, PLAIN)                                                             \
-    static void NAME(const void *given, long z, long i) {                                           \
+    static void NAME(const void *given, long z, long unit) {                                        \
         const job *j = given;                                                                       \
-        long f = j->features, k = j->n_columns, at = (z * j->n_rows + i) * f, x = 0;                \
-        const float *a = j->rows + at, *b = j->columns + z * k * f;                                 \
-        const float *ds = j->third + (z * j->n_rows + i) * k;                                       \
-        float *slope = j->first + at, *plain = j->second + at, whole = 0.0f;                        \
-        for (long c = 0; c < k; c++) whole += ds[c];                                                \
-        (void)whole;                                                                                \
-        for (; x + TOGETHER * LANES <= f; x += TOGETHER * LANES) {                                  \
+        long f = j->features, k = j->n_columns, x = unit / j->segments * WIDTH;                     \
+        long segment = unit % j->segments, share = (j->n_rows + j->segments - 1) / j->segments;     \
+        long last = (segment + 1) * share < j->n_rows ? (segment + 1) * share : j->n_rows;          \
+        float *column_sums = j->fourth + (segment * j->slices + z) * k * f;                         \
+        long width = f - x < WIDTH ? f - x : WIDTH;                                                 \
+        float *packed = calloc(2 * (size_t)k + 1, WIDTH * sizeof(float)), *sums = packed + k * WIDTH; \
+        if (!packed) abort();                                                                       \
+        for (long c = 0; c < k; c++)                                                                \
+            for (long n = 0; n < width; n++) packed[c * WIDTH + n] = j->columns[(z * k + c) * f + x + n]; \
+        for (long i = segment * share; i < last; i++) {                                             \
+            long at = (z * j->n_rows + i) * f + x;                                                  \
+            const float *ds = j->third + (z * j->n_rows + i) * k;                                   \
             vec left[TOGETHER], sloped[TOGETHER], direct[TOGETHER];                                 \
+            float whole = 0.0f;                                                                     \
+            for (long c = 0; c < k; c++) whole += ds[c];                                            \
+            (void)whole;                                                                            \
             for (int u = 0; u < TOGETHER; u++) {                                                    \
-                left[u] = LOAD(a + x + u * LANES);                                                  \
+                left[u] = u * LANES < width ? LOAD(j->rows + at + u * LANES) : ALL(0.0f);           \
                 sloped[u] = direct[u] = ALL(0.0f);                                                  \
             }                                                                                       \
             for (long c = 0; c < k; c++) {                                                          \
                 vec by = ALL(ds[c]);                                                                \
-                const float *right = b + c * f + x;                                                 \
-                for (int u = 0; u < TOGETHER; u++) TERMS(left[u], LOAD(right + u * LANES), by, sloped[u], direct[u]) \
+                const float *right = packed + c * WIDTH;                                            \
+                float *column = sums + c * WIDTH;                                                   \
+                for (int u = 0; u < TOGETHER; u++)                                                  \
+                    TERMS(left[u], LOAD(right + u * LANES), by, sloped[u], direct[u], column + u * LANES) \
             }                                                                                       \
-            for (int u = 0; u < TOGETHER; u++) {                                                    \
-                STORE(slope + x + u * LANES, SLOPE(sloped[u]));                                     \
-                STORE(plain + x + u * LANES, PLAIN(whole, direct[u]));                              \
+            for (int u = 0; u * LANES < width; u++) {                                               \
+                STORE(j->first + at + u * LANES, SLOPE(sloped[u]));                                 \
+                STORE(j->second + at + u * LANES, PLAIN(whole, direct[u]));                         \
             }                                                                                       \
         }                                                                                           \
-        for (; x < f; x += LANES) {                                                                 \
-            vec left = LOAD(a + x), sloped = ALL(0.0f), direct = ALL(0.0f);                         \
-            for (long c = 0; c < k; c++) TERMS(left, LOAD(b + c * f + x), ALL(ds[c]), sloped, direct) \
-            STORE(slope + x, SLOPE(sloped));                                                        \
-            STORE(plain + x, PLAIN(whole, direct));                                                 \
-        }                                                                                           \
+        for (long c = 0; c < k; c++)                                                                \
+            for (long n = 0; n < width; n += LANES)                                                 \
+                STORE(column_sums + c * f + x + n, SLOPE(LOAD(sums + c * WIDTH + n)));              \
+        free(packed);                                                                               \
     }
 
-#define FAR_TERMS(a, b, ds, slope, plain)                                                           \
+#define FAR_TERMS(a, b, ds, slope, plain, column)                                                   \
     {                                                                                               \
-        vec r = far_r(a, b), weighted = MUL(ds, r);                                                 \
+        vec r = far_r(a, b), weighted = MUL(ds, r), change = FNMA(weighted, r, weighted);           \
         plain = ADD(plain, weighted);                                                               \
-        slope = ADD(slope, FNMA(weighted, r, weighted));                                            \
+        slope = ADD(slope, change);                                                                 \
+        STORE(column, ADD(LOAD(column), change));                                                   \
     }
-#define NEAR_TERMS(a, b, ds, slope, plain)                                                          \
+#define NEAR_TERMS(a, b, ds, slope, plain, column)                                                  \
     {                                                                                               \
-        vec hidden = near_tanh(a, b), weighted = MUL(ds, hidden);                                   \
+        vec hidden = near_tanh(a, b), weighted = MUL(ds, hidden), change = FNMA(weighted, hidden, ds); \
         plain = ADD(plain, weighted);                                                               \
-        slope = ADD(slope, FNMA(weighted, hidden, ds));                                             \
+        slope = ADD(slope, change);                                                                 \
+        STORE(column, ADD(LOAD(column), change));                                                   \
     }
 #define FAR_SLOPE(sum) MUL(ALL(4.0f), sum)
 #define FAR_PLAIN(whole, sum) FNMA(ALL(2.0f), sum, ALL(whole))
 #define NEAR_SLOPE(sum) (sum)
 #define NEAR_PLAIN(whole, sum) (sum)
-SUMS(far_sum_row, FAR_TERMS, FAR_SLOPE, FAR_PLAIN)
-SUMS(near_sum_row, NEAR_TERMS, NEAR_SLOPE, NEAR_PLAIN)
+SUMS(far_sum_block, FAR_TERMS, FAR_SLOPE, FAR_PLAIN)
+SUMS(near_sum_block, NEAR_TERMS, NEAR_SLOPE, NEAR_PLAIN)
 
 #ifndef _OPENMP
 static void *take_blocks(void *given) {
     job *j = given;
-    long count = j->slices * j->n_rows;
+    long count = j->slices * j->units;
     for (;;) {
         long at = atomic_fetch_add(&j->next, j->block);
         if (at >= count) return 0;
         long stop = at + j->block < count ? at + j->block : count;
-        for (; at < stop; at++) j->work(j, at / j->n_rows, at % j->n_rows);
+        for (; at < stop; at++) j->work(j, at / j->units, at % j->units);
     }
 }
 #endif
 
 static void run(job *j, long threads) {
-    long rows = j->slices * j->n_rows;
-    /* A block takes about 0.1 ms; there are at least four for each thread, if there are enough rows. */
-    long pairs = j->n_columns * j->features > 0 ? j->n_columns * j->features : 1;
-    long most = rows / (4 * threads) > 1 ? rows / (4 * threads) : 1;
+    long count = j->slices * j->units;
+    /* A block takes about 0.1 ms; there are at least four for each thread, if there are enough units. */
+    long pairs = j->unit_pairs > 0 ? j->unit_pairs : 1;
+    long most = count / (4 * threads) > 1 ? count / (4 * threads) : 1;
     j->block = (1 << 19) / pairs > 1 ? (1 << 19) / pairs : 1;
     if (j->block > most) j->block = most;
-    if (threads > (rows + j->block - 1) / j->block) threads = (rows + j->block - 1) / j->block;
+    if (threads > (count + j->block - 1) / j->block) threads = (count + j->block - 1) / j->block;
 #ifdef _OPENMP /* torch's own threads: they spin after its loops, so further threads would compete with them for cores */
 #pragma omp parallel for schedule(dynamic, j->block) num_threads(threads)
-    for (long at = 0; at < rows; at++) j->work(j, at / j->n_rows, at % j->n_rows);
+    for (long at = 0; at < count; at++) j->work(j, at / j->units, at % j->units);
 #else
     enum { MOST = 256 };
     pthread_t others[MOST];
@@ -215,14 +231,24 @@ static void run(job *j, long threads) {
 #endif
 }
 
-#define CALL(NAME, ROW)                                                                              \
-    void NAME(const float *rows, const float *columns, const float *third, float *first, float *second, long slices, \
-              long n_rows, long n_columns, long features, long threads) {                            \
-        job j = {rows, columns, third, first, second, slices, n_rows, n_columns, features, 1, ROW, 0}; \
+#define SCORES_CALL(NAME, ROW)                                                                       \
+    void NAME(const float *rows, const float *columns, const float *weight, float *scores, long slices, long n_rows, \
+              long n_columns, long features, long threads) {                                         \
+        job j = {rows, columns, weight, scores, 0, 0, slices, n_rows, n_columns, features, 1,        \
+                 1, n_rows, n_columns * features, ROW, 0};                                           \
+        run(&j, threads);                                                                            \
+    }
+#define SUMS_CALL(NAME, BLOCK)                                                                       \
+    void NAME(const float *rows, const float *columns, const float *ds, float *row_slope, float *row_plain, \
+              float *column_slope, long slices, long n_rows, long n_columns, long features, long segments, \
+              long threads) {                                                                        \
+        job j = {rows, columns, ds, row_slope, row_plain, column_slope, slices, n_rows, n_columns, features, 1, \
+                 segments, (features + WIDTH - 1) / WIDTH * segments, n_rows / segments * n_columns * WIDTH, \
+                 BLOCK, 0};                                                                          \
         run(&j, threads);                                                                            \
     }
 
-CALL(regard_far_scores, far_score_row)
-CALL(regard_near_scores, near_score_row)
-CALL(regard_far_sums, far_sum_row)
-CALL(regard_near_sums, near_sum_row)
+SCORES_CALL(regard_far_scores, far_score_row)
+SCORES_CALL(regard_near_scores, near_score_row)
+SUMS_CALL(regard_far_sums, far_sum_block)
+SUMS_CALL(regard_near_sums, near_sum_block)

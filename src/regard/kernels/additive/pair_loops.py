@@ -10,6 +10,8 @@ from torch import Tensor
 from regard.kernels.native_library import library
 
 _FILE = "pair_loops.c"
+_UNITS = 64  # parts of a call that threads take
+_ROWS = 32  # the fewest that are worth a sum over the columns of their own
 
 
 def available() -> bool:
@@ -25,24 +27,35 @@ def scores(near: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     def run(rows: Tensor, columns: Tensor, weight: Tensor) -> Tensor:
         result = rows.new_empty(*rows.shape[:-1], columns.shape[-2])
         rows, columns, weight = _padded(rows, columns, weight)
-        _call(name, rows, columns, weight, result, None)
+        _call(name, rows, columns, (weight, result))
         return result
 
     return run
 
 
-def sums(near: bool) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return Σ_j ds tanh' and Σ_j ds tanh, (z, q, f) each; must equal `_eager_sums`."""
+def sums(near: bool) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+    """Σ_j ds tanh' and Σ_j ds tanh, (z, q, f) each, and Σ_i ds tanh' (z, k, f); must equal `_eager_sums`."""
     name = "regard_near_sums" if near else "regard_far_sums"
 
-    def run(rows: Tensor, columns: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]:
+    def run(rows: Tensor, columns: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         size = rows.shape[-1]
         rows, columns = _padded(rows, columns)
-        slope, plain = torch.empty_like(rows), torch.empty_like(rows)
-        _call(name, rows, columns, dscores, slope, plain)
-        return slope[..., :size], plain[..., :size]
+        parts = _segments(*rows.shape)
+        slope, plain, by_column = (
+            torch.empty_like(rows),
+            torch.empty_like(rows),
+            columns.new_empty(parts, *columns.shape),
+        )
+        _call(name, rows, columns, (dscores, slope, plain, by_column), parts)
+        column_slope = by_column[0] if parts == 1 else by_column.sum(0)
+        return slope[..., :size], plain[..., :size], column_slope[..., :size]
 
     return run
+
+
+def _segments(slices: int, rows: int, features: int) -> int:
+    """Parts of the rows, so that many cores have work: decided by the shape alone, and so is the order of the sums."""
+    return max(1, min(rows // _ROWS, _UNITS // max(1, slices * -(-features // 64))))
 
 
 def _padded(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -53,12 +66,11 @@ def _padded(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(F.pad(t, (0, missing)) if missing else t for t in tensors)
 
 
-def _call(name: str, rows: Tensor, columns: Tensor, third: Tensor, first: Tensor, second: Tensor | None) -> None:
-    for tensor in (rows, columns, third, first):
+def _call(name: str, rows: Tensor, columns: Tensor, others: tuple[Tensor, ...], *numbers: int) -> None:
+    for tensor in (rows, columns, *others):
         assert tensor.is_contiguous()
         assert tensor.dtype == torch.float32
-    places = [ctypes.c_void_p(t.data_ptr()) for t in (rows, columns, third, first)]
-    places.append(ctypes.c_void_p(None if second is None else second.data_ptr()))
+    places = [ctypes.c_void_p(t.data_ptr()) for t in (rows, columns, *others)]
     slices, n_rows, features = rows.shape
-    numbers = (slices, n_rows, columns.shape[-2], features, torch.get_num_threads())
+    numbers = (slices, n_rows, columns.shape[-2], features, *numbers, torch.get_num_threads())
     getattr(library(__package__ or "", _FILE), name)(*places, *map(ctypes.c_long, numbers))

@@ -4,8 +4,10 @@
 - `decode_attention`: a few queries against a long memory, additive or dot scores;
 - `short_attention`: sequences of at most 64, each head in one tile;
 - `window_attention`: a window of keys around each query;
-- `weight_summaries`: log-sum-exp, entropy, received and largest weights of softmax;
-- `linear_attention`: attention in O(n) with elu features, in chunks;
+- `range_attention`: a range of keys for each block of queries, from bands, lengths and segments, with ALiBi;
+  `segment_bounds`: the ranges of segments;
+- `weight_summaries`: log-sum-exp, entropy, received and largest weights of softmax, without a value;
+- `linear/`: attention in O(n) with elu or Performer features, in chunks;
 - `entmax`: sparsemax and entmax of whole rows, forward and backward;
 - `beam_attention`: attention of a beam's hypotheses over one row's keys, and a sum with layer norm;
 - `beam_update`, `token_ranking`: the update of a beam search, and the best tokens of each row;
@@ -13,5 +15,6 @@
 - `gru_attention_step`: a step of a GRU decoder with additive attention;
 - `few_row_products`: float32 products of a few rows;
 - `softmax_loss`: loss and gradient of rows of logits;
+- `row_norms`: rows divided by their norm;
 - `relu_dropout`: relu and dropout in one kernel.
 """

@@ -5,10 +5,16 @@ of keys and values once, and if there are several ranges, a second launch merges
 masked keys are never loaded, so their values do not matter.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from regard.kernels.triton.additive.plan import Block, launch
+
+_BLOCK = Block(1, 32, warps=4)
 
 
 @triton.jit
@@ -133,18 +139,27 @@ def decode(
         parts, bests, totals = room.split((rows * splits * e_size, rows * splits, rows * splits))
     block_values = triton.next_power_of_2(e_size)
     weight = weight if weight is None or weight.stride(-1) == 1 else weight.contiguous()
-    _step[(rows, splits)](
+    _launched(
+        _step, (rows, splits, 1),
         query, key, value, weight if weight is not None else query, lengths if lengths is not None else query,
         mask.contiguous().view(torch.uint8) if mask is not None else query, parts, bests, totals,
         *query.stride(), *key.stride(), *value.stride(),
         weight.stride(0) if weight is not None and weight.ndim == 2 else 0,
         lengths.stride(0) if lengths is not None else 0,
-        1.0 if weight is not None else scale,
+        1.0 if weight is not None else float(scale),
         heads, heads // key.shape[1], queries, keys, stretch, f_size, e_size, splits,
         ADDITIVE=weight is not None, PADDED=lengths is not None, MASKED=mask is not None, WHOLE=splits == 1,
-        BK=block_keys, BF=block_features, BE=block_values, num_warps=4,
+        BK=block_keys, BF=block_features, BE=block_values,
     )  # fmt: skip
     if splits > 1:
         block_splits = triton.next_power_of_2(splits)
-        _join[(rows,)](parts, bests, totals, output, e_size, splits, BS=block_splits, BE=block_values, num_warps=4)
+        sizes = {"BS": block_splits, "BE": block_values}
+        _launched(_join, (rows, 1, 1), parts, bests, totals, output, e_size, splits, **sizes)
     return output
+
+
+def _launched(kernel: Any, grid: tuple[int, int, int], *args: Any, **constants: Any) -> None:
+    if torch.compiler.is_compiling():  # which traces launches in Triton's own form alone
+        kernel[grid](*args, **constants, num_warps=_BLOCK.warps)
+    else:
+        launch(kernel, grid, *args, **constants, block=_BLOCK)

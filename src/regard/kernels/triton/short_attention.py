@@ -4,12 +4,16 @@ P = softmax(scale · Q Kᵀ), O = (P ⊙ M) V with the dropout mask M; the backw
 seed.
 """
 
+import functools
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from regard.kernels.derivatives import REFERENCE, once_only
+from regard.kernels.triton.additive.plan import Block, launch
 
 
 @triton.jit
@@ -139,7 +143,6 @@ def _backward(
     _put(to_value + b * cb + h * ch, cn, keys, dv, D, SIZE, BK)
 
 
-@torch.library.custom_op("regard::short_attention", mutates_args=())
 def short_attention(
     query: Tensor,
     key: Tensor,
@@ -155,24 +158,40 @@ def short_attention(
 
     Reference implementation: `torch.nn.functional.scaled_dot_product_attention`, zeros for a row with no keys.
     """
+    arguments = (query, key, value, lengths, mask, seed, float(scale), causal, float(dropout))
+    if torch.compiler.is_compiling():
+        return _operator(*arguments)
+    learning = query.requires_grad or key.requires_grad or value.requires_grad
+    return _Short.apply(*arguments) if learning and torch.is_grad_enabled() else _attended(*arguments)
+
+
+def _attended(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: Tensor | None,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    scale: float,
+    causal: bool,
+    dropout: float,
+) -> Tensor:
     query, key, value = (_plain(x) for x in (query, key, value))
     output = _like_rows(query)
-    _forward[(query.shape[0] * query.shape[1],)](
-        query, key, value, output, _packed(lengths), _bytes(mask), seed,
+    (b, h, q, d), k = query.shape, key.shape[2]
+    block, sides = _tiles(d, q, k)
+    lengths, mask = _packed(lengths), _bytes(mask)
+    launch(
+        _forward, (b * h, 1, 1), query, key, value, output, lengths, mask, seed,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3],
-        *query.shape[1:3], key.shape[2], scale, dropout,
-        CAUSAL=causal, PADDED=lengths is not None, MASKED=mask is not None, DROP=dropout > 0.0, **_tiles(query, key),
+        h, q, k, scale, dropout,
+        CAUSAL=causal, PADDED=lengths is not None, MASKED=mask is not None, DROP=dropout > 0.0, **sides,
+        block=block, known=_traits(query, key, value, lengths, mask, seed),
     )  # fmt: skip
     return output
 
 
-@short_attention.register_fake
-def _(query: Tensor, *_: Any) -> Tensor:
-    return _like_rows(query)
-
-
-@torch.library.custom_op("regard::short_attention_backward", mutates_args=())
-def short_attention_backward(
+def _gradients(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -184,19 +203,48 @@ def short_attention_backward(
     causal: bool,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value."""
     query, key, value, grad = (_plain(x) for x in (query, key, value, grad))
     to_query, to_key, to_value = (_like_rows(x) for x in (query, key, value))
-    _backward[(query.shape[0] * query.shape[1],)](
-        query, key, value, grad, _packed(lengths), _bytes(mask), seed, to_query, to_key, to_value,
+    (b, h, q, d), k = query.shape, key.shape[2]
+    block, sides = _tiles(d, q, k)
+    lengths, mask = _packed(lengths), _bytes(mask)
+    launch(
+        _backward, (b * h, 1, 1),
+        query, key, value, grad, lengths, mask, seed, to_query, to_key, to_value,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *grad.stride()[:3], *to_query.stride()[:3],
-        *to_key.stride()[:3], *query.shape[1:3], key.shape[2], scale, dropout,
-        CAUSAL=causal, PADDED=lengths is not None, MASKED=mask is not None, DROP=dropout > 0.0, **_tiles(query, key),
+        *to_key.stride()[:3], h, q, k, scale, dropout,
+        CAUSAL=causal, PADDED=lengths is not None, MASKED=mask is not None, DROP=dropout > 0.0, **sides,
+        block=block, known=_traits(query, key, value, grad, lengths, mask, seed),
     )  # fmt: skip
     return to_query, to_key, to_value
 
 
-@short_attention_backward.register_fake
+class _Short(torch.autograd.Function):
+    """The function for eager calls: calling a custom operator takes a tenth of a millisecond."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        ctx.save_for_backward(*inputs[:6])
+        ctx.settings = inputs[6:]
+        return _attended(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Any, ...]:
+        once_only("backend 'short'", REFERENCE)
+        query, key, value, lengths, mask, seed = ctx.saved_tensors
+        return *_gradients(query, key, value, upstream[0], lengths, mask, seed, *ctx.settings), *(None,) * 6
+
+
+_operator = torch.library.custom_op("regard::short_attention", _attended, mutates_args=())
+_backward_operator = torch.library.custom_op("regard::short_attention_backward", _gradients, mutates_args=())
+
+
+@_operator.register_fake
+def _(query: Tensor, *_: Any) -> Tensor:
+    return _like_rows(query)
+
+
+@_backward_operator.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return _like_rows(query), _like_rows(key), _like_rows(value)
 
@@ -208,18 +256,24 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     query, key, value, lengths, mask, seed = ctx.saved_tensors
-    found = short_attention_backward(query, key, value, grad, lengths, mask, seed, *ctx.settings)
-    return (*found, *(None for _ in range(6)))
+    grads = _backward_operator(query, key, value, grad, lengths, mask, seed, *ctx.settings)
+    return *grads, *(None,) * 6
 
 
-short_attention.register_autograd(_differentiate, setup_context=_keep)
+_operator.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _tiles(query: Tensor, key: Tensor) -> dict[str, int]:
-    """Return tile sizes, powers of two from 16, and the number of warps; one warp suffices for tiles of 32."""
-    sides = [max(16, triton.next_power_of_2(n)) for n in (query.shape[3], query.shape[2], key.shape[2])]
+@functools.lru_cache(maxsize=1024)
+def _tiles(size: int, queries: int, keys: int) -> tuple[Block, dict[str, int]]:
+    """Return launch options and tile sizes, powers of two from 16; one warp suffices for tiles of 32."""
+    sides = [max(16, triton.next_power_of_2(n)) for n in (size, queries, keys)]
     warps = 1 if max(sides[1:]) <= 32 else 4
-    return {"D": sides[0], "SIZE": query.shape[3], "BQ": sides[1], "BK": sides[2], "num_warps": warps}
+    return Block(*sides[1:], warps=warps), {"D": sides[0], "SIZE": size, "BQ": sides[1], "BK": sides[2]}
+
+
+def _traits(*tensors: Tensor | None) -> tuple[Any, ...]:
+    """Return the properties of the inputs that decide which compiled kernel is launched; outputs follow from them."""
+    return tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.data_ptr() & 15) for t in tensors)
 
 
 def _plain(x: Tensor) -> Tensor:
@@ -238,4 +292,4 @@ def _bytes(mask: Tensor | None) -> Tensor | None:
 def _like_rows(x: Tensor) -> Tensor:
     """Allocate (b, h, n, d) in memory order (b, n, h, d): heads are adjacent for the next matrix product."""
     b, h, n, d = x.shape
-    return torch.empty(b, n, h, d, dtype=x.dtype, device=x.device).transpose(1, 2)
+    return torch.empty_strided((b, h, n, d), (n * h * d, d, h * d, 1), dtype=x.dtype, device=x.device)

@@ -29,6 +29,7 @@ from regard.kernels.triton.additive.plan import (
     DEFAULT,
     PAD,
     SPAN,
+    Gradients,
     Inputs,
     Sizes,
     Slab,
@@ -40,17 +41,6 @@ from regard.kernels.triton.additive.plan import (
 
 _MOST_SEGMENTS = 8
 _LARGE = 64 << 20  # bytes of features from which on half of the heads are processed at a time
-
-
-class Gradients(NamedTuple):
-    """Gradients; those of weight, bias and table are float32, so that their sums lose no digits."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    table: Tensor | None
 
 
 class _Work(NamedTuple):
@@ -305,15 +295,8 @@ def _add_bias_gradients(
         keys = slice(part.first_key, part.last_key) if k_size > 1 else slice(0, 1)
         grad_bias.view(b_size * h_size, q_size, k_size)[:, queries, keys].index_add_(0, index, ds)
     if grad_table is not None:
-        count = rows + columns - 1
-        sums = torch.empty(heads, count, device=slab.device, dtype=torch.float32)
-        grid = (-(-count // 128), heads, 1)
-        launch(
-            bias_gradient.diagonal_sums, grid, slab, boost, sums, part.rows, part.columns, rows, columns,
-            ROWS=16, WIDE=128,
-        )  # fmt: skip
-        radius = grad_table.shape[1] // 2
-        first = part.first_key - (part.first_query + rows - 1)
-        distance = torch.arange(first, first + count, device=slab.device).clamp(-radius, radius) + radius
-        wide = torch.zeros(heads, grad_table.shape[1], device=slab.device).index_add_(1, distance, sums)
+        first = part.first_key - part.first_query
+        wide = bias_gradient.by_distance(
+            slab, boost, (heads, part.rows, part.columns), (rows, columns), first, grad_table
+        )
         grad_table.index_add_(0, z % s.h, wide)

@@ -1,7 +1,11 @@
 """Gradient of a relative bias: sums of dS along its diagonals."""
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from regard.kernels.triton.additive.plan import launch
 
 
 @triton.jit
@@ -24,3 +28,20 @@ def diagonal_sums(slab, boost, sums, slab_q, slab_k, rows, columns, ROWS: tl.con
     if boost is not None:
         acc /= tl.load(boost)
     tl.store(sums + z.to(tl.int64) * (rows + columns - 1) + d, acc, mask=d < rows + columns - 1)
+
+
+def by_distance(
+    slab: Tensor, boost: Tensor | None, room: tuple[int, int, int], size: tuple[int, int], first: int, table: Tensor
+) -> Tensor:
+    """The gradient of a table (h, 2r + 1) from dS of `size` pairs per head, of which pair (0, 0) has distance `first`.
+
+    `room` is the shape of the slab. The result is (heads of the slab, 2r + 1).
+    """
+    (heads, slab_q, slab_k), (rows, columns) = room, size
+    count, radius = rows + columns - 1, table.shape[1] // 2
+    sums = torch.empty(heads, count, device=slab.device, dtype=torch.float32)
+    grid = (-(-count // 128), heads, 1)
+    launch(diagonal_sums, grid, slab, boost, sums, slab_q, slab_k, rows, columns, ROWS=16, WIDE=128)
+    least = first - (rows - 1)
+    distance = torch.arange(least, least + count, device=slab.device).clamp(-radius, radius) + radius
+    return torch.zeros(heads, table.shape[1], device=slab.device).index_add_(1, distance, sums)

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from regard.kernels.additive.small_calls import stores_scores
+from regard.kernels.triton.additive import stored
 from regard.kernels.triton.additive.backward import backward
 from regard.kernels.triton.additive.forward import forward
-from regard.kernels.triton.additive.pairs import Pairs
+from regard.kernels.triton.additive.pairs import EVERY, Pairs
 from regard.kernels.triton.additive.plan import SPAN, Inputs
 
 
@@ -30,8 +32,8 @@ def kernel_pairs(
     mask: Tensor | None,
     bias: Tensor | None,
     table: Tensor | None,
-    dropout: float,
-    seed: int,
+    dropout: float = 0.0,
+    seed: int = 0,
 ) -> Pairs:
     """Return which pairs of (b, h, q, k) attend, as kernel arguments."""
     fields: dict[str, Any] = {"low": low, "high": high, "lengths": lengths}
@@ -48,7 +50,7 @@ def kernel_pairs(
         fields |= {"table": table, "radius": table.shape[1] // 2}
     if dropout > 0.0:
         fields |= {"keep": 1.0 - dropout, "seed": seed}
-    return Pairs(**fields)
+    return Pairs(**fields) if any(x is not None for x in fields.values()) else EVERY
 
 
 def _shape(query: Tensor, key: Tensor) -> tuple[int, int, int, int]:
@@ -61,7 +63,10 @@ def _run_forward(
     high: int | None, activation: str, dropout: float, seed: int, form: str, learning: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     pairs = kernel_pairs(_shape(query, key), low, high, lengths, query_ids, key_ids, mask, bias, table, dropout, seed)
-    return forward(Inputs(query, key, value, weight, lengths, activation), pairs, form=form, learning=learning)
+    inputs = Inputs(query, key, value, weight, lengths, activation)
+    if stores_scores(query.shape, key.shape, activation, form):
+        return stored.forward(inputs, pairs)[:2]
+    return forward(inputs, pairs, form=form, learning=learning)
 
 
 @torch.library.custom_op("regard::additive_forward", mutates_args=())
@@ -130,13 +135,15 @@ def _run_backward(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor, lengths: Tensor | None, query_ids: Tensor | None,
     key_ids: Tensor | None, mask: Tensor | None, bias: Tensor | None, table: Tensor | None, output: Tensor,
     lse: Tensor, grad_output: Tensor, grad_lse: Tensor | None, low: int | None, high: int | None, activation: str,
-    dropout: float, seed: int, form: str, bias_gradients: bool,
+    dropout: float, seed: int, form: str, bias_gradients: bool, scores: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     pairs = kernel_pairs(_shape(query, key), low, high, lengths, query_ids, key_ids, mask, bias, table, dropout, seed)
-    found = backward(
+    small = stores_scores(query.shape, key.shape, activation, form)
+    rest: dict[str, Any] = {"scores": scores} if small else {"form": form}
+    found = (stored.backward if small else backward)(
         Inputs(query, key, value, weight, lengths, activation), pairs, output, lse.contiguous(), grad_output,
         None if grad_lse is None else grad_lse.contiguous(),
-        bias=bias if bias_gradients else None, table=table if bias_gradients else None, form=form,
+        bias=bias if bias_gradients else None, table=table if bias_gradients else None, **rest,
     )  # fmt: skip
     given = (query, key, value, weight, bias, table)
     grads = (query.new_empty(0) if a is None or b is None else a.to(b.dtype) for a, b in zip(found, given, strict=True))
@@ -157,19 +164,19 @@ def _(
     return (*grads, like(bias), like(table))  # type: ignore[return-value]
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*inputs[:10], *output)
     ctx.settings = inputs[10:-1]  # all settings but `learning`
 
 
 def _gradients(
-    ctx: Any, run: Callable[..., tuple[Tensor, ...]], grad_output: Tensor | None, grad_lse: Tensor | None
+    ctx: Any, run: Callable[..., tuple[Tensor, ...]], grad_output: Tensor | None, grad_lse: Tensor | None, **more: Any
 ) -> tuple[Any, ...]:
-    *operands, output, lse = ctx.saved_tensors
+    *operands, output, lse = ctx.saved_tensors[:12]
     if grad_output is None:
         grad_output = torch.zeros_like(output)
     wanted = ctx.needs_input_grad[8] or ctx.needs_input_grad[9]
-    *grads, grad_bias, grad_table = run(*operands, output, lse, grad_output, grad_lse, *ctx.settings, wanted)
+    *grads, grad_bias, grad_table = run(*operands, output, lse, grad_output, grad_lse, *ctx.settings, wanted, **more)
     biases = [grad if ctx.needs_input_grad[at] else None for at, grad in ((8, grad_bias), (9, grad_table))]
     return (*grads, None, None, None, None, *biases, *(None for _ in ctx.settings), None)
 
@@ -180,21 +187,57 @@ additive_forward.register_autograd(
 
 
 class _Learning(torch.autograd.Function):
-    """Call the operators without torch's registry, whose overhead equals the kernels of a short call."""
+    """The operators without torch's registry between, which costs as much as the kernels of a short call.
+
+    It has no `setup_context`, with which torch inspects the signature in every call; torch.func does not come here.
+    """
 
     @staticmethod
-    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-        return _run_forward(*arguments)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        _keep(ctx, inputs, output)
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        query, key, value, weight, lengths, *rest = arguments
+        ids_to_table, (low, high, activation, dropout, seed, form) = rest[:5], rest[5:]
+        scores = None
+        if stores_scores(query.shape, key.shape, activation, form):
+            pairs = kernel_pairs(_shape(query, key), low, high, lengths, *ids_to_table, dropout, seed)
+            output, lse, scores = stored.forward(Inputs(query, key, value, weight, lengths, activation), pairs)
+        else:
+            output, lse = _run_forward(*arguments, True)
+        ctx.save_for_backward(*arguments[:10], output, lse, scores)
+        ctx.settings = arguments[10:]
         ctx.set_materialize_grads(False)
+        return output, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
-        return _gradients(ctx, _run_backward, grad_output, grad_lse)
+        return _gradients(ctx, _run_backward, grad_output, grad_lse, scores=ctx.saved_tensors[12])[:-1]
+
+
+class _Stored(torch.autograd.Function):
+    """Stored scores of a call that was checked before, without learned biases."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs) -> Tensor:
+        inputs = Inputs(query, key, value, weight, pairs.lengths, "tanh")
+        output, lse, scores = stored.forward(inputs, pairs)
+        ctx.save_for_backward(query, key, value, weight, output, lse, scores)
+        ctx.pairs = pairs
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, weight, output, lse, scores = ctx.saved_tensors
+        inputs = Inputs(query, key, value, weight, ctx.pairs.lengths, "tanh")
+        found = stored.backward(inputs, ctx.pairs, output, lse, grad, None, scores=scores)
+        return found.query, found.key, found.value, found.weight.to(weight.dtype), None
+
+
+def stored_attention(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs) -> Tensor:
+    """Return the output alone, for operands that the caller has checked: of one dtype, with a weight without gaps."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value, weight)):
+        return _Stored.apply(query, key, value, weight, pairs)
+    return stored.forward(Inputs(query, key, value, weight, pairs.lengths, "tanh"), pairs)[0]
 
 
 def additive(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -202,4 +245,4 @@ def additive(*arguments: Any) -> tuple[Tensor, Tensor]:
     learning = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments)
     if torch.compiler.is_compiling():
         return additive_forward(*arguments, learning)
-    return _Learning.apply(*arguments, True) if learning else _run_forward(*arguments, False)
+    return _Learning.apply(*arguments) if learning else _run_forward(*arguments, False)

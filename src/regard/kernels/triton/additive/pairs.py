@@ -37,6 +37,9 @@ class Pairs(NamedTuple):
     seed: Any = None
 
 
+EVERY = Pairs()  # nothing is masked, added or dropped
+
+
 @triton.jit
 def key_limit(pairs, b, n_k):
     """Return the first key of the padding."""

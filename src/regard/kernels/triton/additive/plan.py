@@ -181,6 +181,17 @@ class Inputs:
         return s.b * s.g * s.k_pad * s.e_block if self.split else 0
 
 
+class Gradients(NamedTuple):
+    """Those of weight, bias and table in float32, so that sums of them lose nothing."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    table: Tensor | None
+
+
 class Slab(NamedTuple):
     """A part of the pairs whose dS is held at once: some key heads, a range of queries, the keys that these may
     attend."""

@@ -1,0 +1,75 @@
+"""`regard bench sweep`: draw cases, measure each, print and write the results."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+
+from regard.bench.attention_bench import header, machine, quiet
+from regard.bench.sweep import report
+from regard.bench.sweep.drawing import LONGEST, draw
+from regard.bench.sweep.timing import Measured, measure
+
+
+def sweep(
+    *, seed: int, cases: int, only: int | None, device: str | None, minutes: float | None, to: str | None
+) -> None:
+    """Measure, then print the distribution; `to` is a file for JSON, or - for standard output."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device not in LONGEST or (device == "cuda" and not torch.cuda.is_available()):
+        raise typer.BadParameter(f"must be cpu, or cuda where there is one; got {device}", param_hint="--device")
+    if to not in (None, "-"):
+        try:  # before anything takes minutes
+            Path(to).parent.mkdir(parents=True, exist_ok=True)
+            Path(to).touch()
+        except OSError as error:
+            raise typer.BadParameter(f"cannot write to {to}: {error.strerror}", param_hint="--json") from error
+    say = (lambda text: print(text, file=sys.stderr, flush=True)) if to == "-" else lambda text: print(text, flush=True)
+    about = {"bench": "sweep", "quick": False, **machine(device, ("triton",)), "seed": seed}
+    say(header(about))
+
+    def done(sweep: Sequence[Measured], numbers: dict[str, Any]) -> None:
+        """Writes the record after each case, so that an interrupted sweep keeps its results."""
+        if to not in (None, "-"):
+            Path(to).write_text(_json(about, sweep, numbers), encoding="utf-8")
+
+    indices = range(cases) if only is None else [only]
+    with quiet():
+        measured, ended = run(indices, seed=seed, device=device, minutes=minutes, say=say, done=done)
+    numbers = report.distribution(measured)
+    if ended:
+        say(f"ended after {minutes:g} minutes: {len(measured)} of {len(indices)} cases")
+    say(report.summary(measured, numbers))
+    if to == "-":
+        print(_json(about, measured, numbers))
+
+
+def run(
+    indices: Sequence[int],
+    *,
+    seed: int,
+    device: str,
+    minutes: float | None = None,
+    say: Callable[[str], None],
+    done: Callable[[Sequence[Measured], dict[str, Any]], None] = lambda *_: None,
+) -> tuple[list[Measured], bool]:
+    """The measured cases, and whether the time ended before they did."""
+    begin = time.monotonic()
+    measured: list[Measured] = []
+    for index in indices:
+        if minutes is not None and time.monotonic() - begin > 60 * minutes:
+            return measured, True
+        measured.append(measure(draw(seed, index, device)))
+        say(report.line(measured[-1]))
+        done(measured, report.distribution(measured))
+    return measured, False
+
+
+def _json(about: dict[str, Any], sweep: Sequence[Measured], numbers: dict[str, Any]) -> str:
+    cases = [report.record(one) for one in sweep]
+    return json.dumps({**about, "distribution": numbers, "cases": cases}, indent=2, ensure_ascii=False)

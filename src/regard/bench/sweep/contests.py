@@ -1,0 +1,58 @@
+"""What competes in a case, and what it is checked against."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.bench.attention_bench import size
+from regard.bench.sweep.cases import ITEM, Case
+from regard.bench.sweep.plain_forms import Outcome
+from regard.bench.sweep.tensors import Tensors
+
+Call = Callable[[], Outcome]
+ROOM = {"cpu": 4 * 2**30, "cuda": 24 * 2**30}  # bytes that a peer may take
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A call, and the tensors whose gradients it has to give."""
+
+    call: Call
+    leaves: tuple[Tensor, ...]
+
+
+Make = Callable[[], Contender]  # prepares a contender: compiles, builds masks that are kept; raises where it cannot
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The contenders of a case over the same tensors."""
+
+    given: Tensors
+    ours: Contender
+    peers: dict[str, Make]
+    reference: Callable[[Tensors, Tensor], Outcome]  # some rows, of the first sequence in any dtype
+
+
+def leaves(given: Tensors) -> tuple[Tensor, ...]:
+    """The tensors that get gradients."""
+    return tuple(tensor for tensor in given.values() if tensor.requires_grad)
+
+
+def maker(given: Tensors, prepare: Callable[[], Call]) -> Make:
+    """A contender whose gradients are those of the shared tensors."""
+    return lambda: Contender(prepare(), leaves(given))
+
+
+def room(case: Case, elements: float) -> None:
+    """Raises if a peer would hold so many elements more than once."""
+    bytes_held = int(elements * ITEM[case.dtype] * (4 if case.gradients else 3))
+    if bytes_held > ROOM[case.device]:
+        raise ValueError(f"it would take about {size(bytes_held)}")
+
+
+def compiler() -> Callable[..., Callable[..., Outcome]]:
+    """torch.compile for one shape."""
+    return lambda function: torch.compile(function, dynamic=False)

@@ -1,0 +1,125 @@
+"""The error of a call in budgets, against float64 on a few rows of the first sequence.
+
+The budget is that of the tests: an output may be off by twice the error of the plain form in the same dtype, a gradient
+by three times, and where the plain form is nearly exact, by as many times four roundings. Errors are norms. The
+upstream gradient of this check is 0 outside the rows, so that these rows alone give every gradient.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.bench.sweep.cases import Case
+from regard.bench.sweep.contests import Contender, Contest
+from regard.bench.sweep.tensors import BATCHED, Tensors, example
+
+ROWS = 16
+ELEMENTS = {"cpu": 2**23, "cuda": 2**27}  # of the largest tensor of the reference
+OUTPUT, GRADIENT, ROUNDINGS = 2.0, 3.0, 4.0
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What the float64 reference gives for the rows, and the norm of the error that a call may have."""
+
+    rows: Tensor
+    exact: dict[str, Tensor]
+    allowed: dict[str, float]
+
+
+def rows_checked(case: Case, given: Tensors) -> Tensor:
+    """Rows spread over the queries; those of a padded sequence that are real."""
+    real = case.queries
+    if "lengths" in given and case.queries == case.keys:
+        real = min(real, int(given["lengths"][0]))
+    wide = case.size if case.score == "additive" else 1
+    count = max(1, min(ROWS, real, ELEMENTS[case.device] // max(1, case.heads * case.keys * wide)))
+    spread = torch.linspace(0, real - 1, count).round().long()
+    return spread.unique().to(case.device)
+
+
+def truth(case: Case, contest: Contest) -> Truth:
+    """The reference of a case and its budgets."""
+    rows = rows_checked(case, contest.given)
+    exact = _of_reference(case, contest, torch.float64, rows)
+    plain = _of_reference(case, contest, case.torch_dtype, rows)
+    upstream = float(_upstream(case, exact["output"]).norm())
+    epsilon = torch.finfo(case.torch_dtype).eps
+    allowed = {}
+    for name, right in exact.items():
+        unit = 0.0 if name == "output" else upstream if name != "weights" else len(rows) ** 0.5
+        least = ROUNDINGS * epsilon * max(float(right.norm()), unit)
+        off = float((plain[name].double() - right).norm())
+        factor = OUTPUT if name in ("output", "weights") else GRADIENT
+        allowed[name] = factor * max(off if off < float("inf") else 0.0, least)
+    return Truth(rows, exact, allowed)
+
+
+def budgets(case: Case, contest: Contest, contender: Contender, truth: Truth) -> dict[str, float]:
+    """The errors of a contender's output, weights and gradients, each divided by what it may be."""
+    with torch.set_grad_enabled(case.gradients):
+        output, weights = contender.call()
+    found = {"output": output.detach()[:1].index_select(-2, truth.rows)}
+    if weights is not None and "weights" in truth.exact:
+        found["weights"] = _weights_of_rows(case, weights, truth.rows)
+    if case.gradients:
+        upstream = torch.zeros_like(output)
+        upstream[:1].index_copy_(-2, truth.rows, _upstream(case, found["output"]))
+        grads = torch.autograd.grad(output, contender.leaves, upstream, allow_unused=True)
+        places = {id(leaf): grad for leaf, grad in zip(contender.leaves, grads, strict=True)}
+        for name, leaf in contest.given.items():
+            grad = places.get(id(leaf))
+            if grad is not None and name in truth.exact:
+                found[name] = grad[:1] if name in BATCHED else grad
+    return {
+        name: float((tensor.double() - truth.exact[name]).norm()) / max(truth.allowed[name], 1e-30)
+        for name, tensor in found.items()
+    }
+
+
+def _of_reference(case: Case, contest: Contest, dtype: torch.dtype, rows: Tensor) -> dict[str, Tensor]:
+    some = example(case, contest.given, dtype, gradients=case.gradients)
+    with torch.set_grad_enabled(case.gradients):
+        output, weights = contest.reference(some, rows)
+    found: dict[str, Tensor] = {}
+    if case.request == "rows":  # the request names rows of its own
+        ends = torch.tensor([0, case.queries - 1], device=case.device)
+        weights = contest.reference(some, ends)[1]
+    if case.request == "received":
+        weights = _received(case, contest, some)
+    if weights is not None:
+        found["weights"] = weights.detach()
+    found["output"] = output.detach()
+    if case.gradients:
+        learned = {name: tensor for name, tensor in some.items() if tensor.requires_grad}
+        grads = torch.autograd.grad(output, list(learned.values()), _upstream(case, output), allow_unused=True)
+        found |= {name: grad for name, grad in zip(learned, grads, strict=True) if grad is not None}
+    return found
+
+
+def _weights_of_rows(case: Case, weights: Tensor, rows: Tensor) -> Tensor:
+    """The requested weights of the first sequence at the rows of the reference."""
+    weights = weights.detach()[:1]
+    if case.request in ("rows", "received"):
+        return weights
+    return weights.index_select(-1 if case.request in ("entropy", "logsumexp") else -2, rows)
+
+
+def _received(case: Case, contest: Contest, some: Tensors) -> Tensor:
+    """What each key receives from all queries, block by block."""
+    wide = case.size if case.score == "additive" else 1
+    block = max(1, ELEMENTS[case.device] // (case.heads * case.keys * wide))
+    total = torch.zeros((), device=case.device)
+    with torch.no_grad():
+        for rows in torch.arange(case.queries, device=case.device).split(block):
+            weights = contest.reference(some, rows)[1]
+            assert weights is not None
+            total = total + weights
+    return total
+
+
+def _upstream(case: Case, output: Tensor) -> Tensor:
+    """A gradient of the output that differs from place to place, the same number in every dtype."""
+    slope = torch.linspace(-1, 2, output.numel(), device=output.device).reshape(output.shape)
+    return slope.to(case.torch_dtype).to(output.dtype)

@@ -1,0 +1,155 @@
+"""Multi-head attention and Transformer blocks beside torch's layers and beside a block written by hand."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import regard.nn
+from regard.bench.sweep import tensors
+from regard.bench.sweep.attention_contest import mask
+from regard.bench.sweep.cases import Case
+from regard.bench.sweep.contests import Call, Contender, Contest, Make, compiler, leaves, room
+from regard.bench.sweep.plain_forms import Outcome
+from regard.bench.sweep.tensors import Tensors
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]  # query, key, value, blocked pairs
+
+
+def contest(case: Case) -> Contest:
+    """The contenders of a case of kind "multihead" or "block"."""
+    torch.manual_seed(case.index)
+    theirs = _torch_layer(case)
+    layer = _our_layer(case, theirs)
+    given = tensors.make(case)
+    x, kept = given["x"], mask(case, given)
+    given = {**given, **dict(layer.named_parameters())}
+
+    def ours() -> Outcome:
+        return layer(x, mask=mask(case, given) if case.new_mask else kept).output, None
+
+    peers: dict[str, Make] = {
+        "written by hand, SDPA": lambda: _by_hand(case, given),
+        "written by hand, eager": lambda: _by_hand(case, given, eager=True),
+    }
+    if theirs is not None:
+        peers["torch.nn"] = lambda: _torch(case, given, theirs)
+    if case.compiled:
+        peers["written by hand, torch.compile"] = lambda: _by_hand(case, given, compiled=True)
+    return Contest(
+        given,
+        Contender(ours, leaves(given)),
+        peers,
+        lambda some, rows: (forward(case, some, tensors.blocked(case, some, rows), _softmax, rows), None),
+    )
+
+
+def _torch_layer(case: Case) -> nn.MultiheadAttention | nn.TransformerEncoderLayer | None:
+    """torch's own layer; it has none with grouped heads."""
+    options: dict[str, Any] = {"batch_first": True, "device": case.device, "dtype": case.torch_dtype}
+    if case.kind == "block":
+        wide = 4 * case.width
+        layer = nn.TransformerEncoderLayer(
+            case.width, case.heads, wide, dropout=0.0, norm_first=case.pre_norm, **options
+        )
+    elif case.heads == case.kv_heads:
+        layer = nn.MultiheadAttention(case.width, case.heads, **options)
+    else:
+        return None
+    layer.train(case.gradients).requires_grad_(case.gradients)
+    return layer
+
+
+def _our_layer(case: Case, theirs: nn.MultiheadAttention | nn.TransformerEncoderLayer | None) -> nn.Module:
+    """The same layer in this library."""
+    if isinstance(theirs, nn.TransformerEncoderLayer):
+        layer: nn.Module = regard.nn.TransformerEncoderLayer.from_torch(theirs)
+    elif theirs is not None:
+        layer = regard.nn.MultiHeadAttention.from_torch(theirs)
+    else:
+        layer = regard.nn.MultiHeadAttention(case.width, case.heads, kv_heads=case.kv_heads)
+    layer = layer.to(case.device, case.torch_dtype).train(case.gradients)
+    return layer.requires_grad_(case.gradients)
+
+
+def _torch(case: Case, given: Tensors, layer: nn.MultiheadAttention | nn.TransformerEncoderLayer) -> Contender:
+    """torch's layer with the masks that it takes: True may not attend."""
+    x = given["x"]
+    causal = case.mask == "causal"
+
+    def masks() -> tuple[Tensor | None, Tensor | None]:
+        blocked = tensors.blocked(case, given)
+        return (blocked, None) if causal else (None, None if blocked is None else blocked[:, 0, 0])
+
+    kept = masks()
+
+    def run() -> Outcome:
+        pairs, keys = masks() if case.new_mask else kept
+        if isinstance(layer, nn.TransformerEncoderLayer):
+            return layer(x, src_mask=pairs, src_key_padding_mask=keys, is_causal=causal), None
+        options: dict[str, Any] = {"attn_mask": pairs, "key_padding_mask": keys, "is_causal": causal}
+        return layer(x, x, x, need_weights=False, **options)[0], None
+
+    return Contender(run, tuple(p for p in (x, *layer.parameters()) if p.requires_grad))
+
+
+def _by_hand(case: Case, given: Tensors, *, eager: bool = False, compiled: bool = False) -> Contender:
+    if eager:
+        room(case, case.pairs)
+    causal = case.mask == "causal" and not eager
+    kept = None if causal or case.new_mask else tensors.blocked(case, given)
+
+    def sdpa(query: Tensor, key: Tensor, value: Tensor, blocked: Tensor | None) -> Tensor:
+        allowed = None if blocked is None else ~blocked
+        grouped = case.heads != case.kv_heads
+        return F.scaled_dot_product_attention(query, key, value, allowed, is_causal=causal, enable_gqa=grouped)
+
+    def form(given: Tensors, blocked: Tensor | None) -> Outcome:
+        if case.new_mask and not causal:
+            blocked = tensors.blocked(case, given)
+        return forward(case, given, blocked, _softmax if eager else sdpa), None
+
+    call = compiler()(form) if compiled else form
+    run: Call = lambda: call(given, kept)  # noqa: E731
+    return Contender(run, leaves(given))
+
+
+def _softmax(query: Tensor, key: Tensor, value: Tensor, blocked: Tensor | None) -> Tensor:
+    group = query.shape[1] // key.shape[1]
+    key, value = (x if group == 1 else x.repeat_interleave(group, 1) for x in (key, value))
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    return (scores if blocked is None else scores.masked_fill(blocked, -torch.inf)).softmax(-1) @ value
+
+
+def forward(case: Case, given: Tensors, blocked: Tensor | None, attend: Attend, rows: Tensor | None = None) -> Tensor:
+    """The layer from its parameters by their names, for all positions or some."""
+    x = given["x"]
+    if case.kind == "multihead":
+        return _heads(case, given, x, blocked, attend, rows, "")
+    stream = x if rows is None else x[:, rows]
+    read = _norm(given, "around_attention", x) if case.pre_norm else x
+    stream = stream + _heads(case, given, read, blocked, attend, rows, "attention.")
+    if not case.pre_norm:
+        stream = _norm(given, "around_attention", stream)
+    read = _norm(given, "around_feed_forward", stream) if case.pre_norm else stream
+    hidden = F.relu(F.linear(read, given["feed_forward.inner.weight"], given["feed_forward.inner.bias"]))
+    stream = stream + F.linear(hidden, given["feed_forward.outer.weight"], given["feed_forward.outer.bias"])
+    return stream if case.pre_norm else _norm(given, "around_feed_forward", stream)
+
+
+def _norm(given: Tensors, name: str, x: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], given[f"{name}.norm.weight"], given[f"{name}.norm.bias"])
+
+
+def _heads(
+    case: Case, given: Tensors, x: Tensor, blocked: Tensor | None, attend: Attend, rows: Tensor | None, prefix: str
+) -> Tensor:
+    packed = F.linear(x, given[f"{prefix}projection.weight"], given[f"{prefix}projection.bias"])
+    parts = packed.split([case.heads * case.size, case.kv_heads * case.size, case.kv_heads * case.size], -1)
+    query, key, value = (part.unflatten(-1, (-1, case.size)).transpose(1, 2) for part in parts)
+    if rows is not None:
+        query = query[:, :, rows]
+    output = attend(query, key, value, blocked).transpose(1, 2).flatten(-2)
+    return F.linear(output, given[f"{prefix}output.weight"], given[f"{prefix}output.bias"])

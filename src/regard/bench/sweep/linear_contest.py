@@ -1,0 +1,63 @@
+"""Linear and local attention beside their plain forms."""
+
+from collections.abc import Callable
+
+import regard
+from regard.bench.sweep import plain_forms, tensors
+from regard.bench.sweep.cases import Case
+from regard.bench.sweep.contests import Call, Contender, Contest, Make, compiler, leaves, maker, room
+from regard.bench.sweep.tensors import Tensors
+from regard.core.local import local_attention
+
+Form = Callable[[Case, Tensors], plain_forms.Tensor]
+
+
+def contest(case: Case) -> Contest:
+    """The contenders of a case of kind "linear" or "local"."""
+    given = tensors.make(case)
+    peers: dict[str, Make] = {}
+    for name, (form, elements) in _forms(case).items():
+        peers[name] = maker(given, lambda form=form, elements=elements: _called(case, given, form, elements))
+        if case.compiled:
+            peers[f"{name}, torch.compile"] = maker(
+                given, lambda form=form, elements=elements: _called(case, given, form, elements, compiled=True)
+            )
+    reference = Contest(
+        given,
+        Contender(_linear(case, given) if case.kind == "linear" else _local(case, given), leaves(given)),
+        peers,
+        lambda some, rows: plain_forms.reference(case, some, rows),
+    )
+    return reference
+
+
+def _forms(case: Case) -> dict[str, tuple[Form, int]]:
+    """Plain forms, each with the elements of its largest tensor."""
+    tokens = case.batch * case.heads * case.queries
+    if case.kind == "local":
+        gathered = tokens * (2 * case.before + 1) * case.size
+        return {"dense": (plain_forms.local_dense, case.pairs), "gathered": (plain_forms.local_gathered, gathered)}
+    if case.mask == "causal":
+        chunks = tokens * max(128, case.size * case.value_size // 64)
+        return {"chunks": (plain_forms.linear_chunks, chunks), "all pairs": (plain_forms.linear_rows, case.pairs)}
+    return {"eager": (plain_forms.linear, tokens * case.size)}
+
+
+def _called(case: Case, given: Tensors, form: Form, elements: int, *, compiled: bool = False) -> Call:
+    room(case, elements)
+    if not compiled:
+        return lambda: (form(case, given), None)
+    fused = compiler()(lambda given: (form(case, given), None))
+    return lambda: fused(given)
+
+
+def _linear(case: Case, given: Tensors) -> Call:
+    features = regard.EluFeatures() if case.features == "elu" else regard.PerformerFeatures(given["projection"])
+    query, key, value = (given[name] for name in ("query", "key", "value"))
+    causal = case.mask == "causal"
+    return lambda: (regard.linear_attention(query, key, value, features=features, causal=causal), None)
+
+
+def _local(case: Case, given: Tensors) -> Call:
+    query, key, value, centre = (given[name] for name in ("query", "key", "value", "centre"))
+    return lambda: (local_attention(query, key, value, centre, reach=case.before).output, None)

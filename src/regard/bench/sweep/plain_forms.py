@@ -1,0 +1,198 @@
+"""Attention as people write it in a few lines of torch: the eager peers, and in float64 the reference.
+
+Each form takes the tensors of a case in any dtype, and all queries or some rows of them. The weights that a case
+requests come back beside the output.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.bench.sweep import tensors
+from regard.bench.sweep.cases import Case
+from regard.bench.sweep.tensors import Tensors
+
+Outcome = tuple[Tensor, Tensor | None]  # the output and the requested weights
+MASKED = -1e4  # of sparse normalisers, which subtract scores from each other: −inf would give NaN
+
+
+def attend(
+    case: Case,
+    given: Tensors,
+    blocked: Tensor | None,
+    bias: Tensor | None,
+    rows: Tensor | None = None,
+    *,
+    fusible: bool = False,
+) -> Outcome:
+    """normalize(score(Q, K) + bias, masked) V."""
+    query = given["query"] if rows is None else given["query"][..., rows, :]
+    group = case.heads // case.kv_heads
+    key, value = (x if group == 1 else x.repeat_interleave(group, 1) for x in (given["key"], given["value"]))
+    scores = score(case, query, key, given.get("weight"), fusible=fusible)
+    if bias is not None:
+        scores = scores + bias
+    if blocked is not None:
+        scores = scores.masked_fill(blocked, MASKED if case.normalizer in ("sparsemax", "entmax") else -math.inf)
+    weights = normalize(case.normalizer, scores)
+    # The entropy of hard attention is that of the distribution which it samples from.
+    asked = scores.softmax(-1) if case.normalizer == "hard" and case.request == "entropy" else weights
+    return weights @ value, requested(case.request, asked, scores)
+
+
+def reference(case: Case, given: Tensors, rows: Tensor) -> Outcome:
+    """Some rows of a case of any kind but a layer."""
+    if case.kind == "linear":
+        return linear_rows(case, given, rows), None
+    if case.kind == "local":
+        return local_dense(case, given, rows), None
+    dtype = given["query"].dtype
+    return attend(case, given, tensors.blocked(case, given, rows), tensors.bias(case, given, dtype, rows), rows)
+
+
+def score(case: Case, query: Tensor, key: Tensor, weight: Tensor | None, *, fusible: bool = False) -> Tensor:
+    """The scores (b, h, q, k). `fusible` sums over features, which torch.compile fuses with the tanh."""
+    if case.score == "additive":
+        assert weight is not None
+        features = torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3))
+        return (features * weight).sum(-1) if fusible else features @ weight
+    query, key, scale = prepared(case, query, key, weight)
+    scores = query @ key.mT * scale
+    return 30.0 * torch.tanh(scores / 30.0) if case.score == "softcap" else scores
+
+
+def prepared(case: Case, query: Tensor, key: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, float]:
+    """Queries, keys and a factor whose product is the score."""
+    if case.score == "cosine":
+        return F.normalize(query, dim=-1), F.normalize(key, dim=-1), 10.0
+    if case.score == "bilinear":
+        assert weight is not None
+        return query @ weight, key, 1.0
+    return query, key, 1.0 if case.score == "dot" else 1 / math.sqrt(case.size)
+
+
+def normalize(name: str, scores: Tensor) -> Tensor:
+    """The textbook form of each normaliser; sparse ones sort."""
+    if name == "softmax":
+        return scores.softmax(-1)
+    if name == "sigmoid":
+        return scores.sigmoid()
+    if name == "hard":
+        return F.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
+    exact = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    exact = exact - exact.amax(-1, keepdim=True)
+    weights = _sparsemax(exact) if name == "sparsemax" else _entmax(exact)
+    return weights.to(scores.dtype)
+
+
+def _sparsemax(scores: Tensor) -> Tensor:
+    """Martins and Astudillo 2016, algorithm 1."""
+    ordered = scores.sort(-1, descending=True).values
+    count = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
+    sums = ordered.cumsum(-1) - 1
+    support = (count * ordered > sums).sum(-1, keepdim=True)
+    return (scores - sums.gather(-1, support - 1) / support).clamp(min=0)
+
+
+def _entmax(scores: Tensor) -> Tensor:
+    """Peters, Niculae and Martins 2019, algorithm 2, for α = 1.5."""
+    scores = scores / 2
+    ordered = scores.sort(-1, descending=True).values
+    count = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
+    mean, square = ordered.cumsum(-1) / count, ordered.square().cumsum(-1) / count
+    spread = (1 - count * (square - mean.square())) / count
+    threshold = mean - spread.clamp(min=torch.finfo(scores.dtype).tiny).sqrt()
+    support = (threshold <= ordered).sum(-1, keepdim=True)
+    return (scores - threshold.gather(-1, support - 1)).clamp(min=0).square()
+
+
+def requested(request: str, weights: Tensor, scores: Tensor) -> Tensor | None:
+    """What a request returns of the weights."""
+    if request == "full":
+        return weights
+    if request == "rows":
+        return weights[..., [0, -1], :]
+    if request == "top":
+        return weights.topk(min(8, weights.shape[-1]), -1).values
+    if request == "received":
+        return weights.sum(-2)
+    if request == "entropy":
+        return torch.special.entr(weights).sum(-1)
+    return scores.logsumexp(-1) if request == "logsumexp" else None
+
+
+def features(case: Case, x: Tensor, projection: Tensor | None) -> Tensor:
+    """φ(x): elu(x) + 1 (Katharopoulos et al. 2020), or the Performer's, divided by their largest."""
+    if case.features == "elu":
+        return F.elu(x) + 1
+    assert projection is not None
+    x = x * case.size**-0.25
+    logarithm = x @ projection.mT - x.square().sum(-1, keepdim=True) / 2
+    return (logarithm - logarithm.amax((-2, -1), keepdim=True)).exp()
+
+
+def linear(case: Case, given: Tensors) -> Tensor:
+    """φ(Q) (φ(K)ᵀ V) / φ(Q) (φ(K)ᵀ 1), full attention."""
+    query, key = (features(case, given[name], given.get("projection")) for name in ("query", "key"))
+    summary, total = key.mT @ given["value"], key.sum(-2)
+    return (query @ summary) / (query @ total.unsqueeze(-1))
+
+
+def linear_rows(case: Case, given: Tensors, rows: Tensor | None = None) -> Tensor:
+    """The same through the matrix of all pairs, which a causal mask then covers."""
+    query, key = (features(case, given[name], given.get("projection")) for name in ("query", "key"))
+    if rows is not None:
+        query = query[..., rows, :]
+    pairs = query @ key.mT
+    if case.mask == "causal":
+        later = tensors.blocked(case, given, rows)
+        assert later is not None
+        pairs = pairs.masked_fill(later, 0)
+    return (pairs @ given["value"]) / pairs.sum(-1, keepdim=True)
+
+
+def linear_chunks(case: Case, given: Tensors, chunk: int = 128) -> Tensor:
+    """Causal attention chunk by chunk: pairs inside a chunk, and the summary of the chunks before it."""
+    length = case.queries
+    count = math.ceil(length / chunk)
+    query, key = (features(case, given[name], given.get("projection")) for name in ("query", "key"))
+    value = torch.cat([given["value"], torch.ones_like(given["value"][..., :1])], -1)
+    query, key, value = (
+        F.pad(x, (0, 0, 0, count * chunk - length)).unflatten(-2, (count, chunk)) for x in (query, key, value)
+    )
+    summaries = (key.mT @ value).cumsum(-3)
+    before = F.pad(summaries[..., :-1, :, :], (0, 0, 0, 0, 1, 0))
+    both = (query @ key.mT).tril() @ value + query @ before
+    both = both.flatten(-3, -2)[..., :length, :]
+    return both[..., :-1] / both[..., -1:]
+
+
+def local_dense(case: Case, given: Tensors, rows: Tensor | None = None) -> Tensor:
+    """Local attention (Luong et al. 2015, section 3.2) over all keys, those out of reach masked."""
+    query, centre = given["query"], given["centre"]
+    if rows is not None:
+        query, centre = query[..., rows, :], centre[..., rows]
+    distance = torch.arange(case.keys, device=query.device) - centre.unsqueeze(-1)
+    scores = query @ given["key"].mT / math.sqrt(case.size)
+    weights = scores.masked_fill(distance.abs() > case.before, -math.inf).softmax(-1)
+    weights = weights * torch.exp(distance.square() * (-2.0 / case.before**2)).to(weights.dtype)
+    return weights @ given["value"]
+
+
+def local_gathered(case: Case, given: Tensors) -> Tensor:
+    """The same over the keys within reach, gathered for each query."""
+    query, key, value, centre = (given[name] for name in ("query", "key", "value", "centre"))
+    first = torch.ceil(centre.detach() - case.before).long().unsqueeze(-1)
+    place = first + torch.arange(2 * case.before + 1, device=query.device)
+    distance = place - centre.unsqueeze(-1)
+    outside = (place < 0) | (place >= case.keys) | (distance.abs() > case.before)
+    index = place.clamp(0, case.keys - 1).flatten(-2).unsqueeze(-1)
+    near_key, near_value = (
+        x.gather(-2, index.expand(*index.shape[:-1], x.shape[-1])).unflatten(-2, place.shape[-2:]) for x in (key, value)
+    )
+    scores = (near_key @ query.unsqueeze(-1)).squeeze(-1) / math.sqrt(case.size)
+    weights = scores.masked_fill(outside, -math.inf).softmax(-1)
+    weights = weights * torch.exp(distance.square() * (-2.0 / case.before**2)).to(weights.dtype)
+    return (weights.unsqueeze(-2) @ near_value).squeeze(-2)

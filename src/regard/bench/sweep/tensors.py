@@ -1,0 +1,133 @@
+"""The tensors of a case, the same in every run, and its masks and biases as dense tensors."""
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+from regard.bench.sweep.cases import Case
+from regard.core.features import PerformerFeatures
+
+Tensors = dict[str, Tensor]
+BATCHED = ("query", "key", "value", "centre", "lengths", "ids", "x")  # the first axis is the batch
+LEARNED = ("query", "key", "value", "centre", "weight", "table", "bias", "x")  # get gradients
+REACH = 128  # of the learned table of relative positions
+
+
+def make(case: Case) -> Tensors:
+    """Everything that the call of a case is given; layers have their parameters beside."""
+    name = f"{case.seed} {case.index}".encode()
+    source = torch.Generator(case.device).manual_seed(int(hashlib.sha256(name).hexdigest()[:12], 16))
+    if case.kind in ("multihead", "block"):
+        found = {"x": _normal(case, source, case.batch, case.queries, case.width)}
+    else:
+        query = _heads(case, source, case.heads, case.queries, case.size)
+        if case.score == "dot":  # people scale what they multiply, or softmax takes one key alone
+            query = query / math.sqrt(case.size)
+        found = {
+            "query": query,
+            "key": _heads(case, source, case.kv_heads, case.keys, case.size),
+            "value": _heads(case, source, case.kv_heads, case.keys, case.value_size),
+        }
+    found |= _parameters(case, source) | _positions(case, source)
+    if case.gradients:
+        for name in found:
+            if name in LEARNED:
+                found[name].requires_grad_()
+    return found
+
+
+def _normal(case: Case, source: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=source, device=case.device, dtype=case.torch_dtype)
+
+
+def _heads(case: Case, source: torch.Generator, heads: int, length: int, size: int) -> Tensor:
+    if case.tokens_first:
+        return _normal(case, source, case.batch, length, heads, size).transpose(1, 2)
+    return _normal(case, source, case.batch, heads, length, size)
+
+
+def _parameters(case: Case, source: torch.Generator) -> Tensors:
+    found: Tensors = {}
+    if case.score == "additive":
+        found["weight"] = _normal(case, source, case.size) / math.sqrt(case.size)
+    if case.score == "bilinear":
+        found["weight"] = _normal(case, source, case.size, case.size) / case.size
+    if case.bias == "alibi":
+        found["slopes"] = 2.0 ** (-8.0 * torch.arange(1, case.heads + 1, device=case.device) / case.heads)
+    if case.bias == "relative":
+        found["table"] = _normal(case, source, case.heads, 2 * REACH + 1)
+    if case.bias == "tensor":
+        found["bias"] = _normal(case, source, case.heads, case.queries, case.keys)
+    if case.kind == "linear" and case.features == "performer":
+        drawn = PerformerFeatures.draw(case.size, generator=torch.Generator().manual_seed(case.index))
+        found["projection"] = drawn.projection.to(case.device, case.torch_dtype)
+    return found
+
+
+def _positions(case: Case, source: torch.Generator) -> Tensors:
+    device, batch, keys = case.device, case.batch, case.keys
+    found: Tensors = {}
+    if "padding" in case.mask:
+        found["lengths"] = torch.randint(max(1, keys // 4), keys + 1, (batch,), generator=source, device=device)
+    if case.mask in ("segments", "documents"):
+        starts = torch.rand(batch, keys, generator=source, device=device) < min(0.5, 8 / keys)
+        found["ids"] = starts.cumsum(-1)
+    if case.mask == "dense":
+        allowed = torch.rand(case.queries, keys, generator=source, device=device) < 0.8
+        allowed[:, 0] = True  # no row is empty: the plain forms would give NaN there
+        found["allowed"] = allowed
+    if case.kind == "local":
+        found["centre"] = keys * torch.rand(batch, case.heads, case.queries, generator=source, device=device)
+    return found
+
+
+def example(case: Case, given: Tensors, dtype: torch.dtype, *, gradients: bool) -> Tensors:
+    """Copies of the first sequence's tensors in another dtype."""
+    found: Tensors = {}
+    for name, tensor in given.items():
+        part = (tensor[:1] if name in BATCHED else tensor).detach()
+        found[name] = part.to(dtype) if part.is_floating_point() else part
+        if gradients and given[name].requires_grad:
+            found[name] = found[name].clone().requires_grad_()
+    return found
+
+
+def blocked(case: Case, given: Tensors, rows: Tensor | None = None) -> Tensor | None:
+    """Pairs that may not attend, as a bool tensor (b or 1, 1, rows, keys); None without a mask."""
+    if case.mask == "none":
+        return None
+    device = torch.device(case.device)
+    row = (torch.arange(case.queries, device=device) if rows is None else rows)[:, None]
+    column = torch.arange(case.keys, device=device)
+    if case.mask == "dense":
+        allowed = given["allowed"] if rows is None else given["allowed"][rows]
+        return ~allowed
+    later = column > row + (case.keys - case.queries if case.mask == "cache" else 0)
+    if case.mask in ("causal", "cache"):
+        return later
+    if case.mask == "window":
+        return later | (column < row - case.before)
+    if case.mask == "padding":
+        return column >= given["lengths"][:, None, None, None]
+    if case.mask == "causal_padding":
+        return later | (column >= given["lengths"][:, None, None, None])
+    ids = given["ids"]
+    apart = (ids if rows is None else ids[:, rows])[:, None, :, None] != ids[:, None, None, :]
+    return apart if case.mask == "segments" else apart | later
+
+
+def bias(case: Case, given: Tensors, dtype: torch.dtype, rows: Tensor | None = None) -> Tensor | None:
+    """What is added to the scores, (h, rows, keys); None without a bias."""
+    if case.bias == "none":
+        return None
+    if case.bias == "tensor":
+        return given["bias"] if rows is None else given["bias"][:, rows]
+    device = torch.device(case.device)
+    row = (torch.arange(case.queries, device=device) if rows is None else rows)[:, None]
+    distance = torch.arange(case.keys, device=device) - row
+    if case.bias == "alibi":
+        slopes = given["slopes"]
+        return (-slopes[:, None, None] * distance.abs().to(slopes.dtype)).to(dtype)
+    return given["table"][:, distance.clamp(-REACH, REACH) + REACH]

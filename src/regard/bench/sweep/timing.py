@@ -1,0 +1,237 @@
+"""The measurements of one case: wall clock in turns, host time, kernels and synchronisations, memory, errors."""
+
+import contextlib
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from regard.bench.measurement import cuda_memory, orders, why
+from regard.bench.sweep import attention_contest, error_budgets, layer_contest, linear_contest
+from regard.bench.sweep.cases import Case
+from regard.bench.sweep.contests import Contender, Contest
+
+Run = Callable[[], None]
+SECONDS = {"cpu": 1.5, "cuda": 0.25}  # that the turns of a case may take
+ROUNDS = {"cpu": (3, 25), "cuda": (7, 60)}  # at least, whatever they take, and at most
+READING = 1e-3  # seconds that a reading on a CPU takes at least: shorter calls are repeated
+SHORT = 0.05  # seconds of a call whose first reading is the best of three
+BEHIND = 3.0  # a peer that takes so many times the best peer's time has no more turns
+CACHE = {"cpu": 2**26, "cuda": 2**28}  # bytes that are overwritten before a cold call
+WRONG = 50.0  # budgets: a peer beyond them computes something else and is left out
+SLOW = 20.0  # seconds of a single call after which a case ends
+
+
+@dataclass
+class Measured:
+    """What was measured of a case; None where it was not or could not be."""
+
+    case: Case
+    seconds: float | None = None  # of regard's call, the median
+    first: float | None = None  # seconds of its first call: libraries load, kernels compile
+    peers: dict[str, float] = field(default_factory=dict)  # seconds of each peer
+    left_out: dict[str, str] = field(default_factory=dict)  # peers that did not take part, and why
+    errors: dict[str, float] = field(default_factory=dict)  # in budgets
+    host: float | None = None  # seconds until regard's call returns, CUDA
+    kernels: int | None = None  # that it runs, CUDA
+    synchronisations: int | None = None
+    memory: int | None = None  # bytes beyond those before the call, at the peak
+    peer_memory: int | None = None  # of the best peer
+    failed: str | None = None  # why regard's call did not run
+
+    @property
+    def best(self) -> str | None:
+        """The fastest peer."""
+        return min(self.peers, key=self.peers.__getitem__, default=None)
+
+    @property
+    def ratio(self) -> float | None:
+        """The best peer's time divided by regard's: more than 1 is faster."""
+        return None if self.best is None or not self.seconds else self.peers[self.best] / self.seconds
+
+    @property
+    def error(self) -> float | None:
+        """The largest error in budgets; at most 1 is within the budget."""
+        return max(self.errors.values(), default=None)
+
+
+def contest(case: Case) -> Contest:
+    """The contenders of a case of any kind."""
+    if case.kind == "attention":
+        return attention_contest.contest(case)
+    return linear_contest.contest(case) if case.kind in ("linear", "local") else layer_contest.contest(case)
+
+
+def measure(case: Case) -> Measured:
+    """Every contender of a case."""
+    found = Measured(case)
+    try:
+        _measure(case, found)
+    except Exception as problem:  # one case that fails does not end a sweep
+        found.failed = why(problem)
+    gc.collect()
+    if case.device == "cuda":
+        torch.cuda.empty_cache()
+    return found
+
+
+def _measure(case: Case, found: Measured) -> None:
+    if case.compiled:
+        torch.compiler.reset()  # what was compiled for earlier cases counts towards torch's limit for one function
+    field = contest(case)
+    truth = error_budgets.truth(case, field)
+    found.first = _clock(lambda: _run(case, field.ours)(), case.device)
+    found.errors = error_budgets.budgets(case, field, field.ours, truth)
+    contenders = {"regard": field.ours}
+    for name, make in field.peers.items():
+        try:
+            peer = make()
+            off = error_budgets.budgets(case, field, peer, truth)["output"]
+            if not off <= WRONG:
+                raise ValueError(f"its output is off by {off:.0f} budgets")
+            contenders[name] = peer
+        except Exception as problem:  # the failure of a peer is a result
+            found.left_out[name] = why(problem)
+            gc.collect()
+            if case.device == "cuda":
+                torch.cuda.empty_cache()
+    runs = {name: _run(case, one) for name, one in contenders.items()}
+    times = turns(case, runs)
+    found.seconds = times.pop("regard")
+    found.peers = times
+    found.memory = peak(runs["regard"], case.device)
+    if found.best is not None:
+        found.peer_memory = peak(runs[found.best], case.device)
+    if case.device == "cuda":
+        found.host = _host(runs["regard"])
+        found.kernels, found.synchronisations = launches(runs["regard"])
+
+
+def _run(case: Case, contender: Contender) -> Run:
+    """A call with its gradients, or without."""
+    if not case.gradients:
+
+        def forward() -> None:
+            with torch.no_grad():
+                contender.call()
+
+        return forward
+
+    upstream = torch.ones((), device=case.device, dtype=case.torch_dtype)
+
+    def both() -> None:
+        output, _ = contender.call()
+        torch.autograd.grad(output, contender.leaves, upstream.expand_as(output), allow_unused=True)
+
+    return both
+
+
+def _clock(run: Run, device: str, number: int = 1) -> float:
+    """Seconds of a call until the device has finished."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(number):
+        run()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / number
+
+
+def turns(case: Case, runs: dict[str, Run]) -> dict[str, float]:
+    """The median time of each call; calls take turns, so that a machine that slows down affects all of them."""
+    device = case.device
+    spoiled = torch.empty(CACHE[device], dtype=torch.uint8, device=device) if case.cold else None
+
+    def reading(name: str) -> float:
+        if spoiled is not None:
+            spoiled.fill_(1)
+        return _clock(runs[name], device, numbers[name])
+
+    numbers = dict.fromkeys(runs, 1)
+    readings = {}
+    for name, run in runs.items():  # the second call: the first one compiled
+        second = _clock(run, device)
+        if device == "cpu" and not case.cold:
+            numbers[name] = max(1, min(100, round(READING / second)))
+        readings[name] = [min(reading(name) for _ in range(3 if second < SHORT else 1))]
+    peers = [times[0] for name, times in readings.items() if name != "regard"]
+    limit = BEHIND * min(peers, default=0.0)
+    active = [name for name in runs if name == "regard" or readings[name][0] <= limit]
+    least, most = ROUNDS[device]
+    begin = time.perf_counter()
+    sequences = orders(len(active))
+    for number in range(most):
+        spent = time.perf_counter() - begin
+        if (number >= least and spent > SECONDS[device]) or spent > SLOW:
+            break
+        for place in sequences[number % len(sequences)]:
+            readings[active[place]].append(reading(active[place]))
+    return {name: statistics.median(times[1:] or times) for name, times in readings.items()}
+
+
+def _host(run: Run, times: int = 15) -> float:
+    """Seconds until a call returns, the device idle before it."""
+    found = []
+    for _ in range(times):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - begin)
+    torch.cuda.synchronize()
+    return statistics.median(found)
+
+
+def launches(run: Run) -> tuple[int, int]:
+    """The number of kernels that a call runs, and how often it waits for the device."""
+
+    def counted(run: Run) -> tuple[int, int]:
+        torch.cuda.synchronize()
+        with _silent(), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+            run()
+        kernels = waits = 0
+        for event in profiler.events() or ():
+            on_device = event.device_type == torch.autograd.DeviceType.CUDA
+            if on_device and not getattr(event, "is_user_annotation", False):
+                kernels += not event.name.startswith(("Memcpy", "Memset"))
+            elif event.name in ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"):
+                waits += 1
+        return kernels, waits
+
+    counted(run)  # the first profile of a process initialises the profiler
+    empty = counted(lambda: None)  # the profiler itself waits when it ends
+    kernels, waits = counted(run)
+    return kernels - empty[0], max(0, waits - empty[1])
+
+
+def peak(run: Run, device: str) -> int:
+    """Bytes that torch's allocator holds beyond those before the call, at the peak."""
+    if device == "cuda":
+        return cuda_memory(run)  # pyrefly: ignore[bad-argument-type]
+    with _silent(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    held = highest = 0
+    results = profiler.profiler.kineto_results if profiler.profiler is not None else None
+    events = [] if results is None else [event for event in results.events() if event.name() == "[memory]"]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()  # pyrefly: ignore[missing-attribute]
+        highest = max(highest, held)
+    return highest
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Drops what the profiler's own library prints to standard error at each start and stop."""
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -1,0 +1,154 @@
+"""Attention on CUDA under bands, lengths and segments, with ALiBi: a block of queries visits its range of keys alone.
+
+Lengths and ids are arguments of the Triton kernel: no mask tensor is built, and the host does not wait for the device.
+The ranges of segments are computed on the device, in one or two launches, once for a mask object.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.core.backends.result import Direct, Result
+from regard.core.biases import Alibi
+from regard.core.clauses import Clauses, clauses
+from regard.core.mask_cache import stored
+from regard.core.masks import Mask
+from regard.core.nonfinite import seen_keys, zero_masked_keys, zeroed
+from regard.core.problem import HALF, Problem
+from regard.core.scores import Bilinear, Dot, ScaledDot
+from regard.kernels.availability import TRITON
+
+KERNEL = "triton ranges"
+_LEAST = 65  # queries and keys: shorter sequences have a kernel of their own
+_SIZES = (16, 32, 64, 128)
+_PROGRAMS = 65_535  # on the second axis of a launch
+
+
+class Lowered(NamedTuple):
+    """The mask as arguments of the kernel, and the keys that any query attends where the kernel does not test that."""
+
+    rules: Any
+    seen: Tensor | None
+
+
+def serves(problem: Problem, found: Clauses | None) -> bool:
+    """Return whether the kernel computes the problem and torch's own kernels have no argument for its mask or bias."""
+    if found is None or not _simple(found) or problem.dropout > 0.0 or problem.score.why_no_product() is not None:
+        return False
+    if problem.bias is not None and (type(problem.bias) is not Alibi or problem.bias_learned):
+        return False
+    if isinstance(problem.score, Bilinear) and problem.query.dtype == torch.float16:
+        return False  # query times weight can overflow float16
+    return _worth_it(found, problem.bias) and _fits(problem.query, problem.key, problem.value)
+
+
+def _simple(found: Clauses) -> bool:
+    return not found.dense and len(found.segments) <= 1 and not found.by_head
+
+
+def _worth_it(found: Clauses, bias: object) -> bool:
+    by_torch = found.low is None and found.high in (None, 0)
+    return bias is not None or not by_torch or found.lengths is not None or len(found.segments) > 0
+
+
+def _fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Return whether the kernel supports these shapes and dtypes; query heads may share key heads."""
+    queries, keys, heads = query.shape[-2], key.shape[-2], query.shape[-3]
+    if query.dtype not in HALF or min(queries, keys) < _LEAST or not TRITON or torch.compiler.is_compiling():
+        return False
+    if key.shape[-1] not in _SIZES or value.shape[-1] not in _SIZES or math.prod(query.shape[:-2]) > _PROGRAMS:
+        return False
+    # The heads and rows of a batch row lie within 2³¹ numbers, as the kernel counts them, in a copy without gaps too.
+    tensors = (query, key, value)
+    reach = max(128 * max(queries, keys), *(t.stride(-3) for t in tensors))
+    return heads * reach < 2**31 and max(queries, keys) * max(t.stride(-2) for t in tensors) < 2**31
+
+
+def working_bytes(problem: Problem, found: Clauses) -> int:
+    """Return the bytes of the segments' bounds: four numbers for each 32 queries and each 32 keys."""
+    spans = sum(-(-length // 32) for length in problem.shape[-2:])
+    return 16 * math.prod(problem.shape[:-3]) * spans if found.segments else 0
+
+
+def attend(problem: Problem, found: Clauses) -> Result:
+    """Compute attention by the kernel."""
+    from regard.kernels.triton.range_attention import range_attention  # imports Triton: only where it is used
+
+    lead, mask, shape, device = problem.query.shape[:-3], problem.mask, problem.shape, problem.device
+    if mask is None:
+        lowered = _lowered(found, shape, device)
+    else:
+        lowered = stored(mask, device, ("ranges", shape), lambda: _lowered(found, shape, device))
+    rules = lowered.rules
+    if not isinstance(problem.score, (Dot, ScaledDot)):
+        # The kernel loads no key that none attends; other scores transform the keys first, with a gradient of 0 · NaN.
+        problem = zero_masked_keys(problem)
+    elif lowered.seen is not None:
+        problem = zeroed(problem, lowered.seen)
+    if isinstance(problem.bias, Alibi):
+        slopes = problem.bias.slopes.detach().expand(problem.shape[-3])
+        rules = rules._replace(slopes=slopes, slopes_h=slopes.stride(0), offset=problem.bias.offset)
+    product = problem.score.as_product(problem.query, problem.key)
+    assert product is not None  # serves() has said so
+    tensors = (product.query, product.key, problem.value)
+    query, key, value = (t if t.ndim == 4 else t.reshape(-1, *t.shape[-3:]) for t in tensors)
+    output = range_attention(query, key, value, rules, product.scale)
+    return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]))
+
+
+def direct(problem: Problem, score: ScaledDot) -> Direct:
+    """Return a function that runs the kernel alone, for all calls with the signature of this one."""
+    from regard.kernels.triton.range_attention import range_attention  # imported here, because it imports Triton
+
+    shape, heads, scale = problem.shape, problem.shape[-3], score.factor(problem.query.shape[-1])
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: object, mask: Any, bias: Any) -> Tensor | None:
+        device = query.device
+        if device.index != torch.cuda.current_device():
+            return None
+        if mask is None:
+            lowered = _lowered(Clauses(), shape, device)
+        else:
+            lowered = stored(mask, device, ("ranges", shape), lambda: _lowered_for(mask, shape, device))
+        if lowered.seen is not None:
+            return None
+        rules = lowered.rules
+        if bias is not None:
+            slopes = stored(bias, device, ("slopes", heads), lambda: bias.on(device).slopes.detach().expand(heads))
+            rules = rules._replace(slopes=slopes, slopes_h=slopes.stride(0), offset=bias.offset)
+        return range_attention(query, key, value, rules, scale)
+
+    return attended
+
+
+def _lowered_for(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Lowered:
+    """Return the mask of a call that was checked before as the kernel takes it."""
+    found = clauses(mask.on(device).aligned(shape), *shape[-2:])
+    assert found is not None  # checked by serves()
+    return _lowered(found, shape, device)
+
+
+def _lowered(found: Clauses, shape: tuple[int, ...], device: torch.device) -> Lowered:
+    from regard.kernels.triton.range_attention import Rules  # imports Triton: only where it is used
+    from regard.kernels.triton.segment_bounds import segment_bounds
+
+    lead, (queries, keys) = shape[:-3], shape[-2:]
+    rules = Rules(found.low, found.high)
+    if found.lengths is not None:
+        lengths = found.lengths.expand(*lead, 1).reshape(-1)
+        rules = rules._replace(lengths=lengths, lengths_b=lengths.stride(0))
+    if not found.segments:
+        return Lowered(rules, None)
+    ((of_queries, of_keys),) = found.segments
+    own, other = (t.expand(*lead, 1, -1).reshape(-1, t.shape[-1]) for t in (of_queries, of_keys))
+    row_bounds = segment_bounds(own, other)
+    rules = rules._replace(
+        query_ids=own, query_b=own.stride(0), query_n=own.stride(1), row_bounds=row_bounds,
+        key_ids=other, key_b=other.stride(0), key_n=other.stride(1),
+        key_bounds=row_bounds if of_queries is of_keys else segment_bounds(other, own),
+    )  # fmt: skip
+    # In packed self-attention every key has a query, its own; lengths and bands are tested by the kernel.
+    alone = of_queries is not of_keys or (found.low or 0) > 0 or (found.high or 0) < 0
+    return Lowered(rules, seen_keys(found, queries, keys, device) if alone else None)

@@ -1,0 +1,72 @@
+"""Results computed from a mask or bias object, stored as long as the object lives and its tensors are not written to.
+
+On the CPU the tensors' contents are compared: memory shared with NumPy changes without notice. On a GPU that would mean
+waiting, so their version counters are compared.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from regard.core.biases import Bias
+from regard.core.masks import Mask
+from regard.core.transforms import transformed
+from regard.kernels.availability import capturing
+
+T = TypeVar("T")
+_MOST = 32  # number of results of one mask
+_SHORT = 2**16  # number of entries of a mask's tensors up to which they are compared on the CPU
+_stored: WeakKeyDictionary[Mask | Bias, dict[Hashable, tuple[tuple[Any, ...], Any]]] = WeakKeyDictionary()
+
+
+def stored(mask: Mask | Bias, device: torch.device, key: Hashable, compute: Callable[[], T]) -> T:
+    """Return compute(), or its earlier result for this mask and key; `device` is that of the queries.
+
+    `compute` must not return the mask, which would then never be freed.
+    """
+    tensors = mask.tensors()
+    if not tensors or _uncertain(tensors, device):
+        return compute()
+    # A result is computed in the order of one stream: another one would have to wait for it.
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
+    key = key, device, stream, torch.is_inference_mode_enabled()
+    results = _stored.setdefault(mask, {})
+    found = results.get(key)
+    if found is not None and _unchanged(found[0], tensors, device):
+        return found[1]
+    if len(results) >= _MOST:
+        results.clear()
+    marks = tuple(t.detach().clone() if device.type == "cpu" else t._version for t in tensors)
+    result = compute()
+    results[key] = marks, result
+    return result
+
+
+def _unchanged(marks: tuple[Any, ...], tensors: tuple[Tensor, ...], device: torch.device) -> bool:
+    """Return whether the tensors are as they were when their contents, or on a GPU their versions, were noted."""
+    if device.type == "cpu":
+        return all(torch.equal(t, mark) for t, mark in zip(tensors, marks, strict=True))
+    return all(t._version == mark for t, mark in zip(tensors, marks, strict=True))
+
+
+def _uncertain(tensors: tuple[Tensor, ...], device: torch.device) -> bool:
+    """Return whether the result may be wrong for the next call.
+
+    Tensors of inference mode count no changes. A captured graph must compute the result at each replay. Dispatch modes
+    and transforms put other tensors in place of these. Long tensors are not worth comparing.
+    """
+    if torch.compiler.is_compiling() or transformed() or capturing(device) or torch._C._len_torch_dispatch_stack():
+        return True
+    if any(type(t) is not Tensor for t in tensors):
+        return True
+    if device.type == "cpu":
+        return sum(t.numel() for t in tensors) > _SHORT
+    return any(t.is_inference() for t in tensors)
+
+
+def aligned(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Mask:
+    """Return the mask aligned with scores of this shape: the same object for as long as its tensors do not change."""
+    return stored(mask, device, ("aligned", shape), lambda: mask.on(device).aligned(shape))

@@ -1,0 +1,132 @@
+"""The signature of a call: a key that holds everything but the values in its tensors.
+
+Calls with equal signatures pass the same checks and take the same backend, except for reasons that depend on values.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.core.biases import Alibi, DenseBias, Relative
+from regard.core.masks import And, Band, Dense, Padding, Segments
+from regard.core.normalizers import Entmax, Sigmoid, Softmax, Sparsemax
+from regard.core.requests import Entropy, Full, LogSumExp, Received, TopWeights
+from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot
+from regard.core.transforms import transformed
+from regard.kernels import cuda_graphs
+
+_UNKNOWN = "unknown"  # stands for a record or tensor that cannot be described
+
+
+def signature(
+    query: Any,
+    key: Any,
+    value: Any,
+    score: object,
+    normalize: object,
+    mask: object,
+    bias: object,
+    dropout: object,
+    request: object,
+) -> Hashable | None:
+    """Return the signature of a call; None for the caller's own classes, and inside torch.compile or torch.func."""
+    if not type(query) is type(key) is type(value) is Tensor or type(dropout) is not float:
+        return None
+    if torch.compiler.is_compiling() or transformed():
+        return None
+    if not query.layout is key.layout is value.layout is torch.strided:
+        return None
+    records = (
+        _record(score),
+        _record(normalize),
+        None if mask is None else _record(mask),
+        None if bias is None else _record(bias),
+        None if request is None else _record(request),
+    )
+    if _UNKNOWN in records:
+        return None
+    try:
+        return (
+            query.shape,
+            key.shape,
+            value.shape,
+            query.stride(),
+            key.stride(),
+            value.stride(),
+            query.dtype,
+            key.dtype,
+            value.dtype,
+            query.device,
+            key.device,
+            value.device,
+            query.requires_grad,
+            key.requires_grad,
+            value.requires_grad,
+            torch.is_grad_enabled(),
+            torch.are_deterministic_algorithms_enabled(),
+            cuda_graphs.recording,
+            dropout,
+            records,
+        )
+    except RuntimeError:  # nested tensors have no shape
+        return None
+
+
+def _record(record: object) -> Any:
+    described = _KINDS.get(type(record))
+    return _UNKNOWN if described is None else described(record)
+
+
+def _tensor(tensor: Any) -> Any:
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_nested or tensor.layout is not torch.strided:
+        return _UNKNOWN
+    return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
+
+
+def _segments(mask: Segments) -> Any:
+    query_ids, key_ids = _tensor(mask.query_ids), _tensor(mask.key_ids)
+    if _UNKNOWN in (query_ids, key_ids):
+        return _UNKNOWN
+    return Segments, mask.plain, mask.query_ids is mask.key_ids, query_ids, key_ids
+
+
+def _and(mask: And) -> Any:
+    left, right = _record(mask.left), _record(mask.right)
+    return _UNKNOWN if _UNKNOWN in (left, right) else (And, left, right)
+
+
+def _holding(name: str, *others: str) -> Callable[[Any], Any]:
+    """Return the function that describes records of one tensor and some plain values."""
+
+    def described(record: Any) -> Any:
+        tensor = _tensor(getattr(record, name))
+        return _UNKNOWN if tensor is _UNKNOWN else (type(record), tensor, *[getattr(record, other) for other in others])
+
+    return described
+
+
+def _itself(record: Any) -> Any:
+    return record
+
+
+_KINDS: dict[type, Callable[[Any], Any]] = {
+    ScaledDot: lambda score: (ScaledDot, score.scale, score.softcap),
+    Dot: lambda score: Dot,
+    Cosine: lambda score: (Cosine, score.scale),
+    Bilinear: _holding("weight"),
+    Additive: _holding("weight", "activation"),
+    Softmax: lambda normalize: Softmax,
+    Band: lambda mask: (Band, mask.low, mask.high),
+    Padding: _holding("lengths", "plain"),
+    Segments: _segments,
+    Dense: _holding("tensor"),
+    And: _and,
+    DenseBias: _holding("tensor", "plain"),
+    Alibi: _holding("slopes", "plain", "offset"),
+    Relative: _holding("table", "plain", "offset"),
+    Tensor: _tensor,
+    torch.nn.Parameter: _tensor,
+    **dict.fromkeys((Entmax, Sparsemax, Sigmoid, Full, TopWeights, Received, Entropy, LogSumExp), _itself),
+}

@@ -1,0 +1,249 @@
+"""Linear attention on the CPU: matrix products of blocks that stay in the caches, and their gradient.
+
+With features φ the sums S = Σ φ(k_j) v_jᵀ and z = Σ φ(k_j) give output_i = φ(q_i) S / φ(q_i)·z; a causal pass adds the
+pairs of a chunk to the sums before it. Features are not divided by anything, so the results hold only where `sound`;
+else `regard.core.linear`, whose values these must equal, has to compute them. bfloat16 is multiplied as bfloat16, with
+logarithms of features and sums over blocks in float32.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.kernels.dtypes import HALF
+
+# Bounds of values and of Σ_j φ(q_i)·φ(k_j): products of what lies inside them neither overflow nor vanish.
+_VALUE, _LEAST, _MOST = 1e12, 1e-25, 1e25
+Again = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Elu:
+    """elu(x) + 1, without its cancellation at −1."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.clamp_max(0).exp_().add_(x.clamp_min(0))
+
+    def gradient(self, x: Tensor, mapped: Tensor, change: Tensor) -> Tensor:
+        """That of x from that of its features; these and their gradient are overwritten."""
+        return change.mul_(mapped.clamp_max_(1))
+
+    def fits(self, x: Tensor) -> Tensor:
+        """Which vectors have features that neither overflow nor vanish."""
+        return (x < torch.inf).all(-1)  # the divisors tell the rest
+
+
+class Performer:
+    """exp(w·x' − |x'|²/2) / √m with x' = x / d^¼ and the rows w of `projection` (m, d)."""
+
+    def __init__(self, projection: Tensor, dtype: torch.dtype) -> None:
+        self.count, size = projection.shape
+        self.rows = projection.to(_wide(dtype)) / size**0.25
+        self.narrow, self.half = self.rows.to(dtype), 0.5 / math.sqrt(size)
+        # An exponent is at least −|w| |x'| − |x'|²/2: above −80, nothing vanishes in float32.
+        longest = float(torch.linalg.vector_norm(self.rows, dim=-1).max()) if projection.numel() else 0.0
+        self.reach = (math.sqrt(longest**2 + 4 * self.half * 80) - longest) / (2 * self.half)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        dtype, x = x.dtype, x.to(self.rows.dtype)
+        logs = (x.reshape(-1, x.shape[-1]) @ self.rows.mT).view(*x.shape[:-1], self.count)
+        squares = (x * x).sum(-1, keepdim=True).mul_(self.half).add_(math.log(self.count) / 2)
+        return logs.sub_(squares).exp_().to(dtype)
+
+    def gradient(self, x: Tensor, mapped: Tensor, change: Tensor) -> Tensor:
+        change = change.mul_(mapped)
+        return (change @ self.narrow).addcmul_(x, change.sum(-1, keepdim=True), value=-2 * self.half)
+
+    def fits(self, x: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(x, dim=-1) < self.reach
+
+
+Map = Elu | Performer
+
+
+def sound(features: Map, query: Tensor, key: Tensor, value: Tensor, divisor: Tensor) -> bool:
+    """Are all features, values and divisors numbers within the bounds? NaN is not."""
+    ends = [float(end) for t in (value, divisor) for end in t.aminmax()]
+    within = -_VALUE < ends[0] <= ends[1] < _VALUE and _LEAST < ends[2] <= ends[3] < _MOST
+    return within and (isinstance(features, Elu) or all(bool(features.fits(x).all()) for x in (query, key)))
+
+
+def sound_rows(features: Map, query: Tensor, key: Tensor, value: Tensor, divisor: Tensor) -> int:
+    """The number of first positions at which everything is within the bounds, in all sequences."""
+    fine = features.fits(query) & features.fits(key) & (value.abs() < _VALUE).all(-1)
+    fine &= ((divisor > _LEAST) & (divisor < _MOST)).squeeze(-1)
+    return int(fine.all(0).cumprod(0).sum())
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in HALF else dtype
+
+
+def _spans(length: int, step: int) -> list[slice]:
+    return [slice(first, min(first + step, length)) for first in range(0, length, step)]
+
+
+def _forward(
+    features: Map, query: Tensor, key: Tensor, value: Tensor, step: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Output, divisors, S and z where every query reads all keys: (b, n, …)."""
+    dtype, wide = value.dtype, _wide(value.dtype)
+    sums = value.new_zeros(key.shape[0], features.count, value.shape[-1], dtype=wide)
+    total = key.new_zeros(key.shape[0], features.count, dtype=wide)
+    for at in _spans(key.shape[1], step):
+        keys = features(key[:, at])
+        sums += keys.mT @ value[:, at]
+        total += keys.sum(1, dtype=wide)
+    output, divisor = query.new_empty(*query.shape[:2], value.shape[-1]), query.new_empty(*query.shape[:2], 1)
+    near, ones = sums.to(dtype), total.to(dtype).unsqueeze(1)
+    for at in _spans(query.shape[1], step):
+        queries = features(query[:, at])
+        torch.sum(queries * ones, -1, keepdim=True, out=divisor[:, at])
+        torch.div(queries @ near, divisor[:, at], out=output[:, at])
+    return output, divisor, sums, total
+
+
+def _backward(
+    features: Map, query: Tensor, key: Tensor, value: Tensor, saved: tuple[Tensor, ...], change: Tensor, step: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    output, divisor, sums, total = saved
+    dtype, wide = value.dtype, _wide(value.dtype)
+    near, ones = sums.to(dtype).mT, total.to(dtype).unsqueeze(1)
+    grads = [torch.empty(t.shape, dtype=dtype) for t in (query, key, value)]
+    later, rest = torch.zeros_like(sums), torch.zeros_like(total)
+    for at in _spans(query.shape[1], step):
+        queries, above = features(query[:, at]), change[:, at] / divisor[:, at]
+        delta = (above * output[:, at]).sum(-1, keepdim=True)
+        later += queries.mT @ above
+        rest -= (queries * delta).sum(1, dtype=wide)
+        grad = (above @ near).addcmul_(delta, ones, value=-1)
+        grads[0][:, at] = features.gradient(query[:, at], queries, grad)
+    near, ones = later.to(dtype), rest.to(dtype).unsqueeze(1)
+    for at in _spans(key.shape[1], step):
+        keys = features(key[:, at])
+        grads[2][:, at] = keys @ near
+        grads[1][:, at] = features.gradient(key[:, at], keys, (value[:, at] @ near.mT).add_(ones))
+    return grads[0], grads[1], grads[2]
+
+
+def _segments(length: int, chunk: int, step: int) -> list[tuple[slice, int]]:
+    """Runs of whole chunks, at most `step` positions each, and the length of their chunks; what is left is one more."""
+    whole = length // chunk * chunk
+    runs = [(slice(first, min(first + step, whole)), chunk) for first in range(0, whole, step)]
+    return runs + ([(slice(whole, length), length - whole)] if whole < length else [])
+
+
+def _chunks(x: Tensor, chunk: int) -> Tensor:
+    """(b, n, d) as (b · n / chunk, chunk, d)."""
+    return x.reshape(-1, chunk, x.shape[-1])
+
+
+def _running(before: Tensor, added: Tensor, backwards: bool = False) -> tuple[Tensor, Tensor]:
+    """`before` and the sums with each chunk (b, c, …) so far, one for each chunk; and that after the last."""
+    order = range(added.shape[1] - 1, -1, -1) if backwards else range(added.shape[1])
+    sums = torch.empty(added.shape, dtype=before.dtype)
+    for c in order:
+        sums[:, c] = before
+        before = before + added[:, c]
+    return sums, before
+
+
+def _causal_forward(
+    features: Map, query: Tensor, key: Tensor, value: Tensor, chunk: int, step: int
+) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+    """Output, divisors and, for each segment, S and z before its chunks."""
+    dtype, wide, b = value.dtype, _wide(value.dtype), value.shape[0]
+    sums = value.new_zeros(b, features.count, value.shape[-1], dtype=wide)
+    total = key.new_zeros(b, features.count, dtype=wide)
+    output, divisor = torch.empty_like(value), query.new_empty(*query.shape[:2], 1)
+    kept: list[Tensor] = []
+    ones: list[Tensor] = []
+    for at, size in _segments(query.shape[1], chunk, step):
+        queries, keys, values = (_chunks(t, size) for t in (features(query[:, at]), features(key[:, at]), value[:, at]))
+        before, sums = _running(sums, (keys.mT @ values).unflatten(0, (b, -1)))
+        below, total = _running(total, keys.sum(1, dtype=wide).unflatten(0, (b, -1)))
+        kept.append(before.to(dtype).flatten(0, 1))
+        ones.append(below.to(dtype).flatten(0, 1).unsqueeze(1))
+        pairs = (queries @ keys.mT).tril_()
+        count = (queries * ones[-1]).sum(-1, keepdim=True).add_(pairs.sum(-1, keepdim=True))
+        rows = torch.baddbmm(queries @ kept[-1], pairs, values).div_(count)
+        output[:, at], divisor[:, at] = rows.view(b, -1, rows.shape[-1]), count.view(b, -1, 1)
+    return output, divisor, kept, ones
+
+
+def _causal_backward(
+    features: Map,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    saved: tuple[Any, ...],
+    change: Tensor,
+    chunk: int,
+    step: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    output, divisor, kept, ones = saved
+    dtype, wide, b = value.dtype, _wide(value.dtype), value.shape[0]
+    later = value.new_zeros(b, features.count, value.shape[-1], dtype=wide)
+    rest = key.new_zeros(b, features.count, dtype=wide)
+    grads = [torch.empty(t.shape, dtype=dtype) for t in (query, key, value)]
+    runs = list(zip(_segments(query.shape[1], chunk, step), kept, ones, strict=True))
+    for (at, size), before, below in reversed(runs):
+        queries, keys, values = (_chunks(t, size) for t in (features(query[:, at]), features(key[:, at]), value[:, at]))
+        above = change[:, at] / divisor[:, at]
+        delta = _chunks((above * output[:, at]).sum(-1, keepdim=True), size)
+        above = _chunks(above, size)
+        after, later = _running(later, (queries.mT @ above).unflatten(0, (b, -1)), backwards=True)
+        behind, rest = _running(rest, -(queries * delta).sum(1, dtype=wide).unflatten(0, (b, -1)), backwards=True)
+        after, behind = after.to(dtype).flatten(0, 1), behind.to(dtype).flatten(0, 1).unsqueeze(1)
+        pairs, inner = (queries @ keys.mT).tril_(), (above @ values.mT).sub_(delta).tril_()
+        grads[2][:, at] = torch.baddbmm(keys @ after, pairs.mT, above).view(b, -1, above.shape[-1])
+        grad = torch.baddbmm(above @ before.mT, inner, keys).addcmul_(delta, below, value=-1)
+        wise = torch.baddbmm(values @ after.mT, inner.mT, queries).add_(behind)
+        for i, (x, mapped, each) in enumerate(((query, queries, grad), (key, keys, wise))):
+            shape = (b, -1, features.count)
+            grads[i][:, at] = features.gradient(x[:, at], mapped.view(shape), each.view(shape))
+    return grads[0], grads[1], grads[2]
+
+
+class _Blocks(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, features: Map, query: Tensor, key: Tensor, value: Tensor, chunk: int | None, step: int, again: Again
+    ) -> tuple[Tensor, Tensor]:
+        if chunk is None:
+            output, divisor, *sums = _forward(features, query, key, value, step)
+        else:
+            output, divisor, *sums = _causal_forward(features, query, key, value, chunk, step)
+        ctx.save_for_backward(query, key, value, output, divisor)
+        ctx.sums, ctx.settings = sums, (features, chunk, step, again)
+        ctx.mark_non_differentiable(divisor)
+        return output, divisor
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:
+        change: Tensor = upstream[0]
+        query, key, value, output, divisor = ctx.saved_tensors
+        features, chunk, step, again = ctx.settings
+        if torch.is_grad_enabled():  # a second derivative is wanted: that of the general path
+            grads = torch.autograd.grad(again(query, key, value), (query, key, value), change, create_graph=True)
+        elif chunk is None:
+            grads = _backward(features, query, key, value, (output, divisor, *ctx.sums), change, step)
+        else:
+            grads = _causal_backward(features, query, key, value, (output, divisor, *ctx.sums), change, chunk, step)
+        return None, *grads, None, None, None
+
+
+def linear_attention(
+    features: Map, query: Tensor, key: Tensor, value: Tensor, chunk: int | None, step: int, again: Again
+) -> tuple[Tensor, Tensor]:
+    """The output (b, q, e) of queries (b, q, d), keys (b, k, d) and values (b, k, e), and the divisors (b, q, 1).
+
+    With `chunk` query i reads keys j ≤ i, of which there are as many; blocks have at most `step` positions. `again`
+    computes the same and is differentiated where a second derivative is wanted.
+    """
+    return _Blocks.apply(features, query, key, value, chunk, step, again)

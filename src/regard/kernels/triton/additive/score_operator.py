@@ -1,0 +1,48 @@
+"""Additive scores alone, as a differentiable function: for weights on request and for normalisers without a kernel."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.kernels.derivatives import REFERENCE, once_only
+from regard.kernels.triton.additive import stored
+from regard.kernels.triton.additive.pairs import EVERY
+from regard.kernels.triton.additive.plan import Inputs
+
+_LN2 = math.log(2.0)  # the stored scores are in base 2
+
+
+def scores(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
+    """w · tanh(q + k) (…, h, q, k) from query (…, h, q, f), key (…, h, k, f) and weight (f,) or (h, f).
+
+    The plain function: `regard.core.scores.Additive`.
+    """
+    return _Scores.apply(query, key, weight)
+
+
+def _inputs(query: Tensor, key: Tensor, weight: Tensor) -> Inputs:
+    query, key = (t.reshape(-1, *t.shape[-3:]) if t.dim() > 2 else t[None, None] for t in (query, key))
+    return Inputs(query, key, key, weight if weight.stride(-1) == 1 else weight.contiguous(), None, "tanh")
+
+
+class _Scores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(query, key, weight)
+        inputs = _inputs(query, key, weight)
+        found = stored.pair_scores(inputs, EVERY, stored.recipe(inputs, EVERY, stored.DEFAULT))
+        shape = *query.shape[:-1], key.shape[-2]
+        return (found[:, : shape[-2], : shape[-1]] * _LN2).to(query.dtype).reshape(shape)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, ...]:
+        once_only("the additive score kernel", REFERENCE)
+        query, key, weight = ctx.saved_tensors
+        inputs = _inputs(query, key, weight)
+        plan = stored.recipe(inputs, EVERY, stored.DEFAULT)
+        slab = torch.zeros(plan.room, device=query.device, dtype=torch.float32)
+        slab[:, : query.shape[-2], : key.shape[-2]] = upstream[0].reshape(-1, *upstream[0].shape[-2:])
+        found = stored.feature_gradients(inputs, EVERY, plan, slab)
+        return tuple(t.reshape(x.shape).to(x.dtype) for t, x in zip(found, (query, key, weight), strict=True))

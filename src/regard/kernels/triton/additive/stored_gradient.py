@@ -1,0 +1,177 @@
+"""Gradients from stored scores: dS in float32 beside them, then every gradient in one more tanh per pair and unit."""
+
+import triton
+import triton.language as tl
+
+from regard.kernels.triton.additive.pairs import (
+    LOG2E,
+    dropout_factor,
+    key_range,
+    power_of_two,
+    product,
+    query_range,
+)
+from regard.kernels.triton.additive.stored_scores import element, finite_values, four_elements, tanh_and_slope
+
+
+@triton.jit
+def _weights(s, row_lse, NATIVE: tl.constexpr):
+    """e^{score - lse}: 0 where a pair does not attend, even in a row of NaN."""
+    return tl.where(s == float("-inf"), 0.0, power_of_two(s - row_lse * LOG2E, NATIVE))
+
+
+@triton.jit
+def score_gradient(
+    scores, value, v_b, v_h, v_n, v_e, grad, g_b, g_h, g_n, g_e, output, lse, change, pairs, out,
+    heads, groups, n_q, n_k, q_pad, k_pad, e_size,
+    NATIVE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """dS of BM queries and BN keys: P (dO V' - Σ dO O + dlse); 0 in the padding."""
+    tiles = k_pad // BN
+    z, j0, i0 = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BN, tl.program_id(1) * BM
+    b, h = z // heads, z % heads
+    i, j = i0 + tl.arange(0, BM), j0 + tl.arange(0, BN)
+    row = z.to(tl.int64) * n_q + i
+    place = (z.to(tl.int64) * q_pad + i)[:, None] * k_pad + j[None, :]
+    ds = tl.zeros((BM, BN), tl.float32)
+    start, stop = key_range(pairs, b, i0, n_k, BM, 1)
+    if (j0 < stop) & (j0 + BN > start):
+        inner = tl.arange(0, BE)
+        v_at = value + b.to(tl.int64) * v_b + (h // (heads // groups)).to(tl.int64) * v_h
+        v_at += j.to(tl.int64)[None, :] * v_n
+        g_at = grad + b.to(tl.int64) * g_b + h.to(tl.int64) * g_h + i.to(tl.int64)[:, None] * g_n
+        delta = tl.zeros((BM,), tl.float32)
+        dp = tl.zeros((BM, BN), tl.float32)
+        for e0 in range(0, e_size, BE):
+            e = e0 + inner
+            inside = (i < n_q)[:, None] & (e < e_size)[None, :]
+            g = tl.load(g_at + e[None, :] * g_e, mask=inside, other=0.0)
+            o = tl.load(output + row[:, None] * e_size + e[None, :], mask=inside, other=0.0)
+            delta += tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
+            v, _ = finite_values(v_at + e[:, None] * v_e, (e < e_size)[:, None] & (j < n_k)[None, :], 0)
+            dp = product(g, v, dp, PRECISION)
+        if change is not None:
+            delta -= tl.load(change + row, mask=i < n_q, other=0.0)
+        s = tl.load(scores + place, mask=(i < n_q)[:, None], other=float("-inf"))
+        p = _weights(s, tl.load(lse + row, mask=i < n_q, other=0.0)[:, None], NATIVE)
+        if pairs.keep is not None:
+            dp *= dropout_factor(pairs, z, i[:, None], j[None, :])
+        ds = tl.where(s == float("-inf"), 0.0, p * (dp - delta[:, None]))
+    tl.store(out + place, ds, mask=(i < q_pad)[:, None])
+
+
+@triton.jit
+def value_gradient(
+    scores, grad, g_b, g_h, g_n, g_e, lse, pairs, out, heads, groups, n_q, n_k, q_pad, k_pad, e_size,
+    NATIVE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """dV = P' dO of BN keys and BE columns, summed over the queries of every head that shares them."""
+    y, j0, e0 = tl.program_id(0), tl.program_id(1) * BN, tl.program_id(2) * BE
+    repeat = heads // groups
+    b, g = y // groups, y % groups
+    j, e = j0 + tl.arange(0, BN), e0 + tl.arange(0, BE)
+    acc = tl.zeros((BN, BE), tl.float32)
+    start, stop = query_range(pairs, b, j0, n_q, n_k, BN, BM)
+    for r in range(repeat):
+        h = g * repeat + r
+        z = b * heads + h
+        g_at = grad + b.to(tl.int64) * g_b + h.to(tl.int64) * g_h + e[None, :] * g_e
+        for i0 in range(start, stop, BM):
+            i = i0 + tl.arange(0, BM)
+            s_at = scores + (z.to(tl.int64) * q_pad + i)[None, :] * k_pad + j[:, None]
+            s = tl.load(s_at, mask=(i < n_q)[None, :] & (j < n_k)[:, None], other=float("-inf"))
+            row_lse = tl.load(lse + z.to(tl.int64) * n_q + i, mask=i < n_q, other=0.0)
+            p = _weights(s, row_lse[None, :], NATIVE)
+            if pairs.keep is not None:
+                p *= dropout_factor(pairs, z, i[None, :], j[:, None])
+            inside = (i < n_q)[:, None] & (e < e_size)[None, :]
+            do = tl.load(g_at + i.to(tl.int64)[:, None] * g_n, mask=inside, other=0.0)
+            acc = product(p.to(do.dtype), do, acc, PRECISION)
+    to = out + (y.to(tl.int64) * n_k + j)[:, None] * e_size + e[None, :]
+    tl.store(to, acc.to(out.dtype.element_ty), mask=(j < n_k)[:, None] & (e < e_size)[None, :])
+
+
+@triton.jit
+def _finite(x):
+    """NaN becomes 0: in keys that nobody attends it must not reach a sum; where it counts, dS is NaN too."""
+    return tl.where(x == x, x, 0.0)
+
+
+@triton.jit
+def _pair_gradients(q, k, ds, shape: tl.constexpr, EXACT: tl.constexpr, NATIVE: tl.constexpr):
+    """dS tanh' summed over the queries and over the keys of a thread, and dS tanh over both."""
+    t, slope = tanh_and_slope(tl.broadcast_to(q, shape) + tl.broadcast_to(k, shape), EXACT, NATIVE)
+    d = tl.broadcast_to(ds, shape)
+    change = d * slope
+    return tl.sum(change, 0), tl.sum(change, 1), tl.sum(tl.sum(d * t, 1), 0)
+
+
+@triton.jit
+def feature_gradients(
+    query, q_b, q_h, q_n, q_f, key, k_b, k_h, k_n, k_f, weight, w_h, pairs, slab, grad_query, grad_key, grad_weight,
+    heads, groups, n_q, n_k, q_pad, k_pad, f_size,
+    EXACT: tl.constexpr, NATIVE: tl.constexpr, QB: tl.constexpr, KQ: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
+    """From dS to the gradients of query, key and weight for 4 · KQ · WARPS keys and 32 hidden units, one to a lane.
+
+    A thread holds its keys and walks over the queries. grad_query is (tile of keys, b, h, q, f), grad_weight (b, tile
+    of keys, h, f): both are summed over the tiles afterwards.
+    """
+    BN: tl.constexpr = 4 * KQ * WARPS
+    tiles = k_pad // BN
+    y, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    j0, repeat = tile * BN, heads // groups
+    b, g = y // groups, y % groups
+    shape: tl.constexpr = (QB, KQ, WARPS, 32)
+    f1 = tl.program_id(1) * 32 + tl.arange(0, 32)
+    f = tl.minimum(f1, f_size - 1)
+    first = (tl.arange(0, KQ)[:, None] * WARPS + tl.arange(0, WARPS)[None, :]) * 4  # of each quad of keys
+    j = (j0 + first)[:, :, None]
+    k_at = key + b.to(tl.int64) * k_b + g.to(tl.int64) * k_h + f[None, None, :] * k_f
+    k1 = _finite(element(k_at + tl.minimum(j, n_k - 1).to(tl.int64) * k_n, NATIVE))[None]
+    k2 = _finite(element(k_at + tl.minimum(j + 1, n_k - 1).to(tl.int64) * k_n, NATIVE))[None]
+    k3 = _finite(element(k_at + tl.minimum(j + 2, n_k - 1).to(tl.int64) * k_n, NATIVE))[None]
+    k4 = _finite(element(k_at + tl.minimum(j + 3, n_k - 1).to(tl.int64) * k_n, NATIVE))[None]
+    all1 = tl.zeros((KQ, WARPS, 32), tl.float32)
+    all2, all3, all4 = all1, all1, all1
+    start, stop = query_range(pairs, b, j0, n_q, n_k, BN, QB)
+    for r in range(repeat):
+        h = g * repeat + r
+        z = b * heads + h
+        q_at = query + b.to(tl.int64) * q_b + h.to(tl.int64) * q_h + f[None, None, None, :] * q_f
+        s_at = slab + z.to(tl.int64) * q_pad * k_pad + (j0 + first)[None, :, :, None]
+        w = element(weight + h * w_h + f, NATIVE)
+        sum1 = tl.zeros((KQ, WARPS, 32), tl.float32)
+        sum2, sum3, sum4 = sum1, sum1, sum1
+        by_weight = tl.zeros((WARPS, 32), tl.float32)
+        for i0 in range(start, stop, QB):
+            i = i0 + tl.arange(0, QB)
+            row = tl.minimum(i, n_q - 1).to(tl.int64)[:, None, None, None]
+            q = _finite(element(q_at + row * q_n, NATIVE))
+            d1, d2, d3, d4 = four_elements(s_at + i.to(tl.int64)[:, None, None, None] * k_pad, NATIVE)
+            a1, b1, c1 = _pair_gradients(q, k1, d1, shape, EXACT, NATIVE)
+            a2, b2, c2 = _pair_gradients(q, k2, d2, shape, EXACT, NATIVE)
+            a3, b3, c3 = _pair_gradients(q, k3, d3, shape, EXACT, NATIVE)
+            a4, b4, c4 = _pair_gradients(q, k4, d4, shape, EXACT, NATIVE)
+            sum1 += a1
+            sum2 += a2
+            sum3 += a3
+            sum4 += a4
+            by_weight += (c1 + c2) + (c3 + c4)
+            change = tl.sum((b1 + b2) + (b3 + b4), 1) * w[None, :]
+            place = ((tile * tl.num_programs(0) // tiles * repeat + z).to(tl.int64) * n_q + i)[:, None] * f_size
+            inside = (i < n_q)[:, None] & (f1 < f_size)[None, :]
+            tl.store(grad_query + place + f1[None, :], change.to(grad_query.dtype.element_ty), mask=inside)
+        all1 += sum1 * w[None, None, :]
+        all2 += sum2 * w[None, None, :]
+        all3 += sum3 * w[None, None, :]
+        all4 += sum4 * w[None, None, :]
+        to = grad_weight + ((b * tiles + tile) * heads + h).to(tl.int64) * f_size + f1
+        tl.store(to, tl.sum(by_weight, 0), mask=f1 < f_size)
+    to = grad_key + (y.to(tl.int64) * n_k + j) * f_size + f1[None, None, :]
+    dtype = grad_key.dtype.element_ty
+    inside = (f1 < f_size)[None, None, :]
+    tl.store(to, all1.to(dtype), mask=(j < n_k) & inside)
+    tl.store(to + f_size, all2.to(dtype), mask=(j + 1 < n_k) & inside)
+    tl.store(to + 2 * f_size, all3.to(dtype), mask=(j + 2 < n_k) & inside)
+    tl.store(to + 3 * f_size, all4.to(dtype), mask=(j + 3 < n_k) & inside)

@@ -1,0 +1,197 @@
+"""Linear attention, backward: gradients of queries, keys and values, with the features computed again."""
+
+import triton
+import triton.language as tl
+
+from regard.kernels.triton.additive.pairs import product
+from regard.kernels.triton.linear.features import (
+    directions,
+    elu_slope,
+    finite,
+    get_state,
+    half_squares,
+    kept,
+    key_logs,
+    number_of,
+    query_logs,
+    row_of,
+    rows_of,
+    with_sums,
+)
+from regard.kernels.triton.linear.forward import far_apart
+
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def _upstream(change, output, peaks, at, row, inside, c_n, plane, E: tl.constexpr, EB: tl.constexpr):
+    """do, δ, the largest exponent and 1 / d of some rows; 0 for one that attends nothing."""
+    do = rows_of(change, at, inside, c_n, E, EB)
+    o = rows_of(output, row, inside, E, E, EB)
+    d = tl.load(peaks + plane + row, mask=inside, other=0.0)
+    inverse = tl.where(d == 0.0, 0.0, 1.0 / tl.where(d == 0.0, 1.0, d))
+    return do, tl.sum(do.to(tl.float32) * o.to(tl.float32), 1), tl.load(peaks + row, mask=inside, other=0.0), inverse
+
+
+@triton.jit
+def query_gradients(
+    query, key, value, keep, projection, change, output, peaks, sums, rows, grad, p, c_b, c_h, c_n,
+    CAUSAL: tl.constexpr, KEEP: tl.constexpr, PERFORMER: tl.constexpr, PROJECT: tl.constexpr, DOT: tl.constexpr,
+    PRECISION: tl.constexpr, WHOLE: tl.constexpr, M: tl.constexpr, SIZE: tl.constexpr, E: tl.constexpr,
+    D: tl.constexpr, EB: tl.constexpr, MB: tl.constexpr, NF: tl.constexpr, MP: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a logarithm l_im is φ(q_im)/d_i (do_i·S_m − δ_i z_m), and thence that of the query."""
+    i0, z = tl.program_id(0) * BM, tl.program_id(1)
+    b, h = (z // p.heads).to(tl.int64), z % p.heads
+    yy = z // p.heads * (p.heads // p.group) + h // p.group
+    i = i0 + tl.arange(0, BM)
+    row = z.to(tl.int64) * p.n_q + i
+    plane = tl.num_programs(1).to(tl.int64) * p.n_q
+    q = rows_of(query + b * p.q_b + h * p.q_h, i, i < p.n_q, p.q_n, SIZE, D)
+    do, delta, peak, inverse = _upstream(
+        change + b * c_b + h * c_h, output, peaks, i, row, i < p.n_q, c_n, plane, E, EB
+    )
+    acc = tl.zeros((BM, D), tl.float32)
+    slot = yy * p.slots + p.chunks
+    far = False
+    paired = False
+    if CAUSAL:
+        paired = tl.program_id(0) < p.chunks
+        slot = yy * p.slots + tl.minimum(tl.program_id(0), p.chunks)
+        far = paired & far_apart(rows, p.plane, tl.where(paired, slot, yy * p.slots), M, MP)
+        inside = kept(keep + b * p.m_b + h // p.group * p.m_h, i, p.n_k, KEEP)
+        k = rows_of(key + b * p.k_b + h // p.group * p.k_h, i, inside, p.k_n, SIZE, D)
+        v = rows_of(value + b * p.v_b + h // p.group * p.v_h, i, inside, p.v_n, E, EB)
+        half = half_squares(k, p.half)
+        seen = (i[None, :] <= i[:, None]) & inside[None, :]
+        da = product(do.to(DOT), tl.trans(v.to(DOT)), tl.zeros((BM, BM), tl.float32), PRECISION) - delta[:, None]
+        da = tl.where(seen, da, 0.0)
+    for f in range(NF):
+        m = f * MB + tl.arange(0, MB)
+        w = directions(projection, f * MB, p.scale, PERFORMER, M, SIZE, D, MB)
+        logs = query_logs(q, w, f * MB, PERFORMER, PROJECT, M, MB, BM)
+        state, total, shift = get_state(sums, rows, p.plane, slot, m, M, M, E, EB)
+        split = shift
+        if CAUSAL:
+            own = key_logs(k, half, inside, w, f * MB, PERFORMER, PROJECT, M, MB, BM)
+            if paired & (not far):
+                at = rows + p.plane + (slot + 1).to(tl.int64) * M + m
+                split = tl.load(at, mask=m < M, other=float("-inf"))
+        state *= tl.exp2(shift - finite(split))[:, None]
+        total *= tl.exp2(shift - finite(split))
+        dl = with_sums(do, tl.trans(state), tl.zeros((BM, MB), tl.float32), WHOLE, DOT, PRECISION)
+        dl -= delta[:, None] * total[None, :]
+        if CAUSAL and not far:
+            keys = tl.exp2(own - finite(split)[None, :])
+            dl = product(da.to(DOT), keys.to(DOT), dl, PRECISION)
+        dl *= tl.exp2(tl.minimum((logs + split[None, :]) - peak[:, None], 0.0)) * inverse[:, None]
+        if CAUSAL and far:
+            for j in range(BM):
+                x = (logs + row_of(own, j, BM)[None, :]) - peak[:, None]
+                by = row_of(tl.trans(da), j, BM) * inverse
+                reached = i >= i0 + j
+                dl += tl.where(reached[:, None], tl.exp2(tl.minimum(x, 0.0)) * by[:, None], 0.0)
+        if PERFORMER:
+            acc = product(dl.to(DOT), w.to(DOT), acc, PRECISION)
+        else:
+            acc += dl
+    if PERFORMER:
+        acc *= LN2
+    else:
+        acc *= elu_slope(q)
+    c = tl.arange(0, D)
+    at = grad + row[:, None] * SIZE + c[None, :]
+    tl.store(at, acc.to(grad.dtype.element_ty), mask=(i < p.n_q)[:, None] & (c < SIZE)[None, :])
+
+
+@triton.jit
+def key_gradients(
+    query, key, value, keep, projection, change, output, peaks, sums, rows, later, later_rows, key_grad, value_grad, p,
+    c_b, c_h, c_n, later_chunks, later_slots, later_plane,
+    CAUSAL: tl.constexpr, KEEP: tl.constexpr, PERFORMER: tl.constexpr, PROJECT: tl.constexpr, DOT: tl.constexpr,
+    PRECISION: tl.constexpr, WHOLE: tl.constexpr, M: tl.constexpr, SIZE: tl.constexpr, E: tl.constexpr,
+    D: tl.constexpr, EB: tl.constexpr, MB: tl.constexpr, NF: tl.constexpr, MP: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a logarithm l_jm is φ(k_jm) (v_j·T_m + t_m), that of a value Σ_m φ(k_jm) T_m."""
+    j0, yy = tl.program_id(0) * BM, tl.program_id(1)
+    groups = p.heads // p.group
+    b, g = (yy // groups).to(tl.int64), yy % groups
+    j = j0 + tl.arange(0, BM)
+    inside = kept(keep + b * p.m_b + g * p.m_h, j, p.n_k, KEEP)
+    k = rows_of(key + b * p.k_b + g * p.k_h, j, inside, p.k_n, SIZE, D)
+    v = rows_of(value + b * p.v_b + g * p.v_h, j, inside, p.v_n, E, EB)
+    half = half_squares(k, p.half)
+    acc = tl.zeros((BM, D), tl.float32)
+    grad_v = tl.zeros((BM, EB), tl.float32)
+    whole = tl.zeros((BM,), tl.float32)  # Σ_m dl, the factor of −|k|²/2
+    slot = yy * later_slots + later_chunks
+    far = False
+    count = 1
+    if CAUSAL:
+        slot = yy * later_slots + later_chunks - 1 - tl.program_id(0)
+        far = far_apart(rows, p.plane, yy * p.slots + tl.program_id(0), M, MP)
+        count = p.group
+    plane = tl.num_programs(1).to(tl.int64) * p.group * p.n_q
+    for r in range(count):
+        h = g * p.group + r
+        if CAUSAL:
+            row = (b * p.heads + h) * p.n_q + j
+            q = rows_of(query + b * p.q_b + h * p.q_h, j, j < p.n_q, p.q_n, SIZE, D)
+            do, delta, peak, inverse = _upstream(
+                change + b * c_b + h * c_h, output, peaks, j, row, j < p.n_q, c_n, plane, E, EB
+            )
+            seen = (j[:, None] <= j[None, :]) & inside[:, None]
+            da = product(v.to(DOT), tl.trans(do.to(DOT)), tl.zeros((BM, BM), tl.float32), PRECISION) - delta[None, :]
+            da = tl.where(seen, da, 0.0)
+            a = tl.zeros((BM, BM), tl.float32)
+        for f in range(NF):
+            m = f * MB + tl.arange(0, MB)
+            w = directions(projection, f * MB, p.scale, PERFORMER, M, SIZE, D, MB)
+            logs = key_logs(k, half, inside, w, f * MB, PERFORMER, PROJECT, M, MB, BM)
+            dl = tl.zeros((BM, MB), tl.float32)
+            if r == 0:
+                state, total, shift = get_state(later, later_rows, later_plane, slot, m, M, M, E, EB)
+                mapped = tl.exp2(tl.minimum(logs + shift[None, :], 0.0))
+                dl = with_sums(v, tl.trans(state), dl, WHOLE, DOT, PRECISION)
+                dl = (dl + total[None, :]) * mapped
+                grad_v = with_sums(mapped, state, grad_v, WHOLE, DOT, PRECISION)
+            if CAUSAL:
+                own = query_logs(q, w, f * MB, PERFORMER, PROJECT, M, MB, BM)
+                if far:
+                    for i in range(BM):
+                        x = (logs + row_of(own, i, BM)[None, :]) - number_of(peak, i, BM)
+                        one = tl.exp2(tl.minimum(x, 0.0)) * number_of(inverse, i, BM)
+                        reached = (j <= j0 + i) & inside
+                        one = tl.where(reached[:, None], one, 0.0)
+                        dl += tl.where(reached, row_of(tl.trans(da), i, BM), 0.0)[:, None] * one
+                        grad_v += tl.sum(one, 1)[:, None] * row_of(do.to(tl.float32), i, BM)[None, :]
+                else:
+                    at = rows + p.plane + (yy * p.slots + tl.program_id(0) + 1).to(tl.int64) * M + m
+                    split = tl.load(at, mask=m < M, other=float("-inf"))
+                    keys = tl.exp2(logs - finite(split)[None, :])
+                    queries = tl.exp2(tl.minimum((own + split[None, :]) - peak[:, None], 0.0)) * inverse[:, None]
+                    dl += keys * product(da.to(DOT), queries.to(DOT), tl.zeros((BM, MB), tl.float32), PRECISION)
+                    a = product(keys.to(DOT), tl.trans(queries.to(DOT)), a, PRECISION)
+            if PERFORMER:
+                acc = product(dl.to(DOT), w.to(DOT), acc, PRECISION)
+                whole += tl.sum(dl, 1)
+            else:
+                acc += dl
+        if CAUSAL and not far:
+            grad_v = product(tl.where(seen, a, 0.0).to(DOT), do.to(DOT), grad_v, PRECISION)
+    if PERFORMER:  # the scale of |k|²/2 is that in base 2
+        acc = acc * LN2 - (whole * (2.0 * p.half * LN2))[:, None] * k.to(tl.float32)
+    else:
+        acc *= elu_slope(k)
+    c, e = tl.arange(0, D), tl.arange(0, EB)
+    row = yy.to(tl.int64) * p.n_k + j
+    acc = tl.where(inside[:, None], acc, 0.0)
+    grad_v = tl.where(inside[:, None], grad_v, 0.0)
+    there = (j < p.n_k)[:, None]
+    tl.store(
+        key_grad + row[:, None] * SIZE + c[None, :], acc.to(key_grad.dtype.element_ty), mask=there & (c < SIZE)[None, :]
+    )
+    tl.store(
+        value_grad + row[:, None] * E + e[None, :], grad_v.to(value_grad.dtype.element_ty),
+        mask=there & (e < E)[None, :],
+    )  # fmt: skip

@@ -1,0 +1,185 @@
+"""Logarithms of features, sums over chunks of positions and running sums of them: device functions of linear attention.
+
+Features are held as logarithms in base 2: l(x) = log2 φ(x). A sum Σ φ(x) yᵀ over some positions is stored as a matrix,
+a row of totals and a row of shifts, each feature divided by 2^shift, the largest it has among these positions; so no
+factor is above 1 whatever the size of the inputs.
+"""
+
+import triton
+import triton.language as tl
+
+from regard.kernels.triton.additive.pairs import LOG2E, product
+
+LARGEST = tl.constexpr(4.0e37)  # of half the squared length of a key: beyond float32 it would be +inf
+
+
+@triton.jit
+def rows_of(base, row, inside, step, SIZE: tl.constexpr, D: tl.constexpr):
+    """Rows of a matrix, 0 where they are not inside."""
+    c = tl.arange(0, D)
+    at = base + row.to(tl.int64)[:, None] * step + c[None, :]
+    return tl.load(at, mask=inside[:, None] & (c < SIZE)[None, :], other=0.0)
+
+
+@triton.jit
+def kept(keep, row, n, KEEP: tl.constexpr):
+    """Which of these positions hold a key that may be attended."""
+    inside = row < n
+    if KEEP:
+        inside = inside & (tl.load(keep + row, mask=inside, other=0) != 0)
+    return inside
+
+
+@triton.jit
+def directions(projection, f0, scale, PERFORMER: tl.constexpr, M: tl.constexpr, SIZE: tl.constexpr, D: tl.constexpr,
+               MB: tl.constexpr):  # fmt: skip
+    """Performer's random directions f0, f0 + 1, … times `scale`; elu features have none."""
+    w = tl.zeros((MB, D), tl.float32)
+    if PERFORMER:
+        m = f0 + tl.arange(0, MB)
+        w = rows_of(projection, m, m < M, SIZE, SIZE, D).to(tl.float32) * scale
+    return w
+
+
+@triton.jit
+def _projected(x, w, PROJECT: tl.constexpr, ROWS: tl.constexpr, MB: tl.constexpr):
+    """x wᵀ. "split": w as the sum of two numbers of half precision, which keeps about 16 bits of it."""
+    zero = tl.zeros((ROWS, MB), tl.float32)
+    if PROJECT == "split":
+        high = w.to(x.dtype)
+        low = (w - high.to(tl.float32)).to(x.dtype)
+        return tl.dot(x, tl.trans(high), tl.dot(x, tl.trans(low), zero))
+    else:
+        return product(x, tl.trans(w.to(x.dtype)), zero, PROJECT)
+
+
+@triton.jit
+def query_logs(x, w, f0, PERFORMER: tl.constexpr, PROJECT: tl.constexpr, M: tl.constexpr, MB: tl.constexpr,
+               ROWS: tl.constexpr):  # fmt: skip
+    """Logarithms of the features f0, f0 + 1, … of queries; Performer's without −|x|²/2, which cancels in a row."""
+    if PERFORMER:
+        logs = _projected(x, w, PROJECT, ROWS, MB)
+    else:
+        x = x.to(tl.float32)
+        logs = tl.where(x > 0.0, tl.log2(1.0 + tl.maximum(x, 0.0)), x * LOG2E)
+    m = f0 + tl.arange(0, MB)
+    return tl.where((m < M)[None, :], logs, float("-inf"))
+
+
+@triton.jit
+def half_squares(x, scale):
+    """|x|²/2 of keys, in base 2."""
+    x = x.to(tl.float32)
+    return tl.minimum(tl.sum(x * x, 1) * scale, LARGEST)
+
+
+@triton.jit
+def key_logs(x, half, inside, w, f0, PERFORMER: tl.constexpr, PROJECT: tl.constexpr, M: tl.constexpr,
+             MB: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
+    """Logarithms of features of keys; −inf for keys that are not inside."""
+    logs = query_logs(x, w, f0, PERFORMER, PROJECT, M, MB, ROWS)
+    if PERFORMER:
+        logs = logs - half[:, None]
+    return tl.where(inside[:, None], logs, float("-inf"))
+
+
+@triton.jit
+def elu_slope(x):
+    """The derivative of ln(elu(x) + 1)."""
+    x = x.to(tl.float32)
+    return tl.where(x > 0.0, 1.0 / (1.0 + tl.maximum(x, 0.0)), 1.0)
+
+
+@triton.jit
+def with_sums(a, sums, acc, WHOLE: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """acc + a sums for float32 operands, by products as WHOLE has them; "dot": as those of pairs are."""
+    if WHOLE == "dot":
+        return product(a.to(DOT), sums.to(DOT), acc, PRECISION)
+    else:
+        return product(a.to(tl.float32), sums, acc, WHOLE)
+
+
+@triton.jit
+def finite(x):
+    """x, and 0 where it is −inf: what to subtract from exponents of which none is above x."""
+    return tl.where(x == float("-inf"), 0.0, x)
+
+
+@triton.jit
+def row_of(x, index, ROWS: tl.constexpr):
+    """Row `index` of a tile in registers."""
+    return tl.sum(tl.where((tl.arange(0, ROWS) == index)[:, None], x, 0.0), 0)
+
+
+@triton.jit
+def number_of(x, index, ROWS: tl.constexpr):
+    """Entry `index` of a vector in registers."""
+    return tl.sum(tl.where(tl.arange(0, ROWS) == index, x, 0.0), 0)
+
+
+@triton.jit
+def put_state(sums, rows, plane, slot, m, state, total, shift, live, M: tl.constexpr, E: tl.constexpr,
+              EB: tl.constexpr):  # fmt: skip
+    """Store the sum of a chunk for those features m that are below `live`."""
+    e = tl.arange(0, EB)
+    inside = m < live
+    at = slot.to(tl.int64) * M + m
+    tl.store(sums + at[:, None] * E + e[None, :], state, mask=inside[:, None] & (e < E)[None, :])
+    tl.store(rows + at, total, mask=inside)
+    tl.store(rows + plane + at, shift, mask=inside)
+
+
+@triton.jit
+def get_state(sums, rows, plane, slot, m, live, M: tl.constexpr, E: tl.constexpr, EB: tl.constexpr):
+    """The sum of a chunk for those features m that are below `live`; for others, that of no positions."""
+    e = tl.arange(0, EB)
+    inside = m < live
+    at = slot.to(tl.int64) * M + m
+    state = tl.load(sums + at[:, None] * E + e[None, :], mask=inside[:, None] & (e < E)[None, :], other=0.0)
+    total = tl.load(rows + at, mask=inside, other=0.0)
+    return state, total, tl.load(rows + plane + at, mask=inside, other=float("-inf"))
+
+
+@triton.jit
+def _passed(state, total, shift, sums, rows, plane, first, c, chunks, m, new_state, new_total, new_shift,
+            ALL: tl.constexpr, M: tl.constexpr, E: tl.constexpr, EB: tl.constexpr):  # fmt: skip
+    """Store the sum so far in the place of a chunk, and add the chunk to it."""
+    if ALL:
+        put_state(sums, rows, plane, first + c, m, state, total, shift, tl.where(c < chunks, M, 0), M, E, EB)
+    both = tl.maximum(shift, new_shift)
+    old, new = tl.exp2(shift - finite(both)), tl.exp2(new_shift - finite(both))
+    return state * old[:, None] + new_state * new[:, None], total * old + new_total * new, both
+
+
+@triton.jit
+def running_sums(
+    sums, rows, plane, chunks, slots, ALL: tl.constexpr, M: tl.constexpr, E: tl.constexpr, EB: tl.constexpr,
+    RB: tl.constexpr,
+):  # fmt: skip
+    """Each chunk's sum becomes that of the chunks before it; the sum of all goes behind the last. ALL: not it alone.
+
+    Four chunks are loaded at a time: one after another, each would wait for memory.
+    """
+    m = tl.program_id(0) * RB + tl.arange(0, RB)
+    first = tl.program_id(1) * slots
+    state = tl.zeros((RB, EB), tl.float32)
+    total = tl.zeros((RB,), tl.float32)
+    shift = tl.full((RB,), float("-inf"), tl.float32)
+    for c in range(0, chunks, 4):
+        s0, t0, u0 = get_state(sums, rows, plane, first + c, m, tl.where(c < chunks, M, 0), M, E, EB)
+        s1, t1, u1 = get_state(sums, rows, plane, first + c + 1, m, tl.where(c + 1 < chunks, M, 0), M, E, EB)
+        s2, t2, u2 = get_state(sums, rows, plane, first + c + 2, m, tl.where(c + 2 < chunks, M, 0), M, E, EB)
+        s3, t3, u3 = get_state(sums, rows, plane, first + c + 3, m, tl.where(c + 3 < chunks, M, 0), M, E, EB)
+        state, total, shift = _passed(
+            state, total, shift, sums, rows, plane, first, c, chunks, m, s0, t0, u0, ALL, M, E, EB
+        )
+        state, total, shift = _passed(
+            state, total, shift, sums, rows, plane, first, c + 1, chunks, m, s1, t1, u1, ALL, M, E, EB
+        )
+        state, total, shift = _passed(
+            state, total, shift, sums, rows, plane, first, c + 2, chunks, m, s2, t2, u2, ALL, M, E, EB
+        )
+        state, total, shift = _passed(
+            state, total, shift, sums, rows, plane, first, c + 3, chunks, m, s3, t3, u3, ALL, M, E, EB
+        )
+    put_state(sums, rows, plane, first + chunks, m, state, total, shift, M, M, E, EB)

@@ -1,0 +1,57 @@
+"""Where the segments of a span of positions lie among other positions, for kernels that visit ranges of keys."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from regard.kernels.triton.additive.plan import launch
+
+SPAN = tl.constexpr(32)  # number of positions that share an entry of the bounds
+FAR = tl.constexpr(2**24)  # a number of spans beyond any sequence
+
+
+@triton.jit
+def bounds_of_segments(own, other, bounds, own_b, own_n, other_b, other_n, n_own, n_other, CHUNK: tl.constexpr):
+    """Store where the ids of a span of positions may occur among the others: start, whole start, whole stop, stop.
+
+    All of [whole start, whole stop) has the one id of the span; outside [start, stop) there is none of its ids.
+    """
+    span, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    at = tl.minimum(span * SPAN + tl.arange(0, SPAN), n_own - 1)
+    ids = tl.load(own + b * own_b + at.to(tl.int64) * own_n)
+    least = tl.min(ids, 0)
+    most = tl.max(ids, 0)
+    start = span * 0 + FAR
+    stop = span * 0
+    whole_start = span * 0 + FAR
+    whole_stop = span * 0
+    count = span * 0
+    for first in range(0, (n_other + SPAN - 1) // SPAN, CHUNK):
+        index = first + tl.arange(0, CHUNK)
+        place = tl.minimum(index[:, None] * SPAN + tl.arange(0, SPAN)[None, :], n_other - 1)
+        them = tl.load(other + b * other_b + place.to(tl.int64) * other_n)
+        lowest = tl.min(them, 1)
+        highest = tl.max(them, 1)
+        meets = (index * SPAN < n_other) & (lowest <= most) & (highest >= least)
+        whole = meets & (lowest == highest) & (least == most)
+        start = tl.minimum(start, tl.min(tl.where(meets, index, FAR), 0))
+        stop = tl.maximum(stop, tl.max(tl.where(meets, index + 1, 0), 0))
+        whole_start = tl.minimum(whole_start, tl.min(tl.where(whole, index, FAR), 0))
+        whole_stop = tl.maximum(whole_stop, tl.max(tl.where(whole, index + 1, 0), 0))
+        count += tl.sum(whole.to(tl.int32), 0)
+    gapless = count == whole_stop - whole_start
+    place = bounds + (b * tl.num_programs(0) + span) * 4
+    tl.store(place, start * SPAN)
+    tl.store(place + 1, tl.where(gapless, whole_start, FAR) * SPAN)
+    tl.store(place + 2, tl.where(gapless, whole_stop, 0) * SPAN)
+    tl.store(place + 3, stop * SPAN)
+
+
+def segment_bounds(own: Tensor, other: Tensor) -> Tensor:
+    """Return the bounds (b, spans, 4) within `other` (b, m) of the ids of each span of `own` (b, n), in one launch."""
+    batch, spans = own.shape[0], -(-own.shape[1] // SPAN.value)
+    bounds = torch.empty(batch, spans, 4, device=own.device, dtype=torch.int32)
+    steps = (*own.stride(), *other.stride(), own.shape[1], other.shape[1])
+    launch(bounds_of_segments, (spans, batch, 1), own, other, bounds, *steps, CHUNK=32)
+    return bounds

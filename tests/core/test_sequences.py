@@ -1,0 +1,115 @@
+"""Padding and documents on the CPU, cut into sequences: against float64 softmax over a dense mask."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from regard.core.backends import sdpa, sequences
+from regard.core.backends.sequences import Packed, Piece
+from regard.core.clauses import clauses
+from regard.core.problem import Problem, build
+from regard.core.spans import Stretch
+
+QUERIES, KEYS = 53, 61
+LENGTHS = torch.tensor([61, 17, 0])
+OWN = torch.tensor([[3] * 20 + [1] * 33, [7] * 53, [0] * 52 + [2]])
+OTHER = torch.tensor([[1] * 9 + [3] * 30 + [5] * 22, [7] * 61, [4] * 40 + [0] * 21])
+TOGETHER = torch.tensor([[2] * 25 + [0] * 36, [1] * 61, [1, 2, 3] + [4] * 58])
+Rule = Callable[[Tensor, Tensor, Tensor], Tensor]
+# A mask, the rule it stands for, and the number of queries.
+CASES: dict[str, tuple[regard.Mask, Rule, int]] = {
+    "padding": (regard.padding(LENGTHS), lambda b, i, j: j < LENGTHS[b], QUERIES),
+    "causal padding": (
+        regard.causal() & regard.padding(LENGTHS), lambda b, i, j: (j <= i) & (j < LENGTHS[b]), QUERIES
+    ),
+    "segments": (regard.segments(OWN, OTHER), lambda b, i, j: OWN[b, i] == OTHER[b, j], QUERIES),
+    "padded segments": (
+        regard.segments(OWN, OTHER) & regard.padding(LENGTHS),
+        lambda b, i, j: (OWN[b, i] == OTHER[b, j]) & (j < LENGTHS[b]),
+        QUERIES,
+    ),
+    "documents": (
+        regard.segments(TOGETHER, TOGETHER) & regard.causal(),
+        lambda b, i, j: (TOGETHER[b, i] == TOGETHER[b, j]) & (j <= i),
+        KEYS,
+    ),
+    "one list for all": (
+        regard.segments(TOGETHER[0], TOGETHER[0]), lambda b, i, j: TOGETHER[b * 0, i] == TOGETHER[0, j], KEYS
+    ),
+}  # fmt: skip
+
+
+def problem_of(mask: regard.Mask, queries: int, heads: int = 4) -> Problem:
+    torch.manual_seed(2)
+    shapes = ((3, heads, queries, 8), (3, 2, KEYS, 8), (3, 2, KEYS, 5))
+    tensors = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    return build(*tensors, regard.ScaledDot(), regard.Softmax(), mask, None, 0.0, None, None)
+
+
+def cut_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequences, "_CALL", 0)
+    monkeypatch.setattr(sequences, "_TILE", 0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_in_any_case(monkeypatch)
+    mask, rule, queries = CASES[name]
+    problem = problem_of(mask, queries)
+    assert sequences.packed(clauses(problem.mask, queries, KEYS), problem.shape) is not None
+    output = sdpa.attend(problem).output
+    true = [t.detach().double().requires_grad_() for t in (problem.query, problem.key, problem.value)]
+    key, value = (t.repeat_interleave(2, 1) for t in true[1:])
+    b, i, j = torch.arange(3)[:, None, None], torch.arange(queries)[:, None], torch.arange(KEYS)[None, :]
+    allowed = rule(b, i, j)[:, None]
+    filled = allowed.any(-1, keepdim=True)
+    scores = torch.where(allowed, true[0] @ key.mT / 8**0.5, torch.where(filled, -torch.inf, 0.0).double())
+    real = torch.where(filled, torch.softmax(scores, -1), 0.0) @ value
+    torch.testing.assert_close(output, real.float(), atol=1e-5, rtol=1e-5)
+    change = torch.randn_like(real)
+    mine = torch.autograd.grad(output, (problem.query, problem.key, problem.value), change.float())
+    for a, t in zip(mine, torch.autograd.grad(real, true, change), strict=True):
+        torch.testing.assert_close(a, t.float(), atol=1e-5, rtol=1e-5)
+
+
+def test_pieces_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second and the third row are alike: one call serves both."""
+    cut_in_any_case(monkeypatch)
+    ids = torch.tensor([[8, 8, 8, 2, 2], [6, 6, 6, 6, 6], [6, 6, 6, 6, 6]])
+    mask = (regard.segments(ids, ids) & regard.causal() & regard.padding(torch.tensor([4, 5, 5]))).aligned((3, 1, 5, 5))
+    first, second, whole = Stretch(0, 3), Stretch(3, 5), Stretch(0, 5)
+    assert sequences.packed(clauses(mask, 5, 5), (3, 1, 5, 5)) == [
+        Packed(1, [Piece(first, first, 3, True), Piece(second, second, 1, False)]),
+        Packed(2, [Piece(whole, whole, 5, True)]),
+    ]
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        regard.causal(),
+        regard.window(3, 0) & regard.padding(LENGTHS),
+        regard.causal(2) & regard.padding(LENGTHS),
+        regard.segments(OWN, torch.arange(KEYS) % 2),
+        regard.padding(LENGTHS) & regard.dense(torch.ones(QUERIES, KEYS, dtype=torch.bool)),
+        regard.padding(LENGTHS[:, None].expand(3, 4)),
+    ],
+    ids=["no list", "window", "offset", "scattered", "dense", "by head"],
+)
+def test_other_masks_are_left_alone(mask: regard.Mask, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_in_any_case(monkeypatch)
+    shape = (3, 4, QUERIES, KEYS)
+    assert sequences.packed(clauses(mask.aligned(shape), QUERIES, KEYS), shape) is None
+
+
+def test_many_small_sequences_stay_together() -> None:
+    """A call takes longer than the pairs that it saves."""
+    ids = torch.arange(64) // 2
+    mask = regard.segments(ids, ids).aligned((2, 1, 64, 64))
+    assert sequences.packed(clauses(mask, 64, 64), (2, 1, 64, 64)) is None
+    long = torch.arange(1024) // 256
+    mask = regard.segments(long, long).aligned((2, 1, 1024, 1024))
+    assert sequences.packed(clauses(mask, 1024, 1024), (2, 1, 1024, 1024)) is not None

@@ -1,0 +1,264 @@
+"""The kernels of masks that leave ranges of keys, interpreted on the CPU, against float64 softmax over a dense mask."""
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+
+
+class Case(NamedTuple):
+    """Sizes and rules; lengths and ids are one row for each sequence of the batch."""
+
+    b: int
+    h: int
+    g: int
+    q: int
+    k: int
+    d: int = 16
+    e: int = 16
+    low: int | None = None
+    high: int | None = None
+    lengths: list[int] | None = None
+    query_ids: list[list[int]] | None = None
+    key_ids: list[list[int]] | None = None
+    slopes: list[float] | None = None
+    offset: int = 0
+
+
+DOCUMENTS = [[0] * 90 + [1] * 7 + [2] * 60, [5] * 20 + [-3] * 130 + [9] * 7]  # the second row's ids do not rise
+APART = [[i % 3 for i in range(157)], [7] * 157]
+CASES = {
+    "padding": Case(3, 2, 2, 97, 211, lengths=[211, 70, 0]),
+    "lengths beyond the keys": Case(2, 1, 1, 71, 71, lengths=[90, -2]),
+    "causal padding, grouped": Case(2, 4, 2, 151, 151, high=0, lengths=[151, 33]),
+    "causal with an offset": Case(1, 2, 1, 67, 131, 32, 16, high=64),
+    "shifted before the first key": Case(1, 1, 1, 131, 131, high=-70),
+    "wide window": Case(1, 2, 2, 197, 197, low=-150, high=20),
+    "window behind": Case(1, 1, 1, 71, 211, 16, 32, low=60, high=90, lengths=[150]),
+    "nothing": Case(1, 1, 1, 71, 41, low=-5, high=-30),
+    "documents": Case(2, 2, 1, 157, 157, query_ids=DOCUMENTS, key_ids=DOCUMENTS),
+    "causal documents": Case(2, 1, 1, 157, 157, high=0, query_ids=DOCUMENTS, key_ids=DOCUMENTS),
+    "documents, padded window": Case(
+        2, 2, 2, 157, 157, low=-40, high=3, lengths=[140, 157], query_ids=DOCUMENTS, key_ids=DOCUMENTS
+    ),
+    "scattered segments": Case(2, 1, 1, 157, 157, query_ids=APART, key_ids=DOCUMENTS),
+    "causal ALiBi": Case(1, 3, 1, 157, 157, 64, 32, high=0, slopes=[0.5, 0.0, 0.03], offset=2),
+    "large tiles": Case(1, 2, 1, 261, 261, 128, 128, high=0, lengths=[201]),
+}
+
+
+def explicit(query: Tensor, key: Tensor, value: Tensor, case: Case, scale: float) -> Tensor:
+    group = case.h // case.g
+    key, value = (t.repeat_interleave(group, 1) for t in (key, value))
+    i, j = torch.arange(case.q)[:, None], torch.arange(case.k)[None, :]
+    allowed = torch.ones(case.b, 1, case.q, case.k, dtype=torch.bool)
+    if case.low is not None:
+        allowed = allowed & (j - i >= case.low)
+    if case.high is not None:
+        allowed = allowed & (j - i <= case.high)
+    if case.lengths is not None:
+        allowed = allowed & (j < torch.tensor(case.lengths)[:, None, None, None])
+    if case.query_ids is not None:
+        allowed = allowed & (
+            torch.tensor(case.query_ids)[:, None, :, None] == torch.tensor(case.key_ids)[:, None, None]
+        )
+    scores = query @ key.mT * scale
+    if case.slopes is not None:
+        far = (i + case.offset - j).abs().to(scores)
+        scores = scores - torch.tensor(case.slopes).to(scores)[:, None, None] * far
+    allowed = allowed.to(query.device)
+    filled = allowed.any(-1, keepdim=True)
+    scores = torch.where(allowed, scores, torch.where(filled, -torch.inf, 0.0).double())
+    return torch.where(filled, torch.softmax(scores, -1), 0.0) @ value
+
+
+def rules(case: Case, device: str) -> Any:
+    from regard.kernels.triton.range_attention import Rules
+    from regard.kernels.triton.segment_bounds import segment_bounds
+
+    given: dict[str, Any] = {"low": case.low, "high": case.high}
+    if case.lengths is not None:
+        given |= {"lengths": torch.tensor(case.lengths, device=device), "lengths_b": 1}
+    if case.query_ids is not None:
+        # of two widths, and with gaps in memory
+        ids = (
+            torch.tensor(case.query_ids, device=device),
+            torch.tensor(case.key_ids, device=device).int().T.contiguous().T,
+        )
+        for name, t in zip(("query", "key"), ids, strict=True):
+            given |= {f"{name}_ids": t, f"{name}_b": t.stride(0), f"{name}_n": t.stride(1)}
+        given |= {"row_bounds": segment_bounds(*ids), "key_bounds": segment_bounds(*reversed(ids))}
+    if case.slopes is not None:
+        given |= {"slopes": torch.tensor(case.slopes, device=device), "slopes_h": 1, "offset": case.offset}
+    return Rules(**given)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        pytest.param("cpu", torch.float32, marks=pytest.mark.interpreted, id="interpreted-float32"),
+        pytest.param("cuda", torch.bfloat16, marks=pytest.mark.cuda, id="cuda-bfloat16"),
+        pytest.param("cuda", torch.float16, marks=pytest.mark.cuda, id="cuda-float16"),
+    ],
+)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_outputs_and_gradients(case: Case, device: str, dtype: torch.dtype) -> None:
+    from regard.kernels.triton.range_attention import range_attention
+
+    most = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
+    torch.manual_seed(3)
+    shapes = ((case.h, case.q, case.d), (case.g, case.k, case.d), (case.g, case.k, case.e))
+    leaves = [torch.randn(case.b, *shape).to(device, dtype) for shape in shapes]
+    # (b, n, h, d) in memory, as projections leave it: heads lie between the rows
+    mine = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in leaves]
+    true = [x.double().requires_grad_() for x in leaves]
+    out, real = range_attention(*mine, rules(case, device), 0.3), explicit(*true, case, 0.3)
+    change = torch.randn_like(real)
+    found = (out, *torch.autograd.grad(out, mine, change.to(dtype)))
+    for a, t in zip(found, (real, *torch.autograd.grad(real, true, change)), strict=True):
+        assert (a.double() - t).norm().item() <= most * max(t.norm().item(), 1e-6)
+
+
+@pytest.mark.interpreted
+def test_bounds_of_segments() -> None:
+    """Spans of 32: [first, first whole, behind the last whole, behind the last], worked by hand."""
+    from regard.kernels.triton.segment_bounds import segment_bounds
+
+    far = 32 * 2**24
+    ids = torch.tensor([[1] * 64 + [2] * 96 + [3] * 20])
+    expected = [
+        [0, 0, 64, 64],
+        [0, 0, 64, 64],
+        [64, 64, 160, 160],
+        [64, 64, 160, 160],
+        [64, 64, 160, 160],
+        [160, 160, 192, 192],
+    ]
+    assert segment_bounds(ids, ids).tolist() == [expected]
+    mixed = torch.tensor([[1] * 40 + [3] * 24])
+    assert segment_bounds(mixed, ids).tolist() == [[[0, 0, 64, 64], [0, far, 0, 192]]]
+    assert segment_bounds(torch.tensor([[4]]), ids).tolist() == [[[far, far, 0, 0]]]
+    split = torch.tensor([[1] * 32 + [2] * 32 + [1] * 32])  # with a gap: no run of whole spans
+    assert segment_bounds(torch.tensor([[1]]), split).tolist() == [[[0, far, 0, 96]]]
+
+
+LENGTHS, PACKED = torch.tensor([131, 70]), torch.tensor([[0] * 50 + [4] * 81, [2] * 100 + [1] * 31])
+ALIKE = PACKED[:1]
+ELSEWHERE = torch.tensor([[4] * 60 + [8] * 71, [1] * 131])  # segments that some queries, and some keys, have alone
+MASKS = {
+    "padding": (regard.padding(LENGTHS), lambda b, i, j: j < LENGTHS[b]),
+    "causal padding": (regard.causal() & regard.padding(LENGTHS), lambda b, i, j: (j <= i) & (j < LENGTHS[b])),
+    "segments": (regard.segments(PACKED, PACKED), lambda b, i, j: PACKED[b, i] == PACKED[b, j]),
+    "padded documents": (
+        regard.segments(PACKED, PACKED) & regard.causal() & regard.padding(LENGTHS),
+        lambda b, i, j: (PACKED[b, i] == PACKED[b, j]) & (j <= i) & (j < LENGTHS[b]),
+    ),
+    "documents elsewhere": (
+        regard.segments(PACKED, ELSEWHERE) & regard.window(60, 9),
+        lambda b, i, j: (PACKED[b, i] == ELSEWHERE[b, j]) & (j >= i - 60) & (j <= i + 9),
+    ),
+    "one list for all": (regard.segments(ALIKE, ALIKE), lambda b, i, j: PACKED[b * 0, i] == PACKED[0, j]),
+}
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Directly and through a problem; what no query attends may be NaN and does not leak, nor into a gradient."""
+    from regard.core.backends import flex, ranges
+    from regard.core.clauses import clauses
+    from regard.core.problem import build
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # where these tensors are
+    mask, may = MASKS[name]
+    torch.manual_seed(5)
+    query, key, value = (torch.randn(2, 2, 131, 16).half().requires_grad_() for _ in range(3))
+    b, i, j = torch.arange(2)[:, None, None], torch.arange(131)[:, None], torch.arange(131)[None, :]
+    allowed = may(b, i, j)[:, None]
+    seen = allowed.any(-2)[..., None].expand(2, 2, 131, 1)
+    broken = [torch.where(seen, t, torch.nan).detach().requires_grad_() for t in (key, value)]
+    problem = build(query, *broken, regard.ScaledDot(), regard.Softmax(), mask, None, 0.0, None, None)
+    assert flex.kernel(problem) == "triton ranges"
+    found = clauses(problem.mask, 131, 131)
+    assert found is not None
+    output = ranges.attend(problem, found).output
+    true = [torch.where(k, t, 0).double() for k, t in ((torch.tensor(True), query), (seen, key), (seen, value))]
+    true = [t.detach().requires_grad_() for t in true]
+    filled = allowed.any(-1, keepdim=True)
+    scores = torch.where(allowed, true[0] @ true[1].mT / 4, torch.where(filled, -torch.inf, 0.0).double())
+    real = torch.where(filled, torch.softmax(scores, -1), 0.0) @ true[2]
+    change = torch.randn_like(real)
+    mine = (output, *torch.autograd.grad(output, (query, *broken), change.half()))
+    for a, t in zip(mine, (real, *torch.autograd.grad(real, true, change)), strict=True):
+        assert (a.double() - t).norm() <= 3e-3 * t.norm()
+    short = ranges.direct(problem, regard.ScaledDot())(query, *broken, problem.score, mask, None)
+    assert (short is None) == (name == "documents elsewhere")  # whose masked keys must be cleaned first
+    assert short is None or torch.equal(short, output)
+
+
+@pytest.mark.interpreted
+def test_other_masks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from regard.core.backends import ranges
+    from regard.core.clauses import clauses
+    from regard.core.problem import build
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    query = key = value = torch.randn(2, 2, 131, 16).half()
+    by_head = regard.padding(LENGTHS[:, None].expand(2, 2))
+    dense = regard.dense(torch.ones(131, 131, dtype=torch.bool)) & regard.padding(LENGTHS)
+    for mask in (by_head, dense, regard.causal() & regard.causal(), regard.padding(LENGTHS) | regard.causal()):
+        problem = build(query, key, value, regard.ScaledDot(), regard.Softmax(), mask, None, 0.0, None, None)
+        assert not ranges.serves(problem, clauses(problem.mask, 131, 131))
+    padded = regard.padding(LENGTHS)
+    for size, dtype in ((64, torch.half), (131, torch.float)):
+        tensors = [t[..., :size, :].to(dtype) for t in (query, key, value)]
+        lengths = regard.padding(LENGTHS.clamp_max(60))
+        problem = build(*tensors, regard.ScaledDot(), regard.Softmax(), lengths, None, 0.0, None, None)
+        assert not ranges.serves(problem, clauses(problem.mask, size, size))
+    for given in ({"dropout": 0.1}, {"score": regard.ScaledDot(softcap=2.0)}, {"bias": torch.zeros(131, 131).half()}):
+        settings = {"score": regard.ScaledDot(), "bias": None, "dropout": 0.0} | given
+        problem = build(
+            query, key, value, settings["score"], regard.Softmax(), padded, settings["bias"], settings["dropout"],
+            None, None,
+        )  # fmt: skip
+        assert not ranges.serves(problem, clauses(problem.mask, 131, 131))
+
+
+@pytest.mark.cuda
+def test_no_call_waits_for_the_device() -> None:
+    """With new masks and with one that is used again, whose ids change in between, in a captured graph too."""
+    torch.manual_seed(6)
+    query, key, value = (torch.randn(2, 2, 300, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    ids = torch.arange(300, device="cuda").expand(2, 300) // 50
+    ids, lengths = ids.contiguous(), torch.tensor([300, 170], device="cuda")
+
+    def documents() -> regard.Mask:
+        return regard.segments(ids, ids) & regard.causal() & regard.padding(lengths)
+
+    def true() -> Tensor:
+        doubles = (t.double() for t in (query, key, value))
+        return regard.attention(*doubles, mask=documents(), backend="reference").output
+
+    mask = documents()
+    assert regard.explain(query, key, value, mask=mask).kernel == "triton ranges"
+    for _ in range(2):  # the second call of a kind takes another path
+        regard.attention(query, key, value, mask=documents())
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        outputs = [regard.attention(query, key, value, mask=each).output for each in (documents(), mask, mask)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for output in outputs:
+        assert (output.double() - true()).norm() <= 1e-2 * true().norm()
+    ids += torch.arange(300, device="cuda") // 120  # the same object of a mask, other segments
+    assert (regard.attention(query, key, value, mask=mask).output.double() - true()).norm() <= 1e-2 * true().norm()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = regard.attention(query, key, value, mask=mask).output
+    ids.copy_(ids.flip(-1) // 2)
+    graph.replay()
+    assert (captured.double() - true()).norm() <= 1e-2 * true().norm()

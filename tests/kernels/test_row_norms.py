@@ -1,0 +1,58 @@
+"""Rows divided by their length, against float64: interpreted here, compiled on CUDA."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from interpreting import DEVICES
+from regard.core.scores import unit
+
+SHAPES = [(2, 3, 5, 7), (1, 2, 130, 64), (3, 1, 1, 1), (1, 1, 2, 300)]
+SCALES = {"small": 1e-30, "usual": 1.0, "large": 1e30}  # whose squares vanish or overflow
+
+
+def unit_rows(x: Tensor) -> Tensor:
+    from regard.kernels.triton.row_norms import unit_rows
+
+    return unit_rows(x)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows_and_gradients_agree_with_float64(shape: tuple[int, ...], scale: str, device: str) -> None:
+    generator = torch.Generator(device).manual_seed(3)
+    packed = torch.randn(shape[0], shape[2], shape[1], shape[3], generator=generator, device=device) * SCALES[scale]
+    x = packed.transpose(1, 2).requires_grad_()  # a view with strides, as a layer has it
+    upstream = torch.randn(shape, generator=generator, device=device)
+    output = unit_rows(x)
+    (grad,) = torch.autograd.grad(output, x, upstream)
+    exact, g = x.detach().double(), upstream.double()
+    length = exact.square().sum(-1, keepdim=True).sqrt()
+    right = exact / length
+    torch.testing.assert_close(output.double(), right, rtol=1e-5, atol=1e-6)
+    expected = (g - right * (right * g).sum(-1, keepdim=True)) / length
+    torch.testing.assert_close(grad.double() * length, expected * length, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_row_of_zeros_stays_so_without_a_gradient(device: str) -> None:
+    x = torch.tensor([[[[0.0, 0.0], [3.0, 4.0]]]], device=device, requires_grad=True)
+    for function in (unit_rows, unit):
+        output = function(x)
+        (grad,) = torch.autograd.grad(output, x, torch.ones_like(output))
+        torch.testing.assert_close(output.tolist(), [[[[0.0, 0.0], [0.6, 0.8]]]], rtol=0, atol=1e-6)
+        # (1 − 0.6 · 1.4) / 5 and (1 − 0.8 · 1.4) / 5
+        torch.testing.assert_close(grad.tolist(), [[[[0.0, 0.0], [0.032, -0.024]]]], rtol=0, atol=1e-6)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
+    x = torch.randn(2, 3, 70, 64, device="cuda").to(dtype).requires_grad_()
+    upstream = torch.randn(2, 3, 70, 64, device="cuda").to(dtype)
+    right = unit(x.double())
+    torch.testing.assert_close(unit_rows(x).double(), right, rtol=torch.finfo(dtype).eps, atol=0)
+    (grad,) = torch.autograd.grad(unit_rows(x), x, upstream)
+    (expected,) = torch.autograd.grad(right, x, upstream.double())
+    assert (grad.double() - expected).norm() < 2 * torch.finfo(dtype).eps * expected.norm()
