@@ -96,7 +96,7 @@ def attention(
     generator: torch.Generator | None = None,
     **unknown: Unknown,
 ) -> Attended:
-    """normalize(score(query, key) + bias) @ value: a weighted sum of the values for each query.
+    """Compute normalize(score(query, key) + bias) @ value: a weighted sum of the values for each query.
 
     query (…, h, q, d), key (…, g, k, d), value (…, g, k, e) → output (…, h, q, e). Leading axes broadcast; the head
     axis may be missing; h is a multiple of g, and query head i attends to key head i // (h / g). A row with nothing to

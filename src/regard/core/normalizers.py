@@ -327,7 +327,9 @@ class _Entmax(torch.autograd.Function):
 
 
 def entmax_weights(scores: Tensor, threshold: Tensor, alpha: float) -> Tensor:
-    """[(α−1) (s − best) − τ]₊^{1/(α−1)}; `threshold` is (…, 2): best and τ. An empty row has τ = +inf and weights 0.
+    """Return [(α−1) (s − best) − τ]₊^{1/(α−1)}; `threshold` is (…, 2): best and τ.
+
+    An empty row has τ = +inf and weights 0.
 
     They are stored separately, because adding τ to a large score would round it away.
     """
@@ -345,7 +347,7 @@ def _steep(alpha: float) -> bool:
 
 
 def entmax_slope(weights: Tensor, alpha: float) -> Tensor:
-    """∂weight/∂(score − τ'), up to the common factor that cancels: weight^{2−α} on the support.
+    """Return ∂weight/∂(score − τ'), up to the common factor that cancels: weight^{2−α} on the support.
 
     It is computed in float64: for large α the smallest weights have slopes many powers of ten larger than the others.
     """

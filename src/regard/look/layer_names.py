@@ -30,8 +30,7 @@ class _Path(NamedTuple):
 
 
 def layer_names(names: Sequence[str]) -> list[Words | None]:
-    """Return the words of each name; None for a name that is not the path of a numbered layer, which is displayed
-    unchanged.
+    """Return the words of each name; None for a name that is not the path of a numbered layer.
 
     >>> layer_names(["encoder.block.0.layer.0.SelfAttention", "decoder.block.0.layer.0.SelfAttention",
     ...              "decoder.block.0.layer.1.EncDecAttention"])

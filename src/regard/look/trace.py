@@ -189,8 +189,9 @@ class Trace:
     def rollout(
         self, *, of: str | None = None, batch: int = 0, residual: float = 0.5, gradients: bool = False
     ) -> Tensor:
-        """Return the rollout of attention through all layers, (q, k), of one sequence without its padding; see
-        `regard.look.rollout`.
+        """Return the rollout of attention through all layers, (q, k), of one sequence without padding.
+
+        See `regard.look.rollout`.
 
         `of` chooses layers by a name or a pattern. They must be the self-attention of one stack of layers: of an
         encoder-decoder model `of="encoder.*"`, for example.
