@@ -160,7 +160,8 @@ def _is_step(problem: Problem, found: Clauses | None) -> bool:
 
 def attend(problem: Problem) -> Result:
     """Compute attention by torch's fused kernels."""
-    if isinstance(problem.request, LogSumExp) and (result := _with_log_sum_exp(problem)) is not None:
+    totals = isinstance(problem.request, LogSumExp) or summaries.sums_serve(problem)
+    if totals and (result := _with_log_sum_exp(problem)) is not None:
         return result
     lead, size = problem.query.shape[:-3], problem.value.shape[-1]
     found = clauses(problem.mask, *problem.shape[-2:])
@@ -326,7 +327,11 @@ def _with_log_sum_exp(problem: Problem) -> Result | None:
     product = problem.score.as_product(problem.query, problem.key)
     assert product is not None  # checked by refuses()
     plain = replace(problem, query=product.query, key=product.key, score=ScaledDot(product.scale))
-    return flash.attend(plain) if flash.serves(plain) else None
+    if not flash.serves(plain):
+        return None
+    output, lse = flash.attend(plain)[:2]
+    assert isinstance(lse, Tensor)
+    return Result(output, lse) if isinstance(problem.request, LogSumExp) else Result(output, lse=lse)
 
 
 def _needs_no_block(found: Clauses | None) -> bool:
