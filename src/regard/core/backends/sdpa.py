@@ -252,7 +252,7 @@ def direct(problem: Problem) -> Direct | None:
     def attended(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, _: object) -> Tensor | None:
         if on_cpu and (not harmless(query, key, value, learning) if masked else few and not finite(query, key, value)):
             return None
-        if by_flash and as_it_is and scale > 0 and torch.backends.cuda.flash_sdp_enabled():
+        if by_flash and as_it_is and scale > 0 and torch_sdpa.flash_takes(query, key, value):
             return torch_sdpa.flash(query, key, value, dropout, causal, scale)
         given = None if pairs is None else (mask if isinstance(mask, Tensor) else mask.tensor).reshape(pairs)
         factor = scale
