@@ -418,7 +418,8 @@ def _mask(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
 
 def _allowed(mask: Mask, rows: Stretch, columns: Stretch, device: torch.device) -> Tensor:
     """Return the mask of a block; a small one is stored for the mask object."""
-    if math.prod(mask.lead()) * len(rows) * len(columns) > _STORED_NUMBERS:
+    # A compiler would make constants of the lengths.
+    if torch.compiler.is_compiling() or math.prod(mask.lead()) * len(rows) * len(columns) > _STORED_NUMBERS:
         return mask.allowed(rows, columns, device)
     return stored(mask, device, ("allowed", rows, columns), lambda: mask.allowed(rows, columns, device))
 
