@@ -35,6 +35,7 @@ FEW = 16  # with fewer keys than this, torch's CPU kernels return 0 for a query 
 _MASK_NUMBERS = 2**22  # entries of a mask built at a time
 _CUDA_NUMBERS = 2**26  # the same on a GPU, which needs larger blocks to be busy
 _STORED_NUMBERS = 2**20  # number of entries up to which a mask is stored
+_BAND_NUMBERS = 2**15  # the same with a route, of which there are many
 _COLUMNS = 128  # number of keys in one step of the search for visible keys
 
 
@@ -238,7 +239,13 @@ def direct(problem: Problem) -> Direct | None:
         small = found.by_key or (problem.matrices * queries * keys <= _STORED_NUMBERS and not found.dense)
         equal = problem.key.shape[-1] == problem.value.shape[-1]
         return sequences.direct(problem) if small and equal and problem.dropout == 0.0 and found.low is None else None
-    if not causal and pairs is None and (found.banded or found.segments or found.lengths is not None or found.dense):
+    band = None if causal else _small_band(problem, found)
+    if (
+        not causal
+        and band is None
+        and pairs is None
+        and (found.banded or found.segments or found.lengths is not None or found.dense)
+    ):
         return None
     on_cpu = problem.device.type == "cpu"
     if causal and queries < keys and not on_cpu:  # the keys behind the last query are masked for all
@@ -254,7 +261,7 @@ def direct(problem: Problem) -> Direct | None:
             return None
         if by_flash and as_it_is and scale > 0 and torch_sdpa.flash_takes(query, key, value):
             return torch_sdpa.flash(query, key, value, dropout, causal, scale)
-        given = None if pairs is None else (mask if isinstance(mask, Tensor) else mask.tensor).reshape(pairs)
+        given = band if pairs is None else (mask if isinstance(mask, Tensor) else mask.tensor).reshape(pairs)
         factor = scale
         if not as_it_is:
             product = score.as_product(query, key)
@@ -298,6 +305,17 @@ def _slopes(bias: Alibi, shape: tuple[int, ...], band: Band, dtype: torch.dtype)
     if band.low is not None or band.high is not None:
         numbers = torch.where(band.allowed(rows, columns, device), numbers, -math.inf)
     return numbers.reshape((1,) * (4 - numbers.ndim) + tuple(numbers.shape))
+
+
+def _small_band(problem: Problem, found: Clauses) -> Tensor | None:
+    """Return the mask of a small band alone on the CPU, which is stored with the route of its calls, or None."""
+    (queries, keys), device = problem.shape[-2:], problem.device
+    alone = found.banded and found.lengths is None and not found.segments and not found.dense
+    if problem.mask is None or not alone or device.type != "cpu" or queries * keys > _BAND_NUMBERS:
+        return None
+    if banded.worth_it(found, queries, keys):
+        return None
+    return problem.mask.allowed(all_of(queries), all_of(keys), device)
 
 
 def _pairs_at_once(problem: Problem) -> torch.Size | None:
