@@ -104,7 +104,7 @@ class Band(Mask):
 
     low: int | None
     high: int | None
-    offset: int = field(default=0, compare=False)  # as the caller gave it; already included in low and high
+    offset: int = field(default=0, compare=False)  # the caller's offset, which low and high already include
 
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
         distance = positions(columns, device) - positions(rows, device).unsqueeze(-1)
@@ -122,6 +122,10 @@ class Band(Mask):
         if self.high is not None:
             some, every = some & (least <= self.high), every & (most <= self.high)
         return Coarse(some, every)
+
+    def allows_all(self, queries: int, keys: int) -> bool:
+        """Return whether each of so many queries may attend all keys, as one query after a cache of keys may."""
+        return (self.low is None or self.low <= 1 - queries) and (self.high is None or self.high >= keys - 1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -122,7 +122,7 @@ def _rows(problem: Problem, rows: Span, chosen: Tensor | None) -> Tensor:
         return one_hot(index, like, problem.open(scores, rows, columns))
     scores = _row_scores(problem, rows)
     allowed = problem.open(scores, rows, columns)
-    return problem.normalize(scores, allowed) if hard is None else hard.distribution(scores, allowed)
+    return problem.weights(scores, allowed) if hard is None else hard.distribution(scores, allowed)
 
 
 def _row_scores(problem: Problem, rows: Span) -> Tensor:
