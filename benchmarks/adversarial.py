@@ -1,5 +1,4 @@
-"""Damaged run directories, hostile settings and kills: every outcome must be the right answer, or one line and exit
-status 2.
+"""Damaged run directories, hostile settings and kills: the outcome must be right, or one line and exit status 2.
 
     python benchmarks/adversarial.py [--damaged 300] [--settings 60] [--kills 40] [--seed 1]
 

@@ -41,7 +41,7 @@ KINDS = {
 
 
 def command(settings: dict[str, str], seed: int, out: Path) -> list[str]:
-    """Return the training run of some settings and a seed."""
+    """Return the command that trains with some settings and a seed."""
     given = {**COMMON, **settings, "train.seed": str(seed)}
     options = [part for name, value in given.items() for part in ("--set", f"{name}={value}")]
     return [sys.executable, "-m", "regard", "train", "translation", "--preset", "tiny", *options, "--out", str(out)]

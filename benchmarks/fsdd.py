@@ -64,7 +64,7 @@ def joined(digits: list[Clip], dice: random.Random) -> tuple[Samples, list[list[
 
 
 def strings(part: list[Clip], count: int, lengths: tuple[int, int], dice: random.Random) -> list[list[Clip]]:
-    """Yield strings of digits, each by one speaker."""
+    """Return strings of digits, each by one speaker."""
     by_speaker: dict[str, list[Clip]] = {}
     for clip in part:
         by_speaker.setdefault(clip.speaker, []).append(clip)

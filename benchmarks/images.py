@@ -107,7 +107,7 @@ def read(folder: Path, size: int) -> int:
 
 
 def captions(folder: Path, size: int) -> int:
-    """Return the captions with the paths of their pictures."""
+    """Load the captions with the paths of their pictures; return their number."""
     return len(load_captions(folder).train)
 
 

@@ -22,7 +22,7 @@ def points(run: Path) -> list[tuple[str, float]]:
 
 
 def drawing(found: dict[str, list[tuple[str, float]]]) -> str:
-    """Return one line for each run."""
+    """Return the drawing, with one line for each run."""
     names = [name for name, _ in next(iter(found.values()))]
     step = (WIDTH - LEFT - 120) / max(1, len(names) - 1)
 

@@ -201,8 +201,8 @@ def step_of(side: str, model: nn.Module, loss: Callable[..., Tensor], device: st
 
 
 def graphed(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Forward and backward pass and update as one CUDA graph, captured at the first batch; all batches have its
-    shapes."""
+    """Return forward pass, backward pass and update as one CUDA graph, captured at the first batch; shapes are
+    fixed."""
     recorded: list[tuple[list[Tensor], torch.cuda.CUDAGraph, Tensor]] = []
 
     def run(*batch: Tensor) -> Tensor:

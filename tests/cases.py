@@ -49,7 +49,7 @@ class Score(NamedTuple):
 
 
 def mlp(layer: Tensor, shift: Tensor, readout: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """readout · tanh(layer [query; key] + shift), written as a user would."""
+    """Return readout · tanh(layer [query; key] + shift), written as a user would."""
 
     def score(query: Tensor, key: Tensor) -> Tensor:
         left, right = layer.split((query.shape[-1], key.shape[-1]), dim=-1)
@@ -185,8 +185,7 @@ def answer(score: str, normalize: str, place: str) -> oracles.Answer:
 
 
 def serves(backend: str, score: str, normalize: str) -> bool:
-    """Return the supported combinations: fused dot products for softmax, additive scores for all, everything else on
-    two."""
+    """Return whether a backend must support a combination; `reference` and `blocked` support all."""
     if backend == "additive":
         return score.startswith("additive")
     return backend != "sdpa" or (SCORES[score].sdpa and normalize == "softmax")

@@ -1,7 +1,7 @@
-"""Attention in explicit float64 loops over plain lists: what every backend is compared with.
+"""Attention in explicit float64 loops over Python lists, with which every backend is compared.
 
-Nothing here comes from the library, and nothing here is fast. A score is a function of one query vector, one key
-vector and the head; a mask is a predicate and a bias a function of (batch, head, query index, key index).
+Nothing here uses the library, and nothing is fast. A score is a function of one query vector, one key vector and the
+head; a mask is a predicate and a bias a function of (batch, head, query index, key index).
 """
 
 import math
@@ -42,7 +42,7 @@ def additive(query: Vector, key: Vector, weight: Vector) -> float:
 
 
 def mlp(query: Vector, key: Vector, layer: Sequence[Vector], shift: Vector, readout: Vector) -> float:
-    """readout · tanh(layer [query; key] + shift)"""
+    """Return readout · tanh(layer [query; key] + shift)."""
     pair = [*query, *key]
     return math.fsum(r * math.tanh(dot(row, pair) + s) for r, row, s in zip(readout, layer, shift, strict=True))
 
@@ -61,7 +61,7 @@ def softmax(scores: Vector) -> list[float]:
 
 
 def sparsemax(scores: Vector) -> list[float]:
-    """Try every support: the right one is where the threshold parts what is inside from what is outside."""
+    """Try every support: the right one is where the threshold separates the inside from the outside."""
     everything = range(len(scores))
     for size in range(1, len(scores) + 1):
         for support in combinations(everything, size):
@@ -74,7 +74,7 @@ def sparsemax(scores: Vector) -> list[float]:
 
 
 def entmax(scores: Vector, alpha: float) -> list[float]:
-    """[(α−1) s − τ]₊^(1/(α−1)), the threshold τ by bisection until two neighbouring floats are left."""
+    """Return [(α−1) s − τ]₊^(1/(α−1)), with the threshold τ by bisection until two adjacent floats remain."""
     if alpha == 1:
         return softmax(scores)
     scaled = [(alpha - 1) * s for s in scores]
@@ -97,7 +97,7 @@ def hard(scores: Vector) -> list[float]:
     return [1.0 if j == best else 0.0 for j in range(len(scores))]
 
 
-# Masks: may query i look at key j?
+# Masks: whether query i may attend key j
 
 
 def causal(offset: int = 0) -> Allowed:
@@ -132,7 +132,7 @@ def relative(table: Sequence[Vector]) -> Bias:
     return lambda b, h, i, j: table[h][max(-reach, min(reach, j - i)) + reach]
 
 
-# Stage 3 and everything one can ask about the weights
+# Stage 3, and all requests for weights
 
 
 class Answer(NamedTuple):
@@ -152,7 +152,7 @@ def attend(
     allowed: Allowed = everywhere,
     bias: Bias | None = None,
 ) -> Answer:
-    """query[b][h][i] against key[b][g][j], value[b][g][j]; query head h reads key head h // (heads / groups)."""
+    """Attend query[b][h][i] to key[b][g][j], value[b][g][j]; query head h uses key head h // (heads / groups)."""
     rows = [
         [
             [
@@ -208,7 +208,6 @@ def entropy(weights: Vector) -> float:
 
 
 def top(weights: Vector, count: int) -> tuple[list[float], list[int]]:
-    """Return the largest weights and where they are, largest first, the earlier key first on a tie; −1 where there is
-    none."""
+    """Return the largest weights and their keys, largest first, the earlier key first on a tie; −1 if there is none."""
     order = sorted(range(len(weights)), key=lambda j: (-weights[j], j))[:count]
     return [weights[j] for j in order], [j if weights[j] > 0 else -1 for j in order]

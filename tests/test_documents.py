@@ -1,4 +1,4 @@
-"""What the documents say is true: their examples run, their links lead somewhere, their output is the real one."""
+"""The documents are correct: their examples run, their links are valid, and their output is that of the commands."""
 
 import contextlib
 import doctest
@@ -40,7 +40,7 @@ def named(documents: list[Path]) -> pytest.MarkDecorator:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """What `regard demo --stages` prints, without blanks at the ends of lines, and the folder it wrote to."""
+    """Return the output of `regard demo --stages`, without trailing blanks, and its folder."""
     folder = tmp_path_factory.mktemp("demo")
     done = subprocess.run(
         [sys.executable, "-m", "regard", "demo", "--stages"],
@@ -56,7 +56,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 @pytest.mark.slow
 @named([document for document in DOCUMENTS if blocks(document, "python") and document not in PROGRAMS])
 def test_examples_run(document):
-    """The blocks of a document run one after another, as a reader would type them."""
+    """The code blocks of a document run in order."""
     examples = "\n".join(blocks(document, "python"))
     test = doctest.DocTestParser().get_doctest(examples, {}, document.name, str(document), 0)
     assert test.examples
@@ -68,11 +68,11 @@ def test_examples_run(document):
 
 @pytest.fixture(scope="module")
 def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the sentiment task after a few steps: it answers, though not well."""
+    """A run of the sentiment task after a few steps."""
     folder = tmp_path_factory.mktemp("reviews") / "run"
     few = ("steps=4", "validate_every=2", "data.train=60", "data.valid=6", "data.test=6", "model.size=8", "embedding=8")
     arguments = ["train", "sentiment", "--preset", "tiny", "--out", str(folder)]
-    jaxtyping.config.update("jaxtyping_disable", True)  # the command as its users have it
+    jaxtyping.config.update("jaxtyping_disable", True)  # the command as installed
     try:
         done = CliRunner().invoke(app, [*arguments, *(word for setting in few for word in ("--set", setting))])
     finally:
@@ -98,7 +98,7 @@ def served(reviews: Path) -> Iterator[int]:
 
 @named(PROGRAMS)
 def test_a_page_of_code_runs_and_prints_what_it_shows(document, tmp_path, monkeypatch, request):
-    """Blocks of Python run one after another; a block of text after one is what it prints."""
+    """Code blocks of Python run in order; a text block after one is its output."""
     text = document.read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     if "runs/reviews" in text:
@@ -141,7 +141,7 @@ def test_the_stages_are_what_the_demo_prints(demo):
 
 @named(READMES)
 def test_the_readme_shows_a_demo_that_did_well(document):
-    """The block is from the output of a real run; times differ from machine to machine, these figures must not."""
+    """The block is from the output of a real run; times depend on the machine, these figures do not."""
     [shown] = [block for block in blocks(document, "text") if block.startswith("English → Chinese")]
     figures = dict(re.findall(r"^  (BLEU|alignment error rate) +([\d.]+)", shown, re.MULTILINE))
     assert float(figures["BLEU"]) >= 95

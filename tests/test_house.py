@@ -1,4 +1,4 @@
-"""The house rules that a reader relies on: imports go downwards, nothing is heavy, and the public names are these."""
+"""The structure of the code: imports go downwards, imports are light, and the public names are complete."""
 
 import ast
 import re
@@ -16,12 +16,12 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "regard"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-# From the top floor to the ground. A floor may import the floors below it, and rooms of its own.
+# The layers from top to bottom. A layer may import the layers below it, and its own modules.
 FLOORS = ["cli", "studio", "bench", "tasks", "train decode data", "models", "look", "nn", "parallel", "core", "kernels"]
-# What knows no model takes callables and records; pictures need the mathematics but no layers.
+# train, decode and data take callables and records instead of models; look needs the mathematics but no layers.
 NARROWER = {"train": {"kernels"}, "decode": {"kernels"}, "data": {"kernels"}, "look": {"core", "kernels"}}
 
-# A module of Triton kernels imports Triton at its top, so it is imported itself where it is used.
+# A module of Triton kernels imports Triton at its top, so it must be imported inside of functions.
 KERNELS = [path for path in MODULES if "triton" in path.relative_to(PACKAGE).parts and path.name != "__init__.py"]
 
 PUBLIC = [
@@ -48,7 +48,8 @@ def name_of(path: Path) -> list[str]:
 
 
 def imports(path: Path, tree: ast.AST) -> Iterator[str]:
-    """Full names of every module that the statements of a tree may import; `from a import b` may mean a.b."""
+    """Yield the full names of every module that the statements of a tree may import; `from a import b` may mean
+    a.b."""
     package = name_of(path) if path.name == "__init__.py" else name_of(path)[:-1]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -60,7 +61,7 @@ def imports(path: Path, tree: ast.AST) -> Iterator[str]:
 
 
 def at_import(tree: ast.Module) -> ast.Module:
-    """Return what runs when a module is imported: no function bodies, nothing meant for type checkers alone."""
+    """Return the statements that run when a module is imported: no function bodies, nothing for type checkers alone."""
 
     class Strip(ast.NodeTransformer):
         def visit_FunctionDef(self, node):
@@ -77,7 +78,7 @@ def at_import(tree: ast.Module) -> ast.Module:
 
 
 def floor_of(name: str) -> str | None:
-    """Return the floor a name of the package lives on; None for the package itself, whose names all come from core."""
+    """Return the layer of a name of the package; None for the package itself, whose names all come from core."""
     parts = name.split(".")
     return parts[1] if len(parts) > 1 and (PACKAGE / parts[1]).is_dir() else None
 
@@ -91,7 +92,7 @@ def named(paths: list[Path]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("path", paths, ids=lambda path: ".".join(name_of(path)))
 
 
-# The package and `python -m regard` stand outside the house and may ring at any door.
+# The package itself and `python -m regard` may import every layer.
 @named([path for path in MODULES if path.parent != PACKAGE])
 def test_imports_go_downwards(path):
     home = name_of(path)[1]
@@ -103,7 +104,7 @@ def test_imports_go_downwards(path):
 @named(sorted((PACKAGE / "core").rglob("*.py")))
 def test_core_stands_on_torch_alone(path):
     names = list(imports(path, ast.parse(path.read_text())))
-    # `regard` itself re-exports core: core importing it back would run in a circle.
+    # `regard` itself re-exports core: core must not import it back.
     assert all(floor_of(name) in ("core", "kernels") for name in names if name.split(".")[0] == "regard")
     # numpy comes with torch, and jaxtyping is the notation of shapes.
     assert top_packages(path, ast.parse(path.read_text())) <= {"torch", "numpy", "jaxtyping"}
@@ -122,7 +123,7 @@ def test_every_folder_is_a_known_floor():
     assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} <= floors
 
 
-# `core`, `nn`, `parallel` and `kernels` hold several forms of one mechanism under its name.
+# `core`, `nn`, `parallel` and `kernels` have several forms of one mechanism under its name.
 LAYERED = {"core", "nn", "parallel", "kernels"}
 TASK_FOLDERS = sorted(path.parent for path in (PACKAGE / "tasks").glob("*/__init__.py"))
 DESCRIBED = sorted(
@@ -206,7 +207,7 @@ def test_layers_and_models_are_listed(folder):
     "package", [regard, regard.nn, regard.models, regard.parallel], ids=lambda package: package.__name__
 )
 def test_checkers_see_the_same_names(package):
-    """The block for type checkers repeats the list by hand; this keeps the two the same."""
+    """The block for type checkers repeats the list by hand; this test compares the two."""
     [block] = [
         node
         for node in ast.parse(Path(package.__file__).read_text()).body
@@ -219,7 +220,7 @@ def test_checkers_see_the_same_names(package):
 
 @pytest.mark.process
 def test_every_folder_is_found_by_its_name():
-    """In a process of its own: here others have imported them already."""
+    """Runs in a separate process, because this one has imported them already."""
     names = ["bench", "cli", "core", "data", "decode", "look", "nn.losses", "studio", "tasks", "train"]
     code = f"import regard; print(*({', '.join(f'regard.{name}.__name__' for name in names)},))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -1,4 +1,5 @@
-"""Items marked `interpreted` run where Triton interprets kernels; the others run where it compiles them."""
+"""Items marked `interpreted` run in a process with Triton's interpreter; the others in a process that compiles
+kernels."""
 
 import subprocess
 import sys
@@ -16,7 +17,7 @@ def test_a_marked_item_meets_the_interpreter(tmp_path):
     from regard.kernels.triton.relu_dropout import _relu_dropout
 
     assert isinstance(_relu_dropout, InterpretedFunction)
-    assert tmp_path.is_dir()  # fixtures are those of any test
+    assert tmp_path.is_dir()  # fixtures work as in any test
 
 
 def test_an_unmarked_item_does_not():

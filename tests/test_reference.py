@@ -1,4 +1,4 @@
-"""The reference has every public name, with its methods, parameters and an example that runs; nothing private shows."""
+"""The reference has every public name, with its methods, parameters and a tested example, and nothing private."""
 
 import ast
 import doctest
@@ -21,7 +21,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs/reference").glob("*.md")}
 TOLD = tomllib.loads((ROOT / "tools/reference.toml").read_text(encoding="utf-8"))
 ENTRIES = re.findall(r"^::: (regard\.[\w.]+)((?:\n {4,}.*)*)", "\n".join(PAGES.values()), re.MULTILINE)
-SHOWN = {name: re.search(r"members: (.*)", options) for name, options in ENTRIES}  # of methods: all, none, or some
+# Methods that are shown: all, none, or some.
+SHOWN = {name: re.search(r"members: (.*)", options) for name, options in ENTRIES}
 PUBLIC = [
     *(f"regard.{name}" for name in regard.__all__ if name not in ("__version__", "nn", "models", "parallel")),
     *(f"{folder.__name__}.{name}" for folder in (nn, models, parallel) for name in folder.__all__),
@@ -30,7 +31,7 @@ HIDDEN = ("self", "cls", "unknown", "args", "kwargs")
 
 
 def found(path: str) -> Any:
-    """Return what a dotted name stands for."""
+    """Return the object of a dotted name."""
     parts = path.split(".")
     for cut in range(len(parts), 0, -1):
         try:
@@ -44,7 +45,7 @@ def found(path: str) -> Any:
 
 
 def functions(path: str) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield what is called under a name, with its key in the file of parameters: a function, or a class and its
+    """Yield the callables of a name, with their keys in the file of parameters: a function, or a class and its
     methods."""
     thing = found(path)
     if inspect.isfunction(thing):
@@ -105,7 +106,7 @@ def test_an_example_of_the_reference_runs(name: str) -> None:
 
 
 def test_what_is_described_exists() -> None:
-    """A parameter, formula or example of a name that was renamed or removed is found here."""
+    """Finds entries for parameters, formulas or examples of names that were renamed or removed."""
     called = {key for name, _ in ENTRIES for key, _ in functions(name)}
     called |= {name.rpartition(".")[2] for name, _ in ENTRIES}
     called |= {f"parallel.{name}" for name in parallel.__all__}

@@ -1,4 +1,4 @@
-"""Importing and using the package gives no warning, and prints nothing that was not asked for."""
+"""Importing and using the package gives no warning, and prints nothing unrequested."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ regard.Trace.load("a.trace")
 
 @pytest.mark.process
 def test_using_it_prints_nothing(tmp_path):
-    """With warnings as errors, in a process of its own."""
+    """With warnings as errors, in a separate process."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", USE], cwd=tmp_path, capture_output=True, text=True, check=False
     )

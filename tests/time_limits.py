@@ -1,4 +1,4 @@
-"""The time limits of the tests: they end what hangs, and no machine is so slow that they end anything else."""
+"""The time limits of the tests: they only end what hangs, even on slow machines."""
 
-HANG_SECONDS = 3600.0  # for a process or an answer
-BROWSER_MILLISECONDS = 300_000  # for something to appear on a page: a failing test waits that long
+HANG_SECONDS = 3600.0  # for a process or a response
+BROWSER_MILLISECONDS = 300_000  # for an element to appear on a page

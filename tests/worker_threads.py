@@ -1,4 +1,4 @@
-"""Workers as threads of one process, with a barrier for a process group."""
+"""Workers as threads of one process, with a barrier as process group."""
 
 import threading
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from time_limits import HANG_SECONDS
 
 @dataclass
 class Meeting:
-    """Where as many threads as there are workers bring a value and get all of them."""
+    """A meeting point: each of the workers' threads brings a value and gets all of them."""
 
     size: int
     values: dict[int, Any] = field(default_factory=dict)

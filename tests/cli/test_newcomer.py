@@ -150,7 +150,7 @@ def test_what_is_wrong_with_several_settings_together_keeps_its_own_words():
     class Pair(BaseModel):
         model_config = ConfigDict(use_attribute_docstrings=True)
         low: int = 0
-        """Return the lower number."""
+        """The lower number."""
 
         def model_post_init(self, _: object) -> None:
             if self.low > 3:

@@ -62,7 +62,7 @@ LOWERED = [name for name in PLACES if "|" not in name and "~" not in name]
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("as_installed")  # it traces these functions, and cannot trace the checks
+@pytest.mark.usefixtures("as_installed")  # FlexAttention traces these functions, and cannot trace the checks
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(
     ("score", "place"),

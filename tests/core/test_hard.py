@@ -216,7 +216,7 @@ def test_gradcheck_of_the_best_key(path: str) -> None:
 
 
 def hand_derived(p: Tensor, value: Tensor, slopes: Tensor) -> Tensor:
-    """∂/∂s of slopes · softmax(s) value = p (a − Σ p a) with a = value · slopes"""
+    """Return ∂/∂s of slopes · softmax(s) value = p (a − Σ p a) with a = value · slopes."""
     a = slopes @ value.mT
     return p * (a - (p * a).sum(dim=-1, keepdim=True))
 

@@ -59,7 +59,7 @@ def one_head(
 def oracle(
     query: Tensor, key: Tensor, value: Tensor, logs: LogMap, causal: bool = False, lengths: list[int] | None = None
 ) -> Tensor:
-    """For (b, h, q, d), (b, g, k, d), (b, g, k, e)."""
+    """Compute the oracle for (b, h, q, d), (b, g, k, d), (b, g, k, e)."""
     share = query.shape[1] // key.shape[1]
     batches = []
     for b in range(query.shape[0]):
@@ -90,7 +90,7 @@ def performer(size: int = 5, count: int = 11, seed: int = 3) -> regard.Performer
 
 
 def squared(x: Tensor) -> Tensor:
-    """Return a user-defined feature map."""
+    """Return the features of a user-defined map."""
     return torch.cat([x.square() + 0.1, x.abs()], -1)
 
 
@@ -457,7 +457,7 @@ def test_a_memory_that_repeats_is_read_once() -> None:
     for memory in (key[:1].requires_grad_(), key[:1].detach().expand_as(key)):
         seen.clear()
         regard.linear_attention(query, memory, value, features=counting)
-        assert sorted(seen) == [3 * 7, 3 * 6 * 5]  # of 3 key heads, and of 3 times 6 query heads
+        assert sorted(seen) == [3 * 7, 3 * 6 * 5]  # sizes for 3 key heads, and for 3 times 6 query heads
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -811,7 +811,7 @@ def test_features_without_logarithms_do_not_overflow_by_their_products(name: str
     features = regard.EluFeatures() if name == "elu" else lambda x: torch.relu(x) + 1e-3
     query, key, value = (torch.randn(2, 70, 8) for _ in range(3))
     query, key = (t.sign() * t.abs().add(0.1) * scale for t in (query, key))
-    query[..., 0], key[..., 0] = query[..., 0].abs(), key[..., 0].abs()  # each has a non-zero entry
+    query[..., 0], key[..., 0] = query[..., 0].abs(), key[..., 0].abs()  # both vectors have a non-zero entry
     found = regard.linear_attention(query, key, value, features=features, causal=causal)
     weights = features(query.double()) @ features(key.double()).mT
     weights = weights.tril() if causal else weights

@@ -238,7 +238,8 @@ def test_scores_of_1e5_stay_finite(way: Way, device: str, causal: bool, length: 
         weight = torch.full_like(weight, 1e5 / SIZE)
     else:
         query, key = (torch.full_like(x, (1e5 / math.sqrt(SIZE)) ** 0.5) * x.sign() for x in (query, key))
-        key[:, :, 0] = query[:, :, 0].sign() * key[:, :, 0].abs()  # of equal signs in all entries: the score is 1e5
+        # All entries have the signs of the query, so the score is 1e5.
+        key[:, :, 0] = query[:, :, 0].sign() * key[:, :, 0].abs()
         assert float((query.double() @ key.double().mT).max() / math.sqrt(SIZE)) > 0.98e5
     tensors = [x.requires_grad_() for x in (query, key, value, weight)]
     found = attend(way, tensors, "long", mask=regard.causal() if causal else None).output

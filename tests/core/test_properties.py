@@ -57,7 +57,8 @@ LAYOUTS = ["contiguous", "transposed", "feature first", "every other", "slice"]
 
 
 def expressions(shape: Shape) -> st.SearchStrategy[tuple]:
-    """("causal", offset), …, ("and", left, right), ("or", left, right), ("not", inner)"""
+    """Return a strategy of expressions: ("causal", offset), …, ("and", left, right), ("or", left, right), ("not",
+    inner)."""
 
     def ids(count: int) -> st.SearchStrategy[list[list[int]]]:
         row = st.lists(st.integers(0, 2), min_size=count, max_size=count)

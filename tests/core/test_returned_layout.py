@@ -1,5 +1,6 @@
-"""The gradients of the inputs do not depend on the memory layout of the output's gradient. torch caches cuDNN's
-backward graphs by the layout of the inputs alone: see `regard.core.backends.torch_sdpa`.
+"""The gradients of the inputs do not depend on the memory layout of the output's gradient.
+
+torch caches cuDNN's backward graphs by the layout of the inputs alone: see `regard.core.backends.torch_sdpa`.
 """
 
 from collections.abc import Callable
@@ -38,7 +39,8 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch's own compiler
+# A warning of torch's own compiler.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("compiler", [None, "aot_eager"])
 def test_a_kernel_gets_the_gradient_laid_out_like_its_output(compiler: str | None, as_installed: None) -> None:
     def attend(rows: torch.Tensor) -> torch.Tensor:

@@ -183,7 +183,5 @@ def test_biases_may_be_mapped() -> None:
         found = torch.func.vmap(attend)(given)
         torch.testing.assert_close(found, torch.stack([attend(tensor) for tensor in given]))
 
-        slope = torch.func.grad(
-            lambda tensor, attend=attend: attend(tensor).square().sum()
-        )  # torch warns about no slow path
+        slope = torch.func.grad(lambda tensor, attend=attend: attend(tensor).square().sum())
         torch.testing.assert_close(torch.func.vmap(slope)(given), torch.stack([slope(tensor) for tensor in given]))

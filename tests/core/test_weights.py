@@ -179,7 +179,7 @@ def test_sdpa_cannot_seed_its_dropout() -> None:
 
 
 def closing(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Return a score that masks everything for a query whose first entry is negative."""
+    """Return scores that are −inf for every key if the first entry of the query is negative."""
     return (query @ key.mT).masked_fill(query[..., :1] < 0, -torch.inf)
 
 

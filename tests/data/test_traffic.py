@@ -33,13 +33,13 @@ def seconds(apart, closing, reach):
     [
         ((35, 0), (-10, 0), 3.0),  # 35 − 5 metres at 10 m/s
         ((35, 0), (10, 0), math.inf),  # it moves away
-        ((35, 2.5), (-10, 0), math.inf),  # it is beside
+        ((35, 2.5), (-10, 0), math.inf),  # it passes beside
         ((25, 8), (-10, -3), 2.0),  # along from 2 to 3 s, across from 2 to 3.33 s
         ((25, 8), (-10, -1), math.inf),  # across from 6 s on, when it is behind
         ((25, 17), (-5, -3), 5.0),  # along from 4 to 6 s, across from 5 s on
-        ((3, 1), (0, 0), 0.0),  # they overlap and stay
-        ((3, 1), (-1, 0), 0.0),  # they overlap now
-        ((-20, 0), (-1, 0), math.inf),  # it was passed long ago
+        ((3, 1), (0, 0), 0.0),  # they already overlap, without relative motion
+        ((3, 1), (-1, 0), 0.0),  # they already overlap
+        ((-20, 0), (-1, 0), math.inf),  # it is already behind
         ((20, 0), (0, 0), math.inf),  # equally fast
     ],
 )

@@ -40,7 +40,7 @@ def exhaustive(table: Table, source: int, limit: int, minimum: int, penalty: Cal
 
 
 def plain_beam(table: Table, source: int, width: int, limit: int, penalty: Callable[[int], float]):
-    """Beam search by its definition, without early stopping: every finished hypothesis, best first."""
+    """Run beam search by its definition, without early stopping; return all finished hypotheses, best first."""
     running, done = [(0.0, ())], []
     for _ in range(limit + 1):
         candidates = []

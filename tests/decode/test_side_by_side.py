@@ -150,7 +150,7 @@ def test_new_weights_are_seen():
             parameter.mul_(0.9)  # in place, as an optimizer does
     same(search(made, "fixed", captures=captures), search(made, "one by one"))
     for parameter in made.parameters():
-        parameter.data = parameter.data * 1.1  # at another address
+        parameter.data = parameter.data * 1.1  # a new tensor at another address
     same(search(made, "fixed", captures=captures), search(made, "one by one"))
     assert len(captures.held) == 2
 
@@ -370,7 +370,7 @@ def test_keys_that_nobody_sees_are_dropped():
             step, other = made.step(state, tokens), made.step(plain, tokens[2::4])
             torch.testing.assert_close(step.logits[2::4], other.logits)
             state, plain = step.state.regroup(torch.full((3, 4), 2)), other.state
-    assert state.seen.shape[2] < 13 + 12  # of 49 written keys
+    assert state.seen.shape[2] < 13 + 12  # 49 keys were written
     assert state.seen.sum(-1).tolist() == [[13] * 4] * 3
 
 
@@ -447,7 +447,7 @@ def test_captured_is_one_by_one(positions):
 @pytest.mark.cuda
 def test_one_graph_after_another():
     made, captures = model(device="cuda"), Captures(keep=1)
-    for rows in (3, 5, 3):  # each replaces the one before
+    for rows in (3, 5, 3):  # each search replaces the one before
         same(search(made, "captured", rows, captures), search(made, "one by one", rows))
     assert len(captures.held) == 1
     assert captures.held[0].graph is not None

@@ -68,9 +68,9 @@ def test_which_form_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert used(*drawn(SOME, scale=0.3))
     assert not used(*drawn(SOME, scale=0.3, heavy=25.0))
     query, key, value, weight = drawn(SOME, scale=1e-3)
-    key[:, :, 60:] = 10.0  # masked keys do not affect the choice
+    key[:, :, 60:] = 10.0  # masked keys do not change the choice of the form
     assert not used(query, key, value, weight, mask=regard.padding([60, 60]))
-    key[:, :, 0, 0] = 1e4  # nor does one large number
+    key[:, :, 0, 0] = 1e4  # one large number does not change it either
     assert not used(query, key, value, weight)
 
 

@@ -141,7 +141,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Count calls that reach the kernels."""
     from regard.core.backends import sparse_rows
 
-    if interpreting.INSIDE:  # on the CPU only the device prevents the kernels
+    if interpreting.INSIDE:  # under the interpreter, only the check of the device excludes the kernels
         monkeypatch.setattr(sparse_rows, "serves", lambda problem: problem.dtype == torch.float32)
     calls: list[Any] = []
     attend = sparse_rows.attend

@@ -59,9 +59,8 @@ def test_direct(monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.core.backends import flex
 
     monkeypatch.setattr(flex, "_WORTH", 64)
-    monkeypatch.setattr(
-        torch.cuda, "current_device", lambda: None
-    )  # these tensors are on the CPU, without a device index
+    # These tensors are on the CPU, which has no device index.
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     torch.manual_seed(4)
     query, key, value = (torch.randn(2, 3, 71, 16).half() for _ in range(3))
     for low, high, scale in ((-9, 0, None), (-3, 5, 0.5), (0, 0, None)):

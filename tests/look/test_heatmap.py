@@ -26,7 +26,7 @@ def cells(drawing: str) -> dict[str, tuple[str, str]]:
 
 
 def luminance(color: RGB) -> float:
-    """Relative luminance as WCAG defines it."""
+    """Return the relative luminance as defined by WCAG."""
     linear = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in color]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 

@@ -140,7 +140,7 @@ def test_so_many_long_rows_that_only_some_are_kept():
     for record in trace.records:
         record.queries = record.keys = 100_000  # nothing of it is computed here
     budget = Budget.of([trace])
-    assert budget.stride == -(-4 * 2 * 98 * 100_000 // KEPT_WEIGHTS)  # of 97 heads and their mean
+    assert budget.stride == -(-4 * 2 * 98 * 100_000 // KEPT_WEIGHTS)  # 98 = 97 heads and their mean
     assert budget.kept == 4
     assert 64 <= budget.side <= 256
 

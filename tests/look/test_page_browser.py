@@ -627,7 +627,7 @@ def test_a_map_that_nearly_fits_the_window_is_made_to(visit):
     )
     assert scrolled <= seen
     assert "." in texts(tab)  # the last token has its row
-    assert any(text.startswith(".") and text[1:].isdigit() for text in texts(tab))  # and there are numbers
+    assert any(text.startswith(".") and text[1:].isdigit() for text in texts(tab))  # the numbers are drawn too
 
 
 def test_tokens_that_are_none_of_the_image_stand_beside_it(visit):
@@ -689,7 +689,7 @@ def test_a_drive_is_replayed_with_a_slider(visit):
     tab.locator(".player input").focus()
     tab.keyboard.press("ArrowRight")
     assert {"lorry  0.10", "pedestrian  0.90", "5.0 m/s", "2 s brake"} <= drawn_texts(tab)
-    tab.page.click(".player button")  # from the end, it plays from the start
+    tab.page.click(".player button")  # playing at the end starts again from the beginning
     tab.until(".player output", "2 s brake")
     tab.until(".player button", "Play")
 

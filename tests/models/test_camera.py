@@ -1,4 +1,4 @@
-"""The camera driver: what it sees, what it leaves out, and what it starts with."""
+"""The camera driver: its inputs, unknown frames, and its initial outputs."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def test_unknown_frames_change_nothing(motion, attention):
 
 
 def test_motion_is_the_difference_from_the_frame_before():
-    """Turned by hand: the encoder must see the frame and its change, and 0 where nothing is known before it."""
+    """Checked by hand: the encoder must get the frame and its change, and 0 if the previous frame is unknown."""
     made = driver(motion=True, frames=2)
     given = pictures(1, 3)
     seen = []

@@ -1,4 +1,4 @@
-"""Classifiers: what a learned query reads, in loops; padding, order, questions, several labels."""
+"""Classifiers: the context of a learned query, in loops; padding, order, questions, several labels."""
 
 import math
 
@@ -29,7 +29,7 @@ def linear(layer, vector):
 
 
 def additive_by_hand(classifier, query, keys, values, real):
-    """Return weights and what they read, for one query vector and one memory, as lists of numbers."""
+    """Return weights and context for one query vector and one memory, as lists of numbers."""
     layer = classifier.attention
     asked, weight = linear(layer.query, query), layer.score.weight.tolist()
     scores = [oracles.additive(asked, linear(layer.key, key), weight) for key in keys[:real]]
@@ -142,7 +142,7 @@ def test_the_gradient_is_right():
 
 
 def sentences(words, count):
-    """Return memories of seven words, one of which carries the class and six of which mean nothing."""
+    """Return memories of seven words, one of which determines the class."""
     kinds, places = torch.arange(count) % CLASSES, torch.randint(KEYS, (count,))
     index = torch.randint(3, (count, KEYS))
     index[torch.arange(count), places] = 3 + kinds
@@ -175,7 +175,7 @@ def test_attention_finds_the_word_that_matters():
     memory, kinds, places = sentences(words, 101)
     found = classifier(memory, weights=full())
     assert torch.equal(found.logits.argmax(-1), kinds)
-    # One of three classes can be told by the absence of the two others, and then needs no word of its own.
+    # One of three classes can be recognised by the absence of the two others, so it needs no word of its own.
     pointed = (found.weights[:, 0].argmax(-1) == places).float().mean()
     assert pointed > 0.6
 

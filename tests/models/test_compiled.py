@@ -118,7 +118,8 @@ def test_layers_of_a_kind_share_a_compilation():
     expected = sequence_loss(model, source, prefix, target, lengths)
     compile_layers(model, backend=counter, fullgraph=True)
     torch.testing.assert_close(sequence_loss(model, source, prefix, target, lengths), expected)
-    assert counter.frame_count <= 4  # three encoder layers share one, three decoder layers another, and two inputs
+    # Three encoder layers share one graph, three decoder layers another, plus two for the inputs.
+    assert counter.frame_count <= 4
 
 
 def test_the_encoder_is_exported_for_inference():
@@ -148,7 +149,7 @@ def test_the_encoder_is_exported_for_inference():
     [("cosine", math.nan), ("cosine", -math.inf), ("bilinear", math.nan), ("bilinear", math.inf), ("scaled", math.nan)],
 )
 def test_what_padding_holds_reaches_no_gradient(score, poison):
-    """Where the data cannot be looked at, keys are cleaned before anything is made of them."""
+    """If values cannot be inspected, keys are cleaned before they are used."""
     records = {"cosine": regard.Cosine(), "bilinear": regard.Bilinear(torch.eye(8)), "scaled": regard.ScaledDot()}
     key, value, mask = torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 8), regard.padding(torch.tensor([4, 6]))
     key[0, :, 4:] = value[0, :, 4:] = poison

@@ -1,4 +1,4 @@
-"""Controllers: one query of the ego over all objects, in loops; what they do and what they look at."""
+"""Controllers: one query of the ego over all objects, in loops; actions and weights."""
 
 import math
 import sys
@@ -57,7 +57,7 @@ def test_it_is_ego_attention_as_in_the_paper():
         torch.testing.assert_close(found.weights[row, 0], mean)
         mixed = query + torch.cat(read)
         centred = mixed - mixed.mean()
-        normed = centred / math.sqrt(float(centred.square().mean()) + 1e-5)  # scale 1 and shift 0 when new
+        normed = centred / math.sqrt(float(centred.square().mean()) + 1e-5)  # initial scale 1 and shift 0
         hidden = (controller.hidden.weight @ normed + controller.hidden.bias).clamp(min=0)
         torch.testing.assert_close(found.logits[row], controller.actions.weight @ hidden + controller.actions.bias)
         steering = torch.tanh(controller.controls.weight @ hidden + controller.controls.bias)
@@ -102,7 +102,7 @@ def test_a_top_stays_by_head_and_nothing_to_see_is_finite():
 
 
 def scenes(count):
-    """Brake (1) if the object in the ego's lane is near: lanes are 0, 1, 2, the ego's lane is in its own row."""
+    """Return scenes whose action is brake (1) if the object in the ego's lane is near; the ego's row has its lane."""
     lanes = torch.arange(3.0).repeat(count, 1)
     ego = torch.randint(3, (count, 1)).float()
     near = torch.rand(count, 3)

@@ -1,4 +1,4 @@
-"""The plain convolutional network: which pixels a cell sees, and what is refused."""
+"""The small convolutional network: the receptive field of a cell, and invalid arguments."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The frame: any encoder with any decoder, and nothing between them but a memory."""
+"""The frame: any encoder with any decoder, connected by a memory alone."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ B, K, T, VOCABULARY = 3, 7, 5, 11
 
 
 class Pictures(nn.Module):
-    """An encoder of something else than tokens."""
+    """An encoder of inputs other than tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Started:
 
 
 class Counter(nn.Module):
-    """A decoder that says what it was given."""
+    """A decoder that returns its inputs."""
 
     output_weight = torch.ones(2, 3)
     output_bias = None

@@ -1,4 +1,4 @@
-"""Image encoders: cells in reading order, places that differ, EfficientNet's names and shapes."""
+"""Image encoders: cells in reading order, distinct positions, EfficientNet's names and shapes."""
 
 import importlib.util
 import math
@@ -15,7 +15,7 @@ LITE0_STRIDES = {1: 2, 2: 4, 3: 8, 4: 16, 5: 16, 6: 32, 7: 32, 8: 32}
 
 
 class Patches(torch.nn.Module):
-    """A backbone one can foresee: each cell is the mean colour of a 2 × 2 patch."""
+    """A predictable backbone: each cell is the mean colour of a 2 × 2 patch."""
 
     channels, stride = 3, 2
 
@@ -134,13 +134,13 @@ def test_each_stage_gives_its_channels_and_stride(stage):
 
 
 def test_the_whole_network_has_the_published_number_of_parameters():
-    # 4,652,008 with its classifier of 1,000 classes over 1,280 features, which is not part of an encoder.
+    # 4,652,008 with the classifier of 1,000 classes over 1,280 features, which is not part of an encoder.
     parameters = sum(p.numel() for p in EfficientNetLite0().parameters())
     assert parameters == 4_652_008 - 1_000 * 1_280 - 1_000
 
 
 def test_padding_is_at_the_right_and_the_bottom():
-    """A stride-2 convolution of an even image sees a pixel more behind its end, none before its beginning."""
+    """A convolution of stride 2 over an even image is padded by one pixel after its end, none before its start."""
     network = EfficientNetLite0(stage=1).eval()
     image = torch.rand(1, 3, 8, 8)
     stem = network.stem
@@ -201,7 +201,7 @@ def test_published_weights_go_where_they_belong():
     network = EfficientNetLite0()
     network.load_published(state)
     mine = network.state_dict()
-    assert len(mine) == len(state) - 2  # all but the classifier
+    assert len(mine) == len(state) - 2  # the classifier is missing
     assert torch.equal(mine["stem.norm.running_mean"], state["_bn0.running_mean"])
     assert torch.equal(mine["blocks.0.depthwise.conv.weight"], state["_blocks.0._depthwise_conv.weight"])
     assert torch.equal(mine["blocks.3.expand.norm.bias"], state["_blocks.3._bn0.bias"])

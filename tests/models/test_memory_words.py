@@ -1,4 +1,4 @@
-"""Memories with words: what is searched by and what is taken, through both kinds of encoder and decoder."""
+"""Memories with words as keys or values, through both kinds of encoder and decoder."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def test_a_memory_of_words_by_hand():
     states, words = torch.full((1, 2, 1), 3.0), torch.tensor([[[1.0], [5.0]]])
     memory = Memory(states, states, torch.tensor([[True, False]]), torch.zeros(1, 1))
     found = with_words(memory, words, keys="both", values="words")
-    assert found.keys.flatten().tolist() == [4.0, 3.0]  # the second position is padding: no word there
+    assert found.keys.flatten().tolist() == [4.0, 3.0]  # the second position is padding, without a word
     assert found.values.flatten().tolist() == [1.0, 0.0]
     same = with_words(memory, words, keys="words", values="words")
     assert same.keys is same.values
@@ -67,7 +67,7 @@ def test_states_are_as_they_were(make):
     assert before.keys is before.values
     assert torch.equal(before.keys, after.keys)
     assert torch.equal(before.summary, after.summary)
-    assert "words.weight" not in plain.state_dict()  # runs from before can be read
+    assert "words.weight" not in plain.state_dict()  # runs of earlier versions can be loaded
 
 
 def test_words_know_nothing_of_their_neighbours(make):
@@ -87,7 +87,7 @@ def test_words_know_nothing_of_their_neighbours(make):
 
 
 def make_states(encoder: RecurrentEncoder | TransformerEncoder, source: Tensor) -> Tensor:
-    """Return the states of an encoder, whatever its memory is made of."""
+    """Return the states of an encoder, whatever the contents of its memory."""
     plain = recurrent() if isinstance(encoder, RecurrentEncoder) else transformer()
     plain.load_state_dict({name: part for name, part in encoder.state_dict().items() if name != "words.weight"})
     return plain(source, LENGTHS).keys
@@ -137,7 +137,7 @@ def test_a_recurrent_decoder_searches_keys_and_takes_values(order, mechanism):
         state, first = step.state, step if first is None else first
     other = Memory(memory.keys, torch.randn_like(memory.values), memory.mask, memory.summary)
     again = decoder.step(decoder.start(other), prefix[:, 0])
-    close(again.weights, first.weights)  # where it looks is decided by the keys alone
+    close(again.weights, first.weights)  # the weights depend on the keys alone
     assert not torch.allclose(again.logits, first.logits)
 
 

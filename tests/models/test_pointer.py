@@ -43,7 +43,7 @@ def test_each_passage_word_sees_its_own_question():
 
 
 def test_words_are_aligned_by_the_keys_of_their_memories():
-    """Equal keys attend each other before anything is learned, whatever the values are."""
+    """Equal keys attend each other before training, whatever the values are."""
     torch.manual_seed(1)
     pointer = SpanPointer(PASSAGE, key_size=29, size=29)
     words = 0.3 * torch.randn(ASKED, 29)
@@ -136,7 +136,7 @@ def test_padding_changes_nothing(matching):
 
 
 def test_the_question_may_come_in_any_order():
-    """To one who does not read it in order, a question is a bag of words."""
+    """A question without order is a bag of words."""
     pointer = SpanPointer(PASSAGE, size=SIZE).double()
     passage, question = a_memory(WORDS, PASSAGE), a_memory(ASKED, PASSAGE)
     order = torch.tensor([3, 0, 4, 1, 2])
@@ -166,7 +166,7 @@ def test_nothing_to_read_or_to_ask_is_finite():
 
 
 def exhaustive(start, end, longest):
-    """Return the best span by trying each; the first start, then the first end, on a tie."""
+    """Return the best span by exhaustive search; on a tie the first start, then the first end."""
     spans = [(i, j) for i in range(len(start)) for j in range(i, min(i + longest, len(end)))]
     return max(spans, key=lambda span: (start[span[0]] + end[span[1]], -span[0], -span[1]))
 
@@ -174,7 +174,7 @@ def exhaustive(start, end, longest):
 @given(
     st.integers(1, 13).flatmap(
         lambda n: st.tuples(
-            *[st.lists(st.integers(-3, 3), min_size=n, max_size=n)] * 2,  # few numbers, so that there are ties
+            *[st.lists(st.integers(-3, 3), min_size=n, max_size=n)] * 2,  # few distinct numbers, so that there are ties
             st.integers(1, 15),
         )
     )

@@ -1,4 +1,4 @@
-"""What a span pointer may read the question and the passage by: other scores, hard choices, or the mean alone."""
+"""Options of a span pointer for question and passage: other scores, hard choices, or the mean alone."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def a_memory(count, size, lengths):
 
 
 def inputs_of(module, call):
-    """Return what a module is given during a call."""
+    """Return the inputs of a module during a call."""
     given = []
     handle = module.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0]))
     call()

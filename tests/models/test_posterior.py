@@ -1,4 +1,4 @@
-"""Where a word came from once it is known: Bayes' rule by hand, and positions read one at a time."""
+"""The source position of a known word: Bayes' rule by hand, and memories of one position."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def memory_of(*, same: bool = True) -> Memory:
 @pytest.mark.parametrize("same", [True, False], ids=["states", "words"])
 @pytest.mark.parametrize("kind", DECODERS)
 def test_each_position_is_read_alone(kind, same, monkeypatch):
-    monkeypatch.setattr("regard.models.posterior._LOGITS", 11 * VOCABULARY)  # in parts that end within a sentence
+    monkeypatch.setattr("regard.models.posterior._LOGITS", 11 * VOCABULARY)  # parts that end within a sentence
     decoder, memory, prefix, target = DECODERS[kind](), memory_of(same=same), tokens(B, T), tokens(B, T)
     found = log_likelihood(decoder, memory, prefix, target)
     for row in range(B):
@@ -81,10 +81,10 @@ def test_what_is_not_known_has_no_say():
 def test_the_posterior_by_hand():
     weights = torch.tensor([[[0.5, 0.25, 0.25, 0.0], [0.0, 0.0, 0.0, 0.0]]])
     likely = torch.tensor([[[0.1, 0.4, 0.2, 0.9], [0.1, 0.2, 0.3, 0.4]]]).log()
-    # 0.05, 0.1, 0.05 and nothing, of 0.2; and what may not be attended stays so.
+    # 0.05, 0.1, 0.05 and 0, divided by 0.2; masked positions stay 0.
     expected = torch.tensor([[[0.25, 0.5, 0.25, 0.0], [0.0, 0.0, 0.0, 0.0]]])
     torch.testing.assert_close(posterior(weights, likely), expected)
-    # However unlikely a word is everywhere, the shares are those of the places.
+    # The result does not depend on the overall likelihood of the word.
     torch.testing.assert_close(posterior(weights, likely - 500.0), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -104,7 +104,7 @@ def test_what_has_no_weight_has_no_say():
     weights = torch.tensor([[[0.75, 0.25, 0.0], [0.0, 0.0, 0.0], [0.5, 0.5, 0.0]]], requires_grad=True)
     likely = torch.tensor([[[0.0, 0.0, torch.nan], [0.0, 0.0, 0.0], [-torch.inf, -torch.inf, 0.0]]])
     found = posterior(weights, likely)
-    # A place without a weight may hold anything; no word can come from nowhere; an impossible word changes nothing.
+    # A position without weight may have any likelihood; a row of zeros stays; an impossible word changes nothing.
     expected = torch.tensor([[[0.75, 0.25, 0.0], [0.0, 0.0, 0.0], [0.5, 0.5, 0.0]]])
     torch.testing.assert_close(found.detach(), expected)
     (gradient,) = torch.autograd.grad(found[0, 0, 0], weights)

@@ -1,4 +1,4 @@
-"""int8 copies: as close to the model as their rounding allows, whatever stands beside a row; the model untouched."""
+"""int8 copies: as close to the model as their rounding allows, independent of other rows; the model is unchanged."""
 
 import copy
 import re
@@ -36,7 +36,7 @@ def transformer(**options) -> EncoderDecoder:
 
 
 def by_hand(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, most: int) -> torch.Tensor:
-    """Round both sides, multiply whole numbers, scale back: in float64, one row and output at a time."""
+    """Round both operands, multiply integers, scale back: in float64, one row and output at a time."""
     out = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.float64)
     for i, row in enumerate(x):
         reach = row.abs().max()
@@ -77,7 +77,7 @@ def test_one_scale_for_all_is_products_of_whole_numbers_too():
     assert 0 < error < 0.03
     torch.testing.assert_close(layer.weight, weight, rtol=0, atol=float(weight.abs().max()) / 254)
     assert layer(x[:0]).shape == (0, 5, 17)
-    # The same numbers by hand: from the least to the most, in 256 steps.
+    # The same numbers by hand: from the minimum to the maximum, in 256 steps.
     low, high = float(x.min()), float(x.max())
     step = (high - low) / 255
     zero = round(-low / step)

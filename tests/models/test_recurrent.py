@@ -1,4 +1,5 @@
-"""Recurrent encoder and decoder: padding, whole against step by step, the hand-written loop against a plain one."""
+"""Recurrent encoder and decoder: padding, whole prefix against single steps, hand-written loops against a simple
+loop."""
 
 import sys
 
@@ -79,7 +80,7 @@ def close(actual: Tensor, expected: Tensor) -> None:
 
 
 def gru_by_loop(cells: dict[str, Tensor], inputs: Tensor, order: list[int]) -> dict[int, Tensor]:
-    """Return one direction over one sequence (k, e), written from the formulas: the state after each position."""
+    """Return one direction over one sequence (k, e), from the formulas: the state after each position."""
     size = cells["weight_hh"].shape[1]
     state, found = torch.zeros(size, dtype=inputs.dtype), {}
     for j in order:
@@ -150,7 +151,7 @@ def test_one_direction_and_wrong_lengths(as_installed):
         encoder(tokens(2, 3), torch.tensor([2]))
 
 
-# The decoder: one pass over a prefix is the same as step after step.
+# The decoder: one pass over a prefix equals single steps.
 
 
 @pytest.mark.slow
@@ -234,11 +235,11 @@ def test_without_attention_only_the_summary_is_seen():
     assert not torch.equal(decoder(memory, prefix).states, decoder(third, prefix).states)
 
 
-# The loop written by hand against the loop one would write.
+# The hand-written loop against a simple loop.
 
 
 class Loop(nn.Module):
-    """Both orders with torch's cell, tanh of every pair, autograd through it all; parameters are the decoder's."""
+    """A simple loop for both orders: torch's cell, tanh of every pair, and autograd, with the decoder's parameters."""
 
     def __init__(self, decoder: RecurrentDecoder) -> None:
         super().__init__()
@@ -316,7 +317,7 @@ def test_the_fast_loop_has_the_gradients_of_differences(order):
 
 @pytest.mark.parametrize("order", ["bahdanau", "feeding"])
 def test_words_that_come_again_are_mapped_once(order):
-    """A batch large enough that the different words are mapped, not the tokens; and the gradients of both."""
+    """A batch large enough that distinct words are mapped, not tokens; and the gradients of both."""
     decoder, rows = decoder_of("additive", order), 67
     memory = memory_of()
     values, summary = (x[torch.arange(rows) % B] for x in (memory.values, memory.summary))
@@ -340,7 +341,7 @@ def test_an_empty_memory_reads_zeros_and_nan_does_not_leak(order):
 
 @pytest.mark.slow
 def test_the_compiled_scores_are_those_of_tanh(as_installed):
-    """Large enough for the exponential form; one key is far out of its reach."""
+    """Large enough for the exponential form; one key is out of its range."""
     size, features, length = 8, 256, 64
     decoder = RecurrentDecoder(
         VOCABULARY, size, memory_size=size, attention=Attention(size, size, hidden_size=features)
@@ -364,7 +365,7 @@ def test_the_compiled_scores_are_those_of_tanh(as_installed):
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("features", [32, 19])
 def test_the_compiled_loop_is_the_loop(features, precision, monkeypatch, as_installed):
-    """All of it compiled, though it is small, with features in blocks of 16 and without; in bfloat16 by autocast."""
+    """Everything compiled although it is small, with features in blocks of 16 and without; in bfloat16 by autocast."""
     for module in (bahdanau_cpu, gru, query_scores):
         monkeypatch.setattr(module, "_WORTH", 0)
     decoder = RecurrentDecoder(VOCABULARY, D, memory_size=M, attention=Attention(D, M, hidden_size=features))
@@ -413,7 +414,7 @@ def test_the_kernels_are_the_loop(masked, monkeypatch):
 @pytest.mark.parametrize("order", ["bahdanau", "feeding"])
 @pytest.mark.parametrize("keys", [K, 150])
 def test_cuda_graphs_are_the_loop(keys, order):
-    """More than two calls with the same shapes: eager, recorded, replayed with other numbers."""
+    """More than two calls with the same shapes: eager, captured, replayed with other numbers."""
     decoder = decoder_of("additive", order).cuda().float()
     exact = decoder_of("additive", order).cuda()
     exact.load_state_dict(decoder.state_dict())
@@ -523,13 +524,13 @@ print("equal")
 def test_a_compiler_changes_nothing():
     """Runs in a separate process, because the type checks of these tests cannot be compiled.
 
-    Dynamo leaves torch's recurrent networks alone and compiles what stands around them.
+    Dynamo does not compile torch's recurrent networks, only the code around them.
     """
     done = forked.run([sys.executable, "-c", COMPILED])
     assert done.stdout.strip() == "equal", done.stderr
 
 
-# The edge.
+# Invalid arguments.
 
 
 def test_wrong_arguments_are_named(as_installed):

@@ -1,4 +1,5 @@
-"""Long sequences backwards: one C cannot hold them (Cho et al. 2014), attention need not (Bahdanau et al. 2015)."""
+"""Reversal of long sequences: a fixed C cannot store them (Cho et al. 2014), attention need not (Bahdanau et al.
+2015)."""
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ LENGTH, SYMBOLS, SIZE, BATCH, STEPS = 24, 12, 40, 64, 130
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return sources of random symbols, prefixes that begin with 0, and the sources backwards."""
+    """Return sources of random symbols, prefixes that begin with 0, and the reversed sources."""
     source = torch.randint(1, SYMBOLS + 1, (BATCH, LENGTH))
     target = source.flip(1)
     return source, F.pad(target[:, :-1], (1, 0)), target
@@ -49,6 +50,6 @@ def test_attention_reverses_what_its_twin_cannot():
         )
     assert right > 0.9
     assert other < 0.5
-    # It looks where the word stands that it writes.
+    # The most attended position is that of the generated word.
     looked = decoded.weights.argmax(-1)
     assert float(((looked - torch.arange(LENGTH - 1, -1, -1)).abs() <= 1).double().mean()) > 0.8

@@ -1,4 +1,4 @@
-"""Scenes: objects in any order, absent ones without a trace."""
+"""Scenes: objects in any order, and absent ones without effect."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Transformer encoder and decoder: order, padding, the future, token by token, learning."""
+"""Transformer encoder and decoder: order, padding, causality, single steps, training."""
 
 from collections.abc import Iterator
 
@@ -147,7 +147,7 @@ def test_a_memory_of_another_size_with_values_of_its_own():
     assert not torch.allclose(whole, decoder.logits(decoder(Memory(values, keys, None, memory.summary), prefix).states))
 
 
-# ---------------------------------------------------------------- how they are made
+# ---------------------------------------------------------------- construction
 
 
 def test_one_embedding_for_source_target_and_output():
@@ -211,7 +211,7 @@ def test_state_dict_round_trip():
     torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-# ---------------------------------------------------------------- learning
+# ---------------------------------------------------------------- training
 
 
 def test_the_fused_loss_is_the_plain_one():
@@ -231,7 +231,7 @@ def test_the_fused_loss_is_the_plain_one():
 
 
 def eight() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return eight sources to write backwards, with an end."""
+    """Return eight sources to reverse, with an end mark."""
     lengths = torch.tensor([6, 5, 3, 6, 4, 2, 5, 6])
     source = torch.randint(3, OTHERS, (8, 6)) * (torch.arange(6) < lengths[:, None])
     target = torch.full((8, 7), -100)
@@ -245,7 +245,7 @@ def eight() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def written(model: EncoderDecoder, source: Tensor, lengths: Tensor) -> Iterator[Tensor]:
-    """Yield the most likely word, over and over."""
+    """Generate the most likely word, repeatedly."""
     state, word = model.start(source, lengths, limit=7), torch.ones(8, dtype=torch.long)
     for _ in range(7):
         step = model.step(state, word)
@@ -300,6 +300,6 @@ def test_inner_dropout_falls_inside_the_parts_alone():
         first = encoder(source).values
         assert (not torch.equal(first, encoder(source).values)) == random
     torch.manual_seed(6)
-    # Before the attention nothing falls out: the embeddings are the same in training and after.
+    # There is no dropout before the attention: the embeddings are the same in training and evaluation.
     encoder = TransformerEncoder(11, 8, layers=1, heads=2, dropout=0.0, inner_dropout=0.6)
     assert torch.equal(encoder.train().input(source), encoder.eval().input(source))

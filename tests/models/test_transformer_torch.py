@@ -13,12 +13,12 @@ BATCH, SOURCE, TARGET, SIZE, HEADS, HIDDEN, LAYERS, WORDS = 3, 7, 5, 12, 2, 17, 
 LENGTHS = torch.tensor([7, 2, 4])
 MISSING = torch.arange(SOURCE) >= LENGTHS[:, None]
 AHEAD = torch.ones(TARGET, TARGET, dtype=torch.bool).triu(1)
-# float32 rounding of a few layers, whatever the order of the sums
+# float32 rounding of a few layers, in any order of the sums
 CLOSE = {"rtol": 1e-5, "atol": 2e-6}
 
 
 def perturbed(module: nn.Module) -> nn.Module:
-    """Return biases and normalisations away from 0 and 1, so that none can be forgotten."""
+    """Return the module with biases and normalisations away from 0 and 1, so that none can be missed."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)

@@ -1,4 +1,4 @@
-"""Recurrent visual attention: its equations, what learns from what, and a gaze that learns by reward."""
+"""Recurrent visual attention: its equations, the gradients of its losses, and a gaze trained by reward."""
 
 import math
 import sys
@@ -90,7 +90,7 @@ def test_the_loss_is_its_three_parts_worked_by_hand():
 
 
 def test_what_learns_from_what():
-    """Reward moves the location network alone, the baseline's error the baseline alone; the rest learns by class."""
+    """Reward only trains the location network, the baseline's error only the baseline; the rest learns by class."""
     model = small()
     loss = looked_loss(model(torch.rand(4, 2, 13, 17)), torch.tensor([0, 1, 2, 3]))
 
@@ -107,7 +107,7 @@ def test_what_learns_from_what():
 
 
 def test_the_gradient_of_the_reward_is_the_one_of_reinforce():
-    """∇ = −(R − b) (l − μ) / σ² · dμ, so for the bias of one draw it is known in closed form."""
+    """∇ = −(R − b) (l − μ) / σ² · dμ, so for the bias and one sample it is known in closed form."""
     model = small(steps=2, deviation=0.1).double()
     with torch.no_grad():
         model.location.weight.zero_()
@@ -130,9 +130,9 @@ def test_one_step_has_no_moves():
 
 
 def cued(count):
-    """In the middle a dot, left or right; the class is the shade of the square on that side of the image.
+    """Return images with a dot in the centre, left or right; the class is the shade of the square on that side.
 
-    A first glimpse sees the dot alone. Whoever always looks to one side is right three times in four.
+    A first glimpse contains the dot alone. A gaze to a fixed side is right three times in four.
     """
     side, shades = torch.randint(2, (count,)), torch.randint(2, (count, 2))
     images, row = torch.zeros(count, 1, 16, 16), torch.arange(count)
@@ -162,7 +162,7 @@ def test_the_gaze_learns_to_follow_a_cue(reinforce_weight, steps):
     if reinforce_weight:
         assert accuracy > 0.95
         assert followed > 0.95
-    else:  # without reward nothing moves the gaze
+    else:  # without reward nothing trains the gaze
         assert accuracy < 0.85
 
 
@@ -241,7 +241,7 @@ def test_a_saccade_moves_from_the_place_by_what_the_patches_show():
 
 
 def test_the_gaze_can_come_back_from_an_edge():
-    """The mean is kept inside the image, and reward still reaches the network that moved it there."""
+    """The mean is clamped to the image, and reward still reaches the network that moved it there."""
     model = small(saccade=5, deviation=0.1)
     with torch.no_grad():
         model.location.weight.zero_()
@@ -279,7 +279,7 @@ def test_the_stepwise_loss_is_worked_by_hand(reward):
     advantages = [
         [gain - base for gain, base in zip(*pair, strict=True)] for pair in zip(returns, baseline.tolist(), strict=True)
     ]
-    differences = [a - b for a, b in zip(*advantages, strict=True)]  # of two paths, the other one is subtracted
+    differences = [a - b for a, b in zip(*advantages, strict=True)]  # for two paths, the other one is subtracted
     reinforce = -sum(d * (p - q) for d, p, q in zip(differences, *log_prob.tolist(), strict=True)) / 2
     mistake = (
         sum(

@@ -27,7 +27,7 @@ def weight_of(layer: nn.Module, name: str) -> list[list[float]]:
 
 
 def by_loops(layer: Attention, score: str, query: Tensor, memory: Tensor, allowed: oracles.Allowed) -> oracles.Answer:
-    """Return the formulas of the papers on lists of numbers."""
+    """Compute the formulas of the papers on lists of numbers."""
     parts = dict(layer.named_parameters())
     queries, keys, values = query.tolist(), memory.tolist(), memory.tolist()
 
@@ -104,7 +104,7 @@ def test_bilinear_projects_the_memory_to_the_query() -> None:
 
 @pytest.mark.parametrize("score", SCORES)
 def test_it_is_what_a_decoder_asks_for(score: str) -> None:
-    """Projected once, the queries at once or one by one, with the memory's mask: all the same."""
+    """A memory projected once, with queries at once or one by one, under the memory's mask: all equal."""
     layer: Attends = Attention(5, 7, score=score, hidden_size=6, value_size=3).double()
     query, memory = rand(2, 4, 5), rand(2, 11, 7)
     mask = torch.arange(11) < torch.tensor([[11], [6]])
@@ -187,7 +187,7 @@ def test_hard_attention_samples_in_training_and_decides_after() -> None:
 
 
 def test_all_queries_of_a_sequence_read_the_expected_value_or_none_does() -> None:
-    """Within a call, and from call to call through the state. The share of 300 memories is five deviations at most."""
+    """Within a call, and between calls through the state. The fraction of 300 memories is within five deviations."""
     layer = Attention(5, 7, normalize=Hard("reinforce", expected=0.3))
     query, projected = torch.randn(300, 2, 5), layer.project(torch.randn(300, 11, 7))
     first, state = layer.attend(query, projected, generator=torch.Generator().manual_seed(1))
@@ -230,7 +230,7 @@ def test_a_record_or_a_function_serves_as_score() -> None:
 
 
 class _Pairs(nn.Module):
-    """A learned score of the caller's own."""
+    """A learned score given by the caller."""
 
     def __init__(self, inner: nn.Bilinear) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ class _Pairs(nn.Module):
 
 
 def test_a_loaded_weight_is_the_one_that_scores() -> None:
-    """Weights exchanged from outside (a load by assignment, a functional call, another dtype) are those used."""
+    """Weights replaced from outside (loading by assignment, a functional call, another dtype) are those used."""
     one, two = Attention(5, 7), Attention(5, 7)
     query, memory = torch.randn(2, 3, 5), torch.randn(2, 11, 7)
     right = one(query, memory).output

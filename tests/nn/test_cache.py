@@ -1,4 +1,4 @@
-"""Token by token equals the whole pass; beams, bounds and errors; the memory projected once; fixed shapes."""
+"""Single steps equal the whole pass; beams, limits and errors; the memory projected once; fixed shapes."""
 
 import copy
 import sys
@@ -36,7 +36,7 @@ def layer_of(score: str = "scaled_dot", kind: str = "none") -> MultiHeadAttentio
 def step_by_step(
     layer: MultiHeadAttention, x: Tensor, cache: KeyValueCache, mask: Mask | None = None, first: int = 1
 ) -> Tensor:
-    """Return the first few positions at once, then one after the other."""
+    """Process the first few positions at once, then one after another."""
     parts = [x[:, :first], *x[:, first:].split(1, 1)]
     return torch.cat([layer(part, mask=mask, cache=cache).output for part in parts], 1)
 
@@ -158,11 +158,11 @@ def test_an_empty_cache_reorders_to_itself() -> None:
         cache.read()
 
 
-# Room
+# Capacity
 
 
 def test_room_doubles_and_copies_seldom() -> None:
-    """Of 1000 single steps, few move the storage; what is read is always everything."""
+    """Of 1000 single steps, few reallocate the storage; the result always contains all positions."""
     cache = KeyValueCache()
     places, keys, values = set(), [], []
     for _ in range(1000):
@@ -222,7 +222,7 @@ def test_an_error_leaves_the_cache_as_it_was(
     assert after[0] == before[0]
     assert torch.equal(after[1], before[1])
     assert torch.equal(after[2], before[2])
-    cache.update(torch.randn(2, 3, 2, 4), torch.randn(2, 3, 2, 5))  # and it still works
+    cache.update(torch.randn(2, 3, 2, 4), torch.randn(2, 3, 2, 5))  # the cache still works
     assert cache.length == 7
 
 
@@ -236,7 +236,7 @@ def test_another_dtype_is_refused() -> None:
 @pytest.mark.parametrize("static", [False, True])
 @torch.no_grad()
 def test_a_call_that_fails_adds_nothing(static: bool) -> None:
-    """A mask that does not fit is found before the cache takes the new positions in."""
+    """A mask that does not fit raises before the cache is changed."""
     layer, x = layer_of(), rand(2, 6, 10)
     cache = KeyValueCache(9, static)
     layer(x[:, :5], mask=causal(), cache=cache)
@@ -263,7 +263,7 @@ SHIFTED: dict[str, Callable[[int], dict[str, object]]] = {
 @pytest.mark.parametrize("static", [False, True])
 @torch.no_grad()
 def test_lengths_of_whole_sequences_serve_at_every_step(static: bool) -> None:
-    """A length may be beyond what the cache holds so far, which without a cache is an error."""
+    """A length may exceed the current length of the cache, which without a cache is an error."""
     layer, x, mask = layer_of(), rand(2, 9, 10), causal() & padding(torch.tensor([9, 5]))
     found = step_by_step(layer, x, KeyValueCache(9, static), mask, 3)
     assert_close(found, layer(x, mask=mask).output, rtol=0, atol=1e-12)
@@ -273,7 +273,7 @@ def test_lengths_of_whole_sequences_serve_at_every_step(static: bool) -> None:
 @pytest.mark.parametrize("kind", SHIFTED)
 @torch.no_grad()
 def test_an_offset_beside_a_cache_is_refused(kind: str, static: bool) -> None:
-    """The layer adds the cache's length itself: a mask that is moved twice would show what is still to come."""
+    """The layer adds the cache's length itself: a mask that is shifted twice would reveal later positions."""
     layer, x = layer_of(), rand(2, 9, 10)
     cache = KeyValueCache(9, static)
     layer(x[:, :3], mask=causal(offset=0), cache=cache)
@@ -325,7 +325,7 @@ def test_reset_forgets() -> None:
         assert cache.length == 7
 
 
-# Memory of an encoder
+# The memory of an encoder
 
 
 @torch.no_grad()
@@ -343,9 +343,9 @@ def test_an_encoders_memory_is_projected_once(monkeypatch: pytest.MonkeyPatch) -
     cache = KeyValueCache()
     found = torch.cat([layer(x[:, t : t + 1], memory, cache=cache).output for t in range(6)], 1)
     assert_close(found, whole, rtol=0, atol=1e-12)
-    assert lengths.count(11) == 1  # keys and values in one product, at the first step alone
+    assert lengths.count(11) == 1  # keys and values in one product, at the first step only
     assert lengths.count(1) == 12  # queries and outputs
-    assert_close(layer(x, cache=cache).output, whole, rtol=0, atol=1e-12)  # the memory itself is needed no more
+    assert_close(layer(x, cache=cache).output, whole, rtol=0, atol=1e-12)  # the memory itself is no longer needed
 
 
 @torch.no_grad()
@@ -455,9 +455,19 @@ for positions in (None, Rotary(4), Alibi(3), RelativePositions(4, 2)):
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_compiled_step_is_compiled_once() -> None:
-    """Fixed shapes, a length on the device: one graph serves every step, and storage never moves.
+    """Fixed shapes and a length on the device: one graph for every step, and storage is never reallocated.
 
     Runs in a separate process, because the shape checks of these tests cannot be compiled.
     """
     done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("part", ["mask", "bias"])
+def test_a_tensor_for_all_queries_beside_a_cache_is_refused_with_what_to_cut(part: str) -> None:
+    layer, cache, x = layer_of(), KeyValueCache(), torch.randn(2, 5, 10, dtype=torch.float64)
+    layer(x[:, :4], cache=cache)
+    whole = torch.ones(5, 5).bool() if part == "mask" else torch.zeros(5, 5, dtype=torch.float64)
+    with pytest.raises(ValueError, match=f"{part}.*with a cache, .* the new queries, 1, and all keys so far, 5"):
+        layer(x[:, 4:], cache=cache, **{part: whole})
+    assert layer(x[:, 4:], cache=cache, **{part: whole[4:]}).output.shape == (2, 1, 10)

@@ -1,4 +1,4 @@
-"""Channel and spatial gates against their formulas, number by number."""
+"""Channel and spatial gates against their formulas, in Python numbers."""
 
 import math
 import sys
@@ -23,7 +23,7 @@ def image(*shape: int) -> torch.Tensor:
 
 
 def perceptron(layer: ChannelAttention, pooled: list[float]) -> list[float]:
-    """W₂ relu(W₁ z + b₁) + b₂ over plain numbers."""
+    """Return W₂ relu(W₁ z + b₁) + b₂ in Python numbers."""
     for linear, bend in ((layer.squeeze, True), (layer.excite, False)):
         rows = zip(linear.weight.tolist(), linear.bias.tolist(), strict=True)
         pooled = [math.fsum(w * z for w, z in zip(row, pooled, strict=True)) + shift for row, shift in rows]
@@ -88,7 +88,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_padded_image_gives_what_the_image_gives(name):
-    layer, x = LAYERS[name](), image() - 5  # all below 0: a zero in the padding would be the largest
+    layer, x = LAYERS[name](), image() - 5  # all below 0: a zero in the padding would be the maximum
     alone = layer.gates(x)
     larger = torch.full((BATCH, CHANNELS, HEIGHT + 2, WIDTH + 4), torch.nan, dtype=torch.float64)
     larger[..., :HEIGHT, :WIDTH] = x
@@ -99,7 +99,7 @@ def test_a_padded_image_gives_what_the_image_gives(name):
     assert not padded[..., HEIGHT:, :].any()
     assert not padded[..., WIDTH:].any()
     torch.testing.assert_close(gates if gates.ndim == 2 else gates[:, :HEIGHT, :WIDTH], alone)
-    torch.testing.assert_close(gates.sum(), alone.sum())  # and none outside the image
+    torch.testing.assert_close(gates.sum(), alone.sum())  # gates outside the image are 0
 
 
 @pytest.mark.parametrize("name", LAYERS)

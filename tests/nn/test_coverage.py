@@ -1,4 +1,4 @@
-"""Coverage attention against a loop over plain numbers."""
+"""Coverage attention against a loop over Python numbers."""
 
 import math
 
@@ -23,7 +23,7 @@ def dot(a: list[float], b: list[float]) -> float:
 
 
 def by_hand(layer: CoverageAttention, query: list, memory: list) -> tuple[list, list, float]:
-    """Return one sequence: outputs, coverage at the end, and the coverage loss of the paper's eq. 12."""
+    """Compute one sequence: outputs, final coverage, and the coverage loss of the paper's eq. 12."""
     covered = [0.0] * len(memory)
     allowed = [1.0] * len(memory)
     if layer.fertile is not None:
@@ -68,7 +68,7 @@ def test_it_is_the_papers_loop(fertility):
 
 
 def test_coverage_turns_attention_away_from_what_was_read():
-    """With u far below 0 in the direction of w, a key that was read scores less."""
+    """With u far below 0 in the direction of w, a key that was attended gets a lower score."""
     layer = CoverageAttention(1, 2, hidden_size=1)
     with torch.no_grad():
         layer.query.weight.zero_()
@@ -83,7 +83,7 @@ def test_coverage_turns_attention_away_from_what_was_read():
 
 
 def test_a_long_sum_keeps_small_readings_in_half_precision():
-    """bfloat16 would stop counting at 256 · 2⁻⁸ = 1 of equal readings."""
+    """A sum in bfloat16 would stop at 256 · 2⁻⁸ = 1 for equal weights."""
     layer = CoverageAttention(2, 2).bfloat16()
     memory, query = torch.zeros(1, 256, 2).bfloat16(), torch.zeros(1, 600, 2).bfloat16()
     with torch.no_grad():

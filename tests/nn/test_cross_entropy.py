@@ -21,7 +21,7 @@ def oracle(
     target: Sequence[int],
     smoothing: float,
 ) -> tuple[float, list[list[float]], list[list[float]], list[float]]:
-    """Return the summed loss and its three gradients, number by number."""
+    """Return the summed loss and its three gradients, in Python numbers."""
     words, size = len(weight), len(weight[0])
     loss = 0.0
     to_states = [[0.0] * size for _ in states]
@@ -162,7 +162,7 @@ def test_under_autocast_products_are_narrow_and_gradients_have_their_leaves_dtyp
     with torch.autocast("cpu", torch.bfloat16):
         found = linear_cross_entropy(states, weight, target, bias=bias, ignore=IGNORE).loss
     assert found.dtype == torch.float32
-    assert found != exact  # bfloat16 it was
+    assert found != exact  # the difference shows that bfloat16 was used
     torch.testing.assert_close(found, exact, rtol=2e-2, atol=0)
     found.backward()
     for leaf, gradient in zip((states, weight, bias), torch.autograd.grad(exact, (states, weight, bias)), strict=True):
@@ -171,14 +171,14 @@ def test_under_autocast_products_are_narrow_and_gradients_have_their_leaves_dtyp
 
 
 class Largest(TorchDispatchMode):
-    """The most numbers any tensor had that an operation gave back."""
+    """Records the largest number of entries of any result of an operation."""
 
     def __init__(self) -> None:
         super().__init__()
         self.numbers = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "regard":  # look into our own operation
+        if func.namespace == "regard":  # inspects the inside of our own operation
             with self:
                 found = func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args)
         else:
@@ -195,7 +195,7 @@ def test_logits_never_stand_whole():
     target = torch.randint(words, (tokens,))
     with Largest() as plain:
         torch.nn.functional.cross_entropy(states @ weight.T, target).backward()
-    assert plain.numbers == tokens * words  # the watchman sees logits where there are some
+    assert plain.numbers == tokens * words  # the counter detects logits if there are any
     with Largest() as watched:
         linear_cross_entropy(states, weight, target, smoothing=0.1).loss.backward()
     assert 100 * words < watched.numbers <= 2**22 + 128 * words
@@ -285,7 +285,7 @@ def test_cuda_agrees_with_the_cpu(dtype):
 
 
 def test_a_bias_shared_by_many_rows_stays_inside_float16():
-    """Its gradient is a sum over all rows, which float16 could not hold."""
+    """Its gradient is a sum over all rows, which would overflow float16."""
     states, weight = torch.zeros(70_000, 4, dtype=torch.float16), torch.zeros(8, 4, dtype=torch.float16)
     bias = torch.zeros(8, requires_grad=True)
     loss, _ = linear_cross_entropy(states, weight, torch.zeros(70_000, dtype=torch.long), bias=bias)

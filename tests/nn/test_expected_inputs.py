@@ -1,4 +1,4 @@
-"""Every layer says what it expected and what came, in its own names, where an input or a size does not fit."""
+"""Errors of every layer name what was expected and what was given, if an input or a size does not fit."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The same weights give the same outputs as torch's own multi-head attention, over its options, there and back."""
+"""Converted weights give the same outputs as torch's multi-head attention, over its options, in both directions."""
 
 import copy
 import itertools
@@ -21,7 +21,7 @@ from regard.nn.transformer import TransformerDecoderLayer, TransformerEncoderLay
 BATCH, QUERIES, KEYS, SIZE, HEADS = 3, 5, 7, 12, 4
 SIZES = [{}, {"kdim": 10}, {"vdim": 11}, {"kdim": 10, "vdim": 11}, {"kdim": 10, "vdim": 10}]
 OPTIONS = list(itertools.product(SIZES, (True, False), (True, False)))
-LOWER = torch.ones(QUERIES, KEYS).triu(2).bool()  # True = drop; no row loses every key
+LOWER = torch.ones(QUERIES, KEYS).triu(2).bool()  # True = masked; no row loses every key
 LATE = torch.arange(KEYS) >= torch.tensor([[7], [4], [1]])  # True = padding; the first key is always real
 PAIR_MASKS: dict[str, Tensor | None] = {
     "none": None,
@@ -36,7 +36,7 @@ KEY_MASKS: dict[str, Tensor | None] = {
     "bool": LATE,
     "float": torch.zeros(BATCH, KEYS).masked_fill(LATE, -torch.inf),
 }
-# torch itself takes no two kinds at once
+# torch itself does not accept two kinds at once
 MASKS = [
     (pair, key)
     for pair, key in itertools.product(PAIR_MASKS, KEY_MASKS)
@@ -46,7 +46,7 @@ MASKS = [
 
 def theirs_of(sizes: dict[str, int], bias: bool, batch_first: bool, **more: Any) -> nn.MultiheadAttention:
     layer = nn.MultiheadAttention(SIZE, HEADS, bias=bias, batch_first=batch_first, **sizes, **more)
-    with torch.no_grad():  # biases start at zero: give them something to be wrong about
+    with torch.no_grad():  # biases start at zero: set them, so that errors are visible
         for name, parameter in layer.named_parameters():
             if "bias" in name:
                 parameter.normal_()
@@ -68,7 +68,7 @@ def turned(layer: nn.MultiheadAttention, tensors: tuple[Tensor, ...]) -> tuple[T
 @pytest.mark.slow
 @pytest.mark.parametrize(("pair_mask", "key_mask"), MASKS)
 def test_the_same_outputs_and_weights(pair_mask: str, key_mask: str) -> None:
-    """Sizes, biases and layouts, under each kind of mask."""
+    """Sizes, biases and layouts, with each kind of mask."""
     attn_mask, padding = PAIR_MASKS[pair_mask], KEY_MASKS[key_mask]
     worst = 0.0
     for sizes, bias, batch_first in OPTIONS:
@@ -91,7 +91,7 @@ def test_the_same_outputs_and_weights(pair_mask: str, key_mask: str) -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_self_attention_in_training_and_inference(bias: bool) -> None:
-    """torch's inference takes another path than its training; both are met, and the gradients."""
+    """torch's inference uses another path than training; both are tested, with the gradients."""
     theirs = theirs_of({}, bias, True)
     ours = MultiHeadAttention.from_torch(theirs)
     x = torch.randn(BATCH, QUERIES, SIZE, requires_grad=True)
@@ -134,7 +134,7 @@ def test_back_to_torch_every_number_is_the_same(sizes: dict[str, int], bias: boo
 
 @pytest.mark.parametrize(("sizes", "bias", "batch_first"), OPTIONS)
 def test_a_checkpoint_of_torch_loads(sizes: dict[str, int], bias: bool, batch_first: bool) -> None:
-    """Also in a larger model, after a copy, and without a change of the state dict that was given."""
+    """Also in a larger model, after a copy, and without changing the given state dict."""
     theirs = theirs_of(sizes, bias, batch_first)
     key_size, value_size = sizes.get("kdim", SIZE), sizes.get("vdim", SIZE)
     ours = MultiHeadAttention(SIZE, HEADS, key_size=key_size, value_size=value_size, bias=bias)
@@ -147,7 +147,7 @@ def test_a_checkpoint_of_torch_loads(sizes: dict[str, int], bias: bool, batch_fi
     found = model["attention"].state_dict()
     assert found.keys() == right.keys()
     assert all(torch.equal(found[name], right[name]) for name in right)
-    model.load_state_dict(model.state_dict())  # and its own
+    model.load_state_dict(model.state_dict())  # the layer's own state dict loads too
 
 
 def test_a_checkpoint_with_an_extra_key_is_refused() -> None:
@@ -169,7 +169,7 @@ def test_a_layer_made_here_goes_to_torch() -> None:
     assert_close(theirs(query, memory, memory)[0], ours(query, memory).output, rtol=0, atol=2e-6)
     with torch.no_grad():
         theirs.out_proj.weight.zero_()
-    assert ours.output.weight.abs().sum() > 0  # copies, not shared
+    assert ours.output.weight.abs().sum() > 0  # weights are copied, not shared
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ SEQUENCE_FIRST: dict[str, tuple[Callable[..., nn.Module], Callable[..., nn.Modul
 
 @pytest.mark.parametrize("kind", SEQUENCE_FIRST)
 def test_a_layer_that_takes_the_length_first_is_refused_until_told(kind: str) -> None:
-    """The same call would read the batch as the length: other numbers, without an error where the shapes fit."""
+    """The same call would take the batch for the length: other numbers, without an error if the shapes fit."""
     made, from_torch = SEQUENCE_FIRST[kind]
     theirs = made(SIZE, HEADS)
     message = r"batch_first=False .* \(length, batch, size\): .* \(batch, length, size\); write .*batch_first=True"
@@ -226,7 +226,7 @@ def test_layers_torch_does_not_have_stay_here(arguments: dict[str, Any], message
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_what_is_frozen_stays_frozen(sizes: dict[str, int]) -> None:
-    """All of it, or the maps alone: keys and values may lie in one weight, which learns if either does."""
+    """Frozen modules, or frozen maps alone: keys and values may share one weight, which is trained if either is."""
     theirs = theirs_of(sizes, True, True).requires_grad_(False)
     assert not [name for name, p in MultiHeadAttention.from_torch(theirs).named_parameters() if p.requires_grad]
     theirs.out_proj.bias.requires_grad_()
@@ -237,3 +237,10 @@ def test_what_is_frozen_stays_frozen(sizes: dict[str, int]) -> None:
         learned = [name for name, p in MultiHeadAttention.from_torch(theirs).named_parameters() if p.requires_grad]
         assert len(learned) == 2
         assert {name.split(".")[1] for name in learned} <= {"bias", "value_weight", "memory_weight"}
+
+
+@pytest.mark.parametrize(("own", "said"), [({}, "12 and 12"), ({"key_size": 10}, "10 and 10")])
+def test_a_checkpoint_with_other_key_sizes_is_refused_by_its_own_names(own: dict[str, int], said: str) -> None:
+    theirs = nn.MultiheadAttention(SIZE, HEADS, kdim=10, vdim=11).state_dict()
+    with pytest.raises(ValueError, match=f"^q_proj_weight: .* key_size=10 and value_size=11, this layer has {said}"):
+        MultiHeadAttention(SIZE, HEADS, **own).load_state_dict(theirs)

@@ -1,4 +1,4 @@
-"""The linear layer against its definition pair by pair, its steps, and its place in a Transformer."""
+"""The linear layer against its definition pair by pair, its steps, and its use in a Transformer."""
 
 import sys
 
@@ -28,7 +28,7 @@ def a_layer(**options: object) -> LinearAttention:
 
 
 def by_hand(layer, query, key, allowed):
-    """Return weights φ(q)·φ(k) / Σ φ(q)·φ(k) one pair at a time, then heads side by side and the output map."""
+    """Compute weights φ(q)·φ(k) / Σ φ(q)·φ(k) pair by pair, then concatenate heads and apply the output map."""
     parts = zip(layer.projection.weight.chunk(3), layer.projection.bias.chunk(3), (query, key, key), strict=True)
     q, k, v = (x @ weight.T + bias for weight, bias, x in parts)
     weights = torch.zeros(BATCH, HEADS, query.shape[1], key.shape[1], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Local attention layers against the paper, query by query over plain numbers."""
+"""Local attention layers against the paper, query by query in Python numbers."""
 
 import math
 import sys
@@ -26,7 +26,7 @@ def a_layer(kind: str, **options: object) -> LocalAttention:
     layer = LocalAttention(SIZE, MEMORY, reach=REACH, kind=kind, **{"hidden_size": HIDDEN, **options}).double()
     if layer.predict is not None:
         with torch.no_grad():
-            layer.predict[2].weight.mul_(6)  # places that differ
+            layer.predict[2].weight.mul_(6)  # distinct positions
     return layer
 
 
@@ -39,8 +39,7 @@ def times(linear: torch.nn.Linear, vector: list[float]) -> list[float]:
 
 
 def by_hand(layer: LocalAttention, query: list, memory: list) -> tuple[list, list]:
-    """Return weights over the whole memory and outputs of one sequence; the score is the scaled dot of both
-    projected."""
+    """Return weights over the whole memory and outputs of one sequence, with scaled dots of both projected."""
     outputs, rows = [], []
     for t, q in enumerate(query):
         if layer.kind == "predictive":
@@ -89,7 +88,7 @@ def test_queries_beyond_the_memory_read_nothing():
     layer = LocalAttention(SIZE, reach=1).double()
     query, memory = torch.randn(1, 6, SIZE).double(), torch.randn(1, 3, SIZE).double()
     found = layer(query, memory, weights=full())
-    assert found.weights[0, 3].tolist() == [0.0, 0.0, 1.0]  # the window 2 … 4 holds one key
+    assert found.weights[0, 3].tolist() == [0.0, 0.0, 1.0]  # the window 2 … 4 contains one key
     assert not found.output[0, 4:].any()
     assert not found.weights[0, 4:].any()
 
@@ -139,7 +138,7 @@ def test_only_the_window_is_scored():
 
 
 def test_a_state_may_place_each_sequence_by_itself():
-    """After beams are reordered, or where sequences began at different times."""
+    """After beams are reordered, or if sequences began at different times."""
     layer = a_layer("monotonic")
     query, memory, _ = inputs()
     projected = layer.project(memory)
@@ -209,7 +208,7 @@ def test_it_runs_in_half_precision(kind, how):
 
 
 def test_places_are_counted_exactly_in_half_precision():
-    """bfloat16 has 8 binary digits: query 1,000 would look at 1,000 or 1,008, not at 1,001."""
+    """bfloat16 has 8 binary digits: query 1,000 would be at 1,000 or 1,008, not at 1,001."""
     layer = LocalAttention(2, reach=1).bfloat16()
     query, memory = torch.zeros(1, 1, 2).bfloat16(), torch.zeros(1, 1009, 2).bfloat16()
     found, _ = layer.attend(query, layer.project(memory), state=(torch.tensor([1001]),), weights=full())
@@ -240,7 +239,7 @@ def test_hard_locking_samples_a_place_in_training_and_says_how_likely_it_was():
                 likely = [p for p in candidates if math.isclose(log_probs[b, t, p], found.log_prob[b, t], abs_tol=1e-9)]
                 assert likely, f"no place explains the window {inside} and the log-probability {found.log_prob[b, t]}"
                 places.add((b, t, likely[0]))
-    assert len(places) > BATCH * QUERIES  # it samples
+    assert len(places) > BATCH * QUERIES  # positions differ, so they were sampled
 
 
 def window_of(place: int, length: int) -> set[int]:
@@ -251,7 +250,7 @@ def window_of(place: int, length: int) -> set[int]:
 @pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize("estimator", ["straight_through", "gumbel", "reinforce"])
 def test_hard_locking_learns_by_each_estimator(estimator):
-    """Reward for looking at one key of the memory: its weight rises."""
+    """With a reward for one key of the memory, its weight increases."""
     torch.manual_seed(3)
     layer = a_layer("hard", lock=Hard(estimator))
     query, memory, _ = inputs()

@@ -1,4 +1,4 @@
-"""Location-aware attention against a loop; and what every attention with a state must hold."""
+"""Location-aware attention against a loop; and properties of every attention with a state."""
 
 import math
 
@@ -26,7 +26,7 @@ def times(matrix: list[list[float]], vector: list[float]) -> list[float]:
 
 
 def by_hand(layer: LocationAttention, query: list, memory: list, normalize: str) -> tuple[list, list]:
-    """Return one sequence, one query after the other, over plain numbers."""
+    """Compute one sequence, query by query, in Python numbers."""
     kernels = layer.convolution.weight.squeeze(1).tolist()
     half = len(kernels[0]) // 2
     last = [0.0] * len(memory)
@@ -62,7 +62,7 @@ def test_it_is_the_papers_loop(normalize):
     layer = LocationAttention(SIZE, MEMORY, hidden_size=HIDDEN, filters=FILTERS, kernel_size=5, **options).double()
     query, memory, mask = inputs()
     with torch.no_grad():
-        layer.location.weight.mul_(5)  # so that the place matters
+        layer.location.weight.mul_(5)  # so that the location matters
     found = layer(query, memory, mask=mask, weights=full())
     for b in range(BATCH):
         length = int(mask[b].sum())
@@ -73,7 +73,7 @@ def test_it_is_the_papers_loop(normalize):
 
 
 def test_it_sees_where_it_looked_last():
-    """The same query twice: only the place can make a difference."""
+    """The same query twice: only the location can make a difference."""
     layer = LocationAttention(SIZE, MEMORY, kernel_size=3).double()
     query, memory, _ = inputs()
     twice = layer(query[:, :1].expand(-1, 2, -1), memory, weights=full()).weights
@@ -90,7 +90,7 @@ def test_smoothing_is_finite_for_any_scores():
     assert not Smooth()(scores, torch.zeros(1, 3, dtype=torch.bool)).any()
 
 
-# What every attention with a state must hold
+# Properties of every attention with a state
 
 LAYERS = {
     "location": lambda: LocationAttention(SIZE, MEMORY, hidden_size=HIDDEN, filters=FILTERS, kernel_size=5),
@@ -151,7 +151,7 @@ def test_a_memory_without_a_real_place_gives_zeros(name):
     found = layer(query, memory.fill_(torch.nan).requires_grad_(), mask=mask & (torch.arange(BATCH) != 0)[:, None])
     found.output.sum().backward()
     assert not found.output.any()
-    assert query.grad is None or not query.grad.any()  # a hard reader's stops have no gradient at all
+    assert query.grad is None or not query.grad.any()  # hard stops have no gradient
     assert not memory.grad.any()
     assert layer(query, memory[:, :0], weights=full()).weights.shape == (BATCH, QUERIES, 0)
     assert not layer(query, memory[:, :0]).output.any()

@@ -24,7 +24,7 @@ def dot(a: list[float], b: list[float]) -> float:
 
 
 def energy(layer: MonotonicAttention, s: list[float], h: list[float]) -> float:
-    """g · (w / |w|) · tanh(W s + V h + b) + r over plain numbers."""
+    """Return g · (w / |w|) · tanh(W s + V h + b) + r in Python numbers."""
     rows = zip(layer.query.weight.tolist(), layer.key.weight.tolist(), layer.key.bias.tolist(), strict=True)
     hidden = [math.tanh(dot(w_q, s) + dot(w_k, h) + bias) for w_q, w_k, bias in rows]
     weight = layer.weight.tolist()
@@ -32,7 +32,7 @@ def energy(layer: MonotonicAttention, s: list[float], h: list[float]) -> float:
 
 
 def soft(energies: list[list[float]]) -> list[list[float]]:
-    """α_ij = p_ij Σ_{l≤j} α_{i−1,l} Π_{l≤m<j} (1 − p_im), sum and product written out."""
+    """Return α_ij = p_ij Σ_{l≤j} α_{i−1,l} Π_{l≤m<j} (1 − p_im), with explicit sum and product."""
     last = [1.0] + [0.0] * (len(energies[0]) - 1)
     rows = []
     for row in energies:
@@ -46,7 +46,7 @@ def soft(energies: list[list[float]]) -> list[list[float]]:
 
 
 def hard(energies: list[list[float]]) -> list[int | None]:
-    """Algorithm 1: from where it stopped, the first key with p > ½; past the end it stays past the end."""
+    """Run algorithm 1: from the last position, stop at the first key with p > ½; past the end it stays there."""
     at: int | None = 0
     stops = []
     for row in energies:
@@ -92,7 +92,7 @@ def test_in_evaluation_it_is_the_papers_algorithm(offset):
 
 
 def test_it_stops_where_the_chance_is_above_a_half():
-    """Energies are −0.1, 0, 0.1 and 0.2: at 0 the chance is one half, and the reader goes on."""
+    """Energies are −0.1, 0, 0.1 and 0.2: at 0 the probability is one half, and the query moves on."""
     layer = MonotonicAttention(1, hidden_size=1, offset=0.0).eval()
     with torch.no_grad():
         layer.query.weight.zero_()
@@ -110,7 +110,7 @@ def test_a_hard_reader_never_goes_back_and_stops_at_the_end():
     weights = layer(query, memory, weights=full()).weights
     places = torch.where(weights.sum(-1) > 0, weights.argmax(-1), 40)
     assert (places.diff(dim=1) >= 0).all()
-    assert 0 < (places == 40).double().mean() < 1  # some have passed the end, and not all at once
+    assert 0 < (places == 40).double().mean() < 1  # some have passed the end, but not all at once
     assert set(weights.sum(-1).unique().tolist()) == {0.0, 1.0}
 
 
@@ -167,7 +167,7 @@ def test_noise_is_drawn_in_training_alone_and_from_the_generator():
 
     torch.testing.assert_close(draw(1), draw(1), rtol=0, atol=0)
     assert (draw(1) - draw(2)).abs().max() > 1e-3
-    # Step by step the same noise comes.
+    # Single steps use the same noise.
     generator, projected, state, outputs = torch.Generator().manual_seed(1), layer.project(memory, mask=mask), None, []
     for one in query.split(1, 1):
         found, state = layer.attend(one, projected, state=state, generator=generator)

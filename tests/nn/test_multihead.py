@@ -1,4 +1,4 @@
-"""Heads side by side: every score against a loop, shared heads, packed products, masks, gradients, compilation."""
+"""Multi-head attention: every score against a loop, shared heads, packed products, masks, gradients, compilation."""
 
 import copy
 import math
@@ -37,7 +37,7 @@ def positions_of(kind: str, heads: int, head_size: int) -> Rotary | Alibi | Rela
 def by_loops(
     layer: MultiHeadAttention, score: str, query: Tensor, key: Tensor, value: Tensor, allowed: oracles.Allowed
 ) -> tuple[Tensor, Tensor]:
-    """Project, cut into heads, attend each by itself in loops, join, project."""
+    """Project, split into heads, attend in loops, concatenate, project."""
     q_rows, kv_rows = layer.heads * layer.head_size, layer.kv_heads * layer.head_size
     parameters = dict(layer.named_parameters())
     if "projection.weight" in parameters:
@@ -71,7 +71,7 @@ def by_loops(
 
 
 def with_biases(layer: MultiHeadAttention) -> MultiHeadAttention:
-    """Return biases start at zero: give them something to be wrong about."""
+    """Set biases, which start at zero, so that errors are visible."""
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             if name.endswith("bias"):
@@ -115,7 +115,7 @@ def test_keys_and_values_of_two_sources_of_one_size() -> None:
 
 
 class Operations(TorchDispatchMode):
-    """The names of the operations that ran."""
+    """Records the names of the operations that ran."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ def test_relative_positions_act_inside_the_layer() -> None:
     assert_close(layer(x).output, bare(x).output, rtol=0, atol=1e-12)
 
 
-# What every layer must hold
+# Properties of every layer
 
 
 @pytest.mark.parametrize(("score", "kind"), PAIRS)
@@ -444,7 +444,7 @@ def test_inputs_without_a_batch_are_named(as_installed: None) -> None:
 
 
 def compiled_once_or_twice(layer: MultiHeadAttention, call: Callable[[Tensor], Tensor]) -> None:
-    """The same output and gradients at each of several lengths, from two graphs at most."""
+    """Check the output and gradients at each of several lengths, from at most two graphs."""
     graphs = []
 
     def count(graph: Any, example: Any) -> Any:
@@ -498,7 +498,7 @@ def test_compiled_with_its_weights(positions: str | None) -> None:
 
 
 class Only(nn.Module):
-    """The output alone."""
+    """Return the output alone."""
 
     def __init__(self, layer: MultiHeadAttention, mask: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Positions against formulas written as loops; the shift property; attention without them is a bag of words."""
+"""Positional encodings against formulas written as loops; the shift property; attention without them."""
 
 import cmath
 import math
@@ -14,7 +14,7 @@ from regard.nn.positions import Alibi, LearnedPositions, RelativePositions, Rota
 
 
 def sinusoid(position: int, size: int) -> list[float]:
-    """Vaswani et al. 2017, section 3.5, one number at a time."""
+    """Return the encoding of Vaswani et al. 2017, section 3.5, in Python numbers."""
     return [
         (math.sin if feature % 2 == 0 else math.cos)(position / 10000 ** (2 * (feature // 2) / size))
         for feature in range(size)
@@ -33,7 +33,7 @@ def test_sinusoids_of_late_positions_keep_their_digits() -> None:
 
 @pytest.mark.parametrize("shift", [1, 5, 37])
 def test_a_shift_is_one_linear_map_for_all_positions(shift: int) -> None:
-    """p(t + k) = M_k p(t): the map found from some positions carries all others, and it is a rotation."""
+    """p(t + k) = M_k p(t): the map fitted to some positions holds for all others, and it is a rotation."""
     size = 6
     table = SinusoidalPositions(size).table(400, dtype=torch.float64)
     before, after = table[: 400 - shift], table[shift:]
@@ -48,7 +48,7 @@ def test_a_shift_is_one_linear_map_for_all_positions(shift: int) -> None:
 
 
 def test_learned_positions_have_no_such_map() -> None:
-    """The property is the sinusoids' own: a table of random vectors fails the same test."""
+    """Only sinusoids have the property: a table of random vectors fails the same test."""
     table = LearnedPositions(6, 400).table(400).detach().double()
     found = torch.linalg.lstsq(table[:50], table[1:51]).solution
     assert (table[:-1] @ found - table[1:]).abs().max() > 0.01
@@ -108,7 +108,7 @@ def test_wrong_sizes_are_named(make: object, message: str) -> None:
 
 
 def rotated(vector: list[float], position: int, base: float) -> list[float]:
-    """Su et al. 2021 as complex numbers: feature i and feature i + d/2 are one number, turned by its angle."""
+    """Return the rotation of Su et al. 2021 by complex numbers: features i and i + d/2 form one number."""
     half = len(vector) // 2
     turned = [
         complex(vector[i], vector[i + half]) * cmath.exp(1j * position * base ** (-2 * i / len(vector)))
@@ -147,7 +147,7 @@ def test_rotary_in_half_precision_keeps_late_angles() -> None:
 
 def test_slopes_are_the_papers() -> None:
     assert Alibi(8).slopes.tolist() == [1 / 2**i for i in range(1, 9)]
-    # Twelve heads (the paper's own code): those of eight, then every other one of sixteen.
+    # Twelve heads (as in the paper's code): those of eight, then every other one of sixteen.
     assert_close(Alibi(12).slopes[8:], torch.tensor([2.0**-0.5, 2.0**-1.5, 2.0**-2.5, 2.0**-3.5]))
     assert len(Alibi(1).slopes) == 1
 
@@ -158,7 +158,7 @@ def test_alibi_is_minus_slope_times_distance() -> None:
     assert_close(values, torch.tensor(expected, dtype=torch.float64))
 
 
-# A bag of words
+# Attention without positions
 
 
 @pytest.mark.parametrize("score", ["scaled_dot", "additive", "cosine"])
@@ -182,7 +182,7 @@ def test_with_positions_the_order_counts(kind: str) -> None:
 
 
 def test_a_sequence_without_positions_moves_with_its_order() -> None:
-    """Self attention: reordered inputs give the reordered outputs, so the order itself is not seen."""
+    """Self-attention: permuted inputs give permuted outputs, so the order has no effect."""
     layer = MultiHeadAttention(12, 3).double()
     x = torch.randn(2, 7, 12, dtype=torch.float64)
     order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
@@ -191,7 +191,7 @@ def test_a_sequence_without_positions_moves_with_its_order() -> None:
 
 @pytest.mark.parametrize("positions", [Rotary(4), Alibi(3), RelativePositions(4, 2)])
 def test_relative_kinds_see_distances_alone(positions: Rotary | Alibi | RelativePositions) -> None:
-    """The same tokens further back in a sequence, behind others no one may see, give the same outputs."""
+    """The same tokens further back in a sequence, after masked tokens, give the same outputs."""
     layer = MultiHeadAttention(12, 3, positions=positions).double()
     x = torch.randn(2, 7, 12, dtype=torch.float64)
     behind = torch.cat((torch.randn(2, 5, 12, dtype=torch.float64), x), 1)

@@ -19,7 +19,7 @@ from regard.nn.positions import RelativePositions
 def shaw(
     query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, allowed: Tensor, offset: int
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """Equations 3 and 4, pair by pair: every pair has a key and a value of its own."""
+    """Compute equations 3 and 4 pair by pair: every pair has its own key and value."""
     reach, group = len(keys) // 2, query.shape[1] // key.shape[1]
     outputs: list[list[float]] = []
     all_weights: list[list[float]] = []
@@ -67,7 +67,7 @@ def test_every_pair_has_its_key_and_value(reach: int, offset: int) -> None:
 def plain(
     positions: RelativePositions, query: Tensor, key: Tensor, value: Tensor, normalize: Normalizer, mask: Mask
 ) -> tuple[Tensor, Tensor]:
-    """Return the same with a key and a value for each pair, as tensors (q, k, d)."""
+    """Compute the same with a key and a value for each pair, as tensors (q, k, d)."""
     queries, keys = query.shape[-2], key.shape[-2]
     index = (torch.arange(keys) - torch.arange(queries)[:, None]).clamp(-positions.reach, positions.reach)
     each_key = key.unsqueeze(-3) + positions.key_table[index + positions.reach]
@@ -81,7 +81,7 @@ def plain(
 @pytest.mark.slow
 @pytest.mark.parametrize("normalize", [Softmax(), Sparsemax(), Sigmoid()])
 def test_long_inputs_go_in_blocks_that_change_nothing(normalize: Normalizer) -> None:
-    """Large enough for several blocks: outputs and every gradient as from one (n, n, d) tensor."""
+    """Large enough for several blocks: outputs and gradients equal those of one (n, n, d) tensor."""
     positions = RelativePositions(2, 3).double()
     query, key, value = (t.requires_grad_() for t in random((1, 3, 997, 2), (1, 3, 997, 2), (1, 3, 997, 2)))
     mask, upstream = causal() & padding(torch.tensor([991])), torch.randn(1, 3, 997, 2, dtype=torch.float64)
@@ -102,13 +102,14 @@ def test_requests_are_answered_across_blocks(request_: Request) -> None:
     right = request_.of(plain(positions, query, key, value, Softmax(), causal())[1])
     if isinstance(found, Top):
         assert isinstance(right, Top)
-        assert torch.equal(found.indices[:, :, 3:], right.indices[:, :, 3:])  # before that, fewer keys than asked
+        # Before that, there are fewer keys than requested.
+        assert torch.equal(found.indices[:, :, 3:], right.indices[:, :, 3:])
         found, right = found.values, right.values
     assert_close(found, right, rtol=0, atol=1e-12)
 
 
 class Largest(TorchDispatchMode):
-    """The most numbers any operation's result held, views aside."""
+    """Records the largest number of entries of any operation's result, without views."""
 
     numel = 0
 
@@ -160,7 +161,7 @@ class _Attends(torch.nn.Module):
 
 
 def test_dropout_takes_key_and_position_together() -> None:
-    """Values that cancel their position's: whatever is dropped, it is dropped from both, and the sum stays 0."""
+    """Values that cancel their position's: both are dropped together, so the sum stays 0."""
     positions = RelativePositions(4, 2)
     with torch.no_grad():
         positions.value_table.fill_(3.0)

@@ -1,4 +1,4 @@
-"""What stands out by itself: max pooling as attention, and gates."""
+"""Bottom-up attention: max pooling as attention, and gates."""
 
 import math
 
@@ -27,7 +27,7 @@ def test_the_largest_and_where_it_was():
 
 
 def test_max_pooling_is_attention():
-    """The output is the weighted sum of the values, each feature with weights of its own."""
+    """The output is the weighted sum of the values, with separate weights for each feature."""
     x = inputs()
     seen = MaxSaliency()(x, weights=full())
     torch.testing.assert_close(torch.einsum("bdk,bkd->bd", seen.weights, x), seen.output)
@@ -49,7 +49,7 @@ def test_the_first_wins_a_tie():
 
 
 def test_padding_never_wins():
-    x = -inputs().abs() - 1  # zeros in the padding would be the largest
+    x = -inputs().abs() - 1  # zeros in the padding would be the maximum
     alone = MaxSaliency()(x, weights=full())
     larger = torch.full((BATCH, POSITIONS + 3, SIZE), torch.nan, dtype=torch.float64)
     larger[:, :POSITIONS] = x
@@ -68,7 +68,7 @@ def test_nothing_real_gives_zeros():
     assert not seen.output[1].any()
     assert not seen.weights[1].any()
     assert not x.grad[1].any()
-    assert x.grad[0].sum() == SIZE  # one winner for each feature
+    assert x.grad[0].sum() == SIZE  # one maximum for each feature
     none = MaxSaliency()(x[:, :0], weights=full())
     assert none.output.shape == (BATCH, SIZE)
     assert not none.output.any()

@@ -1,4 +1,4 @@
-"""SpecAugment: what is masked, how much of it, and when."""
+"""SpecAugment: which entries are masked, how many, and when."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Transformer layers against their formulas written out, torch's own layers, and themselves token by token."""
+"""Transformer layers against their formulas, torch's own layers, and themselves step by step."""
 
 import math
 
@@ -17,7 +17,7 @@ BATCH, QUERIES, KEYS, SIZE, HEADS, HIDDEN, MEMORY = 2, 5, 7, 6, 3, 11, 13
 
 
 def doubled(layer: nn.Module) -> nn.Module:
-    """In float64, with every parameter, biases and norms too, away from where it starts."""
+    """Return the layer in float64, with every parameter, biases and norms too, away from its initial value."""
     layer = layer.double()
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -44,7 +44,7 @@ def decoder_layer(dropout: float = 0.0, **options) -> TransformerDecoderLayer:
 
 
 def attended(layer: MultiHeadAttention, query: Tensor, memory: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return every head by itself, in plain products; allowed (q, k)."""
+    """Compute every head separately, in matrix products; allowed (q, k)."""
     matrices, width = layer.projection.parts(), SIZE // HEADS
     shifts = layer.projection.bias.split([SIZE, SIZE, SIZE])
     q, k, v = (x @ w.T + b for x, w, b in zip((query, memory, memory), matrices, shifts, strict=True))
@@ -167,7 +167,7 @@ def test_an_encoder_layer_of_torch(norm_first, activation, bias):
     x = torch.randn(BATCH, QUERIES, SIZE)
     lengths = torch.tensor([3, 5])
     missing = torch.arange(QUERIES) >= lengths[:, None]
-    # With gradients torch takes its plain path, the one its training takes.
+    # With gradients torch uses its general path, the one of training.
     expected = theirs(x, src_key_padding_mask=missing)
     torch.testing.assert_close(ours(x, mask=padding(lengths)).output, expected, rtol=1e-5, atol=1e-5)
     ahead = torch.ones(QUERIES, QUERIES, dtype=torch.bool).triu(1)
@@ -215,7 +215,7 @@ def test_other_activations_of_torch_are_refused():
         TransformerEncoderLayer.from_torch(layer)
 
 
-# ---------------------------------------------------------------- meaning
+# ---------------------------------------------------------------- semantics
 
 
 def test_padding_changes_nothing():
@@ -246,7 +246,7 @@ def test_token_by_token_equals_the_whole():
     for at in range(QUERIES):
         part = layer(
             x[:, at : at + 1],
-            memory if at == 0 else None,  # projected at the first token
+            memory if at == 0 else None,  # the memory is projected at the first token
             mask=causal(),
             memory_mask=allowed,
             cache=cache,
@@ -263,7 +263,7 @@ def test_keys_and_values_of_a_memory_may_differ():
     attention = MultiHeadAttention(SIZE, HEADS, key_size=MEMORY, value_size=17)
     layer = TransformerDecoderLayer(MultiHeadAttention(SIZE, HEADS), attention, FeedForward(SIZE)).eval()
     x, keys, values = torch.randn(1, 3, SIZE), torch.randn(1, 1, MEMORY), torch.randn(1, 1, 17)
-    # One key gets all the weight whatever it is; its value is what counts.
+    # A single key gets all the weight; only its value matters.
     torch.testing.assert_close(layer(x, keys, values).output, layer(x, keys + 1, values).output)
     assert not torch.allclose(layer(x, keys, values).output, layer(x, keys, values + 1).output)
 
@@ -274,7 +274,7 @@ def test_dropout_falls_in_training_only():
     torch.testing.assert_close(layer.eval()(x).output, layer(x).output, rtol=0, atol=0)
     still = encoder_layer(dropout=0.0)
     still.load_state_dict(layer.state_dict())
-    torch.testing.assert_close(still(x).output, layer(x).output)  # training and inference are one path
+    torch.testing.assert_close(still(x).output, layer(x).output)  # training and inference use one path
 
 
 def test_dropout_keeps_the_mean():

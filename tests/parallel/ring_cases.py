@@ -1,7 +1,7 @@
-"""What is computed over process groups in the tests, and what it must equal, in torch's plainest functions.
+"""The cases of attention over process groups, and their references in simple torch operations.
 
-Nothing here comes from the library but the records that describe a call: positions, masks, scores and formulas of the
-bytes sent are written again.
+Only the records of a call come from the library: positions, masks, scores and formulas of the bytes sent are written
+again.
 """
 
 import math
@@ -16,7 +16,8 @@ import regard
 BATCH, HEADS, GROUPS, LENGTH, SIZE, VALUE_SIZE = 2, 4, 2, 40, 7, 5  # 40 = 8 chunks of 5 for 4 processes
 LENGTHS, SEGMENTS = [29, 13], [[11, 4, 25], [17, 23, 0]]
 
-Allowed = Callable[[Tensor, Tensor], Tensor]  # of query positions (q, 1) and key positions (k,): (b, 1, q, k)
+# Maps query positions (q, 1) and key positions (k,) to a mask (b, 1, q, k).
+Allowed = Callable[[Tensor, Tensor], Tensor]
 
 
 def ids() -> Tensor:
@@ -74,14 +75,14 @@ SCORES = {
     "cosine": Score(lambda: regard.Cosine(scale=3.0), _cosine),
     "additive": Score(lambda weight: regard.Additive(weight), _additive, ((SIZE,),)),
     "additive-heads": Score(lambda weight: regard.Additive(weight), _additive, ((HEADS, SIZE),)),
-    "function": Score(  # of one's own, with a parameter
+    "function": Score(  # a function given by the caller, with a parameter
         lambda w: lambda query, key: -torch.cdist(query * w, key), lambda query, key, w: -torch.cdist(query * w, key),
         ((SIZE,),),
     ),
     "bilinear": Score(lambda w: regard.Bilinear(w), lambda query, key, w: query @ w @ key.mT, ((SIZE, SIZE),)),
 }  # fmt: skip
 
-# The library's mask of a process's part of the ids, and the same pair by pair.
+# The library's mask for a process's part of the ids, and the same pair by pair.
 MASKS: dict[str, tuple[Callable[[Tensor], Any], Allowed]] = {
     "none": (lambda part: None, everything),
     "causal": (lambda part: regard.causal(), causal),
@@ -122,7 +123,7 @@ class Case(NamedTuple):
     bias: str = ""
     queries: int = LENGTH
     total: bool = False
-    """Is the log-sum-exp asked for, with a gradient?"""
+    """Whether the log-sum-exp is requested, with a gradient."""
 
     @property
     def name(self) -> str:
@@ -146,7 +147,7 @@ CASES = [
 
 
 def positions(rank: int, size: int, length: int, balanced: bool) -> Tensor:
-    """Return which positions a process holds."""
+    """Return the positions that a process holds."""
     if not balanced:
         return torch.arange(rank * length // size, (rank + 1) * length // size)
     chunk = length // (2 * size)
@@ -155,7 +156,7 @@ def positions(rank: int, size: int, length: int, balanced: bool) -> Tensor:
 
 
 def inputs(case: Case) -> list[Tensor]:
-    """query, key, value, the gradients of output and log-sum-exp, then what is learned; all in float64."""
+    """Return query, key, value, the gradients of output and log-sum-exp, then learned tensors; all in float64."""
     generator = torch.Generator().manual_seed(7)
     shapes = [
         (BATCH, HEADS, case.queries, SIZE), (BATCH, GROUPS, LENGTH, SIZE), (BATCH, GROUPS, LENGTH, VALUE_SIZE),
@@ -168,11 +169,11 @@ def inputs(case: Case) -> list[Tensor]:
 class Expected(NamedTuple):
     output: Tensor
     total: Tensor
-    gradients: list[Tensor]  # of query, key, value and what is learned
+    gradients: list[Tensor]  # gradients of query, key, value and learned tensors
 
 
 def expected(case: Case, dtype: torch.dtype = torch.float64) -> Expected:
-    """Return the whole sequences on one process, by a matrix of all pairs."""
+    """Compute the whole sequences on one process, by a matrix of all pairs."""
     query, key, value, slopes, total_slopes, *learned = (t.to(dtype) for t in inputs(case))
     leaves = [t.requires_grad_() for t in (query, key, value, *learned)]
     repeated = [t.repeat_interleave(HEADS // GROUPS, 1) for t in (key, value)]
@@ -200,8 +201,7 @@ def unit(case: Case) -> int:
 
 
 def keys_sent(case: Case, rank: int, size: int) -> int | None:
-    """Return the number of positions that of its keys a process sends forward; None where there is no simple
-    formula."""
+    """Return the number of positions whose keys a process sends forward; None if there is no simple formula."""
     part, chunk = LENGTH // size, LENGTH // (2 * size)
     match case.mask:
         case "none":

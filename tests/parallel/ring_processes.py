@@ -1,9 +1,9 @@
-"""A program: every case on 2 and on 4 processes, which write what they found into a folder. Run by the tests.
+"""A program: every case on 2 and on 4 processes, which write their results into a folder. The tests run it.
 
     python ring_processes.py FOLDER
 
 Each process writes SIZE-RANK.json: for each case the largest differences from one process, and the bytes it sent; for
-each bad call the message that it got.
+each bad call its error message.
 """
 
 import json
@@ -26,7 +26,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 
 
 def difference(found: Tensor, wanted: Tensor, dtype: torch.dtype = torch.float64) -> float:
-    """Return the largest one, for narrow dtypes by the largest number; infinities must be in the same places."""
+    """Return the largest difference, for narrow dtypes relative to the largest number; infinities must match."""
     found, wanted = found.detach().cpu().double(), wanted.detach().cpu().double()
     finite = wanted.isfinite()
     if not torch.equal(found[~finite], wanted[~finite]):
@@ -38,7 +38,7 @@ def difference(found: Tensor, wanted: Tensor, dtype: torch.dtype = torch.float64
 
 
 def run_case(case: Case, rank: int, size: int, group: Any = None, device: str = "cpu") -> dict[str, float | int]:
-    """Return attention over the group, forward and backward, against one process on the CPU."""
+    """Compute attention over the group, forward and backward, and compare with one process on the CPU."""
     dtype = DTYPES[case.dtype]
     mine = [positions(rank, size, length, case.balanced) for length in (case.queries, LENGTH, LENGTH)]
     query, key, value, slopes, total_slopes, *learned = (t.to(device, dtype) for t in inputs(case))
@@ -75,7 +75,7 @@ def run_case(case: Case, rank: int, size: int, group: Any = None, device: str = 
 
 
 def layers(rank: int, size: int) -> dict[str, dict[str, float]]:
-    """Return layers under `context`, against the same layers over whole sequences on one process."""
+    """Compute layers under `context`, and compare with the same layers over whole sequences on one process."""
     return {
         **{name: _layer(make, rank, size) for name, make in LAYERS.items()},
         "transformer with positions": _stack(rank, size),
@@ -151,7 +151,7 @@ def _unshard(rank: int, size: int) -> dict[str, float]:
 
 
 def _nan(rank: int, size: int) -> dict[str, float]:
-    """Return keys and values beyond a sequence's length may hold anything."""
+    """Check that keys and values beyond a sequence's length may hold anything."""
     torch.manual_seed(4)
     query, key, value = (torch.randn(2, 3, LENGTH, 5, dtype=torch.float64) for _ in range(3))
     found = []
@@ -165,7 +165,7 @@ def _nan(rank: int, size: int) -> dict[str, float]:
 
 
 def bad_calls(rank: int, size: int) -> dict[str, Callable[[], object]]:
-    """Calls that no process may answer, whichever of them is wrong."""
+    """Return calls that every process must refuse, whichever of them is wrong."""
     x = torch.randn(2, 2, 8, 4)
     odd = torch.randn(2, 2, 7, 4)
     first = rank == 0
@@ -218,7 +218,7 @@ def message(call: Callable[[], object]) -> str:
 
 
 def process(rank: int, size: int, folder: Path) -> None:
-    """Everything that one process of a group does."""
+    """Run one process of a group."""
     torch.set_num_threads(1)
     where = {"init_method": f"file://{folder}/meeting-{size}", "rank": rank, "world_size": size}
     dist.init_process_group("gloo", **where)
@@ -226,7 +226,7 @@ def process(rank: int, size: int, folder: Path) -> None:
     found["layers"] = layers(rank, size)
     found["errors"] = {name: message(call) for name, call in bad_calls(rank, size).items()}
     found["after errors"] = run_case(CASES[0], rank, size)
-    if size == 4:  # ranks in the group are not those in the world
+    if size == 4:  # ranks in the group differ from global ranks
         pairs = [dist.new_group([3, 1]), dist.new_group([0, 2])]
         group = pairs[0 if rank in (1, 3) else 1]
         found["subgroup"] = run_case(Case(mask="causal"), dist.get_rank(group), 2, group)
@@ -235,7 +235,7 @@ def process(rank: int, size: int, folder: Path) -> None:
 
 
 def main(folder: Path) -> int:
-    """Return the groups, one after the other; a process that fails ends the others of its group."""
+    """Run the groups, one after another; a process that fails ends the others of its group."""
     fork = multiprocessing.get_context("fork")  # torch is imported once
     for size in (2, 4):
         group = [fork.Process(target=process, args=(rank, size, folder)) for rank in range(size)]

@@ -1,4 +1,4 @@
-"""What reads a sequence from end to end, or token by token, says that it is not computed over a process group."""
+"""Models that process a whole sequence, or token by token, refuse to run over a process group."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ MEMORY = Memory(STATES, STATES, None, torch.zeros(2, 8))
 TOKENS = torch.zeros(2, 3, dtype=torch.long)
 RECURRENT = RecurrentDecoder(11, 8, memory_size=8, attention=regard.nn.Attention(8, 8))
 TRANSFORMER = TransformerDecoder(11, 8, layers=1, heads=2)
-STARTED = RECURRENT.start(MEMORY), TRANSFORMER.start(MEMORY)  # outside of the block
+STARTED = RECURRENT.start(MEMORY), TRANSFORMER.start(MEMORY)  # created outside of the context
 
 CALLS: dict[str, tuple[str, Callable[[], object]]] = {
     "recurrent encoder": ("a recurrent encoder", lambda: RecurrentEncoder(11, 8)(TOKENS)),

@@ -19,7 +19,8 @@ LAYERS = (
     "multihead", "multihead, rotary", "multihead, alibi", "multihead, additive", "multihead, grouped heads",
     "transformer with positions", "unshard", "NaN in padding",
 )  # fmt: skip
-LARGEST = {"float64": 1e-12, "float32": 2e-6, "bfloat16": 3e-2}  # differences; of narrow dtypes by the largest number
+# Largest differences; for narrow dtypes relative to the largest number.
+LARGEST = {"float64": 1e-12, "float32": 2e-6, "bfloat16": 3e-2}
 
 every_size = pytest.mark.parametrize("size", SIZES)
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -29,7 +30,7 @@ Found = dict[int, list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What each process wrote, by the number of processes and its rank."""
+    """Return the results of each process, by the number of processes and its rank."""
     folder = tmp_path_factory.mktemp("ring")
     source = Path(regard.__file__).parent.parent
     path = os.pathsep.join([str(source), str(HERE)])
@@ -61,7 +62,7 @@ COUNTED = [case for case in CASES if case.queries == LENGTH and keys_sent(case, 
 @every_size
 @pytest.mark.parametrize("case", COUNTED, ids=lambda case: case.name)
 def test_bytes_sent(found: Found, case: Case, size: int) -> None:
-    """Forward the keys and values that others need; backward the same again, and the gradients of those received."""
+    """Forward the keys and values that others need; backward the same again, and the gradients of received ones."""
     for rank in range(size):
         sent, received = keys_sent(case, rank, size), keys_received(case, rank, size)
         counted = found[size][rank]["cases"][case.name]
@@ -82,7 +83,7 @@ def test_ids_of_segments_are_sent_once(found: Found, size: int) -> None:
 @pytest.mark.process
 @every_size
 def test_all_processes_send_alike_in_zigzag(found: Found, size: int) -> None:
-    """The pairs of a causal mask are spread evenly, so that what is sent backward, of both kinds, is the same."""
+    """The pairs of a causal mask are balanced, so all processes send the same number of bytes backward."""
     sent = {rank["cases"][Case(mask="causal").name]["sent backward"] for rank in found[size]}
     assert sent == {3 * (size - 1) * LENGTH // (2 * size) * unit(Case())}
 

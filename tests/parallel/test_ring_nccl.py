@@ -1,4 +1,4 @@
-"""Attention over a group of one process by NCCL, on a GPU: the values and gradients of plain torch."""
+"""Attention over a group of one process by NCCL, on a GPU: the values and gradients of torch."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,8 @@ from ring_processes import run_case
 
 import regard
 
-LARGEST = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 3e-2}  # differences; of narrow dtypes by the largest number
+# Largest differences; for narrow dtypes relative to the largest number.
+LARGEST = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 3e-2}
 
 pytestmark = pytest.mark.cuda
 

@@ -1,4 +1,4 @@
-"""A studio that runs for a test module, raw requests to it, and a browser."""
+"""A studio for a test module, raw requests to it, and a browser."""
 
 import http.client
 import json
@@ -44,7 +44,7 @@ class Studio:
         return f"http://127.0.0.1:{self.port}"
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
-        """Return one raw request; names of headers with _ for -."""
+        """Send one raw request; names of headers have _ for -."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_SECONDS)
         connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()
@@ -62,7 +62,7 @@ class Studio:
 
 @contextmanager
 def running(*arguments: Any, limits: Limits = LIMITS, **options: Any) -> Iterator[Studio]:
-    """A studio on a free port, stopped at the end; it takes as long for an answer as the machine needs."""
+    """A studio on a free port, stopped at the end; it has no limit on the time of an answer."""
     limits = replace(limits, answer_seconds=HANG_SECONDS)
     listening = bind("127.0.0.1", 0)
     port = listening.getsockname()[1]
@@ -80,12 +80,12 @@ def running(*arguments: Any, limits: Limits = LIMITS, **options: Any) -> Iterato
 
 @pytest.fixture(scope="session")
 def studio() -> Iterator[Studio]:
-    """A studio with nothing given: examples, toys, and the playground."""
+    """A studio without runs: examples, toys, and the playground."""
     with running() as found:
         yield found
 
 
-@pytest.fixture(scope="module")  # one driver at a time: other folders' tests start their own
+@pytest.fixture(scope="module")  # one driver at a time: tests of other folders start their own
 def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("NO CHROMIUM: the studio was not tested in a browser. Install chromium and run again.")
@@ -100,7 +100,7 @@ def browser() -> Iterator[Any]:
 
 @dataclass
 class Visit:
-    """A page and everything that must not have happened on it."""
+    """A page, and lists of its errors and requests."""
 
     page: Any
     errors: list[str] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Visit:
 
 @pytest.fixture
 def visit(browser: Any, studio: Studio) -> Iterator[Callable[..., Any]]:
-    """Open an address of a studio; at the end no error was seen and no request had left the machine."""
+    """Open an address of a studio; at the end check that there was no error and no external request."""
     visits: list[tuple[Any, Visit]] = []
 
     def opened(path: str = "/", at: Studio = studio, **options: Any) -> Any:
@@ -137,4 +137,4 @@ def visit(browser: Any, studio: Studio) -> Iterator[Callable[..., Any]]:
         context.close()
         assert found.elsewhere == [], found.elsewhere
         errors = [error for error in found.errors if not any(part in error for part in found.allowed)]
-        assert errors == [], errors  # this module's assertions are not rewritten to say what came
+        assert errors == [], errors  # assertions of this module are not rewritten, so the message is given

@@ -1,7 +1,7 @@
-"""How fast is a map of 8,192 tokens × 32 heads scrolled? Run: python tests/studio/measure_tiles.py
+"""Measures the scrolling of a map of 8,192 tokens × 32 heads: python tests/studio/measure_tiles.py
 
-A model of one attention layer is watched, so q and k of size 64 are kept and every picture is computed from them. The
-times are those of whole requests over HTTP, as the browser waits for them.
+A model of one attention layer is watched, so q and k of size 64 are stored and every picture is computed from them. The
+times are those of whole requests over HTTP, as a browser makes them.
 """
 
 import random
@@ -24,7 +24,7 @@ TOKENS, HEADS, SIZE = 8192, 32, 64
 
 
 class Layer(nn.Module):
-    """One attention; its values are small, as the weights do not depend on them."""
+    """One attention; its values are small, because the weights do not depend on them."""
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.scaled_dot_product_attention(x, x, x[..., :8], is_causal=True)
@@ -42,7 +42,7 @@ class Model(nn.Module):
 
 
 def watched() -> Trace:
-    """Return tokens that look near themselves, at multiples of some distance, and at a few landmarks."""
+    """Return the trace of tokens that attend near themselves, at multiples of a distance, and at fixed positions."""
     generator = torch.Generator().manual_seed(1)
     place = torch.arange(TOKENS)[:, None] / torch.logspace(0.3, 3, SIZE // 2)
     waves = torch.cat([place.sin(), place.cos()], -1) * torch.linspace(1.0, 1.7, HEADS)[:, None, None]

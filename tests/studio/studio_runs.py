@@ -1,4 +1,5 @@
-"""Runs for the studio's tests: a translator trained for a few steps, one that only begins, and one of another task."""
+"""Runs for the studio's tests: a translator trained for a few steps, one before its first checkpoint, and another
+task."""
 
 import io
 import json
@@ -27,7 +28,7 @@ SETTINGS = {
 
 
 def translator(out: Path, **settings: str) -> Path:
-    """Return a run directory of the first task there is, trained without the checks of shapes and types."""
+    """Return a run directory of the first task, trained without the checks of shapes and types."""
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
         task = TASKS["translation"]
@@ -38,7 +39,7 @@ def translator(out: Path, **settings: str) -> Path:
 
 
 def beginning(finished: Path, out: Path) -> Path:
-    """Return a run as it is before its first checkpoint: with a configuration and some figures."""
+    """Return a run before its first checkpoint: with a configuration and some figures."""
     run = Run.create(out, Run.open(finished).config())
     for step in range(1, 4):
         run.metrics.add(
@@ -66,7 +67,7 @@ class Seen:
 
 
 def task_of(*inputs: Input, name: str = "picture") -> Task:
-    """Return the record of a task that is only asked."""
+    """Return the record of a task that only predicts."""
 
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("only asked")
@@ -85,7 +86,7 @@ SCENE = task_of(Input("scene", "scene", "Scene"), name="road")
 
 @dataclass
 class Stub:
-    """A run in memory that remembers what it was asked."""
+    """A run in memory that records its inputs."""
 
     name: str = "stub"
     task: Task = PICTURE

@@ -1,4 +1,4 @@
-"""What the studio answers: the playground against loops over lists, examples, traces and translations."""
+"""Responses of the studio: the playground against loops over lists, examples, traces and translations."""
 
 import contextlib
 import io
@@ -245,7 +245,7 @@ def test_a_trace_is_handed_in_and_removed(studio: Studio, trace_file):
     assert (answer.status, "not the model" in answer.json["error"]) == (404, True)
     assert studio.ask("DELETE", base).json == {"removed": opened.json["id"]}
     assert studio.get(f"{base}/records").status == 404
-    assert studio.ask("DELETE", "/api/traces/image").status == 404  # examples stay
+    assert studio.ask("DELETE", "/api/traces/image").status == 404  # examples cannot be removed
 
 
 def test_only_the_last_few_handed_in_are_held(trace_file):
@@ -310,7 +310,7 @@ def test_traces_given_at_the_start(tmp_path, trace_file):
 
 
 class Fake:
-    """A run that says what it was asked."""
+    """A run that returns its inputs."""
 
     name = "fake"
 
@@ -410,8 +410,8 @@ def test_an_alignment_is_judged(studio: Studio):
     found = studio.post("/api/faithfulness", question).json
     assert found["deletion"]["map"]["fractions"] == pytest.approx([0, 1 / 3, 2 / 3, 1])
     chances = found["deletion"]["map"]["scores"]
-    assert chances[0] == pytest.approx(0.76, abs=0.02)  # as the translation says
-    assert max(chances[1:]) < 0.01  # without Tom no 汤姆
+    assert chances[0] == pytest.approx(0.76, abs=0.02)  # equals the probability in the translation
+    assert max(chances[1:]) < 0.01  # without Tom, 汤姆 is unlikely
     assert found["sufficiency"]["map"]["scores"][1] > 0.9
     assert found["gain"]["random"] > 0.3
     answer = studio.post("/api/faithfulness", {**question, "place": 3})

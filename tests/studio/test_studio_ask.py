@@ -1,4 +1,4 @@
-"""Runs of any task over HTTP: asking them, and what their pages show."""
+"""Runs of any task over HTTP: predictions, and the data of their pages."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def live(trained: Path, tmp_path_factory: pytest.TempPathFactory):
-    """A trained run, one without attention, one that begins, and one about pictures."""
+    """A trained run, one without attention, one before its first checkpoint, and one about pictures."""
     none = translator(tmp_path_factory.mktemp("none") / "none", attention="none")
     begun = beginning(trained, tmp_path_factory.mktemp("begun") / "begun")
     with running([open_run(trained), open_run(none), open_run(begun), Stub()]) as found:
@@ -41,7 +41,7 @@ def refused(answer) -> tuple[int, str]:
     return answer.status, answer.json["error"]
 
 
-# What runs there are
+# The list of runs
 
 
 def test_runs_are_listed_with_what_they_are_asked(live: Studio):
@@ -84,7 +84,7 @@ def test_a_trained_run_still_translates_interactively(live: Studio):
     assert answer.json["source"] == ["Tom", "chases", "Jerry"]
 
 
-# Asking
+# Predictions
 
 
 def test_text_is_answered(live: Studio, trained: Path):
@@ -109,7 +109,7 @@ def test_the_map_of_an_answer_is_served_as_every_trace(live: Studio):
 def test_finished_runs_have_a_view_of_their_own_example(live: Studio, trained: Path):
     example = json.loads((trained / "result.json").read_text())["example"]
     listed = {one["id"]: one["title"] for one in live.get("/api/traces").json["traces"] if one["origin"] == "run"}
-    assert listed == {"run-0": "trained", "run-1": "none"}  # one that begins has no example yet
+    assert listed == {"run-0": "trained", "run-1": "none"}  # a run before its first checkpoint has no example
     about = live.get("/api/traces/run-0/records").json
     assert about["labels"][about["records"][0]["columns"]]["items"] == example.split()
     assert refused(live.get("/api/traces/run-1/records")) == (404, "none has no attention to show")
@@ -291,7 +291,7 @@ def test_curves_follow_a_file_that_grows_and_is_cut(trained: Path, tmp_path: Pat
     with running([open_run(begun)]) as found:
         assert steps(found) == [1, 2, 3]
         with (begun / "metrics.jsonl").open("a") as file:
-            file.write('{"kind": "train", "step": 4, "lo')  # a line that is half written
+            file.write('{"kind": "train", "step": 4, "lo')  # an incomplete line
         assert steps(found) == [1, 2, 3]
         (begun / "metrics.jsonl").write_bytes(whole)
         run.metrics.add({"kind": "train", "step": 4, "loss": 1.0})
@@ -383,7 +383,7 @@ def test_the_studio_serves_a_run_that_is_training(trained: Path, tmp_path: Path,
     assert said[-1] == "regard studio: stopped"
 
 
-# No task is named
+# No code names a task
 
 
 ROOT = Path(__file__).parents[2] / "src" / "regard"
@@ -405,7 +405,7 @@ def test_no_task_is_imported_by_name(path: Path):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # importlib takes text
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # importlib takes a string
             names = [node.value]
         else:
             continue

@@ -1,4 +1,4 @@
-"""Asking runs, and their pages, in a real browser."""
+"""Predictions of runs, and their pages, in a real browser."""
 
 import io
 import json
@@ -27,7 +27,7 @@ FILE = {"name": "red.png", "mimeType": "image/png", "buffer": png(5, 3)}
 
 
 def says(locator, text: str) -> None:
-    """Wait until an element says a text."""
+    """Wait until an element has a text."""
     from playwright.sync_api import expect
 
     expect(locator).to_contain_text(text)
@@ -58,7 +58,7 @@ def live(trained: Path, tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(scope="module")
 def pictured(tmp_path_factory: pytest.TempPathFactory):
-    """Two runs of a task about pictures, each with an example of its own."""
+    """Two runs of a task about pictures, each with its own example."""
     folder = tmp_path_factory.mktemp("pictured")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TASKS, "asked", ASKED)
@@ -97,7 +97,7 @@ def test_two_runs_answer_side_by_side(visit, live):
     page = visit("/#/ask/3", at=live)
     says(page.locator("[data-name=compare]"), "second")
     options = page.locator("[data-name=compare] option").all_inner_texts()
-    assert options == ["nothing", "second · picture", "other · picture"]  # runs of other inputs cannot be compared
+    assert options == ["nothing", "second · picture", "other · picture"]  # runs with other inputs cannot be compared
     page.locator("[data-input=image]").set_input_files(FILE)
     page.locator("[data-input=question]").fill("How wide?")
     page.locator("[data-name=compare]").select_option("4")
@@ -304,7 +304,7 @@ def test_curves_follow_a_run_that_trains(visit, trained, tmp_path):
         Run.open(begun).metrics.add({"kind": "train", "step": 4, "loss": 0.25})
         says(page.locator(".curve .readout"), "training 0.25")
         says(page.locator(".rest"), "The result is written when training ends.")
-        page.close()  # before the studio stops: the page asks again every few seconds
+        page.close()  # before the studio stops: the page repeats its request every few seconds
 
 
 def test_a_model_card_is_never_markup(visit, live):

@@ -1,6 +1,6 @@
-"""Every view in a real browser: what a person sees after pointing, clicking and typing.
+"""Every view in a real browser, after pointing, clicking and typing.
 
-The fixture `visit` also asserts that the console stayed silent and that no request left the machine.
+The fixture `visit` also asserts that the console has no messages and that no request left the machine.
 """
 
 import io
@@ -24,7 +24,7 @@ def cell(page, stage: str, row: int, column: int):
 
 
 def says(locator, text: str) -> None:
-    """Wait until an element says a text."""
+    """Wait until an element has a text."""
     from playwright.sync_api import expect
 
     expect(locator).to_contain_text(text)
@@ -306,7 +306,7 @@ def test_from_one_view_to_the_next_and_another_head(visit):
     page.locator(".heads button[data-head='1']").first.click()
     says(page.locator(".faithful h2"), "For “positive”, head 1")
     page.get_by_role("radio", name="中文").click()
-    says(page.locator(".faithful h2"), "“positive”，头 1")  # what was chosen is kept
+    says(page.locator(".faithful h2"), "“positive”，头 1")  # the choice is kept
     page.get_by_role("link", name="交通").click()
     says(page.locator(".readout"), "lorry, braking")
 
@@ -331,7 +331,7 @@ def test_no_trace_yet(visit):
 
 @pytest.fixture(scope="module")
 def full():
-    """A studio with a long trace and one whose names are hostile."""
+    """A studio with a long trace and one with hostile names."""
     place = torch.arange(1500)
     near = (-(place[:, None] - place).abs() / 3.0).softmax(-1)
     tokens = Labels("tokens", tuple(f"t{n}" for n in range(1500)))
@@ -448,7 +448,7 @@ def test_hypotheses_are_looked_through(visit):
 
 @dataclass(frozen=True)
 class Fixed:
-    """A run that always gives one answer."""
+    """A run with one constant answer."""
 
     name: str
     source: tuple[str, ...]

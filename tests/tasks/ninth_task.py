@@ -1,4 +1,4 @@
-"""The ninth task is the code of the page docs/add-a-task.md: written as the folder and the entry that it describes."""
+"""The task of the page docs/add-a-task.md, written as the folder and the entry that the page describes."""
 
 import re
 import sys
@@ -22,7 +22,7 @@ def files() -> dict[str, str]:
 
 @contextmanager
 def added(folder: Path) -> Iterator[dict[str, str]]:
-    """The task as a folder of regard.tasks and an entry of the catalog; both are gone afterwards."""
+    """Install the task as a folder of regard.tasks and an entry of the catalog; both are removed afterwards."""
     written = files()
     entry = written.pop("catalog.py")
     for name, text in written.items():

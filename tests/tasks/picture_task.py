@@ -1,4 +1,4 @@
-"""Two tasks about pictures in one file: is it bright, and is what is asked about it right? Only the shapes matter."""
+"""Two tasks about pictures in one file: brightness, and whether a statement about it is right. Only shapes matter."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ class Seen:
         return self.answer
 
     def record(self) -> dict[str, Any]:
-        """With the mean colours of the four cells, so that a test sees what was read."""
+        """A prediction with the mean colours of the four cells, so that a test can check the input."""
         means = self.pixels.reshape(3, 2, 8, 2, 8).mean((2, 4)).round().astype(int)
         return {"answer": self.answer, "cells": means.reshape(3, 4).T.tolist()}
 

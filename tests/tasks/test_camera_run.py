@@ -1,4 +1,4 @@
-"""Driving by a camera through the commands: a log in, steering out, with baselines, maps and weights over time."""
+"""Camera driving through the commands: steering from a log, with baselines, maps and weights over time."""
 
 import json
 import math
@@ -38,7 +38,7 @@ def words(settings: dict[str, str]) -> list[str]:
 
 
 def write_drive(folder: Path, count: int = 72) -> Path:
-    """Return a bright bar in the picture moves from side to side; the steering is where it is."""
+    """Write a log in which a bright bar moves from side to side; the steering is its position."""
     (folder / "IMG").mkdir(parents=True)
     lines = ["center,left,right,steering,throttle,brake,speed"]
     for number in range(count):
@@ -73,7 +73,7 @@ def test_a_result_has_the_errors_beside_both_baselines(run):
     assert metrics["knows_angles"] == "no"
     config = json.loads((run / "config.json").read_text())
     assert config["preset"] == "camera"
-    assert "hidden" not in config["model"]  # settings of objects
+    assert "hidden" not in config["model"]  # a setting of object input
 
 
 def test_baselines_are_of_the_frames_of_the_test_part(drive, tmp_path):
@@ -166,7 +166,7 @@ def test_a_driver_that_knows_angles_begins_with_the_last_angle(drive, tmp_path):
 def test_a_loss_is_the_squared_error_with_a_share_of_the_pedals(drive, tmp_path):
     config = configure(DRIVING, "camera", [drive], FEW | {"penalty": "entropy", "pedal_weight": "0.5"})
     material = camera_material(config, tmp_path, None, lambda _: None)
-    network = DRIVING.network(config, material.codec)  # begins with controls of 0
+    network = DRIVING.network(config, material.codec)  # its initial controls are 0
     records = [one.record() for one in material.test[:3]]
     outcome = DRIVING.outcome(network, DRIVING.collate(records, config, rows=5), config, True)
     gold = torch.tensor([one.controls for one in material.test[:3]])

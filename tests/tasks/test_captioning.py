@@ -1,4 +1,4 @@
-"""The captioner: figures by hand, its network, its material from the world and from files, and its answers."""
+"""Captioning: metrics by hand, the network, generated and file data, and predictions."""
 
 import io
 import json
@@ -65,8 +65,8 @@ def predictor(world):
 def test_bleu_of_two_captions_by_hand():
     captions = [("a", "red", "red", "star"), ("a", "dog")]
     references = [[("a", "red", "star", "here"), ("red", "a")], [("a", "cat", "sits")]]
-    # Words: a, red, star (red counts once) and a: 4 of 6. Pairs: "a red", "red star" of 4. No triple is right.
-    # Closest lengths are 4 and 3: r = 7, c = 6.
+    # Words: a, red, star (red counts once) and a: 4 of 6. Bigrams: "a red", "red star" of 4. No trigram is right. The
+    # closest lengths are 4 and 3: r = 7, c = 6.
     brevity = np.exp(1 - 7 / 6)
     expected = [100 * brevity * 4 / 6, 100 * brevity * (4 / 6 * 2 / 4) ** 0.5, 0.0, 0.0]
     np.testing.assert_allclose(corpus_bleu(captions, references), expected)
@@ -170,7 +170,7 @@ def test_presets_are_whole(name):
     assert config.train.watch in CaptioningConfig.figures
 
 
-# Learning
+# Training
 
 
 def outcome(world, attention: str, learning: CaptionLearning):
@@ -198,7 +198,7 @@ def test_hard_attention_has_choices_and_their_rewards(world):
 
 @pytest.mark.parametrize("credit", ["word", "rest", "caption"])
 def test_what_a_choice_is_rewarded_with(world, credit):
-    """The sums are of real words alone: the last reward of a caption is of its end in any case but `caption`."""
+    """Sums are over real words only: the last reward of a caption is that of its end, except for `caption`."""
     own = outcome(world, "hard", CaptionLearning(estimator="reinforce", expected=0.0))[1]
     _, found = outcome(world, "hard", CaptionLearning(estimator="reinforce", expected=0.0, credit=credit))
     for one, row, real in zip(own.reward.tolist(), found.reward.tolist(), own.choices.tolist(), strict=True):
@@ -209,7 +209,7 @@ def test_what_a_choice_is_rewarded_with(world, credit):
 
 
 def test_by_default_half_of_the_captions_are_read_softly(world):
-    """All words of one or none: a word that was chosen has a log-probability below 0, one that was not has 0."""
+    """All words of a caption or none: a sampled word has a log-probability below 0, one that was not has 0."""
     assert CaptioningConfig().learning.expected == 0.5
     _, found = outcome(world, "hard", CaptioningConfig().learning.model_copy(update={"estimator": "reinforce"}))
     chosen = [row[real] < 0 for row, real in zip(found.log_prob, found.choices, strict=True) if real.any()]
@@ -225,7 +225,7 @@ def test_the_reward_of_soft_captions_teaches_no_choice(world):
     network, found = outcome(world, "hard", learning)
     torch.testing.assert_close(loss_of(found, network, learning).total, found.total)
     found.total.backward()
-    assert network.decoder.attention.key.weight.grad.abs().sum() > 0  # by the loss of the words
+    assert network.decoder.attention.key.weight.grad.abs().sum() > 0  # this gradient comes from the loss of the words
 
 
 @pytest.mark.parametrize("estimator", ["straight_through", "gumbel"])
@@ -260,7 +260,7 @@ def test_a_few_steps_reduce_the_loss(world):
     assert losses[-1] < 0.6 * losses[0]
 
 
-# Material
+# Data
 
 
 def test_the_world_has_words_regions_and_a_picture_to_begin_with(world):
@@ -349,7 +349,7 @@ def test_other_files_are_examples(tmp_path, world):
 
 @pytest.fixture
 def weights_package(monkeypatch, tmp_path):
-    """The package of ImageNet weights with random ones, as if it were installed."""
+    """The package of ImageNet weights, faked with random ones."""
     from regard.models.vision.efficientnet import _published
 
     torch.manual_seed(5)
@@ -391,7 +391,7 @@ def test_weights_that_are_not_installed_are_an_error_before_training(tmp_path, m
     config = captions_folder(tmp_path, LINES).model_copy(update={"model": FROZEN})
     with pytest.raises(SettingError, match=r"regard\[vision\]"):
         make_material(config, tmp_path / "cache", None, print)
-    assert build(FROZEN, VOCABULARY) is not None  # a run is loaded without the package
+    assert build(FROZEN, VOCABULARY) is not None  # loading a run does not need the package
 
 
 def test_a_codec_is_saved_and_read(tmp_path):
@@ -402,7 +402,7 @@ def test_a_codec_is_saved_and_read(tmp_path):
     assert again.by == "words"
 
 
-# Answers
+# Predictions
 
 
 def test_answers_have_words_records_and_traces(predictor, tmp_path):

@@ -1,4 +1,4 @@
-"""Training texts cut into sub-words in several ways: the same text every time, and the same cuts when a run goes on."""
+"""Several sub-word segmentations of training texts: the same text, and the same segmentations in a resumed run."""
 
 import os
 
@@ -55,7 +55,7 @@ def test_every_pair_stands_once_as_usual_and_then_in_other_cuts(files, tmp_path)
                 assert np.array_equal(found[side], usual[side])
             else:
                 other += not np.array_equal(found[side], usual[side])
-    assert other > 2 * count  # of four times as many texts
+    assert other > 2 * count  # there are four times as many texts
 
 
 def test_a_run_that_goes_on_finds_the_same_cuts(files, tmp_path):

@@ -1,4 +1,4 @@
-"""A damaged run, a hostile setting or a full disk is one line and exit status 2: no traceback, no other answer."""
+"""A damaged run, a hostile setting or a full disk gives one line and exit status 2, never a traceback."""
 
 import json
 import subprocess
@@ -53,7 +53,7 @@ DAMAGE = {
 )
 @pytest.mark.parametrize("manifest", [True, False], ids=["checked", "earlier"])
 def test_a_damaged_file_is_named(made, tmp_path, kind, name, damage, manifest):
-    """`earlier` runs have no manifest: what their readers cannot read is named all the same."""
+    """`earlier` runs have no manifest: damaged files are named anyway."""
     if not manifest and (damage == "flipped" or name == "manifest.json"):
         pytest.skip("without checksums a changed byte cannot be seen")
     run = copy(made / kind, tmp_path / "run")
@@ -164,8 +164,7 @@ main()
 
 
 def limited(size: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Return the command where no file may be longer than so many bytes: a write fails in the middle, as on a full
-    disk."""
+    """Run the command with a limit on the file size: a write fails in the middle, as on a full disk."""
     return forked.run([sys.executable, "-c", LIMITED, str(size), *arguments])
 
 

@@ -1,4 +1,4 @@
-"""Driving over objects: the network, its twin, figures worked by hand, predictions, drives, and bad input."""
+"""Driving with objects: the network with and without attention, metrics by hand, predictions, drives, and bad input."""
 
 import json
 import math
@@ -93,7 +93,7 @@ def test_the_twin_reads_the_mean_of_the_objects(recorded):
     row = int(batch.present.sum(1).argmax())
     alone = network(batch.objects[row : row + 1], batch.present[row : row + 1])
     torch.testing.assert_close(alone.logits[0], found.logits[row], atol=1e-5, rtol=1e-5)
-    twice = torch.cat([batch.objects[row], batch.objects[row, 1:]])[None]  # each object twice: the mean is the same
+    twice = torch.cat([batch.objects[row], batch.objects[row, 1:]])[None]  # each object twice gives the same mean
     there = torch.cat([batch.present[row], batch.present[row, 1:]])[None]
     torch.testing.assert_close(network(twice, there).logits[0], found.logits[row], atol=1e-5, rtol=1e-5)
 
@@ -139,7 +139,7 @@ def test_pointing_judges_forced_decisions_alone(recorded):
     decisions = Decisions(np.array([0, 1, 2, 1]), np.zeros(4), forced)
     weights = np.zeros((4, 12))
     weights[0, 2] = weights[1, 1] = weights[3, 5] = 0.9
-    weights[2, 11], weights[2, 3] = 0.9, 0.1  # the largest one is of a place where there is nothing
+    weights[2, 11], weights[2, 3] = 0.9, 0.1  # the largest weight is on padding
     judged = Recorded(scenes, decisions, np.zeros(4, int), np.zeros(4, int))
     assert pointing(weights, judged) == (1.0, 3)
     weights[0, 5] = 1.0
@@ -240,7 +240,7 @@ def test_it_is_trained_and_evaluated_on_scenes_of_ones_own(recorded, tmp_path):
     done = regard("train", "driving", "--data", path, "--preset", "tiny", *few, "--out", tmp_path / "run")
     assert done.exit_code == 0, done.output
     metrics = json.loads((tmp_path / "run/result.json").read_text())["metrics"]
-    assert set(metrics) == {"agreement", "steering_error", "scenes"}  # a recording cannot be driven
+    assert set(metrics) == {"agreement", "steering_error", "scenes"}  # a recording cannot be driven in closed loop
     done = regard("evaluate", tmp_path / "run", "--data", path, "--json")
     assert json.loads(done.stdout)["metrics"]["scenes"] == 64
     with path.open("a") as file:

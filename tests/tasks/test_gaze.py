@@ -1,4 +1,4 @@
-"""Glimpses as a task: figures by hand, twins, images of the world and of idx files, answers and errors."""
+"""Glimpses as a task: metrics by hand, fixed gazes, drawn and idx images, predictions and errors."""
 
 import gzip
 import json
@@ -45,7 +45,8 @@ def idx(path: Path, array: np.ndarray) -> None:
 
 @pytest.fixture
 def mnist(tmp_path) -> Path:
-    """Twenty training images, of which every third row of pixels is ink, and seven to test, half of them gzipped."""
+    """Twenty training images, in which every third row of pixels is bright, and seven test images, half of them
+    gzipped."""
     folder = tmp_path / "mnist"
     folder.mkdir()
     for name, count, end in (("train", 20, ".gz"), ("t10k", 7, "")):
@@ -61,7 +62,7 @@ def mnist(tmp_path) -> Path:
     [
         ((0.0, 0.0), True),  # the pixel (30, 30) of 60
         ((-1 / 3, -1 / 3), True),  # (20, 20), the upper left corner of the box
-        ((1 / 3 + 1e-3, 0.0), False),  # just right of its right edge at 40
+        ((1 / 3 + 1e-3, 0.0), False),  # just beyond its right edge at 40
         ((0.0, -0.9), False),
     ],
 )
@@ -220,7 +221,7 @@ def test_answers_records_and_traces(tmp_path):
     weights = trace.records[0].weights(head=0)
     assert weights.shape == (3, 49)
     torch.testing.assert_close(weights.sum(-1), torch.ones(3))
-    assert weights[0].argmax() == 24  # the cell in the middle
+    assert weights[0].argmax() == 24  # the cell in the centre
     loaded = package.Trace.load(trace.save(tmp_path / "gaze.safetensors"))
     rows, columns = loaded.records[0].row_labels, loaded.records[0].column_labels
     assert rows.kind == "glimpses"

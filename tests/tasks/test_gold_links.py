@@ -83,8 +83,7 @@ def test_links_that_do_not_fit_are_told_with_file_and_line(tmp_path: Path, links
 
 
 def rates(monkeypatch: pytest.MonkeyPatch, *layers: str) -> dict:
-    """Return the error rate of layers that point at word j for target word j: when it is "predicted", or when it is
-    "read"."""
+    """Return the error rate of layers that attend word j for target word j: at the step "predicted", or "read"."""
 
     def weights(_: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
         columns, rows = len(pairs[0][0]) + 1, len(pairs[0][1]) + 1
@@ -96,7 +95,7 @@ def rates(monkeypatch: pytest.MonkeyPatch, *layers: str) -> dict:
 
 
 def judged(kind: Literal["recurrent", "transformer"] = "recurrent", *, posterior: bool = False) -> dict:
-    """Return one sentence, of which target word j comes from source word j."""
+    """Return the figures of one sentence in which target word j comes from source word j."""
     coder = WordCoder(Vocabulary.build([("a", "b", "c")]), Vocabulary.build([("x", "y", "z")]))
     model = build(ModelSettings(size=8, kind=kind), coder.sizes, shared=False)
     example = Example(("a", "b", "c"), "xyz", ("x", "y", "z"), frozenset({(0, 0), (1, 1), (2, 2)}))
@@ -109,7 +108,8 @@ def test_a_word_is_told_from_the_step_that_predicts_it_or_from_the_one_that_read
     assert found["aer"] == 0.0
     assert found["by_layer"]["predicted"][0] == 0.0
     assert found["by_layer"]["read"][1] == 0.0
-    assert found["by_layer"]["predicted"][1] == pytest.approx(2 / 3, abs=1e-4)  # off by one: right for the first alone
+    # Shifted by one: right for the first word only.
+    assert found["by_layer"]["predicted"][1] == pytest.approx(2 / 3, abs=1e-4)
     assert rates(monkeypatch, "read")["when"] == "read"
     assert rates(monkeypatch, "predicted") == {"aer": 0.0, "when": "predicted"}
 
@@ -120,7 +120,8 @@ def test_weights_are_corrected_once_the_word_is_known(monkeypatch, kind) -> None
 
     def likely(decoder: object, memory: Memory, prefix: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         assert (memory.keys.shape[:2], prefix.shape, target.shape) == ((1, 4), (1, 4), (1, 4))
-        return torch.full((4, 4), -1e4).fill_diagonal_(0.0)[None]  # word j is from place j, whatever was expected
+        # Word j comes from position j, whatever was predicted.
+        return torch.full((4, 4), -1e4).fill_diagonal_(0.0)[None]
 
     monkeypatch.setattr(scoring, "log_likelihood", likely)
     assert judged(kind, posterior=True)["aer_posterior"] == 0.0
@@ -132,7 +133,7 @@ def test_heads_are_judged_one_by_one_too(monkeypatch) -> None:
     found = judged()
     assert found["best_head"] == {"aer": 0.0, "layer": 0, "head": 1, "when": "predicted"}
     monkeypatch.setattr(scoring, "_weights", lambda *_: [torch.stack((second, second))[None]])
-    # Predicted: one of three links is right, 2/3. Read: 0 from 0 is right, 1 from 2 is not, 2 from the end: 1 - 2/5.
+    # Predicted: one of three links is right, 2/3. Read: 0 from 0 is right, 1 from 2 is wrong, 2 from the end: 1 - 2/5.
     assert judged()["aer"] == judged()["best_head"]["aer"] == 0.6
 
 

@@ -1,4 +1,4 @@
-"""highway-env: scenes, a planner in copies of the simulator, and a network that learns from it."""
+"""highway-env: scenes, a planner in copies of the simulator, and a network trained on it."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_crash_rate_and_return_are_means_with_their_errors():
 
 
 def test_the_network_learns_what_the_planner_prefers():
-    """The sign of one feature of the other vehicle decides."""
+    """The sign of one feature of the other vehicle determines the best action."""
     random = np.random.default_rng(1)
     scenes = random.normal(size=(400, 2, len(FEATURES))).astype(np.float32)
     scenes[..., 0] = 1.0
@@ -49,7 +49,7 @@ def test_the_network_learns_what_the_planner_prefers():
 
 @pytest.mark.slow
 def test_a_costly_mistake_weighs_more_than_a_cheap_one():
-    """One scene, nine times judged with a little more for the first action, once with a crash after it."""
+    """One scene, nine times with a slightly higher value for the first action, once with a crash after it."""
     scenes = np.ones((10, 2, len(FEATURES)), np.float32)
     values = np.array([[0.1, 0.0]] * 9 + [[-9.0, 0.0]])
     network = learn(Decisions(scenes, values), steps=60, seed=1, batch=64)
@@ -148,7 +148,7 @@ def test_an_episode_is_shown_with_the_vehicles_at_their_places():
     assert len(columns.extra["ego"]) == 4 * scenes
     present = np.array(columns.extra["present"]).reshape(scenes, -1)
     assert (weights.numpy()[present == 0] == 0).all()
-    # It comes from the south, in the lane at the right, and sets out to the right of the page.
+    # It comes from the south, in the right lane, and starts to the right of the page.
     env.reset(seed=3)
     assert columns.extra["ego"][:2] == pytest.approx([-env.vehicle.position[1], env.vehicle.position[0]], abs=1e-3)
     assert columns.extra["ego"][2] == pytest.approx(0, abs=0.1)

@@ -1,4 +1,4 @@
-"""Penalties and estimators that every task can be taught by."""
+"""Penalties and estimators of attention, for every task."""
 
 import math
 from dataclasses import replace
@@ -48,13 +48,13 @@ def test_penalties_move_the_weights_as_they_say():
             Outcome(torch.zeros(()), 1, [weights]), nn.Linear(1, 1), LearningSettings(penalty=penalty, beta=1.0)
         )
         (gradient,) = torch.autograd.grad(loss.total, scores)
-        if wanted:  # sharper: the best score is raised
+        if wanted:  # sharper: the largest score increases
             assert gradient[0, 0, 0] < 0 < gradient[0, 0, 2]
 
 
 @pytest.mark.parametrize(("step", "acts"), [(0, False), (4, False), (5, True), (9, True)])
 def test_a_penalty_that_begins_later(step, acts):
-    """Half of ten steps: from the sixth update on, and in validation always."""
+    """Half of ten steps: active from the sixth update on, and always in validation."""
     config = TaskConfig(
         task="any",
         train=TrainSettings(steps=10),
@@ -93,7 +93,7 @@ def test_choices_that_do_not_count_have_no_part_in_reinforce():
     log_prob, reward = torch.tensor([[-1.0, -2.0], [-5.0, -5.0]]), torch.tensor([[3.0, 1.0], [-9.0, 9.0]])
     choices = torch.tensor([[True, True], [False, False]])
     found = loss_of(Outcome(torch.zeros(()), 2, (), None, log_prob, reward, choices), network, settings)
-    torch.testing.assert_close(found.total, torch.tensor(-1.0))  # as of the first row alone
+    torch.testing.assert_close(found.total, torch.tensor(-1.0))  # as for the first row alone
     assert network.state_dict()["baseline.value"] == 2.0
 
 
@@ -106,7 +106,7 @@ def test_every_kind_of_choice_has_its_own_baseline():
     torch.testing.assert_close(loss_of(outcome, network, settings).total, torch.tensor(-3.0))
     torch.testing.assert_close(network.baseline.value, torch.tensor([7.0, 0.0, 2.0, 0.0]))
     assert network.baseline.seen.tolist() == [True, False, True, False]
-    # The third choice read the expected value; kind 1 is met for the first time: −[(4 − 2)(−1) + 0 · (−2)].
+    # The third choice used the expected value; kind 1 occurs for the first time: −[(4 − 2)(−1) + 0 · (−2)].
     later = torch.tensor([[4.0, 5.0, 9.0]]), None, torch.tensor([[2, 1, 2]])
     log_prob = torch.tensor([[-1.0, -2.0, 0.0]])
     outcome = Outcome(torch.zeros(()), 3, (), None, log_prob, *later)
@@ -117,7 +117,7 @@ def test_every_kind_of_choice_has_its_own_baseline():
 @pytest.mark.parametrize("estimator", ["straight_through", "reinforce", "gumbel"])
 @pytest.mark.parametrize(("step", "soft"), [(0, True), (2, True), (3, False), (9, False)])
 def test_hard_attention_that_samples_later(estimator, step, soft):
-    """A quarter of ten steps: up to the third update every query reads the expected value."""
+    """A quarter of ten steps: up to the third update every query uses the expected value."""
     learning = LearningSettings(estimator=estimator, hard_after=0.25)
     config = TaskConfig(task="any", train=TrainSettings(steps=10), learning=learning)
     layer = Attention(3, 5, normalize=hard(learning))
@@ -147,7 +147,7 @@ def test_without_hard_attention_there_is_no_baseline():
 @pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize("estimator", ["straight_through", "reinforce", "gumbel"])
 def test_hard_attention_learns_by_every_estimator(estimator):
-    """One of five keys holds the class; only reading that key gives it away."""
+    """One of five keys determines the class; only the value of that key contains it."""
     from regard.models.classifier import Classifier
     from regard.models.memory import Memory
 
@@ -160,7 +160,7 @@ def test_hard_attention_learns_by_every_estimator(estimator):
     def batch() -> tuple[Memory, torch.Tensor]:
         label, place = torch.randint(2, (64,)), torch.randint(5, (64,))
         states = torch.randn(64, 5, 6) * 0.3
-        states[torch.arange(64), place, 0] = 2.0  # this is the key to read
+        states[torch.arange(64), place, 0] = 2.0  # the decisive key
         states[torch.arange(64), place, 1] = 2.0 * label - 1
         return Memory(states, states, None, states[:, 0]), label
 

@@ -1,4 +1,4 @@
-"""A translator asked while someone watches: forced beginnings, alternatives, words left out."""
+"""Interactive translation: forced prefixes, alternatives, removed words."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def test_a_forced_beginning_is_kept(live):
 
 @pytest.mark.slow
 def test_the_log_probability_is_that_of_the_tokens(live):
-    """Each factor of p(y) is what `score` tells of its place with the whole source kept; the end mark is the rest."""
+    """Each factor of p(y) equals `score` at its position with the whole source; the end mark is the rest."""
     [one] = live.translate("Tom chases Jerry", beams=1, forced=("汤姆", "追逐")).beams
     kept = torch.ones(1, 3, dtype=torch.bool)
     factors = [live.score("Tom chases Jerry", one.tokens, place, kept).item() for place in range(len(one.tokens))]

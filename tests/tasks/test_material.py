@@ -1,4 +1,4 @@
-"""What a translator learns from: the split of long corpora, and what is said meanwhile."""
+"""Training data of a translator: the split of long corpora, and progress messages."""
 
 import tracemalloc
 from pathlib import Path
@@ -12,7 +12,7 @@ from regard.tasks.translation.material import Limits, _split, file_material, fin
 
 
 def corpus_of(folder: Path, count: int, words: int) -> TextCorpus:
-    """Return every source stands there twice, with two targets."""
+    """Return a corpus in which every source occurs twice, with two targets."""
     paths = [folder / "long.en", folder / "long.de"]
     paths[0].write_text("".join(f"{row // 2} {'word ' * words}\n" for row in range(count)))
     paths[1].write_text("".join(f"{row} {'Wort ' * words}\n" for row in range(count)))
@@ -31,7 +31,7 @@ def test_no_source_stands_in_two_parts(tmp_path: Path) -> None:
 
 
 def test_a_split_does_not_hold_the_texts_in_memory(tmp_path: Path) -> None:
-    """6 MB of text; numbers for 3,000 lines are 0.02 MB."""
+    """The text is 6 MB; numbers for 3,000 lines are 0.02 MB."""
     corpus = corpus_of(tmp_path, 3_000, 400)
     tracemalloc.start()
     try:
@@ -64,7 +64,7 @@ def test_one_part_alone(tmp_path: Path, valid: int, test: int) -> None:
 
 
 def test_sources_that_come_often_are_counted_once(tmp_path: Path) -> None:
-    """As many examples as were asked for, whatever stands in the corpus how often; too few sources are an error."""
+    """The requested number of examples, whatever the repetitions in the corpus; too few sources are an error."""
     corpus = corpus_of(tmp_path, 400, 2)  # 200 sources
     rows, parts = _split(corpus, 40, 60)
     assert [len(part) for part in parts] == [40, 60]

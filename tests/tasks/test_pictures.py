@@ -1,4 +1,4 @@
-"""Pictures as inputs: what is read, what a cell points at, what is covered."""
+"""Pictures as inputs: decoding, the position of cells, and covered cells."""
 
 import io
 

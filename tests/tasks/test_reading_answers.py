@@ -1,4 +1,4 @@
-"""Answers as people read them, worked by hand from scores."""
+"""Answers of the pointer, computed by hand from scores."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The reader: inputs, padding, twins, and that it learns."""
+"""The model of reading comprehension: inputs, padding, ablations, and training."""
 
 from types import SimpleNamespace
 
@@ -21,7 +21,7 @@ SMALL = ModelSettings(size=12, dropout=0.0)
 
 
 def batch(records):
-    """Return records side by side, padded with zeros."""
+    """Return records as a batch, padded with zeros."""
     columns = {}
     for name in records[0]:
         values = [torch.as_tensor(record[name]) for record in records]
@@ -87,7 +87,7 @@ def test_words_that_are_rare_have_no_vector():
     passage = Passage.of("a a b")
     first, second = (Asked(passage, question, ("a",), (0, 0)) for question in (("b", "c"), ("c",)))
     assert ReadingCodec.build([first], rare=2).vocabulary.words == ("a", "b")
-    # Each twice: a passage that two questions share counts once.
+    # Each word occurs twice: a passage that two questions share counts once.
     assert ReadingCodec.build([first, second], rare=2).vocabulary.words == ("a", "b", "c")
 
 

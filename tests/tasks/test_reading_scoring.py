@@ -1,4 +1,4 @@
-"""Exact match and F1, worked by hand with the rules of SQuAD's script."""
+"""Exact match and F1, computed by hand with the rules of SQuAD's script."""
 
 import pytest
 
@@ -38,10 +38,10 @@ def test_exact_match(answer, references, expected):
 @pytest.mark.parametrize(
     ("answer", "references", "expected"),
     [
-        # red and ball are shared: precision 2/3, recall 2/2.
+        # "red" and "ball" are shared: precision 2/3, recall 2/2.
         ("the big red ball", ["a red ball"], 0.8),
         ("the big red ball", ["box", "red ball", "big red ball"], 1.0),
-        # One "very" is shared, for the reference has one: precision 1/2, recall 1/2.
+        # One "very" is shared, because the reference has one: precision 1/2, recall 1/2.
         ("very very", ["very good"], 0.5),
         ("kitchen", ["garden"], 0.0),
         ("the", ["a"], 1.0),

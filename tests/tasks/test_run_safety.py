@@ -1,4 +1,4 @@
-"""No setting is ignored, no changed data is taken up in silence, and no second process changes a run."""
+"""No setting is ignored, changed data is never used silently, and no second process changes a run."""
 
 import fcntl
 import json
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow  # these tests train runs first
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run on two files, text.en and text.de beside it."""
+    """A finished run on two files, with text.en and text.de beside it."""
     folder = tmp_path_factory.mktemp("runs")
     done = train(folder / "run", FILES, *data_of(write_files(folder)))
     assert done.exit_code == 0, done.output
@@ -93,7 +93,7 @@ def test_data_paths_are_recorded_in_full(tmp_path, monkeypatch):
 
 
 def shifted(path: Path) -> None:
-    """Every letter one further: the same number of lines, words and bytes."""
+    """Replace every letter by the next: the same number of lines, words and bytes."""
     text = path.read_text()
     path.write_text("".join(chr((ord(a) - 96) % 26 + 97) if a.isalpha() else a for a in text))
 
@@ -144,7 +144,7 @@ def test_files_that_were_only_touched_are_the_same(made, tmp_path):
 
 
 def test_a_run_without_a_record_of_its_data_goes_on(tmp_path):
-    """As earlier versions wrote it: no manifest, no data.json; from then on it has both."""
+    """A run of an earlier version has no manifest and no data.json; resuming it adds both."""
     files = write_files(tmp_path)
     assert train(tmp_path / "run", FILES, *data_of(files)).exit_code == 0
     weights = read_tensors(tmp_path / "run/model.safetensors")[0]
@@ -183,7 +183,7 @@ def start(folder: str, number: int, gate, found) -> None:
 
 def test_a_directory_that_another_process_begins_is_locked_and_not_foreign(tmp_path):
     with locked(tmp_path):
-        (tmp_path / "data.json").write_text("{}")  # what a beginning run writes before its config.json
+        (tmp_path / "data.json").write_text("{}")  # written by a starting run before its config.json
         with (
             pytest.raises(RunError, match="another process is training in"),
             Run.training(tmp_path, {"task": "translation"}),

@@ -1,4 +1,4 @@
-"""Several workers evaluate and answer as one process does, in the order of the inputs: every kind of task."""
+"""Several workers evaluate and predict as one process does, in the order of the inputs, for every kind of task."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from regard.train.distributed import Workers
 from regard.train.run_directory import Run
 
 FEW = ("data.train=12", "data.valid=3", "data.test=5", "longer=0")
-COUNT = 5  # inputs, of which the first of two workers answers three
+COUNT = 5  # number of inputs, of which the first of two workers gets three
 SHORTER = {"driving": ("drives=2",), "speech": ("longest=6",)}
 BAD = {"sound": "no-such-file.wav", "image": "no-such-file.png", "scene": "no-such-file.json"}
 
@@ -33,7 +33,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
 
 @dataclass
 class Untrained:
-    """A predictor with the weights it starts with, and what to ask it."""
+    """Return a predictor with initial weights, and its inputs."""
 
     loaded: Loaded
     examples: Sequence[Any]
@@ -41,7 +41,7 @@ class Untrained:
 
 
 def untrained(name: str, folder: Path, count: int) -> list[Untrained]:
-    """So many equal ones."""
+    """Return `count` equal predictors with initial weights, and their inputs."""
     task = TASKS[name]
     config = configure(task, "tiny", [], parsed([*FEW, *tiny(name).settings, *SHORTER.get(name, ())]))
     material = task.material(config, folder / "data", None, lambda _: None)
@@ -61,7 +61,7 @@ def said(answer: Any) -> Any:
 
 
 def near(found: Any, expected: Any) -> bool:
-    """Return the same, but for the rounding of numbers: a batch of other rows may round otherwise."""
+    """Compare up to rounding: a batch of other rows may round differently."""
     if isinstance(expected, dict):
         return found.keys() == expected.keys() and all(near(found[key], expected[key]) for key in expected)
     if isinstance(expected, list):

@@ -1,4 +1,4 @@
-"""Speech: error rates, times, settings, and recordings of one's own."""
+"""Speech: error rates, times, settings, and recordings of users."""
 
 import json
 import math
@@ -98,8 +98,8 @@ def test_the_least_certain_symbol_is_found_among_the_wrong_ones():
     examples = [Example(np.zeros(9, np.float32), ("one", "two", "six"))] * 3
     written = [
         transcript("one two six", (0.1, 0.2, 0.3)),  # right: not counted
-        transcript("one too six", (0.9, 0.2, 0.8)),  # the least certain is wrong
-        transcript("one too six", (0.1, 0.2, 0.3)),  # it is another one
+        transcript("one too six", (0.9, 0.2, 0.8)),  # the least certain symbol is wrong
+        transcript("one too six", (0.1, 0.2, 0.3)),  # another symbol is wrong
     ]
     found = doubted(predictor, written, examples)
     assert found == {"least_certain_wrong": 0.5, "at_random_wrong": 0.3333, "with_errors": 2}
@@ -176,7 +176,7 @@ def test_every_attention_learns(attention):
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())
-    assert losses[0] > 2.3  # fourteen words, none known
+    assert losses[0] > 2.3  # fourteen words, untrained
     assert min(losses[30:]) < 0.15
 
 
@@ -206,7 +206,7 @@ def test_words_are_compared_without_case_and_punctuation():
 
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory):
-    """A folder of twelve recordings at 16 kHz, one of them silent, one named that is not there."""
+    """A folder of twelve recordings at 16 kHz, one of them silent, and one missing."""
     folder = tmp_path_factory.mktemp("recordings")
     rows = []
     for number, item in enumerate(utterances(4, count=12, words=(1, 2), rate=16_000)):
@@ -235,7 +235,7 @@ def test_recordings_of_ones_own_train_a_run_that_goes_on(recordings, tmp_path):
 
 
 def refused(run, recordings):
-    """Sounds that cannot be used are errors of their own; the others are answered."""
+    """Sounds that cannot be used are separate errors; the others are transcribed."""
     hour = (recordings / "0.wav").read_bytes()[:40] + (2 * 16_000 * 3600).to_bytes(4, "little")
     given = [recordings / "0.wav", b"", b"nonsense", hour, recordings / "3.wav", recordings / "1.wav"]
     found = package.load(run).answers([{"sound": one} for one in given])

@@ -1,4 +1,4 @@
-"""Translation from configuration to run directory to prediction, on tiny runs of the built-in world and of files."""
+"""Translation from configuration to run directory to prediction, on tiny runs of built-in sentences and of files."""
 
 import gzip
 import json
@@ -37,7 +37,7 @@ def regard(*arguments: str, cwd: Path, stdin: str | None = None) -> subprocess.C
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a few steps on the built-in world."""
+    """A run of a few steps on the built-in sentences."""
     folder = tmp_path_factory.mktemp("runs")
     done = regard("train", "translation", "--preset", "tiny", *SMALL, "--out", "run", cwd=folder)
     assert done.returncode == 0, done.stderr + done.stdout

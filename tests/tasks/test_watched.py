@@ -1,4 +1,4 @@
-"""Pages of a run show the self-attention of its network beside the task's own map."""
+"""Pages of a run show the self-attention of its network in addition to the task's own map."""
 
 import base64
 import json
@@ -47,7 +47,7 @@ def test_the_page_of_a_run_has_the_layers_of_the_encoder(runs, name, tmp_path):
     assert done.exit_code == 0, done.output
     records, labels = shown(tmp_path / "page.html")
     numbers = [record["name"].partition(".")[0] for record in records]
-    for number in set(numbers):  # of each answer: the task's own map, then the layers
+    for number in set(numbers):  # for each answer: the task's own map, then the layers
         own = [record for record, its in zip(records, numbers, strict=True) if its == number]
         assert [record["name"].rpartition(" · ")[2] for record in own] == ["attention", *LAYERS]
         assert [record["heads"] for record in own] == [1, 2, 2]
@@ -87,7 +87,7 @@ def test_layers_beyond_the_bound_are_named_as_left_out(runs, monkeypatch):
 
 @dataclass
 class Stub:
-    """A predictor whose own map is the self-attention of its network, or nothing."""
+    """A predictor whose own map is the self-attention of its network, or none."""
 
     network: MultiHeadAttention
     own: bool
@@ -114,7 +114,7 @@ def test_a_map_that_the_task_shows_itself_is_not_shown_twice(runs, own, names):
 
 
 def test_a_trace_can_be_asked_for_twice(runs):
-    """Names that a page gives to records must not stay with the prediction."""
+    """Names that a page gives to records must not change the prediction."""
     [found] = watched(package.load(runs["sentiment"]), ["The film is not bad."])
     for record in found.trace().records:
         record.name = "changed"

@@ -1,4 +1,4 @@
-"""Runs of a few steps, made by the command line in this process."""
+"""Runs of a few steps, created by the command line in this process."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ WORDS = (
 
 @dataclass(frozen=True)
 class TinyRun:
-    """What makes a run of a task tiny, beside what makes any run so, and an input for it.
+    """The settings that make a run of a task tiny, in addition to the common ones, and an input for it.
 
     A part of the input that is a file is a function which writes it into a folder and returns its path.
     """
@@ -95,14 +95,13 @@ def tiny(name: str) -> TinyRun:
 
 
 def tiny_settings(name: str) -> tuple[str, ...]:
-    """Return options of `regard train` that make a run of a task take seconds: six steps, with a checkpoint at each
-    second."""
+    """Return options of `regard train` for a run of seconds: six steps, with a checkpoint at every second one."""
     every = ("steps=6", "validate_every=2", "warmup=1", "longer=2", "data.train=80", "data.valid=6", "data.test=6")
     return ("--preset", "tiny", *(word for one in (*every, *tiny(name).settings) for word in ("--set", one)))
 
 
 def regard(*arguments: str | Path) -> Result:
-    """Return the command as its users have it: without the checks of shapes and types."""
+    """Run the command as installed, without the checks of shapes and types."""
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
         return CliRunner().invoke(app, [str(argument) for argument in arguments])
@@ -129,7 +128,7 @@ def write_files(folder: Path, name: str = "text") -> tuple[Path, Path]:
 
 
 def one_line(done: Result, *words: str) -> None:
-    """That a command refused in one line, with these words in it."""
+    """Assert that a command failed in one line that contains these words."""
     said = done.output.strip()
     assert done.exit_code == 2, (done.exit_code, done.exception, said)
     last = said.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Batches of few shapes change nothing that is learned, and replayed steps are the steps themselves."""
+"""Batches of few shapes change nothing in training, and replayed steps equal the steps themselves."""
 
 import copy
 import json
@@ -76,7 +76,7 @@ def test_the_order_of_another_grid_is_not_taken_up():
 
 
 def steps(model: nn.Module, device: str, *, captured: bool) -> list[list[torch.Tensor]]:
-    """Return gradients after each of some updates of one or two batches, of shapes that come again."""
+    """Return gradients after each of some updates of one or two batches, with repeated shapes."""
     batches = [collate(PAIRS, grid=4, rows=4), collate(PAIRS[1:], grid=4, rows=4), collate(PAIRS[:1], grid=4, rows=3)]
     place = torch.device(device)
 

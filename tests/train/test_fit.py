@@ -1,4 +1,4 @@
-"""The loop: what an update is, exact resumption, averages, early ends, and what is said and kept."""
+"""The training loop: updates, exact resumption, averages, early ends, output and files."""
 
 import functools
 import io
@@ -42,7 +42,7 @@ def train(folder: Path, model: nn.Module | None = None, *, batches=None, resume:
 
 
 def figures(folder: Path) -> list[dict]:
-    """Return the lines of metrics without what a clock wrote."""
+    """Return the lines of metrics without times."""
     lines = Run.open(folder).metrics.read()
     return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines]
 
@@ -52,11 +52,11 @@ def held_out() -> list[Tensor]:
 
 
 class Cut(Exception):  # noqa: N818
-    """As if the process had ended here."""
+    """Raised as if the process had ended here."""
 
 
 def cut_at(calls: int):
-    """Return the loss, until it has been called so often."""
+    """Return the loss, until it has been called this number of times."""
     count = 0
 
     def cutting(model: nn.Module, batch: Tensor) -> Loss:
@@ -71,7 +71,7 @@ def cut_at(calls: int):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("as_installed")  # the checks of types draw random numbers of Python's own
+@pytest.mark.usefixtures("as_installed")  # the type checks use Python's random numbers
 @pytest.mark.parametrize("average", ["none", "ema", "checkpoints"])
 @pytest.mark.parametrize("cuts", [[9], [15, 3, 11], [33]])
 def test_a_run_that_was_cut_ends_as_one_that_was_not(tmp_path, average, cuts):
@@ -81,7 +81,7 @@ def test_a_run_that_was_cut_ends_as_one_that_was_not(tmp_path, average, cuts):
     for calls in cuts:
         with pytest.raises(Cut):
             train(tmp_path / "cut", make(), resume=True, loss=cut_at(calls), **options)
-        torch.manual_seed(99)  # whatever happens in between
+        torch.manual_seed(99)  # any use of the generator in between
     found = train(tmp_path / "cut", cut, resume=True, **options)
     same_weights(cut.state_dict(), whole.state_dict())
     assert figures(tmp_path / "cut") == figures(tmp_path / "whole")
@@ -118,7 +118,7 @@ def test_looking_more_often_changes_nothing(tmp_path, average):
 
 
 def test_an_update_is_adamw_on_the_mean_over_tokens(tmp_path):
-    """By hand in float64: two batches of different sizes, clipped, decay on the hidden matrix alone."""
+    """By hand in float64: two batches of different sizes, clipped, with decay on the hidden matrix alone."""
     batches = Shuffled(2)
     model = make(dropout=0.0).double()
     twin = make(dropout=0.0).double()
@@ -134,7 +134,7 @@ def test_an_update_is_adamw_on_the_mean_over_tokens(tmp_path):
     for name, parameter in twin.named_parameters():
         gradient = parameter.grad * (0.01 / norm)
         start = parameter.data * (1 - rate * 0.5) if name == "hidden.weight" else parameter.data
-        # After one update both moments, freed of their bias, are the gradient and its square.
+        # After one update both moments, without their bias, are the gradient and its square.
         expected = start - rate * gradient / (gradient.abs() + 1e-9)
         torch.testing.assert_close(model.get_parameter(name).data, expected, rtol=1e-9, atol=1e-9)
 
@@ -195,13 +195,13 @@ def test_the_best_weights_are_kept(tmp_path):
     again = make(seed=1)
     Run.open(tmp_path).load_model(again)
     same_weights(again.state_dict(), seen[1])
-    # Nothing is left to do, and nothing is done: the same answer comes again.
+    # Resuming a finished run does nothing and returns the same result.
     assert train(tmp_path, make(), resume=True, steps=100, validate=validate, **options).step == 10
     assert len(seen) == 5
 
 
 def test_going_back_finds_what_was_the_best_then(tmp_path):
-    """The newest checkpoint is the best, and damaged: the one before it still has its own best."""
+    """The newest checkpoint is the best, and damaged: the one before it still refers to its own best."""
     scores = {2: 5.0, 4: 1.0, 6: 2.0, 8: 9.0}
     seen = iter(scores.values())
     options = {"watch": "score", "watch_for": "highest", "validate_every": 2, "checkpoint_every": 2, "keep_last": 2}
@@ -290,7 +290,8 @@ def test_a_checkpoint_that_a_signal_wrote_does_not_join_the_mean(tmp_path, momen
 @pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize(("average", "step"), [("none", 5), ("checkpoints", 8), ("checkpoints", 12)])
 def test_a_damaged_checkpoint_that_the_end_relies_on_is_made_again(tmp_path, average, step):
-    """The best at step 5, or one of the mean of 8, 12, 13: the run goes back, and ends with the same weights."""
+    """The best at step 5, or one of the mean of 8, 12, 13, is damaged: the run goes back, and ends with the same
+    weights."""
     scores = {5: 3.0, 10: 1.0, 13: 2.0}
     options = {"steps": 13, "average": average, "average_last": 3, "watch": "score", "watch_for": "highest"}
     if average == "none":

@@ -1,4 +1,4 @@
-"""What is kept on the disk: checkpoints with checksums, metrics, weights, the run directory and its card."""
+"""Files of a run: checkpoints with checksums, metrics, weights, the run directory and its card."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def test_damage_is_noticed(checkpoints, name, fault):
     assert "step-000012" in said[0]
     with pytest.raises(CheckpointError, match="step-000012"):
         checkpoints.at(12)
-    save(checkpoints, 12)  # a bad one is replaced
+    save(checkpoints, 12)  # a damaged checkpoint is replaced
     assert checkpoints.at(12).step == 12
 
 
@@ -244,7 +244,7 @@ def test_only_tensors_are_saved():
 
 @pytest.mark.parametrize("gauss", [False, True])
 def test_random_numbers_go_on_where_they_were(gauss):
-    if gauss:  # these leave a second number behind, to be given next
+    if gauss:  # gauss() caches a second number for the next call
         random.gauss()
         np.random.standard_normal()
     device = torch.device("cpu")
@@ -255,7 +255,7 @@ def test_random_numbers_go_on_where_they_were(gauss):
 
 
 def json_round(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Through text, as a stand-in for a file."""
+    """Convert to JSON text and back, as a file would."""
     return {
         name: torch.tensor(json.loads(json.dumps(tensor.tolist())), dtype=tensor.dtype)
         for name, tensor in tensors.items()

@@ -17,7 +17,7 @@ from time_limits import HANG_SECONDS
 WAYS = ("ddp", "fsdp2", "context")
 MODEL = Model(64, 2, 101)
 TOKENS, LENGTH = 64, 32
-# 10 FLOP/s, a second for each byte of a link, nothing else.
+# 10 FLOP/s, a second for each byte on a link, and no other costs.
 SIMPLE = Machine("simple", 10.0, 0.0, 0.0, Link(1.0, 0.0), Link(0.5, 0.0), node=2, activation=0.0, output=0.0, width=4)
 
 
@@ -32,13 +32,13 @@ def test_the_formula_counts_the_parameters_of_the_model(model):
 def test_costs_worked_by_hand():
     """d 2, one layer, v 3: 12·4 + 26 = 74 parameters in the layer, 74 + 12 + 4 = 90 in all; 360 and 296 bytes."""
     work = Work(Model(2, 1, 3), tokens=8, length=4)
-    flops = 6 * (48 + 6) + 6 * 4 * 2  # of a token: weights, and causal attention over 4 positions
+    flops = 6 * (48 + 6) + 6 * 4 * 2  # per token: weights, and causal attention over 4 positions
     alone = cost("plain", work, SIMPLE, 1)
     assert (alone.seconds, alone.sent, alone.states) == (8 * flops / 10, 0, 4 * 360)
-    # Two devices of one node: an all-reduce sends as many bytes as there are, half of them in each pass.
+    # Two devices of one node: an all-reduce sends as many bytes as the gradients, half of them in each pass.
     two = cost("ddp", work, replace(SIMPLE, overlaps=False), 2)
     assert (two.sent, two.seconds, two.states) == (360, 4 * flops / 10 + 360, 4 * 360)
-    # Sharded: half of everything in each of two gatherings of the layer, one of the rest, one reduction.
+    # Sharded: half of everything in each of two gathers of the layer, one of the rest, and one reduction.
     sharded = cost("fsdp2", work, replace(SIMPLE, overlaps=False), 2)
     assert (sharded.sent, sharded.states) == (180 + 148 + 180, 2 * 360)
     # Four devices in two nodes: within a node half of the bytes, between nodes half of the half, at half the speed.
@@ -75,7 +75,7 @@ def test_constants_are_found_again():
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
-    """What each of two processes measured, by way."""
+    """Return the measurements of each of two processes, by kind of parallelism."""
     folder = tmp_path_factory.mktemp("scaling")
     model = {"size": MODEL.size, "layers": MODEL.layers, "vocabulary": MODEL.vocabulary}
     cases = [{"way": way, "model": model, "tokens": TOKENS, "length": LENGTH} for way in WAYS]
@@ -100,7 +100,7 @@ def test_two_processes_send_the_bytes_of_the_formula(measured, way):
     if None in sent:
         pytest.skip("this system does not count the bytes of a socket")
     expected = cost(way, Work(MODEL, TOKENS, LENGTH), replace(SIMPLE, scatters=False), 2).sent
-    assert math.isclose(sum(sent) / 2, expected, rel_tol=0.05)  # with the heads of messages, the sums and the signals
+    assert math.isclose(sum(sent) / 2, expected, rel_tol=0.05)  # plus the headers of messages, the sums and the signals
 
 
 @pytest.mark.process
@@ -108,7 +108,8 @@ def test_two_processes_send_the_bytes_of_the_formula(measured, way):
 def test_two_processes_hold_the_states_of_the_formula(measured, way):
     states = [sum(one["states"].values()) for one in measured[way]]
     expected = cost(way, Work(MODEL, TOKENS, LENGTH), SIMPLE, 2).states
-    assert math.isclose(max(states), expected, rel_tol=0.02)  # with AdamW's counters, and rows that do not divide
+    # Plus AdamW's counters, and rows that do not divide evenly.
+    assert math.isclose(max(states), expected, rel_tol=0.02)
     assert math.isclose(sum(states), 2 * expected, rel_tol=0.02)
 
 
@@ -117,7 +118,7 @@ def test_forecasts_say_what_does_not_fit():
     large = scaling_bench.LARGE[-1].name
     assert not rows[large, "ddp", 1024]["fits"]
     assert rows[large, "fsdp2", 1024]["fits"]
-    # Sharding divides the work of the optimiser too; nothing else makes a device faster than it is alone.
+    # Sharding divides the work of the optimiser too; otherwise a device is never faster than alone.
     assert all(0 < row["efficiency"] <= 1 + 1e-9 for (_, way, _), row in rows.items() if way != "fsdp2")
 
 

@@ -1,4 +1,4 @@
-"""Which weights are best where the figure that is watched stays the same."""
+"""The best weights if the watched figure does not change."""
 
 from tiny_training import Shuffled, make, summed
 

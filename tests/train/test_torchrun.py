@@ -1,4 +1,4 @@
-"""Several workers train one model: the same losses as one, one checkpoint format, and an end for all of them."""
+"""Several workers train one model: the same losses as one, one checkpoint format, and a common end."""
 
 import json
 import os
@@ -22,7 +22,7 @@ TINY = (
     # Batches of few rows: with three workers some have no row of a batch.
     *("data.test=5", "longer=0", "lengths=[3, 8]", "model.size=8", "batch_tokens=24", "learning_rate=1e-3"),
 )
-# Adam divides by the root of the second moment: where a gradient is nothing but rounding, so is the direction of the
+# Adam divides by the root of the second moment: where a gradient is only rounding error, so is the direction of the
 # step. With a larger epsilon such steps are small, and weights can be compared.
 EXACT = ("dropout=0", "epsilon=1e-3")
 RECURRENT = (*EXACT, "embedding=8", "accumulate=2")
@@ -31,7 +31,7 @@ SHARDED = ("train.shard=true", PIECES)
 GATHERED = ("train.shard=true", "train.pieces=false")  # worker 0 writes whole tensors
 TRANSFORMER = (*EXACT, "model=transformer", "heads=2", "average=ema")
 RANDOM = ("dropout=0.2", "embedding=8", "average=ema")
-CUT = 4  # the step at which runs are taken up again
+CUT = 4  # the step from which runs are resumed
 
 Trained = Callable[..., Path]
 
@@ -41,7 +41,7 @@ def settings(*given: str) -> list[str]:
 
 
 def trains(folder: Path, size: int, given: Sequence[str]) -> Path:
-    """Return a run on so many workers; 0 is the plain command."""
+    """Train a run on `size` workers; 0 is the command without torchrun."""
     out = folder / "run"
     done = start(folder, size, "train", "translation", "--preset", "tiny", *settings(*TINY, *given), "--out", out)
     assert set(done.ended().codes) == {0}, done.everything()
@@ -50,7 +50,7 @@ def trains(folder: Path, size: int, given: Sequence[str]) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Runs, each made once."""
+    """Runs, each trained once."""
     made: dict[tuple[object, ...], Path] = {}
 
     def get(size: int, *given: str) -> Path:
@@ -90,7 +90,7 @@ def weights(run: Path) -> dict[str, Tensor]:
 
 
 def same(found: Path, expected: Path) -> None:
-    """Losses, gradients and weights are those of the other run, to rounding."""
+    """Assert that losses, gradients and weights equal those of the other run, up to rounding."""
     for kind, name in (("train", "loss"), ("train", "gradient_norm"), ("train", "tokens"), ("validation", "loss")):
         torch.testing.assert_close(lines(found, kind, name), lines(expected, kind, name), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(weights(found), weights(expected), rtol=1e-3, atol=1e-4)
@@ -130,7 +130,7 @@ def test_saved_sharded_and_resumed_plain(trained, tmp_path, way, files):
 def test_a_killed_worker_is_started_again_and_nothing_changes(trained, tmp_path):
     """torchrun's agent: worker 1 dies by SIGKILL in step 3, both start again from the checkpoint of step 2.
 
-    The run is that of two workers which nobody disturbed, to the bit, dropout included.
+    The result equals that of two undisturbed workers bit for bit, including dropout.
     """
     run = tmp_path / "killed"
     config = LaunchConfig(
@@ -141,7 +141,7 @@ def test_a_killed_worker_is_started_again_and_nothing_changes(trained, tmp_path)
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=1,
-        start_method="forkserver",  # from the server that has imported everything
+        start_method="forkserver",  # forked from the server that has imported everything
         monitor_interval=0.1,
     )
     given = ["train", "translation", "--preset", "tiny", *settings(*TINY, *RANDOM), "--out", str(run)]
@@ -230,7 +230,7 @@ def test_two_workers_evaluate_as_one_process_did(figures, trained, part):
 
 @pytest.mark.process
 def test_answers_keep_the_order_of_the_lines(trained, tmp_path):
-    """The run of few steps answers nearly the same to everything: the sources say which answer is whose."""
+    """A run of few steps gives nearly the same answer to everything: the sources identify the answers."""
     sources = ["Tom chases Jerry", "Jerry chases Tom", "Mary sees the cat", "the cat sees Mary", "Tom sees Mary"]
     text = "\n".join(sources) + "\n"
     done = start(tmp_path, 2, "predict", trained(0, *RECURRENT), "--json", lines=text).ended()

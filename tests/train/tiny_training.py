@@ -1,4 +1,4 @@
-"""A small world to train in: words to change, batches in an order of their own, a model with dropout."""
+"""A small training set-up: words to map, batches in their own order, a model with dropout."""
 
 import itertools
 import random
@@ -22,7 +22,7 @@ WORDS = 13
 
 
 class Shuffled:
-    """Batches of different sizes; every pass has an order of its own, drawn from the seed."""
+    """Batches of different sizes; every pass has its own order, given by the seed."""
 
     def __init__(self, count: int = 7, seed: int = 3) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -79,10 +79,10 @@ def same_weights(one: dict[str, Tensor], two: dict[str, Tensor]) -> None:
 
 
 def main(folder: str, steps: int, slow_after: int) -> None:
-    """Trains in a process of its own, for tests to kill; what it says goes to `folder`.log.
+    """Train in a separate process, for tests to kill; its output goes to `folder`.log.
 
     The batches of the first `slow_after` steps of this process pause for a moment, those of later steps for a second:
-    a test on a busy machine is then still in time to kill it.
+    a test on a busy machine can then still kill it in time.
     """
     sys.stdout = sys.stderr = Path(f"{folder}.log").open("a", buffering=1)  # noqa: SIM115
 

@@ -28,13 +28,13 @@ from regard.train.errors import RunError
 from regard.train.updates import Loss
 from time_limits import HANG_SECONDS
 
-FAIL_AT = 2  # batches after which a worker that is told to fail does so
+FAIL_AT = 2  # number of batches after which a worker with a simulated failure fails
 
 
 def run(
     arguments: Sequence[str], environment: dict[str, str], log: Path, lines: str | None, fails: bool = False
 ) -> None:
-    """The command in this process; what it prints goes to a file. `lines` are its standard input."""
+    """Run the command in this process; its output goes to a file. `lines` are its standard input."""
     os.environ.update(environment)
     torch.set_num_threads(1)
     if environment.get("WORLD_SIZE") == "3":  # three workers sum gradients by DDP, others all at once
@@ -48,7 +48,7 @@ def run(
 
 
 def fail_in_training(*, by_signal: bool = False) -> None:
-    """Makes the loss fail after some batches: by an error, or by SIGKILL."""
+    """Make the loss fail after some batches: by an error, or by SIGKILL."""
     plain = training.TaskLoss.__call__
     seen = []
 
@@ -73,7 +73,7 @@ class Started:
     codes: list[int | None] = field(default_factory=list)
 
     def ended(self) -> "Started":
-        """When all processes have ended."""
+        """Wait until all processes have ended."""
         for process in self.processes:
             process.join(HANG_SECONDS)
         self.codes = [process.exitcode for process in self.processes]
@@ -89,11 +89,11 @@ class Started:
 def start(
     folder: Path, size: int, *arguments: str | Path, own: dict[int, Sequence[str]] | None = None, **more: object
 ) -> Started:
-    """Starts the command on so many workers; 0 is the plain command. `own` are further arguments of single workers."""
+    """Start the command on `size` workers; 0 is the command alone. `own` are further arguments of single workers."""
     folder.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tiny_training", "torch._dynamo", "worker_process"])
-    # As under torchrun, the store is not a worker's: it has a free port, and no other test can take it.
+    # As under torchrun, the store belongs to no worker: it has a free port, which no other test can take.
     store = TCPStore("localhost", 0, is_master=True, timeout=timedelta(seconds=HANG_SECONDS)) if size else None
     processes, logs = [], []
     for rank in range(max(1, size)):
@@ -113,7 +113,7 @@ def start(
 
 
 def killed_once(arguments: Sequence[str], folder: Path) -> None:
-    """The command as a worker of torchrun's agent; worker 1 is killed the first time."""
+    """Run the command as a worker of torchrun's agent; worker 1 is killed at its first start."""
     if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         fail_in_training(by_signal=True)
     run(arguments, {}, folder / f"{os.environ['RANK']}-{os.environ['TORCHELASTIC_RESTART_COUNT']}.log", None)

@@ -64,7 +64,7 @@ class Found:
     name: str
     seconds: float | None = None
     rate: float | None = None  # sentences per second
-    ratio: float | None = None  # to the rate of HF generate
+    ratio: float | None = None  # rate divided by that of HF generate
     reason: str | None = None
 
 

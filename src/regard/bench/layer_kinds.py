@@ -33,10 +33,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of layer: a function that returns the layer at some depth of a stack, and its row of Vaswani et al.
-    2017, table 1. `work`, `sequential` and `path` are orders of growth as in the table: n positions, d features, a
-    kernel of k, r positions of restricted attention, m features of linear attention. `expected` is the exact number of
-    steps until the last position depends on the first.
+    """One kind of layer: a function that creates it at some depth, and its row of table 1 of Vaswani et al. 2017.
+
+    `work`, `sequential` and `path` are orders of growth as in the table: n positions, d features, a kernel of k, r
+    positions of restricted attention, m features of linear attention. `expected` is the exact number of steps until the
+    last position depends on the first.
     """
 
     name: str
@@ -115,8 +116,7 @@ def _once(length: int, setting: Setting) -> int:
 
 
 def dilated_layers(length: int, kernel: int) -> int:
-    """Return layers with dilations 1, k, k², … until the last position depends on the first: L of them reach k^L − 1
-    positions back.
+    """Return the number of layers with dilations 1, k, k², … that connect both ends: L of them reach k^L − 1 back.
 
     >>> [dilated_layers(length, 3) for length in (2, 3, 4, 9, 10)]
     [1, 1, 2, 2, 3]

@@ -56,7 +56,7 @@ def main() -> None:
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     """Raise instead of killing the process, so that incomplete files are removed."""
-    if os.environ.get("RANK", "0") == "0":  # of several workers, only the first reports
+    if os.environ.get("RANK", "0") == "0":  # only the first of several workers reports
         # Written directly, because sys.stderr raises if the signal arrived during another write to it.
         with suppress(OSError):
             os.write(2, f"\nregard: ended by {signal.Signals(number).name}\n".encode())

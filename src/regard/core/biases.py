@@ -144,7 +144,7 @@ class Relative(Rule):
 
     @property
     def reach(self) -> int:
-        """R: distances beyond R use the last entry."""
+        """Return R; distances beyond R use the last entry."""
         return self.table.shape[-1] // 2
 
     def holding(self, swap: Callable[[Tensor], Tensor]) -> "Relative":
@@ -161,9 +161,9 @@ class Relative(Rule):
 
 
 def alibi(slopes: Tensor | Sequence[float], offset: int = 0) -> Bias:
-    """−slope · distance: attention with linear biases (Press et al. 2022); one slope for each head.
+    """Return the bias −slope · distance: attention with linear biases (Press et al. 2022); one slope for each head.
 
-    `offset` is the position of the first query among the keys, as in `causal`; a layer with a cache adds it by itself.
+    `offset` is the position of the first query among the keys, as in `causal`; a layer with a cache adds it itself.
 
     >>> alibi([0.5]).values(range(2), range(3), torch.float32)
     tensor([[[-0.0000, -0.5000, -1.0000],

@@ -28,8 +28,7 @@ def forward(problem: Problem) -> Part:
 
 
 def backward(problem: Problem, whole: Part, doutput: Tensor, dtotal: Tensor | None) -> tuple[Tensor, ...]:
-    """Return the gradients of query, key, value and learned tensors for these keys; `whole` is the result over all
-    keys.
+    """Return the gradients of query, key, value and learned tensors for these keys; `whole` is over all keys.
 
     `dtotal` is the incoming gradient of the log-sum-exp; None if it was not requested.
     """

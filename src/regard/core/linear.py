@@ -64,7 +64,7 @@ def linear_attention(
     mask: Mask | Tensor | None = None,
     **unknown: Unknown,
 ) -> Float[Tensor, "... q e"]:
-    """φ(Q) (φ(K)ᵀ V), each row divided by φ(Q) (φ(K)ᵀ 1): time and memory grow with n, not n².
+    """Compute φ(Q) (φ(K)ᵀ V), each row divided by φ(Q) (φ(K)ᵀ 1): time and memory grow with n, not n².
 
     query (…, h, q, d), key (…, g, k, d), value (…, g, k, e) → output (…, h, q, e). The result is a tensor, because no
     weights are formed. Leading axes broadcast, the head axis may be left out, query head i attends to key head i // (h
@@ -337,8 +337,7 @@ def _mapped(features: Features, x: Float[Tensor, "... d"]) -> Float[Tensor, "...
 
 
 def _not_negative(mapped: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
-    """Return the features of a function given by the caller, and raise if one is negative (NaN where values are
-    hidden).
+    """Return the features of a function given by the caller; raise if one is negative (NaN if values are unreadable).
 
     Sums of weights of both signs can be near 0, and their quotient is then arbitrary.
     """

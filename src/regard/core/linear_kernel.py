@@ -15,13 +15,16 @@ from regard.core.transforms import transformed
 from regard.kernels import linear_blocks
 from regard.kernels.availability import TRITON
 
-_SIZE = 128  # of keys and values: their sum, a matrix, lies in registers
-_CHUNK, _SUMS = 64, 4 << 30  # positions of a causal chunk, and bytes of the sums of all chunks
-_PROGRAMS = 65_535  # on the second axis of a launch
+_SIZE = 128  # the largest size of keys and values: the sum of their products is in registers
+_CHUNK, _SUMS = (
+    64,
+    4 << 30,
+)  # the number of positions of a causal chunk, and the largest size of all chunks' sums in bytes
+_PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
 def serves(problem: Problem, features: Features, causal: bool) -> bool:
-    """Do the kernels compute this call?"""
+    """Return whether the kernels compute this call."""
     if problem.device.type != "cuda" or not TRITON or torch.compiler.is_compiling() or transformed():
         return False
     if problem.query.dtype not in (*HALF, torch.float32) or problem.empty or problem.value.shape[-1] == 0:
@@ -41,7 +44,7 @@ def serves(problem: Problem, features: Features, causal: bool) -> bool:
 
 
 def attend(problem: Problem, features: Features, causal: bool) -> Tensor:
-    """The output, (…, h, q, e)."""
+    """Return the output, (…, h, q, e)."""
     from regard.kernels.triton.linear.operator import linear_attention  # imports Triton: only where it is used
 
     projection = None
@@ -65,7 +68,7 @@ def attend(problem: Problem, features: Features, causal: bool) -> Tensor:
 
 
 def blocks_serve(problem: Problem, given: tuple[Tensor, ...], features: Features, causal: bool) -> bool:
-    """Do the blocks of matrix products on the CPU compute this call?"""
+    """Return whether the blocks of matrix products on the CPU compute this call."""
     if problem.device.type != "cpu" or problem.group > 1 or problem.empty:
         return False
     performer = isinstance(features, PerformerFeatures)
@@ -87,7 +90,7 @@ def blocks_serve(problem: Problem, given: tuple[Tensor, ...], features: Features
 def attend_in_blocks(
     problem: Problem, features: Features, chunk: int | None, rows: int, general: Callable[..., Tensor]
 ) -> Tensor | None:
-    """The output, (…, h, q, e), causal with a `chunk`; None where the numbers are too large or too small for it.
+    """Return the output, (…, h, q, e), causal with a `chunk`, or None if numbers are too large or too small for it.
 
     A causal pass computes the rows before the first such number in blocks and the others by `general`, so that later
     positions do not change one bit of earlier ones.

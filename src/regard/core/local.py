@@ -32,7 +32,7 @@ def local_attention(
     lengths: Int[Tensor, "*lead"] | None = None,
     gaussian: bool = True,
 ) -> Attended:
-    """softmax over the keys within `reach` of each query's centre p, times exp(−(s − p)² / 2σ²) with σ = reach / 2.
+    """Compute softmax over the keys within `reach` of each query's centre p, times exp(−(s − p)² / 2σ²), σ = reach / 2.
 
     As in the paper the product is not renormalised; the centre gets its gradient through the Gaussian. `gaussian=False`
     with centre = position is the monotonic kind (local-m). The weights returned are (…, h, q, 2 · reach + 1), for

@@ -104,7 +104,7 @@ class Band(Mask):
 
     low: int | None
     high: int | None
-    offset: int = field(default=0, compare=False)  # as the caller gave it; already included in low and high
+    offset: int = field(default=0, compare=False)  # the caller's offset, which low and high already include
 
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
         distance = positions(columns, device) - positions(rows, device).unsqueeze(-1)

@@ -243,7 +243,7 @@ def _with_company(
     ordered, place = (t.expand(*lead, -1).contiguous() for t in query_ids.sort(stable=True))
     wanted = key_ids.expand(*lead, -1).contiguous()
     nearest = torch.searchsorted(ordered, wanted)  # the first query of the key's segment,
-    if high is not None:  # or the first one within the band (sorted by segment, then by position)
+    if high is not None:  # the first query within the band (sorted by segment, then by position)
         least = (position - high).clamp(0, queries - 1)
         nearest = torch.searchsorted(torch.searchsorted(ordered, ordered) * queries + place, nearest * queries + least)
     nearest = nearest.clamp_max(queries - 1)

@@ -16,7 +16,7 @@ from regard.core.biases import Bias, as_bias
 from regard.core.custom import Custom
 from regard.core.mask_cache import aligned, stored
 from regard.core.masks import And, Band, Mask, as_mask
-from regard.core.normalizers import Hard, Normalizer
+from regard.core.normalizers import Hard, Normalizer, normalized
 from regard.core.requests import LogSumExp, Request
 from regard.core.scores import Score, finite, float_tensor
 from regard.core.spans import Contiguous, Span
@@ -117,6 +117,11 @@ class Problem:
             return allowed
         finite = scores.detach() != -math.inf
         return finite if allowed is None else allowed & finite
+
+    def weights(self, scores: Tensor, allowed: Tensor | None) -> Float[Tensor, "..."]:
+        """Return the normalised scores."""
+        infinite = self.bias is not None or isinstance(self.score, Custom)
+        return normalized(self.normalize, scores, allowed, may_be_infinite=infinite)
 
     def allowed(self, rows: Span, columns: Contiguous) -> Bool[Tensor, "..."] | None:
         """Return the mask of these rows and columns, including biases of −inf; None if every pair may attend."""

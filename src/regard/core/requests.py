@@ -138,8 +138,7 @@ def _positions(index: int | Sequence[int]) -> Tensor:
 
 
 def top(k: int) -> Request:
-    """Request the k largest weights of each query as `Top(values, indices)`, (…, h, q, k); fewer if there are fewer
-    keys.
+    """Request the k largest weights of each query as `Top(values, indices)`, (…, h, q, k); fewer if keys are fewer.
 
     An index of −1 marks a missing key, with weight 0, where a query may attend fewer than k keys. To gather values with
     the indices write `indices.clamp_min(0)`: the keys gathered for −1 have weight 0.

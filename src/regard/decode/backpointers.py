@@ -58,7 +58,7 @@ def walk(
     """
     until, slot, parent_of = times.cpu().numpy(), slots.cpu().numpy(), parents.cpu().numpy()
     at = np.empty((parent_of.shape[0], *slot.shape), dtype=np.int64)  # the slot of each hypothesis after each step
-    asked = np.zeros_like(at)  # and the slot before it
+    asked = np.zeros_like(at)  # the slot of each hypothesis before each step
     for time in reversed(range(parent_of.shape[0])):
         at[time] = slot
         origin = np.take_along_axis(parent_of[time], slot, 1)

@@ -28,8 +28,7 @@ def sample(
     shrink: float | None = 0.25,
     generator: torch.Generator | None = None,
 ) -> list[Hypothesis]:
-    """Return for each row y_i ~ p(y | y_<i)^(1/temperature), among the `top_k` most likely tokens or the top `top_p`
-    mass.
+    """Return for each row y_i ~ p(y | y_<i)^(1/temperature), among the `top_k` best tokens or the top `top_p` mass.
 
     `top_p` keeps the smallest set of likeliest tokens whose probability reaches it (Holtzman et al. 2020, section 3.1).
     The log-probabilities in a hypothesis are the model's own, whatever the temperature. Every row has its own random

@@ -72,7 +72,7 @@ def matrix(weight: Float[Tensor, "n k"], rows: int, *, uses: int) -> Matrix:
 def linear(
     rows: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None = None
 ) -> Float[Tensor, "*b n"]:
-    """`F.linear` with the fastest products, forward and backward; autocast applies."""
+    """Compute `F.linear` with the fastest products, forward and backward; autocast applies."""
     device = rows.device.type
     few = rows.numel() * len(weight) < LEAST
     plain = torch.is_autocast_enabled(device) or rows.dtype != torch.float32 or few

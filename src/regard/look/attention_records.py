@@ -22,7 +22,7 @@ class Source(Protocol):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Batch, heads, queries, keys."""
+        """Return the numbers of sequences, heads, queries and keys."""
         ...
 
     def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class Axes(NamedTuple):
     columns: Labels | None
 
 
-LabelsOfAll = Labels | Sequence[Labels | None] | None  # of a single sequence, or of each
+LabelsOfAll = Labels | Sequence[Labels | None] | None  # labels of a single sequence, or of each
 
 
 class Record:

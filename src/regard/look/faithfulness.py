@@ -47,8 +47,9 @@ class Faithfulness:
     sufficiency: dict[str, Curve]
 
     def gain(self, over: str = "random") -> float:
-        """Return the gain of the map over another ordering: in deletion plus in sufficiency. 0 means equal to `over`, a
-        negative number worse.
+        """Return the gain of the map over another ordering: in deletion plus in sufficiency.
+
+        0 means equal to `over`, a negative number worse.
         """
         if over not in self.deletion:
             raise ValueError(f"over must be one of {sorted(self.deletion)}, got {over!r}")

@@ -20,7 +20,7 @@ class Classified:
 
     logits: Float[Tensor, "b classes"]
     weights: Tensor | Top | None = None
-    log_prob: Float[Tensor, "b looks"] | None = None  # of hard choices
+    log_prob: Float[Tensor, "b looks"] | None = None  # log-probability of hard choices
 
 
 class Classifier(nn.Module):

@@ -51,7 +51,7 @@ class Decoded:
 
     states: Float[Tensor, "b t d"]
     weights: Any = None
-    log_prob: Tensor | None = None  # of hard choices, (b, t)
+    log_prob: Tensor | None = None  # log-probability of hard choices, (b, t)
 
 
 @runtime_checkable

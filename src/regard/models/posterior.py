@@ -49,7 +49,7 @@ def _chosen(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def posterior(weights: Float[Tensor, "b t k"], likelihood: Float[Tensor, "b t k"]) -> Float[Tensor, "b t k"]:
-    """a_ij p(y_i | j) / Σ_j' a_ij' p(y_i | j'): the weights of a step that predicts a word, corrected once it is known.
+    """Return a_ij p(y_i | j) / Σ_j' a_ij' p(y_i | j'): the weights of a step, corrected once its word is known.
 
     Attention is the prior over the position that the next word comes from (Shankar &
     Sarawagi 2019, section 2.1). `likelihood` is the result of `log_likelihood`. A row of zeros stays zeros,

@@ -18,8 +18,7 @@ from regard.nn.protocol import Projected
 
 
 class LocalAttention(nn.Module):
-    """softmax over the keys within `reach` of a position p_i, times exp(−(j − p_i)² / 2σ²) with σ = reach / 2, or
-    alone.
+    """softmax over the keys within `reach` of a position p_i, with or without exp(−(j − p_i)² / 2σ²), σ = reach / 2.
 
     kind "predictive" (local-p, Luong et al. 2015, section 3.2): p_i = S · σ(v · tanh(W q_i)), S the length of the
     memory, with the Gaussian, not renormalised, as in the paper: p gets its gradient through it. "monotonic" (local-m):

@@ -19,7 +19,7 @@ _LEAST = 1e-8  # the smallest weight in a logarithm: a gold key without weight c
 def cross_entropy(
     logits: Float[Tensor, "*lead v"], target: Int[Tensor, "*lead"], *, smoothing: float = 0.0, ignore: int = -100
 ) -> Float[Tensor, ""]:
-    """−Σ_v t_v ln softmax(logits)_v, the mean over targets that are not `ignore`; t is one-hot, smoothed.
+    """Return −Σ_v t_v ln softmax(logits)_v, the mean over targets that are not `ignore`; t is one-hot, smoothed.
 
     Label smoothing ε (Szegedy et al. 2016, section 7): t = (1 − ε) · one-hot + ε / v.
 
@@ -41,7 +41,7 @@ def cross_entropy(
 def squared_error(
     output: Float[Tensor, "*shape"], target: Float[Tensor, "*shape"], mask: Bool[Tensor, "..."] | None = None
 ) -> Float[Tensor, ""]:
-    """(output − target)², the mean over selected entries; `mask` broadcasts to the output.
+    """Return (output − target)², the mean over selected entries; `mask` broadcasts to the output.
 
     >>> squared_error(torch.tensor([1.0, 5.0]), torch.tensor([3.0, 0.0]), torch.tensor([True, False]))
     tensor(4.)
@@ -56,7 +56,7 @@ def squared_error(
 def doubly_stochastic(
     weights: Float[Tensor, "*lead q k"], mask: Bool[Tensor, "..."] | None = None
 ) -> Float[Tensor, ""]:
-    """Σ_j (1 − Σ_i α_ij)²: every key should get a total weight of 1 from all queries (Xu et al. 2015, section 4.2.1).
+    """Return Σ_j (1 − Σ_i α_ij)²: every key should get a total weight of 1 (Xu et al. 2015, section 4.2.1).
 
     It is summed over keys and averaged over leading axes (batch, heads).
 
@@ -74,7 +74,7 @@ def weight_penalty(
     beta: float = 1.0,
     mask: Bool[Tensor, "..."] | None = None,
 ) -> Float[Tensor, ""]:
-    """−β ln p(α|x) Σ_j α_ij², the mean over queries; without `log_prob`, β Σ_j α_ij².
+    """Return −β ln p(α|x) Σ_j α_ij², the mean over queries; without `log_prob`, β Σ_j α_ij².
 
     Weights are real, so |α²| in place of α² is the same penalty. `log_prob` may be that of hard choices
     (`Attended.log_prob`) or of the model's outputs: rows with a low probability get a larger penalty for sharp weights.
@@ -94,7 +94,7 @@ def weight_penalty(
 
 
 def entropy_penalty(weights: Float[Tensor, "*lead q k"], mask: Bool[Tensor, "..."] | None = None) -> Float[Tensor, ""]:
-    """−Σ_j α_ij ln α_ij, the mean over queries. Adding it sharpens the weights, subtracting it flattens them.
+    """Return −Σ_j α_ij ln α_ij, the mean over queries. Adding it sharpens the weights, subtracting it flattens them.
 
     >>> entropy_penalty(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))  # (ln 2 + 0) / 2
     tensor(0.3466)
@@ -108,7 +108,7 @@ def entropy_penalty(weights: Float[Tensor, "*lead q k"], mask: Bool[Tensor, "...
 def guided_alignment(
     weights: Float[Tensor, "*lead q k"], gold: Float[Tensor, "*lead q k"], mask: Bool[Tensor, "..."] | None = None
 ) -> Float[Tensor, ""]:
-    """−Σ_j g_ij ln α_ij, the mean over queries with gold links: supervision by known alignments (Chen et al. 2016).
+    """Return −Σ_j g_ij ln α_ij, the mean over queries with gold links: known alignments (Chen et al. 2016).
 
     Each row of `gold` is divided by its sum, so links may be given as zeros and ones.
 
@@ -132,8 +132,7 @@ def coverage_penalty(
     *,
     coverage: Float[Tensor, "*lead k"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Σ_j min(α_ij, c_ij) with c_i = Σ_{t<i} α_t, the mean over queries: a penalty for attending twice (See et al.
-    2017, eq. 12).
+    """Return Σ_j min(α_ij, c_ij), c_i = Σ_{t<i} α_t, the mean over queries: it penalises repetition (See et al. 2017).
 
     `coverage` is the sum of earlier weights, before the first query.
 

@@ -153,7 +153,7 @@ def _beginning(projected: Projected) -> Float[Tensor, "b k"]:
 def expected_alignment(
     stop: Float[Tensor, "*lead k"], go: Float[Tensor, "*lead k"], last: Float[Tensor, "*lead k"]
 ) -> Float[Tensor, "*lead k"]:
-    """α_j = stop_j · r_j, where r_j = go_{j−1} r_{j−1} + last_j is the probability of reaching key j.
+    """Return α_j = stop_j · r_j, where r_j = go_{j−1} r_{j−1} + last_j is the probability of reaching key j.
 
     The closed form by cumulative products divides by numbers that underflow; this recurrence only multiplies and adds
     numbers in [0, 1], as a scan in ⌈log₂ k⌉ steps.

@@ -52,8 +52,7 @@ class SpecAugment(nn.Module):
 
 
 def _masked(sizes: Tensor, count: int, width: int, share: float, total: int) -> Tensor:
-    """Return which of `total` positions are masked, (b, total): `count` spans of 0 to `width` within the first `sizes`
-    positions.
+    """Return which of `total` positions are masked, (b, total): `count` spans of 0 to `width` within the first `sizes`.
 
     This needs no device synchronisation.
     """

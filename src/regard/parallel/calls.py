@@ -177,7 +177,7 @@ def _description(where: Layout, problem: Problem, mask: Mask | None) -> dict[str
 
 
 def _told(record: Any) -> str:
-    """Return a record with the shapes of its tensors instead of their values."""
+    """Return a record as text, with the shapes of its tensors instead of their values."""
     if isinstance(record, Custom):
         return "a function"
     fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}

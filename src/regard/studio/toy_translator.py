@@ -115,7 +115,7 @@ class _Sentence:
         self.rank = torch.empty(len(source)).scatter(0, torch.tensor(wanted), torch.arange(float(len(source))))
 
     def number(self, token: str) -> int:
-        """Return a token of the vocabulary; an unknown one is added without a source word."""
+        """Return the number of a token; an unknown one is added to the vocabulary without a source word."""
         if token == STOP:
             raise ValueError(f"a translation cannot be forced to end: {STOP!r} was among the forced tokens")
         if token not in self.vocabulary:

@@ -107,7 +107,7 @@ class Need:
         return cls(place, lambda value: value in values, " or ".join(f"{place}={value}" for value in values))
 
 
-Needs = Mapping[str, tuple[Need, ...]]  # by the full name of the setting
+Needs = Mapping[str, tuple[Need, ...]]  # conditions by the full name of the setting
 WORLD = Need("data.files", lambda files: not files, "the built-in world")
 FILES = Need("data.files", bool, "files (--data)")
 

@@ -32,7 +32,7 @@ class Setting(NamedTuple):
     value: Any
     about: str
     may_be_none: bool  # whether the text "none" means None
-    number: str  # what a number is called in messages
+    number: str  # word for a number of this setting in messages
     choices: tuple[str, ...]  # the allowed words, if there are only a few
 
 
@@ -129,7 +129,7 @@ def listed(config: BaseModel) -> list[Setting]:
 
 
 def parsed(items: list[str]) -> dict[str, str]:
-    """`key=value` texts as a dictionary.
+    """Return `key=value` texts as a dictionary.
 
     >>> parsed(["attention=none", "size=64"])
     {'attention': 'none', 'size': '64'}

@@ -11,8 +11,9 @@ Score = Callable[[Tensor], Tensor]
 
 @torch.no_grad()
 def deletion(answers: Iterable[tuple[Tensor, Score]], *, seed: int = 1) -> dict[str, float]:
-    """Return the decrease of the answer's log-probability without its most attended key, and without a random other
-    one. Each answer has its weights (k,) over the keys. For faithful weights the first number is much larger than the
+    """Return the decrease of the answer's log-probability without its most attended key, and without a random one.
+
+    Each answer has its weights (k,) over the keys. For faithful weights the first number is much larger than the
     second.
 
     >>> deletion([(torch.tensor([0.2, 0.8]), lambda kept: kept[:, 1].float() - 1)])

@@ -172,7 +172,7 @@ class Task:
     """
 
     name: str
-    title: str  # of the model card
+    title: str  # title of the model card
     about: str
     data: str
     world: str

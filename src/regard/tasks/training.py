@@ -217,7 +217,7 @@ def _renewed(task: Task, stored: dict[str, Any]) -> dict[str, Any]:
     """Return a stored configuration in the current format, with defaults for missing settings."""
     try:
         return recorded(task, task.config.model_validate(stored))
-    except ValueError:  # of another task, or edited by hand: compared unchanged
+    except ValueError:  # a config of another task, or edited by hand, is compared unchanged
         return stored
 
 

@@ -19,7 +19,8 @@ from regard.train.errors import RunError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_TIMEOUT = timedelta(minutes=30)  # of one collective: the first worker may index large files while the others wait
+# Timeout of one collective: the first worker may index large files while the others wait.
+_TIMEOUT = timedelta(minutes=30)
 _MEETING = timedelta(minutes=10)  # until all workers of a job have started
 # Environment variables that torchrun sets and init_process_group needs.
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -88,8 +89,7 @@ class Workers:
 
     @contextmanager
     def agreed(self) -> Generator[None, None, None]:
-        """A context for work without collectives that every worker must finish: if one fails, all stop, and one reports
-        the error.
+        """A context for work without collectives that every worker must finish: if one fails, all stop.
 
         The failed worker with the lowest rank raises its own error, all others `WorkerFailed`.
         """

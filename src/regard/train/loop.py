@@ -42,7 +42,7 @@ class Fitted:
     ended: str  # "steps", "epochs" or "patience"
     best: float | None
     best_step: int | None
-    figures: dict[str, float]  # of the final weights, if they were validated
+    figures: dict[str, float]  # figures of the final weights, if they were validated
     weights: str  # "last", "best", "average" or "best average"
     memory: dict[str, int] = field(default_factory=dict)  # bytes, of the worker with the largest number
 
@@ -211,7 +211,7 @@ class _Loop:
         return None
 
     def _update(self) -> bool:
-        """Run one update, or none at the end of the data. A failed update leaves the state unchanged."""
+        """Run one update, and return False at the end of the data. A failed update leaves the state unchanged."""
         began, before, numbers = time.monotonic(), replace(self.state), RandomState.take(self.device)
         self._no_gradients()
         if self.starting is not None:

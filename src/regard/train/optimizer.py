@@ -30,7 +30,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, ob
 
 
 def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter 2019), one fused update for all parameters."""
+    """Return AdamW (Loshchilov and Hutter 2019), with one fused update for all parameters."""
     groups = [group for group in parameter_groups(model, settings.weight_decay) if group["params"]]
     if not groups:
         raise ValueError("model has no parameter that learns: every one has requires_grad=False, or there is none")

@@ -40,7 +40,8 @@ class Run:
 
     path: Path
     accepts_changed_data: bool = field(default=False, compare=False)
-    _holds: list[None] = field(default_factory=list, init=False, repr=False, compare=False)  # one for each nested hold
+    # One entry for each nested hold of the lock.
+    _holds: list[None] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def create(

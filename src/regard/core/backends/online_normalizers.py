@@ -211,7 +211,7 @@ class EntmaxStream(Stream):
         return entmax_threshold(scores, self.alpha)
 
     def _by_kernel(self, scores: Tensor) -> bool:
-        """Return the threshold from one Triton launch, which needs no sorting."""
+        """Return whether the Triton kernel finds the thresholds: one launch instead of a dozen, without sorting."""
         return scores.is_cuda and scores.dtype == torch.float32 and entmax_rows.climbs(self.alpha, scores.shape[-1])
 
 
@@ -223,8 +223,8 @@ class Candidate(NamedTuple):
     index: Tensor
     scale: Tensor
     value: Tensor
-    plain: Running  # of the distribution that is sampled, for log_prob
-    relaxed: Running  # of the distribution whose gradient is computed
+    plain: Running  # softmax of the sampled distribution, for log_prob
+    relaxed: Running  # softmax of the distribution whose gradient is computed
 
 
 @dataclass(frozen=True)

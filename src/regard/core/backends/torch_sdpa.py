@@ -68,7 +68,7 @@ def small(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> bool:
 
 @functools.cache
 def _has_flash(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def flash(query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: float) -> Tensor:
@@ -77,8 +77,7 @@ def flash(query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: boo
 
 
 def attend_with_lse(query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float) -> list[Tensor] | None:
-    """Return output and log-sum-exp (b, h, q) by the kernel that torch picks on CUDA; None if that kernel has no
-    log-sum-exp.
+    """Return output and log-sum-exp (b, h, q) by the kernel that torch picks on CUDA; None if it has no log-sum-exp.
 
     The log-sum-exp has no gradient of its own.
     """

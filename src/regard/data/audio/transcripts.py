@@ -90,7 +90,7 @@ def load_transcripts(path: Path, *, skip_faults: bool = False) -> TranscriptFile
 
 
 def _kept(rows: Iterable[_Row], folders: list[Path], tally: Counter[str], skip_faults: bool) -> list[SpokenFile]:
-    """Return the rows that have a sound and a text; a fault in another is an error, or counted."""
+    """Return the rows that have a sound and a text; a faulty row is an error, or skipped and counted."""
     found: list[SpokenFile] = []
     for row in rows:
         tally["read"] += 1

@@ -82,9 +82,10 @@ class Subwords:
         return self.model.encode(text, add_special_tokens=False)
 
     def loosened(self, dropout: float) -> "Subwords":
-        """Return the same sub-words with BPE-dropout: each merge is skipped with this probability (Provilkov et al.
-        2020). A word then has many segmentations, from which a model learns its parts better. The tokenizers library
-        does the sampling: it cannot be seeded.
+        """Return the same sub-words with BPE-dropout: each merge is skipped with this probability.
+
+        (Provilkov et al. 2020.) A word then has many segmentations, from which a model learns its parts better. The
+        tokenizers library does the sampling: it cannot be seeded.
 
         >>> subwords = train_bpe(["Tom chases Jerry"] * 4, size=300)
         >>> loose = subwords.loosened(1.0)
@@ -118,7 +119,7 @@ class Subwords:
         if "\ufffd" not in text:
             return text
         raw = bytes(_byte_letters()[letter] for letter in self.model.id_to_token(number) or "")
-        letters = raw.decode("utf-8", "surrogateescape")  # each stray byte n becomes the character DC00 + n
+        letters = raw.decode("utf-8", "surrogateescape")  # an invalid byte n becomes the character DC00 + n
         return "".join(f"<{ord(a) - 0xDC00:02X}>" if "\udc80" <= a <= "\udcff" else a for a in letters)
 
     def pieces(self, words: Sequence[str], *, separator: str = " ") -> tuple[list[int], list[int]]:
@@ -186,7 +187,7 @@ class Subwords:
         return (words, owners) if words[0] else ((), [])
 
     def _bytes(self, number: int) -> bytes:
-        """Return the bytes of a sub-word; the marks have none."""
+        """Return the bytes of a sub-word; special tokens such as padding have none."""
         if number < len(_SPECIALS):
             return b""
         return bytes(_byte_letters()[letter] for letter in self.model.id_to_token(number) or "")

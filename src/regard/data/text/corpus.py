@@ -102,8 +102,7 @@ def index(
     limits: Limits = EVERYTHING,
     skip_faults: bool = False,
 ) -> TextCorpus:
-    r"""Return the corpus of these files: created in `cache` at first, and opened from there while the files are
-    unchanged.
+    r"""Return the corpus of these files, created in `cache` at first and opened from there while files are unchanged.
 
     An incomplete corpus is never opened: a pass that was killed is repeated.
 

@@ -77,9 +77,10 @@ class Entry(NamedTuple):
 def load_questions(
     path: Path, *, longest: int | None = None, candidates: Sequence[str] = (), skip_faults: bool = False
 ) -> tuple[list[Asked], QuestionReport]:
-    """Return the questions of a file: .json is SQuAD's, .jsonl has an object per line, .txt is bAbI's; each optionally
-    .gz. Passages of more than `longest` words are skipped. `candidates` are answers that are appended to bAbI stories.
-    A fault (bad UTF-8, no JSON, a missing key) is a DataError, or is skipped and counted with `skip_faults`.
+    """Return the questions of a file: SQuAD's .json, .jsonl with an object per line, or bAbI's .txt, optionally .gz.
+
+    Passages of more than `longest` words are skipped. `candidates` are answers that are appended to bAbI stories. A
+    fault (bad UTF-8, no JSON, a missing key) is a DataError, or is skipped and counted with `skip_faults`.
     """
     from regard.data.text.babi import load_stories  # imported here, because babi imports this module
 
@@ -114,7 +115,7 @@ class Tally:
         self.skipped: Counter[str] = Counter()
 
     def refuses(self, place: str, fault: str) -> bool:
-        """Count a question; one with a fault is an error or skipped."""
+        """Count a question, and return whether it is skipped; a fault is an error or skipped."""
         self.read += 1
         if fault and not self.skip_faults:
             raise DataError(f"{place}: {fault}")

@@ -34,8 +34,7 @@ class Token(NamedTuple):
 
 
 def cut(text: str, by: Literal["words", "characters"] = "words") -> list[Token]:
-    """Return lower-cased words, with punctuation marks as separate tokens; with "characters", each Chinese character is
-    a token.
+    """Return lower-cased words and punctuation marks; with "characters", each Chinese character is a token.
 
     >>> [token.text for token in cut("It isn't bad, really!")]
     ['it', "isn't", 'bad', ',', 'really', '!']
@@ -91,8 +90,7 @@ class Coded(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Coder:
-    """A map from texts to token numbers: words or characters of a vocabulary, or sub-words, which can encode every
-    text.
+    """A map from texts to token numbers: words or characters of a vocabulary, or sub-words, which encode every text.
 
     >>> coder = build_coder(["Not bad at all."], "words")
     >>> coder.encode("Bad, not dull").numbers == [coder.words.numbers["bad"], 3, coder.words.numbers["not"], 3]

@@ -89,7 +89,7 @@ class _Collection:
     """Captions by picture, with pictures in the order of first occurrence."""
 
     def __init__(self) -> None:
-        # Of pictures; adjacent captions of one picture are stored once.
+        # The paths of pictures, stored once for adjacent captions of one picture, and their digests.
         self._paths, self._digests = Texts(), Distinct()
         self._captions, self._path_of = Texts(), array("q")
         self._last: Path | None = None

@@ -213,7 +213,7 @@ def _rows(folder: Path, count: int) -> NDArray[Any]:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """A lock for writing; the operating system releases it when the process ends."""
+    """Lock the store for writing; the operating system releases the lock when the process ends."""
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -105,8 +105,7 @@ def on_canvas(
 
 
 def ink_box(image: Image) -> Box:
-    """Return the box of all pixels brighter than the background in a picture (h, w); the whole picture if there are
-    none.
+    """Return the box of all pixels brighter than the background in a picture (h, w); all of it if there are none.
 
     >>> image = np.zeros((5, 7), np.uint8)
     >>> image[1:3, 4] = 255

@@ -33,8 +33,7 @@ class Captioned:
 
 
 def captioned(seed: int, *, count: int, objects: tuple[int, int] = (1, 3), size: int = 48) -> Iterator[Captioned]:
-    """Return distinct scenes of `objects` objects with their captions; the same seed gives the same ones on every
-    machine.
+    """Return distinct scenes of `objects` objects with their captions; a seed gives the same ones on every machine.
 
     >>> for item in captioned(5, count=3):
     ...     print(" ".join(item.words))

@@ -78,8 +78,7 @@ def splits(
     size: int = 48,
     forms: Sequence[str] = FORMS,
 ) -> Splits[Asked]:
-    """Return training, validation and test questions on scenes of `objects` objects, and `longer` ones of `beyond`
-    objects.
+    """Return training, validation and test questions on scenes of `objects` objects, and `longer` ones of `beyond`.
 
     >>> made = splits(1, train=20, valid=5, test=5, longer=3)
     >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)]

@@ -1,7 +1,8 @@
-"""Roads of the built-in driving data, and the scripted motion of all objects on them. x runs along the road in metres
-and y to the right of the ego vehicle's lane, whose centre is y = 0. Traffic keeps to the right, so that oncoming
-vehicles have y = −3.5. An object moves with its first velocity until the ego vehicle reaches its trigger; then with its
-second one, until its time is over or it has reached its last y; then with its third.
+"""Roads of the built-in driving data, and the scripted motion of all objects on them.
+
+x runs along the road in metres and y to the right of the ego vehicle's lane, whose centre is y = 0. Traffic keeps to
+the right, so that oncoming vehicles have y = −3.5. An object moves with its first velocity until the ego vehicle
+reaches its trigger; then with its second one, until its time is over or it has reached its last y; then with its third.
 """
 
 from collections.abc import Callable, Sequence

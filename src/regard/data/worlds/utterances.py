@@ -44,7 +44,7 @@ class Voice:
     slowness: float
     breath: float
     tilt: float
-    noise: float  # of the room, relative to the voice
+    noise: float  # noise of the room, relative to the voice
     loudness: float
 
     @classmethod

@@ -26,7 +26,7 @@ _NEAR = 2.0  # the largest |q| + |k| for which the form for small numbers is use
 
 
 def scores(query: Tensor, key: Tensor, weight: Tensor, build: bool) -> Tensor:
-    """w · tanh(q + k) (…, q, k) from exponentials of rows, with its own backward pass; with `build`, by compiled loops.
+    """Return w · tanh(q + k) (…, q, k) from exponentials of rows, with its own backward pass; compiled with `build`.
 
     Reference implementation: `regard.core.scores.Additive`.
     """

@@ -24,8 +24,7 @@ def scores(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
 
 
 def exact_enough(query: Tensor, key: Tensor, weight: Tensor) -> bool:
-    """Return whether the error is about that of tanh, estimated from a few rows and the first keys, which are rarely
-    masked.
+    """Return whether the error is about that of tanh, estimated from a few rows and the first keys (rarely masked).
 
     The estimate is a mean over pairs, because a maximum would depend on one outlier.
     """

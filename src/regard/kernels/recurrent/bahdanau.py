@@ -52,7 +52,7 @@ class Kept(NamedTuple):
 
     states: Tensor  # (t + 1, b, d)
     gates: Tensor  # (t, b, 3d): r, z, n after their nonlinearities
-    products: Tensor  # (t, b, 3d + f): h and q
+    products: Tensor  # (t, b, 3d + f): h and q of each step
     weights: Tensor  # (t, b, k)
 
 

@@ -48,7 +48,7 @@ class Kept(NamedTuple):
     states: Tensor  # (t + 1, b, d)
     outputs: Tensor  # (t + 1, b, d); the first is zeros
     gates: Tensor  # (t, b, 3d): r, z, n after their nonlinearities
-    products: Tensor  # (t + 1, b, 3d + f + d): of each state
+    products: Tensor  # (t + 1, b, 3d + f + d): product of each state with `recurrent`
     weights: Tensor  # (t, b, k)
 
 

@@ -57,7 +57,7 @@ def _attend(
 def attend(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *, scale: float, time: Tensor | None = None
 ) -> Tensor:
-    """query (b, h, s, d), key and value (b, h, n, d), bias (b, 1, s or 1, n) → (b, s, h·d).
+    """Attend query (b, h, s, d), key and value (b, h, n, d), bias (b, 1, s or 1, n) → (b, s, h·d).
 
     With `time`, there are s keys for each step up to and including it. Reference implementation:
     `torch.nn.functional.scaled_dot_product_attention` with the bias as its mask.

@@ -1,6 +1,8 @@
-"""Float32 products of a few rows, for loops in which each step depends on the previous product. cuBLAS computes float32
-products without tensor cores and, for so few rows, on half of the device. Here a product is three TF32 products of
-numbers split in two, as accurate as float32, and may be split along the summed axis into parts that the caller adds up.
+"""Float32 products of a few rows, for loops in which each step depends on the previous product.
+
+cuBLAS computes float32 products without tensor cores and, for so few rows, on half of the device. Here a product is
+three TF32 products of numbers split in two, as accurate as float32, and may be split along the summed axis into parts
+that the caller adds up.
 """
 
 import functools

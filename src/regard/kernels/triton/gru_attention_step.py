@@ -1,6 +1,6 @@
-"""A step of a GRU decoder with additive attention as one forward and one backward kernel: a program computes one row of
-the batch. The caller adds one matrix product per step. Values are already mapped to the gates; arithmetic is in
-float32.
+"""A step of a GRU decoder with additive attention: a forward and a backward kernel, with a program for each row.
+
+The caller adds one matrix product per step. Values are already mapped to the gates; arithmetic is in float32.
 """
 
 import torch
@@ -184,8 +184,7 @@ def backward_step(
     upstream: Tensor, upweights: Tensor, carried: Tensor, through: Tensor,
     dgates: Tensor, dproduct: Tensor, dscores: Tensor, share: Tensor,
 ) -> None:  # fmt: skip
-    """Compute the gradients of gates, products and scores of one step; `share` is the direct gradient of the previous
-    state.
+    """Compute the gradients of gates, products and scores; `share` is the direct gradient of the previous state.
 
     `through` (p, b, d) is in parts: they are added up here. Reference implementation: one step of
     `regard.kernels.recurrent.bahdanau._backward`.

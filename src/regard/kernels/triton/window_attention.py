@@ -1,5 +1,4 @@
-"""Scaled dot-product attention in a window, forward and backward: a program computes a block of rows with the keys of
-their window.
+"""Scaled dot-product attention in a window, forward and backward: a program for each block of rows.
 
 The backward pass forms every pair twice, once for the rows' gradients and once for the keys', so that no sum is shared
 between programs and results are deterministic.

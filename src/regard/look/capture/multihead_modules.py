@@ -1,5 +1,4 @@
-"""Calls of nn.MultiheadAttention and the modules that use it: nn.TransformerEncoder, nn.TransformerDecoder,
-nn.Transformer.
+"""Calls of nn.MultiheadAttention and the modules that use it, such as nn.TransformerEncoder and nn.Transformer.
 
 Torch passes the whole layer's function to a TorchFunctionMode and runs it with the mode off. A copy of the function
 that does not dispatch again makes the calls inside visible.
@@ -61,8 +60,7 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def as_unwatched(encoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
-    """Return the values that nn.TransformerEncoder has at padded positions in inference without capture: 0, then its
-    norm.
+    """Return the values of nn.TransformerEncoder at padded positions in inference without capture: 0, then its norm.
 
     It packs the sequences in that case. Capture prevents packing, so padded rows would hold other values.
     """

@@ -245,9 +245,10 @@ def as_json(value: Mapping[str, Any]) -> str:
 
 
 def _thumbnails(small: Tensor, *, odd: bool) -> tuple[bytes, list[float]]:
-    """Return each head in at most 32 × 32 cells, as square roots relative to its largest |weight|; and that weight of
-    each head. A square root distinguishes small weights in 8 bits. For a map with odd weights they are signed half
-    floats, which represent NaN and infinite weights.
+    """Return each head in at most 32 × 32 cells, as square roots relative to its largest |weight|, and that weight.
+
+    A square root distinguishes small weights in 8 bits. For a map with odd weights they are signed half floats, which
+    represent NaN and infinite weights.
     """
     peaks = [_peak(head) for head in small]
     part = small / torch.tensor(peaks)[:, None, None]
@@ -347,8 +348,7 @@ def _written(
 
 
 def _swept(record: Record, heads: int) -> _Swept:
-    """Return statistics of a record of one sequence, in one pass over its rows; odd weights are counted in the first
-    `heads`.
+    """Return statistics of a record of one sequence, in one pass over its rows; odd weights count for `heads` heads.
 
     A distance is Σ w·|i − j|, averaged over the rows. With a cache there are more keys than queries: the last query
     is at the position of the last key.

@@ -28,8 +28,9 @@ class Found(NamedTuple):
 
 
 def serves(network: nn.GRU | nn.LSTM, attention: object, *, feeding: bool = False) -> bool:
-    """Return whether the decoder is a GRU of one layer with additive softmax attention, outside of torch.compile and
-    watch. Under autocast on the CPU it must be bfloat16, without input feeding.
+    """Return whether the decoder is a GRU of one layer with additive softmax attention, uncompiled and not watched.
+
+    Under autocast on the CPU it must be bfloat16, without input feeding.
     """
     if calls.listeners:
         return False

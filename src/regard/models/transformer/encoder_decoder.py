@@ -55,7 +55,7 @@ class TransformerEncoder(nn.Module):
     `feed_forward` is the hidden size of a ReLU layer (4 · size unless given), or a function that makes another kind,
     such as `lambda: FeedForward(512, 1376, activation="swiglu")`. `positions`: sinusoidal, learned, relative, rotary,
     alibi, a module of `regard.nn`, or None (a bag of words). `embedding` may be shared with a decoder. `keys` and
-    `values` of the memory are the "states", the "words" with their positions (in training after dropout of their own),
+    `values` of the memory are the "states", the "words" with their positions (in training after a separate dropout),
     or "both".
     `dropout` applies to the embeddings and the output of each sublayer, `inner_dropout` (default: `dropout`) to the
     attention weights and inside the feed-forward parts. `residual` and `normalization` are as in the layers of

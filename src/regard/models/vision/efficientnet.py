@@ -154,7 +154,7 @@ _INNER = {
 
 
 def _published(name: str) -> str:
-    """`blocks.3.expand.norm.bias` is published as `_blocks.3._bn0.bias`."""
+    """Return the published name of a parameter: `_blocks.3._bn0.bias` for `blocks.3.expand.norm.bias`."""
     *place, layer, kind, tensor = name.split(".")
     names = (_INNER if place else _OUTER)[layer]
     return ".".join([*(f"_{part}" if part == "blocks" else part for part in place), names[kind == "norm"], tensor])

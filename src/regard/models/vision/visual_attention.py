@@ -38,8 +38,9 @@ class LookedLoss:
 
 
 class RecurrentVisualAttention(nn.Module):
-    """Classify an image from a few glimpses, each located by a network that has seen the earlier ones (Mnih et al.
-    2014). With patches ρ(x, l) of the image x at location l:
+    """Classify an image from a few glimpses, each located by what the earlier ones contain (Mnih et al. 2014).
+
+    With patches ρ(x, l) of the image x at location l:
 
     - glimpse network: g_t = relu(W₁ relu(W_ρ ρ(x, l_{t−1})) + W₂ relu(W_l l_{t−1}));
     - core: h_t = relu(W_h h_{t−1} + W_g g_t), section 4;
@@ -103,8 +104,7 @@ class RecurrentVisualAttention(nn.Module):
         places: Float[Tensor, "b steps 2"] | None = None,
         generator: torch.Generator | None = None,
     ) -> Looked:
-        """Return the path of the gaze and the class scores; in training locations are sampled, with `generator` if
-        given.
+        """Return the path of the gaze and the class scores; in training locations are sampled, by `generator` if given.
 
         With `places` these locations are used and nothing is sampled.
         """

@@ -101,8 +101,7 @@ def seen(env: Any, observation: Scene) -> Scene:
 
 
 def network_of(actions: int, *, size: int = 64, layers: int = 1, heads: int = 2) -> Driver:
-    """Return the network of the driving task over objects, with this number of actions: the ego vehicle attends to the
-    vehicles.
+    """Return the network of the driving task over objects, with this number of actions.
 
     >>> decided(network_of(5), torch.zeros(2, 4, len(FEATURES))).logits.shape
     torch.Size([2, 5])

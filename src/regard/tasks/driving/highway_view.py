@@ -87,7 +87,7 @@ def _lanes(env: Any) -> list[float]:
 
 
 def _middle(env: Any) -> float:
-    """Return the lines of a highway whose lanes are 4 metres wide, with the first lane's centre at 0."""
+    """Return the y of the road's centre; lanes are 4 metres wide, with the first lane's centre at 0."""
     return 2.0 * (env.config["lanes_count"] - 1)
 
 

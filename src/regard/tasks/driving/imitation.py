@@ -2,9 +2,9 @@
 
     python -m regard.tasks.driving.imitation intersection-v0 --out runs/intersection
 
-The planner drives first; in every further round the network drives and the planner says what it would have done in
-those scenes (DAgger, Ross et al. 2011). Then each driver has the same episodes, which none was trained on. What
-was learned from is kept in `episodes.npz`: `--begin-with` takes such a file in place of the planner's round.
+The planner drives first; in every further round the network drives and the planner labels those scenes with its own
+actions (DAgger, Ross et al. 2011). Then all drivers are evaluated on the same held-out episodes. The training data is
+stored in `episodes.npz`: `--begin-with` uses such a file instead of the planner's round.
 """
 
 import argparse

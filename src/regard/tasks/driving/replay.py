@@ -54,7 +54,7 @@ class Replay:
     seconds: float
     hit: str | None
     markings: Markings
-    names: Sequence[str]  # of all objects of the road
+    names: Sequence[str]  # names of all objects of the road
 
     @property
     def answer(self) -> str:

@@ -40,8 +40,7 @@ def wrong_symbols(said: Sequence[str], written: Sequence[str]) -> tuple[int, lis
 
 
 def error_rate(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> float:
-    """Return the edit distance of transcripts (second) to references (first), divided by the number of reference
-    symbols.
+    """Return the edit distance of transcripts (second) to references (first), per reference symbol.
 
     >>> error_rate([("one two".split(), "one".split()), ("three four".split(), "three four".split())])
     0.25

@@ -235,7 +235,7 @@ def _linked(examples: list[Example], gold: list[Gold], path: Path, first: int) -
 
 
 def _parts(settings: DataSettings) -> tuple[list[Path], list[Path], list[Path]]:
-    """Training, validation and test files: as given, or found in a folder by name."""
+    """Return training, validation and test files: as given, or found in a folder by name."""
     files = [Path(path) for path in settings.files]
     if not (len(files) == 1 and files[0].is_dir()):
         return files, [], []

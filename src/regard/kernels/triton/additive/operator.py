@@ -166,7 +166,7 @@ def _(
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*inputs[:10], *output)
-    ctx.settings = inputs[10:-1]  # all but `learning`
+    ctx.settings = inputs[10:-1]  # all settings but `learning`
 
 
 def _gradients(

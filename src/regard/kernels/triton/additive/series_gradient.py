@@ -1,5 +1,4 @@
-"""From dS to the gradients of query, key and weight through the sine series: matrix products followed by the chain
-rule.
+"""From dS to the gradients of query, key and weight by the sine series: matrix products, then the chain rule.
 
 G = dS K' has, for each hidden unit and harmonic, Σ dS cos ωb and Σ dS sin ωb.  The columns of one unit are adjacent, so
 the chain rule through sin ωa and cos ωa is applied to the sums in registers and G is never stored.
