@@ -71,6 +71,23 @@ def test_ordinary_calls_are_frequent_and_every_kind_comes(device):
         assert {getattr(case, name) for case in cases} == {True, False}
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_some_peer_that_need_not_compile_has_room(device):
+    def fits(case, elements):
+        try:
+            contests.room(case, elements)
+        except ValueError:
+            return False
+        return True
+
+    for case in (case for case in DRAWN[device] if case.kind == "attention"):
+        dense = case.bias != "none" or case.mask not in ("none", "causal")
+        masks = case.batch * (1 if case.bias == "none" else case.heads) * case.queries * case.keys
+        sdpa = set(fused_peers.every(case, {})) - {"FlexAttention"} and (not dense or fits(case, masks))
+        eager = fits(case, case.pairs * (case.size if case.score == "additive" else 1))
+        assert sdpa or eager, case
+
+
 def test_the_call_of_a_case_is_python_that_runs():
     drawn = (case for case in DRAWN["cpu"] if case.kind == "attention" and case.pairs * case.size < 2**20)
     for case in list(drawn)[:20]:

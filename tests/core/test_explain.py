@@ -27,6 +27,7 @@ TYPICAL = {
     "bilinear": (LONG, {"score": regard.Bilinear(torch.randn(32, 32))}, "sdpa", ("flex", "cuda")),
     "alibi": (LONG, {"bias": regard.alibi(torch.rand(4)), "mask": regard.causal()}, "sdpa", ("flex", "cuda")),
     "few weights": (SHORT, {"weights": regard.entropy()}, "reference", ("sdpa", "weights are requested")),
+    "few keys, other values": ([*SHORT[:2], torch.randn(1, 4, 16, 20)], {}, "reference", ("sdpa", "another size")),
     "top weights": (LONG, {"weights": regard.top(8)}, "sdpa", ("flex", "cuda")),
     "softcap": (LONG, {"score": regard.ScaledDot(softcap=30.0)}, "blocked", ("sdpa", "softcap")),
     "additive": (LONG, {"score": regard.Additive(WEIGHT)}, "additive", ("sdpa", "additive")),

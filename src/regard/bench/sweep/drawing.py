@@ -202,10 +202,13 @@ def _work(case: Case) -> float:
     widest = max(case.size, case.value_size)
     tokens = case.batch * max(case.queries, case.keys)
     shares = [tokens * case.heads * widest * times / ELEMENTS[device]]
+    precision = ITEM[case.dtype] / 2 if device == "cuda" else 1.0
     if case.kind in ("attention", "multihead", "block"):
-        precision = ITEM[case.dtype] / 2 if device == "cuda" else 1.0
         matrix = MATRIX if fused else PLAIN_MATRIX
         shares.append(case.pairs * times * precision * max(1.0, widest / 128) / matrix[device])
+    if case.mask not in ("none", "causal", "cache") or case.bias != "none":  # SDPA takes a dense mask, or a bias
+        heads = 1 if case.bias == "none" else case.heads
+        shares.append(case.batch * heads * case.queries * case.keys * times * precision / PLAIN_MATRIX[device])
     if case.kind == "linear":
         features = case.size if case.features == "elu" else case.size * math.log(case.size)
         shares.append(tokens * case.heads * features * times / ELEMENTS[device])
@@ -215,7 +218,7 @@ def _work(case: Case) -> float:
     if case.normalizer in ("sparsemax", "entmax") or case.request == "top":
         shares.append(case.pairs * times / SORTED[device])
     if case.score == "additive":
-        shares.append(case.pairs * case.size * times / PAIR_FEATURES[device])
+        shares.append(case.pairs * case.size * times * precision / PAIR_FEATURES[device])
     if case.kind in ("multihead", "block"):
         maps = 4 if case.kind == "multihead" else 12
         shares.append(tokens * maps * case.width**2 * times / LAYER[device])

@@ -50,7 +50,7 @@ def refuses(problem: Problem) -> str | None:
 
 def not_worth_it(problem: Problem) -> str | None:
     """Return a reason where the whole matrix fits memory easily, because loops over blocks are then slower; or None."""
-    return "small: the plain form is the fastest" if reference.working_bytes(problem) <= reference.SMALL else None
+    return "small: the plain form is the fastest" if reference.small(problem) else None
 
 
 def working_bytes(problem: Problem) -> int:

@@ -6,7 +6,7 @@ differentiable. Every other backend is compared with this one.
 
 import torch
 
-from regard.core.backends.result import Result
+from regard.core.backends.result import Direct, Result
 from regard.core.custom import Custom
 from regard.core.hard import choose
 from regard.core.nonfinite import cleaned
@@ -38,9 +38,25 @@ def working_bytes(problem: Problem) -> int:
     return int(pairs * floats * problem.dtype.itemsize)
 
 
+def small(problem: Problem) -> bool:
+    """Return whether the plain form needs little memory, or no more than query, key and value."""
+    given = sum(t.numel() for t in (problem.query, problem.key, problem.value)) * problem.query.element_size()
+    return working_bytes(problem) <= max(SMALL, given)
+
+
 def kernel(problem: Problem) -> str:
     """Return the name of the code that runs: torch operations."""
     return NAME
+
+
+def direct(problem: Problem) -> Direct | None:
+    """Return the formula alone for all calls with the signature of this one, or None if a call needs more."""
+    if problem.mask is not None or problem.bias is not None or problem.dropout > 0.0 or problem.group > 1:
+        return None
+    normalize = problem.normalize
+    if problem.query.dtype != problem.dtype or problem.query.ndim < 3 or isinstance(normalize, Hard):
+        return None
+    return lambda query, key, value, score, mask, bias: normalize(score(query, key)) @ value
 
 
 def attend(problem: Problem) -> Result:

@@ -36,6 +36,7 @@ _MASK_NUMBERS = 2**22  # entries of a mask built at a time
 _CUDA_NUMBERS = 2**26  # the same on a GPU, which needs larger blocks to be busy
 _STORED_NUMBERS = 2**20  # number of entries up to which a mask is stored
 _BAND_NUMBERS = 2**15  # the same with a route, of which there are many
+_SHORT = 64  # keys up to which the plain form takes less time on the CPU than padding to one size
 _COLUMNS = 128  # number of keys in one step of the search for visible keys
 
 
@@ -75,6 +76,9 @@ def not_worth_it(problem: Problem) -> str | None:
     asked = problem.request is not None and not isinstance(problem.request, LogSumExp | Rows)
     if asked and problem.device.type == "cpu" and reference.working_bytes(problem) <= reference.SMALL:
         return "small, and weights are requested: the plain form computes them with the output"
+    padded = problem.value.shape[-1] != problem.key.shape[-1]
+    if padded and problem.device.type == "cpu" and problem.shape[-1] <= _SHORT and reference.small(problem):
+        return "few keys, and values of another size: the plain form is faster than padding"
     if plain(problem) and working_bytes(problem) > _affordable(problem.device):
         return "torch would form the whole matrix for dropout or a learned bias"
     return None
