@@ -1,6 +1,6 @@
 """Linear attention with elu or Performer features: by kernels on CUDA, by blocks of matrix products on the CPU.
 
-`linear` serves every device and feature map.
+`linear` computes the same for every device and feature map.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from regard.core.transforms import transformed
 from regard.kernels import linear_blocks
 from regard.kernels.availability import TRITON
 
-_SIZE = 128  # of keys and values: their sum, a matrix, lies in registers
-_CHUNK, _SUMS = 64, 4 << 30  # positions of a causal chunk, and bytes of the sums of all chunks
-_PROGRAMS = 65_535  # on the second axis of a launch
+_SIZE = 128  # the largest key and value size: their sum, a matrix, is held in registers
+_CHUNK, _SUMS = 64, 4 << 30  # positions of a causal chunk, and the largest size of the sums of all chunks in bytes
+_PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
 def serves(problem: Problem, features: Features, causal: bool) -> bool:
-    """Do the kernels compute this call?"""
+    """Return whether the kernels can compute this call."""
     if problem.device.type != "cuda" or not TRITON or torch.compiler.is_compiling() or transformed():
         return False
     if problem.query.dtype not in (*HALF, torch.float32) or problem.empty or problem.value.shape[-1] == 0:
@@ -41,8 +41,8 @@ def serves(problem: Problem, features: Features, causal: bool) -> bool:
 
 
 def attend(problem: Problem, features: Features, causal: bool) -> Tensor:
-    """The output, (…, h, q, e)."""
-    from regard.kernels.triton.linear.operator import linear_attention  # imports Triton: only where it is used
+    """Return the output, (…, h, q, e)."""
+    from regard.kernels.triton.linear.operator import linear_attention  # imported here, because it imports Triton
 
     projection = None
     if isinstance(features, PerformerFeatures):
@@ -65,7 +65,7 @@ def attend(problem: Problem, features: Features, causal: bool) -> Tensor:
 
 
 def blocks_serve(problem: Problem, given: tuple[Tensor, ...], features: Features, causal: bool) -> bool:
-    """Do the blocks of matrix products on the CPU compute this call?"""
+    """Return whether the blocks of matrix products on the CPU can compute this call."""
     if problem.device.type != "cpu" or problem.group > 1 or problem.empty:
         return False
     performer = isinstance(features, PerformerFeatures)
@@ -80,14 +80,14 @@ def blocks_serve(problem: Problem, given: tuple[Tensor, ...], features: Features
         t.numel() == whole.numel() for t, whole in zip(given, (problem.query, problem.key, problem.value), strict=True)
     )
     own = own and all(type(t) in (Tensor, torch.nn.Parameter) for t in given)
-    fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None  # nothing holds numbers
+    fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None  # fake tensors have no values
     return own and not fake and problem.query.dtype != torch.float16 and (queries == keys or not causal)
 
 
 def attend_in_blocks(
     problem: Problem, features: Features, chunk: int | None, rows: int, general: Callable[..., Tensor]
 ) -> Tensor | None:
-    """The output, (…, h, q, e), causal with a `chunk`; None where the numbers are too large or too small for it.
+    """Return the output, (…, h, q, e), causal with a `chunk`; None if values are too large or too small.
 
     A causal pass computes the rows before the first such number in blocks and the others by `general`, so that later
     positions do not change one bit of earlier ones.
