@@ -29,6 +29,30 @@ def test_a_score_may_keep_statistics(asked: object) -> None:
     assert calls > 0
 
 
+def of_pairs_in_one_axis(query: Tensor, key: Tensor) -> Tensor:
+    """A hidden layer over all pairs, which are one axis."""
+    pairs = (query.unsqueeze(-2) + key.unsqueeze(-3)).reshape(-1, query.shape[-1])
+    return pairs.tanh().sum(-1).reshape(*query.shape[:-1], key.shape[-2])
+
+
+@pytest.mark.parametrize(
+    ("score", "floats"),
+    [
+        (lambda query, key: query @ key.mT, 1),
+        (lambda query, key: (query / query.norm(dim=-1, keepdim=True)) @ (2 * key).mT, 1),
+        (lambda query, key: (query @ key.mT).expand(query.shape[0], -1, -1, -1).relu(), 2),
+        (lambda query, key: (query.unsqueeze(-2) - key.unsqueeze(-3)).abs().sum(-1), 2 * 8 + 1),
+        (of_pairs_in_one_axis, 2 * 8 + 1),
+    ],
+    ids=["product", "cosine", "relu", "distance", "one axis"],
+)
+def test_memory_counts_what_is_stored_for_each_pair_and_no_views_or_rows(score: object, floats: int) -> None:
+    """Three matrices of scores and weights, and those of the score itself."""
+    query, key = torch.randn(2, 4, 20, 8), torch.randn(2, 4, 30, 8)
+    plan = regard.explain(query, key, key, score=score, backend="reference")
+    assert plan.bytes == (3 + floats) * 2 * 4 * 20 * 30 * 4
+
+
 def with_attributes() -> Callable[[Tensor, Tensor], Tensor]:
     factor = torch.ones(())
 
@@ -90,7 +114,7 @@ def test_a_score_that_draws_runs_whole_and_is_tried_without_a_draw(device: str) 
 
 def test_a_score_that_gives_keys_by_queries_is_told() -> None:
     x = torch.randn(1, 2, 9, 8)
-    with pytest.raises(ValueError, match=r"queries, keys\) = \(1, 2, 2, 3\).*got \(1, 2, 3, 2\)"):
+    with pytest.raises(ValueError, match=r"queries, keys\) = \(1, 2, 3, 5\).*got \(1, 2, 5, 3\)"):
         regard.attention(x, x, x, score=lambda query, key: key @ query.mT)
 
 

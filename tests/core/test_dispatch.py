@@ -32,6 +32,8 @@ def random_call(seed: int, device: str) -> tuple[list[torch.Tensor], dict[str, A
     shapes = [(batch, heads, n, size) for n in (queries, keys, keys)]
     if draw.random() < 0.2:
         shapes[draw.randrange(3)] = (batch, 1, shapes[1][2], size)
+    if draw.random() < 0.2:
+        shapes[2] = (*shapes[2][:3], size + draw.choice((-5, 3)))
     tensors = [torch.randn(shape, generator=generator, device=device, dtype=dtype) for shape in shapes]
     if draw.random() < 0.5:
         tensors = [tensor.requires_grad_() for tensor in tensors]
@@ -67,7 +69,7 @@ def spoiled(tensors: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("seed", range(120))
 def test_a_signature_that_was_served_before_changes_nothing(seed: int, device: str) -> None:
-    """A second call with the same signature gives the result of a call without stored routes, bit for bit."""
+    """A second call with the same signature returns the result of a call without stored routes."""
     tensors, options = random_call(seed, device)
     try:
         regard.attention(*tensors, **options)
@@ -82,8 +84,9 @@ def test_a_signature_that_was_served_before_changes_nothing(seed: int, device: s
     results = [[made.output, *as_tensors(made.weights)] for made in (served, fresh)]
     if tensors[0].requires_grad and device == "cpu":  # on CUDA some kernels sum gradients in no fixed order
         results = [[*made, *torch.autograd.grad(made[0].sum(), others)] for made in results]
+    near = 0.0 if device == "cpu" else 1e-2
     for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(one, other, rtol=near, atol=near, equal_nan=True)
 
 
 def as_tensors(weights: Any) -> list[torch.Tensor]:

@@ -423,3 +423,9 @@ def test_nested_tensors_of_the_old_kind_are_named_too() -> None:
         nested = torch.nested.nested_tensor([torch.ones(6, 2, 13), torch.ones(6, 3, 13)], layout=torch.strided)
     with pytest.raises(TypeError, match="query must be a plain tensor, got a nested one"):
         regard.attention(nested, KEY, VALUE)
+
+
+@pytest.mark.parametrize("read", [lambda found: found[0], lambda found: [*found]], ids=["by number", "unpacked"])
+def test_a_result_is_read_by_name(read: Callable[[regard.Attended], object]) -> None:
+    with pytest.raises(TypeError, match=r"no tuple: .* by name, as in attended\.output"):
+        read(regard.attention(QUERY, KEY, VALUE))

@@ -133,3 +133,25 @@ def test_tensors_without_data_are_explained() -> None:
     for backend in ("auto", "blocked", "reference"):
         output = regard.attention(x, x, x, mask=regard.padding(lengths), backend=backend).output
         assert (output.device.type, output.shape) == ("meta", x.shape)
+
+
+@pytest.mark.parametrize(
+    ("queries", "mask", "dropped"),
+    [
+        (1, regard.causal(offset=20), True),  # one query behind a cache of twenty keys
+        (1, regard.causal(offset=19), False),
+        (2, regard.causal(offset=20), True),
+        (2, regard.causal(offset=19), False),  # the first query must not attend the last key
+        (3, regard.window(2, 20), True),
+        (3, regard.window(1, 20), False),
+    ],
+    ids=str,
+)
+def test_a_band_that_allows_every_pair_is_no_mask(queries: int, mask: regard.Mask, dropped: bool) -> None:
+    query, key, value = (torch.randn(1, 1, n, 8) for n in (queries, 21, 21))
+    key[..., -1, :] = torch.inf  # where a mask is needed, torch's kernels may not be given such a key
+    assert ("NaN or Inf" not in str(regard.explain(query, key, value, mask=mask).refused)) == dropped
+    both = mask & regard.padding(torch.tensor([20]))
+    right = regard.attention(query, key, value, mask=both, backend="reference").output
+    torch.testing.assert_close(regard.attention(query, key, value, mask=both).output, right)
+    assert right.isfinite().all()

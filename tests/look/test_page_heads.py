@@ -1,5 +1,6 @@
 """Heads and layers of the page in a real browser: names, scales, means, several heads in colour, rollout, words."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,7 +54,15 @@ def sentences() -> Trace:
     return trace
 
 
-TRACES: dict[str, Callable[[], Trace]] = {"translated": translated, "plain": plain, "sentences": sentences}
+def near() -> Trace:
+    """Return two heads of nearly the same entropy and distance, the second to the left of the first."""
+    even = torch.full((6, 6), 1 / 6)
+    return Trace.from_weights({"layers.0.attention": torch.stack([even, 0.9 * even + 0.1 * torch.eye(6)])})
+
+
+TRACES: dict[str, Callable[[], Trace]] = {
+    "translated": translated, "plain": plain, "sentences": sentences, "near": near,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -286,3 +295,29 @@ def test_the_last_slanted_name_has_room(visit):
     )
     assert right[2] == len(SOURCE)
     assert right[0] <= right[1]
+
+
+def test_a_small_map_says_its_precision_once(visit):
+    tab = visit("plain")
+    assert re.fullmatch(r"Values here are within ±[\d.e−]+ of the model's\.", tab.text(".legend + .notes"))
+
+
+def test_the_name_of_a_head_covers_no_other_point(visit):
+    tab = visit("near")
+    tab.locator(".overview").get_by_text("Entropy and distance").click()
+    covered = tab.evaluate(
+        """() => {
+          const circles = [], names = [];
+          const pen = document.createElement("canvas").getContext("2d");
+          const text = (said, x, y, style) => {
+            pen.font = `600 ${style.size}px system-ui`;
+            if (style.weight === 600) names.push([x, x + pen.measureText(said).width, y]);
+          };
+          const paper = { rect() {}, text, circle: (x, y, radius, style) => style.fill && circles.push([x, y]) };
+          const { layout } = document.getElementById("regard").viewer.stages[0].overview.picture;
+          layout.draw(paper, {});
+          const [[from, to, level]] = names;
+          return [circles.length, circles.filter(([x, y]) => x > from && x < to && Math.abs(y - level) < 8).length];
+        }"""
+    )
+    assert covered == [2, 0]

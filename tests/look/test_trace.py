@@ -2,7 +2,9 @@
 
 import io
 import math
+import re
 import sys
+from fnmatch import fnmatch
 
 import numpy as np
 import pytest
@@ -211,6 +213,53 @@ def test_rollout_refuses_what_is_not_square(record):
         rollout([])
 
 
+TRANSFORMER = [f"encoder.layers.{n}.self_attn" for n in range(2)] + [
+    f"decoder.layers.{n}.{kind}" for n in range(2) for kind in ("self_attn", "multihead_attn")
+]
+TOWERS = [f"towers.{tower}.layers.{n}.attn" for tower in range(2) for n in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("names", "of", "named"),
+    [
+        (TRANSFORMER, None, "decoder.layers.*.multihead_attn' (cross-attention): choose one with of="),
+        (TRANSFORMER, "decoder.*", "got 'decoder.layers.*.self_attn', 'decoder.layers.*.multihead_attn' (cross"),
+        (TRANSFORMER, "*.self_attn", "such as of='encoder.layers.*.self_attn'"),
+        (TRANSFORMER, "*.multihead_attn", "got 'decoder.layers.*.multihead_attn' (cross-attention)"),
+        (TOWERS, None, "got 'towers.*.layers.0.attn', 'towers.*.layers.1.attn'"),
+        (["encoder.attn", "decoder.attn"], None, "got 'encoder.*', 'decoder.*'"),
+        (["cross_attention"], None, "got 'cross_attention' (cross-attention)"),
+        (["first", "layers.0.attn"], None, "got 'first', 'layers.*.attn'"),
+    ],
+)
+def test_rollout_refuses_several_stacks_and_cross_attention(names, of, named):
+    trace = Trace.from_weights({name: torch.eye(3)[None] for name in names})
+    with pytest.raises(ValueError, match=re.escape(named)):
+        trace.rollout(of=of)
+
+
+@pytest.mark.parametrize(
+    ("names", "of"),
+    [(TRANSFORMER, "encoder.*"), (TRANSFORMER, "decoder.layers.*.self_attn"), (TOWERS, "towers.1.*")],
+)
+def test_rollout_of_one_stack_among_several(names, of):
+    """Each chosen layer is half itself and half the swap of two positions, so that two of them mix both equally."""
+    weights = {name: torch.eye(2)[None].flip(-1) if fnmatch(name, of) else torch.eye(2)[None] for name in names}
+    torch.testing.assert_close(Trace.from_weights(weights).rollout(of=of), torch.full((2, 2), 0.5))
+
+
+def test_rollout_refuses_two_passes_and_takes_a_layer_that_is_applied_twice():
+    swap = Given(torch.eye(2)[None, None].flip(-1))
+    passes = [Record(f"layers.{n}.attn", "given", swap, call=call) for call in range(2) for n in range(2)]
+    trace = Trace(records=passes)
+    with pytest.raises(ValueError, match="one pass through the layers, and the trace has several calls"):
+        trace.rollout()
+    first = Trace(records=[record for record in trace if record.call == 0])
+    torch.testing.assert_close(first.rollout(residual=0.0), torch.eye(2))
+    shared = [Record("layers.0.attn", "given", swap, call=call) for call in range(3)]
+    torch.testing.assert_close(Trace(records=shared).rollout(residual=0.0), torch.eye(2).flip(-1))
+
+
 def test_steps_are_joined_with_zeros_before_a_key_was_there():
     parts = [torch.rand(1, 2, queries, keys) for queries, keys in ((3, 3), (1, 4), (1, 5))]
     record = Record("layer", "rows", Joined([Given(part) for part in parts]))
@@ -342,3 +391,33 @@ def test_a_map_of_nothing_has_empty_summaries(queries, keys):
     assert record.received().shape == (2, keys)
     assert record.entropy().shape == (2, queries)
     assert record.top(2).values.shape == (2, queries, min(2, keys))
+
+
+@pytest.mark.parametrize("place", [0, slice(2), None])
+def test_a_trace_is_indexed_by_names(as_installed, place):
+    with pytest.raises(TypeError, match=r"indexed by a name or \(name, call\), got " + re.escape(repr(place))):
+        Trace.from_weights({"layer": torch.eye(2)[None]})[place]
+
+
+@pytest.mark.parametrize("form", ["png", "svg"])
+def test_a_drawing_under_the_name_of_another_format_is_refused(tmp_path, form):
+    trace = Trace.from_weights({"layer": torch.eye(2)[None]})
+    with pytest.raises(ValueError, match=rf"{form} writes a \.{form} file, got .*map\.jpg"):
+        getattr(trace, form)(tmp_path / "map.jpg")
+    assert not list(tmp_path.iterdir())
+    assert getattr(trace, form)(tmp_path / f"map.{form.upper()}").is_file()
+
+
+@pytest.mark.parametrize(
+    "write", [lambda trace, path: trace.html(path, titel="x"), lambda trace, _: trace.show(titel="x")]
+)
+def test_an_unknown_option_of_a_page_is_refused_by_name(tmp_path, write):
+    with pytest.raises(TypeError, match=r"Trace\.(html|show)\(\) got an unexpected keyword argument 'titel'"):
+        write(Trace.from_weights({"layer": torch.eye(2)[None]}), tmp_path / "page.html")
+
+
+def test_labels_that_are_refused_leave_nothing_behind():
+    trace = Trace.from_weights({"layer": torch.rand(1, 3, 4)})
+    with pytest.raises(ValueError, match="columns has 1 labels"):
+        trace.label(rows=["x", "y", "z"], columns=["bad"])
+    assert trace["layer"].row_labels is None

@@ -461,3 +461,13 @@ def test_a_compiled_step_is_compiled_once() -> None:
     """
     done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("part", ["mask", "bias"])
+def test_a_tensor_for_all_queries_beside_a_cache_is_refused_with_what_to_cut(part: str) -> None:
+    layer, cache, x = layer_of(), KeyValueCache(), torch.randn(2, 5, 10, dtype=torch.float64)
+    layer(x[:, :4], cache=cache)
+    whole = torch.ones(5, 5).bool() if part == "mask" else torch.zeros(5, 5, dtype=torch.float64)
+    with pytest.raises(ValueError, match=f"{part}.*with a cache, .* the new queries, 1, and all keys so far, 5"):
+        layer(x[:, 4:], cache=cache, **{part: whole})
+    assert layer(x[:, 4:], cache=cache, **{part: whole[4:]}).output.shape == (2, 1, 10)

@@ -237,3 +237,10 @@ def test_what_is_frozen_stays_frozen(sizes: dict[str, int]) -> None:
         learned = [name for name, p in MultiHeadAttention.from_torch(theirs).named_parameters() if p.requires_grad]
         assert len(learned) == 2
         assert {name.split(".")[1] for name in learned} <= {"bias", "value_weight", "memory_weight"}
+
+
+@pytest.mark.parametrize(("own", "said"), [({}, "12 and 12"), ({"key_size": 10}, "10 and 10")])
+def test_a_checkpoint_with_other_key_sizes_is_refused_by_its_own_names(own: dict[str, int], said: str) -> None:
+    theirs = nn.MultiheadAttention(SIZE, HEADS, kdim=10, vdim=11).state_dict()
+    with pytest.raises(ValueError, match=f"^q_proj_weight: .* key_size=10 and value_size=11, this layer has {said}"):
+        MultiHeadAttention(SIZE, HEADS, **own).load_state_dict(theirs)

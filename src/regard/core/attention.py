@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float
@@ -33,6 +33,8 @@ Listener = Callable[[Problem, Callable[[], "Attended"]], "Attended"]
 # There is usually no observer, and a call then only tests an empty tuple.
 listeners: tuple[Listener, ...] = ()
 
+_NO_TUPLE = "Attended is no tuple: read its output, weights and log_prob by name, as in attended.output"
+
 
 @dataclass(frozen=True, eq=False)
 class Attended:
@@ -43,7 +45,10 @@ class Attended:
     log_prob: Float[Tensor, "... q"] | None = None
 
     def __iter__(self) -> Iterator[object]:
-        raise TypeError("Attended is no tuple: read its output, weights and log_prob by name")
+        raise TypeError(_NO_TUPLE)
+
+    def __getitem__(self, place: object) -> NoReturn:
+        raise TypeError(_NO_TUPLE)
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,9 +56,8 @@ class Plan:
     """How a call would be computed: the backend, why others were refused, the operations, the memory, and the kernel.
 
     `flops` counts multiplications and additions of the forward pass over the pairs that the mask allows (estimated by
-    blocks); `bytes` is the working memory beside inputs, output and requested weights, an estimate, and for a score of
-    your own on `reference` often a large overestimate; `kernel` names the code that runs for these tensors within the
-    backend, such as "flash", "triton window" or "exponential (compiled)".
+    blocks); `bytes` is the working memory beside inputs, output and requested weights, an estimate; `kernel` names the
+    code that runs for these tensors within the backend, such as "flash", "triton window" or "exponential (compiled)".
 
     >>> explain(torch.zeros(4, 8), torch.zeros(5, 8), torch.zeros(5, 8))
     Plan

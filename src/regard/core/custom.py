@@ -7,6 +7,7 @@ uses must not change before the backward pass. This is not checked. `backend="re
 all pairs, and has no such condition.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ class Custom(Score):
     """Any pairwise function (query, key) -> scores, as a score with known cost and parameters.
 
     A trial call on a few vectors finds out which tensors it captured (parameters of a module, variables of a closure,
-    leaves or not), so that recomputation in the backward pass can give them gradients, and how many numbers it computes
+    leaves or not), so that recomputation in the backward pass can give them gradients, and how many numbers it stores
     for each pair, so that blocks fit memory.
     """
 
@@ -53,9 +54,9 @@ class Custom(Score):
     def probe(
         self, query: Float[Tensor, "*lead h q d"], key: Float[Tensor, "*lead g k d2"], group: int = 1
     ) -> "Custom":
-        """Call the function on a few pairs, and record the tensors it captured and the numbers it computed."""
-        # The numbers of queries and keys differ, so that scores with swapped axes are noticed.
-        few = query[..., :2, :].detach().clone(), key[..., :3, :].detach().repeat_interleave(group, -3)
+        """Call the function on a few pairs, and record the tensors it captured and the numbers it stored."""
+        rows, columns = _few(query, key)
+        few = query[..., :rows, :].detach().clone(), key[..., :columns, :].detach().repeat_interleave(group, -3)
         try:
             return self._probe(*few)
         except _ShapeError as error:
@@ -77,7 +78,7 @@ class Custom(Score):
             return None
 
     def _probe(self, query: Tensor, key: Tensor) -> "Custom":
-        seen = _Captured((query, key))
+        seen = _Captured(query, key)
         with _RestoredRandomState(query.device) as random, torch.enable_grad():
             try:
                 with seen:
@@ -141,13 +142,14 @@ def leaves(scores: Tensor, known: tuple[Tensor, ...] = ()) -> list[Tensor]:
 
 
 class _Captured(torch.overrides.TorchFunctionMode):
-    """Observes every torch call: records outside tensors with a gradient, and counts computed numbers."""
+    """Observes every torch call: records outside tensors with a gradient, and counts the numbers stored for pairs."""
 
-    def __init__(self, inputs: tuple[Tensor, ...]) -> None:
+    def __init__(self, query: Tensor, key: Tensor) -> None:
         super().__init__()
         self.tensors: list[Tensor] = []
         self.numbers = 0
-        self._inside = list(inputs)  # references stay alive, so that no id is reused
+        self._lengths = query.shape[-2], key.shape[-2]
+        self._inside = [query, key]  # references stay alive, so that no id is reused
 
     def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
@@ -160,8 +162,17 @@ class _Captured(torch.overrides.TorchFunctionMode):
         for tensor in _tensors_in(result):
             if id(tensor) not in known:
                 self._inside.append(tensor)
-                self.numbers += tensor.numel()
+                if not tensor._is_view() and self._may_be_of_pairs(tensor.shape):
+                    self.numbers += tensor.numel()
         return result
+
+    def _may_be_of_pairs(self, shape: torch.Size) -> bool:
+        """Return whether the shape contains both the number of queries and that of keys, on their own or in a
+        product."""
+        queries, keys = self._lengths
+        return any(size % (queries * keys) == 0 for size in shape) or any(
+            one % queries == 0 and other % keys == 0 for one, other in itertools.permutations(shape, 2)
+        )
 
 
 class _RestoredRandomState:
@@ -189,6 +200,19 @@ class _RestoredRandomState:
 
     def _states(self) -> list[Tensor]:
         return [torch.get_rng_state(), *(torch.cuda.get_rng_state(index) for index in self._devices)]
+
+
+def _few(query: Tensor, key: Tensor) -> tuple[int, int]:
+    """Return the numbers of queries and keys of the trial call.
+
+    They differ, so that scores with swapped axes are noticed, and are primes that divide no other axis, so that a
+    shape shows whether it contains them.
+    """
+    others = {*query.shape[:-2], *key.shape[:-2], query.shape[-1], key.shape[-1]}
+    primes = [prime for prime in (3, 5, 7, 11, 13) if not any(size % prime == 0 for size in others)]
+    if len(primes) >= 2 and primes[0] <= query.shape[-2] and primes[1] <= key.shape[-2]:
+        return primes[0], primes[1]
+    return min(2, query.shape[-2]), min(3, key.shape[-2])
 
 
 def _tensors_in(tree: object) -> list[Tensor]:

@@ -15,13 +15,13 @@ from regard.core.transforms import transformed
 from regard.kernels import linear_blocks
 from regard.kernels.availability import TRITON
 
-_SIZE = 128  # the largest key and value size: their sum, a matrix, is held in registers
-_CHUNK, _SUMS = 64, 4 << 30  # positions of a causal chunk, and the largest size of the sums of all chunks in bytes
+_SIZE = 128  # the largest size of keys and values: the sum of their products is in registers
+_CHUNK, _SUMS = 64, 4 << 30  # positions of a causal chunk, and the largest size of all chunks' sums in bytes
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
 def serves(problem: Problem, features: Features, causal: bool) -> bool:
-    """Return whether the kernels can compute this call."""
+    """Return whether the kernels compute this call."""
     if problem.device.type != "cuda" or not TRITON or torch.compiler.is_compiling() or transformed():
         return False
     if problem.query.dtype not in (*HALF, torch.float32) or problem.empty or problem.value.shape[-1] == 0:
@@ -65,7 +65,7 @@ def attend(problem: Problem, features: Features, causal: bool) -> Tensor:
 
 
 def blocks_serve(problem: Problem, given: tuple[Tensor, ...], features: Features, causal: bool) -> bool:
-    """Return whether the blocks of matrix products on the CPU can compute this call."""
+    """Return whether the blocks of matrix products on the CPU compute this call."""
     if problem.device.type != "cpu" or problem.group > 1 or problem.empty:
         return False
     performer = isinstance(features, PerformerFeatures)
@@ -87,7 +87,7 @@ def blocks_serve(problem: Problem, given: tuple[Tensor, ...], features: Features
 def attend_in_blocks(
     problem: Problem, features: Features, chunk: int | None, rows: int, general: Callable[..., Tensor]
 ) -> Tensor | None:
-    """Return the output, (…, h, q, e), causal with a `chunk`; None if values are too large or too small.
+    """Return the output, (…, h, q, e), causal with a `chunk`, or None if numbers are too large or too small for it.
 
     A causal pass computes the rows before the first such number in blocks and the others by `general`, so that later
     positions do not change one bit of earlier ones.

@@ -123,6 +123,10 @@ class Band(Mask):
             some, every = some & (least <= self.high), every & (most <= self.high)
         return Coarse(some, every)
 
+    def allows_all(self, queries: int, keys: int) -> bool:
+        """Return whether each of so many queries may attend all keys, as one query after a cache of keys may."""
+        return (self.low is None or self.low <= 1 - queries) and (self.high is None or self.high >= keys - 1)
+
 
 @dataclass(frozen=True, eq=False)
 class Padding(Mask):

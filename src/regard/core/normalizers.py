@@ -24,9 +24,10 @@ Estimator = Literal["straight_through", "reinforce", "gumbel"]
 class Normalizer:
     """A function from scores to weights over the last axis.
 
-    A subclass implements `__call__` (or `forward`, if its first base is `nn.Module`). `allowed` broadcasts to the
-    scores; None means that every key is allowed. A key that is not allowed gets weight 0, and so does every key of a
-    row in which nothing is allowed. This is not checked.
+    A subclass implements `__call__` (or `forward`, if its first base is `nn.Module`). It returns weights of the shape
+    of the scores. `allowed` broadcasts to the scores; None means that every key is allowed. A key that is not allowed
+    gets weight 0, and so does every key of a row in which nothing is allowed: `attention` sets these weights to 0 if
+    the subclass did not.
     """
 
     name = "normalizer"
@@ -39,7 +40,10 @@ class Normalizer:
     def __call__(
         self, scores: Float[Tensor, "*rows k"], allowed: Bool[Tensor, "..."] | None = None
     ) -> Float[Tensor, "*rows k"]:
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} must define __call__(self, scores, allowed=None); a module that defines forward "
+            "needs nn.Module as its first base, before regard.Normalizer"
+        )
 
 
 def _checked(allowed: object) -> None:
@@ -47,6 +51,45 @@ def _checked(allowed: object) -> None:
     if allowed is not None and (not isinstance(allowed, Tensor) or allowed.dtype != torch.bool):
         came = str(allowed.dtype) if isinstance(allowed, Tensor) else type(allowed).__name__
         raise TypeError(f"allowed must be a bool tensor (True = may attend), got {came}; masks go to attention(mask=…)")
+
+
+def normalized(
+    normalize: Normalizer,
+    scores: Float[Tensor, "*rows k"],
+    allowed: Bool[Tensor, "..."] | None,
+    *,
+    may_be_infinite: bool = True,
+) -> Float[Tensor, "*rows k"]:
+    """Return the weights of a normaliser. Those of the caller's own are checked, and set to 0 where masked.
+
+    A row with nothing allowed is given to it as if everything were allowed, with scores of 0 if they may be −inf: so
+    the row that is replaced by zeros has no NaN in its gradient.
+    """
+    if not of_the_caller(normalize):
+        return normalize(scores, allowed)
+    if allowed is None:
+        return _as_weights(normalize(scores, None), scores, normalize)
+    filled = allowed.any(-1, keepdim=True)
+    safe = torch.where(filled, scores, 0) if may_be_infinite else scores
+    weights = _as_weights(normalize(safe, allowed | ~filled), scores, normalize)
+    return torch.where(allowed, weights, 0)
+
+
+def of_the_caller(normalize: Normalizer) -> bool:
+    """Return whether the normaliser is defined outside of regard."""
+    return not type(normalize).__module__.startswith("regard.")
+
+
+def _as_weights(weights: object, scores: Tensor, normalize: Normalizer) -> Tensor:
+    """Return the weights in the dtype of the scores; raise unless they are real numbers in the shape of the scores."""
+    expected = f"{type(normalize).__name__} must return weights in the shape of the scores, {tuple(scores.shape)}"
+    if not isinstance(weights, Tensor):
+        raise TypeError(f"{expected}, got {type(weights).__name__}")
+    if weights.is_complex() or weights.dtype == torch.bool:
+        raise TypeError(f"{expected}, as real numbers, got {weights.dtype}")
+    if weights.shape != scores.shape:
+        raise ValueError(f"{expected}, got {tuple(weights.shape)}")
+    return weights.to(scores.dtype)
 
 
 def masked(scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:

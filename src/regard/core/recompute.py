@@ -33,6 +33,8 @@ def weights(problem: Problem, chosen: Tensor | None, lse: Tensor | None = None) 
     assert request is not None
     if summaries.serves(problem):
         return summaries.weights(problem, lse)
+    if lse is not None and summaries.sums_serve(problem):
+        return summaries.sums(problem, lse)
     problem, _ = cleaned(kernel_scores.by_kernel(problem))
     queries = problem.shape[-2]
     if isinstance(request, Full):
@@ -120,7 +122,7 @@ def _rows(problem: Problem, rows: Span, chosen: Tensor | None) -> Tensor:
         return one_hot(index, like, problem.open(scores, rows, columns))
     scores = _row_scores(problem, rows)
     allowed = problem.open(scores, rows, columns)
-    return problem.normalize(scores, allowed) if hard is None else hard.distribution(scores, allowed)
+    return problem.weights(scores, allowed) if hard is None else hard.distribution(scores, allowed)
 
 
 def _row_scores(problem: Problem, rows: Span) -> Tensor:

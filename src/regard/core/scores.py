@@ -300,7 +300,8 @@ class Additive(Score):
     def __call__(
         self, query: Float[Tensor, "*#lead q f"], key: Float[Tensor, "*#lead k f"]
     ) -> Float[Tensor, "... q k"]:
-        hidden = ACTIVATIONS[self.activation](query.unsqueeze(-2) + key.unsqueeze(-3))
+        hidden = query.unsqueeze(-2) + key.unsqueeze(-3)
+        hidden = hidden.tanh_() if self.activation == "tanh" else ACTIVATIONS[self.activation](hidden)
         weight = self.weight.to(query.dtype)
         if weight.ndim == 2:
             weight = weight[:, None]  # (h, 1, f): one vector for all queries of a head

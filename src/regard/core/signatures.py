@@ -31,10 +31,10 @@ def signature(
     dropout: object,
     request: object,
 ) -> Hashable | None:
-    """Return the signature of a call; None for the caller's own classes, and inside torch.compile or torch.func."""
+    """Return the signature of a call; None for the caller's own classes, and inside compilers and torch.func."""
     if not type(query) is type(key) is type(value) is Tensor or type(dropout) is not float:
         return None
-    if torch.compiler.is_compiling() or transformed():
+    if torch.compiler.is_compiling() or transformed() or torch.jit.is_tracing():
         return None
     if not query.layout is key.layout is value.layout is torch.strided:
         return None

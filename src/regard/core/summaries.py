@@ -1,6 +1,7 @@
-"""Requested summaries of softmax weights by Triton kernels, at about half the cost of a forward pass.
+"""Requested summaries of softmax weights at about the cost of a forward pass, by Triton kernels on CUDA.
 
-`recompute` computes the same for every mechanism and device; it is the specification.
+On the CPU received weights and entropy are computed from the log-sum-exp that the forward pass returns. `recompute`
+computes the same for every mechanism and device; it is the specification.
 """
 
 from typing import Any
@@ -16,6 +17,7 @@ from regard.core.problem import HALF, Problem
 from regard.core.requests import Entropy, LogSumExp, Received, Top, TopWeights
 from regard.core.transforms import transformed
 from regard.kernels.availability import TRITON
+from regard.kernels.weight_sums import weight_sums
 
 _SIZE = 256  # the largest query and key size: whole tiles are in registers and shared memory
 _COUNT = 32  # the largest number of weights that `top` may request
@@ -61,6 +63,33 @@ def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
     kind = next(name for record, name in kinds if isinstance(request, record))
     found = kernels.summary(query, key, pairs, product.scale, lse, kind)
     return found.reshape(*lead, found.shape[-1])
+
+
+def sums_serve(problem: Problem) -> bool:
+    """Return whether the request can be computed on the CPU from the log-sum-exp of each row."""
+    if problem.device.type != "cpu" or not isinstance(problem.request, (Entropy, Received)) or problem.empty:
+        return False
+    if problem.differentiated or torch.compiler.is_compiling() or transformed():
+        return False
+    if not problem.normalize.is_softmax or problem.score.why_no_product() is not None or problem.bias is not None:
+        return False
+    found = clauses(problem.mask, *problem.shape[-2:])
+    return found is not None and not found.segments and not found.dense
+
+
+def sums(problem: Problem, lse: Tensor) -> Tensor:
+    """Return entropy or received weights on the CPU from the log-sum-exp (…, h, q). All inputs must be finite."""
+    product, found = problem.score.as_product(problem.query, problem.key), clauses(problem.mask, *problem.shape[-2:])
+    assert product is not None  # checked by sums_serve()
+    assert found is not None
+    lead, keys = problem.shape[:-2], problem.shape[-1]
+    query, key = (t.detach().to(problem.dtype) for t in (product.query, product.key))
+    query, key = (t.reshape(-1, *t.shape[-2:]) for t in (query * product.scale, problem.repeat(key)))
+    lengths = [keys] * query.shape[0]
+    if found.lengths is not None:
+        lengths = found.lengths.clamp(0, keys).expand(lead).flatten().tolist()
+    entropy, lse = isinstance(problem.request, Entropy), lse.detach().reshape(query.shape[:2])
+    return weight_sums(query, key, lse, found.low, found.high, lengths, entropy).reshape(*lead, -1)
 
 
 def _pairs(problem: Problem, shape: tuple[int, ...]) -> Any:

@@ -1,9 +1,9 @@
 """Linear attention on the CPU: matrix products of blocks that stay in the caches, and their gradient.
 
 With features φ the sums S = Σ φ(k_j) v_jᵀ and z = Σ φ(k_j) give output_i = φ(q_i) S / φ(q_i)·z; a causal pass adds the
-pairs of a chunk to the sums before it. Features are not rescaled, so the results are valid only where `sound`; else
-`regard.core.linear`, the reference implementation, must compute them. bfloat16 is multiplied as bfloat16, with
-logarithms of features and sums over blocks in float32.
+pairs of a chunk to the sums before it. Features are not rescaled, so the results are valid only if `sound` returns
+True; otherwise `regard.core.linear`, the reference implementation, must compute them. bfloat16 is multiplied
+as bfloat16, with logarithms of features and sums over blocks in float32.
 """
 
 import math
@@ -30,12 +30,12 @@ class Elu:
         return x.clamp_max(0).exp_().add_(x.clamp_min(0))
 
     def gradient(self, x: Tensor, mapped: Tensor, change: Tensor) -> Tensor:
-        """Return the gradient of x from that of its features; both inputs are overwritten."""
+        """Return the gradient of x from that of its features. Both tensors of features are overwritten."""
         return change.mul_(mapped.clamp_max_(1))
 
     def fits(self, x: Tensor) -> Tensor:
         """Return which vectors have features that neither overflow nor underflow."""
-        return (x < torch.inf).all(-1)  # the divisors show the other cases
+        return (x < torch.inf).all(-1)  # the bounds of the divisors cover the rest
 
 
 class Performer:
@@ -67,14 +67,14 @@ Map = Elu | Performer
 
 
 def sound(features: Map, query: Tensor, key: Tensor, value: Tensor, divisor: Tensor) -> bool:
-    """Return whether all features, values and divisors are within the bounds, and none is NaN."""
+    """Return whether all features, values and divisors are within the bounds. NaN is outside."""
     ends = [float(end) for t in (value, divisor) for end in t.aminmax()]
     within = -_VALUE < ends[0] <= ends[1] < _VALUE and _LEAST < ends[2] <= ends[3] < _MOST
     return within and (isinstance(features, Elu) or all(bool(features.fits(x).all()) for x in (query, key)))
 
 
 def sound_rows(features: Map, query: Tensor, key: Tensor, value: Tensor, divisor: Tensor) -> int:
-    """Return the number of first positions at which everything is within the bounds, in all sequences."""
+    """Return the number of leading positions at which everything is within the bounds in all sequences."""
     fine = features.fits(query) & features.fits(key) & (value.abs() < _VALUE).all(-1)
     fine &= ((divisor > _LEAST) & (divisor < _MOST)).squeeze(-1)
     return int(fine.all(0).cumprod(0).sum())
@@ -91,7 +91,7 @@ def _spans(length: int, step: int) -> list[slice]:
 def _forward(
     features: Map, query: Tensor, key: Tensor, value: Tensor, step: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return output, divisors, S and z if every query attends all keys: (b, n, …)."""
+    """Return output, divisors, S and z if every query attends all keys."""
     dtype, wide = value.dtype, _wide(value.dtype)
     sums = value.new_zeros(key.shape[0], features.count, value.shape[-1], dtype=wide)
     total = key.new_zeros(key.shape[0], features.count, dtype=wide)
@@ -132,20 +132,19 @@ def _backward(
 
 
 def _segments(length: int, chunk: int, step: int) -> list[tuple[slice, int]]:
-    """Return segments of whole chunks, of at most `step` positions each, and their chunk length; the rest is one
-    more."""
+    """Return runs of whole chunks, at most `step` positions each, and their chunk length; the rest is one more run."""
     whole = length // chunk * chunk
     runs = [(slice(first, min(first + step, whole)), chunk) for first in range(0, whole, step)]
     return runs + ([(slice(whole, length), length - whole)] if whole < length else [])
 
 
 def _chunks(x: Tensor, chunk: int) -> Tensor:
-    """Return (b, n, d) as (b · n / chunk, chunk, d)."""
+    """Reshape (b, n, d) to (b · n / chunk, chunk, d)."""
     return x.reshape(-1, chunk, x.shape[-1])
 
 
 def _running(before: Tensor, added: Tensor, backwards: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the sums before each chunk (b, c, …), starting from `before`, and the sum after the last."""
+    """Return for each chunk (b, c, …) the sum of `before` and the chunks before it, and the sum of all."""
     order = range(added.shape[1] - 1, -1, -1) if backwards else range(added.shape[1])
     sums = torch.empty(added.shape, dtype=before.dtype)
     for c in order:
@@ -157,7 +156,7 @@ def _running(before: Tensor, added: Tensor, backwards: bool = False) -> tuple[Te
 def _causal_forward(
     features: Map, query: Tensor, key: Tensor, value: Tensor, chunk: int, step: int
 ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
-    """Return output, divisors and, for each segment, S and z before its chunks."""
+    """Return output, divisors and, for each segment, S and z of the keys before each of its chunks."""
     dtype, wide, b = value.dtype, _wide(value.dtype), value.shape[0]
     sums = value.new_zeros(b, features.count, value.shape[-1], dtype=wide)
     total = key.new_zeros(b, features.count, dtype=wide)
@@ -230,7 +229,7 @@ class _Blocks(torch.autograd.Function):
         change: Tensor = upstream[0]
         query, key, value, output, divisor = ctx.saved_tensors
         features, chunk, step, again = ctx.settings
-        if torch.is_grad_enabled():  # second derivatives are those of the general path
+        if torch.is_grad_enabled():  # the general path provides second derivatives
             grads = torch.autograd.grad(again(query, key, value), (query, key, value), change, create_graph=True)
         elif chunk is None:
             grads = _backward(features, query, key, value, (output, divisor, *ctx.sums), change, step)
@@ -242,10 +241,9 @@ class _Blocks(torch.autograd.Function):
 def linear_attention(
     features: Map, query: Tensor, key: Tensor, value: Tensor, chunk: int | None, step: int, again: Again
 ) -> tuple[Tensor, Tensor]:
-    """Return the output (b, q, e) of queries (b, q, d), keys (b, k, d) and values (b, k, e), and the divisors (b, q,
-    1).
+    """Return the output (b, q, e) of query (b, q, d), key (b, k, d) and value (b, k, e), and the divisors (b, q, 1).
 
-    With `chunk` query i attends keys j ≤ i, and the numbers of queries and keys are equal; blocks have at most `step`
-    positions. `again` computes the same and is differentiated for second derivatives.
+    With `chunk`, query i attends keys j ≤ i, and there are as many keys as queries. Blocks have at most `step`
+    positions. `again` computes the same output and is differentiated for second derivatives.
     """
     return _Blocks.apply(features, query, key, value, chunk, step, again)

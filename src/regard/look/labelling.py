@@ -14,15 +14,15 @@ def named(records: Sequence[Record], name: str) -> list[Record]:
     ]
 
 
-def put(
+def plans(
     records: Sequence[Record],
     what: str,
     labels: Sequence[Labels],
     *,
     batch: int | Sequence[int] | None,
     strictly: bool,
-) -> None:
-    """Assign labels to the rows or columns of the records that they fit; if `strictly`, they must fit all of them."""
+) -> list[tuple[Record, list[Labels | None]]]:
+    """Return the records that labels of rows or columns fit, each with its new labels; strictly: they must fit all."""
     lengths = {len(one) for one in labels}
     if len(lengths) > 1:
         raise ValueError(
@@ -34,12 +34,7 @@ def put(
     fit = [record for record, size in zip(records, sizes, strict=True) if size == length]
     if not fit or (strictly and len(fit) < len(records)):
         raise ValueError(f"{what} has {length} labels, but the records have {sorted(set(sizes))} {what}")
-    plans = [_plan(record, what, labels, batch) for record in fit]  # computed before any record is changed
-    for record, plan in zip(fit, plans, strict=True):
-        if what == "rows":
-            record.row_labels = plan
-        else:
-            record.column_labels = plan
+    return [(record, _plan(record, what, labels, batch)) for record in fit]
 
 
 def _plan(

@@ -6,7 +6,8 @@ of inner blocks are added to all of them, then the parts in which the paths diff
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 Words = tuple[str, ...]
@@ -15,6 +16,7 @@ _PART = re.compile(r"[A-Za-z_]\w*|\d+")
 _CROSS = re.compile(r"cross|enc_?dec|encoder_?att|attn2|memory_att", re.IGNORECASE)
 _BESIDE = "multihead_attn"  # cross-attention of nn.TransformerDecoderLayer, beside its self-attention
 _SELF = re.compile(r"self|attn1", re.IGNORECASE)
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a whole part of a path
 _SIDES = ("encoder", "decoder")
 
 
@@ -37,7 +39,8 @@ def layer_names(names: Sequence[str]) -> list[Words | None]:
     [('layer', '0'), ('layer', '1'), None]
     """
     paths = {name: path for name in names if (path := _path(name)) is not None}
-    paths = {name: path._replace(role="cross") if _is_beside(name, paths) else path for name, path in paths.items()}
+    crossing = cross_attention(paths)
+    paths = {name: path._replace(role="cross") if name in crossing else path for name, path in paths.items()}
     if not paths:
         return [None] * len(names)
     crossed = {path.sides for path in paths.values() if path.role == "cross"}
@@ -55,19 +58,54 @@ def layer_names(names: Sequence[str]) -> list[Words | None]:
     return [None] * len(names)
 
 
-def stack_of(name: str) -> str | None:
-    """Return the path with `*` for the number of the layer, equal for all layers of a stack; None for other names.
+def stacks(names: Iterable[str]) -> dict[str, str]:
+    """Return the stack of each name, as a pattern: the paths of its layers differ in one number, which is `*`.
 
-    >>> stack_of("encoder.layer.11.attention.self")
-    'encoder.layer.*.attention.self'
+    If the paths differ in several numbers, `*` is the first of them. A side without numbered layers is a stack of
+    its own. Other names have no stack.
+
+    >>> set(stacks(f"encoder.layer.{number}.attention.self" for number in range(12)).values())
+    {'encoder.layer.*.attention.self'}
     """
-    return None if _path(name) is None else re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name, count=1)
+    alike: dict[str, list[str]] = defaultdict(list)
+    found: dict[str, str] = {}
+    for name in names:
+        if _path(name) is not None:
+            alike[_NUMBER.sub("*", name)].append(name)
+        elif sides := [part for part in name.split(".") if part in _SIDES and _is_path(name)]:
+            found[name] = f"{name[: name.rindex(sides[-1])]}{sides[-1]}.*"
+    for group in alike.values():
+        numbers = [_NUMBER.findall(name) for name in group]
+        varying = [place for place, each in enumerate(zip(*numbers, strict=True)) if len(set(each)) > 1]
+        place = varying[0] if varying else 0
+        for name in group:
+            start, end = [match.span() for match in _NUMBER.finditer(name)][place]
+            found[name] = f"{name[:start]}*{name[end:]}"
+    return found
+
+
+def cross_attention(names: Iterable[str]) -> set[str]:
+    """Return the names that are paths of cross-attention.
+
+    >>> cross_attention(["decoder.layers.0.self_attn", "decoder.layers.0.multihead_attn", "encoder.layers.0.self_attn"])
+    {'decoder.layers.0.multihead_attn'}
+    """
+    names = list(names)
+    return {
+        name
+        for name in names
+        if _is_path(name) and (_CROSS.search(name) is not None or _is_beside(name, [*filter(_SELF.search, names)]))
+    }
+
+
+def _is_path(name: str) -> bool:
+    return all(_PART.fullmatch(part) for part in name.split("."))
 
 
 def _path(name: str) -> _Path | None:
     parts = name.split(".")
     numbers = tuple(part for part in parts if part.isdecimal())
-    if not numbers or not all(_PART.fullmatch(part) for part in parts):
+    if not numbers or not _is_path(name):
         return None
     words = [part for part in parts if not part.isdecimal()]
     cross = any(_CROSS.search(part) for part in words)
@@ -77,11 +115,9 @@ def _path(name: str) -> _Path | None:
     return _Path(sides, numbers, role, tuple(named))
 
 
-def _is_beside(name: str, paths: Mapping[str, _Path]) -> bool:
+def _is_beside(name: str, self_attention: Sequence[str]) -> bool:
     layer, _, last = name.rpartition(".")
-    return last == _BESIDE and any(
-        path.role == "self" and other.rpartition(".")[0] == layer for other, path in paths.items()
-    )
+    return last == _BESIDE and any(other.rpartition(".")[0] == layer for other in self_attention)
 
 
 def _said(path: _Path, crossed: set[Words], numbers: Words) -> Words:

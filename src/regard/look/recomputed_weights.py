@@ -140,7 +140,7 @@ class Pairs:
                 return _with_sinks(scores, allowed, self._sinks[heads.start : heads.stop])
             if isinstance(problem.normalize, Hard) and problem.sample:
                 return problem.normalize.distribution(scores, allowed)
-            return problem.normalize(scores, allowed)
+            return problem.weights(scores, allowed)
 
     def _scores(self, batch: slice, heads: range, rows: Tensor, columns: range) -> Tensor:
         problem = self._problem

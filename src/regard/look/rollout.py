@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.look.attention_records import Record
+from regard.look.layer_names import cross_attention, stacks
 
 
 def rollout(records: Sequence[Record], *, batch: int = 0, residual: float = 0.5, gradients: bool = False) -> Tensor:
@@ -41,3 +42,20 @@ def rollout(records: Sequence[Record], *, batch: int = 0, residual: float = 0.5,
         layer = (1 - residual) * record.weights().mean(0) + residual * torch.eye(size)
         total = (layer / layer.sum(-1, keepdim=True).clamp_min(torch.finfo(layer.dtype).tiny)) @ total
     return total
+
+
+def check_one_stack(chosen: Sequence[str], names: Sequence[str]) -> None:
+    """Raise unless the chosen names, of all names of a trace, are the self-attention of one stack, each once."""
+    stack_of, crossing = stacks(chosen), cross_attention(names)
+    found = list(dict.fromkeys((stack_of.get(name, ""), name in crossing) for name in chosen))
+    if len(found) == 1 and not found[0][1]:
+        if 1 < len(set(chosen)) < len(chosen):  # one name alone is a layer that the model applies several times
+            raise ValueError(
+                "rollout needs one pass through the layers, and the trace has several calls of them: choose one, as in "
+                "regard.Trace(records=[record for record in trace if record.call == 0]).rollout()"
+            )
+        return
+    other = ", ".join(repr(name) for name in chosen if name not in stack_of)
+    said = [(repr(stack) if stack else other) + " (cross-attention)" * cross for stack, cross in found]
+    fit = next((f": choose one with of=, such as of={stack!r}" for stack, cross in found if stack and not cross), "")
+    raise ValueError(f"rollout needs the self-attention of one stack of layers, got {', '.join(said)}{fit}")

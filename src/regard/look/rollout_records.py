@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.look.attention_records import Record
-from regard.look.layer_names import layer_names, stack_of
+from regard.look.layer_names import cross_attention, layer_names, stacks
 from regard.look.rollout import rollout
 
 KIND = "rollout"
@@ -59,18 +59,20 @@ def with_rollouts(records: Sequence[Record]) -> list[Record]:
     ('rollout', tensor([[0.5000, 0.5000],
             [0.5000, 0.5000]]))
     """
-    stacks: dict[str, list[Record]] = {}
+    names = [record.name for record in records]
+    stack_of, crossing = stacks(names), cross_attention(names)
+    found: dict[str, list[Record]] = {}
     words: dict[str, tuple[str, ...]] = {}
-    for record, said in zip(records, layer_names([record.name for record in records]), strict=True):
-        stack = stack_of(record.name)
-        if stack is not None and said is not None and said[-1] != "cross":
-            stacks.setdefault(stack, []).append(record)
+    for record, said in zip(records, layer_names(names), strict=True):
+        if said is not None and record.name not in crossing:
+            stack = stack_of[record.name]
+            found.setdefault(stack, []).append(record)
             words[stack] = tuple(word for word in said if not word[0].isdecimal())
-    rolled = {stack: layers for stack, layers in stacks.items() if _can(layers)}
-    names = {stack: " ".join((*words[stack], KIND)) if len(rolled) > 1 else KIND for stack in rolled}
-    if len(set(names.values())) < len(names):
-        names = {stack: f"{stack} {KIND}" for stack in rolled}
-    return [*records, *(_record(names[stack], layers) for stack, layers in rolled.items())]
+    rolled = {stack: layers for stack, layers in found.items() if _can(layers)}
+    titles = {stack: " ".join((*words[stack], KIND)) if len(rolled) > 1 else KIND for stack in rolled}
+    if len(set(titles.values())) < len(titles):
+        titles = {stack: f"{stack} {KIND}" for stack in rolled}
+    return [*records, *(_record(titles[stack], layers) for stack, layers in rolled.items())]
 
 
 def _can(layers: Sequence[Record]) -> bool:

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from regard.look import drawings
 from regard.look.attention_records import Given, Record, nbytes
-from regard.look.labelling import in_a_row, named, put
+from regard.look.labelling import in_a_row, named, plans
 from regard.look.labels import Labelling, labels_of
 from regard.look.layer_names import layer_names
 from regard.look.notebook import Displayed, framed, in_notebook
 from regard.look.recomputed_weights import Joined, Worst
-from regard.look.rollout import rollout
+from regard.look.rollout import check_one_stack, rollout
 from regard.look.trace_files import LARGEST_FILE, read, write
 
 _UNTITLED = "Attention"
@@ -83,6 +83,9 @@ class Trace:
 
     def __getitem__(self, place: str | tuple[str, int]) -> Record:
         """Return the record of a name (its first call), or of (name, call)."""
+        if not isinstance(place, (str, tuple)):
+            hint = f": records by number are in trace.records[{place!r}]" if isinstance(place, (int, slice)) else ""
+            raise TypeError(f"a trace is indexed by a name or (name, call), got {place!r}{hint}")
         name, call = (place, None) if isinstance(place, str) else place
         calls = [record for record in self.records if record.name == name]
         for record in calls:
@@ -133,9 +136,16 @@ class Trace:
         as `decoder.*`, those records must fit, or an error is raised.
         """
         chosen = self._chosen(of)
-        for what, given in (("rows", rows), ("columns", columns)):
-            if given is not None:
-                put(chosen, what, labels_of(given), batch=batch, strictly=of is not None)
+        strictly = of is not None
+        # Both are checked before any record is changed.
+        by_row = [] if rows is None else plans(chosen, "rows", labels_of(rows), batch=batch, strictly=strictly)
+        by_column = (
+            [] if columns is None else plans(chosen, "columns", labels_of(columns), batch=batch, strictly=strictly)
+        )
+        for record, labels in by_row:
+            record.row_labels = labels
+        for record, labels in by_column:
+            record.column_labels = labels
         return self
 
     def joined(self) -> "Trace":
@@ -183,15 +193,12 @@ class Trace:
 
         See `regard.look.rollout`.
 
-        `of` selects layers by a name or a pattern. All selected layers are multiplied, so select one stack of
-        self-attention: in an encoder-decoder model `of="encoder.*"`, for example.
+        `of` selects layers by a name or a pattern. They must be the self-attention of one stack of layers: in an
+        encoder-decoder model `of="encoder.*"`, for example.
         """
-        return rollout(
-            self._chosen(of),
-            batch=batch,
-            residual=residual,
-            gradients=gradients,
-        )
+        chosen = self._chosen(of)
+        check_one_stack([record.name for record in chosen], self.names)
+        return rollout(chosen, batch=batch, residual=residual, gradients=gradients)
 
     def save(self, path: str | Path, **options: int) -> Path:
         """Write the trace to one safetensors file: half precision; large maps by their largest weights.
@@ -207,14 +214,21 @@ class Trace:
         title, records, dropped = read(path, limit=limit)
         return cls(title, records, dropped)
 
-    def html(self, path: str | Path, **options: Any) -> Path:
+    def html(
+        self,
+        path: str | Path,
+        *,
+        title: str | None = None,
+        language: str = "en",
+        batch: int | Sequence[int] | None = None,
+    ) -> Path:
         """Write a standalone page: one file without network access.
 
-        Options are `title`, `language` ("en" or "zh") and `batch`, the sequences that the page contains: a number or
-        several; by default all, or the first ones if the page would become too large.
+        `language` is "en" or "zh". `batch` is the sequences that the page contains, a number or several; by default
+        all, or the first ones if the page would become too large.
         """
         target = Path(path)
-        target.write_text(self._page(**options), encoding="utf-8")
+        target.write_text(self._page(title=title, language=language, batch=batch), encoding="utf-8")
         return target
 
     def svg(
@@ -234,8 +248,8 @@ class Trace:
         interpolated, "cells" shows each cell as a square, "heatmap" draws rows and columns instead.
         """
         chosen = self._record(record)
+        target = _named_as(path, ".svg")
         drawing = drawings.svg(chosen, head=head, batch=batch, view=view, name=self._named(chosen))
-        target = Path(path)
         target.write_text(drawing, encoding="utf-8")
         return target
 
@@ -254,8 +268,8 @@ class Trace:
         """
         chosen = self._record(record)
         subtitle = f"{self.title} · {drawings.checked(chosen.check(batch=batch))}"
-        name = self._named(chosen)
-        return drawings.png(chosen, path, head=head, batch=batch, view=view, name=name, subtitle=subtitle)
+        name, target = self._named(chosen), _named_as(path, ".png")
+        return drawings.png(chosen, target, head=head, batch=batch, view=view, name=name, subtitle=subtitle)
 
     def _named(self, record: Record) -> str | None:
         """Return the name of the record in a drawing: the trace's title if the drawing shows everything, else the
@@ -263,11 +277,12 @@ class Trace:
         whole = len(self.records) == 1 and record.heads == record.batch == 1 and self.title != _UNTITLED
         return self.title if whole else self._said(record)
 
-    def show(self, **options: Any) -> None:
+    def show(self, *, title: str | None = None, language: str = "en", batch: int | Sequence[int] | None = None) -> None:
         """Display the page: in a notebook below the cell, elsewhere in the browser.
 
         Options are those of `html`. A trace as the last line of a cell is displayed without this call.
         """
+        options: dict[str, Any] = {"title": title, "language": language, "batch": batch}
         if in_notebook():
             import_module("IPython.display").display(Displayed(self._repr_html_(**options)))
             return
@@ -306,3 +321,11 @@ class Trace:
         if not self.records:
             raise ValueError("the trace has no records to draw")
         return self.records[0]
+
+
+def _named_as(path: str | Path, suffix: str) -> Path:
+    """Return the path; raise if its name is that of another format."""
+    target = Path(path)
+    if target.suffix.lower() not in ("", suffix):
+        raise ValueError(f"{suffix[1:]} writes a {suffix} file, got {str(path)!r}")
+    return target

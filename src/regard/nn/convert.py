@@ -102,10 +102,16 @@ def renamed(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object
     parts = [f"{prefix}{letter}_proj_weight" for letter in "qkv"]
     if not all(name in state for name in parts):
         return
-    query, key, value = (state.pop(name) for name in parts)
-    state[f"{prefix}projection.query_weight"] = query
     projection = module.projection
     assert isinstance(projection, HeadProjection)
+    key_size, value_size = (state[name].shape[-1] for name in parts[1:])
+    if (key_size, value_size) != projection.sizes[1:]:
+        raise ValueError(
+            f"{parts[0]}: the checkpoint is of a layer with key_size={key_size} and value_size={value_size}, this "
+            f"layer has {projection.sizes[1]} and {projection.sizes[2]}: give it key_size= and value_size="
+        )
+    query, key, value = (state.pop(name) for name in parts)
+    state[f"{prefix}projection.query_weight"] = query
     if projection.memory_weight is not None:
         state[f"{prefix}projection.memory_weight"] = torch.cat([key, value])
     else:

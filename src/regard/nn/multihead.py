@@ -207,7 +207,7 @@ class MultiHeadAttention(nn.Module):
         late_bias = later_bias(bias, offset, query, keys)
         for each in (late_mask, late_bias):
             if each is not None:
-                each.aligned(shape)
+                _check_late(each, shape)
         return late_mask, late_bias
 
     def _attend(
@@ -279,6 +279,15 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"query has a batch of {query.shape[0]}, the cache holds a batch of {batch}")
         if key is not None and key.shape[1] != length:
             raise ValueError(f"the cache was filled with {length} positions, key has {key.shape[1]}: not the same")
+
+
+def _check_late(part: Mask | Bias, shape: tuple[int, int, int, int]) -> None:
+    """Raise if a mask or bias beside a cache does not fit scores of this shape."""
+    try:
+        part.aligned(shape)
+    except ValueError as error:
+        said = f"with a cache, a tensor is for the new queries, {shape[-2]}, and all keys so far, {shape[-1]}"
+        raise ValueError(f"{error}; {said}") from None
 
 
 def _sum(slopes: Bias | None, bias: Bias | Tensor, query: Tensor, keys: int) -> Tensor:

@@ -155,7 +155,7 @@ def _block(tables: Tables, rows: Stretch, columns: Stretch) -> Part:
         entropy = isinstance(problem.request, Entropy)
         seen = problem.normalize.distribution(scores, allowed) if entropy else weights.detach()
     else:
-        seen = weights = problem.normalize(scores, allowed)
+        seen = weights = problem.weights(scores, allowed)
     weights = _dropped(weights, problem)
     output = weights @ value + _Summed.apply(weights, distance, tables.reach) @ tables.values
     if isinstance(problem.request, LogSumExp):

@@ -7,9 +7,10 @@ differentiable. Every other backend is compared with this one.
 import torch
 
 from regard.core.backends.result import Result
+from regard.core.custom import Custom
 from regard.core.hard import choose
 from regard.core.nonfinite import cleaned
-from regard.core.normalizers import Hard, log_sum_exp
+from regard.core.normalizers import Hard, log_sum_exp, of_the_caller
 from regard.core.problem import Problem
 from regard.core.requests import Entropy, LogSumExp
 from regard.core.spans import all_of
@@ -32,6 +33,8 @@ def working_bytes(problem: Problem) -> int:
     """Return the bytes of scores, weights and intermediate tensors of all pairs at once."""
     pairs = torch.Size(problem.shape).numel()
     floats = 3 + problem.score.floats(problem.query.shape[-1])
+    if of_the_caller(problem.normalize) and (problem.masked or isinstance(problem.score, Custom)):
+        floats += 2  # scores without −inf in empty rows, and weights without those of masked keys
     return int(pairs * floats * problem.dtype.itemsize)
 
 
@@ -55,7 +58,7 @@ def attend(problem: Problem) -> Result:
         entropy = isinstance(problem.request, Entropy)
         seen = problem.normalize.distribution(scores, allowed) if entropy else weights.detach()
     else:
-        seen = weights = problem.normalize(scores, allowed)
+        seen = weights = problem.weights(scores, allowed)
     output = _drop(weights, problem) @ problem.repeat(value)
 
     if marks is not None:

@@ -160,7 +160,8 @@ def _is_step(problem: Problem, found: Clauses | None) -> bool:
 
 def attend(problem: Problem) -> Result:
     """Compute attention by torch's fused kernels."""
-    if isinstance(problem.request, LogSumExp) and (result := _with_log_sum_exp(problem)) is not None:
+    totals = isinstance(problem.request, LogSumExp) or summaries.sums_serve(problem)
+    if totals and (result := _with_log_sum_exp(problem)) is not None:
         return result
     lead, size = problem.query.shape[:-3], problem.value.shape[-1]
     found = clauses(problem.mask, *problem.shape[-2:])
@@ -190,7 +191,7 @@ def attend(problem: Problem) -> Result:
             dropout_p=problem.dropout,
             is_causal=causal,
             scale=product.scale,
-            enable_gqa=query.shape[-3] != key.shape[-3],
+            enable_gqa=bool(query.shape[-3] != key.shape[-3]),  # a tensor in torch.jit.trace
         )
         return output if filled is None else torch.where(filled, output, 0)
 
@@ -228,9 +229,7 @@ def direct(problem: Problem) -> Direct | None:
     Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
     """
     found, (queries, keys) = clauses(problem.mask, *problem.shape[-2:]), problem.shape[-2:]
-    if problem.query.ndim != 4 or problem.key.shape[-1] != problem.value.shape[-1]:
-        return None
-    if found is None or problem.bias is not None:
+    if found is None or problem.bias is not None or problem.query.ndim != 4:
         return None
     causal, pairs = _is_causal_alone(found), _pairs_at_once(problem)
     if problem.device.type == "cpu" and (found.lengths is not None or found.segments):
@@ -242,7 +241,7 @@ def direct(problem: Problem) -> Direct | None:
     if causal and queries < keys and not on_cpu:  # keys after the last query are masked for all
         return None
     masked, few, learning = problem.mask is not None, keys < FEW, problem.differentiated
-    as_it_is = isinstance(problem.score, ScaledDot)
+    as_it_is, sizes = isinstance(problem.score, ScaledDot), (problem.key.shape[-1], problem.value.shape[-1])
     scale = problem.score.factor(problem.query.shape[-1]) if isinstance(problem.score, ScaledDot) else 1.0
     options = {"dropout_p": problem.dropout, "is_causal": causal, "enable_gqa": problem.group > 1}
     dropout, by_flash = problem.dropout, torch_sdpa.small(problem.query, problem.key, problem.value, causal)
@@ -253,11 +252,15 @@ def direct(problem: Problem) -> Direct | None:
         if by_flash and as_it_is and scale > 0 and torch.backends.cuda.flash_sdp_enabled():
             return torch_sdpa.flash(query, key, value, dropout, causal, scale)
         given = None if pairs is None else (mask if isinstance(mask, Tensor) else mask.tensor).reshape(pairs)
-        if as_it_is:
-            return torch_sdpa.attend(query, key, value, attn_mask=given, scale=scale, **options)
-        product = score.as_product(query, key)
-        assert product is not None  # checked by refuses()
-        return torch_sdpa.attend(product.query, product.key, value, attn_mask=given, scale=product.scale, **options)
+        factor = scale
+        if not as_it_is:
+            product = score.as_product(query, key)
+            assert product is not None  # checked by refuses()
+            query, key, factor = product
+        if sizes[0] == sizes[1]:
+            return torch_sdpa.attend(query, key, value, attn_mask=given, scale=factor, **options)
+        query, key, value = _equal_sizes(query, key, value)
+        return torch_sdpa.attend(query, key, value, attn_mask=given, scale=factor, **options)[..., : sizes[1]]
 
     return attended
 
@@ -289,7 +292,11 @@ def _with_log_sum_exp(problem: Problem) -> Result | None:
     product = problem.score.as_product(problem.query, problem.key)
     assert product is not None  # checked by refuses()
     plain = replace(problem, query=product.query, key=product.key, score=ScaledDot(product.scale))
-    return flash.attend(plain) if flash.serves(plain) else None
+    if not flash.serves(plain):
+        return None
+    output, lse = flash.attend(plain)[:2]
+    assert isinstance(lse, Tensor)
+    return Result(output, lse) if isinstance(problem.request, LogSumExp) else Result(output, lse=lse)
 
 
 def _needs_no_block(found: Clauses | None) -> bool:
@@ -322,9 +329,13 @@ def _every_row_sees(found: Clauses | None, queries: int, keys: int) -> bool:
 
 def _as_kernels_want(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """Return inputs with four axes and equal sizes: zero columns change neither scores nor the first output columns."""
-    size = max(problem.query.shape[-1], problem.value.shape[-1])
     tensors = (problem.query, problem.key, problem.value)
     query, key, value = (t if t.ndim == 4 else t.flatten(0, -4) if t.ndim > 4 else t.unsqueeze(0) for t in tensors)
+    return _equal_sizes(query, key, value)
+
+
+def _equal_sizes(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    size = max(query.shape[-1], value.shape[-1])
     query, key, value = (t if t.shape[-1] == size else F.pad(t, (0, size - t.shape[-1])) for t in (query, key, value))
     return query, key, value
 

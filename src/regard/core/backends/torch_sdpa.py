@@ -68,7 +68,7 @@ def small(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> bool:
 
 @functools.cache
 def _has_flash(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def flash(query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: float) -> Tensor:

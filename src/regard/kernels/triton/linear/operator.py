@@ -28,12 +28,13 @@ class Tuning(NamedTuple):
     """Tile sizes of the kernels; benchmarks try others. A causal chunk has as many positions as a tile has rows."""
 
     causal: Block = Block(64, 64, warps=4, stages=2)
-    full: Block = Block(128, 64, warps=4, stages=2)
+    full: Block = Block(128, 64, warps=8, stages=2)
     sums: Block = Block(64, 64, warps=4, stages=2)
-    gradient: Block = Block(64, 64, warps=4, stages=2)
+    gradient: Block = Block(64, 64, warps=8, stages=2)
     features: int = 64  # number of features per step
+    paired_features: int = 32  # the same in a causal pass, whose pairs take registers too
     project: str = "split"  # precision of projections in half precision
-    whole: str = "tf32"  # precision of products of half precision with sums
+    whole: str = "dot"  # precision of products of half precision with sums
 
 
 TUNING = Tuning()
@@ -61,7 +62,7 @@ class _Call(NamedTuple):
             *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *steps, h, h // g, q, k, chunk, chunks,
             chunks + 1, b * g * (chunks + 1) * features, d**-0.25 / math.log(2), 0.5 / math.sqrt(d) / math.log(2),
         )  # fmt: skip
-        return cls(places, _constants(query, features, d, e, projection is not None), causal, chunk, b, g)
+        return cls(places, _constants(query, features, d, e, projection is not None, causal), causal, chunk, b, g)
 
     def rooms(self, chunks: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Allocate the sums of chunks, and one more; totals, shifts and logarithms of first keys."""
@@ -73,7 +74,9 @@ class _Call(NamedTuple):
         return {name: self.constants[name] for name in names}
 
 
-def _constants(query: Tensor, features: int, size: int, value_size: int, performer: bool) -> dict[str, Any]:
+def _constants(
+    query: Tensor, features: int, size: int, value_size: int, performer: bool, causal: bool
+) -> dict[str, Any]:
     dot, precision, project, whole = tl.float32, "three", "three", "three"
     if not query.is_cuda:
         precision = project = whole = "interpreted"
@@ -82,7 +85,8 @@ def _constants(query: Tensor, features: int, size: int, value_size: int, perform
         dot, precision = (tl.bfloat16, "ieee") if query.dtype == torch.bfloat16 else (tl.float32, "tf32")
         project, whole = TUNING.project, TUNING.whole
     wide = [max(16, 1 << (n - 1).bit_length()) for n in (size, value_size, features)]
-    block = min(TUNING.features, wide[2]) if performer else wide[0]
+    most = TUNING.paired_features if causal else TUNING.features
+    block = min(most, wide[2]) if performer else wide[0]
     return {
         "PERFORMER": performer, "PROJECT": project, "DOT": dot, "PRECISION": precision, "WHOLE": whole, "M": features,
         "SIZE": size, "E": value_size, "D": wide[0], "EB": wide[1], "MB": block, "NF": -(-features // block),

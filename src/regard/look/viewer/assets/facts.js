@@ -64,9 +64,10 @@ export function storedOf({ record, map, whole }, finer, say) {
   };
   if (finer) return whole ? [] : [say("pooledTiles", sizes)];
   if (!whole) return [say("pooled", sizes), ...(record.pack.stride > 1 ? [say("stride", record.pack)] : [])];
-  if (record.pack.half) return [say("within", { error: compact(map.error) })];
+  const error = compact(map.error);
   const fine = compact(record.pack.peak / 131070); // half a step of 16 bits
-  return [say("precision", { error: compact(map.error), kept: record.pack.kept, fine })];
+  if (record.pack.half || record.pack.kept >= record.keys || fine === error) return [say("within", { error })];
+  return [say("precision", { error, kept: record.pack.kept, fine })];
 }
 
 // One sentence about a position of the picture.

@@ -1,7 +1,7 @@
 // Every head as a point: the breadth of its attention (entropy) against its distance.
 
 import { css } from "./colors.js";
-import { compact, known, nice } from "./format.js";
+import { compact, known, nice, textWidth } from "./format.js";
 
 const LEFT = 46;
 const BOTTOM = 44;
@@ -25,6 +25,16 @@ export function points(about) {
     }
   });
   return { apart, found };
+}
+
+// Where the name of a point begins: beside, above or below it, where it covers the fewest other points.
+function clear(x, y, wide, others, width, height) {
+  const covered = ([left, level]) => others.filter(([px, py]) =>
+    px > left - RADIUS && px < left + wide + RADIUS && Math.abs(py - level) < 7 + RADIUS).length;
+  const middle = Math.max(LEFT, Math.min(width - wide, x - wide / 2));
+  const places = [[x + 13, y], [x - 13 - wide, y], [middle, y - 20], [middle, y + 20], [middle, y - 38], [middle, y + 38]];
+  const inside = places.filter(([left, level]) => left >= LEFT && left + wide <= width && level > 24 && level < height);
+  return inside.reduce((best, place) => (covered(place) < covered(best) ? place : best), inside[0] ?? places[2]);
 }
 
 function layout({ about, names }, look) {
@@ -66,9 +76,10 @@ function layout({ about, names }, look) {
         if (!chosen) return;
         const [x, y] = at(point);
         painter.circle(x, y, RADIUS + 3, { stroke: colors.mark, line: 2 });
-        const right = x > width * 0.6;
-        const style = { size: 12, color: colors.text, weight: 600, anchor: right ? "end" : "start" };
-        painter.text(`${names[point.record]} · ${point.head}`, x + (right ? -13 : 13), y, style);
+        const name = `${names[point.record]} · ${point.head}`;
+        const style = { size: 12, color: colors.text, weight: 600 };
+        const [left, level] = clear(x, y, textWidth(name, 12, 600), found.map(at), width, height - BOTTOM);
+        painter.text(name, left, level, style);
       });
     },
     hit: (x, y) => {

@@ -30,6 +30,8 @@ export class Picture {
     this.element.classList.toggle("held", Boolean(this.layout.held) || this.layout.height > 2400);
     this.filler.style.width = `${Math.ceil(this.layout.width)}px`;
     this.filler.style.height = `${Math.ceil(this.layout.height)}px`;
+    // A canvas of the old size could overflow and show scrollbars, which would make the box too small.
+    this.canvas.style.width = this.canvas.style.height = "0";
     this.draw(true);
   }
 
@@ -46,11 +48,9 @@ export class Picture {
     const { box, canvas } = this;
     const ratio = Math.min(3, window.devicePixelRatio || 1);
     const [wide, high] = [Math.round(box.width * ratio), Math.round(box.height * ratio)];
-    if (canvas.width !== wide || canvas.height !== high) {
-      [canvas.width, canvas.height] = [wide, high];
-      canvas.style.width = `${box.width}px`;
-      canvas.style.height = `${box.height}px`;
-    }
+    if (canvas.width !== wide || canvas.height !== high) [canvas.width, canvas.height] = [wide, high];
+    canvas.style.width = `${box.width}px`;
+    canvas.style.height = `${box.height}px`;
     const context = canvas.getContext("2d");
     context.setTransform(ratio, 0, 0, ratio, -box.x * ratio, -box.y * ratio);
     this.layout.draw(new CanvasPainter(context), box);
