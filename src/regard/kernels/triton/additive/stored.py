@@ -49,7 +49,7 @@ class Recipe:
         most = tiles.columns // 2 if inputs.query.dtype == torch.float32 else tiles.columns
         rows, columns = 32 if q > 16 else 16, min(most, max(16, triton.next_power_of_2(self.e)))
         tall, narrow = 64 if q > 32 else rows, min(most // 2, columns)
-        # dS: with few programs, each would process all columns of the values alone
+        # tiles of dS have fewer rows if there would be too few programs to fill the device
         few = 16 if b * h * (k_pad // _KEYS) * _up(q, rows) < _PROGRAMS else rows
         pairwise = {"EXACT": not inputs.native or inputs.query.dtype == torch.float32, "NATIVE": inputs.native}
         product = {"NATIVE": inputs.native, "PRECISION": inputs.precision}
