@@ -1,4 +1,4 @@
-"""Two tasks about pictures in one file: brightness, and whether a statement about it is right. The models are not trained."""
+"""Two tasks about pictures in one file: brightness, and whether a statement about it is right. They train nothing."""
 
 import json
 from collections.abc import Mapping, Sequence
