@@ -43,7 +43,7 @@ def rate(examples: list[Example], links: All) -> float:
 
 
 def show(run: Path) -> tuple[list[Example], All]:
-    """Return every rate of a run; and the examples and the links with the lowest."""
+    """Print every rate of a run; return the examples, and the links with the lowest rate."""
     examples, found = told(run)
     rates = {key: rate(examples, links) for key, links in found.items()}
     for when in ("predicted", "read", "posterior"):

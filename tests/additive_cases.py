@@ -1,4 +1,4 @@
-"""Calls of the additive kernels, the explicit form in float64 beside them, and their comparison."""
+"""Calls of the additive kernels, their reference in float64, and the comparison."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.core.scores import ACTIVATIONS
 
-# All different and mostly prime; more keys than a span of 32.
+# Sizes are all different and mostly prime; there are more keys than a span of 32.
 BATCH, HEADS, GROUPS, QUERIES, KEYS, FEATURES, SIZE = 2, 2, 1, 31, 41, 11, 5
 
 
@@ -21,7 +21,7 @@ def explicit(
     allowed: Tensor,
     bias: Tensor | float,
 ) -> tuple[Tensor, Tensor]:
-    """Every pair-feature in memory; a row that attends to nothing gives 0 and a log-sum-exp of -inf."""
+    """Compute every pair-feature; a row that attends to nothing gives 0 and a log-sum-exp of -inf."""
     repeat = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
     hidden = ACTIVATIONS[activation](query[:, :, :, None] + key[:, :, None])
@@ -72,9 +72,9 @@ def compare(
     heavy: float = 1.0,
     batch: int = BATCH,
 ) -> None:
-    """Output, log-sum-exp and every gradient, each within a few times what the type itself rounds off.
+    """Check output, log-sum-exp and every gradient, each within a few roundings of the dtype.
 
-    Without a form, the one that serves large calls of this type.
+    Without `form`, that of large calls of this dtype is used.
     """
     from regard.kernels.additive.fused import additive_attention
 
@@ -113,7 +113,7 @@ def _lengths() -> dict[str, Any]:
 
 
 def _segments() -> dict[str, Any]:
-    """Ids that 32 bits could not tell from one another."""
+    """Return ids that differ only beyond 32 bits."""
     ids = {"query_ids": torch.arange(QUERIES) // 17 * 2**32, "key_ids": torch.arange(KEYS) // 13 * 2**32}
     return {name: t.expand(BATCH, -1) for name, t in ids.items()}
 
@@ -122,7 +122,7 @@ def _everything() -> dict[str, Any]:
     return {
         **_segments(),
         "band": (-23, 19),
-        "lengths": torch.tensor([KEYS - 29, 2**40]),  # the second: all there are
+        "lengths": torch.tensor([KEYS - 29, 2**40]),  # the second one: all keys
         "mask": torch.rand(BATCH, 1, QUERIES, KEYS) > 0.2,
         "bias": torch.randn(1, HEADS, QUERIES, KEYS),
         "relative": torch.randn(HEADS, 31),
@@ -134,7 +134,7 @@ CASES: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "float32": (FULL, {}),
     "bfloat16, several tiles": (BRAIN, {"keys": 149}),
     "float16": (HALF, {}),
-    "float16, heavy weights": (HALF, {"heavy": 8.0}),  # far from their ceiling, weights would leave the type
+    "float16, heavy weights": (HALF, {"heavy": 8.0}),  # weights far below their ceiling would underflow
     "float16, heavy weights, exact": (HALF, {"heavy": 8.0, "form": "exact"}),
     "every head its keys": (FULL, {"groups": HEADS}),
     "causal": (FULL, {"settings": lambda: {"band": (None, 0)}}),

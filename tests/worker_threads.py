@@ -14,7 +14,7 @@ from time_limits import HANG_SECONDS
 
 @dataclass
 class Meeting:
-    """A meeting point: each of the workers' threads brings a value and gets all of them."""
+    """An all-gather: each of the workers' threads passes a value and gets all of them."""
 
     size: int
     values: dict[int, Any] = field(default_factory=dict)

@@ -79,7 +79,7 @@ def test_marian_says_the_same_as_the_model():
 
 
 def test_all_search_alike():
-    """Two beams that may not stop differ in their last token alone: there this library writes the end."""
+    """Without early stops the outputs differ in their last token alone, where this library has the end token."""
     model = decoding_bench.model_of(TINY, "cpu")
     peer = decoding_peers.marian(model, positions=16)
     source = torch.randint(3, TINY.vocabulary, (7, 5), generator=torch.Generator().manual_seed(2))

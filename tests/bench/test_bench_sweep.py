@@ -1,4 +1,7 @@
-"""`regard bench sweep`: cases repeat, contenders compute the same, the report is complete. No test looks at a time."""
+"""`regard bench sweep`: cases repeat, contenders compute the same, the report is complete.
+
+No test depends on a time.
+"""
 
 import json
 import math
@@ -98,7 +101,7 @@ def test_the_call_of_a_case_is_python_that_runs():
         assert found.output.shape == (case.batch, case.heads, case.queries, case.value_size), case.call
 
 
-# Plain forms against loops over numbers
+# Eager forms against loops over numbers
 
 
 SCORE = {
@@ -238,7 +241,7 @@ def test_a_wrong_output_and_a_wrong_gradient_are_beyond_the_budget():
         output, weights = contest.ours.call()
         return output + 1e-3, weights
 
-    def frozen():  # the output is right, the gradient of the key is missing a part
+    def frozen():  # the output is right, but the gradient of the key lacks a part
         output, weights = contest.ours.call()
         return output + 0.01 * (contest.given["key"].sum() - contest.given["key"].sum().detach()), weights
 
@@ -292,7 +295,7 @@ def test_sequences_end_to_end_give_the_same_output(name, monkeypatch):
     given = tensors.make(case)
     output, _ = fused_peers.varlen(case, given)()
     right, _ = plain_forms.attend(case, given, tensors.blocked(case, given), None)
-    for b in range(2):  # queries behind the padding are not computed
+    for b in range(2):  # queries in the padding are not computed
         real = int(given["lengths"][b]) if name == "padding" else 11
         torch.testing.assert_close(output[b, :, :real], right[b, :, :real])
 
@@ -302,7 +305,7 @@ def test_sequences_end_to_end_give_the_same_output(name, monkeypatch):
 
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One round of readings: these tests look at no time."""
+    """Limit measurements to one round, because these tests do not depend on times."""
     monkeypatch.setattr(timing, "ROUNDS", {"cpu": (1, 1)})
 
 

@@ -1,4 +1,4 @@
-"""Which code serves a call: what is kept of a call serves the next one as the table would, and plans name kernels."""
+"""Dispatch: stored routes give the same results as the table, and plans name the kernels."""
 
 import gc
 import random
@@ -20,7 +20,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 def random_call(seed: int, device: str) -> tuple[list[torch.Tensor], dict[str, Any]]:
-    """Return tensors and options of a call: often plain, and often not quite."""
+    """Return tensors and options of a random call, often a simple one."""
     draw = random.Random(seed)
     generator = torch.Generator(device).manual_seed(seed)
     lengths = (1, 5, 17, 40) if device == "cpu" else (5, 17, 64, 150, 1100)
@@ -69,19 +69,20 @@ def spoiled(tensors: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("seed", range(120))
 def test_a_signature_that_was_served_before_changes_nothing(seed: int, device: str) -> None:
-    """A call after another with its signature returns what a call returns for which nothing is stored."""
+    """A second call with the same signature returns the result of a call without stored routes."""
     tensors, options = random_call(seed, device)
     try:
         regard.attention(*tensors, **options)
-    except ValueError as error:  # what does not fit is refused each time
+    except ValueError as error:  # invalid calls raise each time
         with pytest.raises(ValueError, match=re.escape(str(error))):
             regard.attention(*tensors, **options)
         return
     others = spoiled(tensors, seed)
     served = regard.attention(*others, **options)
-    fresh = regard.attention(*others, **options, generator=torch.Generator(device))  # such calls are not kept
+    # Calls with a generator are not stored.
+    fresh = regard.attention(*others, **options, generator=torch.Generator(device))
     results = [[made.output, *as_tensors(made.weights)] for made in (served, fresh)]
-    if tensors[0].requires_grad and device == "cpu":  # on CUDA some kernels add gradients up in no fixed order
+    if tensors[0].requires_grad and device == "cpu":  # on CUDA some kernels sum gradients in no fixed order
         results = [[*made, *torch.autograd.grad(made[0].sum(), others)] for made in results]
     near = 0.0 if device == "cpu" else 1e-2
     for one, other in zip(*results, strict=True):
@@ -112,7 +113,7 @@ def test_the_commonest_calls_need_no_problem(score: Any, mask: Any) -> None:
 def test_data_that_a_kernel_does_not_take_go_to_the_next_backend() -> None:
     query, key, value = (torch.randn(2, 3, 37, 16) for _ in range(3))
     kept = route(query, key, value, mask=regard.causal())
-    value[0, 0, -1, 0] = torch.nan  # which the last query alone may attend
+    value[0, 0, -1, 0] = torch.nan  # only the last query may attend it
     assert kept.direct is not None
     assert kept.direct(query, key, value, regard.ScaledDot(), regard.causal(), None) is None
     output = regard.attention(query, key, value, mask=regard.causal()).output
@@ -150,7 +151,7 @@ def test_what_is_kept_holds_no_tensor() -> None:
 
 
 def test_gradients_are_wanted_or_not() -> None:
-    """Grad mode, and what requires grad, are parts of a signature."""
+    """Grad mode, and which tensors require grad, are parts of a signature."""
     query, key, value = (torch.randn(2, 3, 37, 16) for _ in range(3))
     parameter = torch.nn.Parameter(torch.eye(16))
     for score, learned in ((regard.Bilinear(torch.eye(16)), False), (regard.Bilinear(parameter), True)):

@@ -150,7 +150,7 @@ def test_tensors_without_data_are_explained() -> None:
 )
 def test_a_band_that_allows_every_pair_is_no_mask(queries: int, mask: regard.Mask, dropped: bool) -> None:
     query, key, value = (torch.randn(1, 1, n, 8) for n in (queries, 21, 21))
-    key[..., -1, :] = torch.inf  # where a mask is needed, torch's kernels may not be given such a key
+    key[..., -1, :] = torch.inf  # torch's kernels refuse a masked call with such a key
     assert ("NaN or Inf" not in str(regard.explain(query, key, value, mask=mask).refused)) == dropped
     both = mask & regard.padding(torch.tensor([20]))
     right = regard.attention(query, key, value, mask=both, backend="reference").output

@@ -1,4 +1,4 @@
-"""Padding and documents on the CPU, cut into sequences: against float64 softmax over a dense mask."""
+"""Padding and documents on the CPU, split into sequences: against float64 softmax over a dense mask."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ OWN = torch.tensor([[3] * 20 + [1] * 33, [7] * 53, [0] * 52 + [2]])
 OTHER = torch.tensor([[1] * 9 + [3] * 30 + [5] * 22, [7] * 61, [4] * 40 + [0] * 21])
 TOGETHER = torch.tensor([[2] * 25 + [0] * 36, [1] * 61, [1, 2, 3] + [4] * 58])
 Rule = Callable[[Tensor, Tensor, Tensor], Tensor]
-# A mask, the rule it stands for, and the number of queries.
+# A mask, its rule in Python, and the number of queries.
 CASES: dict[str, tuple[regard.Mask, Rule, int]] = {
     "padding": (regard.padding(LENGTHS), lambda b, i, j: j < LENGTHS[b], QUERIES),
     "causal padding": (
@@ -76,7 +76,7 @@ def test_outputs_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_pieces_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second and the third row are alike: one call serves both."""
+    """The second and the third row have equal lengths, so they share one call."""
     cut_in_any_case(monkeypatch)
     ids = torch.tensor([[8, 8, 8, 2, 2], [6, 6, 6, 6, 6], [6, 6, 6, 6, 6]])
     mask = (regard.segments(ids, ids) & regard.causal() & regard.padding(torch.tensor([4, 5, 5]))).aligned((3, 1, 5, 5))
@@ -106,7 +106,7 @@ def test_other_masks_are_left_alone(mask: regard.Mask, monkeypatch: pytest.Monke
 
 
 def test_many_small_sequences_stay_together() -> None:
-    """A call takes longer than the pairs that it saves."""
+    """If a further call takes longer than the pairs that it saves, the sequences are not split."""
     ids = torch.arange(64) // 2
     mask = regard.segments(ids, ids).aligned((2, 1, 64, 64))
     assert sequences.packed(clauses(mask, 64, 64), (2, 1, 64, 64)) is None

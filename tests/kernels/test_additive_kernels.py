@@ -65,7 +65,7 @@ def test_poison(device: str, dtype: torch.dtype, form: str) -> None:
     mask = torch.ones(1, 1, 17, 45, dtype=torch.bool, device=device)
     mask[..., 11] = False
     settings = {"lengths": torch.tensor([37], device=device), "mask": mask, "form": form}
-    # Both calls with gradients, both without: in half precision these are two fits of the series, each in the budget.
+    # Both calls have gradients, or neither: in half precision these use two fits of the series.
     clean = additive_attention(query.clone().requires_grad_(), key, value, weight, **settings)[0]
     for what in (float("nan"), float("inf")):
         bad_key, bad_value = key.clone(), value.clone()
@@ -290,13 +290,13 @@ MASKS = {
 @pytest.mark.parametrize("groups", [4, 2])
 @pytest.mark.parametrize("name", MASKS)
 def test_a_direct_call_equals_the_general_one(name: str, groups: int) -> None:
-    """A call of a known signature runs the kernel alone, and what a mask becomes is stored with it."""
+    """A call of a known signature runs the kernel alone, and the kernel arguments of a mask are cached with it."""
     sizes = ((4, 150, 32), (groups, 150, 32), (groups, 150, 16))
     query, key, value = (torch.randn(2, *x, device="cuda", dtype=BRAIN, requires_grad=True) for x in sizes)
     score = regard.Additive(torch.randn(32, device="cuda", dtype=BRAIN, requires_grad=True))
     leaves, mask = [query, key, value, score.weight], MASKS[name]()
     ways = []
-    for way in ("additive", "auto", "auto", "auto"):  # the second call stores the route, the third one takes it
+    for way in ("additive", "auto", "auto", "auto"):  # the second call stores the route, the third one uses it
         out = regard.attention(query, key, value, score=score, mask=mask, backend=way).output
         ways.append((out, *torch.autograd.grad(out.float().square().sum(), leaves)))
     for other in ways[1:]:

@@ -26,7 +26,7 @@ DTYPES = [
 ]
 
 
-# features (None: elu), and the factor of the inputs; large ones give a chunk keys that are far apart
+# Features (None: elu), and the factor of the inputs; with large ones the keys of a chunk are far apart
 MAPS = {"elu": (None, 2.0), "performer": (37, 1.0), "large elu": (None, 60.0), "large performer": (24, 20.0)}
 PAIRS = [(case, features) for case in CASES for features in MAPS if "large" not in features or case == "short"]
 
@@ -34,7 +34,7 @@ PAIRS = [(case, features) for case in CASES for features in MAPS if "large" not 
 def explicit(
     query: Tensor, key: Tensor, value: Tensor, keep: Tensor, projection: Tensor | None, causal: bool
 ) -> Tensor:
-    """Every weight Σ_m exp(l(q)_m + l(k)_m), divided by their sum; 0 where nothing is read."""
+    """Compute every weight Σ_m exp(l(q)_m + l(k)_m), divided by their sum; 0 if there are no keys."""
     group = query.shape[1] // key.shape[1]
     key, value, keep = (t.repeat_interleave(group, 1) for t in (key, value, keep))
     if projection is None:
@@ -75,7 +75,7 @@ def test_outputs_and_gradients(case: str, features: str, device: str, dtype: tor
     out = linear_attention(*mine, keep if hides else None, projection, causal)
     real = explicit(*true, keep, projection, causal)
     change = torch.randn_like(real)
-    # Where exponents reach thousands, what is left of eps is multiplied by as much.
+    # Where exponents reach thousands, rounding errors are multiplied by as much.
     most = {torch.float32: 1e-5 if factor <= 2 else 1e-3, torch.bfloat16: 2e-2, torch.float16: 4e-3}[dtype]
     results = (out, *torch.autograd.grad(out, mine, change.to(dtype)))
     for a, t in zip(results, (real, *torch.autograd.grad(real, true, change)), strict=True):

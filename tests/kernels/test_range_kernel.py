@@ -1,4 +1,4 @@
-"""The kernels of masks that leave ranges of keys, interpreted on the CPU, against float64 softmax over a dense mask."""
+"""The kernels of masks that are ranges of keys, interpreted on the CPU, against float64 softmax over a dense mask."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import regard
 
 
 class Case(NamedTuple):
-    """Sizes and rules; lengths and ids are one row for each sequence of the batch."""
+    """Sizes and rules; lengths and ids have one row for each sequence of the batch."""
 
     b: int
     h: int
@@ -28,7 +28,7 @@ class Case(NamedTuple):
     offset: int = 0
 
 
-DOCUMENTS = [[0] * 90 + [1] * 7 + [2] * 60, [5] * 20 + [-3] * 130 + [9] * 7]  # the second row's ids do not rise
+DOCUMENTS = [[0] * 90 + [1] * 7 + [2] * 60, [5] * 20 + [-3] * 130 + [9] * 7]  # the second row's ids are not sorted
 APART = [[i % 3 for i in range(157)], [7] * 157]
 CASES = {
     "padding": Case(3, 2, 2, 97, 211, lengths=[211, 70, 0]),
@@ -83,7 +83,7 @@ def rules(case: Case, device: str) -> Any:
     if case.lengths is not None:
         given |= {"lengths": torch.tensor(case.lengths, device=device), "lengths_b": 1}
     if case.query_ids is not None:
-        # of two widths, and with gaps in memory
+        # ids of two widths, and with gaps in memory
         ids = (
             torch.tensor(case.query_ids, device=device),
             torch.tensor(case.key_ids, device=device).int().T.contiguous().T,
@@ -112,7 +112,7 @@ def test_outputs_and_gradients(case: Case, device: str, dtype: torch.dtype) -> N
     torch.manual_seed(3)
     shapes = ((case.h, case.q, case.d), (case.g, case.k, case.d), (case.g, case.k, case.e))
     leaves = [torch.randn(case.b, *shape).to(device, dtype) for shape in shapes]
-    # (b, n, h, d) in memory, as projections leave it: heads lie between the rows
+    # (b, n, h, d) in memory, as after projections: heads lie between the rows
     mine = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in leaves]
     true = [x.double().requires_grad_() for x in leaves]
     out, real = range_attention(*mine, rules(case, device), 0.3), explicit(*true, case, 0.3)
@@ -124,7 +124,7 @@ def test_outputs_and_gradients(case: Case, device: str, dtype: torch.dtype) -> N
 
 @pytest.mark.interpreted
 def test_bounds_of_segments() -> None:
-    """Spans of 32: [first, first whole, behind the last whole, behind the last], worked by hand."""
+    """Spans of 32: [first, first whole, after the last whole, after the last], computed by hand."""
     from regard.kernels.triton.segment_bounds import segment_bounds
 
     far = 32 * 2**24
@@ -141,13 +141,13 @@ def test_bounds_of_segments() -> None:
     mixed = torch.tensor([[1] * 40 + [3] * 24])
     assert segment_bounds(mixed, ids).tolist() == [[[0, 0, 64, 64], [0, far, 0, 192]]]
     assert segment_bounds(torch.tensor([[4]]), ids).tolist() == [[[far, far, 0, 0]]]
-    split = torch.tensor([[1] * 32 + [2] * 32 + [1] * 32])  # with a gap: no run of whole spans
+    split = torch.tensor([[1] * 32 + [2] * 32 + [1] * 32])  # with a gap, so there is no run of whole spans
     assert segment_bounds(torch.tensor([[1]]), split).tolist() == [[[0, far, 0, 96]]]
 
 
 LENGTHS, PACKED = torch.tensor([131, 70]), torch.tensor([[0] * 50 + [4] * 81, [2] * 100 + [1] * 31])
 ALIKE = PACKED[:1]
-ELSEWHERE = torch.tensor([[4] * 60 + [8] * 71, [1] * 131])  # segments that some queries, and some keys, have alone
+ELSEWHERE = torch.tensor([[4] * 60 + [8] * 71, [1] * 131])  # segments that only some queries, or only some keys, have
 MASKS = {
     "padding": (regard.padding(LENGTHS), lambda b, i, j: j < LENGTHS[b]),
     "causal padding": (regard.causal() & regard.padding(LENGTHS), lambda b, i, j: (j <= i) & (j < LENGTHS[b])),
@@ -167,12 +167,12 @@ MASKS = {
 @pytest.mark.interpreted
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Directly and through a problem; what no query attends may be NaN and does not leak, nor into a gradient."""
+    """By the shortcut and by a `Problem`; fully masked keys may be NaN and do not leak, not even into a gradient."""
     from regard.core.backends import flex, ranges
     from regard.core.clauses import clauses
     from regard.core.problem import build
 
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # where these tensors are
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # these tensors are on the CPU
     mask, may = MASKS[name]
     torch.manual_seed(5)
     query, key, value = (torch.randn(2, 2, 131, 16).half().requires_grad_() for _ in range(3))
@@ -195,7 +195,7 @@ def test_masks_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     for a, t in zip(mine, (real, *torch.autograd.grad(real, true, change)), strict=True):
         assert (a.double() - t).norm() <= 3e-3 * t.norm()
     short = ranges.direct(problem, regard.ScaledDot())(query, *broken, problem.score, mask, None)
-    assert (short is None) == (name == "documents elsewhere")  # whose masked keys must be cleaned first
+    assert (short is None) == (name == "documents elsewhere")  # its masked keys must be cleaned first
     assert short is None or torch.equal(short, output)
 
 
@@ -229,7 +229,7 @@ def test_other_masks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.cuda
 def test_no_call_waits_for_the_device() -> None:
-    """With new masks and with one that is used again, whose ids change in between, in a captured graph too."""
+    """With new masks and with one that is reused, whose ids change in between, in a captured graph too."""
     torch.manual_seed(6)
     query, key, value = (torch.randn(2, 2, 300, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     ids = torch.arange(300, device="cuda").expand(2, 300) // 50
@@ -254,7 +254,7 @@ def test_no_call_waits_for_the_device() -> None:
         torch.cuda.set_sync_debug_mode("default")
     for output in outputs:
         assert (output.double() - true()).norm() <= 1e-2 * true().norm()
-    ids += torch.arange(300, device="cuda") // 120  # the same object of a mask, other segments
+    ids += torch.arange(300, device="cuda") // 120  # the same mask object with other segments
     assert (regard.attention(query, key, value, mask=mask).output.double() - true()).norm() <= 1e-2 * true().norm()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -1,4 +1,4 @@
-"""Rows divided by their length, against float64: interpreted here, compiled on CUDA."""
+"""Rows divided by their norm, against float64: interpreted here, compiled on CUDA."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from interpreting import DEVICES
 from regard.core.scores import unit
 
 SHAPES = [(2, 3, 5, 7), (1, 2, 130, 64), (3, 1, 1, 1), (1, 1, 2, 300)]
-SCALES = {"small": 1e-30, "usual": 1.0, "large": 1e30}  # whose squares vanish or overflow
+SCALES = {"small": 1e-30, "usual": 1.0, "large": 1e30}  # the squares of small and large rows underflow or overflow
 
 
 def unit_rows(x: Tensor) -> Tensor:
@@ -23,7 +23,7 @@ def unit_rows(x: Tensor) -> Tensor:
 def test_rows_and_gradients_agree_with_float64(shape: tuple[int, ...], scale: str, device: str) -> None:
     generator = torch.Generator(device).manual_seed(3)
     packed = torch.randn(shape[0], shape[2], shape[1], shape[3], generator=generator, device=device) * SCALES[scale]
-    x = packed.transpose(1, 2).requires_grad_()  # a view with strides, as a layer has it
+    x = packed.transpose(1, 2).requires_grad_()  # a strided view, as in a layer
     upstream = torch.randn(shape, generator=generator, device=device)
     output = unit_rows(x)
     (grad,) = torch.autograd.grad(output, x, upstream)

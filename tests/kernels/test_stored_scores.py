@@ -1,4 +1,4 @@
-"""The kernels that store the scores of small calls, against the explicit form in float64."""
+"""The kernels that store the scores of small calls, against the reference in float64."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def test_compiled(name: str) -> None:
     ],
 )
 def test_one_query_and_wide_values(device: str, dtype: torch.dtype) -> None:
-    """A single query, more keys than a tile, more columns than a program takes, a weight of another type, gaps."""
+    """A single query, more keys than a tile, more columns than a program processes, a weight of another dtype, gaps."""
     from regard.kernels.additive.fused import additive_attention
 
     torch.manual_seed(5)
@@ -62,7 +62,7 @@ def test_one_query_and_wide_values(device: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_without_stored_scores(device: str) -> None:
-    """torch.compile's operator does not hand the scores on: its backward pass computes them again."""
+    """torch.compile's operator does not pass the scores on: its backward pass recomputes them."""
     from regard.kernels.triton.additive.operator import additive, additive_forward
 
     torch.manual_seed(6)
@@ -78,7 +78,7 @@ def test_without_stored_scores(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_checked_call(device: str) -> None:
-    """The function for calls that were checked before gives what the operator gives."""
+    """The function for checked calls gives the result of the operator."""
     from regard.kernels.triton.additive.operator import additive, kernel_pairs, stored_attention
 
     torch.manual_seed(6)
@@ -109,7 +109,7 @@ def test_other_activations_are_refused(activation: str) -> None:
 @pytest.mark.parametrize("lead", [(3,), (2, 3)], ids=str)
 @pytest.mark.parametrize("device", DEVICES)
 def test_scores_alone(device: str, lead: tuple[int, ...]) -> None:
-    """w · tanh(q + k) and its gradients, in the shape of the plain score."""
+    """Check w · tanh(q + k) and its gradients against the record `Additive`."""
     from regard.kernels.triton.additive.score_operator import scores
 
     torch.manual_seed(4)
@@ -132,7 +132,7 @@ def test_scores_alone(device: str, lead: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("request_", [regard.received(), regard.entropy(), regard.rows([0, 40])], ids=str)
 @pytest.mark.parametrize("dtype", [FULL, BRAIN], ids=str)
 def test_weights_on_request(request_: Any, dtype: torch.dtype) -> None:
-    """Weights of additive scores equal those of the plain form, with their gradients."""
+    """Weights of additive scores equal those of the reference, with their gradients."""
     torch.manual_seed(4)
     sizes = ((4, 61, 24), (2, 83, 24), (2, 83, 5))
     leaves = [torch.randn(2, *x, device="cuda").to(dtype).requires_grad_() for x in sizes]
@@ -149,7 +149,7 @@ def test_weights_on_request(request_: Any, dtype: torch.dtype) -> None:
 
 @pytest.mark.cuda
 def test_other_normalizers() -> None:
-    """Sparsemax of additive scores, in blocks, equals the plain form, with gradients."""
+    """Sparsemax of additive scores, in blocks, equals the reference, with gradients."""
     torch.manual_seed(4)
     leaves = [torch.randn(2, 2, n, d, device="cuda").requires_grad_() for n, d in ((61, 24), (83, 24), (83, 5))]
     leaves.append(torch.randn(24, device="cuda").requires_grad_())

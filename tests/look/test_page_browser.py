@@ -554,7 +554,7 @@ def test_the_picture_of_all_words_is_saved(visit):
     name, data = saved(tab, "png")
     assert name.endswith(".png")
     picture = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
-    white = (picture[150:-100, 60:900].sum(-1) > 750).mean()  # twice as large as on the screen
+    white = (picture[150:-100, 60:900].sum(-1) > 750).mean()  # the saved picture has twice the resolution of the screen
     assert 0.05 < white < 0.95
     drawing = ET.fromstring(saved(tab, "svg")[1])
     words = [part.text for part in drawing.iter("{http://www.w3.org/2000/svg}text")]

@@ -1,4 +1,4 @@
-"""Two tasks about pictures in one file: brightness, and whether a statement about it is right. Only shapes matter."""
+"""Two tasks about pictures in one file: brightness, and whether a statement about it is right. They train nothing."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 def sdpa_backend(name: str, raw: Callable[[], Result]) -> Callable[[], Result]:
-    """One of torch's own kernels, by its name."""
+    """Return one of torch's own kernels by name."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     chosen = getattr(SDPBackend, name)

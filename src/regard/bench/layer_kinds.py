@@ -162,7 +162,7 @@ KINDS = (
         lambda length, setting: dilated_layers(length, setting.kernel),
     ),
 )
-"""Return all kinds, regard's attention first."""
+"""All kinds of layers, regard's attention first."""
 
 
 @dataclass(frozen=True)

@@ -201,7 +201,7 @@ def sent_bytes() -> int | None:
                 if len(found) < 216:  # tcpi_bytes_sent and tcpi_bytes_retrans are in Linux 4.19 and later
                     return None
                 sent, again = struct.unpack_from("<QQ", found, 200)
-                total += sent - again  # TCP sends segments again that a busy machine acknowledges late
+                total += sent - again  # excludes segments that TCP retransmits if a busy machine acknowledges them late
     return total
 
 

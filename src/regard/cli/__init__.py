@@ -339,7 +339,7 @@ def _bench_sweep(
         str | None, typer.Option("--json", help="Write everything to a file as JSON; - prints it.", metavar="FILE")
     ] = None,
 ) -> None:
-    """Random calls of every kind, each beside the best of what people would write instead."""
+    """Measure random calls of every kind against the fastest alternative in torch."""
     from regard.bench.sweep.command import sweep
 
     sweep(seed=seed, cases=cases, only=case, device=device, minutes=minutes, to=to)

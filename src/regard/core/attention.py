@@ -55,7 +55,7 @@ class Attended:
 class Plan:
     """How a call would be computed: the backend, why others were refused, the operations, the memory, and the kernel.
 
-    `flops` counts multiplications and additions of the forward pass over the pairs the mask leaves (estimated by
+    `flops` counts multiplications and additions of the forward pass over the pairs that the mask allows (estimated by
     blocks); `bytes` is the working memory beside inputs, output and requested weights, an estimate; `kernel` names the
     code that runs for these tensors within the backend, such as "flash", "triton window" or "exponential (compiled)".
 
@@ -112,7 +112,7 @@ def attention(
         return _sharded(sharding.current, query, key, value, score, normalize, mask, bias, dropout, weights, backend)
     if not _autocasts(query):
         return _attend(query, key, value, score, normalize, mask, bias, dropout, weights, backend, generator)
-    if _is_cast(query, key, value, score):  # a switch is several times faster than a context
+    if _is_cast(query, key, value, score):  # setting the switch is several times faster than a context manager
         torch.set_autocast_enabled(query.device.type, False)
         try:
             return _attend(query, key, value, score, normalize, mask, bias, dropout, weights, backend, generator)
@@ -189,7 +189,7 @@ def _attend(
     backend: str,
     generator: torch.Generator | None,
 ) -> Attended:
-    """Compute the call outside of autocast; arguments of a signature that was served before are not checked again."""
+    """Compute the call outside of autocast; arguments of a known signature are not checked again."""
     described: Hashable | None = None
     if backend == "auto" and generator is None and not listeners:
         described = signature(query, key, value, score, normalize, mask, bias, dropout, weights)

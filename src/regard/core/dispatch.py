@@ -72,7 +72,7 @@ class Backend:
 
     @property
     def inspects(self) -> bool:
-        """Whether the backend may refuse data: then each call needs the backends after it too."""
+        """Return whether the backend may refuse values: then each call needs the backends after it too."""
         return hasattr(self.module, "refuses_data")
 
     def _no_rules(self, problem: Problem) -> str | None:
@@ -119,7 +119,7 @@ class Route:
     """How calls of one signature are computed.
 
     `backends` are those that support them, in order; all but the last may refuse the data. `direct` runs the kernel of
-    the first one without a `Problem`; it is None where that is not enough, and returns None if it refuses the data.
+    the first one without a `Problem`; it is None if that is not possible, and returns None if it refuses the data.
     """
 
     backends: tuple[Backend, ...]
@@ -131,7 +131,7 @@ class Route:
 
 
 _ROUTES: dict[Hashable, Route] = {}
-_MOST = 4096  # the number of routes that are stored
+_MOST = 4096  # the largest number of stored routes
 
 
 def stored(signature: Hashable) -> Route | None:
@@ -140,7 +140,7 @@ def stored(signature: Hashable) -> Route | None:
 
 
 def store(signature: Hashable, problem: Problem, given: bool) -> Route:
-    """Store and return the route of a problem; `given` if its tensors are the caller's own, not views of them."""
+    """Store and return the route of a problem; `given` means that its tensors are the caller's own, not views."""
     backends: list[Backend] = []
     for backend in BACKENDS.values():
         if backend.refuses_but_for_data(problem) is None and backend.not_worth_it(problem) is None:

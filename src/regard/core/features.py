@@ -86,10 +86,10 @@ class PerformerFeatures:
             raise ValueError(f"features are on {self.projection.device}, the vectors on {x.device}: draw(…, device=)")
 
     def log_features(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... m"]:
-        """w·x' − |x'|²/2 − ½ ln m."""
+        """Return the logarithms of the features, w·x' − |x'|²/2 − ½ ln m."""
         self.check(x)
         count, size = self.projection.shape
-        rows = x.reshape(math.prod(x.shape[:-1]), size) / size**0.25  # one product of matrices, whatever axes lead
+        rows = x.reshape(math.prod(x.shape[:-1]), size) / size**0.25  # flattened, for one matrix product
         logs = rows @ self.projection.to(x.dtype).mT
         # A squared length that overflows (|x| ≈ 1e19 in float32) would give −inf here, and 0 / 0 in the quotient.
         most = torch.finfo(x.dtype).max / 8

@@ -1,4 +1,4 @@
-"""Additive scores by a kernel on CUDA where rows of scores are formed: weights on request, normalisers in blocks."""
+"""Additive scores by a CUDA kernel for code that forms rows of scores: requested weights, and blockwise normalisers."""
 
 from dataclasses import dataclass, replace
 
@@ -13,20 +13,20 @@ from regard.kernels.availability import TRITON
 
 @dataclass(frozen=True, eq=False)
 class PairKernel(Additive):
-    """w · tanh(q + k) by a kernel, with gradients of its own."""
+    """w · tanh(q + k) by a kernel, with its own backward pass."""
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        from regard.kernels.triton.additive.score_operator import scores  # imports Triton: only where it is used
+        from regard.kernels.triton.additive.score_operator import scores  # imported here, because it imports Triton
 
         weight = self.weight.to(query.dtype)
         return scores(query, key, weight.squeeze(0) if weight.ndim == 2 and len(weight) == 1 else weight)
 
     def floats(self, size: int) -> float:
-        return 1.0  # the hidden layer is never in memory
+        return 1.0  # the hidden layer is never stored
 
 
 def by_kernel(problem: Problem) -> Problem:
-    """The problem with its additive score computed by the kernel, where there is one."""
+    """Return the problem with its additive score computed by the kernel, if it supports the score."""
     score = problem.score
     if type(score) is not Additive or score.activation != "tanh" or problem.empty:
         return problem

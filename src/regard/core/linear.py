@@ -115,7 +115,7 @@ def linear_step(
 
 
 def _general(features: Features, causal: bool) -> Callable[..., Tensor]:
-    """Return the path for every feature map, as a function of query, key and value."""
+    """Return the general path, for every feature map, as a function of query, key and value."""
     return lambda query, key, value: _attend(*_checked(query, key, value, None), None, features, causal)[0]
 
 

@@ -1,6 +1,6 @@
 """Linear attention with elu or Performer features: by kernels on CUDA, by blocks of matrix products on the CPU.
 
-`linear` serves every device and feature map.
+`linear` computes the same for every device and feature map.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,7 @@ from regard.kernels import linear_blocks
 from regard.kernels.availability import TRITON
 
 _SIZE = 128  # the largest size of keys and values: the sum of their products is in registers
-_CHUNK, _SUMS = (
-    64,
-    4 << 30,
-)  # the number of positions of a causal chunk, and the largest size of all chunks' sums in bytes
+_CHUNK, _SUMS = 64, 4 << 30  # positions of a causal chunk, and the largest size of all chunks' sums in bytes
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
@@ -45,7 +42,7 @@ def serves(problem: Problem, features: Features, causal: bool) -> bool:
 
 def attend(problem: Problem, features: Features, causal: bool) -> Tensor:
     """Return the output, (…, h, q, e)."""
-    from regard.kernels.triton.linear.operator import linear_attention  # imports Triton: only where it is used
+    from regard.kernels.triton.linear.operator import linear_attention  # imported here, because it imports Triton
 
     projection = None
     if isinstance(features, PerformerFeatures):
@@ -83,7 +80,7 @@ def blocks_serve(problem: Problem, given: tuple[Tensor, ...], features: Features
         t.numel() == whole.numel() for t, whole in zip(given, (problem.query, problem.key, problem.value), strict=True)
     )
     own = own and all(type(t) in (Tensor, torch.nn.Parameter) for t in given)
-    fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None  # nothing holds numbers
+    fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None  # fake tensors have no values
     return own and not fake and problem.query.dtype != torch.float16 and (queries == keys or not causal)
 
 

@@ -79,8 +79,10 @@ def local_attention(
 
 
 def _dense_is_faster(query: Tensor, key: Tensor, value: Tensor, centre: Tensor, reach: int, score: Score) -> bool:
-    """Return whether scores of all pairs take less time than keys and values copied for each query: on the CPU, where
-    non-finite values can be inspected, which a product would carry out of a window."""
+    """Return whether the scores of all pairs are faster than copying keys and values for each query.
+
+    This is on the CPU only, where non-finite values, which a product would carry out of a window, can be inspected.
+    """
     plain = type(query) is type(key) is type(value) is Tensor and query.device.type == "cpu"
     if not plain or attention.listeners or torch.compiler.is_compiling() or transformed():
         return False

@@ -1,7 +1,7 @@
-"""Results computed from a mask or bias object, stored as long as the object lives and its tensors are not written to.
+"""A cache of results computed from a mask or bias object, valid while the object exists and its tensors do not change.
 
-On the CPU the tensors' contents are compared: memory shared with NumPy changes without notice. On a GPU that would mean
-waiting, so their version counters are compared.
+On the CPU the tensors' contents are compared, because memory shared with NumPy has no version counter. On a GPU that
+would be a synchronisation, so version counters are compared.
 """
 
 from collections.abc import Callable, Hashable
@@ -17,8 +17,8 @@ from regard.core.transforms import transformed
 from regard.kernels.availability import capturing
 
 T = TypeVar("T")
-_MOST = 32  # number of results of one mask
-_SHORT = 2**16  # number of entries of a mask's tensors up to which they are compared on the CPU
+_MOST = 32  # largest number of results for one mask
+_SHORT = 2**16  # largest number of entries of a mask's tensors that are compared on the CPU
 _stored: WeakKeyDictionary[Mask | Bias, dict[Hashable, tuple[tuple[Any, ...], Any]]] = WeakKeyDictionary()
 
 
@@ -30,7 +30,7 @@ def stored(mask: Mask | Bias, device: torch.device, key: Hashable, compute: Call
     tensors = mask.tensors()
     if not tensors or _uncertain(tensors, device):
         return compute()
-    # A result is computed in the order of one stream: another one would have to wait for it.
+    # A result belongs to one stream: another stream would have to wait for it.
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
     key = key, device, stream, torch.is_inference_mode_enabled()
     results = _stored.setdefault(mask, {})
@@ -46,17 +46,17 @@ def stored(mask: Mask | Bias, device: torch.device, key: Hashable, compute: Call
 
 
 def _unchanged(marks: tuple[Any, ...], tensors: tuple[Tensor, ...], device: torch.device) -> bool:
-    """Return whether the tensors are as they were when their contents, or on a GPU their versions, were noted."""
+    """Return whether the tensors' contents, or on a GPU their versions, are unchanged."""
     if device.type == "cpu":
         return all(torch.equal(t, mark) for t, mark in zip(tensors, marks, strict=True))
     return all(t._version == mark for t, mark in zip(tensors, marks, strict=True))
 
 
 def _uncertain(tensors: tuple[Tensor, ...], device: torch.device) -> bool:
-    """Return whether the result may be wrong for the next call.
+    """Return whether the result must not be cached.
 
-    Tensors of inference mode count no changes. A captured graph must compute the result at each replay. Dispatch modes
-    and transforms put other tensors in place of these. Long tensors are not worth comparing.
+    Tensors of inference mode have no version counter. A captured graph must compute the result at each replay. Dispatch
+    modes and transforms replace the tensors. Comparing long tensors takes too long.
     """
     if torch.compiler.is_compiling() or transformed() or capturing(device) or torch._C._len_torch_dispatch_stack():
         return True
@@ -68,5 +68,5 @@ def _uncertain(tensors: tuple[Tensor, ...], device: torch.device) -> bool:
 
 
 def aligned(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Mask:
-    """Return the mask aligned with scores of this shape: the same object for as long as its tensors do not change."""
+    """Return the mask aligned with scores of this shape: the same object while its tensors do not change."""
     return stored(mask, device, ("aligned", shape), lambda: mask.on(device).aligned(shape))

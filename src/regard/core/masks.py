@@ -439,7 +439,7 @@ def _integers(values: Tensor | Sequence[int] | int, name: str) -> Tensor:
 
 
 def _extent(ids: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
-    """Smallest and largest id of each block; the edges are not read on the host, which might have to wait for them."""
+    """Return the smallest and largest id of each block, without a device synchronisation."""
     block = torch.bucketize(torch.arange(ids.shape[-1], device=ids.device), edges[1:], right=True).expand(ids.shape)
     blocks = ids.new_zeros(*ids.shape[:-1], edges.shape[0] - 1)
     low, high = (blocks.scatter_reduce(-1, block, ids, kind, include_self=False) for kind in ("amin", "amax"))

@@ -242,7 +242,7 @@ def _with_company(
     lead = torch.broadcast_shapes(query_ids.shape[:-1], key_ids.shape[:-1])
     ordered, place = (t.expand(*lead, -1).contiguous() for t in query_ids.sort(stable=True))
     wanted = key_ids.expand(*lead, -1).contiguous()
-    nearest = torch.searchsorted(ordered, wanted)  # the first query of the key's segment,
+    nearest = torch.searchsorted(ordered, wanted)  # index of the first query of the key's segment
     if high is not None:  # the first query within the band (sorted by segment, then by position)
         least = (position - high).clamp(0, queries - 1)
         nearest = torch.searchsorted(torch.searchsorted(ordered, ordered) * queries + place, nearest * queries + least)

@@ -22,7 +22,7 @@ Estimator = Literal["straight_through", "reinforce", "gumbel"]
 
 
 class Normalizer:
-    """Scores to weights over the last axis.
+    """A function from scores to weights over the last axis.
 
     A subclass implements `__call__` (or `forward`, if its first base is `nn.Module`). It returns weights of the shape
     of the scores. `allowed` broadcasts to the scores; None means that every key is allowed. A key that is not allowed
@@ -105,14 +105,14 @@ def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
     """Compute softmax over allowed keys; rows with nothing allowed are 0 in value and gradient."""
     if allowed is None:
         return torch.softmax(scores, -1)
-    if _no_row_empty(scores, allowed):  # half the passes over the scores
+    if _no_row_empty(scores, allowed):  # needs half the passes over the scores
         return torch.softmax(torch.where(allowed, scores, -math.inf), -1)
     scores, filled = masked(scores, allowed)
     return torch.where(filled, torch.softmax(scores, -1), 0)
 
 
 def _no_row_empty(scores: Tensor, allowed: Tensor) -> bool:
-    """Return whether each row has an allowed key; False where that cannot be inspected without waiting."""
+    """Return whether each row has an allowed key; False if values cannot be inspected without a synchronisation."""
     if not type(scores) is type(allowed) is Tensor or allowed.device.type != "cpu":
         return False
     if torch.compiler.is_compiling() or transformed():

@@ -178,7 +178,7 @@ def rebuild(
     dropout: float,
     weights: Request | None,
 ) -> Problem:
-    """Do what `build` does for a call whose signature was checked before: only values, such as lengths, are checked."""
+    """Do the work of `build` for a known signature: only values, such as lengths, are checked."""
     headless = max(query.ndim, key.ndim, value.ndim) == 2
     query, key, value = _common_axes(query, key, value)
     return _assembled(query, key, value, score, normalize, mask, bias, dropout, weights, None, headless)
@@ -197,7 +197,7 @@ def _assembled(
     generator: torch.Generator | None,
     headless: bool,
 ) -> Problem:
-    """Return the problem, with mask and bias in the shape of its scores."""
+    """Return the problem, with mask and bias shaped for its scores."""
     shape = (*query.shape[:-1], key.shape[-2])
     if mask is not None:
         mask = aligned(as_mask(mask), shape, query.device)
@@ -223,7 +223,7 @@ def _restricting(mask: Mask, queries: int, keys: int) -> Mask | None:
 
 
 def _placed(bias: Bias, device: torch.device) -> Bias:
-    """Return the bias with numbers that were not given as a tensor on the device; they are copied once."""
+    """Return the bias with Python numbers as a tensor on the device, copied once."""
     return stored(bias, device, "placed", lambda: bias.on(device)) if bias.plain else bias
 
 

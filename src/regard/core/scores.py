@@ -231,7 +231,7 @@ def _unit_in_float(x: Tensor) -> Tensor:
 
 
 def _by_kernel(x: Tensor) -> bool:
-    """Return whether the kernel of `row_norms` takes these vectors (b, h, n, d)."""
+    """Return whether the kernel of `row_norms` supports these vectors (b, h, n, d)."""
     if not TRITON or torch.compiler.is_compiling() or transformed() or x.dtype == torch.float64 or x.ndim != 4:
         return False
     fits = 0 < x.shape[-1] <= 4096 and 0 < x.shape[0] * x.shape[1] < 2**16 and x.shape[2] > 0

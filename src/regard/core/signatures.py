@@ -1,6 +1,6 @@
-"""The signature of a call: a key that holds everything but the values in its tensors.
+"""The signature of a call: a cache key of everything but the values of its tensors.
 
-Calls with equal signatures pass the same checks and take the same backend, except for reasons that depend on values.
+Calls with equal signatures pass the same checks and use the same backend, except for reasons that depend on values.
 """
 
 from collections.abc import Callable, Hashable
@@ -17,7 +17,7 @@ from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot
 from regard.core.transforms import transformed
 from regard.kernels import cuda_graphs
 
-_UNKNOWN = "unknown"  # stands for a record or tensor that cannot be described
+_UNKNOWN = "unknown"  # marks a record or tensor that has no signature
 
 
 def signature(
@@ -98,7 +98,7 @@ def _and(mask: And) -> Any:
 
 
 def _holding(name: str, *others: str) -> Callable[[Any], Any]:
-    """Return the function that describes records of one tensor and some plain values."""
+    """Return a function that returns the key of records with one tensor and some Python values."""
 
     def described(record: Any) -> Any:
         tensor = _tensor(getattr(record, name))

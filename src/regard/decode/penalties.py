@@ -61,6 +61,6 @@ def best_divisors(table: Float[Tensor, "n"], limit: Tensor) -> Float[Tensor, "b 
     """
     lengths = torch.arange(table.shape[0], device=table.device)
     reachable = torch.where(lengths <= limit[:, None] + 1, table, 0.0)
-    ahead = reachable.flip(1).cummax(1).values.flip(1)  # the largest from n on
+    ahead = reachable.flip(1).cummax(1).values.flip(1)  # the largest divisor of any length from n on
     ahead = torch.nn.functional.pad(ahead, (0, 2))[:, 2:]
     return ahead.clamp(min=torch.finfo(table.dtype).tiny)  # if no length is reachable, sums divided by tiny are −huge

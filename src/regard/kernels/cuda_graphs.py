@@ -17,7 +17,7 @@ _AGAIN = 2  # capture at the second occurrence of the same shapes: capturing cos
 _OFTEN = 32  # if the cache is full, capture at this occurrence and evict the least recently used graph
 _SHAPES = 1024  # the largest number of shapes counted
 
-recording = False  # inside `recorded`: a replay takes the device's time alone, so kernels are chosen by that
+recording = False  # inside `recorded`: a replay has no host overhead, so kernels are chosen by device time alone
 
 
 def capture(

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from regard.kernels.dtypes import HALF
 
-# Bounds of values and of Σ_j φ(q_i)·φ(k_j): products of what lies inside them neither overflow nor vanish.
+# Bounds of values and of Σ_j φ(q_i)·φ(k_j), within which products neither overflow nor underflow.
 _VALUE, _LEAST, _MOST = 1e12, 1e-25, 1e25
 Again = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Elu:
-    """elu(x) + 1, without its cancellation at −1."""
+    """Return elu(x) + 1 without cancellation near −1."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -39,13 +39,13 @@ class Elu:
 
 
 class Performer:
-    """exp(w·x' − |x'|²/2) / √m with x' = x / d^¼ and the rows w of `projection` (m, d)."""
+    """Return exp(w·x' − |x'|²/2) / √m with x' = x / d^¼ and the rows w of `projection` (m, d)."""
 
     def __init__(self, projection: Tensor, dtype: torch.dtype) -> None:
         self.count, size = projection.shape
         self.rows = projection.to(_wide(dtype)) / size**0.25
         self.narrow, self.half = self.rows.to(dtype), 0.5 / math.sqrt(size)
-        # An exponent is at least −|w| |x'| − |x'|²/2: above −80, nothing vanishes in float32.
+        # An exponent is at least −|w| |x'| − |x'|²/2: above −80, nothing underflows in float32.
         longest = float(torch.linalg.vector_norm(self.rows, dim=-1).max()) if projection.numel() else 0.0
         self.reach = (math.sqrt(longest**2 + 4 * self.half * 80) - longest) / (2 * self.half)
 

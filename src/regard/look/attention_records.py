@@ -115,8 +115,8 @@ class Record:
     """The attention of one call: its shape, and its weights, computed when requested.
 
     `name` is the path of the module and `call` counts its calls from 0; `batch`, `heads`, `queries` and `keys` are the
-    shape; `kind` says how the model computed it, such as "sdpa" or "softmax"; `scale` is the factor of the scores and
-    `note` a remark about the weights, each None where there is none.
+    shape; `kind` is the function that computed it, such as "sdpa" or "softmax"; `scale` is the factor of the scores and
+    `note` a remark about the weights, each None if there is none.
 
     >>> record = Record("layer", "given", Given(torch.eye(3)[None, None]))
     >>> record.weights(head=0, queries=[2])

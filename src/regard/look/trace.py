@@ -193,7 +193,7 @@ class Trace:
 
         See `regard.look.rollout`.
 
-        `of` chooses layers by a name or a pattern. They must be the self-attention of one stack of layers: of an
+        `of` selects layers by a name or a pattern. They must be the self-attention of one stack of layers: in an
         encoder-decoder model `of="encoder.*"`, for example.
         """
         chosen = self._chosen(of)
@@ -203,8 +203,8 @@ class Trace:
     def save(self, path: str | Path, **options: int) -> Path:
         """Write the trace to one safetensors file: half precision; large maps by their largest weights.
 
-        A record of more than `whole` weights (2²¹ unless given) is large: of each of its rows the file has the `top`
-        largest weights (32), and of each head a map of `overview` × `overview` cells (128).
+        A record of more than `whole` weights (2²¹ by default) is large: the file has the `top` largest weights (32) of
+        each row, and a map of `overview` × `overview` cells (128) of each head.
         """
         return write(path, self.title, self.records, self.dropped, **options)
 

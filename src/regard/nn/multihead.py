@@ -153,8 +153,8 @@ class MultiHeadAttention(nn.Module):
     ) -> Attended:
         """Return the output of each query, (b, q, size), and the requested weights, (b, h, q, k) for all of them.
 
-        `mask` and `bias` are descriptions, or tensors that broadcast to the scores (b, h, q, k); True = may attend.
-        With a cache, k counts all keys so far: descriptions are shifted by the layer, tensors are taken as they are.
+        `mask` and `bias` are records, or tensors that broadcast to the scores (b, h, q, k); True = may attend.
+        With a cache, k counts all keys so far: the layer shifts records, tensors are used unchanged.
         """
         if unknown:
             torch_names.refuse("MultiHeadAttention", self.forward, unknown, torch_names.LAYER_CALL)

@@ -1,7 +1,7 @@
 """Long sequences over devices: attention whose queries and keys are sharded over a process group. Imports core alone.
 
 - `sequences`: which positions a process holds; `shard`, `unshard`, `positions`;
-- `block_masks`: masks of whole sequences, cut to one block;
+- `block_masks`: masks of whole sequences, restricted to one block;
 - `schedule`: which keys each process needs from the others;
 - `agreement`: all processes make the same call, or all raise;
 - `exchange`: keys, values and gradients sent between processes, and bytes counted;

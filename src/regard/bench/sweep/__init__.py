@@ -1,16 +1,16 @@
-"""`regard bench sweep`: random calls that people make, each beside the best of what they would write instead.
+"""`regard bench sweep`: random realistic calls, each compared with the fastest alternative in torch.
 
 - `cases`: one call as a record, and as a line of Python
 - `drawing`: a case from a seed, an index and a kind of device
 - `tensors`: the inputs of a case, its masks and biases as dense tensors
-- `plain_forms`: attention in a few lines of torch, for peers and for the float64 reference
-- `contests`: what competes in a case, regard's call first
+- `plain_forms`: attention in a few torch operations, for peers and for the float64 reference
+- `contests`: the contenders of a case, regard's call first
 - `attention_contest`: attention calls and their peers
 - `linear_contest`: linear attention and its peers
 - `layer_contest`: layers and blocks and their peers
 - `fused_peers`: SDPA, FlexAttention and varlen_attn
-- `error_budgets`: the error in budgets
-- `timing`: wall clock in turns, host time, kernels, memory
+- `error_budgets`: errors relative to their allowed size
+- `timing`: interleaved wall-clock time, host time, kernels, memory
 - `report`: one line for each case, and the distribution
 - `command`: the command
 """

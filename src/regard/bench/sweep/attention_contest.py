@@ -1,4 +1,4 @@
-"""`regard.attention` beside eager and compiled forms and fused kernels."""
+"""`regard.attention` compared with eager and compiled forms and fused kernels."""
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from regard.core.masks import Mask
 
 
 def contest(case: Case) -> Contest:
-    """The contenders of a case of kind "attention"."""
+    """Return the contenders of a case of kind "attention"."""
     given = tensors.make(case)
     peers: dict[str, Make] = {"eager": maker(given, lambda: _eager(case, given))}
     if case.compiled:
@@ -28,7 +28,7 @@ def contest(case: Case) -> Contest:
 
 
 def ours(case: Case, given: Tensors) -> Call:
-    """The library's call; its records are kept, except a mask that is new in every call."""
+    """Return the library's call; its records are reused, except a mask that is new in every call."""
     score: dict[str, regard.Score] = {
         "scaled_dot": regard.ScaledDot(),
         "softcap": regard.ScaledDot(softcap=30.0),
@@ -72,7 +72,7 @@ def ours(case: Case, given: Tensors) -> Call:
 
 
 def mask(case: Case, given: Tensors) -> Mask | Tensor | None:
-    """The mask of a case as the library's record."""
+    """Return the mask of a case as the library's record."""
     name = case.mask
     if name == "cache":
         return regard.causal(offset=case.keys - case.queries)

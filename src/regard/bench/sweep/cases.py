@@ -1,4 +1,4 @@
-"""One call as a record: what is computed, on which sizes, and under which conditions it is timed."""
+"""One call as a record: the computation, its sizes, and the conditions of the measurement."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,7 +7,7 @@ import torch
 
 Kind = Literal["attention", "linear", "local", "multihead", "block"]
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
-# Code that makes each record of a call; `t` stands for the tensors of the case.
+# The code of each record of a call; `t` is a placeholder for the tensors of the case.
 SCORES = {
     "scaled_dot": "regard.ScaledDot()",
     "softcap": "regard.ScaledDot(softcap=30.0)",
@@ -67,14 +67,14 @@ class Case:
     mask: str = "none"
     bias: str = "none"
     request: str = "none"
-    features: str = "elu"  # of linear attention: elu or performer
-    before: int = 0  # keys that a window reaches back, or a local attention to either side
-    pre_norm: bool = True  # of a Transformer block
+    features: str = "elu"  # feature map of linear attention: elu or performer
+    before: int = 0  # number of keys before the query in a window, or to either side in local attention
+    pre_norm: bool = True  # whether a Transformer block normalises first
     gradients: bool = False
-    new_mask: bool = False  # the mask is built anew in every call
+    new_mask: bool = False  # whether the mask is built in every call
     cold: bool = False  # processor caches are overwritten before each call
-    tokens_first: bool = False  # heads are split from one projection: strides of (b, n, h, d)
-    compiled: bool = False  # peers that must compile first take part
+    tokens_first: bool = False  # whether heads are split from one projection: strides of (b, n, h, d)
+    compiled: bool = False  # whether peers that must compile first take part
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -82,22 +82,22 @@ class Case:
 
     @property
     def width(self) -> int:
-        """Features of a layer's input."""
+        """Return the number of features of a layer's input."""
         return self.heads * self.size
 
     @property
     def pairs(self) -> int:
-        """Pairs of a query and a key, over batch and heads: the entries of a matrix of scores."""
+        """Return the number of pairs of a query and a key, over batch and heads."""
         return self.batch * self.heads * self.queries * self.keys
 
     @property
     def repeat(self) -> str:
-        """The command that measures this case again."""
+        """Return the command that repeats this case."""
         return f"regard bench sweep --device {self.device} --seed {self.seed} --case {self.index}"
 
     @property
     def call(self) -> str:
-        """The call as a line of Python.
+        """Return the call as a line of Python.
 
         >>> Case(0, 0, "cpu", mask="window", before=9, request="top").call
         'regard.attention(query, key, value, mask=regard.window(9, 0), weights=regard.top(8))'
@@ -132,7 +132,7 @@ class Case:
 
     @property
     def what(self) -> str:
-        """Sizes and conditions in a few words.
+        """Return sizes and conditions in a few words.
 
         >>> Case(0, 0, "cpu", batch=2, heads=4, kv_heads=2, queries=3, keys=5, gradients=True).what
         'B2 H4/2 n3 m5 d64 float32, gradients'

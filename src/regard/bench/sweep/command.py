@@ -1,4 +1,4 @@
-"""`regard bench sweep`: draw cases, measure each, print and write the results."""
+"""`regard bench sweep`: sample cases, measure each, print and write the results."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ def sweep(
     if device not in LONGEST or (device == "cuda" and not torch.cuda.is_available()):
         raise typer.BadParameter(f"must be cpu, or cuda where there is one; got {device}", param_hint="--device")
     if to not in (None, "-"):
-        try:  # before anything takes minutes
+        try:  # errors of arguments are raised before a run of minutes
             Path(to).parent.mkdir(parents=True, exist_ok=True)
             Path(to).touch()
         except OSError as error:
@@ -34,7 +34,7 @@ def sweep(
     say(header(about))
 
     def done(sweep: Sequence[Measured], numbers: dict[str, Any]) -> None:
-        """Writes the record after each case, so that an interrupted sweep keeps its results."""
+        """Write the record after each case, so that an interrupted sweep keeps its results."""
         if to not in (None, "-"):
             Path(to).write_text(_json(about, sweep, numbers), encoding="utf-8")
 
@@ -58,7 +58,7 @@ def run(
     say: Callable[[str], None],
     done: Callable[[Sequence[Measured], dict[str, Any]], None] = lambda *_: None,
 ) -> tuple[list[Measured], bool]:
-    """The measured cases, and whether the time ended before they did."""
+    """Return the measured cases, and whether the time limit ended the sweep."""
     begin = time.monotonic()
     measured: list[Measured] = []
     for index in indices:

@@ -1,4 +1,4 @@
-"""What competes in a case, and what it is checked against."""
+"""The contenders of a case, and its reference."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from regard.bench.sweep.plain_forms import Outcome
 from regard.bench.sweep.tensors import Tensors
 
 Call = Callable[[], Outcome]
-ROOM = {"cpu": 4 * 2**30, "cuda": 24 * 2**30}  # bytes that a peer may take
+ROOM = {"cpu": 4 * 2**30, "cuda": 24 * 2**30}  # bytes that a peer may use
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A call, and the tensors whose gradients it has to give."""
+    """A call, and the tensors whose gradients it must compute."""
 
     call: Call
     leaves: tuple[Tensor, ...]
 
 
-Make = Callable[[], Contender]  # prepares a contender: compiles, builds masks that are kept; raises where it cannot
+Make = Callable[[], Contender]  # prepares a contender (compiles, builds reusable masks); raises if it cannot run
 
 
 @dataclass(frozen=True)
@@ -33,26 +33,26 @@ class Contest:
     given: Tensors
     ours: Contender
     peers: dict[str, Make]
-    reference: Callable[[Tensors, Tensor], Outcome]  # some rows, of the first sequence in any dtype
+    reference: Callable[[Tensors, Tensor], Outcome]  # computes some rows of the first sequence in any dtype
 
 
 def leaves(given: Tensors) -> tuple[Tensor, ...]:
-    """The tensors that get gradients."""
+    """Return the tensors that get gradients."""
     return tuple(tensor for tensor in given.values() if tensor.requires_grad)
 
 
 def maker(given: Tensors, prepare: Callable[[], Call]) -> Make:
-    """A contender whose gradients are those of the shared tensors."""
+    """Return a contender whose gradients are those of the shared tensors."""
     return lambda: Contender(prepare(), leaves(given))
 
 
 def room(case: Case, elements: float) -> None:
-    """Raises if a peer would hold so many elements more than once."""
+    """Raise if a peer would hold more than this number of elements."""
     bytes_held = int(elements * ITEM[case.dtype] * (4 if case.gradients else 3))
     if bytes_held > ROOM[case.device]:
         raise ValueError(f"it would take about {size(bytes_held)}")
 
 
 def compiler() -> Callable[..., Callable[..., Outcome]]:
-    """torch.compile for one shape."""
+    """Return the function compiled by torch.compile for one shape."""
     return lambda function: torch.compile(function, dynamic=False)

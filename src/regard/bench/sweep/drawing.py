@@ -1,8 +1,8 @@
 """A random case, a function of the seed, its index and the kind of device alone.
 
 Ordinary calls are frequent: causal self-attention, padding, documents, windows, additive attention. Any other
-combination of score, normaliser, mask, bias and request is drawn too, seldom. Sizes are log-uniform, and halved until
-the plain form of the call takes at most about a second.
+combination of score, normaliser, mask, bias and request is sampled too, but rarely. Sizes are log-uniform, and halved
+until the eager form of the call takes at most about a second.
 """
 
 import math
@@ -13,16 +13,16 @@ from typing import Any
 from regard.bench.sweep.cases import BIASES, ITEM, MASKS, NORMALIZERS, REQUESTS, SCORES, Case
 
 LONGEST = {"cpu": 4096, "cuda": 32768}
-# The work of the plain form by kind of device: entries of the score matrix (with a fused peer, and without one), of the
-# matrix that is sorted, features of all pairs (additive), elements of all inputs, and multiplications of a layer.
+# Limits on the work of the eager form by kind of device: entries of the score matrix (with a fused peer, and without
+# one), of the sorted matrix, features of all pairs (additive), elements of all inputs, and multiplications of a layer.
 MATRIX = {"cpu": 2**25, "cuda": 2**33}
 PLAIN_MATRIX = {"cpu": 2**25, "cuda": 2**30}
 SORTED = {"cpu": 2**22, "cuda": 2**28}
 PAIR_FEATURES = {"cpu": 2**27, "cuda": 2**32}
 ELEMENTS = {"cpu": 2**24, "cuda": 2**28}
 LAYER = {"cpu": 2**33, "cuda": 2**40}
-GRADIENTS = 3  # a forward and a backward pass take so many times a forward pass
-LEARNED_TENSOR = 2**24  # entries of a dense bias
+GRADIENTS = 3  # the time of forward and backward pass, relative to a forward pass
+LEARNED_TENSOR = 2**24  # largest number of entries of a dense bias
 
 KINDS = {
     "itself": 40,
@@ -42,7 +42,7 @@ DTYPES = {"cpu": {"float32": 85, "bfloat16": 15}, "cuda": {"bfloat16": 50, "floa
 
 
 def draw(seed: int, index: int, device: str) -> Case:
-    """The case of this index.
+    """Return the case of this index.
 
     >>> draw(5, 17, "cpu") == draw(5, 17, "cpu"), draw(5, 17, "cpu") == draw(5, 18, "cpu")
     (True, False)
@@ -73,13 +73,13 @@ def _one(rng: Random, weights: dict[Any, int]) -> Any:
 
 
 def _length(rng: Random, least: int, most: int) -> int:
-    """Log-uniform; a power of two half the time, as people choose them."""
+    """Return a log-uniform size; half of the time it is a power of two."""
     length = math.exp(rng.uniform(math.log(least), math.log(most)))
     return 2 ** round(math.log2(length)) if rng.random() < 0.5 else round(length)
 
 
 def _itself(rng: Random, case: Case) -> Case:
-    """A sequence that attends itself."""
+    """Return the sizes of self-attention."""
     length = _length(rng, 1 if rng.random() < 0.1 else 16, LONGEST[case.device])
     heads, size = _one(rng, HEADS), _one(rng, SIZES)
     groups = [g for g in (1, 2, 4, 8) if heads % g == 0 and g < heads]
@@ -91,12 +91,12 @@ def _itself(rng: Random, case: Case) -> Case:
 
 
 def _other(rng: Random, case: Case) -> Case:
-    """Queries of one sequence over the keys of another."""
+    """Return the sizes of cross-attention."""
     return replace(_itself(rng, case), keys=_length(rng, 4, LONGEST[case.device]))
 
 
 def _additive(rng: Random, case: Case) -> Case:
-    """Bahdanau's sizes and smaller ones: one head with a wide value, or several small heads."""
+    """Return the sizes of additive attention: one head with a wide value, or several small heads."""
     queries, keys = _length(rng, 1, 1024), _length(rng, 4, 2048)
     if rng.random() < 0.4:
         size = rng.choice((128, 256, 512, 1000))
@@ -110,7 +110,7 @@ def _additive(rng: Random, case: Case) -> Case:
 
 
 def _step(rng: Random, case: Case) -> Case:
-    """A decoding step: few queries over a cache, without gradients."""
+    """Return the sizes of a decoding step: few queries over a cache, without gradients."""
     made = replace(_itself(rng, case), gradients=False, queries=rng.choice((1, 1, 1, 2, 4, 8)))
     keys = max(made.queries, _length(rng, 16, LONGEST[case.device]))
     if rng.random() < 0.25:
@@ -121,7 +121,7 @@ def _step(rng: Random, case: Case) -> Case:
 
 
 def _mechanism(rng: Random, kind: str, case: Case) -> dict[str, Any]:
-    """Score, normaliser, mask, bias and request."""
+    """Return score, normaliser, mask, bias and request."""
     masks = {"causal": 35, "none": 20, "padding": 15, "documents": 12, "window": 12, "causal_padding": 4, "segments": 2}
     found: dict[str, Any] = {"before": min(_length(rng, 4, 1024), case.keys)}
     if kind == "itself":
@@ -157,7 +157,7 @@ def _mechanism(rng: Random, kind: str, case: Case) -> dict[str, Any]:
 
 
 def _any(rng: Random, case: Case) -> dict[str, Any]:
-    """Any combination that has a meaning."""
+    """Return any valid combination."""
     found = {
         "score": rng.choice(list(SCORES)),
         "normalizer": rng.choice(list(NORMALIZERS)),
@@ -167,7 +167,7 @@ def _any(rng: Random, case: Case) -> dict[str, Any]:
     }
     if found["normalizer"] != "softmax" and found["request"] == "logsumexp":
         found["request"] = "none"
-    if found["normalizer"] == "hard":  # one key at inference; in half precision a tie would be broken by rounding
+    if found["normalizer"] == "hard":  # at inference one key is chosen; in half precision rounding would break ties
         found |= {"gradients": False, "dtype": "float32"}
     if found["bias"] == "tensor" and case.heads * case.queries * case.keys > LEARNED_TENSOR:
         found["bias"] = "alibi"
@@ -175,7 +175,7 @@ def _any(rng: Random, case: Case) -> dict[str, Any]:
 
 
 def _bounded(rng: Random, case: Case) -> Case:
-    """The batch or a length is halved until the work fits; then a dense bias fits too."""
+    """Return the sizes, with the batch or a length halved until the work and a dense bias fit."""
     while _work(case) > 1:
         if case.batch > 1 and (rng.random() < 0.6 or max(case.queries, case.keys) < 64):
             case = replace(case, batch=case.batch // 2)
@@ -195,7 +195,7 @@ def _bounded(rng: Random, case: Case) -> Case:
 
 
 def _work(case: Case) -> float:
-    """The work of the plain form, relative to what a case may take."""
+    """Return the work of the eager form, relative to the limit of a case."""
     device = case.device
     times = GRADIENTS if case.gradients else 1
     fused = case.normalizer == "softmax" and case.request in ("none", "rows") and case.score != "softcap"

@@ -1,8 +1,8 @@
-"""The error of a call in budgets, against float64 on a few rows of the first sequence.
+"""The error of a call relative to its budget, against float64 on a few rows of the first sequence.
 
-The budget is that of the tests: an output may be off by twice the error of the plain form in the same dtype, a gradient
-by three times, and where the plain form is nearly exact, by as many times four roundings. Errors are norms. The
-upstream gradient of this check is 0 outside the rows, so that these rows alone give every gradient.
+The budget is that of the tests: the error of an output may be twice that of the eager form in the same dtype, of a
+gradient three times; if the eager form is nearly exact, as many times four roundings. Errors are norms. The upstream
+gradient of this check is 0 outside the rows, so that only these rows contribute to gradients.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from regard.bench.sweep.contests import Contender, Contest
 from regard.bench.sweep.tensors import BATCHED, Tensors, example
 
 ROWS = 16
-ELEMENTS = {"cpu": 2**23, "cuda": 2**27}  # of the largest tensor of the reference
+ELEMENTS = {"cpu": 2**23, "cuda": 2**27}  # number of elements of the largest tensor of the reference
 OUTPUT, GRADIENT, ROUNDINGS = 2.0, 3.0, 4.0
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What the float64 reference gives for the rows, and the norm of the error that a call may have."""
+    """The float64 reference of the rows, and the allowed norm of the error."""
 
     rows: Tensor
     exact: dict[str, Tensor]
@@ -29,7 +29,7 @@ class Truth:
 
 
 def rows_checked(case: Case, given: Tensors) -> Tensor:
-    """Rows spread over the queries; those of a padded sequence that are real."""
+    """Return rows spread over the queries; in a padded sequence only real ones."""
     real = case.queries
     if "lengths" in given and case.queries == case.keys:
         real = min(real, int(given["lengths"][0]))
@@ -40,7 +40,7 @@ def rows_checked(case: Case, given: Tensors) -> Tensor:
 
 
 def truth(case: Case, contest: Contest) -> Truth:
-    """The reference of a case and its budgets."""
+    """Return the reference of a case and its budgets."""
     rows = rows_checked(case, contest.given)
     exact = _of_reference(case, contest, torch.float64, rows)
     plain = _of_reference(case, contest, case.torch_dtype, rows)
@@ -57,7 +57,7 @@ def truth(case: Case, contest: Contest) -> Truth:
 
 
 def budgets(case: Case, contest: Contest, contender: Contender, truth: Truth) -> dict[str, float]:
-    """The errors of a contender's output, weights and gradients, each divided by what it may be."""
+    """Return the errors of a contender's output, weights and gradients, each divided by its budget."""
     with torch.set_grad_enabled(case.gradients):
         output, weights = contender.call()
     found = {"output": output.detach()[:1].index_select(-2, truth.rows)}
@@ -83,7 +83,7 @@ def _of_reference(case: Case, contest: Contest, dtype: torch.dtype, rows: Tensor
     with torch.set_grad_enabled(case.gradients):
         output, weights = contest.reference(some, rows)
     found: dict[str, Tensor] = {}
-    if case.request == "rows":  # the request names rows of its own
+    if case.request == "rows":  # the request has its own rows
         ends = torch.tensor([0, case.queries - 1], device=case.device)
         weights = contest.reference(some, ends)[1]
     if case.request == "received":
@@ -99,7 +99,7 @@ def _of_reference(case: Case, contest: Contest, dtype: torch.dtype, rows: Tensor
 
 
 def _weights_of_rows(case: Case, weights: Tensor, rows: Tensor) -> Tensor:
-    """The requested weights of the first sequence at the rows of the reference."""
+    """Return the requested weights of the first sequence at the rows of the reference."""
     weights = weights.detach()[:1]
     if case.request in ("rows", "received"):
         return weights
@@ -107,7 +107,7 @@ def _weights_of_rows(case: Case, weights: Tensor, rows: Tensor) -> Tensor:
 
 
 def _received(case: Case, contest: Contest, some: Tensors) -> Tensor:
-    """What each key receives from all queries, block by block."""
+    """Return the weight that each key receives from all queries, block by block."""
     wide = case.size if case.score == "additive" else 1
     block = max(1, ELEMENTS[case.device] // (case.heads * case.keys * wide))
     total = torch.zeros((), device=case.device)
@@ -120,6 +120,6 @@ def _received(case: Case, contest: Contest, some: Tensors) -> Tensor:
 
 
 def _upstream(case: Case, output: Tensor) -> Tensor:
-    """A gradient of the output that differs from place to place, the same number in every dtype."""
+    """Return a gradient of the output that varies over positions, with equal values in every dtype."""
     slope = torch.linspace(-1, 2, output.numel(), device=output.device).reshape(output.shape)
     return slope.to(case.torch_dtype).to(output.dtype)

@@ -1,7 +1,7 @@
 """Fused attention of torch: SDPA in each backend, FlexAttention, varlen_attn.
 
-Masks and biases that do not change are kept from call to call, as a careful user does; a mask that is new in every
-call is built in the call.
+Constant masks and biases are reused from call to call, as in efficient code; a mask that is new in every call is built
+in the call.
 """
 
 import importlib
@@ -24,7 +24,7 @@ BACKENDS = ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
 
 
 def every(case: Case, given: Tensors) -> dict[str, Callable[[], Call]]:
-    """The fused peers that have the score, the normaliser and the requested weights of a case."""
+    """Return the fused peers that support the score, the normaliser and the requested weights of a case."""
     if case.normalizer != "softmax" or case.request not in ("none", "rows") or case.score == "additive":
         return {}
     found: dict[str, Callable[[], Call]] = {}
@@ -46,14 +46,14 @@ def every(case: Case, given: Tensors) -> dict[str, Callable[[], Call]]:
 
 
 def dense_parts(case: Case, given: Tensors) -> tuple[Tensor | None, Tensor | None]:
-    """The blocked pairs and the bias that are kept; None where each call computes its own."""
+    """Return the mask and the bias that are reused; None if each call builds its own."""
     blocked = None if case.new_mask else tensors.blocked(case, given)
     learned = case.gradients and case.bias == "relative"
     return blocked, None if learned else tensors.bias(case, given, case.torch_dtype)
 
 
 def sdpa(case: Case, given: Tensors, *, repeat: bool = False) -> Call:
-    """torch's scaled_dot_product_attention; the rows of weights that are requested are computed beside it."""
+    """Return torch's scaled_dot_product_attention; requested rows of weights are computed in addition."""
     causal = case.mask == "causal" and case.bias == "none"
     if not causal and (case.mask != "none" or case.bias != "none"):
         lead = case.heads if case.bias != "none" else 1
@@ -82,12 +82,12 @@ def sdpa(case: Case, given: Tensors, *, repeat: bool = False) -> Call:
 
 
 def _few(given: Tensors) -> Tensors:
-    """The tensors of a call for a few rows of weights, whose values are not needed."""
+    """Return the tensors of a call for a few rows of weights, whose values are not needed."""
     return {**given, "value": given["value"][..., :1]}
 
 
 def _joined(blocked: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """A mask for SDPA: True may attend, or what is added."""
+    """Return a mask for SDPA: True may attend, or numbers to add."""
     if bias is None:
         return None if blocked is None else ~blocked
     return bias if blocked is None else bias.masked_fill(blocked, -torch.inf)
@@ -101,7 +101,7 @@ def _forced(case: Case, given: Tensors, name: str) -> Call:
 
 
 def flex(case: Case, given: Tensors) -> Call:
-    """FlexAttention, compiled, with a block mask that is kept, or built in the call where the mask is new."""
+    """Return compiled FlexAttention with a reused block mask, or one built in the call if the mask is new."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     compiled: Any = torch.compile(flex_attention, dynamic=False)
@@ -125,7 +125,7 @@ def flex(case: Case, given: Tensors) -> Call:
 
 
 def _mask_rule(case: Case, given: Tensors) -> Any:
-    """The mask as FlexAttention takes it: a function of indices."""
+    """Return the mask as FlexAttention takes it: a function of indices."""
     lengths, ids, allowed, before = given.get("lengths"), given.get("ids"), given.get("allowed"), case.before
     shift = case.keys - case.queries if case.mask == "cache" else 0
 
@@ -158,7 +158,7 @@ def _mask_rule(case: Case, given: Tensors) -> Any:
 
 
 def _score_rule(case: Case, given: Tensors) -> Any:
-    """Softcap and biases as FlexAttention takes them."""
+    """Return softcap and biases as FlexAttention takes them."""
     slopes, table, bias, capped = given.get("slopes"), given.get("table"), given.get("bias"), case.score == "softcap"
     if slopes is None and table is None and bias is None and not capped:
         return None
@@ -176,8 +176,8 @@ def _score_rule(case: Case, given: Tensors) -> Any:
 
 
 def varlen(case: Case, given: Tensors) -> Call:
-    """torch's attention over sequences laid end to end; tokens that padding leaves out are gathered away and back."""
-    varlen_attn: Any = importlib.import_module("torch.nn.attention.varlen").varlen_attn  # from torch 2.10 on
+    """Return torch's attention over packed sequences; padding tokens are removed before and restored after."""
+    varlen_attn: Any = importlib.import_module("torch.nn.attention.varlen").varlen_attn  # in torch 2.10 and later
 
     def bounds() -> tuple[Tensor | None, Tensor, int]:
         if case.mask == "padding":
@@ -195,7 +195,7 @@ def varlen(case: Case, given: Tensors) -> Call:
         raise ValueError("queries are not padded as keys are")
     kept = None if case.new_mask else bounds()
     options: dict[str, Any] = {}
-    if case.mask == "documents":  # the keyword changed between versions of torch
+    if case.mask == "documents":  # the keyword differs between versions of torch
         named = inspect.signature(varlen_attn).parameters
         options = {"is_causal": True} if "is_causal" in named else {"window_size": (-1, 0)}
     if case.heads != case.kv_heads:

@@ -1,4 +1,4 @@
-"""Multi-head attention and Transformer blocks beside torch's layers and beside a block written by hand."""
+"""Multi-head attention and Transformer blocks compared with torch's layers and a hand-written block."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +15,11 @@ from regard.bench.sweep.contests import Call, Contender, Contest, Make, compiler
 from regard.bench.sweep.plain_forms import Outcome
 from regard.bench.sweep.tensors import Tensors
 
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]  # query, key, value, blocked pairs
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]  # query, key, value, masked pairs
 
 
 def contest(case: Case) -> Contest:
-    """The contenders of a case of kind "multihead" or "block"."""
+    """Return the contenders of a case of kind "multihead" or "block"."""
     torch.manual_seed(case.index)
     theirs = _torch_layer(case)
     layer = _our_layer(case, theirs)
@@ -47,7 +47,7 @@ def contest(case: Case) -> Contest:
 
 
 def _torch_layer(case: Case) -> nn.MultiheadAttention | nn.TransformerEncoderLayer | None:
-    """torch's own layer; it has none with grouped heads."""
+    """Return torch's own layer; it has none with grouped heads."""
     options: dict[str, Any] = {"batch_first": True, "device": case.device, "dtype": case.torch_dtype}
     if case.kind == "block":
         wide = 4 * case.width
@@ -63,7 +63,7 @@ def _torch_layer(case: Case) -> nn.MultiheadAttention | nn.TransformerEncoderLay
 
 
 def _our_layer(case: Case, theirs: nn.MultiheadAttention | nn.TransformerEncoderLayer | None) -> nn.Module:
-    """The same layer in this library."""
+    """Return the same layer of this library."""
     if isinstance(theirs, nn.TransformerEncoderLayer):
         layer: nn.Module = regard.nn.TransformerEncoderLayer.from_torch(theirs)
     elif theirs is not None:
@@ -75,7 +75,7 @@ def _our_layer(case: Case, theirs: nn.MultiheadAttention | nn.TransformerEncoder
 
 
 def _torch(case: Case, given: Tensors, layer: nn.MultiheadAttention | nn.TransformerEncoderLayer) -> Contender:
-    """torch's layer with the masks that it takes: True may not attend."""
+    """Return torch's layer with its masks, in which True may not attend."""
     x = given["x"]
     causal = case.mask == "causal"
 
@@ -124,7 +124,7 @@ def _softmax(query: Tensor, key: Tensor, value: Tensor, blocked: Tensor | None) 
 
 
 def forward(case: Case, given: Tensors, blocked: Tensor | None, attend: Attend, rows: Tensor | None = None) -> Tensor:
-    """The layer from its parameters by their names, for all positions or some."""
+    """Compute the layer from its parameters by name, for all positions or some."""
     x = given["x"]
     if case.kind == "multihead":
         return _heads(case, given, x, blocked, attend, rows, "")

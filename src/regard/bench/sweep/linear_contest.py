@@ -1,4 +1,4 @@
-"""Linear and local attention beside their plain forms."""
+"""Linear and local attention compared with eager forms."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ Form = Callable[[Case, Tensors], plain_forms.Tensor]
 
 
 def contest(case: Case) -> Contest:
-    """The contenders of a case of kind "linear" or "local"."""
+    """Return the contenders of a case of kind "linear" or "local"."""
     given = tensors.make(case)
     peers: dict[str, Make] = {}
     for name, (form, elements) in _forms(case).items():
@@ -32,7 +32,7 @@ def contest(case: Case) -> Contest:
 
 
 def _forms(case: Case) -> dict[str, tuple[Form, int]]:
-    """Plain forms, each with the elements of its largest tensor."""
+    """Return eager forms, each with the number of elements of its largest tensor."""
     tokens = case.batch * case.heads * case.queries
     if case.kind == "local":
         gathered = tokens * (2 * case.before + 1) * case.size

@@ -1,7 +1,7 @@
-"""Attention as people write it in a few lines of torch: the eager peers, and in float64 the reference.
+"""Attention in a few torch operations: the eager peers, and in float64 the reference.
 
-Each form takes the tensors of a case in any dtype, and all queries or some rows of them. The weights that a case
-requests come back beside the output.
+Each form takes the tensors of a case in any dtype, and all queries or some rows of them. It returns the output and the
+requested weights.
 """
 
 import math
@@ -15,7 +15,7 @@ from regard.bench.sweep.cases import Case
 from regard.bench.sweep.tensors import Tensors
 
 Outcome = tuple[Tensor, Tensor | None]  # the output and the requested weights
-MASKED = -1e4  # of sparse normalisers, which subtract scores from each other: −inf would give NaN
+MASKED = -1e4  # masked score for sparse normalisers, which subtract scores: −inf would give NaN
 
 
 def attend(
@@ -27,7 +27,7 @@ def attend(
     *,
     fusible: bool = False,
 ) -> Outcome:
-    """normalize(score(Q, K) + bias, masked) V."""
+    """Compute normalize(score(Q, K) + bias, masked) V."""
     query = given["query"] if rows is None else given["query"][..., rows, :]
     group = case.heads // case.kv_heads
     key, value = (x if group == 1 else x.repeat_interleave(group, 1) for x in (given["key"], given["value"]))
@@ -37,13 +37,13 @@ def attend(
     if blocked is not None:
         scores = scores.masked_fill(blocked, MASKED if case.normalizer in ("sparsemax", "entmax") else -math.inf)
     weights = normalize(case.normalizer, scores)
-    # The entropy of hard attention is that of the distribution which it samples from.
+    # The entropy of hard attention is that of its sampled distribution.
     asked = scores.softmax(-1) if case.normalizer == "hard" and case.request == "entropy" else weights
     return weights @ value, requested(case.request, asked, scores)
 
 
 def reference(case: Case, given: Tensors, rows: Tensor) -> Outcome:
-    """Some rows of a case of any kind but a layer."""
+    """Compute some rows of a case of any kind but a layer."""
     if case.kind == "linear":
         return linear_rows(case, given, rows), None
     if case.kind == "local":
@@ -53,7 +53,7 @@ def reference(case: Case, given: Tensors, rows: Tensor) -> Outcome:
 
 
 def score(case: Case, query: Tensor, key: Tensor, weight: Tensor | None, *, fusible: bool = False) -> Tensor:
-    """The scores (b, h, q, k). `fusible` sums over features, which torch.compile fuses with the tanh."""
+    """Return the scores (b, h, q, k). `fusible` sums over features, which torch.compile fuses with the tanh."""
     if case.score == "additive":
         assert weight is not None
         features = torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3))
@@ -64,7 +64,7 @@ def score(case: Case, query: Tensor, key: Tensor, weight: Tensor | None, *, fusi
 
 
 def prepared(case: Case, query: Tensor, key: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, float]:
-    """Queries, keys and a factor whose product is the score."""
+    """Return queries, keys and a factor whose product is the score."""
     if case.score == "cosine":
         return F.normalize(query, dim=-1), F.normalize(key, dim=-1), 10.0
     if case.score == "bilinear":
@@ -74,7 +74,7 @@ def prepared(case: Case, query: Tensor, key: Tensor, weight: Tensor | None) -> t
 
 
 def normalize(name: str, scores: Tensor) -> Tensor:
-    """The textbook form of each normaliser; sparse ones sort."""
+    """Compute the textbook form of each normaliser; sparse ones sort."""
     if name == "softmax":
         return scores.softmax(-1)
     if name == "sigmoid":
@@ -88,7 +88,7 @@ def normalize(name: str, scores: Tensor) -> Tensor:
 
 
 def _sparsemax(scores: Tensor) -> Tensor:
-    """Martins and Astudillo 2016, algorithm 1."""
+    """Compute sparsemax by algorithm 1 of Martins and Astudillo 2016."""
     ordered = scores.sort(-1, descending=True).values
     count = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
     sums = ordered.cumsum(-1) - 1
@@ -97,7 +97,7 @@ def _sparsemax(scores: Tensor) -> Tensor:
 
 
 def _entmax(scores: Tensor) -> Tensor:
-    """Peters, Niculae and Martins 2019, algorithm 2, for α = 1.5."""
+    """Compute entmax with α = 1.5 by algorithm 2 of Peters, Niculae and Martins 2019."""
     scores = scores / 2
     ordered = scores.sort(-1, descending=True).values
     count = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
@@ -109,7 +109,7 @@ def _entmax(scores: Tensor) -> Tensor:
 
 
 def requested(request: str, weights: Tensor, scores: Tensor) -> Tensor | None:
-    """What a request returns of the weights."""
+    """Return the result of a request for the weights."""
     if request == "full":
         return weights
     if request == "rows":
@@ -124,7 +124,7 @@ def requested(request: str, weights: Tensor, scores: Tensor) -> Tensor | None:
 
 
 def features(case: Case, x: Tensor, projection: Tensor | None) -> Tensor:
-    """φ(x): elu(x) + 1 (Katharopoulos et al. 2020), or the Performer's, divided by their largest."""
+    """Return φ(x): elu(x) + 1 (Katharopoulos et al. 2020), or Performer features, divided by their maximum."""
     if case.features == "elu":
         return F.elu(x) + 1
     assert projection is not None
@@ -134,14 +134,14 @@ def features(case: Case, x: Tensor, projection: Tensor | None) -> Tensor:
 
 
 def linear(case: Case, given: Tensors) -> Tensor:
-    """φ(Q) (φ(K)ᵀ V) / φ(Q) (φ(K)ᵀ 1), full attention."""
+    """Compute φ(Q) (φ(K)ᵀ V) / φ(Q) (φ(K)ᵀ 1), full attention."""
     query, key = (features(case, given[name], given.get("projection")) for name in ("query", "key"))
     summary, total = key.mT @ given["value"], key.sum(-2)
     return (query @ summary) / (query @ total.unsqueeze(-1))
 
 
 def linear_rows(case: Case, given: Tensors, rows: Tensor | None = None) -> Tensor:
-    """The same through the matrix of all pairs, which a causal mask then covers."""
+    """Compute the same through the matrix of all pairs, with a causal mask if requested."""
     query, key = (features(case, given[name], given.get("projection")) for name in ("query", "key"))
     if rows is not None:
         query = query[..., rows, :]
@@ -154,7 +154,7 @@ def linear_rows(case: Case, given: Tensors, rows: Tensor | None = None) -> Tenso
 
 
 def linear_chunks(case: Case, given: Tensors, chunk: int = 128) -> Tensor:
-    """Causal attention chunk by chunk: pairs inside a chunk, and the summary of the chunks before it."""
+    """Compute causal attention chunk by chunk: pairs inside a chunk, and the summary of earlier chunks."""
     length = case.queries
     count = math.ceil(length / chunk)
     query, key = (features(case, given[name], given.get("projection")) for name in ("query", "key"))
@@ -170,7 +170,7 @@ def linear_chunks(case: Case, given: Tensors, chunk: int = 128) -> Tensor:
 
 
 def local_dense(case: Case, given: Tensors, rows: Tensor | None = None) -> Tensor:
-    """Local attention (Luong et al. 2015, section 3.2) over all keys, those out of reach masked."""
+    """Compute local attention (Luong et al. 2015, section 3.2) over all keys, with those out of range masked."""
     query, centre = given["query"], given["centre"]
     if rows is not None:
         query, centre = query[..., rows, :], centre[..., rows]
@@ -182,7 +182,7 @@ def local_dense(case: Case, given: Tensors, rows: Tensor | None = None) -> Tenso
 
 
 def local_gathered(case: Case, given: Tensors) -> Tensor:
-    """The same over the keys within reach, gathered for each query."""
+    """Compute the same over the keys within range, gathered for each query."""
     query, key, value, centre = (given[name] for name in ("query", "key", "value", "centre"))
     first = torch.ceil(centre.detach() - case.before).long().unsqueeze(-1)
     place = first + torch.arange(2 * case.before + 1, device=query.device)

@@ -12,7 +12,7 @@ WORST = 10
 
 
 def record(measured: Measured) -> dict[str, Any]:
-    """What `--json` prints of a case."""
+    """Return the record of a case for `--json`."""
     case = measured.case
     found = {name: value for name, value in asdict(measured).items() if name != "case"}
     return {
@@ -28,7 +28,7 @@ def record(measured: Measured) -> dict[str, Any]:
 
 
 def line(measured: Measured) -> str:
-    """A case in two lines: its ratio, the call, and what was measured."""
+    """Return a case in two lines: its ratio, the call, and the measurements."""
     case = measured.case
     head = f"{case.index:4d}  {_times(measured.ratio)}  {case.call}  {case.what}"
     if measured.failed is not None:
@@ -52,7 +52,7 @@ def _times(ratio: float | None) -> str:
 
 
 def distribution(sweep: Sequence[Measured]) -> dict[str, Any]:
-    """The ratios of a sweep in a few numbers."""
+    """Return a summary of the ratios of a sweep."""
     ratios = sorted(one.ratio for one in sweep if one.ratio is not None)
     beyond = [one for one in sweep if one.error is not None and not one.error <= 1]
     return {
@@ -70,14 +70,14 @@ def distribution(sweep: Sequence[Measured]) -> dict[str, Any]:
 
 
 def worst(sweep: Sequence[Measured]) -> list[Measured]:
-    """The cases with the smallest ratios, smallest first; before them those that failed."""
+    """Return the cases with the smallest ratios, smallest first, after those that failed."""
     failed = [one for one in sweep if one.failed is not None]
     compared = sorted((one for one in sweep if one.ratio is not None), key=lambda one: one.ratio or 0.0)
     return failed + compared[:WORST]
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """The value below which a share of the numbers lies, interpolated between neighbours.
+    """Return a percentile of the numbers, with linear interpolation.
 
     >>> percentile([1.0, 2.0, 3.0, 4.0, 5.0], 0.5), percentile([1.0, 2.0], 0.05), percentile([], 0.5)
     (3.0, 1.05, None)
@@ -91,7 +91,7 @@ def percentile(ordered: Sequence[float], share: float) -> float | None:
 
 
 def summary(sweep: Sequence[Measured], numbers: dict[str, Any]) -> str:
-    """The distribution and the worst cases, each with the command that repeats it."""
+    """Return the distribution and the worst cases, each with the command that repeats it."""
     if not numbers["compared"]:
         return "no case was compared"
     lines = [

@@ -11,19 +11,19 @@ from regard.core.features import PerformerFeatures
 
 Tensors = dict[str, Tensor]
 BATCHED = ("query", "key", "value", "centre", "lengths", "ids", "x")  # the first axis is the batch
-LEARNED = ("query", "key", "value", "centre", "weight", "table", "bias", "x")  # get gradients
-REACH = 128  # of the learned table of relative positions
+LEARNED = ("query", "key", "value", "centre", "weight", "table", "bias", "x")  # tensors that get gradients
+REACH = 128  # range of the learned table of relative positions
 
 
 def make(case: Case) -> Tensors:
-    """Everything that the call of a case is given; layers have their parameters beside."""
+    """Return all inputs of a case; layers also have their parameters."""
     name = f"{case.seed} {case.index}".encode()
     source = torch.Generator(case.device).manual_seed(int(hashlib.sha256(name).hexdigest()[:12], 16))
     if case.kind in ("multihead", "block"):
         found = {"x": _normal(case, source, case.batch, case.queries, case.width)}
     else:
         query = _heads(case, source, case.heads, case.queries, case.size)
-        if case.score == "dot":  # people scale what they multiply, or softmax takes one key alone
+        if case.score == "dot":  # scaled inputs, because otherwise softmax selects a single key
             query = query / math.sqrt(case.size)
         found = {
             "query": query,
@@ -76,7 +76,7 @@ def _positions(case: Case, source: torch.Generator) -> Tensors:
         found["ids"] = starts.cumsum(-1)
     if case.mask == "dense":
         allowed = torch.rand(case.queries, keys, generator=source, device=device) < 0.8
-        allowed[:, 0] = True  # no row is empty: the plain forms would give NaN there
+        allowed[:, 0] = True  # no row is empty: the eager forms would give NaN there
         found["allowed"] = allowed
     if case.kind == "local":
         found["centre"] = keys * torch.rand(batch, case.heads, case.queries, generator=source, device=device)
@@ -84,7 +84,7 @@ def _positions(case: Case, source: torch.Generator) -> Tensors:
 
 
 def example(case: Case, given: Tensors, dtype: torch.dtype, *, gradients: bool) -> Tensors:
-    """Copies of the first sequence's tensors in another dtype."""
+    """Return copies of the first sequence's tensors in another dtype."""
     found: Tensors = {}
     for name, tensor in given.items():
         part = (tensor[:1] if name in BATCHED else tensor).detach()
@@ -95,7 +95,7 @@ def example(case: Case, given: Tensors, dtype: torch.dtype, *, gradients: bool) 
 
 
 def blocked(case: Case, given: Tensors, rows: Tensor | None = None) -> Tensor | None:
-    """Pairs that may not attend, as a bool tensor (b or 1, 1, rows, keys); None without a mask."""
+    """Return the pairs that may not attend, as a bool tensor (b or 1, 1, rows, keys); None without a mask."""
     if case.mask == "none":
         return None
     device = torch.device(case.device)
@@ -119,7 +119,7 @@ def blocked(case: Case, given: Tensors, rows: Tensor | None = None) -> Tensor | 
 
 
 def bias(case: Case, given: Tensors, dtype: torch.dtype, rows: Tensor | None = None) -> Tensor | None:
-    """What is added to the scores, (h, rows, keys); None without a bias."""
+    """Return the bias, (h, rows, keys), or None."""
     if case.bias == "none":
         return None
     if case.bias == "tensor":

@@ -1,4 +1,4 @@
-"""The measurements of one case: wall clock in turns, host time, kernels and synchronisations, memory, errors."""
+"""The measurements of one case: interleaved wall-clock time, host time, kernels, synchronisations, memory, errors."""
 
 import contextlib
 import gc
@@ -17,62 +17,62 @@ from regard.bench.sweep.cases import Case
 from regard.bench.sweep.contests import Contender, Contest
 
 Run = Callable[[], None]
-SECONDS = {"cpu": 1.5, "cuda": 0.25}  # that the turns of a case may take
-ROUNDS = {"cpu": (3, 25), "cuda": (7, 60)}  # at least, whatever they take, and at most
-READING = 1e-3  # seconds that a reading on a CPU takes at least: shorter calls are repeated
-SHORT = 0.05  # seconds of a call whose first reading is the best of three
-BEHIND = 3.0  # a peer that takes so many times the best peer's time has no more turns
+SECONDS = {"cpu": 1.5, "cuda": 0.25}  # time limit for the rounds of a case in seconds
+ROUNDS = {"cpu": (3, 25), "cuda": (7, 60)}  # smallest and largest number of rounds
+READING = 1e-3  # smallest duration of a measurement on a CPU in seconds: shorter calls are repeated
+SHORT = 0.05  # calls shorter than this, in seconds, take the best of three as first measurement
+BEHIND = 3.0  # a peer slower than the best peer by this factor is not measured again
 CACHE = {"cpu": 2**26, "cuda": 2**28}  # bytes that are overwritten before a cold call
-WRONG = 50.0  # budgets: a peer beyond them computes something else and is left out
+WRONG = 50.0  # a peer with errors beyond this number of budgets computes something else and is excluded
 SLOW = 20.0  # seconds of a single call after which a case ends
 
 
 @dataclass
 class Measured:
-    """What was measured of a case; None where it was not or could not be."""
+    """The measurements of a case; None if not measured."""
 
     case: Case
-    seconds: float | None = None  # of regard's call, the median
-    first: float | None = None  # seconds of its first call: libraries load, kernels compile
+    seconds: float | None = None  # median seconds of regard's call
+    first: float | None = None  # seconds of its first call, which loads libraries and compiles kernels
     peers: dict[str, float] = field(default_factory=dict)  # seconds of each peer
-    left_out: dict[str, str] = field(default_factory=dict)  # peers that did not take part, and why
-    errors: dict[str, float] = field(default_factory=dict)  # in budgets
-    host: float | None = None  # seconds until regard's call returns, CUDA
-    kernels: int | None = None  # that it runs, CUDA
+    left_out: dict[str, str] = field(default_factory=dict)  # peers that did not take part, with the reason
+    errors: dict[str, float] = field(default_factory=dict)  # relative to the budget
+    host: float | None = None  # seconds until regard's call returns on CUDA
+    kernels: int | None = None  # number of kernels on CUDA
     synchronisations: int | None = None
-    memory: int | None = None  # bytes beyond those before the call, at the peak
-    peer_memory: int | None = None  # of the best peer
-    failed: str | None = None  # why regard's call did not run
+    memory: int | None = None  # bytes above those before the call, at the peak
+    peer_memory: int | None = None  # the same for the best peer
+    failed: str | None = None  # the reason why regard's call did not run
 
     @property
     def best(self) -> str | None:
-        """The fastest peer."""
+        """Return the fastest peer."""
         return min(self.peers, key=self.peers.__getitem__, default=None)
 
     @property
     def ratio(self) -> float | None:
-        """The best peer's time divided by regard's: more than 1 is faster."""
+        """Return the best peer's time divided by regard's: above 1 regard is faster."""
         return None if self.best is None or not self.seconds else self.peers[self.best] / self.seconds
 
     @property
     def error(self) -> float | None:
-        """The largest error in budgets; at most 1 is within the budget."""
+        """Return the largest error relative to its budget; at most 1 is within the budget."""
         return max(self.errors.values(), default=None)
 
 
 def contest(case: Case) -> Contest:
-    """The contenders of a case of any kind."""
+    """Return the contenders of a case of any kind."""
     if case.kind == "attention":
         return attention_contest.contest(case)
     return linear_contest.contest(case) if case.kind in ("linear", "local") else layer_contest.contest(case)
 
 
 def measure(case: Case) -> Measured:
-    """Every contender of a case."""
+    """Measure every contender of a case."""
     found = Measured(case)
     try:
         _measure(case, found)
-    except Exception as problem:  # one case that fails does not end a sweep
+    except Exception as problem:  # the failure of one case does not end a sweep
         found.failed = why(problem)
     gc.collect()
     if case.device == "cuda":
@@ -82,7 +82,7 @@ def measure(case: Case) -> Measured:
 
 def _measure(case: Case, found: Measured) -> None:
     if case.compiled:
-        torch.compiler.reset()  # what was compiled for earlier cases counts towards torch's limit for one function
+        torch.compiler.reset()  # compilations of earlier cases count towards torch's limit for one function
     field = contest(case)
     truth = error_budgets.truth(case, field)
     found.first = _clock(lambda: _run(case, field.ours)(), case.device)
@@ -113,7 +113,7 @@ def _measure(case: Case, found: Measured) -> None:
 
 
 def _run(case: Case, contender: Contender) -> Run:
-    """A call with its gradients, or without."""
+    """Return a call with or without its gradients."""
     if not case.gradients:
 
         def forward() -> None:
@@ -132,7 +132,7 @@ def _run(case: Case, contender: Contender) -> Run:
 
 
 def _clock(run: Run, device: str, number: int = 1) -> float:
-    """Seconds of a call until the device has finished."""
+    """Return seconds of a call until the device has finished."""
     if device == "cuda":
         torch.cuda.synchronize()
     begin = time.perf_counter()
@@ -144,7 +144,8 @@ def _clock(run: Run, device: str, number: int = 1) -> float:
 
 
 def turns(case: Case, runs: dict[str, Run]) -> dict[str, float]:
-    """The median time of each call; calls take turns, so that a machine that slows down affects all of them."""
+    """Return the median time of each call; calls are interleaved, so that a machine that slows down affects all of
+    them."""
     device = case.device
     spoiled = torch.empty(CACHE[device], dtype=torch.uint8, device=device) if case.cold else None
 
@@ -155,7 +156,7 @@ def turns(case: Case, runs: dict[str, Run]) -> dict[str, float]:
 
     numbers = dict.fromkeys(runs, 1)
     readings = {}
-    for name, run in runs.items():  # the second call: the first one compiled
+    for name, run in runs.items():  # the second call, because the first one compiled
         second = _clock(run, device)
         if device == "cpu" and not case.cold:
             numbers[name] = max(1, min(100, round(READING / second)))
@@ -176,7 +177,7 @@ def turns(case: Case, runs: dict[str, Run]) -> dict[str, float]:
 
 
 def _host(run: Run, times: int = 15) -> float:
-    """Seconds until a call returns, the device idle before it."""
+    """Return seconds until a call returns, with the device idle before it."""
     found = []
     for _ in range(times):
         torch.cuda.synchronize()
@@ -188,7 +189,7 @@ def _host(run: Run, times: int = 15) -> float:
 
 
 def launches(run: Run) -> tuple[int, int]:
-    """The number of kernels that a call runs, and how often it waits for the device."""
+    """Return the number of kernels that a call runs, and of its synchronisations."""
 
     def counted(run: Run) -> tuple[int, int]:
         torch.cuda.synchronize()
@@ -204,13 +205,13 @@ def launches(run: Run) -> tuple[int, int]:
         return kernels, waits
 
     counted(run)  # the first profile of a process initialises the profiler
-    empty = counted(lambda: None)  # the profiler itself waits when it ends
+    empty = counted(lambda: None)  # the profiler itself synchronises when it ends
     kernels, waits = counted(run)
     return kernels - empty[0], max(0, waits - empty[1])
 
 
 def peak(run: Run, device: str) -> int:
-    """Bytes that torch's allocator holds beyond those before the call, at the peak."""
+    """Return bytes of torch's allocator above those before the call, at the peak."""
     if device == "cuda":
         return cuda_memory(run)  # pyrefly: ignore[bad-argument-type]
     with _silent(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -226,7 +227,7 @@ def peak(run: Run, device: str) -> int:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Drops what the profiler's own library prints to standard error at each start and stop."""
+    """Suppress what the profiler's own library prints to standard error at each start and stop."""
     kept = os.dup(2)
     with open(os.devnull, "w") as nothing:
         os.dup2(nothing.fileno(), 2)

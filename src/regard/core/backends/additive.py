@@ -1,8 +1,8 @@
 """Additive attention without a tanh for each pair and without the hidden layer of all pairs in memory.
 
-On the CPU the blocks of `blocked` with the score in its exponential form, compiled where there is a C compiler: any
-normaliser, mask and bias; where that would not be worth compiling, the logistic form. On CUDA Triton kernels from rows
-to output, for softmax: small and middle sizes store their scores, a tanh for each pair and hidden unit; large ones take
+On the CPU, `blocked` runs with the score in its exponential form, compiled where there is a C compiler; any normaliser,
+mask and bias is supported. Calls too small to compile for use the logistic form. On CUDA, Triton kernels compute
+softmax attention: small and middle sizes store their scores, with a tanh for each pair and hidden unit; large ones use
 the exponential form in float32, a sine series on the tensor cores in half precision.
 """
 
@@ -92,7 +92,7 @@ def not_worth_it(problem: Problem) -> str | None:
 
 
 def working_bytes(problem: Problem) -> int:
-    """On the CPU a block of scores, however many features (the logistic form: all of few); on CUDA rows' features.
+    """Return the working memory: on the CPU of a block of scores, on CUDA of the features of all rows.
 
     Small calls on CUDA store their scores instead.
     """
@@ -105,7 +105,7 @@ def working_bytes(problem: Problem) -> int:
     size = problem.query.shape[-1]
     if stores_scores((math.prod(lead), heads, queries, size), (1, 1, keys), problem.score.activation, "auto"):
         return math.prod(problem.shape) * 4
-    columns = 32 if problem.query.dtype in HALF else 2  # of each hidden unit: sines and cosines of 16 harmonics
+    columns = 32 if problem.query.dtype in HALF else 2  # columns per hidden unit: sines and cosines of 16 harmonics
     return (problem.query.numel() + problem.key.numel()) * columns * problem.query.element_size()
 
 
@@ -187,7 +187,7 @@ def direct(problem: Problem) -> Direct | None:
 
 
 def _direct_stored(shape: tuple[int, ...]) -> Direct:
-    """Return the function for calls that store their scores; what a mask becomes is stored with the mask."""
+    """Return the function for calls that store their scores; kernel arguments of a mask are cached with the mask."""
     from regard.kernels.triton.additive.operator import stored_attention  # imported here, because it imports Triton
     from regard.kernels.triton.additive.pairs import EVERY
 

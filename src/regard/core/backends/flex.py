@@ -1,10 +1,9 @@
 """FlexAttention on CUDA: windows, segments, ALiBi, softcaps and relative biases inside one compiled kernel.
 
-In half precision two kernels of our own come first: one for plain windows, and `ranges` for bands, lengths, segments
-and ALiBi together.
-
-FlexAttention gets a mask twice: as a rule for single pairs, and as a list of blocks that are not fully masked, from
-`Mask.coarse`, so that no n × n tensor is allocated; both are computed once for a mask object.
+In half precision two of our own kernels take precedence: one for windows alone, and `ranges` for bands, lengths,
+segments and ALiBi together. FlexAttention gets a mask twice: as a function of single pairs, and as a list of blocks
+that are not fully masked, from `Mask.coarse`, so that no n × n tensor is allocated; both are computed once for a mask
+object.
 """
 
 import contextlib
@@ -86,7 +85,7 @@ def working_bytes(problem: Problem) -> int:
 
 
 def kernel(problem: Problem) -> str:
-    """`window_attention` or `range_attention` of `regard.kernels.triton`, else torch's FlexAttention."""
+    """Return the name of the kernel: one of ours, or torch's FlexAttention."""
     found = clauses(problem.mask, *problem.shape[-2:])
     if found is not None and _narrow(problem, found):
         return "triton window"
@@ -300,7 +299,7 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
 def _pair_rule(problem: Problem, found: Clauses, lead: torch.Size) -> Callable[..., Tensor]:
     """Return the mask function of one pair. Bounds are tensors, so that another window does not recompile."""
     device, (heads, queries, keys) = problem.device, problem.shape[-3:]
-    # Filled on the device: a number copied there would be waited for.
+    # Filled on the device, because copying a number there would be a synchronisation.
     bounds = ((found.low, -queries), (found.high, keys))
     low, high = (torch.full((), d if x is None else x, device=device) for x, d in bounds)
     lengths = _flat(found.lengths, lead, (heads,)) if found.lengths is not None else None

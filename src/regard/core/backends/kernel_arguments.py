@@ -20,7 +20,7 @@ def mask_arguments(problem: Problem, lead: torch.Size) -> dict[str, Any]:
 
 
 def mask_pairs(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Any:
-    """Return the mask of a call of four axes that was checked before, as the additive kernels take it."""
+    """Return the mask of a checked call with four axes, as the additive kernels take it."""
     from regard.kernels.triton.additive.operator import kernel_pairs  # imported here, because it imports Triton
 
     found = clauses(mask.on(device).aligned(shape), *shape[-2:])
@@ -31,7 +31,7 @@ def mask_pairs(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Any:
 
 
 def narrowed(given: dict[str, Any], keys: int) -> dict[str, Any]:
-    """Return the arguments with lengths of 32 bits, and ids of one dtype without gaps."""
+    """Return the arguments with 32-bit lengths, and contiguous ids of one dtype."""
     if given["lengths"] is not None:
         given["lengths"] = given["lengths"].long().clamp_max(keys).int().contiguous()
     if given["query_ids"] is not None:  # both ids need one dtype, of any width

@@ -1,7 +1,7 @@
-"""Attention on CUDA under bands, lengths and segments, with ALiBi: a block of queries visits its range of keys alone.
+"""Attention on CUDA under bands, lengths and segments, with ALiBi: a block of queries only visits its range of keys.
 
 Lengths and ids are arguments of the Triton kernel: no mask tensor is built, and the host does not wait for the device.
-The ranges of segments are computed on the device, in one or two launches, once for a mask object.
+The ranges of segments are computed on the device, in one or two launches, once per mask object.
 """
 
 import math
@@ -21,26 +21,26 @@ from regard.core.scores import Bilinear, Dot, ScaledDot
 from regard.kernels.availability import TRITON
 
 KERNEL = "triton ranges"
-_LEAST = 65  # queries and keys: shorter sequences have a kernel of their own
+_LEAST = 65  # smallest number of queries and keys: shorter sequences have their own kernel
 _SIZES = (16, 32, 64, 128)
-_PROGRAMS = 65_535  # on the second axis of a launch
+_PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
 class Lowered(NamedTuple):
-    """The mask as arguments of the kernel, and the keys that any query attends where the kernel does not test that."""
+    """The mask as kernel arguments, and the keys that any query may attend, if the kernel does not test that."""
 
     rules: Any
     seen: Tensor | None
 
 
 def serves(problem: Problem, found: Clauses | None) -> bool:
-    """Return whether the kernel computes the problem and torch's own kernels have no argument for its mask or bias."""
+    """Return whether the kernel supports the problem, and torch's own kernels do not support its mask or bias."""
     if found is None or not _simple(found) or problem.dropout > 0.0 or problem.score.why_no_product() is not None:
         return False
     if problem.bias is not None and (type(problem.bias) is not Alibi or problem.bias_learned):
         return False
     if isinstance(problem.score, Bilinear) and problem.query.dtype == torch.float16:
-        return False  # query times weight can overflow float16
+        return False  # query times weight could overflow float16
     return _worth_it(found, problem.bias) and _fits(problem.query, problem.key, problem.value)
 
 
@@ -60,7 +60,7 @@ def _fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
         return False
     if key.shape[-1] not in _SIZES or value.shape[-1] not in _SIZES or math.prod(query.shape[:-2]) > _PROGRAMS:
         return False
-    # The heads and rows of a batch row lie within 2³¹ numbers, as the kernel counts them, in a copy without gaps too.
+    # The kernel's 32-bit offsets must reach all heads and rows of a batch row, also in a contiguous copy.
     tensors = (query, key, value)
     reach = max(128 * max(queries, keys), *(t.stride(-3) for t in tensors))
     return heads * reach < 2**31 and max(queries, keys) * max(t.stride(-2) for t in tensors) < 2**31
@@ -74,7 +74,7 @@ def working_bytes(problem: Problem, found: Clauses) -> int:
 
 def attend(problem: Problem, found: Clauses) -> Result:
     """Compute attention by the kernel."""
-    from regard.kernels.triton.range_attention import range_attention  # imports Triton: only where it is used
+    from regard.kernels.triton.range_attention import range_attention  # imported here, because it imports Triton
 
     lead, mask, shape, device = problem.query.shape[:-3], problem.mask, problem.shape, problem.device
     if mask is None:
@@ -83,7 +83,8 @@ def attend(problem: Problem, found: Clauses) -> Result:
         lowered = stored(mask, device, ("ranges", shape), lambda: _lowered(found, shape, device))
     rules = lowered.rules
     if not isinstance(problem.score, (Dot, ScaledDot)):
-        # The kernel loads no key that none attends; other scores transform the keys first, with a gradient of 0 · NaN.
+        # The kernel never loads fully masked keys, but other scores transform the keys first, and their gradient would
+        # be 0 · NaN.
         problem = zero_masked_keys(problem)
     elif lowered.seen is not None:
         problem = zeroed(problem, lowered.seen)
@@ -91,7 +92,7 @@ def attend(problem: Problem, found: Clauses) -> Result:
         slopes = problem.bias.slopes.detach().expand(problem.shape[-3])
         rules = rules._replace(slopes=slopes, slopes_h=slopes.stride(0), offset=problem.bias.offset)
     product = problem.score.as_product(problem.query, problem.key)
-    assert product is not None  # serves() has said so
+    assert product is not None  # checked by serves()
     tensors = (product.query, product.key, problem.value)
     query, key, value = (t if t.ndim == 4 else t.reshape(-1, *t.shape[-3:]) for t in tensors)
     output = range_attention(query, key, value, rules, product.scale)
@@ -124,14 +125,14 @@ def direct(problem: Problem, score: ScaledDot) -> Direct:
 
 
 def _lowered_for(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Lowered:
-    """Return the mask of a call that was checked before as the kernel takes it."""
+    """Return the mask of a checked call as the kernel takes it."""
     found = clauses(mask.on(device).aligned(shape), *shape[-2:])
     assert found is not None  # checked by serves()
     return _lowered(found, shape, device)
 
 
 def _lowered(found: Clauses, shape: tuple[int, ...], device: torch.device) -> Lowered:
-    from regard.kernels.triton.range_attention import Rules  # imports Triton: only where it is used
+    from regard.kernels.triton.range_attention import Rules  # imported here, because it imports Triton
     from regard.kernels.triton.segment_bounds import segment_bounds
 
     lead, (queries, keys) = shape[:-3], shape[-2:]
@@ -149,6 +150,7 @@ def _lowered(found: Clauses, shape: tuple[int, ...], device: torch.device) -> Lo
         key_ids=other, key_b=other.stride(0), key_n=other.stride(1),
         key_bounds=row_bounds if of_queries is of_keys else segment_bounds(other, own),
     )  # fmt: skip
-    # In packed self-attention every key has a query, its own; lengths and bands are tested by the kernel.
+    # In packed self-attention every key can be attended by the query at its own position; the kernel tests lengths and
+    # bands.
     alone = of_queries is not of_keys or (found.low or 0) > 0 or (found.high or 0) < 0
     return Lowered(rules, seen_keys(found, queries, keys, device) if alone else None)

@@ -50,7 +50,7 @@ def refuses(problem: Problem) -> str | None:
 
 
 def refuses_data(problem: Problem) -> str | None:
-    """Why torch's kernels do not compute these numbers, if they do not."""
+    """Return the reason why torch's kernels cannot compute these values, or None."""
     if not _inspected(problem):
         return None
     if problem.masked:
@@ -62,7 +62,7 @@ def refuses_data(problem: Problem) -> str | None:
 
 
 def _inspected(problem: Problem) -> bool:
-    """Must the numbers be inspected, and can they be?"""
+    """Return whether the values must be inspected, and whether they can be."""
     if problem.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     return problem.masked or problem.key.shape[-2] < FEW
@@ -252,7 +252,7 @@ def direct(problem: Problem) -> Direct | None:
     ):
         return None
     on_cpu = problem.device.type == "cpu"
-    if causal and queries < keys and not on_cpu:  # the keys behind the last query are masked for all
+    if causal and queries < keys and not on_cpu:  # keys after the last query are masked for all
         return None
     masked, few, learning = problem.mask is not None, keys < FEW, problem.differentiated
     as_it_is, sizes = isinstance(problem.score, ScaledDot), (problem.key.shape[-1], problem.value.shape[-1])
@@ -323,7 +323,7 @@ def _small_band(problem: Problem, found: Clauses) -> Tensor | None:
 
 
 def _pairs_at_once(problem: Problem) -> torch.Size | None:
-    """Return the shape of a mask tensor that the CPU's kernel takes whole, as it was given, or None."""
+    """Return the shape of a mask tensor that the CPU kernel takes unchanged, or None."""
     mask = problem.mask
     if not isinstance(mask, Dense) or problem.device.type != "cpu" or _rows_at_once(problem) < problem.shape[-2]:
         return None

@@ -1,7 +1,7 @@
-"""Padding and documents on the CPU: a call of torch's kernel for each sequence, with its own keys alone and no mask.
+"""Padding and documents on the CPU: one call of torch's kernel for each sequence, with its own keys and without a mask.
 
-A query run is a stretch of queries with one segment id; without segments it is all queries. Its keys must be one
-stretch too, cut at the sequence's length.
+A query run is a range of queries with one segment id; without segments it is all queries. Its keys must form one range
+too, limited to the sequence's length.
 """
 
 import functools
@@ -23,12 +23,12 @@ from regard.core.problem import Problem
 from regard.core.scores import Score
 from regard.core.spans import Stretch, all_of
 
-_CALL = 2**14  # number of pairs that are computed in the time of one more call
-_TILE = 64  # number of rows and keys below which the kernel takes no less time
+_CALL = 2**14  # number of pairs whose time equals the overhead of one more call
+_TILE = 64  # number of rows and keys below which the kernel is not faster
 
 
 class Piece(NamedTuple):
-    """A run of queries, the run of keys that holds theirs, how many of these they attend, and whether causally."""
+    """A run of queries, the run of their keys, the number of these that they attend, and whether causally."""
 
     rows: Stretch
     keys: Stretch
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """The pieces of batch rows that are cut alike."""
+    """The pieces of batch rows with equal boundaries."""
 
     batch: int
     pieces: list[Piece]
@@ -52,9 +52,9 @@ def packed(found: Clauses | None, shape: tuple[int, ...]) -> list[Packed] | None
     *lead, heads, queries, keys = shape
     batch = math.prod(lead)
     if max(queries, keys) <= _TILE and (batch > 1 or found.segments):
-        return None  # a sequence of its own would take no less time
+        return None  # splitting would save no time
     lengths = [keys] * batch if found.lengths is None else found.lengths.expand(*lead, 1).flatten().tolist()
-    if not found.segments:  # the commonest case is decided without describing each call
+    if not found.segments:  # the most frequent case is decided without listing the calls
         saved, further = batch * keys - sum(lengths), sum(a != b for a, b in pairwise(lengths))
         if heads * queries * saved < _CALL * further:
             return None
@@ -74,11 +74,11 @@ def packed(found: Clauses | None, shape: tuple[int, ...]) -> list[Packed] | None
 
 
 def _cost(piece: Piece, heads: int) -> int:
-    """Return the time of a piece, in pairs; of a causal one torch's kernel computes all up to 512 keys."""
+    """Return the cost of a piece in pairs; for a causal one torch's kernel computes all pairs up to 512 keys."""
     return _CALL + heads * max(_TILE, len(piece.rows)) * max(_TILE, piece.count)
 
 
-Runs = tuple[tuple[int, Stretch], ...]  # stretches of one id
+Runs = tuple[tuple[int, Stretch], ...]  # ranges of one id
 
 
 def _runs(found: Clauses, lead: list[int], queries: int, keys: int) -> tuple[list[Runs], list[Runs]]:
@@ -106,7 +106,8 @@ def _runs_of(ids: Tensor, lead: list[int]) -> list[Runs]:
 
 
 def _pieces(own: Runs, other: Runs, length: int, high: int | None) -> list[Piece] | None:
-    """Return the piece of each query run; None if an id has several runs of keys, or a band starts off its corner."""
+    """Return the piece of each query run; None if an id has several runs of keys, or a band does not start at its
+    corner."""
     where = dict(other)
     if len(where) < len(other):
         return None
@@ -114,7 +115,8 @@ def _pieces(own: Runs, other: Runs, length: int, high: int | None) -> list[Piece
     for value, rows in own:
         keys = where.get(value, Stretch(0, 0))
         count = max(0, min(keys.stop, length) - keys.start)
-        edge = None if high is None else high + rows.start - keys.start  # the band's, counted from the piece's corner
+        # Upper bound of the band, relative to the piece's corner.
+        edge = None if high is None else high + rows.start - keys.start
         causal = edge is not None and edge < count - 1
         if causal and edge != 0:
             return None
@@ -144,7 +146,7 @@ def direct(problem: Problem) -> Direct:
 
 
 def _lowered(mask: Mask, shape: tuple[int, ...]) -> list[Packed] | Tensor:
-    """Return the calls for a mask of scores (b, h, q, k), or the mask as a tensor where one call is faster."""
+    """Return the calls for a mask of scores (b, h, q, k), or the mask as a tensor if one call is faster."""
     mask = mask.aligned(shape)
     found = clauses(mask, *shape[-2:])
     calls = packed(found, shape)
@@ -158,7 +160,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, calls: list[Packed], kerne
     """Compute the attention (b, h, q, d) of all pieces by a kernel (query, key, value, mask=, causal=)."""
     if len(calls) == 1:
         return _of_rows(calls[0].pieces, query, key, value, kernel)
-    # Split, not sliced: the gradient of a split is one concatenation, those of slices as many sums of whole tensors.
+    # Split, not sliced: the gradient of a split is one concatenation, that of slices many sums of whole tensors.
     sizes = [call.batch for call in calls]
     parts = zip(calls, query.split(sizes), key.split(sizes), value.split(sizes), strict=True)
     return torch.cat([_of_rows(call.pieces, q, k, v, kernel) for call, q, k, v in parts])

@@ -113,7 +113,8 @@ def _largest(tensor: Tensor) -> float:
 
 @dataclass(frozen=True)
 class _Forms:
-    """The loops over all pairs: scores; and sums over j of ds · tanh' and of ds · tanh, over i of ds · tanh'."""
+    """The loops over all pairs: scores, and the sums over j of ds · tanh' and of ds · tanh, and over i of ds ·
+    tanh'."""
 
     scores: Callable[[Tensor, Tensor, Tensor], Tensor]
     sums: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -122,7 +123,7 @@ class _Forms:
 def _both_ways(
     sums: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """The sums over j and, with rows and columns exchanged, those over i."""
+    """Return the sums over j and, with rows and columns exchanged, those over i."""
 
     def run(rows: Tensor, columns: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return *sums(rows, columns, dscores), sums(columns, rows, dscores.mT.contiguous())[0]

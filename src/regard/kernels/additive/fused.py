@@ -10,8 +10,8 @@ from regard.kernels.additive.small_calls import stores_scores
 
 ACTIVATIONS = ("tanh", "sigmoid", "gelu", "leaky_relu")
 FORMS = ("auto", "stored", "series", "exact")
-_COLUMNS = 256  # of the values in one program: with more, registers run out and compiling takes half a minute
-_LEAK = 0.2  # as in graph attention, and in regard.core.scores
+_COLUMNS = 256  # value columns in one program: with more, registers spill and compiling takes half a minute
+_LEAK = 0.2  # slope of leaky_relu, as in graph attention and regard.core.scores
 
 
 def additive_attention(
@@ -87,7 +87,7 @@ def _fused(
 ) -> tuple[Tensor, Tensor]:
     from regard.kernels.triton.additive.operator import additive
 
-    if lengths is not None:  # the kernels take 32 bits, and no more keys than there are
+    if lengths is not None:  # the kernels take 32-bit lengths, at most the number of keys
         lengths = lengths if lengths.dtype == torch.int32 else lengths.long().clamp_max(key.shape[-2]).int()
         lengths = lengths.contiguous()
     if query_ids is not None and key_ids is not None:  # both ids need one dtype, of any width

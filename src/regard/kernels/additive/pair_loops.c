@@ -87,7 +87,7 @@ typedef struct {
     const float *rows, *columns, *third; /* third: weights (z, f) of scores, or gradients (z, q, k) of sums */
     float *first, *second, *fourth;
     long slices, n_rows, n_columns, features, block;
-    long segments, units, unit_pairs; /* a slice has `units` parts, which threads take, each of so many pairs and features */
+    long segments, units, unit_pairs; /* a slice has `units` parts of `unit_pairs` pair-features each, divided among threads */
     void (*work)(const void *, long, long);
     atomic_long next;
 } job;

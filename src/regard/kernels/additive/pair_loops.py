@@ -10,8 +10,8 @@ from torch import Tensor
 from regard.kernels.native_library import library
 
 _FILE = "pair_loops.c"
-_UNITS = 64  # parts of a call that threads take
-_ROWS = 32  # the fewest that are worth a sum over the columns of their own
+_UNITS = 64  # number of parts into which a call is divided for the threads
+_ROWS = 32  # smallest number of rows for which a separate sum over the columns is faster
 
 
 def available() -> bool:
@@ -34,7 +34,7 @@ def scores(near: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 
 def sums(near: bool) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
-    """Σ_j ds tanh' and Σ_j ds tanh, (z, q, f) each, and Σ_i ds tanh' (z, k, f); must equal `_eager_sums`."""
+    """Return Σ_j ds tanh' and Σ_j ds tanh, (z, q, f) each, and Σ_i ds tanh' (z, k, f); must equal `_eager_sums`."""
     name = "regard_near_sums" if near else "regard_far_sums"
 
     def run(rows: Tensor, columns: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,7 +54,8 @@ def sums(near: bool) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor,
 
 
 def _segments(slices: int, rows: int, features: int) -> int:
-    """Parts of the rows, so that many cores have work: decided by the shape alone, and so is the order of the sums."""
+    """Return the number of row segments that keep many cores busy; only the shape decides, so the sums have a fixed
+    order."""
     return max(1, min(rows // _ROWS, _UNITS // max(1, slices * -(-features // 64))))
 
 

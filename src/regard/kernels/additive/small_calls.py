@@ -1,16 +1,16 @@
-"""Which additive calls on CUDA are small enough to store their scores. It imports no Triton."""
+"""The condition for additive calls on CUDA to be small enough to store their scores. It imports no Triton."""
 
 from collections.abc import Sequence
 
-_MOST_PAIRS = 2**24  # whose scores are stored, 64 MiB
-_MOST_FEATURES = 2**30  # pair-features up to which a tanh for each costs less than what the series prepares
-_MOST_QUERIES = 2**16  # of the second axis of a grid
+_MOST_PAIRS = 2**24  # largest number of pairs whose scores are stored, 64 MiB
+_MOST_FEATURES = 2**30  # pair-features up to which a tanh for each costs less than the preparation of the series
+_MOST_QUERIES = 2**16  # limit of the second axis of a grid
 
 
 def stores_scores(query: Sequence[int], key: Sequence[int], activation: str, form: str) -> bool:
-    """Do stored scores serve a call with query (b, h, q, f) and key (b, g, k, f)? The one place that decides this.
+    """Return whether a call with query (b, h, q, f) and key (b, g, k, f) stores its scores.
 
-    By name (`form`) they serve tanh at every size that memory allows.
+    If chosen by name (`form`), scores of tanh are stored at every size that memory allows.
     """
     if activation != "tanh" or form not in ("auto", "stored"):
         return False

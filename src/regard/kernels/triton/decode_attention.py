@@ -159,7 +159,7 @@ def decode(
 
 
 def _launched(kernel: Any, grid: tuple[int, int, int], *args: Any, **constants: Any) -> None:
-    if torch.compiler.is_compiling():  # which traces launches in Triton's own form alone
+    if torch.compiler.is_compiling():  # torch.compile only traces launches in Triton's own form
         kernel[grid](*args, **constants, num_warps=_BLOCK.warps)
     else:
         launch(kernel, grid, *args, **constants, block=_BLOCK)

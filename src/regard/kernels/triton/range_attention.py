@@ -1,9 +1,9 @@
-"""Scaled dot under masks that leave each block of queries a range of keys: bands, lengths, segments, and ALiBi.
+"""Scaled dot-product attention with masks that are ranges of keys: bands, lengths, segments; with ALiBi.
 
-A program visits the tiles between the first and the last key that one of its rows may attend. Tiles in which every
-pair may attend come last, in a loop of their own without any test. No masked key beyond the range is loaded, so nothing
-in it can leak. The backward pass forms every pair twice, once for the rows' gradients and once for the keys', so that
-no sum is shared between programs: two runs agree to the last bit.
+A program visits the tiles between the first and the last key that one of its rows may attend. Tiles in which every pair
+may attend come last, in a separate loop without tests. Masked keys beyond the range are never loaded, so they cannot
+leak. The backward pass forms every pair twice, once for the rows' gradients and once for the keys', so that no sum is
+shared between programs and results are deterministic.
 """
 
 from typing import Any, NamedTuple
@@ -18,11 +18,11 @@ from regard.kernels.triton.additive.pairs import LOG2E, power_of_two
 from regard.kernels.triton.additive.plan import Block, launch, trait
 from regard.kernels.triton.segment_bounds import SPAN
 
-REACH = 2**31 - 1  # the heads and rows of a batch row lie within so many numbers: their places are counted in 32 bits
+REACH = 2**31 - 1  # the kernels address the heads and rows of a batch row with 32-bit offsets
 
 
 class Rules(NamedTuple):
-    """Conditions on a pair (query i, key j), and what is added to its score; None switches a part off."""
+    """Conditions on a pair (query i, key j), and the bias of its score; None disables a part."""
 
     low: Any = None  # low <= j - i
     high: Any = None  # j - i <= high
@@ -34,8 +34,8 @@ class Rules(NamedTuple):
     key_ids: Any = None  # (b, k): equal ids
     key_b: Any = None
     key_n: Any = None
-    row_bounds: Any = None  # (b, q / SPAN, 4): keys that a span of queries meets, from `segment_bounds`
-    key_bounds: Any = None  # (b, k / SPAN, 4): queries that a span of keys meets
+    row_bounds: Any = None  # (b, q / SPAN, 4): range of keys of a span of queries, from `segment_bounds`
+    key_bounds: Any = None  # (b, k / SPAN, 4): range of queries of a span of keys
     slopes: Any = None  # (h,): -slope * |i + offset - j|
     slopes_h: Any = None
     offset: Any = None
@@ -56,9 +56,9 @@ def _by_segments(bounds, b, at, n, start, whole_start, whole_stop, stop, COUNT: 
 
 @triton.jit
 def _in_tiles(start, whole_start, whole_stop, stop, STEP: tl.constexpr):
-    """Return a range in tiles: start, number of tiles before the whole ones, their start and stop, number to be tested.
+    """Return a range in tiles: start, number of tiles before the unmasked ones, their start and stop, number to test.
 
-    Tile t of those to be tested begins at start + t · STEP, or behind the whole tiles if it is not before them.
+    Tile t of those to test begins at start + t · STEP, or after the unmasked tiles if it is not before them.
     """
     start = tl.maximum(start, 0) // STEP * STEP
     stop = tl.maximum(stop, start)
@@ -145,7 +145,7 @@ def _ids(ids, b, row, n, step_b, step_n):
 def _scores(s, i, j, own_id, rules, b, h, n_q, n_k, first, limit, factor, TESTED: tl.constexpr, KEYS_OWN: tl.constexpr):
     """Return scores in base 2 from products, -inf where a pair must not attend.
 
-    i and j broadcast to the tile, either way round; `own_id` are the ids that a program holds, of keys or of queries.
+    i and j broadcast to the tile in either order; `own_id` are the ids of the program's keys or queries.
     """
     s = s * factor
     if rules.slopes is not None:
@@ -194,7 +194,7 @@ def range_forward(
 ):  # fmt: skip
     z = tl.program_id(1)
     b, h = (z // heads).to(tl.int64), z % heads
-    # long rows of a causal mask first, so that they do not end the launch alone
+    # long rows of a causal mask start first, so that the launch does not end with a few long programs
     i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     i = i0 + tl.arange(0, BM)
     q = _rows(query + b * q_b + h * q_h, i, 0, n_q, q_n, D, True)
@@ -224,7 +224,7 @@ def range_forward(
     acc /= tl.where(empty, 1.0, total)[:, None]
     at = output + b * o_b + h * o_h + (i * o_n)[:, None] + tl.arange(0, E)[None, :]
     tl.store(at, acc.to(output.dtype.element_ty), mask=(i < n_q)[:, None])
-    # base 2, and inf for an empty row: its weights then come out as 0
+    # base 2, and inf for an empty row, whose weights are then 0
     row = tl.where(empty, float("inf"), most + tl.log2(tl.where(empty, 1.0, total)))
     tl.store(lse + z.to(tl.int64) * n_q + i, row, mask=i < n_q)
 
@@ -293,7 +293,7 @@ def _key_tile(
     grad_k, grad_v,
     TESTED: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """The tile lies on its side, (keys, queries), as both products want it."""
+    """Return the transposed tile, (keys, queries), as both products need it."""
     i = i0 + tl.arange(0, BM)
     q = _rows(query, i, 0, n_q, q_n, D, TESTED)
     s = _scores(
@@ -351,7 +351,7 @@ def range_keys(
 
 
 class Tuning(NamedTuple):
-    """Tiles of the three kernels."""
+    """The tile sizes of the three kernels."""
 
     forward: Block
     rows: Block
@@ -367,7 +367,7 @@ def _steps(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _like(tensor: Tensor) -> Tensor:
-    """Return an empty tensor whose axes have the given one's order in memory, which saves the next layer a copy."""
+    """Allocate a tensor with the memory order of the given one, which saves the next layer a copy."""
     found = torch.empty_like(tensor)
     return found if found.stride(-1) == 1 else torch.empty(tensor.shape, device=tensor.device, dtype=tensor.dtype)
 
@@ -375,7 +375,7 @@ def _like(tensor: Tensor) -> Tensor:
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, rules: Rules, scale: float
 ) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
-    """Return output, log-sum-exps, and what decides which compiled kernels serve these tensors."""
+    """Return output, log-sum-exps, and the key of the compiled kernels for these tensors."""
     (b, h, q, d), (_, g, k, e) = query.shape, value.shape
     output = _like(query) if d == e else query.new_empty(b, h, q, e)
     lse = torch.empty(b, h, q, device=query.device, dtype=torch.float32)
@@ -396,7 +396,7 @@ class _Ranges(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, rules: Rules, scale: float) -> Tensor:
         output, lse, known = _forward(query, key, value, rules, scale)
-        # The rules' own tensors are saved too: a change in place before the backward pass is then an error.
+        # The tensors of the rules are saved too, so that a change in place before the backward pass raises.
         ctx.save_for_backward(query, key, value, output, lse, *(t for t in rules if isinstance(t, Tensor)))
         ctx.settings = rules, scale, known
         return output
@@ -434,11 +434,10 @@ def range_attention(query: Tensor, key: Tensor, value: Tensor, rules: Rules, sca
     """Compute softmax of scale · ⟨query, key⟩ with ALiBi over the pairs that the rules allow, times the values.
 
     query (b, h, q, d), key (b, g, k, d), value (b, g, k, e); sizes are powers of two from 16 to 128, and all heads and
-    rows of a tensor's batch row lie within `REACH` numbers. The plain function: `regard.core.backends.reference` with
-    the same masks.
+    rows of a batch row fit into `REACH` numbers. Reference implementation: `regard.core.backends.reference`.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
-    scale = float(scale)  # an integer would be a kernel of its own, or a constant in one that others share
+    scale = float(scale)  # Triton would specialise the kernel on an integer
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return _Ranges.apply(query, key, value, rules, scale)
     return _forward(query, key, value, rules, scale)[0]

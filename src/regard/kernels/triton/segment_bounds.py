@@ -1,4 +1,5 @@
-"""Where the segments of a span of positions lie among other positions, for kernels that visit ranges of keys."""
+"""The bounds of segments: the range of other positions with the ids of a span, for kernels that visit ranges of
+keys."""
 
 import torch
 import triton
@@ -13,7 +14,7 @@ FAR = tl.constexpr(2**24)  # a number of spans beyond any sequence
 
 @triton.jit
 def bounds_of_segments(own, other, bounds, own_b, own_n, other_b, other_n, n_own, n_other, CHUNK: tl.constexpr):
-    """Store where the ids of a span of positions may occur among the others: start, whole start, whole stop, stop.
+    """Store the range of other positions with the ids of a span: start, whole start, whole stop, stop.
 
     All of [whole start, whole stop) has the one id of the span; outside [start, stop) there is none of its ids.
     """

@@ -46,7 +46,7 @@ class Translation:
     weights: Tensor | None
     score: float
     others: tuple[tuple[str, float], ...] = ()  # further texts, best first, with their scores
-    source_words: Words = NO_WORDS  # the words of the source's numbers, and of the translation's
+    source_words: Words = NO_WORDS  # words of the source and of the translation, for their token numbers
     words: Words = NO_WORDS
 
     @property

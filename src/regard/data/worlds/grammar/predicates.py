@@ -71,7 +71,7 @@ def transitive(verb: Verb) -> Frame:
 
 
 def with_object(verb: Verb, thing: Nominal, kind: str) -> Predicate:
-    """Return the verb's Chinese word for its object: wear a coat, 穿; wear a hat, 戴."""
+    """Return a predicate with the Chinese verb that its object requires: wear a coat, 穿; wear a hat, 戴."""
     return Predicate(thing.english, thing.words(), verb.chinese[kind], heavy=thing.heavy)
 
 

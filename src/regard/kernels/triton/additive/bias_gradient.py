@@ -33,7 +33,7 @@ def diagonal_sums(slab, boost, sums, slab_q, slab_k, rows, columns, ROWS: tl.con
 def by_distance(
     slab: Tensor, boost: Tensor | None, room: tuple[int, int, int], size: tuple[int, int], first: int, table: Tensor
 ) -> Tensor:
-    """The gradient of a table (h, 2r + 1) from dS of `size` pairs per head, of which pair (0, 0) has distance `first`.
+    """Return the gradient of a table (h, 2r + 1) from dS of `size` pairs per head; pair (0, 0) has distance `first`.
 
     `room` is the shape of the slab. The result is (heads of the slab, 2r + 1).
     """

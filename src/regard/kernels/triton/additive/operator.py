@@ -187,9 +187,9 @@ additive_forward.register_autograd(
 
 
 class _Learning(torch.autograd.Function):
-    """The operators without torch's registry between, which costs as much as the kernels of a short call.
+    """The operators without torch's registry, whose overhead equals the kernels of a short call.
 
-    It has no `setup_context`, with which torch inspects the signature in every call; torch.func does not come here.
+    It has no `setup_context`, with which torch would inspect the signature in every call; torch.func does not use it.
     """
 
     @staticmethod
@@ -214,7 +214,7 @@ class _Learning(torch.autograd.Function):
 
 
 class _Stored(torch.autograd.Function):
-    """Stored scores of a call that was checked before, without learned biases."""
+    """Compute a checked call with stored scores, without learned biases."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs) -> Tensor:
@@ -234,7 +234,7 @@ class _Stored(torch.autograd.Function):
 
 
 def stored_attention(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs) -> Tensor:
-    """Return the output alone, for operands that the caller has checked: of one dtype, with a weight without gaps."""
+    """Return the output alone, for operands that the caller has checked: of one dtype, with a contiguous weight."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value, weight)):
         return _Stored.apply(query, key, value, weight, pairs)
     return stored.forward(Inputs(query, key, value, weight, pairs.lengths, "tanh"), pairs)[0]

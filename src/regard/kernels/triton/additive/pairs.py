@@ -37,7 +37,7 @@ class Pairs(NamedTuple):
     seed: Any = None
 
 
-EVERY = Pairs()  # nothing is masked, added or dropped
+EVERY = Pairs()  # no pair is masked, biased or dropped
 
 
 @triton.jit

@@ -182,7 +182,7 @@ class Inputs:
 
 
 class Gradients(NamedTuple):
-    """Those of weight, bias and table in float32, so that sums of them lose nothing."""
+    """Gradients; those of weight, bias and table are float32, so that their sums lose no digits."""
 
     query: Tensor
     key: Tensor

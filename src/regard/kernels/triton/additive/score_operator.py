@@ -1,4 +1,4 @@
-"""Additive scores alone, as a differentiable function: for weights on request and for normalisers without a kernel."""
+"""Additive scores alone, as a differentiable function: for requested weights, and for normalisers without a kernel."""
 
 import math
 from typing import Any
@@ -15,9 +15,9 @@ _LN2 = math.log(2.0)  # the stored scores are in base 2
 
 
 def scores(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
-    """w · tanh(q + k) (…, h, q, k) from query (…, h, q, f), key (…, h, k, f) and weight (f,) or (h, f).
+    """Return w · tanh(q + k) (…, h, q, k) from query (…, h, q, f), key (…, h, k, f) and weight (f,) or (h, f).
 
-    The plain function: `regard.core.scores.Additive`.
+    Reference implementation: `regard.core.scores.Additive`.
     """
     return _Scores.apply(query, key, weight)
 

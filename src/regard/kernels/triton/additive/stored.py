@@ -1,4 +1,4 @@
-"""Small and middle sizes: the launches for calls that store their scores, two forward and four or five backward."""
+"""The launches of small and middle-sized calls, which store their scores: two forward and four or five backward."""
 
 from typing import Any, NamedTuple
 
@@ -11,19 +11,19 @@ from regard.kernels.triton.additive.pairs import EVERY, Pairs
 from regard.kernels.triton.additive.plan import Block, Gradients, Inputs, trait
 
 _WARPS = 4
-_KEYS = 64  # of a program that multiplies matrices
+_KEYS = 64  # number of keys of a program that multiplies matrices
 _PROGRAMS = 264  # two for each multiprocessor of an H200
 
 
 class Tiles(NamedTuple):
     """Tile sizes of the kernels; benchmarks try others."""
 
-    queries: int = 8  # in the registers of a thread that scores them
+    queries: int = 8  # number of queries in the registers of a thread
     keys: int = 2
-    lanes: int = 8  # that share the hidden units of a pair
-    rows: int = 2  # queries that a thread takes at a time in the gradients
-    quads: int = 4  # of keys that it holds
-    columns: int = 128  # of the values
+    lanes: int = 8  # number of lanes that share the hidden units of a pair
+    rows: int = 2  # number of queries that a thread processes at a time in the gradients
+    quads: int = 4  # number of groups of four keys that it holds
+    columns: int = 128  # number of value columns
 
 
 DEFAULT = Tiles()
@@ -34,22 +34,22 @@ def _up(n: int, step: int) -> int:
 
 
 class Recipe:
-    """What the launches of calls of one kind share: sizes in tiles, constants, and the compiled kernels themselves."""
+    """Shared data of the launches of one kind of call: sizes in tiles, constants, and the compiled kernels."""
 
     def __init__(self, inputs: Inputs, tiles: Tiles) -> None:
         (b, h, q, self.f), (_, g, k, _), self.e = inputs.query.shape, inputs.key.shape, inputs.value.shape[3]
         queries = min(tiles.queries, triton.next_power_of_2(q))
         width, self.width = tiles.keys * _WARPS * (32 // tiles.lanes), 4 * tiles.quads * _WARPS
         q_pad, k_pad = _up(q, queries) * queries, _up(k, self.width) * self.width
-        self.numbers = h, g, q, k, q_pad, k_pad  # as the kernels take them
+        self.numbers = h, g, q, k, q_pad, k_pad  # in the order of the kernels' arguments
         self.room = b * h, q_pad, k_pad
-        self.parts = k_pad // self.width  # of the query's gradient
+        self.parts = k_pad // self.width  # number of parts of the query's gradient
         self.compiled: dict[str, Any] = {}
-        # float32 products hold two parts of each operand: with more columns, registers run out
+        # float32 products hold two parts of each operand: with more columns, registers would spill
         most = tiles.columns // 2 if inputs.query.dtype == torch.float32 else tiles.columns
         rows, columns = 32 if q > 16 else 16, min(most, max(16, triton.next_power_of_2(self.e)))
         tall, narrow = 64 if q > 32 else rows, min(most // 2, columns)
-        # dS: few programs would each walk over all columns of the values alone
+        # tiles of dS have fewer rows if there would be too few programs to fill the device
         few = 16 if b * h * (k_pad // _KEYS) * _up(q, rows) < _PROGRAMS else rows
         pairwise = {"EXACT": not inputs.native or inputs.query.dtype == torch.float32, "NATIVE": inputs.native}
         product = {"NATIVE": inputs.native, "PRECISION": inputs.precision}
@@ -74,14 +74,14 @@ class Recipe:
             "features": (
                 stored_gradient.feature_gradients, (b * g * self.parts, _up(self.f, 32), 1),
                 {**pairwise, "QB": min(tiles.rows, queries), "KQ": tiles.quads, "WARPS": _WARPS},
-                Block(tiles.rows, 32, registers=128),  # four programs to a multiprocessor
+                Block(tiles.rows, 32, registers=128),  # four programs per multiprocessor
             ),
         }  # fmt: skip
 
     def launch(self, name: str, *args: Any, kind: Any = None) -> None:
-        """One of the kernels, without Triton's dispatcher where it has chosen before: it costs 0.1 ms.
+        """Launch one of the kernels; a cached choice bypasses Triton's dispatcher, which costs 0.1 ms.
 
-        `kind` is what decides the kernel beside the operands.
+        `kind` selects the kernel together with the operands.
         """
         kernel, grid, constants, block = self.plans[name]
         key = name if kind is None else (name, kind)
@@ -99,18 +99,18 @@ _MANY = 4096
 
 
 def recipe(inputs: Inputs, pairs: Pairs, tiles: Tiles) -> Recipe:
-    """The recipe of a call, made at the first of its kind."""
+    """Return the recipe of a call, created at the first call of its kind."""
     key = inputs.traits, None if pairs is EVERY else trait(pairs), inputs.query.device, tiles
     found = _recipes.get(key)
     if found is None:
-        if len(_recipes) >= _MANY:  # every length has entries of its own
+        if len(_recipes) >= _MANY:  # every length adds entries
             _recipes.clear()
         found = _recipes[key] = Recipe(inputs, tiles)
     return found
 
 
 def _aligned(inputs: Inputs) -> bool:
-    """Can four features of any row be loaded at once?"""
+    """Return whether four features of any row can be loaded at once."""
 
     def fits(x: Tensor) -> bool:
         *steps, last = x.stride()
@@ -120,7 +120,7 @@ def _aligned(inputs: Inputs) -> bool:
 
 
 def pair_scores(inputs: Inputs, pairs: Pairs, plan: Recipe) -> Tensor:
-    """The scores of all pairs in base 2 (b * h, q, k), padded to whole tiles."""
+    """Return the scores of all pairs in base 2 (b * h, q, k), padded to whole tiles."""
     q, k = inputs.query, inputs.key
     scores = torch.empty(plan.room, device=q.device, dtype=torch.float32)
     plan.launch("scores", q, *q.stride(), k, *k.stride(), inputs.weight, inputs.weight_step, pairs, scores,
@@ -129,7 +129,7 @@ def pair_scores(inputs: Inputs, pairs: Pairs, plan: Recipe) -> Tensor:
 
 
 def forward(inputs: Inputs, pairs: Pairs, tiles: Tiles = DEFAULT) -> tuple[Tensor, Tensor, Tensor]:
-    """Output (b, h, q, e), log-sum-exp (b, h, q), and the stored scores for the backward pass."""
+    """Return output (b, h, q, e), log-sum-exp (b, h, q), and the stored scores for the backward pass."""
     query, value, plan = inputs.query, inputs.value, recipe(inputs, pairs, tiles)
     scores = pair_scores(inputs, pairs, plan)
     output = torch.empty(*query.shape[:3], plan.e, device=query.device, dtype=value.dtype)
@@ -139,7 +139,7 @@ def forward(inputs: Inputs, pairs: Pairs, tiles: Tiles = DEFAULT) -> tuple[Tenso
 
 
 def feature_gradients(inputs: Inputs, pairs: Pairs, plan: Recipe, slab: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of query, key and weight from dS in the shape of the stored scores, 0 in their padding."""
+    """Return the gradients of query, key and weight from dS in the shape of the stored scores, 0 in their padding."""
     query, key = inputs.query, inputs.key
     partial = any(x is not None for x in (pairs.low, pairs.high, pairs.lengths))  # some rows are then not written
     parts = (torch.zeros if partial else torch.empty)(
@@ -168,7 +168,7 @@ def backward(
     scores: Tensor | None = None,
     tiles: Tiles = DEFAULT,
 ) -> Gradients:
-    """Gradients of everything; the scores are computed again where the forward pass did not hand them on."""
+    """Compute all gradients; the scores are recomputed if the forward pass did not pass them on."""
     value, plan = inputs.value, recipe(inputs, pairs, tiles)
     scores = pair_scores(inputs, pairs, plan) if scores is None else scores
     slab, grad_value = torch.empty_like(scores), torch.empty(value.shape, device=value.device, dtype=value.dtype)

@@ -1,4 +1,4 @@
-"""Gradients from stored scores: dS in float32 beside them, then every gradient in one more tanh per pair and unit."""
+"""Gradients from stored scores: dS in float32, then every gradient with one more tanh per pair and unit."""
 
 import triton
 import triton.language as tl
@@ -16,7 +16,7 @@ from regard.kernels.triton.additive.stored_scores import element, finite_values,
 
 @triton.jit
 def _weights(s, row_lse, NATIVE: tl.constexpr):
-    """e^{score - lse}: 0 where a pair does not attend, even in a row of NaN."""
+    """Return e^{score - lse}, 0 for masked pairs, even in a row of NaN."""
     return tl.where(s == float("-inf"), 0.0, power_of_two(s - row_lse * LOG2E, NATIVE))
 
 
@@ -26,7 +26,7 @@ def score_gradient(
     heads, groups, n_q, n_k, q_pad, k_pad, e_size,
     NATIVE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """dS of BM queries and BN keys: P (dO V' - Σ dO O + dlse); 0 in the padding."""
+    """Compute dS of BM queries and BN keys: P (dO V' - Σ dO O + dlse); 0 in the padding."""
     tiles = k_pad // BN
     z, j0, i0 = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BN, tl.program_id(1) * BM
     b, h = z // heads, z % heads
@@ -65,7 +65,7 @@ def value_gradient(
     scores, grad, g_b, g_h, g_n, g_e, lse, pairs, out, heads, groups, n_q, n_k, q_pad, k_pad, e_size,
     NATIVE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """dV = P' dO of BN keys and BE columns, summed over the queries of every head that shares them."""
+    """Compute dV = P' dO of BN keys and BE columns, summed over the queries of every head that shares them."""
     y, j0, e0 = tl.program_id(0), tl.program_id(1) * BN, tl.program_id(2) * BE
     repeat = heads // groups
     b, g = y // groups, y % groups
@@ -93,13 +93,13 @@ def value_gradient(
 
 @triton.jit
 def _finite(x):
-    """NaN becomes 0: in keys that nobody attends it must not reach a sum; where it counts, dS is NaN too."""
+    """Return x with NaN as 0: at fully masked keys it must not reach a sum; elsewhere dS is NaN too."""
     return tl.where(x == x, x, 0.0)
 
 
 @triton.jit
 def _pair_gradients(q, k, ds, shape: tl.constexpr, EXACT: tl.constexpr, NATIVE: tl.constexpr):
-    """dS tanh' summed over the queries and over the keys of a thread, and dS tanh over both."""
+    """Return dS tanh' summed over the queries and over the keys of a thread, and dS tanh over both."""
     t, slope = tanh_and_slope(tl.broadcast_to(q, shape) + tl.broadcast_to(k, shape), EXACT, NATIVE)
     d = tl.broadcast_to(ds, shape)
     change = d * slope
@@ -112,9 +112,9 @@ def feature_gradients(
     heads, groups, n_q, n_k, q_pad, k_pad, f_size,
     EXACT: tl.constexpr, NATIVE: tl.constexpr, QB: tl.constexpr, KQ: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """From dS to the gradients of query, key and weight for 4 · KQ · WARPS keys and 32 hidden units, one to a lane.
+    """Compute the gradients of query, key and weight from dS for 4 · KQ · WARPS keys and 32 hidden units, one per lane.
 
-    A thread holds its keys and walks over the queries. grad_query is (tile of keys, b, h, q, f), grad_weight (b, tile
+    A thread holds its keys and loops over the queries. grad_query is (tile of keys, b, h, q, f), grad_weight (b, tile
     of keys, h, f): both are summed over the tiles afterwards.
     """
     BN: tl.constexpr = 4 * KQ * WARPS
@@ -125,7 +125,7 @@ def feature_gradients(
     shape: tl.constexpr = (QB, KQ, WARPS, 32)
     f1 = tl.program_id(1) * 32 + tl.arange(0, 32)
     f = tl.minimum(f1, f_size - 1)
-    first = (tl.arange(0, KQ)[:, None] * WARPS + tl.arange(0, WARPS)[None, :]) * 4  # of each quad of keys
+    first = (tl.arange(0, KQ)[:, None] * WARPS + tl.arange(0, WARPS)[None, :]) * 4  # first key of each group of four
     j = (j0 + first)[:, :, None]
     k_at = key + b.to(tl.int64) * k_b + g.to(tl.int64) * k_h + f[None, None, :] * k_f
     k1 = _finite(element(k_at + tl.minimum(j, n_k - 1).to(tl.int64) * k_n, NATIVE))[None]

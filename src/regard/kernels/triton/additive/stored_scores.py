@@ -1,7 +1,7 @@
 """The scores of a call pair by pair with one tanh each, stored in float32, and the values weighted by them.
 
 For small and middle sizes: no pass over ranges and no features in memory, two launches from query, key and value to
-output and log-sum-exp. A thread holds a few pairs in registers while it walks over its share of the hidden units.
+output and log-sum-exp. A thread holds a few pairs in registers while it loops over its share of the hidden units.
 """
 
 import triton
@@ -23,13 +23,14 @@ TWO_LOG2E = tl.constexpr(2.8853900817779268)
 
 @triton.jit
 def approximate_tanh(x):
-    """tanh by the device's own instruction, right to 11 bits: enough for half precision."""
+    """Return tanh by the device's own instruction, accurate to 11 bits: enough for half precision."""
     return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
 def tanh_and_slope(x, EXACT: tl.constexpr, NATIVE: tl.constexpr):
-    """tanh(x) and its derivative; with EXACT from e^{-2|x|}, whose derivative is right where tanh is saturated."""
+    """Return tanh(x) and its derivative; with EXACT from e^{-2|x|}, whose derivative is accurate where tanh is
+    saturated."""
     if EXACT:
         e = power_of_two(tl.abs(x) * -TWO_LOG2E, NATIVE)
         r = reciprocal(1.0 + e, NATIVE)
@@ -42,10 +43,10 @@ def tanh_and_slope(x, EXACT: tl.constexpr, NATIVE: tl.constexpr):
 
 @triton.jit
 def element(at, NATIVE: tl.constexpr):
-    """The number at each address in float32.
+    """Load the number at each address in float32.
 
-    As an instruction rather than a load: the compiler then gives every thread the numbers it needs and does not spread
-    them over the threads first, to exchange them afterwards.
+    Inline assembly instead of tl.load gives every thread the numbers it needs; the compiler would distribute them over
+    threads first and exchange them afterwards.
     """
     if not NATIVE:
         return tl.load(at).to(tl.float32)
@@ -65,7 +66,7 @@ def element(at, NATIVE: tl.constexpr):
 
 @triton.jit
 def four_elements(at, NATIVE: tl.constexpr):
-    """Four numbers that lie side by side, aligned to their size, each in a float32 tensor of its own."""
+    """Load four adjacent numbers, aligned to their size, into four float32 tensors."""
     if not NATIVE:
         return (
             tl.load(at).to(tl.float32),
@@ -97,7 +98,7 @@ def four_elements(at, NATIVE: tl.constexpr):
 
 @triton.jit
 def _features(at, step, f, f_size, NATIVE: tl.constexpr, VECTOR: tl.constexpr):
-    """Features f to f + 3 of rows, or others in bounds where there are none."""
+    """Load features f to f + 3 of rows; past the end, other valid addresses are used."""
     if VECTOR:
         return four_elements(at + tl.minimum(f, f_size - 4), NATIVE)
     else:
@@ -112,14 +113,15 @@ def _features(at, step, f, f_size, NATIVE: tl.constexpr, VECTOR: tl.constexpr):
 
 @triton.jit
 def _denominator(q, k, shape: tl.constexpr, NATIVE: tl.constexpr):
-    """D = 1 + e^{2(q + k)}, of which four multiply inside float32: tanh = 1 - 2 / D has long reached 1 by then."""
+    """Return D = 1 + e^{2(q + k)}, limited so that the product of four fits float32: tanh = 1 - 2 / D is 1 by then."""
     x = (tl.broadcast_to(q, shape) + tl.broadcast_to(k, shape)) * TWO_LOG2E
     return 1.0 + power_of_two(tl.minimum(x, 30.0, propagate_nan=tl.PropagateNan.ALL), NATIVE)
 
 
 @triton.jit
 def _four_terms(total, q, k, w, EXACT: tl.constexpr, NATIVE: tl.constexpr):
-    """total + Σ w tanh(q + k) of four features or, with EXACT, total + Σ w / D with one reciprocal for all four."""
+    """Return total + Σ w tanh(q + k) of four features or, with EXACT, total + Σ w / D with one reciprocal for all
+    four."""
     q1, q2, q3, q4 = q
     k1, k2, k3, k4 = k
     w1, w2, w3, w4 = w
@@ -140,7 +142,7 @@ def _four_terms(total, q, k, w, EXACT: tl.constexpr, NATIVE: tl.constexpr):
 
 @triton.jit
 def _four_weights(weight_at, f, f_size, NATIVE: tl.constexpr, VECTOR: tl.constexpr):
-    """Four weights, 0 past the last feature."""
+    """Load four weights, 0 past the last feature."""
     w1, w2, w3, w4 = _features(weight_at, 1, f, f_size, NATIVE, VECTOR)
     return (
         tl.where(f < f_size, w1, 0.0),
@@ -157,9 +159,9 @@ def pair_scores(
     EXACT: tl.constexpr, NATIVE: tl.constexpr, VECTOR: tl.constexpr,
     QI: tl.constexpr, KJ: tl.constexpr, LF: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """Scores of QI queries and KJ · WARPS · 32 / LF keys in base 2, -inf where a pair does not attend.
+    """Compute the scores of QI queries and KJ · WARPS · 32 / LF keys in base 2, -inf for masked pairs.
 
-    LF lanes of a warp share the hidden units of a pair, four at a time, and add up at the end.
+    LF lanes of a warp share the hidden units of a pair, four at a time, and are summed at the end.
     """
     LK: tl.constexpr = 32 // LF
     BN: tl.constexpr = KJ * WARPS * LK
@@ -181,7 +183,7 @@ def pair_scores(
         k_at = key + b.to(tl.int64) * k_b + (h // (heads // groups)).to(tl.int64) * k_h + j.to(tl.int64) * k_n
         weight_sum = tl.zeros((1, 1, 1, 1, LF), tl.float32)
         f0 = 0
-        while f0 < f_size:  # not a for loop: the layout of what follows would be moved into it
+        while f0 < f_size:  # not a for loop: the compiler would move the layout of the following code into it
             f = f0 + own
             w = _four_weights(weight + h * w_h, f, f_size, NATIVE, VECTOR)
             q = _features(q_at, q_f, f, f_size, NATIVE, VECTOR)
@@ -200,7 +202,7 @@ def pair_scores(
 
 @triton.jit
 def finite_values(at, inside, AXIS: tl.constexpr):
-    """Values in which NaN and Inf are 0, and where along the other axis there was one."""
+    """Return values with NaN and Inf as 0, and where along the other axis there was one."""
     v = tl.load(at, mask=inside, other=0.0)
     finite = tl.abs(v.to(tl.float32)) < float("inf")
     return tl.where(finite, v, 0.0), tl.max((~finite).to(tl.int32), AXIS)
@@ -211,7 +213,7 @@ def weighted_values(
     scores, value, v_b, v_h, v_n, v_e, pairs, output, lse, heads, groups, n_q, n_k, q_pad, k_pad, e_size,
     NATIVE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """The softmax of BM rows of scores times BE columns of the values, and the rows' log-sum-exp."""
+    """Compute the softmax of BM rows of scores times BE columns of the values, and the rows' log-sum-exp."""
     z, i0, e0 = tl.program_id(0), tl.program_id(1) * BM, tl.program_id(2) * BE
     b, h = z // heads, z % heads
     i, e = i0 + tl.arange(0, BM), e0 + tl.arange(0, BE)

@@ -1,4 +1,4 @@
-"""Linear attention, backward: gradients of queries, keys and values, with the features computed again."""
+"""Linear attention, backward: gradients of queries, keys and values, with the features recomputed."""
 
 import triton
 import triton.language as tl
@@ -25,7 +25,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def _upstream(change, output, peaks, at, row, inside, c_n, plane, E: tl.constexpr, EB: tl.constexpr):
-    """do, δ, the largest exponent and 1 / d of some rows; 0 for one that attends nothing."""
+    """Return do, δ, the largest exponent and 1 / d of some rows; 0 for a row that attends nothing."""
     do = rows_of(change, at, inside, c_n, E, EB)
     o = rows_of(output, row, inside, E, E, EB)
     d = tl.load(peaks + plane + row, mask=inside, other=0.0)
@@ -40,7 +40,7 @@ def query_gradients(
     PRECISION: tl.constexpr, WHOLE: tl.constexpr, M: tl.constexpr, SIZE: tl.constexpr, E: tl.constexpr,
     D: tl.constexpr, EB: tl.constexpr, MB: tl.constexpr, NF: tl.constexpr, MP: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a logarithm l_im is φ(q_im)/d_i (do_i·S_m − δ_i z_m), and thence that of the query."""
+    """Compute the gradient of the queries; that of a logarithm l_im is φ(q_im)/d_i (do_i·S_m − δ_i z_m)."""
     i0, z = tl.program_id(0) * BM, tl.program_id(1)
     b, h = (z // p.heads).to(tl.int64), z % p.heads
     yy = z // p.heads * (p.heads // p.group) + h // p.group
@@ -112,7 +112,7 @@ def key_gradients(
     PRECISION: tl.constexpr, WHOLE: tl.constexpr, M: tl.constexpr, SIZE: tl.constexpr, E: tl.constexpr,
     D: tl.constexpr, EB: tl.constexpr, MB: tl.constexpr, NF: tl.constexpr, MP: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a logarithm l_jm is φ(k_jm) (v_j·T_m + t_m), that of a value Σ_m φ(k_jm) T_m."""
+    """Compute the gradients of keys and values; that of a logarithm l_jm is φ(k_jm) (v_j·T_m + t_m)."""
     j0, yy = tl.program_id(0) * BM, tl.program_id(1)
     groups = p.heads // p.group
     b, g = (yy // groups).to(tl.int64), yy % groups
@@ -179,7 +179,7 @@ def key_gradients(
                 acc += dl
         if CAUSAL and not far:
             grad_v = product(tl.where(seen, a, 0.0).to(DOT), do.to(DOT), grad_v, PRECISION)
-    if PERFORMER:  # the scale of |k|²/2 is that in base 2
+    if PERFORMER:  # the scale of |k|²/2 is in base 2
         acc = acc * LN2 - (whole * (2.0 * p.half * LN2))[:, None] * k.to(tl.float32)
     else:
         acc *= elu_slope(k)

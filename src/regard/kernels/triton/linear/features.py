@@ -1,8 +1,8 @@
-"""Logarithms of features, sums over chunks of positions and running sums of them: device functions of linear attention.
+"""Logarithms of features, sums over chunks of positions and their running sums: device functions of linear attention.
 
 Features are held as logarithms in base 2: l(x) = log2 φ(x). A sum Σ φ(x) yᵀ over some positions is stored as a matrix,
-a row of totals and a row of shifts, each feature divided by 2^shift, the largest it has among these positions; so no
-factor is above 1 whatever the size of the inputs.
+a row of totals and a row of shifts, each feature divided by 2^shift, its maximum over these positions; so no factor
+exceeds 1, whatever the size of the inputs.
 """
 
 import triton
@@ -10,12 +10,12 @@ import triton.language as tl
 
 from regard.kernels.triton.additive.pairs import LOG2E, product
 
-LARGEST = tl.constexpr(4.0e37)  # of half the squared length of a key: beyond float32 it would be +inf
+LARGEST = tl.constexpr(4.0e37)  # limit of half the squared length of a key: beyond float32 it would be +inf
 
 
 @triton.jit
 def rows_of(base, row, inside, step, SIZE: tl.constexpr, D: tl.constexpr):
-    """Rows of a matrix, 0 where they are not inside."""
+    """Return rows of a matrix, 0 outside of its bounds."""
     c = tl.arange(0, D)
     at = base + row.to(tl.int64)[:, None] * step + c[None, :]
     return tl.load(at, mask=inside[:, None] & (c < SIZE)[None, :], other=0.0)
@@ -23,7 +23,7 @@ def rows_of(base, row, inside, step, SIZE: tl.constexpr, D: tl.constexpr):
 
 @triton.jit
 def kept(keep, row, n, KEEP: tl.constexpr):
-    """Which of these positions hold a key that may be attended."""
+    """Return which of these positions have a key that may be attended."""
     inside = row < n
     if KEEP:
         inside = inside & (tl.load(keep + row, mask=inside, other=0) != 0)
@@ -33,7 +33,7 @@ def kept(keep, row, n, KEEP: tl.constexpr):
 @triton.jit
 def directions(projection, f0, scale, PERFORMER: tl.constexpr, M: tl.constexpr, SIZE: tl.constexpr, D: tl.constexpr,
                MB: tl.constexpr):  # fmt: skip
-    """Performer's random directions f0, f0 + 1, … times `scale`; elu features have none."""
+    """Return Performer's random directions f0, f0 + 1, … times `scale`; elu features have none."""
     w = tl.zeros((MB, D), tl.float32)
     if PERFORMER:
         m = f0 + tl.arange(0, MB)
@@ -43,7 +43,7 @@ def directions(projection, f0, scale, PERFORMER: tl.constexpr, M: tl.constexpr, 
 
 @triton.jit
 def _projected(x, w, PROJECT: tl.constexpr, ROWS: tl.constexpr, MB: tl.constexpr):
-    """x wᵀ. "split": w as the sum of two numbers of half precision, which keeps about 16 bits of it."""
+    """Return x wᵀ. With "split", w is the sum of two half-precision numbers, with about 16 accurate bits."""
     zero = tl.zeros((ROWS, MB), tl.float32)
     if PROJECT == "split":
         high = w.to(x.dtype)
@@ -56,7 +56,8 @@ def _projected(x, w, PROJECT: tl.constexpr, ROWS: tl.constexpr, MB: tl.constexpr
 @triton.jit
 def query_logs(x, w, f0, PERFORMER: tl.constexpr, PROJECT: tl.constexpr, M: tl.constexpr, MB: tl.constexpr,
                ROWS: tl.constexpr):  # fmt: skip
-    """Logarithms of the features f0, f0 + 1, … of queries; Performer's without −|x|²/2, which cancels in a row."""
+    """Return logarithms of the features f0, f0 + 1, … of queries; Performer's without −|x|²/2, which cancels in a
+    row."""
     if PERFORMER:
         logs = _projected(x, w, PROJECT, ROWS, MB)
     else:
@@ -68,7 +69,7 @@ def query_logs(x, w, f0, PERFORMER: tl.constexpr, PROJECT: tl.constexpr, M: tl.c
 
 @triton.jit
 def half_squares(x, scale):
-    """|x|²/2 of keys, in base 2."""
+    """Return |x|²/2 of keys, in base 2."""
     x = x.to(tl.float32)
     return tl.minimum(tl.sum(x * x, 1) * scale, LARGEST)
 
@@ -76,7 +77,7 @@ def half_squares(x, scale):
 @triton.jit
 def key_logs(x, half, inside, w, f0, PERFORMER: tl.constexpr, PROJECT: tl.constexpr, M: tl.constexpr,
              MB: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    """Logarithms of features of keys; −inf for keys that are not inside."""
+    """Return logarithms of features of keys; −inf outside of the bounds."""
     logs = query_logs(x, w, f0, PERFORMER, PROJECT, M, MB, ROWS)
     if PERFORMER:
         logs = logs - half[:, None]
@@ -85,14 +86,14 @@ def key_logs(x, half, inside, w, f0, PERFORMER: tl.constexpr, PROJECT: tl.conste
 
 @triton.jit
 def elu_slope(x):
-    """The derivative of ln(elu(x) + 1)."""
+    """Return the derivative of ln(elu(x) + 1)."""
     x = x.to(tl.float32)
     return tl.where(x > 0.0, 1.0 / (1.0 + tl.maximum(x, 0.0)), 1.0)
 
 
 @triton.jit
 def with_sums(a, sums, acc, WHOLE: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """acc + a sums for float32 operands, by products as WHOLE has them; "dot": as those of pairs are."""
+    """Return acc + a sums for float32 operands, in the precision WHOLE; "dot": in that of pairs."""
     if WHOLE == "dot":
         return product(a.to(DOT), sums.to(DOT), acc, PRECISION)
     else:
@@ -101,19 +102,19 @@ def with_sums(a, sums, acc, WHOLE: tl.constexpr, DOT: tl.constexpr, PRECISION: t
 
 @triton.jit
 def finite(x):
-    """x, and 0 where it is −inf: what to subtract from exponents of which none is above x."""
+    """Return x, with 0 for −inf: the number to subtract from exponents, none of which exceeds x."""
     return tl.where(x == float("-inf"), 0.0, x)
 
 
 @triton.jit
 def row_of(x, index, ROWS: tl.constexpr):
-    """Row `index` of a tile in registers."""
+    """Return row `index` of a tile in registers."""
     return tl.sum(tl.where((tl.arange(0, ROWS) == index)[:, None], x, 0.0), 0)
 
 
 @triton.jit
 def number_of(x, index, ROWS: tl.constexpr):
-    """Entry `index` of a vector in registers."""
+    """Return entry `index` of a vector in registers."""
     return tl.sum(tl.where(tl.arange(0, ROWS) == index, x, 0.0), 0)
 
 
@@ -131,7 +132,7 @@ def put_state(sums, rows, plane, slot, m, state, total, shift, live, M: tl.const
 
 @triton.jit
 def get_state(sums, rows, plane, slot, m, live, M: tl.constexpr, E: tl.constexpr, EB: tl.constexpr):
-    """The sum of a chunk for those features m that are below `live`; for others, that of no positions."""
+    """Load the sum of a chunk for the features m below `live`; for others, that of no positions."""
     e = tl.arange(0, EB)
     inside = m < live
     at = slot.to(tl.int64) * M + m
@@ -143,7 +144,7 @@ def get_state(sums, rows, plane, slot, m, live, M: tl.constexpr, E: tl.constexpr
 @triton.jit
 def _passed(state, total, shift, sums, rows, plane, first, c, chunks, m, new_state, new_total, new_shift,
             ALL: tl.constexpr, M: tl.constexpr, E: tl.constexpr, EB: tl.constexpr):  # fmt: skip
-    """Store the sum so far in the place of a chunk, and add the chunk to it."""
+    """Store the sum so far in place of a chunk's own, and add the chunk to it."""
     if ALL:
         put_state(sums, rows, plane, first + c, m, state, total, shift, tl.where(c < chunks, M, 0), M, E, EB)
     both = tl.maximum(shift, new_shift)
@@ -156,9 +157,10 @@ def running_sums(
     sums, rows, plane, chunks, slots, ALL: tl.constexpr, M: tl.constexpr, E: tl.constexpr, EB: tl.constexpr,
     RB: tl.constexpr,
 ):  # fmt: skip
-    """Each chunk's sum becomes that of the chunks before it; the sum of all goes behind the last. ALL: not it alone.
+    """Replace each chunk's sum by that of the chunks before it; the total follows the last.
 
-    Four chunks are loaded at a time: one after another, each would wait for memory.
+    Without ALL only the total is stored. Four chunks are loaded at a time, because single loads would each wait for
+    memory.
     """
     m = tl.program_id(0) * RB + tl.arange(0, RB)
     first = tl.program_id(1) * slots

@@ -1,4 +1,4 @@
-"""Linear attention, forward: sums over chunks of positions, and what queries read from them and from their own chunk.
+"""Linear attention, forward: sums over chunks of positions, and the outputs from them and from the query's own chunk.
 
 The exponent of a pair, l(q_i) + l(k_j), is split at u, the largest logarithm of each feature up to the end of the
 chunk. Where a chunk's keys span more than 2^SPAN, or hold a NaN, a split could underflow or leak a later key into an
@@ -25,11 +25,11 @@ from regard.kernels.triton.linear.features import (
     with_sums,
 )
 
-SPAN = tl.constexpr(90.0)  # of the 126 powers of two below 1 in float32
+SPAN = tl.constexpr(90.0)  # largest span, of the 126 powers of two below 1 in float32
 
 
 class Places(NamedTuple):
-    """Strides of batches, heads and positions, and the numbers of these."""
+    """Strides and numbers of batches, heads and positions."""
 
     q_b: Any
     q_h: Any
@@ -47,11 +47,11 @@ class Places(NamedTuple):
     n_q: Any
     n_k: Any
     chunk: Any
-    chunks: Any  # of keys
+    chunks: Any  # number of chunks of keys
     slots: Any
-    plane: Any  # between totals, shifts and first logarithms
-    scale: Any  # of Performer's directions
-    half: Any  # of squared lengths of keys
+    plane: Any  # distance between totals, shifts and first logarithms
+    scale: Any  # scale of Performer's directions
+    half: Any  # scale of squared lengths of keys
 
 
 @triton.jit
@@ -61,9 +61,9 @@ def chunk_sums(
     DOT: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, SIZE: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
     EB: tl.constexpr, MB: tl.constexpr, NF: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """S and z of each chunk of keys, or T and t of each chunk of queries, for a block of features.
+    """Compute S and z of each chunk of keys, or T and t of each chunk of queries, for a block of features.
 
-    With a causal mask the chunks of queries are stored last first, so that a running sum goes backwards.
+    With a causal mask the chunks of queries are stored in reverse order, for a running sum from the end.
     """
     f0, c, yy = tl.program_id(0) % NF * MB, tl.program_id(0) // NF, tl.program_id(1)
     groups = p.heads // p.group
@@ -123,7 +123,7 @@ def chunk_sums(
 
 @triton.jit
 def far_apart(rows, plane, slot, M: tl.constexpr, MP: tl.constexpr):
-    """Must the pairs of this chunk be computed one by one?"""
+    """Return whether the pairs of this chunk must be computed one by one."""
     m = tl.arange(0, MP)
     at = rows + slot.to(tl.int64) * M + m
     before = tl.load(at + plane, mask=m < M, other=0.0)
@@ -135,7 +135,7 @@ def far_apart(rows, plane, slot, M: tl.constexpr, MP: tl.constexpr):
 
 @triton.jit
 def _met(x, peak, acc, d, v, seen):
-    """Sums of rows once one more key is in them, by its logarithms x for each row and feature."""
+    """Return sums of rows after one more key, from its logarithms x for each row and feature."""
     most = tl.maximum(peak, tl.where(seen, tl.max(x, 1), float("-inf")))
     fade = tl.exp2(peak - finite(most))
     a = tl.sum(tl.exp2(tl.minimum(x - finite(most)[:, None], 0.0)), 1)
@@ -151,7 +151,7 @@ def read(
     PRECISION: tl.constexpr, WHOLE: tl.constexpr, M: tl.constexpr, SIZE: tl.constexpr, E: tl.constexpr,
     D: tl.constexpr, EB: tl.constexpr, MB: tl.constexpr, NF: tl.constexpr, MP: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """output_i, the largest exponent of each row and, divided by 2^it, d_i. A causal chunk is one tile."""
+    """Compute output_i, the largest exponent of each row and d_i divided by 2^exponent. A causal chunk is one tile."""
     i0, z = tl.program_id(0) * BM, tl.program_id(1)
     b, h = (z // p.heads).to(tl.int64), z % p.heads
     yy = z // p.heads * (p.heads // p.group) + h // p.group

@@ -25,23 +25,23 @@ from regard.kernels.triton.linear.forward import Places, chunk_sums, read
 
 
 class Tuning(NamedTuple):
-    """Tiles of the kernels; benchmarks try others. A causal chunk has as many positions as a tile has rows."""
+    """Tile sizes of the kernels; benchmarks try others. A causal chunk has as many positions as a tile has rows."""
 
     causal: Block = Block(64, 64, warps=4, stages=2)
     full: Block = Block(128, 64, warps=8, stages=2)
     sums: Block = Block(64, 64, warps=4, stages=2)
     gradient: Block = Block(64, 64, warps=8, stages=2)
-    features: int = 64  # at a time
-    paired_features: int = 32  # in a causal pass, whose pairs take registers too
-    project: str = "split"  # of half precision
-    whole: str = "dot"  # products of half precision with sums
+    features: int = 64  # number of features per step
+    paired_features: int = 32  # the same in a causal pass, whose pairs take registers too
+    project: str = "split"  # precision of projections in half precision
+    whole: str = "dot"  # precision of products of half precision with sums
 
 
 TUNING = Tuning()
 
 
 class _Call(NamedTuple):
-    """One call: its lengths, places and what the kernels are compiled for."""
+    """One call: its lengths, strides and compile-time constants."""
 
     places: Places
     constants: dict[str, Any]
@@ -54,7 +54,7 @@ class _Call(NamedTuple):
     def of(cls, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, projection: Tensor | None,
            causal: bool) -> "_Call":  # fmt: skip
         (b, h, q, d), (_, g, k, e) = query.shape, value.shape
-        # Without a causal mask a few large chunks, as many as keep the device busy.
+        # Without a causal mask there are a few large chunks, enough to keep the device busy.
         chunk = TUNING.causal.rows if causal else max(256, -(-k // 64 // 64) * 64)
         chunks, features = -(-k // chunk), d if projection is None else projection.shape[0]
         steps = (0, 0) if keep is None else keep.stride()[:2]
@@ -65,7 +65,7 @@ class _Call(NamedTuple):
         return cls(places, _constants(query, features, d, e, projection is not None, causal), causal, chunk, b, g)
 
     def rooms(self, chunks: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the sums of chunks go, and one more; totals, shifts and logarithms of first keys."""
+        """Allocate the sums of chunks, and one more; totals, shifts and logarithms of first keys."""
         m, e = self.constants["M"], self.constants["E"]
         shape = (self.batch * self.groups, chunks + 1)
         return torch.empty(*shape, m, e, device=like.device), torch.empty(3, *shape, m, device=like.device)
@@ -81,7 +81,7 @@ def _constants(
     if not query.is_cuda:
         precision = project = whole = "interpreted"
     elif query.dtype != torch.float32:
-        # Features of half precision need the range of float32, which float16 does not have.
+        # Features of half precision need the range of float32, which float16 lacks.
         dot, precision = (tl.bfloat16, "ieee") if query.dtype == torch.bfloat16 else (tl.float32, "tf32")
         project, whole = TUNING.project, TUNING.whole
     wide = [max(16, 1 << (n - 1).bit_length()) for n in (size, value_size, features)]
@@ -99,7 +99,7 @@ _SUMS = ("PERFORMER", "PROJECT", "DOT", "PRECISION", "M", "SIZE", "E", "D", "EB"
 
 def _summed(call: _Call, queries: bool, x: Tensor, y: Tensor, keep: Tensor | None, projection: Tensor,
             output: Tensor, peaks: Tensor) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Sums over the keys before each chunk, or over the queries after it; of all of them behind the last."""
+    """Compute sums over the keys before each chunk, or over the queries after it; the total follows the last."""
     block = TUNING.sums
     n = x.shape[2]
     chunks, heads = -(-n // call.chunk), call.batch * call.groups
@@ -168,9 +168,9 @@ class _Linear(torch.autograd.Function):
 def linear_attention(
     query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, projection: Tensor | None, causal: bool
 ) -> Tensor:
-    """φ(Q) (φ(K)ᵀ V) over φ(Q) (φ(K)ᵀ 1): query (b, h, q, d), key (b, g, k, d), value (b, g, k, e).
+    """Return φ(Q) (φ(K)ᵀ V) / φ(Q) (φ(K)ᵀ 1): query (b, h, q, d), key (b, g, k, d), value (b, g, k, e).
 
-    φ is elu + 1, or with `projection` (m, d) Performer's. `keep` (b, g, k) hides keys where it is False; with
+    φ is elu + 1, or with `projection` (m, d) Performer's. `keep` (b, g, k) masks keys where it is False; with
     `causal`, query i attends keys j ≤ i, and there are no more keys than queries.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
