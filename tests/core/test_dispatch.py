@@ -127,6 +127,18 @@ def test_lengths_are_checked_at_each_call() -> None:
         regard.attention(query, query, query, mask=regard.padding(torch.tensor([6, 2])))
 
 
+def test_slopes_that_change_in_place_are_read_again() -> None:
+    x, slopes = torch.randn(1, 3, 6, 8), torch.tensor([0.5, 0.2, 0.1])
+    bias = regard.alibi(slopes)
+    outputs = [regard.attention(x, x, x, bias=bias, mask=regard.causal()).output for _ in range(2)]
+    slopes.mul_(4)
+    changed = regard.attention(x, x, x, bias=bias, mask=regard.causal()).output
+    fresh = regard.attention(x, x, x, bias=regard.alibi([2.0, 0.8, 0.4]), mask=regard.causal()).output
+    torch.testing.assert_close(changed, fresh)
+    assert torch.equal(*outputs)
+    assert not torch.allclose(changed, outputs[0])
+
+
 def test_what_is_kept_holds_no_tensor() -> None:
     weight = torch.randn(16, 16)
     query = torch.randn(2, 3, 37, 16)

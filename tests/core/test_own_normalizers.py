@@ -71,3 +71,30 @@ def test_a_module_whose_first_base_is_the_normaliser_says_what_to_define() -> No
 
     with pytest.raises(NotImplementedError, match=r"Wrong must define __call__.* nn\.Module as its first base"):
         Wrong()(torch.ones(2))
+
+
+class Sharper(regard.Softmax):
+    def __call__(self, scores, allowed=None):
+        return super().__call__(2 * scores, allowed)
+
+
+class SharperSparse(regard.Sparsemax):
+    def __call__(self, scores, allowed=None):
+        return super().__call__(2 * scores, allowed)
+
+
+class SharperGate(regard.Sigmoid):
+    def __call__(self, scores, allowed=None):
+        return super().__call__(2 * scores, allowed)
+
+
+@pytest.mark.parametrize("mask", [None, regard.causal()], ids=["all", "causal"])
+@pytest.mark.parametrize("made", [Sharper, SharperSparse, SharperGate])
+def test_a_subclass_of_a_normaliser_is_called(made: type[regard.Normalizer], mask: regard.Mask | None) -> None:
+    """Fused kernels compute regard's own normalisers alone; doubled scores are scores of doubled queries."""
+    query, key, value = (torch.randn(1, 2, 40, 8, dtype=torch.float64) for _ in range(3))
+    found = regard.attention(query, key, value, normalize=made(), mask=mask).output
+    plain = made.__base__()
+    assert_close(found, regard.attention(2 * query, key, value, normalize=plain, mask=mask).output)
+    with pytest.raises(ValueError, match="no blockwise form"):
+        regard.attention(query, key, value, normalize=made(), backend="blocked")

@@ -113,3 +113,24 @@ def test_many_small_sequences_stay_together() -> None:
     long = torch.arange(1024) // 256
     mask = regard.segments(long, long).aligned((2, 1, 1024, 1024))
     assert sequences.packed(clauses(mask, 1024, 1024), (2, 1, 1024, 1024)) is not None
+
+
+@pytest.mark.parametrize(
+    "mask", [regard.padding([20, 7]), regard.window(3, 2), regard.causal(-2)], ids=["padding", "window", "shifted"]
+)
+def test_a_repeated_call_gives_the_same(mask: regard.Mask) -> None:
+    """The second call of a kind takes a shorter path; values of another size too."""
+    torch.manual_seed(4)
+    query, key = torch.randn(2, 2, 20, 8), torch.randn(2, 2, 20, 8)
+    i, j = torch.arange(20)[:, None], torch.arange(20)[None, :]
+    bands = {regard.window(3, 2): (j >= i - 3) & (j <= i + 2), regard.causal(-2): j <= i - 2}
+    allowed = bands.get(mask, j < torch.tensor([20, 7])[:, None, None, None]).expand(2, 1, 20, 20)
+    filled = allowed.any(-1, keepdim=True)
+    closed = torch.where(filled, -torch.inf, 0.0).double()
+    for size in (8, 5):
+        value = torch.randn(2, 2, 20, size)
+        scores = torch.where(allowed, query.double() @ key.double().mT / 8**0.5, closed)
+        true = torch.where(filled, torch.softmax(scores, -1), 0.0) @ value.double()
+        for _ in range(3):
+            output = regard.attention(query, key, value, mask=mask).output
+            torch.testing.assert_close(output, true.float(), atol=1e-5, rtol=1e-5)

@@ -116,3 +116,23 @@ def test_largest(case: str, device: str) -> None:
     torch.testing.assert_close(named, values.double(), rtol=1e-5, atol=1e-5)
     repeated = indices.sort(-1).values
     assert ((repeated[..., 1:] != repeated[..., :-1]) | (repeated[..., 1:] == -1)).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("step", [64, 128])
+@pytest.mark.parametrize("count", [5, 11])
+def test_largest_weights_at_equal_distances(count: int, step: int, device: str) -> None:
+    """More of the largest scores are in one column of the tiles than a column holds."""
+    from regard.kernels.triton.additive.pairs import Pairs
+    from regard.kernels.triton.largest_weights import top
+    from regard.kernels.triton.weight_summaries import Scored
+
+    length = 6 * step + 1
+    scores = torch.rand(1, 1, length, 1, device=device)
+    scores[0, 0, 7::step] += 1 + torch.arange(6, device=device).unsqueeze(-1)
+    query = torch.ones(1, 1, 3, 1, device=device)
+    lse = scores.squeeze(-1).logsumexp(-1, keepdim=True).expand(1, 1, 3).contiguous()
+    values, indices = top(Scored(query, scores, Pairs(), 1.0), lse, count)
+    real, order = scores[0, 0, :, 0].softmax(0).topk(count)
+    assert torch.equal(indices, order.expand(1, 1, 3, count))
+    torch.testing.assert_close(values, real.expand(1, 1, 3, count))

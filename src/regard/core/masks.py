@@ -108,7 +108,9 @@ class Band(Mask):
 
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
         distance = positions(columns, device) - positions(rows, device).unsqueeze(-1)
-        inside = torch.ones_like(distance, dtype=torch.bool) if self.low is None else distance >= self.low
+        if self.low is None:
+            return torch.ones_like(distance, dtype=torch.bool) if self.high is None else distance <= self.high
+        inside = distance >= self.low
         return inside if self.high is None else inside & (distance <= self.high)
 
     def coarse(self, blocks: Blocks) -> Coarse:
@@ -184,7 +186,7 @@ class Segments(Mask):
         return Segments(query_ids, align_first(self.key_ids, 1, shape, "key_ids of segments()"))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return (self.query_ids, self.key_ids)
+        return (self.query_ids,) if self.key_ids is self.query_ids else (self.query_ids, self.key_ids)
 
     def lead(self) -> tuple[int, ...]:
         return tuple(torch.broadcast_shapes(self.query_ids.shape[:-1], self.key_ids.shape[:-1]))

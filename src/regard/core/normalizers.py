@@ -76,7 +76,7 @@ def normalized(
 
 
 def of_the_caller(normalize: Normalizer) -> bool:
-    """Return whether the normaliser is defined outside of regard."""
+    """Return whether the normaliser is defined outside of regard; so is a subclass of one of regard's."""
     return not type(normalize).__module__.startswith("regard.")
 
 
@@ -142,7 +142,7 @@ class Softmax(Normalizer):
 
     @property
     def is_softmax(self) -> bool:
-        return True
+        return not of_the_caller(self)
 
     def __call__(
         self, scores: Float[Tensor, "*rows k"], allowed: Bool[Tensor, "..."] | None = None
@@ -163,7 +163,7 @@ class Entmax(Normalizer):
 
     @property
     def is_softmax(self) -> bool:
-        return self.alpha == 1
+        return self.alpha == 1 and not of_the_caller(self)
 
     def __post_init__(self) -> None:
         if not finite(self.alpha, "alpha of Entmax") >= 1:

@@ -171,14 +171,25 @@ class ScaledDot(Score):
 
 def unit(x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
     """Return x / |x|; a zero vector stays zero with a gradient of zero, where x / max(|x|, ε) would give 1/ε."""
+    if x.numel() == 0:
+        return x
+    if _readable(x):
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        low, high = norm.detach().aminmax()
+        if low.item() > 1e-15 and high.item() < 1e15:
+            return x / norm
     # Dividing by the largest entry first prevents overflow and underflow of x·x; the factor cancels, so it is a
     # constant.
-    if x.shape[-1] == 0:
-        return x
     largest = x.detach().abs().amax(-1, keepdim=True)
     x = x / largest.masked_fill_(largest == 0, math.inf)
     # The norm is now 0, or at least 1.
     return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(1)
+
+
+def _readable(x: Tensor) -> bool:
+    """Return whether the values of a tensor with room for squares can be inspected without waiting for a device."""
+    plain = type(x) is Tensor and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    return plain and not torch.compiler.is_compiling() and not transformed()
 
 
 @dataclass(frozen=True)

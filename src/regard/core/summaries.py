@@ -45,7 +45,8 @@ def serves(problem: Problem) -> bool:
 
 def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
     """Return what the problem requests, in float32; `lse` (…, h, q) is the log-sum-exp of the scores if known."""
-    from regard.kernels.triton import weight_summaries as kernels  # imported here, because it imports Triton
+    from regard.kernels.triton import largest_weights  # imported here, because it imports Triton
+    from regard.kernels.triton import weight_summaries as kernels
 
     problem = zero_masked_keys(problem)
     product, request, lead = problem.score.as_product(problem.query, problem.key), problem.request, problem.shape[:-2]
@@ -57,7 +58,7 @@ def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
     if isinstance(request, TopWeights):
         scored = kernels.Scored(query, key, pairs, product.scale)
         lse = kernels.log_sum_exp(scored)[0] if lse is None else lse.float().contiguous()
-        values, keys = kernels.top(scored, lse, min(request.count, problem.shape[-1]))
+        values, keys = largest_weights.top(scored, lse, min(request.count, problem.shape[-1]))
         return Top(*(t.reshape(*lead, *t.shape[-2:]) for t in (values, keys)))
     kinds = ((Entropy, "entropy"), (Received, "received"), (LogSumExp, "logsumexp"))
     kind = next(name for record, name in kinds if isinstance(request, record))

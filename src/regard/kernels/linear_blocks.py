@@ -93,18 +93,20 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return output, divisors, S and z if every query attends all keys."""
     dtype, wide = value.dtype, _wide(value.dtype)
-    sums = value.new_zeros(key.shape[0], features.count, value.shape[-1], dtype=wide)
-    total = key.new_zeros(key.shape[0], features.count, dtype=wide)
+    sums = total = None
     for at in _spans(key.shape[1], step):
         keys = features(key[:, at])
-        sums += keys.mT @ value[:, at]
-        total += keys.sum(1, dtype=wide)
+        added, ones = torch.bmm(keys.mT, value[:, at]), keys.sum(1, dtype=wide)
+        sums = added.to(wide) if sums is None else sums.add_(added)
+        total = ones if total is None else total.add_(ones)
+    assert sums is not None  # there are keys
+    assert total is not None
     output, divisor = query.new_empty(*query.shape[:2], value.shape[-1]), query.new_empty(*query.shape[:2], 1)
     near, ones = sums.to(dtype), total.to(dtype).unsqueeze(1)
     for at in _spans(query.shape[1], step):
         queries = features(query[:, at])
         torch.sum(queries * ones, -1, keepdim=True, out=divisor[:, at])
-        torch.div(queries @ near, divisor[:, at], out=output[:, at])
+        torch.div(torch.bmm(queries, near), divisor[:, at], out=output[:, at])
     return output, divisor, sums, total
 
 

@@ -259,6 +259,9 @@ class MultiHeadAttention(nn.Module):
         """Raise if an input does not fit the layer, or a filled cache does not fit the inputs."""
         if value is not None and key is None:
             raise ValueError("value was given without key: self attention takes query alone, any other takes key")
+        if key is None and cache is None and self.size == self.key_size == self.value_size:
+            check_input(query, "query", self.size)
+            return
         sources = {"query": (query, self.size), "key": (key, self.key_size), "value": (value, self.value_size)}
         if key is None and not (cache is not None and cache.is_fixed):
             sources |= {"key": (query, self.key_size), "value": (query, self.value_size)}

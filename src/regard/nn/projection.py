@@ -174,7 +174,7 @@ class HeadProjection(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         """View (b, n, heads · size) as (b, heads, n, size)."""
-        return x.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+        return x.view(*x.shape[:-1], x.shape[-1] // self.head_size, self.head_size).transpose(1, 2)
 
 
 def settled(normalize: Normalizer, sample: bool) -> Normalizer:

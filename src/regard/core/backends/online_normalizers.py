@@ -25,6 +25,7 @@ from regard.core.normalizers import (
     entmax_slope,
     entmax_threshold,
     entmax_weights,
+    of_the_caller,
 )
 from regard.kernels import entmax_rows
 
@@ -287,7 +288,9 @@ class HardStream(Stream):
 
 
 def stream(normalize: Normalizer, sample: bool) -> Stream | None:
-    """Return the blockwise form of a normaliser, or None."""
+    """Return the blockwise form of a normaliser, or None: a subclass of the caller's may compute anything."""
+    if of_the_caller(normalize):
+        return None
     match normalize:
         case Softmax() | Entmax(alpha=1.0):
             return SoftmaxStream()

@@ -19,10 +19,10 @@ from regard.core import summaries
 from regard.core.backends import banded, decoding_step, reference, sequences, torch_sdpa
 from regard.core.backends.block_grid import survey
 from regard.core.backends.result import Direct, Result
-from regard.core.biases import Rule
+from regard.core.biases import Alibi, Rule
 from regard.core.clauses import Clauses, clauses
 from regard.core.mask_cache import stored
-from regard.core.masks import Dense, Mask
+from regard.core.masks import Band, Dense, Mask
 from regard.core.nonfinite import all_finite, finite, harmless, needs_cleaning, zero_masked_keys
 from regard.core.problem import HALF, Problem
 from regard.core.requests import LogSumExp, Rows
@@ -35,6 +35,7 @@ FEW = 16  # with fewer keys than this, torch's CPU kernels return 0 for a query 
 _MASK_NUMBERS = 2**22  # entries of a mask built at a time
 _CUDA_NUMBERS = 2**26  # the same on a GPU, which needs larger blocks to be busy
 _STORED_NUMBERS = 2**20  # number of entries up to which a mask is stored
+_BAND_NUMBERS = 2**15  # the same with a route, of which there are many
 _SHORT = 64  # keys up to which the plain form takes less time on the CPU than padding to one size
 _COLUMNS = 128  # number of keys in one step of the search for visible keys
 
@@ -233,13 +234,22 @@ def direct(problem: Problem) -> Direct | None:
     Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
     """
     found, (queries, keys) = clauses(problem.mask, *problem.shape[-2:]), problem.shape[-2:]
-    if found is None or problem.bias is not None or problem.query.ndim != 4:
+    if found is None or problem.query.ndim != 4:
         return None
+    if problem.bias is not None:
+        return _with_slopes(problem, found)
     causal, pairs = _is_causal_alone(found), _pairs_at_once(problem)
     if problem.device.type == "cpu" and (found.lengths is not None or found.segments):
         small = found.by_key or (problem.matrices * queries * keys <= _STORED_NUMBERS and not found.dense)
-        return sequences.direct(problem) if small and problem.dropout == 0.0 and found.low is None else None
-    if not causal and pairs is None and (found.banded or found.segments or found.lengths is not None or found.dense):
+        equal = problem.key.shape[-1] == problem.value.shape[-1]
+        return sequences.direct(problem) if small and equal and problem.dropout == 0.0 and found.low is None else None
+    band = None if causal else _small_band(problem, found)
+    if (
+        not causal
+        and band is None
+        and pairs is None
+        and (found.banded or found.segments or found.lengths is not None or found.dense)
+    ):
         return None
     on_cpu = problem.device.type == "cpu"
     if causal and queries < keys and not on_cpu:  # the keys behind the last query are masked for all
@@ -253,9 +263,9 @@ def direct(problem: Problem) -> Direct | None:
     def attended(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, _: object) -> Tensor | None:
         if on_cpu and (not harmless(query, key, value, learning) if masked else few and not finite(query, key, value)):
             return None
-        if by_flash and as_it_is and scale > 0 and torch.backends.cuda.flash_sdp_enabled():
+        if by_flash and as_it_is and scale > 0 and torch_sdpa.flash_takes(query, key, value):
             return torch_sdpa.flash(query, key, value, dropout, causal, scale)
-        given = None if pairs is None else (mask if isinstance(mask, Tensor) else mask.tensor).reshape(pairs)
+        given = band if pairs is None else (mask if isinstance(mask, Tensor) else mask.tensor).reshape(pairs)
         factor = scale
         if not as_it_is:
             product = score.as_product(query, key)
@@ -267,6 +277,49 @@ def direct(problem: Problem) -> Direct | None:
         return torch_sdpa.attend(query, key, value, attn_mask=given, scale=factor, **options)[..., : sizes[1]]
 
     return attended
+
+
+def _with_slopes(problem: Problem, found: Clauses) -> Direct | None:
+    """Return `direct` for ALiBi with a band or without a mask on the CPU; its values are stored for the bias object."""
+    if not isinstance(problem.bias, Alibi) or problem.bias_learned or problem.device.type != "cpu":
+        return None
+    shape, dtype, band = problem.shape, problem.dtype, Band(found.low, found.high)
+    if math.prod(shape[-3:]) > _STORED_NUMBERS or found.lengths is not None or found.segments or found.dense:
+        return None
+    if problem.dropout > 0.0 or problem.key.shape[-1] != problem.value.shape[-1]:
+        return None
+    learning, grouped = problem.differentiated, problem.group > 1
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: object, bias: Alibi) -> Tensor | None:
+        if not harmless(query, key, value, learning):
+            return None
+        numbers = stored(bias, query.device, ("scores", shape, band, dtype), lambda: _slopes(bias, shape, band, dtype))
+        product = score.as_product(query, key)
+        assert product is not None  # checked by refuses()
+        options = {"attn_mask": numbers, "scale": product.scale, "enable_gqa": grouped}
+        return torch_sdpa.attend(product.query, product.key, value, **options)
+
+    return attended
+
+
+def _slopes(bias: Alibi, shape: tuple[int, ...], band: Band, dtype: torch.dtype) -> Tensor:
+    """Return bias and band as numbers that are added to scores of this shape, (1, h, q, k)."""
+    rows, columns, device = all_of(shape[-2]), all_of(shape[-1]), torch.device("cpu")
+    numbers = bias.on(device).aligned(shape).values(rows, columns, dtype)
+    if band.low is not None or band.high is not None:
+        numbers = torch.where(band.allowed(rows, columns, device), numbers, -math.inf)
+    return numbers.reshape((1,) * (4 - numbers.ndim) + tuple(numbers.shape))
+
+
+def _small_band(problem: Problem, found: Clauses) -> Tensor | None:
+    """Return the mask of a small band alone on the CPU, which is stored with the route of its calls, or None."""
+    (queries, keys), device = problem.shape[-2:], problem.device
+    alone = found.banded and found.lengths is None and not found.segments and not found.dense
+    if problem.mask is None or not alone or device.type != "cpu" or queries * keys > _BAND_NUMBERS:
+        return None
+    if banded.worth_it(found, queries, keys):
+        return None
+    return problem.mask.allowed(all_of(queries), all_of(keys), device)
 
 
 def _pairs_at_once(problem: Problem) -> torch.Size | None:
@@ -387,7 +440,8 @@ def _mask(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
 
 def _allowed(mask: Mask, rows: Stretch, columns: Stretch, device: torch.device) -> Tensor:
     """Return the mask of a block; a small one is stored for the mask object."""
-    if math.prod(mask.lead()) * len(rows) * len(columns) > _STORED_NUMBERS:
+    # A compiler would make constants of the lengths.
+    if torch.compiler.is_compiling() or math.prod(mask.lead()) * len(rows) * len(columns) > _STORED_NUMBERS:
         return mask.allowed(rows, columns, device)
     return stored(mask, device, ("allowed", rows, columns), lambda: mask.allowed(rows, columns, device))
 

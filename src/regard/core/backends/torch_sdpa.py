@@ -28,6 +28,8 @@ from regard.core.transforms import mapped, transformed
 _BY_CUDNN = (torch.bfloat16, torch.float16)
 _CUDNN_SIZES = (64, 128)  # head sizes whose gradients cuDNN computes correctly
 _SMALL = 2**29  # pairs times head size: up to here the host takes longer than the kernels
+# torch's own name is faster to call than the operator's.
+_FLASH: Any = getattr(torch, "_scaled_dot_product_flash_attention", torch.ops.aten._scaled_dot_product_flash_attention)
 _KERNELS = {1: "flash", 2: "efficient", 3: "cudnn"}  # values of torch.nn.attention.SDPBackend
 
 
@@ -38,7 +40,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         query, options["scale"] = (-query, -scale) if scale < 0 else (query * 0, 1.0)
     if query.is_cuda and options.get("attn_mask") is None and scale is not None:
         causal, dropout = options.get("is_causal", False), options.get("dropout_p", 0.0)
-        if small(query, key, value, causal) and torch.backends.cuda.flash_sdp_enabled():
+        if small(query, key, value, causal) and flash_takes(query, key, value):
             return flash(query, key, value, dropout, causal, options["scale"])
     if query.is_cuda and _without_cudnn(query, key, value):
         with sdpa_kernel(_others()):
@@ -59,7 +61,8 @@ def small(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> bool:
         return False
     if not 0 < batch * heads * queries * keys * size <= _SMALL or (causal and queries != keys):
         return False
-    if not query.stride(3) == key.stride(3) == value.stride(3) == 1:
+    # The kernel loads eight numbers at a time.
+    if any(t.stride(3) != 1 or any(step % 8 for step in t.stride()[:3]) for t in (query, key, value)):
         return False
     if torch.compiler.is_compiling() or transformed():
         return False
@@ -71,9 +74,15 @@ def _has_flash(device: torch.device) -> bool:
     return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
+def flash_takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Return whether the flash kernel is enabled, and the tensors of a `small` call are aligned in memory."""
+    aligned = (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15 == 0
+    return aligned and torch.backends.cuda.flash_sdp_enabled()
+
+
 def flash(query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: float) -> Tensor:
     """Compute a call that is `small` by torch's flash kernel."""
-    return torch._scaled_dot_product_flash_attention(query, key, value, dropout, causal, False, scale=scale)[0]
+    return _FLASH(query, key, value, dropout, causal, False, scale=scale)[0]
 
 
 def attend_with_lse(query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float) -> list[Tensor] | None:
@@ -102,7 +111,7 @@ def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropo
     if query.device.type not in ("cpu", "cuda"):
         return "math"
     grouped = query.shape[-3] != key.shape[-3]
-    if mask is None and torch.backends.cuda.flash_sdp_enabled() and small(query, key, value, causal):
+    if mask is None and small(query, key, value, causal) and flash_takes(query, key, value):
         return "flash"
     others = query.is_cuda and _without_cudnn(query, key, value)
     with sdpa_kernel(_others()) if others else nullcontext():

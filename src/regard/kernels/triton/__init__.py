@@ -6,7 +6,8 @@
 - `window_attention`: a window of keys around each query;
 - `range_attention`: a range of keys for each block of queries, from bands, lengths and segments, with ALiBi;
   `segment_bounds`: the ranges of segments;
-- `weight_summaries`: log-sum-exp, entropy, received and largest weights of softmax, without a value;
+- `weight_summaries`: log-sum-exp, entropy and received weights of softmax, without a value;
+- `largest_weights`: the largest weights of softmax and their keys, without a value;
 - `linear/`: attention in O(n) with elu or Performer features, in chunks;
 - `entmax`: sparsemax and entmax of whole rows, forward and backward;
 - `beam_attention`: attention of a beam's hypotheses over one row's keys, and a sum with layer norm;

@@ -1,4 +1,4 @@
-"""Summaries of softmax weights in one pass over the pairs: log-sum-exp, entropy, weight received, largest weights.
+"""Summaries of softmax weights in one pass over the pairs: log-sum-exp, entropy, weight received.
 
 None of them needs the values, so each costs about half of a forward pass. With s the scores, L their log-sum-exp and
 p = exp(s − L): entropy H = Σ_j p (L − s), received R_j = Σ_i p_ij. The gradient of each is p_ij (a_ij − c_i):
@@ -32,11 +32,10 @@ from regard.kernels.triton.additive.pairs import (
 from regard.kernels.triton.additive.plan import Block, launch
 
 LN2 = tl.constexpr(0.6931471805599453)
-MOST = 32  # the largest number of weights per row, held in registers
 
 
 @triton.jit
-def _tile(x, row, n, step, SIZE: tl.constexpr, D: tl.constexpr):
+def tile_rows(x, row, n, step, SIZE: tl.constexpr, D: tl.constexpr):
     """Return rows of a matrix, 0 outside of its bounds."""
     c = tl.arange(0, D)
     inside = (row < n)[:, None]
@@ -46,7 +45,7 @@ def _tile(x, row, n, step, SIZE: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
-def _scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION: tl.constexpr, BM: tl.constexpr,
+def pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION: tl.constexpr, BM: tl.constexpr,
             BN: tl.constexpr):  # fmt: skip
     """Return scores in base 2 with bias, −inf where masked."""
     s = product(q, k.T, tl.zeros((BM, BN), tl.float32), PRECISION) * (scale * LOG2E)
@@ -57,7 +56,7 @@ def _scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION: tl.const
 
 
 @triton.jit
-def _known(lse, at, inside):
+def known_sums(lse, at, inside):
     """Return log-sum-exps in base 2; +inf for rows that attend nothing, whose weights are then 0."""
     row = tl.load(lse + at, mask=inside, other=float("-inf"))
     return tl.where(row == float("-inf"), float("inf"), row * LOG2E)
@@ -74,21 +73,21 @@ def row_summaries(
     i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
     b, h = z // heads, z % heads
     i = i0 + tl.arange(0, BM)
-    q = _tile(query + b.to(tl.int64) * q_b + h * q_h, i, n_q, q_n, SIZE, D)
+    q = tile_rows(query + b.to(tl.int64) * q_b + h * q_h, i, n_q, q_n, SIZE, D)
     key += b.to(tl.int64) * k_b + (h // group) * k_h
     at = z.to(tl.int64) * n_q + i
     most = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     spread = tl.zeros((BM,), tl.float32)  # Σ 2^(s − most) (s − most), or the entropy if L is given
     if KNOWN:
-        most = _known(known, at, i < n_q)
+        most = known_sums(known, at, i < n_q)
     start, stop = key_range(pairs, b, i0, n_k, BM, BN)
     for j0 in range(start, stop, BN):
         some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
         if some:
             j = j0 + tl.arange(0, BN)
-            k = _tile(key, j, n_k, k_n, SIZE, D)
-            s = _scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
+            k = tile_rows(key, j, n_k, k_n, SIZE, D)
+            s = pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
             if KNOWN:
                 x = s - most[:, None]
                 p = power_of_two(x, PRECISION != "interpreted")
@@ -123,7 +122,7 @@ def column_sums(
     j0, z = tl.program_id(0) * BN, tl.program_id(1)
     b, h = z // heads, z % heads
     j = j0 + tl.arange(0, BN)
-    k = _tile(key + b.to(tl.int64) * k_b + (h // group) * k_h, j, n_k, k_n, SIZE, D)
+    k = tile_rows(key + b.to(tl.int64) * k_b + (h // group) * k_h, j, n_k, k_n, SIZE, D)
     query += b.to(tl.int64) * q_b + h * q_h
     acc = tl.zeros((BM, BN), tl.float32)  # summed over rows once, at the end
     start, stop = query_range(pairs, b, j0, n_q, n_k, BN, BM)
@@ -131,54 +130,11 @@ def column_sums(
         some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
         if some:
             i = i0 + tl.arange(0, BM)
-            q = _tile(query, i, n_q, q_n, SIZE, D)
-            s = _scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
-            row = _known(lse, z.to(tl.int64) * n_q + i, i < n_q)
+            q = tile_rows(query, i, n_q, q_n, SIZE, D)
+            s = pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
+            row = known_sums(lse, z.to(tl.int64) * n_q + i, i < n_q)
             acc += power_of_two(s - row[:, None], PRECISION != "interpreted")
     tl.store(received + z.to(tl.int64) * n_k + j, tl.sum(acc, 0), mask=j < n_k)
-
-
-@triton.jit
-def largest(
-    query, key, pairs, values, indices, q_b, q_h, q_n, k_b, k_h, k_n, heads, group, n_q, n_k, scale,
-    COUNT: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """Compute the COUNT largest scores of each row (in base e) and their keys, unsorted. The maximum of a tile is
-
-    inserted as long as it exceeds the smallest stored score in some row, which is rare after a few tiles.
-    """
-    i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
-    b, h = z // heads, z % heads
-    i = i0 + tl.arange(0, BM)
-    q = _tile(query + b.to(tl.int64) * q_b + h * q_h, i, n_q, q_n, SIZE, D)
-    key += b.to(tl.int64) * k_b + (h // group) * k_h
-    place = tl.arange(0, WIDTH)[None, :]
-    # Slots beyond COUNT hold +inf: they are never the smallest, so nothing is inserted there.
-    best = tl.where(place < COUNT, float("-inf"), float("inf")) + tl.zeros((BM, WIDTH), tl.float32)
-    which = tl.zeros((BM, WIDTH), tl.int32) - 1
-    least = tl.full((BM,), float("-inf"), tl.float32)
-    start, stop = key_range(pairs, b, i0, n_k, BM, BN)
-    for j0 in range(start, stop, BN):
-        some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
-        if some:
-            j = j0 + tl.arange(0, BN)
-            k = _tile(key, j, n_k, k_n, SIZE, D)
-            s = _scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
-            top = tl.max(s, 1)
-            while tl.max((top > least).to(tl.int32), 0) > 0:
-                better = (top > least)[:, None]
-                column = tl.argmax(s, 1)
-                here = (place == tl.argmin(best, 1)[:, None]) & better
-                best = tl.where(here, top[:, None], best)
-                which = tl.where(here, (j0 + column)[:, None], which)
-                s = tl.where(((j - j0)[None, :] == column[:, None]) & better, float("-inf"), s)
-                least = tl.min(best, 1)
-                top = tl.max(s, 1)
-    at = (z.to(tl.int64) * n_q + i)[:, None] * COUNT + place
-    inside = (i < n_q)[:, None] & (place < COUNT)
-    tl.store(values + at, best * LN2, mask=inside)
-    tl.store(indices + at, which, mask=inside)
 
 
 @triton.jit
@@ -205,10 +161,10 @@ def row_gradients(
     i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
     b, h = z // heads, z % heads
     i = i0 + tl.arange(0, BM)
-    q = _tile(query + b.to(tl.int64) * q_b + h * q_h, i, n_q, q_n, SIZE, D)
+    q = tile_rows(query + b.to(tl.int64) * q_b + h * q_h, i, n_q, q_n, SIZE, D)
     key += b.to(tl.int64) * k_b + (h // group) * k_h
     at = z.to(tl.int64) * n_q + i
-    row = _known(lse, at, i < n_q)
+    row = known_sums(lse, at, i < n_q)
     own = tl.zeros((BM,), tl.float32)
     spread = tl.zeros((BM,), tl.float32)
     mean = tl.zeros((BM,), tl.float32)
@@ -216,8 +172,8 @@ def row_gradients(
     if KIND == "received":
         for j0 in range(start, stop, BN):
             j = j0 + tl.arange(0, BN)
-            s = _scores(q, _tile(key, j, n_k, k_n, SIZE, D), pairs, b, h, i, j, n_q, n_k, scale, False, PRECISION,
-                        BM, BN)  # fmt: skip
+            k = tile_rows(key, j, n_k, k_n, SIZE, D)
+            s = pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, False, PRECISION, BM, BN)
             p = power_of_two(s - row[:, None], PRECISION != "interpreted")
             mean += tl.sum(p * tl.load(change + z.to(tl.int64) * n_k + j, mask=j < n_k, other=0.0)[None, :], 1)
         tl.store(centre + at, mean, mask=i < n_q)
@@ -230,8 +186,8 @@ def row_gradients(
         some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
         if some:
             j = j0 + tl.arange(0, BN)
-            k = _tile(key, j, n_k, k_n, SIZE, D)
-            s = _scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
+            k = tile_rows(key, j, n_k, k_n, SIZE, D)
+            s = pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
             of_keys = tl.zeros((BN,), tl.float32)
             if KIND == "received":
                 of_keys = tl.load(change + z.to(tl.int64) * n_k + j, mask=j < n_k, other=0.0)
@@ -253,7 +209,7 @@ def key_gradients(
     groups = heads // group
     b, g = y // groups, y % groups
     j = j0 + tl.arange(0, BN)
-    k = _tile(key + b.to(tl.int64) * k_b + g * k_h, j, n_k, k_n, SIZE, D)
+    k = tile_rows(key + b.to(tl.int64) * k_b + g * k_h, j, n_k, k_n, SIZE, D)
     acc = tl.zeros((BN, D), tl.float32)
     start, stop = query_range(pairs, b, j0, n_q, n_k, BN, BM)
     for r in range(group):
@@ -268,9 +224,9 @@ def key_gradients(
             some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
             if some:
                 i = i0 + tl.arange(0, BM)
-                q = _tile(own, i, n_q, q_n, SIZE, D)
-                s = _scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
-                row = _known(lse, rows + i, i < n_q)
+                q = tile_rows(own, i, n_q, q_n, SIZE, D)
+                s = pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
+                row = known_sums(lse, rows + i, i < n_q)
                 of_rows = tl.zeros((BM,), tl.float32)
                 spread = tl.zeros((BM,), tl.float32)
                 mean = tl.zeros((BM,), tl.float32)
@@ -319,11 +275,10 @@ class Scored(NamedTuple):
 
 _ROWS = Block(128, 64, warps=8, stages=3), Block(64, 32, warps=4, stages=2)
 _COLUMNS = Block(64, 128, warps=8, stages=3), Block(32, 64, warps=4, stages=2)
-_LARGEST = Block(64, 128, warps=4, stages=3), Block(64, 64, warps=4, stages=2)
 _GRADIENT = Block(64, 64, warps=4, stages=2), Block(32, 32, warps=4, stages=2)
 
 
-def _over_rows(scored: Scored, block: Block) -> tuple[int, int, int]:
+def over_rows(scored: Scored, block: Block) -> tuple[int, int, int]:
     b, h, q, _ = scored.query.shape
     return -(-q // block.rows), b * h, 1
 
@@ -333,7 +288,7 @@ def log_sum_exp(scored: Scored, *, entropy: bool = False) -> tuple[Tensor, Tenso
     lse, block = scored.rows(), scored.block(*_ROWS)
     spread = scored.rows() if entropy else lse
     launch(
-        row_summaries, _over_rows(scored, block), scored.query, scored.key, scored.pairs, lse, lse, spread,
+        row_summaries, over_rows(scored, block), scored.query, scored.key, scored.pairs, lse, lse, spread,
         *scored.numbers, **scored.constants, KNOWN=False, ENTROPY=entropy, BM=block.rows, BN=block.columns, block=block,
     )  # fmt: skip
     return lse, spread
@@ -343,7 +298,7 @@ def row_entropy(scored: Scored, lse: Tensor) -> Tensor:
     """Return the entropy of each row, (b, h, q), from its log-sum-exp."""
     spread, block = scored.rows(), scored.block(*_ROWS)
     launch(
-        row_summaries, _over_rows(scored, block), scored.query, scored.key, scored.pairs, lse, lse, spread,
+        row_summaries, over_rows(scored, block), scored.query, scored.key, scored.pairs, lse, lse, spread,
         *scored.numbers, **scored.constants, KNOWN=True, ENTROPY=True, BM=block.rows, BN=block.columns, block=block,
     )  # fmt: skip
     return spread
@@ -358,21 +313,6 @@ def received(scored: Scored, lse: Tensor) -> Tensor:
         *scored.numbers, **scored.constants, BM=block.rows, BN=block.columns, block=block,
     )  # fmt: skip
     return sums
-
-
-def top(scored: Scored, lse: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the `count` largest weights of each row, largest first, and their keys; −1 for weights of 0."""
-    (b, h, q, _), block = scored.query.shape, scored.block(*_LARGEST)
-    scores = torch.empty(b, h, q, count, device=lse.device, dtype=torch.float32)
-    keys = torch.empty(b, h, q, count, device=lse.device, dtype=torch.int32)
-    launch(
-        largest, _over_rows(scored, block), scored.query, scored.key, scored.pairs, scores, keys, *scored.numbers,
-        **scored.constants, COUNT=count, WIDTH=max(2, 1 << (count - 1).bit_length()), BM=block.rows, BN=block.columns,
-        block=block,
-    )  # fmt: skip
-    scores, order = scores.sort(-1, descending=True)
-    values = torch.where(scores == -torch.inf, 0.0, torch.exp(scores - lse.unsqueeze(-1)))
-    return values, torch.where(values == 0, -1, keys.gather(-1, order).long())
 
 
 class _Summary(torch.autograd.Function):
@@ -401,7 +341,7 @@ class _Summary(torch.autograd.Function):
         grads = [torch.empty(t.shape, device=t.device, dtype=t.dtype) for t in (query, key)]
         given = (scored.query, scored.key, scored.pairs, lse, change, lse if spread is None else spread, centre)
         options = {**scored.constants, "KIND": kind, "BM": block.rows, "BN": block.columns, "block": block}
-        launch(row_gradients, _over_rows(scored, block), *given, grads[0], *scored.numbers, **options)
+        launch(row_gradients, over_rows(scored, block), *given, grads[0], *scored.numbers, **options)
         b, g, k, _ = key.shape
         launch(key_gradients, (-(-k // block.columns), b * g, 1), *given, grads[1], *scored.numbers, **options)
         return *grads, None, None, None, None

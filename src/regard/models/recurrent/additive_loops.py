@@ -36,7 +36,7 @@ def serves(network: nn.GRU | nn.LSTM, attention: object, *, feeding: bool = Fals
         return False
     if not isinstance(network, nn.GRU) or network.num_layers > 1:
         return False
-    if not isinstance(attention, Attention) or not isinstance(attention.normalize, Softmax):
+    if not isinstance(attention, Attention) or type(attention.normalize) is not Softmax:
         return False
     score: Any = attention.score()
     additive = isinstance(score, Additive) and score.activation == "tanh" and score.weight.ndim == 1

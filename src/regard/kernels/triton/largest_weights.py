@@ -1,0 +1,136 @@
+"""The largest softmax weights of each row and their keys, in one pass over the pairs.
+
+The results must equal `TopWeights.of` of the plain weights (`regard.core.requests`).
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from regard.kernels.triton.additive.pairs import key_range, tile_state
+from regard.kernels.triton.additive.plan import Block, launch
+from regard.kernels.triton.weight_summaries import Scored, known_sums, over_rows, pair_scores, tile_rows
+
+USED = tl.constexpr(-3.0e38)  # the mark of a score that has been taken out; smaller than any score
+FEW = tl.constexpr(8)  # up to so many largest weights are collected from the columns of the tiles
+_LARGEST = Block(32, 128, warps=8, stages=3), Block(32, 64, warps=4, stages=2)
+
+
+@triton.jit
+def _streamed(q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, COUNT: tl.constexpr,
+              WIDTH: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+              BN: tl.constexpr):  # fmt: skip
+    """Return the COUNT largest scores of each row in order, their keys, and whether some row may have missed one.
+
+    The three largest scores of each column of the tiles are stored. They hold all that is sought unless more than
+    three of them are in one column; if three are, a fourth may have been dropped.
+    """
+    i = i0 + tl.arange(0, BM)
+    columns = tl.arange(0, BN)[None, :]
+    first = tl.full((BM, BN), float("-inf"), tl.float32)
+    second = tl.full((BM, BN), float("-inf"), tl.float32)
+    third = tl.full((BM, BN), float("-inf"), tl.float32)
+    first_at = tl.zeros((BM, BN), tl.int32)
+    second_at = tl.zeros((BM, BN), tl.int32)
+    third_at = tl.zeros((BM, BN), tl.int32)
+    for j0 in range(start, stop, BN):
+        some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
+        if some:
+            j = j0 + tl.arange(0, BN)
+            k = tile_rows(key, j, n_k, k_n, SIZE, D)
+            s = pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
+            over_first, over_second, over_third = s > first, s > second, s > third
+            third_at = tl.where(over_second, second_at, tl.where(over_third, j0, third_at))
+            third = tl.where(over_second, second, tl.where(over_third, s, third))
+            second_at = tl.where(over_first, first_at, tl.where(over_second, j0, second_at))
+            second = tl.where(over_first, first, tl.where(over_second, s, second))
+            first_at = tl.where(over_first, j0, first_at)
+            first = tl.where(over_first, s, first)
+    best = tl.full((BM, WIDTH), float("-inf"), tl.float32)
+    which = tl.zeros((BM, WIDTH), tl.int32) - 1
+    for c in range(COUNT):
+        top = tl.max(first, 1)
+        column = tl.min(tl.where(first == top[:, None], columns, BN), 1)
+        hit = columns == column[:, None]
+        here = (tl.arange(0, WIDTH) == c)[None, :]
+        best = tl.where(here, top[:, None], best)
+        which = tl.where(here, (tl.sum(tl.where(hit, first_at, 0), 1) + column)[:, None], which)
+        first = tl.where(hit, second, first)
+        first_at = tl.where(hit, second_at, first_at)
+        second = tl.where(hit, third, second)
+        second_at = tl.where(hit, third_at, second_at)
+        third = tl.where(hit, USED, third)
+    return best, which, tl.max(tl.max(tl.where(first == USED, 1, 0), 1), 0) > 0
+
+
+@triton.jit
+def largest(
+    query, key, pairs, lse, values, indices, q_b, q_h, q_n, k_b, k_h, k_n, heads, group, n_q, n_k, scale,
+    COUNT: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Compute the COUNT largest weights of each row in order, and their keys, −1 for weights of 0.
+
+    Where `_streamed` may have missed one, the maximum of each tile is inserted as long as it exceeds the smallest
+    stored score in some row, which is rare after a few tiles.
+    """
+    i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
+    b, h = z // heads, z % heads
+    i = i0 + tl.arange(0, BM)
+    query += b.to(tl.int64) * q_b + h * q_h
+    q = tile_rows(query, i, n_q, q_n, SIZE, D)
+    key += b.to(tl.int64) * k_b + (h // group) * k_h
+    place = tl.arange(0, WIDTH)[None, :]
+    start, stop = key_range(pairs, b, i0, n_k, BM, BN)
+    best = tl.full((BM, WIDTH), float("-inf"), tl.float32)
+    which = tl.zeros((BM, WIDTH), tl.int32) - 1
+    again = True
+    if COUNT <= FEW:
+        best, which, again = _streamed(q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, COUNT, WIDTH,
+                                       SIZE, PRECISION, D, BM, BN)  # fmt: skip
+    if again:
+        # Slots beyond COUNT hold +inf: they are never the smallest, so nothing is inserted there.
+        best = tl.where(place < COUNT, float("-inf"), float("inf")) + tl.zeros((BM, WIDTH), tl.float32)
+        which = tl.zeros((BM, WIDTH), tl.int32) - 1
+        least = tl.full((BM,), float("-inf"), tl.float32)
+        for j0 in range(start, stop, BN):
+            some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
+            if some:
+                j = j0 + tl.arange(0, BN)
+                k = tile_rows(key, j, n_k, k_n, SIZE, D)
+                s = pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
+                top = tl.max(s, 1)
+                while tl.max((top > least).to(tl.int32), 0) > 0:
+                    better = (top > least)[:, None]
+                    column = tl.argmax(s, 1)
+                    here = (place == tl.argmin(best, 1)[:, None]) & better
+                    best = tl.where(here, top[:, None], best)
+                    which = tl.where(here, (j0 + column)[:, None], which)
+                    s = tl.where(((j - j0)[None, :] == column[:, None]) & better, float("-inf"), s)
+                    least = tl.min(best, 1)
+                    top = tl.max(s, 1)
+        best = tl.where(place < COUNT, best, float("-inf"))
+    row = known_sums(lse, z.to(tl.int64) * n_q + i, i < n_q)
+    at = (z.to(tl.int64) * n_q + i) * COUNT
+    for c in range(COUNT):
+        slot = tl.argmax(best, 1)
+        here = place == slot[:, None]
+        weight = tl.exp2(tl.max(best, 1) - row)
+        chosen = tl.sum(tl.where(here, which, 0), 1)
+        tl.store(values + at + c, weight, mask=i < n_q)
+        tl.store(indices + at + c, tl.where(weight > 0.0, chosen, -1).to(tl.int64), mask=i < n_q)
+        best = tl.where(here, float("-inf"), best)
+
+
+def top(scored: Scored, lse: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the `count` largest weights of each row, largest first, and their keys; −1 for weights of 0."""
+    (b, h, q, _), block = scored.query.shape, scored.block(*_LARGEST)
+    values = torch.empty(b, h, q, count, device=lse.device, dtype=torch.float32)
+    keys = torch.empty(b, h, q, count, device=lse.device, dtype=torch.int64)
+    launch(
+        largest, over_rows(scored, block), scored.query, scored.key, scored.pairs, lse, values, keys, *scored.numbers,
+        **scored.constants, COUNT=count, WIDTH=max(2, 1 << (count - 1).bit_length()), BM=block.rows, BN=block.columns,
+        block=block,
+    )  # fmt: skip
+    return values, keys
