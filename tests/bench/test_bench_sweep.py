@@ -227,7 +227,9 @@ def test_all_contenders_of_a_case_compute_the_same(case):
     assert max(ours.values()) <= 1, ours
     assert contest.peers
     for name, make in contest.peers.items():
-        off = error_budgets.budgets(case, contest, make(), truth)
+        peer = make()
+        for _ in range(2):  # what is kept from the first call must serve the second
+            off = error_budgets.budgets(case, contest, peer, truth)
         assert off["output"] <= 1, name
         assert max(off.values()) <= 2, (name, off)
 
