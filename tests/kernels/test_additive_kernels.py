@@ -54,7 +54,8 @@ def test_dropout(device: str, form: str) -> None:
 
 @pytest.mark.parametrize(("dtype", "form"), [(FULL, "exact"), (BRAIN, "series"), (FULL, "stored")], ids=str)
 @pytest.mark.parametrize("device", DEVICES)
-def test_poison(device: str, dtype: torch.dtype, form: str) -> None:
+@pytest.mark.parametrize("closed_by", ["mask", "bias"])
+def test_poison(device: str, dtype: torch.dtype, form: str, closed_by: str) -> None:
     """NaN and Inf at masked positions change nothing; at attended ones they give NaN."""
     from regard.kernels.additive.fused import additive_attention
 
@@ -64,7 +65,8 @@ def test_poison(device: str, dtype: torch.dtype, form: str) -> None:
     query, key, value, weight = (x.to(device, dtype) for x in (query, key, value, weight))
     mask = torch.ones(1, 1, 17, 45, dtype=torch.bool, device=device)
     mask[..., 11] = False
-    settings = {"lengths": torch.tensor([37], device=device), "mask": mask, "form": form}
+    closing = {"mask": mask} if closed_by == "mask" else {"bias": torch.where(mask, 0.0, -torch.inf)}
+    settings = {"lengths": torch.tensor([37], device=device), "form": form, **closing}
     # Both calls have gradients, or neither: in half precision these use two fits of the series.
     clean = additive_attention(query.clone().requires_grad_(), key, value, weight, **settings)[0]
     for what in (float("nan"), float("inf")):

@@ -142,16 +142,18 @@ def any_bad(bad_span, k_pad):
 
 @triton.jit
 def add_bias(scores, pairs, b, h, i, j, n_q, n_k, SCALE: tl.constexpr):
-    """Return scores + SCALE * bias, dense and relative."""
+    """Return scores + SCALE * bias, dense and relative; -inf where the bias is, even if the score is NaN."""
     if pairs.bias is not None:
         at = b.to(tl.int64) * pairs.bias_b + h * pairs.bias_h
         spot = i.to(tl.int64) * pairs.bias_q + j.to(tl.int64) * pairs.bias_k
         inside = (i < n_q) & (j < n_k)
-        scores += SCALE * tl.load(pairs.bias + at + spot, mask=inside, other=0.0).to(tl.float32)
+        added = SCALE * tl.load(pairs.bias + at + spot, mask=inside, other=0.0).to(tl.float32)
+        scores = tl.where(added == float("-inf"), float("-inf"), scores + added)
     if pairs.table is not None:
         distance = tl.minimum(tl.maximum(j - i, -pairs.radius), pairs.radius)
         row = pairs.table + h * (2 * pairs.radius + 1) + pairs.radius
-        scores += SCALE * tl.load(row + distance).to(tl.float32)
+        added = SCALE * tl.load(row + distance).to(tl.float32)
+        scores = tl.where(added == float("-inf"), float("-inf"), scores + added)
     return scores
 
 
