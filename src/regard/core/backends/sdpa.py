@@ -265,7 +265,11 @@ def direct(problem: Problem) -> Direct | None:
             return None
         if by_flash and as_it_is and scale > 0 and torch_sdpa.flash_takes(query, key, value):
             return torch_sdpa.flash(query, key, value, dropout, causal, scale)
-        given = band if pairs is None else (mask if isinstance(mask, Tensor) else mask.tensor).reshape(pairs)
+        given = band
+        if pairs is not None:
+            if not isinstance(mask, (Tensor, Dense)):  # an intersection of which only this tensor masks anything
+                return None
+            given = (mask if isinstance(mask, Tensor) else mask.tensor).reshape(pairs)
         factor = scale
         if not as_it_is:
             product = score.as_product(query, key)
