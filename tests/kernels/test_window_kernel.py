@@ -53,32 +53,6 @@ def test_outputs_and_gradients(shape: tuple[int, ...], device: str, dtype: torch
         assert (a.double() - t).norm().item() <= most * max(t.norm().item(), 1e-6)
 
 
-@pytest.mark.interpreted
-def test_direct(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shortcut takes simple windows, equals the kernel, and leaves all other calls to the general path."""
-    from regard.core.backends import flex
-
-    monkeypatch.setattr(flex, "_WORTH", 64)
-    # These tensors are on the CPU, which has no device index.
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
-    torch.manual_seed(4)
-    query, key, value = (torch.randn(2, 3, 71, 16).half() for _ in range(3))
-    for low, high, scale in ((-9, 0, None), (-3, 5, 0.5), (0, 0, None)):
-        found = flex.directly(query, key, value, low, high, scale)
-        true = explicit(query.double(), key.double(), value.double(), low, high, scale or 0.25)
-        assert found is not None
-        assert (found.double() - true).norm() <= 3e-3 * true.norm()
-    odd = [torch.randn(2, 3, 71, 24).half()] * 3
-    short = [t[:, :, :63] for t in (query, key, value)]
-    wide = [t.float() for t in (query, key, value)]
-    for tensors, low, high in (
-        (odd, -9, 0), (short, -9, 0), (wide, -9, 0), ((query, key, value), 1, 9), ((query, key, value), -3000, 0),
-    ):  # fmt: skip
-        assert flex.directly(*tensors, low, high, None) is None
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: True)  # it cannot be enabled without a GPU
-    assert flex.directly(query, key, value, -9, 0, None) is None
-
-
 @pytest.mark.cuda
 def test_a_scale_is_the_callers_own() -> None:
     """An integer scale first: Triton must not specialise the kernel on it for the next call."""
