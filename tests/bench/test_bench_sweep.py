@@ -422,3 +422,20 @@ def test_an_unknown_device_is_refused():
     done = CliRunner().invoke(app, ["bench", "sweep", "--device", "tpu"])
     assert done.exit_code == 2
     assert "must be cpu, or cuda where there is one; got tpu" in " ".join(done.output.split())
+
+
+def test_a_gradient_of_nan_is_beyond_the_budget():
+    """NaN compares as false, so that a maximum could lose it."""
+    case = CONTESTS["causal"]
+    contest = timing.contest(case)
+
+    def undefined():  # the root of 0 has no derivative
+        output, weights = contest.ours.call()
+        return output + (0 * contest.given["key"].sum()).sqrt(), weights
+
+    found = timing.Measured(case)
+    contender = Contender(undefined, contest.ours.leaves)
+    found.errors = error_budgets.budgets(case, contest, contender, error_budgets.truth(case, contest))
+    assert found.errors["output"] <= 1
+    assert found.error is not None
+    assert found.error > 1

@@ -46,8 +46,9 @@ within one run.
 in its place: eager torch, torch.compile (in a third of the cases), SDPA in each backend, FlexAttention, \
 `varlen_attn`, torch's layers. `--seed 5 --case 17` repeats one case. It prints for each the ratio (the best peer's \
 wall clock divided by regard's), and on CUDA the host time, the number of kernels and of synchronisations; the peak \
-memory; the error in budgets (1 is twice the error of the plain form in the same dtype, three times for gradients); \
-at the end the geometric mean, the 5th percentile and the ten worst, each with the command that repeats it. A mask \
+memory; the error in budgets (1 is twice the error of the plain form in the same dtype, three times for gradients), \
+of the first sequence at a sample of its rows; at the end the geometric mean, the 5th percentile and the ten worst, \
+each with the command that repeats it. A mask \
 that is “new” is built in every call, other masks are kept, FlexAttention's block mask too; before a “cold” call the \
 processor's caches are overwritten. `--minutes` ends a sweep early, `--json FILE` writes all of it.
 

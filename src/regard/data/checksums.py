@@ -10,13 +10,13 @@ NAME = "checksums.json"
 
 
 def write_checksums(folder: Path) -> None:
-    """Writes the SHA-256 of every file of the folder beside them."""
+    """Write the SHA-256 of every file of the folder beside them."""
     sums = {path.name: _sha256(path) for path in sorted(folder.iterdir()) if path.name != NAME}
     (folder / NAME).write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
 
 
 def check(folder: Path) -> None:
-    """Raises `DataError` if a file of the folder is damaged or missing; folders of earlier versions have no
+    """Raise `DataError` if a file of the folder is damaged or missing; folders of earlier versions have no
     checksums."""
     if not (folder / NAME).is_file():
         return

@@ -72,8 +72,10 @@ def stacks(names: Iterable[str]) -> dict[str, str]:
     for name in names:
         if _path(name) is not None:
             alike[_NUMBER.sub("*", name)].append(name)
-        elif sides := [part for part in name.split(".") if part in _SIDES and _is_path(name)]:
-            found[name] = f"{name[: name.rindex(sides[-1])]}{sides[-1]}.*"
+        elif _is_path(name):
+            parts = name.split(".")
+            if places := [place for place, part in enumerate(parts) if part in _SIDES]:
+                found[name] = ".".join(parts[: places[-1] + 1]) + ".*"
     for group in alike.values():
         numbers = [_NUMBER.findall(name) for name in group]
         varying = [place for place, each in enumerate(zip(*numbers, strict=True)) if len(set(each)) > 1]

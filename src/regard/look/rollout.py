@@ -55,7 +55,9 @@ def check_one_stack(chosen: Sequence[str], names: Sequence[str]) -> None:
                 "regard.Trace(records=[record for record in trace if record.call == 0]).rollout()"
             )
         return
-    other = ", ".join(repr(name) for name in chosen if name not in stack_of)
-    said = [(repr(stack) if stack else other) + " (cross-attention)" * cross for stack, cross in found]
-    fit = next((f": choose one with of=, such as of={stack!r}" for stack, cross in found if stack and not cross), "")
+    alone = [name for name in dict.fromkeys(chosen) if name not in stack_of]
+    others = {cross: ", ".join(repr(name) for name in alone if (name in crossing) == cross) for cross in (False, True)}
+    said = [(repr(stack) if stack else others[cross]) + " (cross-attention)" * cross for stack, cross in found]
+    fits = [stack for stack, cross in found if stack and not cross] or [name for name in alone if name not in crossing]
+    fit = f": choose one with of=, such as of={fits[0]!r}" if fits else ""
     raise ValueError(f"rollout needs the self-attention of one stack of layers, got {', '.join(said)}{fit}")

@@ -14,7 +14,7 @@ CONTENTS: tuple[Content, ...] = ("states", "words", "both")
 
 
 def check_content(**named: str) -> None:
-    """Raises an error for an unknown content."""
+    """Raise an error for an unknown content."""
     for name, content in named.items():
         if content not in CONTENTS:
             raise ValueError(f"{name} must be one of {', '.join(CONTENTS)}, got {content!r}")

@@ -11,7 +11,7 @@ _LONGEST = 80  # number of characters of a title in the name of a map
 
 
 def joined_trace(predictions: Sequence[Prediction], view: View, title: str | None = None) -> Trace | None:
-    """Return the maps of all predictions, named by number and title (the answer; in `vqa` the question and the answer).
+    """Return the maps of all predictions, named by number and title: the answer, in `vqa` with the question.
 
     Return None if no model has attention.
     """

@@ -20,7 +20,7 @@ def force(path: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file atomically: a reader, or a crash, sees either the old content or the new one."""
+    """Write a file atomically: a reader, or a crash, sees either the old content or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():  # a pipe or a terminal has no content to replace; a folder is an error

@@ -85,7 +85,7 @@ class Checkpoints:
         optimizer: Mapping[str, Tensor],
         state: Mapping[str, Any],
     ) -> Path:
-        """Writes a checkpoint, unless a valid one of the same step exists already."""
+        """Write a checkpoint, unless a valid one of the same step exists already."""
         target = self.path(step)
         if self._is_there(step):
             return target
@@ -201,13 +201,13 @@ class Checkpoints:
         return None
 
     def prune(self, keep: Collection[int]) -> None:
-        """Removes all checkpoints but those of the steps to keep."""
+        """Remove all checkpoints but those of the steps to keep."""
         for step in self.steps():
             if step not in keep:
                 self._remove(self.path(step))
 
     def sweep(self) -> None:
-        """Removes the temporary folders of processes that were killed while writing or removing."""
+        """Remove the temporary folders of processes that were killed while writing or removing."""
         for path in self.folder.glob(".step-*.tmp"):
             shutil.rmtree(path, ignore_errors=True)
 

@@ -42,7 +42,7 @@ class Checkpointer:
     workers: Workers = ALONE
 
     def save(self, training: TrainingState, position: Any) -> Path:
-        """Writes a checkpoint of the current state, and removes those that are no longer needed."""
+        """Write a checkpoint of the current state, and remove those that are no longer needed."""
         weights, aliases = model_tensors(self.model), shared_names(self.model)
         tensors = _prefixed("optimizer", optimizer_tensors(self.model, self.optimizer))
         tensors |= _prefixed("average", {} if self.average is None else self.average.tensors())
@@ -117,7 +117,7 @@ class Checkpointer:
         return found if step is None or found is not None else Checkpoint(checkpoints.path(step), step)
 
     def _usable(self, found: Checkpoint) -> None:
-        """Raises `CheckpointError` if a checkpoint that this one relies on is damaged."""
+        """Raise `CheckpointError` if a checkpoint that this one relies on is damaged."""
         state = found.state()
         best = state["course"]["best_step"]
         for step in state.get("relies_on", [] if best in (None, found.step) else [best]):
@@ -127,7 +127,7 @@ class Checkpointer:
                 raise CheckpointError(f"it relies on the one of step {step}: {error}") from error
 
     def restore(self, found: Checkpoint, batches: Batches) -> TrainingState:
-        """Restores the state of the moment when the checkpoint was written."""
+        """Restore the state of the moment when the checkpoint was written."""
         state = found.state()
         now = self.settings.model_dump(mode="json")
         changed = sorted(name for name, value in now.items() if state["settings"].get(name) != value)
@@ -157,14 +157,14 @@ class Checkpointer:
             self.say(f"the order of the data starts anew: {error}")
 
     def put_mean(self, last: int) -> None:
-        """Gives the model the mean of the last checkpoints of the schedule, up to a step."""
+        """Give the model the mean of the last checkpoints of the schedule, up to a step."""
         steps = self.settings.scheduled(last)
         states = [found.model() for found in map(self.good, steps) if found is not None]
         if states:
             put_weights(self.model, mean_weights([tensors for tensors, _ in states]), states[-1][1])
 
     def put_best(self, step: int | None) -> bool:
-        """Gives the model the weights of the best step, averaged if configured; returns False if there are none."""
+        """Give the model the weights of the best step, averaged if configured; return False if there are none."""
         found = None if step is None else self.good(step)
         if found is None:
             if self.average is not None:

@@ -67,7 +67,7 @@ class Captured:
         return {p: p.grad for p in self._model.parameters() if p.grad is not None}
 
     def _recorded(self, shapes: Shapes, batch: Any) -> tuple[Tensor, Tensor]:
-        """Runs the batch without a graph, and if it never synchronised, captures a graph of its shapes."""
+        """Run the batch without a graph, and if it never synchronised, captures a graph of its shapes."""
         held = type(batch)(*(getattr(batch, field.name).to(self._device).clone() for field in fields(batch)))
         before = [gradient.clone() for gradient in self._places.values()]
         try:
@@ -107,7 +107,7 @@ class _Graph:
 
 @contextmanager
 def _no_waiting() -> Generator[None, None, None]:
-    """Raises an error when the host synchronises with the device."""
+    """Raise an error when the host synchronises with the device."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")

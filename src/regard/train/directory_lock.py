@@ -15,7 +15,7 @@ def lock_path(folder: Path) -> Path:
 
 @contextmanager
 def locked(folder: Path) -> Generator[None, None, None]:
-    """Locks the directory; the operating system releases the lock when the process ends."""
+    """Lock the directory; the operating system releases the lock when the process ends."""
     try:
         import fcntl
     except ImportError:  # Windows: there is no lock

@@ -84,7 +84,7 @@ class Workers:
         return held[0]
 
     def wait(self) -> None:
-        """Waits until every worker has called this (a barrier)."""
+        """Wait until every worker has called this (a barrier)."""
         self.gather(None)
 
     @contextmanager
@@ -108,7 +108,7 @@ class Workers:
             raise WorkerFailed(f"worker {failed[0]} failed")
 
     def same(self, what: str, value: Any) -> None:
-        """Raises `RunError` on all workers when they do not have the same value, which is compared by its hash."""
+        """Raise `RunError` on all workers when they do not have the same value, which is compared by its hash."""
         if not self.grouped:
             return
         digest = hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
@@ -231,7 +231,7 @@ def in_shares(items: Sequence[Any], work: Callable[[Sequence[Any]], list[Any]]) 
 
 
 def shareable(method: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Marks a method `(self, items, **options)` with a result for each item: several workers can share the items."""
+    """Mark a method `(self, items, **options)` with a result for each item: several workers can share the items."""
 
     @functools.wraps(method)
     def call(self: Any, items: Sequence[Any], **options: Any) -> list[Any]:

@@ -61,7 +61,7 @@ def fit(
     workers: Workers = ALONE,
     layers: Layers = lambda model: (),
 ) -> Fitted:
-    """Trains a model, from the last checkpoint of `run`, and leaves the final weights in it and in `run`.
+    """Train a model, from the last checkpoint of `run`, and leaves the final weights in it and in `run`.
 
     `loss(model, batch)` returns a `Loss(total, count)`; it moves the batch to the device. `held_out` batches are
     validated by that loss; `validate(model)` returns further figures by name (the model is in eval mode, without
@@ -158,7 +158,7 @@ class _Loop:
         return GradientSums(self.workers, step, self.precision, self.device, sharded=sharded, captured=self.captured)
 
     def prepare(self) -> None:
-        """Restores the newest valid checkpoint, or starts from the beginning."""
+        """Restore the newest valid checkpoint, or starts from the beginning."""
         found = self.checkpointer.newest()
         if found is None:
             if self.workers.is_first:
@@ -171,7 +171,7 @@ class _Loop:
         self.show.begin(self.state.step, self.settings.steps)
 
     def train(self) -> str:
-        """Runs updates until a limit is reached, and returns which one."""
+        """Run updates until a limit is reached, and return which one."""
         self._after_update()  # completes a validation that was interrupted
         while (ended := self._ended()) is None:
             if self._update():
@@ -180,7 +180,7 @@ class _Loop:
         return ended
 
     def finish(self, ended: str) -> Fitted:
-        """Loads the final weights into the model, and saves them in the run."""
+        """Load the final weights into the model, and save them in the run."""
         self.workers.wait()  # until the first worker has written the last checkpoint
         memory = self._memory()
         weights, figures = self._choose()
@@ -243,7 +243,7 @@ class _Loop:
         return True
 
     def _shortage(self, where: str, error: Exception) -> OutOfMemory:
-        """Raise the error of one of several workers; the last checkpoint stays unchanged."""
+        """Return the error of one of several workers; the last checkpoint stays unchanged."""
         why = str(error).partition("\n")[0]
         advice = "give a batch fewer tokens, or take more workers"
         return OutOfMemory(f"out of memory {where} ({why}): {advice}", self._last_checkpoint())

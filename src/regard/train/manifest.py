@@ -48,7 +48,7 @@ class Manifest:
             raise RunError(f"{self.path} is damaged: {_one_line(error)}") from error
 
     def check(self, name: str) -> None:
-        """Raises `RunError` if a file differs from what was written; one that neither exists nor is listed is accepted.
+        """Raise `RunError` if a file differs from what was written; one that neither exists nor is listed is accepted.
 
         The manifest is read again before a file is rejected: another process may have replaced both in between.
         """
@@ -77,13 +77,13 @@ class Manifest:
             self._write({name: [_entry(self.folder / name)] for name in names})
 
     def write(self, name: str, content: str) -> None:
-        """Writes a file of the run atomically, and its checksum."""
+        """Write a file of the run atomically, and its checksum."""
         data = content.encode()
         with self._replacing({name: (hashlib.sha256(data).hexdigest(), len(data))}):
             write_whole(self.folder / name, data)
 
     def keep(self, save: Callable[[Path], None]) -> None:
-        """Moves the files that `save(folder)` writes into a temporary folder, and lists their checksums."""
+        """Move the files that `save(folder)` writes into a temporary folder, and lists their checksums."""
         draft = Path(tempfile.mkdtemp(prefix=".draft-", suffix=".tmp", dir=self.folder))
         try:
             save(draft)
@@ -102,7 +102,7 @@ class Manifest:
             shutil.rmtree(draft, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Removes incomplete files of processes that were killed."""
+        """Remove incomplete files of processes that were killed."""
         for path in self.folder.glob(".draft-*.tmp"):
             shutil.rmtree(path, ignore_errors=True)
 

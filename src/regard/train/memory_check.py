@@ -12,7 +12,7 @@ _WHOLE = 8  # bytes per parameter when a sharded model is created: the whole wei
 
 
 def check_capacity(build: Callable[[], nn.Module], device: torch.device, *, shards: int = 1) -> None:
-    """Raises `MemoryError` if the parameters alone exceed the memory of the device.
+    """Raise `MemoryError` if the parameters alone exceed the memory of the device.
 
     With several `shards` a worker holds one, and the whole model at the start and during validation. Trying to allocate
     is no check: Linux overcommits memory and kills the process when it is used.

@@ -48,7 +48,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Loads named tensors; learning rate and weight decay stay as the optimiser was constructed."""
+    """Load named tensors; learning rate and weight decay stay as the optimiser was constructed."""
     places = {id(p): place for place, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
     learned = {name: p for name, p in model.named_parameters() if id(p) in places}
     state: dict[int, dict[str, Tensor]] = {}

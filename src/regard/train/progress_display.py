@@ -87,7 +87,7 @@ class Forecast:
         return (time.monotonic() - since) / max(1, standing.step - first) * (standing.steps - standing.step)
 
     def message(self, standing: Standing) -> str | None:
-        """Prints the expected duration once, as soon as it can be estimated."""
+        """Print the expected duration once, as soon as it can be estimated."""
         since, first = self._began
         early = standing.step - first < _KNOWN_STEPS and time.monotonic() - since < _KNOWN_SECONDS
         if self._given or early or standing.step >= standing.steps:

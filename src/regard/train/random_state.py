@@ -25,7 +25,7 @@ class RandomState:
         return RandomState(random.getstate(), tuple(numbers), torch.get_rng_state(), cuda)
 
     def put(self, device: torch.device) -> None:
-        """Restores the states; a generator whose state was not saved is unchanged."""
+        """Restore the states; a generator whose state was not saved is unchanged."""
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         torch.set_rng_state(self.cpu)

@@ -53,7 +53,7 @@ class Run:
         changeable: Collection[str] = (),
         renewed: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
     ) -> "Run":
-        """Creates a run directory, or opens an existing one with `resume`, without holding the lock.
+        """Create a run directory, or opens an existing one with `resume`, without holding the lock.
 
         A directory with contents is never overwritten. A run is resumed with the config it was started with;
         only keys in `changeable` (written `train.steps`) may differ, and the new values are stored. `renewed` converts
@@ -127,7 +127,7 @@ class Run:
         renewed: Callable[[dict[str, Any]], Mapping[str, Any]],
         inputs: Sequence[Path],
     ) -> None:
-        """Compares everything first, and only then writes."""
+        """Compare everything first, and only then writes."""
         plain = json.loads(json.dumps(dict(config)))
         changed = _differences(json.loads(json.dumps(dict(renewed(self.config())))), plain)
         refused = {key: values for key, values in changed.items() if key not in changeable}
@@ -149,7 +149,7 @@ class Run:
         return sorted(path for path in files if not path.name.startswith(".") and path.name != MANIFEST)
 
     def _clear(self, *, whole: bool) -> None:
-        """Removes what was written; the directory too, if it was not there before."""
+        """Remove what was written; the directory too, if it was not there before."""
         if whole:
             shutil.rmtree(self.path, ignore_errors=True)
             return
@@ -163,7 +163,7 @@ class Run:
         self.manifest.write("data.json", _json({"files": [fingerprint(path) for path in inputs]}))
 
     def check_inputs(self, inputs: Sequence[Path], advice: str) -> None:
-        """Raises `RunError` if data files have changed since the run was started.
+        """Raise `RunError` if data files have changed since the run was started.
 
         Runs of earlier versions recorded no fingerprints; for them only a missing file is an error.
         """
@@ -182,7 +182,7 @@ class Run:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Run":
-        """Opens an existing run."""
+        """Open an existing run."""
         run = cls(Path(path))
         if not (run.path / "config.json").is_file():
             raise RunError(f"{run.path} is no run: it has no config.json")
@@ -220,7 +220,7 @@ class Run:
 
     @contextmanager
     def reading(self, *names: str) -> Generator[None, None, None]:
-        """Checks files of the run; errors of their readers become a `RunError` that names the file."""
+        """Check files of the run; errors of their readers become a `RunError` that names the file."""
         for name in names:
             self.manifest.check(name)
         try:
@@ -233,11 +233,11 @@ class Run:
             raise RunError(f"{files or self.path / names[0]} cannot be read: {first}") from error
 
     def save_model(self, model: nn.Module) -> None:
-        """Saves the final weights."""
+        """Save the final weights."""
         self.manifest.keep(lambda folder: save_model(model, folder / self.model_path.name))
 
     def load_model(self, model: nn.Module) -> str:
-        """Loads the final weights into a model, or the best ones of an interrupted run; returns which."""
+        """Load the final weights into a model, or the best ones of an interrupted run; return which."""
         if not self.model_path.is_file():
             return self._load_best(model)
         with self.reading(self.model_path.name):
@@ -257,7 +257,7 @@ class Run:
         return f"weights of step {found.step}: training was interrupted after step {newest.step}"
 
     def save_result(self, result: Mapping[str, Any]) -> None:
-        """Saves the final figures."""
+        """Save the final figures."""
         self.manifest.write("result.json", _json(result))
 
     def result(self) -> dict[str, Any]:
@@ -267,12 +267,12 @@ class Run:
         return self._read_json("result.json")
 
     def save_card(self, card: Mapping[str, Any]) -> None:
-        """Writes the model card, README.md."""
+        """Write the model card, README.md."""
         write_whole(self.path / "README.md", model_card(card))
 
     @contextmanager
     def held(self) -> Generator[None, None, None]:
-        """Locks the directory against training by other processes; the lock is released when the process ends.
+        """Lock the directory against training by other processes; the lock is released when the process ends.
 
         The lock is reentrant: the same object may hold it several times.
         """

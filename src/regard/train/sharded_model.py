@@ -43,13 +43,13 @@ class Sharded:
         self.empty()
 
     def empty(self) -> None:
-        """Frees the parameters of the unsharded model."""
+        """Free the parameters of the unsharded model."""
         for storage, _ in self._storages.values():
             storage.resize_(0)
 
     @torch.no_grad()
     def fill(self, other: Mapping[str, Tensor] | None = None) -> None:
-        """Gives the unsharded model the weights of the sharded one, or others that are given by name."""
+        """Give the unsharded model the weights of the sharded one, or others that are given by name."""
         for storage, size in self._storages.values():
             storage.resize_(size)
         wanted = {**self.model.state_dict(), **(other or {})}

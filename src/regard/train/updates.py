@@ -84,7 +84,7 @@ def gather(
 
 @torch.no_grad()
 def settle(model: nn.Module, gradients: Gradients, clip: float | None) -> None:
-    """Divides the summed gradients by the count, and clips their norm."""
+    """Divide the summed gradients by the count, and clips their norm."""
     scale = 1.0 / gradients.count
     if clip is not None and gradients.norm > clip:
         scale *= clip / gradients.norm

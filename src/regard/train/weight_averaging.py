@@ -28,7 +28,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
-        """Adds the weights after update number `step` to the average."""
+        """Add the weights after update number `step` to the average."""
         decay = min(self._decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(self._mean, [self._of(model, name).detach() for name in self._names], 1 - decay)
 
@@ -38,7 +38,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Loads a saved average."""
+        """Load a saved average."""
         if set(tensors) != set(self._names):
             raise ValueError("the checkpoint's moving average is of other parameters: was it trained without one?")
         for name, mean in zip(self._names, self._mean, strict=True):
@@ -55,7 +55,7 @@ class MovingAverage:
             self._copy(model, own)
 
     def put(self, model: nn.Module) -> None:
-        """Copies the average into the model."""
+        """Copy the average into the model."""
         self._copy(model, self._mean)
 
     @torch.no_grad()

@@ -41,7 +41,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, aliases: Mapping[str, str] | None = None) -> None:
-    """Writes tensors to a new file and syncs it to the disk."""
+    """Write tensors to a new file and sync it to the disk."""
     metadata = {"format": "pt", "shared": json.dumps(dict(aliases or {}))}
     try:
         save_file({name: _alone(tensor) for name, tensor in tensors.items()}, path, metadata=metadata)
@@ -84,7 +84,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def save_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Writes the model's weights to a file atomically."""
+    """Write the model's weights to a file atomically."""
     target = Path(path)
     aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
@@ -96,13 +96,13 @@ def save_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def load_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Loads the weights of a file into a model of the same architecture; shared tensors must be shared in both."""
+    """Load the weights of a file into a model of the same architecture; shared tensors must be shared in both."""
     tensors, aliases = read_tensors(Path(path))
     put_weights(model, tensors, aliases)
 
 
 def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]) -> None:
-    """Copies tensors into a model, or raises an error that lists what does not fit and changes nothing."""
+    """Copy tensors into a model, or raise an error that lists what does not fit and change nothing."""
     shared = shared_names(model)
     if shared != dict(aliases):
         raise ValueError(

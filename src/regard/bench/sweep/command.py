@@ -24,6 +24,8 @@ def sweep(
     if device not in LONGEST or (device == "cuda" and not torch.cuda.is_available()):
         raise typer.BadParameter(f"must be cpu, or cuda where there is one; got {device}", param_hint="--device")
     if to not in (None, "-"):
+        if Path(to).is_dir():
+            raise typer.BadParameter(f"{to} is a folder", param_hint="--json")
         try:  # errors of arguments are raised before a run of minutes
             Path(to).parent.mkdir(parents=True, exist_ok=True)
             Path(to).touch()
@@ -42,6 +44,7 @@ def sweep(
     with quiet():
         measured, ended = run(indices, seed=seed, device=device, minutes=minutes, say=say, done=done)
     numbers = report.distribution(measured)
+    done(measured, numbers)
     if ended:
         say(f"ended after {minutes:g} minutes: {len(measured)} of {len(indices)} cases")
     say(report.summary(measured, numbers))
@@ -72,4 +75,4 @@ def run(
 
 def _json(about: dict[str, Any], sweep: Sequence[Measured], numbers: dict[str, Any]) -> str:
     cases = [report.record(one) for one in sweep]
-    return json.dumps({**about, "distribution": numbers, "cases": cases}, indent=2, ensure_ascii=False)
+    return json.dumps({**about, "distribution": numbers, "cases": cases}, indent=2, ensure_ascii=False, allow_nan=False)

@@ -17,6 +17,7 @@ from regard.bench.sweep.tensors import BATCHED, Tensors, example
 ROWS = 16
 ELEMENTS = {"cpu": 2**23, "cuda": 2**27}  # number of elements of the largest tensor of the reference
 OUTPUT, GRADIENT, ROUNDINGS = 2.0, 3.0, 4.0
+LARGEST = 1e30  # the error of NaN and Inf, in budgets
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,10 @@ def budgets(case: Case, contest: Contest, contender: Contender, truth: Truth) ->
             grad = places.get(id(leaf))
             if grad is not None and name in truth.exact:
                 found[name] = grad[:1] if name in BATCHED else grad
+    off = {name: float((tensor.double() - truth.exact[name]).norm()) for name, tensor in found.items()}
+    # A NaN would be lost in a maximum, and is no JSON.
     return {
-        name: float((tensor.double() - truth.exact[name]).norm()) / max(truth.allowed[name], 1e-30)
-        for name, tensor in found.items()
+        name: error / max(truth.allowed[name], 1e-30) if error < LARGEST else LARGEST for name, error in off.items()
     }
 
 

@@ -182,7 +182,7 @@ def local_dense(case: Case, given: Tensors, rows: Tensor | None = None) -> Tenso
 
 
 def local_gathered(case: Case, given: Tensors) -> Tensor:
-    """Compute the same over the keys within range, gathered for each query."""
+    """Compute local attention as `local_dense` does, over the keys within range, gathered for each query."""
     query, key, value, centre = (given[name] for name in ("query", "key", "value", "centre"))
     first = torch.ceil(centre.detach() - case.before).long().unsqueeze(-1)
     place = first + torch.arange(2 * case.before + 1, device=query.device)

@@ -93,7 +93,7 @@ def percentile(ordered: Sequence[float], share: float) -> float | None:
 def summary(sweep: Sequence[Measured], numbers: dict[str, Any]) -> str:
     """Return the distribution and the worst cases, each with the command that repeats it."""
     if not numbers["compared"]:
-        return "no case was compared"
+        return f"no case was compared, {numbers['failed']} failed"
     lines = [
         f"{numbers['compared']} of {numbers['cases']} cases compared, {numbers['failed']} failed; ratio (best peer's "
         f"time / regard's): geometric mean {numbers['geometric_mean']:.2f}, 5th percentile "

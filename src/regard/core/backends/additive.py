@@ -205,7 +205,7 @@ def _direct_stored(shape: tuple[int, ...]) -> Direct:
 
 
 def _direct_large(query: Tensor, key: Tensor, value: Tensor, score: Additive, *_: object) -> Tensor | None:
-    """Return the output of a call without a mask."""
+    """Return the output of a call without a mask; None if the tensors are not on the current device."""
     from regard.kernels.additive.fused import additive_attention  # imported here, because it imports Triton
 
     if query.device.index != torch.cuda.current_device():

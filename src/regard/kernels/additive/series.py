@@ -28,7 +28,8 @@ import numpy as np
 GROUPS = {"forward": 1, "backward": 2}  # number of adjacent harmonics: the gradients' kernels need pairs
 MOST = 16  # the largest number of harmonics in a row
 WIDTH = 8 + 2 * MOST  # length of a packed fit, in numbers
-SHORTER = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.7, 0.6)  # ranges of a forward row's fits, relative to the largest
+# A table row of the forward pass has a fit for each of these ranges, which are relative to the largest.
+SHORTER = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.7, 0.6)
 FITS = {"forward": len(SHORTER), "backward": 1}  # fits per row: the gradients' kernels have one frequency
 _SHARES = {"forward": 0.0, "backward": 0.25}  # weight of the derivative's error in the fit
 

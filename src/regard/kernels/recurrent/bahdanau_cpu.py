@@ -25,7 +25,7 @@ from regard.kernels.products import matrix
 from regard.kernels.recurrent.bahdanau import weighed
 from regard.kernels.recurrent.gru import forms
 
-_WORTH = 2**24  # numbers loaded from the values in all steps from which on compiling saves time
+_WORTH = 2**24  # from this number of loaded values, over all steps, compiling saves time
 
 
 class Unrolled(NamedTuple):

@@ -111,11 +111,10 @@ def backward(
     dgates: Tensor,
     dhidden: Tensor,
 ) -> Tensor:
-    """Write the gradients of input gates and hidden gates; return the direct gradient of the previous state. The
+    """Write the gradients of input gates and hidden gates; return the direct gradient of the previous state.
 
-    gradient of the next state is the sum of `upstream` (b, d), `carried` (b, d) and the parts of `through` (p, …, b,
-    d).
-    Reference implementation: `regard.kernels.recurrent.gru.in_place_back`.
+    The gradient of the next state is the sum of `upstream` (b, d), `carried` (b, d) and the parts of `through`
+    (p, …, b, d). Reference implementation: `regard.kernels.recurrent.gru.in_place_back`.
     """
     grid, block = _grid(before)
     share = torch.empty_like(carried)

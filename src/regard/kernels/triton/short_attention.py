@@ -28,12 +28,11 @@ def _mixed(x):
 
 @triton.jit
 def _kept(seed, head, BQ: tl.constexpr, BK: tl.constexpr, dropout):
-    """Return 1 / (1 - p) where a pair is not dropped, else 0: a hash of seed, head, i and j alone. Both kernels must
+    """Return 1 / (1 - p) where a pair is not dropped, else 0: a hash of seed, head, i and j alone.
 
-    drop the same pairs, whatever the layout of their tiles. Four random numbers per generator call, interleaved by join
-    and
-
-    reshape, were as fast and agreed in the interpreter, but with them a model did not learn on a GPU.
+    Both kernels must drop the same pairs, whatever the layout of their tiles. Four random numbers per generator call,
+    interleaved by join and reshape, were as fast and agreed in the interpreter, but with them a model did not learn on
+    a GPU.
     """
     i = tl.arange(0, BQ)[:, None]
     j = tl.arange(0, BK)[None, :]

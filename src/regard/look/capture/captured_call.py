@@ -52,7 +52,7 @@ class Recorder(Protocol):
     def cannot_see(self, what: str) -> None: ...
 
     def safely(self) -> AbstractContextManager[None]:
-        """Reports an error of the capture in the trace instead of stopping the model."""
+        """Report an error of the capture in the trace instead of stopping the model."""
         ...
 
     def heads(self, count: int) -> int | None:

@@ -100,7 +100,7 @@ class BothWays(nn.Module):
 
 
 def _joined(x: Tensor, count: int) -> Tensor:
-    """Joins `count` neighbouring steps of x (b, t, d), the last padded with zeros: (b, ⌈t / count⌉, count · d)."""
+    """Join `count` neighbouring steps of x (b, t, d), the last padded with zeros: (b, ⌈t / count⌉, count · d)."""
     if count == 1:
         return x
     return F.pad(x, (0, 0, 0, -x.shape[1] % count)).unflatten(1, (-1, count)).flatten(2)

@@ -228,7 +228,7 @@ class StaticBeams:
         return self
 
     def reorder(self, index: Int[Tensor, " n"]) -> "StaticBeams":
-        """Return the state: rows stay in place, because only hypotheses within a row can be selected."""
+        """Raise: rows stay in place, because only hypotheses within a row can be selected."""
         raise ValueError(f"shapes are fixed at {self.rows} rows: regroup names parents within a row")
 
 

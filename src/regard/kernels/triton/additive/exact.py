@@ -30,7 +30,7 @@ from regard.kernels.triton.additive.pairs import (
 )
 from regard.kernels.triton.additive.prepare import LIMIT, reciprocal, span_place
 
-# With x the largest sum and u its reciprocal weight, |D'| is at most u + u e^{2x}; u itself is at most 1e8.
+# D' = u D, the denominator 1 + e^{2x} of a tanh times a reciprocal weight u of at most 1e8; x is the largest sum.
 QUIET = tl.constexpr(11.0)  # x + ln(u) / 2 up to here: the product of four D' fits float32
 # ... and here of two; beyond, saturated slopes in the gradient must be 0, not a rounding error.
 CALM = tl.constexpr(12.0)
@@ -39,7 +39,7 @@ TWO_LOG2E = tl.constexpr(2.8853900817779268)
 CALM_REACH = tl.constexpr(34.0)  # scores of weights with Σ|w| below this span less than a hundred powers of two
 CALM_FLOAT16 = tl.constexpr(8.3)  # ... and below this less than 24 of them
 WARPS = tl.constexpr(4)  # warps of a program: each has a part of the tile's keys, each thread one query of every span
-SATURATED = tl.constexpr(34.6)  # log2(e^24)
+SATURATED = tl.constexpr(34.6)  # log2(e^24): beyond, 1 - tanh is below float32 rounding
 
 
 @triton.jit

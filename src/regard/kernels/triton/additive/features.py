@@ -36,9 +36,9 @@ def _tops(spans, unit, batch_heads, f, f_size, repeat, PARTS: tl.constexpr, MANY
 @triton.jit
 def table_row(spans, weight, w_h, table, unit, groups, batch_heads, f_size, repeat, TABLE_ROWS: tl.constexpr,
               STEP: tl.constexpr, PARTS: tl.constexpr, MANY: tl.constexpr, FB: tl.constexpr):  # fmt: skip
-    """Return the first table row that covers all sums query + key of a key head, and the ranges of the last FB
+    """Return the first table row that covers all sums query + key of a key head, and ranges of the last FB features.
 
-    features. The row is -1 if none covers them, or if a query feature would be too large.
+    The row is -1 if none covers them, or if a query feature would be too large.
     """
     reach = 0.0
     tops = tl.zeros((FB,), tl.float32)
@@ -191,12 +191,10 @@ def features(
     STEP: tl.constexpr, GROUP: tl.constexpr, ODD: tl.constexpr, ROWS: tl.constexpr, FB: tl.constexpr,
     RB: tl.constexpr, EB: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Write features of query and key if a table row covers them, else float32 copies for the exact kernels. Also write
+    """Write features of query and key if a table row covers them, else float32 copies for the exact kernels.
 
-    what slopes and constants of the fits add to a query's log-sum-exp, and to a key's base-2 scores for each of its
-    query
-
-    heads. Only `units` key heads from `first` on, and the query heads that share them, are processed.
+    Also write what slopes and constants of the fits add to a query's log-sum-exp, and to a key's base-2 scores for each
+    of its query heads. Only `units` key heads from `first` on, and the query heads that share them, are processed.
     """
     i0, place = tl.program_id(0) * ROWS, tl.program_id(1)
     i = i0 + tl.arange(0, ROWS)

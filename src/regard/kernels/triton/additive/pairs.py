@@ -179,11 +179,10 @@ def power_of_two(x, NATIVE: tl.constexpr):
 
 @triton.jit
 def fenced_exp2(x, one, NATIVE: tl.constexpr):
-    """Return 2^x, where `one` is a 1 that the compiler cannot treat as a constant. A matrix product needs its operand
+    """Return 2^x, where `one` is a 1 that the compiler cannot treat as a constant.
 
-    in another layout, and the compiler would recompute x in every such layout instead of converting the result. A while
-
-    loop prevents this.
+    A matrix product needs its operand in another layout, and the compiler would recompute x in every such layout
+    instead of converting the result. A while loop prevents this.
     """
     while one > 0:
         x = power_of_two(x, NATIVE)
@@ -202,12 +201,10 @@ def fenced_scale(x, by, one):
 
 @triton.jit
 def next_pivot(scores, most, calm, ceiling, AXIS: tl.constexpr):
-    """Return what to subtract from base-2 scores, and the factor for sums computed with the previous one, `most`. Calm
+    """Return what to subtract from base-2 scores, and the factor for sums computed with the previous one, `most`.
 
-    scores are at most a hundred powers of two below `ceiling` (tanh is bounded by its weights): the ceiling is
-    subtracted
-
-    from all rows and tiles, and no maximum is computed.
+    Calm scores are at most a hundred powers of two below `ceiling` (tanh is bounded by its weights): the ceiling is
+    subtracted from all rows and tiles, and no maximum is computed.
     """
     if calm:  # noqa: SIM108 - a kernel has no conditional expression on a run-time value
         new_most = tl.zeros_like(most) + ceiling

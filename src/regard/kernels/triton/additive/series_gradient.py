@@ -16,9 +16,9 @@ GROUP = tl.constexpr(2)  # adjacent harmonics in the feature columns; series.GRO
 @triton.jit
 def _chain(g, x, fit, group, QUERY: tl.constexpr, ODD: tl.constexpr, NATIVE: tl.constexpr, BM: tl.constexpr,
            UNITS: tl.constexpr):  # fmt: skip
-    """Return (gradient of x, weight terms) of one group of harmonics; g is (rows, units * 2 GROUP), x (rows, units / 4,
+    """Return (gradient of x, weight terms) of a group of harmonics; g (rows, units * 2 GROUP), x (rows, units / 4, 4).
 
-    4). With QUERY the gradient must still be multiplied by the weight, without QUERY divided by log2(e).
+    With QUERY the gradient must still be multiplied by the weight, without QUERY divided by log2(e).
     """
     which = tl.arange(0, GROUP) + group * GROUP
     harmonic = (2 * which + 1).to(tl.float32) * tl.load(fit + 2)

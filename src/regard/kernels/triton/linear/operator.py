@@ -1,5 +1,7 @@
 """Linear attention with elu or Performer features, full and causal, as a differentiable function of tensors.
 
+Causal calls are not used on CUDA: see docs/experiments.md, 2026-11-18.
+
 With weights a_ij = φ(q_i)·φ(k_j) and sums over the keys that query i may attend,
 
     n_i = Σ_j a_ij v_j    d_i = Σ_j a_ij    output_i = n_i / d_i
