@@ -842,3 +842,40 @@ def test_negative_features_that_nobody_can_read_give_nan() -> None:
     assert found.isnan().all()
     fine = torch.func.vmap(lambda x: regard.linear_attention(x, x, x, features=torch.exp))(x)
     assert_close(fine, regard.linear_attention(x, x, x, features=torch.exp))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_bfloat16_gradients_do_not_cancel(causal: bool) -> None:
+    """Values with a mean far from 0: the gradient of a query is a small difference of large numbers."""
+    torch.manual_seed(0)
+    leaves = [(torch.randn(1, 2, 70, 8) + shift).bfloat16() for shift in (0, 0, 10)]
+    change = torch.randn(1, 2, 70, 8)
+    found, true = (
+        torch.autograd.grad(
+            regard.linear_attention(*given, features=regard.EluFeatures(), causal=causal), given, change.to(dtype)
+        )
+        for dtype in (torch.bfloat16, torch.float64)
+        for given in [[leaf.to(dtype).requires_grad_() for leaf in leaves]]
+    )
+    for one, other in zip(found, true, strict=True):
+        assert (one.double() - other).norm() <= 0.05 * other.norm()
+
+
+@pytest.mark.parametrize("learned", [(0,), (1, 2)], ids=str)
+def test_second_derivatives_of_some_inputs(learned: tuple[int, ...]) -> None:
+    tensors = [torch.randn(1, 1, 6, 3, dtype=torch.float64) for _ in range(3)]
+
+    def total(*given: Tensor) -> Tensor:
+        replaced = dict(zip(learned, given, strict=True))
+        return regard.linear_attention(*(replaced.get(n, tensor) for n, tensor in enumerate(tensors)), causal=True)
+
+    assert torch.autograd.gradgradcheck(total, [tensors[n].clone().requires_grad_() for n in learned])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_default_device_is_not_that_of_the_tensors(causal: bool) -> None:
+    x = torch.randn(1, 2, 100, 8)
+    expected = regard.linear_attention(x, x, x, causal=causal)
+    with torch.device("meta"):
+        found = regard.linear_attention(x, x, x, causal=causal)
+    assert torch.equal(found, expected)

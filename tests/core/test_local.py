@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import regard
 from regard.core import local
 from regard.core.local import local_attention
 from regard.core.scores import Additive, ScaledDot
@@ -97,3 +98,18 @@ def test_a_value_outside_of_the_window_that_is_not_finite_is_not_multiplied() ->
     clean = local_attention(query, key, value, centre, reach=4).output
     value[..., 9:, :] = torch.nan
     torch.testing.assert_close(local_attention(query, key, value, centre, reach=4).output, clean)
+
+
+def test_a_large_value_outside_of_every_window_leaves_gradients_finite() -> None:
+    leaves = [torch.randn(1, 1, n, 8) for n in (4, 9, 9)]
+    leaves[2][..., 8, :] = 1e38
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+    output = local_attention(*leaves, torch.zeros(1, 1, 4), reach=2).output
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(output.sum(), leaves))
+
+
+@pytest.mark.parametrize("score", [regard.Bilinear(torch.ones(2, 8, 8)), regard.Additive(torch.ones(2, 8))])
+def test_a_weight_for_each_head_is_refused(score: regard.Score) -> None:
+    query, key, value = (torch.randn(1, 2, n, 8) for n in (2, 9, 9))
+    with pytest.raises(ValueError, match="one weight for all heads"):
+        local_attention(query, key, value, torch.zeros(1, 2, 2), reach=2, score=score)

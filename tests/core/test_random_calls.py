@@ -118,3 +118,47 @@ def test_an_intersection_of_which_one_part_masks_nothing() -> None:
     for _ in range(2):
         found = regard.attention(query, key, value, mask=mask).output
         assert_close(found, regard.attention(query, key[:, :, ::2], value[:, :, ::2]).output)
+
+
+@pytest.mark.parametrize(
+    "mask", [regard.window(9, 3), regard.window(60, 60), regard.causal()], ids=["narrow", "wide", ""]
+)
+def test_the_first_call_gives_the_bits_of_the_next_ones(mask: regard.Mask) -> None:
+    """A resumed run starts without stored routes; dropout makes a difference in the number of kernel calls visible."""
+    query, key, value = (torch.randn(25, 8, 181, 4).bfloat16() for _ in range(3))
+    outputs = []
+    for _ in range(3):
+        torch.manual_seed(1)
+        outputs.append(regard.attention(query, key, value, mask=mask, dropout=0.5).output)
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[1], outputs[2])
+
+
+class Near(regard.Mask):
+    """A mask of the caller's own that depends on more than its tensors."""
+
+    def __init__(self, reach: int) -> None:
+        self.reach, self.kept = reach, torch.ones(20, dtype=torch.bool)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.kept,)
+
+    def allowed(self, rows, columns, device):
+        rows, columns = torch.arange(rows.start, rows.stop)[:, None], torch.arange(columns.start, columns.stop)
+        return (columns - rows <= self.reach) & self.kept[columns]
+
+
+def test_a_mask_of_the_callers_own_is_not_stored() -> None:
+    x, mask = torch.randn(1, 2, 20, 8), Near(0)
+    for reach in (0, 5):
+        mask.reach = reach
+        assert_close(
+            regard.attention(x, x, x, mask=mask).output, regard.attention(x, x, x, mask=regard.causal(reach)).output
+        )
+
+
+def test_an_output_without_keys_can_be_changed_in_place() -> None:
+    x = torch.randn(1, 2, 100, 8)
+    output = regard.attention(x, x, x, mask=regard.padding([0])).output
+    output += 1
+    assert torch.equal(output, torch.ones_like(x))

@@ -83,7 +83,10 @@ def blocks_serve(problem: Problem, given: tuple[Tensor, ...], features: Features
     )
     own = own and all(type(t) in (Tensor, torch.nn.Parameter) for t in given)
     fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None  # fake tensors have no values
-    return own and not fake and problem.query.dtype != torch.float16 and (queries == keys or not causal)
+    # In half precision the gradient of a query is a small difference of large rounded numbers.
+    learning = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+    exact = problem.query.dtype not in HALF or (problem.query.dtype == torch.bfloat16 and not learning)
+    return own and not fake and exact and (queries == keys or not causal)
 
 
 def attend_in_blocks(
@@ -110,7 +113,7 @@ def attend_in_blocks(
         first = 0 if chunk is None else linear_blocks.sound_rows(maps, *constants)
         if first == 0:
             return None
-        early = torch.arange(query.shape[-2]).unsqueeze(-1) < first
+        early = torch.arange(query.shape[-2], device=query.device).unsqueeze(-1) < first
         rest = general(query, key, value)[:, first:]
         query, key, value = (torch.where(early, t, 0) for t in (query, key, value))
         output, _ = linear_blocks.linear_attention(maps, query, key, value, chunk, step, general)

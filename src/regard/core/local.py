@@ -14,10 +14,10 @@ from torch import Tensor
 from regard.core import attention, sharding
 from regard.core.attention import AnyScore, Attended, gathered_attention
 from regard.core.masks import check_lengths, extent
-from regard.core.nonfinite import finite
+from regard.core.nonfinite import finite, harmless
 from regard.core.normalizers import masked_softmax
 from regard.core.requests import full
-from regard.core.scores import ScaledDot, Score
+from regard.core.scores import Additive, Bilinear, ScaledDot, Score
 from regard.core.transforms import transformed
 
 
@@ -52,6 +52,9 @@ def local_attention(
             "query, key and value must have equal leading axes and heads: "
             f"got {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
         )
+    if isinstance(score, (Additive, Bilinear)) and score.weight.ndim == (3 if isinstance(score, Bilinear) else 2):
+        shape = tuple(score.weight.shape)
+        raise ValueError(f"local_attention() needs a {score.name} score with one weight for all heads, got {shape}")
     if lengths is not None:
         check_lengths(extent(lengths), keys, "lengths of local_attention()")
         # Lengths on a device are not inspected, so they are limited to the number of keys.
@@ -90,7 +93,7 @@ def _dense_is_faster(query: Tensor, key: Tensor, value: Tensor, centre: Tensor, 
         return False
     window, keys = 2 * reach + 1, key.shape[-2]
     near = 4 * window if score.why_no_product() else window * min(query.shape[-1], value.shape[-1]) // 2
-    return keys <= near and finite(query, key, value, centre)
+    return keys <= near and finite(centre) and harmless(query, key, value, torch.is_grad_enabled())
 
 
 def _dense(

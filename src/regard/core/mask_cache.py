@@ -27,7 +27,7 @@ def stored(mask: Mask | Bias, device: torch.device, key: Hashable, compute: Call
 
     `compute` must not return the mask, which would then never be freed.
     """
-    tensors = mask.tensors()
+    tensors = mask.tensors() if _is_record(mask) else ()
     if not tensors or _uncertain(tensors, device):
         return compute()
     # A result belongs to one stream: another stream would have to wait for it.
@@ -45,6 +45,14 @@ def stored(mask: Mask | Bias, device: torch.device, key: Hashable, compute: Call
     return result
 
 
+def _is_record(mask: Mask | Bias) -> bool:
+    """Return whether the mask consists of regard's own records; a class of the caller's may depend on anything."""
+    if not type(mask).__module__.startswith("regard."):
+        return False
+    parts = [part for part in (getattr(mask, name, None) for name in ("left", "right", "mask")) if part is not None]
+    return all(_is_record(part) for part in parts)
+
+
 def _unchanged(marks: tuple[Any, ...], tensors: tuple[Tensor, ...], device: torch.device) -> bool:
     """Return whether the tensors' contents, or on a GPU their versions, are unchanged."""
     if device.type == "cpu":
@@ -60,7 +68,7 @@ def _uncertain(tensors: tuple[Tensor, ...], device: torch.device) -> bool:
     """
     if torch.compiler.is_compiling() or transformed() or capturing(device) or torch._C._len_torch_dispatch_stack():
         return True
-    if any(type(t) is not Tensor for t in tensors):
+    if any(type(t) is not Tensor or t.requires_grad for t in tensors):  # a result without a graph may be stored
         return True
     if device.type == "cpu":
         return sum(t.numel() for t in tensors) > _SHORT

@@ -116,7 +116,7 @@ def _backward(
     output, divisor, sums, total = saved
     dtype, wide = value.dtype, _wide(value.dtype)
     near, ones = sums.to(dtype).mT, total.to(dtype).unsqueeze(1)
-    grads = [torch.empty(t.shape, dtype=dtype) for t in (query, key, value)]
+    grads = [t.new_empty(t.shape) for t in (query, key, value)]
     later, rest = torch.zeros_like(sums), torch.zeros_like(total)
     for at in _spans(query.shape[1], step):
         queries, above = features(query[:, at]), change[:, at] / divisor[:, at]
@@ -148,7 +148,7 @@ def _chunks(x: Tensor, chunk: int) -> Tensor:
 def _running(before: Tensor, added: Tensor, backwards: bool = False) -> tuple[Tensor, Tensor]:
     """Return for each chunk (b, c, …) the sum of `before` and the chunks before it, and the sum of all."""
     order = range(added.shape[1] - 1, -1, -1) if backwards else range(added.shape[1])
-    sums = torch.empty(added.shape, dtype=before.dtype)
+    sums = before.new_empty(added.shape)
     for c in order:
         sums[:, c] = before
         before = before + added[:, c]
@@ -192,7 +192,7 @@ def _causal_backward(
     dtype, wide, b = value.dtype, _wide(value.dtype), value.shape[0]
     later = value.new_zeros(b, features.count, value.shape[-1], dtype=wide)
     rest = key.new_zeros(b, features.count, dtype=wide)
-    grads = [torch.empty(t.shape, dtype=dtype) for t in (query, key, value)]
+    grads = [t.new_empty(t.shape) for t in (query, key, value)]
     runs = list(zip(_segments(query.shape[1], chunk, step), kept, ones, strict=True))
     for (at, size), before, below in reversed(runs):
         queries, keys, values = (_chunks(t, size) for t in (features(query[:, at]), features(key[:, at]), value[:, at]))
@@ -231,12 +231,18 @@ class _Blocks(torch.autograd.Function):
         change: Tensor = upstream[0]
         query, key, value, output, divisor = ctx.saved_tensors
         features, chunk, step, again = ctx.settings
-        if torch.is_grad_enabled():  # the general path provides second derivatives
-            grads = torch.autograd.grad(again(query, key, value), (query, key, value), change, create_graph=True)
-        elif chunk is None:
-            grads = _backward(features, query, key, value, (output, divisor, *ctx.sums), change, step)
-        else:
-            grads = _causal_backward(features, query, key, value, (output, divisor, *ctx.sums), change, chunk, step)
+        saved = output, divisor, *ctx.sums
+        with torch.autocast(query.device.type, enabled=False):  # a backward pass may run inside autocast
+            if torch.is_grad_enabled():  # the general path provides second derivatives
+                learned = [
+                    t for t, needed in zip((query, key, value), ctx.needs_input_grad[1:4], strict=True) if needed
+                ]
+                found = iter(torch.autograd.grad(again(query, key, value), learned, change, create_graph=True))
+                grads = [next(found) if needed else None for needed in ctx.needs_input_grad[1:4]]
+            elif chunk is None:
+                grads = _backward(features, query, key, value, saved, change, step)
+            else:
+                grads = _causal_backward(features, query, key, value, saved, change, chunk, step)
         return None, *grads, None, None, None
 
 
