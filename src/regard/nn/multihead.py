@@ -116,7 +116,7 @@ class MultiHeadAttention(nn.Module):
         if score.softcap is not None or not math.isclose(score.factor(self.head_size), usual):
             raise ValueError(f"to_torch needs scaled_dot with scale 1/√{self.head_size} and no softcap, got {score}")
         if not self.normalize.is_softmax:
-            raise ValueError(f"to_torch needs softmax, got {type(self.normalize).__name__}")
+            raise ValueError(f"to_torch needs softmax, got {self.normalize.name}")
         if self.positions is not None:
             raise ValueError(f"to_torch needs a layer without positions, got {type(self.positions).__name__}")
         if self.kv_heads != self.heads or self.heads * self.head_size != self.size:
