@@ -96,6 +96,7 @@ def served(reviews: Path) -> Iterator[int]:
         thread.join()
 
 
+@pytest.mark.slow
 @named(PROGRAMS)
 def test_a_page_of_code_runs_and_prints_what_it_shows(document, tmp_path, monkeypatch, request):
     """Code blocks of Python run in order; a text block after one is its output."""

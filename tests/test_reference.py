@@ -17,6 +17,8 @@ import pytest
 import regard
 from regard import models, nn, parallel
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs/reference").glob("*.md")}
 TOLD = tomllib.loads((ROOT / "tools/reference.toml").read_text(encoding="utf-8"))

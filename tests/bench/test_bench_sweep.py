@@ -311,6 +311,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "ROUNDS", {"cpu": (1, 1)})
 
 
+@pytest.mark.slow
 def test_a_peer_that_fails_is_left_out_and_named(quickly, monkeypatch):
     contest = timing.contest(SMALL)
 

@@ -11,6 +11,8 @@ from cases import BACKENDS, NORMALIZERS, PLACES, SCORES, answer, attend, paths, 
 from regard.core.backends import flex
 from regard.core.problem import build
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = {torch.float64: {"rtol": 1e-9, "atol": 1e-11}, torch.float32: {"rtol": 1e-4, "atol": 2e-5}}
 
 

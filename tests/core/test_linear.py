@@ -533,6 +533,7 @@ def test_steps_without_features_use_the_same_defaults() -> None:
 # Performer features
 
 
+@pytest.mark.slow
 def test_the_kernel_estimate_is_unbiased() -> None:
     query, key = 0.8 * torch.randn(2, 7, dtype=torch.float64)
     exact = math.exp(float(query @ key) / math.sqrt(7))

@@ -167,6 +167,7 @@ def test_masks_mean_what_their_predicate_says(backend: str, problem: Problem) ->
     assert (weights > 0).tolist() == expected
 
 
+@pytest.mark.slow
 @given(path=st.sampled_from(paths(normalizers=["softmax"])), problem=problems())
 def test_softmax_weights_are_a_distribution(path: str, problem: Problem) -> None:
     inputs = problem.inputs(path.split("/")[1])
@@ -192,6 +193,7 @@ def test_attention_is_a_bag_of_keys(path: str, problem: Problem, random: Random)
     assert_close(shuffled.weights, plain.weights[..., order])
 
 
+@pytest.mark.slow
 @given(score=st.sampled_from(sorted(SCORES)), normalize=st.sampled_from(sorted(NORMALIZERS)), problem=problems())
 def test_auto_never_changes_the_meaning(score: str, normalize: str, problem: Problem) -> None:
     both = [f"{backend}/{score}/{normalize}" for backend in ("auto", "reference")]

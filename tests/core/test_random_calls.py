@@ -120,6 +120,7 @@ def test_an_intersection_of_which_one_part_masks_nothing() -> None:
         assert_close(found, regard.attention(query, key[:, :, ::2], value[:, :, ::2]).output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mask", [regard.window(9, 3), regard.window(60, 60), regard.causal()], ids=["narrow", "wide", ""]
 )

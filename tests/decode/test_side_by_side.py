@@ -20,6 +20,8 @@ from regard.models.transformer.beams import TransformerBeams, why_not
 from regard.models.transformer.encoder_decoder import TransformerDecoder, TransformerEncoder, TransformerState
 from regard.nn.multihead import MultiHeadAttention
 
+pytestmark = pytest.mark.slow
+
 BEGIN, END, WORDS, MOST = 1, 2, 11, 13
 WIDTH = 3
 EVERYWHERE = ("cpu", "cuda")

@@ -109,6 +109,7 @@ def test_any_field_is_printed() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="NO CHROMIUM: the height of a frame was not tested in a browser")
 @pytest.mark.parametrize("rows", [3, 24])
 def test_the_frame_becomes_as_high_as_the_page(rows: int, tmp_path: Any) -> None:

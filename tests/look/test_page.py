@@ -67,6 +67,7 @@ def test_stored_weights_are_within_the_error_that_is_told(shape):
     torch.testing.assert_close(seen.gather(-1, best.indices), best.values, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_many_weights_are_kept_in_coarser_steps_that_still_have_three_decimals():
     weights = softmax(17, 487, 491)
     trace = Trace.from_weights({"layer": weights})

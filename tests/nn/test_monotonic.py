@@ -141,6 +141,7 @@ def test_a_thousand_steps_stay_finite_and_right(scale):
         torch.testing.assert_close(narrow.double(), wide, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_thousand_queries_over_a_thousand_keys_are_finite_in_float32():
     layer = MonotonicAttention(4, hidden_size=2, offset=-1.0)
     query, memory = torch.randn(1, 1009, 4), torch.randn(1, 1013, 4, requires_grad=True)

@@ -16,6 +16,8 @@ from regard.studio.server import serve
 from regard.studio.translation_api import open_run
 from regard.tasks.task import Input
 
+pytestmark = pytest.mark.slow
+
 IMAGE = base64.b64encode(png()).decode()
 
 

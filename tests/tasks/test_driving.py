@@ -173,6 +173,7 @@ def test_a_decision_names_the_objects_it_looked_at(run, tmp_path):
     assert trace.records[0].column_labels.extra["ego"] == [0, 0, 0, 10]
 
 
+@pytest.mark.slow
 def test_objects_beyond_those_seen_have_no_weight(run):
     far = [{**WALKER, "x": 20 + n} for n in range(15)]
     [found, empty] = package.load(run).predict([{"scene": {**SCENE, "objects": one}} for one in (far, [])])
@@ -197,6 +198,7 @@ def test_a_drive_is_shown_step_by_step(run):
     assert not map_.weights(head=0)[present == 0].any()
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_a_forced_decision_and_its_page_with_a_drive(run):
     result = json.loads((run / "result.json").read_text())
     scene = parse_scene(result["example"]["scene"])

@@ -19,6 +19,8 @@ from regard.tasks.loading import Loaded
 from regard.train.distributed import Workers
 from regard.train.run_directory import Run
 
+pytestmark = pytest.mark.slow
+
 FEW = ("data.train=12", "data.valid=3", "data.test=5", "longer=0")
 COUNT = 5  # number of inputs, of which the first of two workers gets three
 SHORTER = {"driving": ("drives=2",), "speech": ("longest=6",)}

@@ -157,6 +157,7 @@ def test_every_attention_has_gradients_in_both_symbols(attention):
     assert int(outcome.count) == sum(len(item.text) + 1 for item in items)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize("attention", ["location", "monotonic", "additive", "scaled_dot", "bilinear", "hard", "none"])
 def test_every_attention_learns(attention):
@@ -216,6 +217,7 @@ def recordings(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_recordings_of_ones_own_train_a_run_that_goes_on(recordings, tmp_path):
     few = ("--preset", "tiny", "--set", "steps=2", "--set", "validate_every=2", "--set", "warmup=1")
     few = (*few, *(word for one in SMALL for word in ("--set", one)), "--data", recordings)

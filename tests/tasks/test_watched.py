@@ -41,6 +41,7 @@ def shown(page: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return data["records"], data["labels"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_the_page_of_a_run_has_the_layers_of_the_encoder(runs, name, tmp_path):
     done = regard("look", runs[name], "--out", tmp_path / "page.html")
