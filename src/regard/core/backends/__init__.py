@@ -7,6 +7,7 @@ The files:
   log-sum-exp on the CPU;
 - `flex`: FlexAttention on CUDA, and the kernel for plain windows; `ranges`: the kernel for bands, lengths, segments and
   ALiBi;
+- `per_sequence`: padding and documents on the CPU, a kernel call for each sequence;
 - `short`: short sequences on CUDA;
 - `additive`: additive scores, on the CPU and on CUDA;
 - `blocked`: any mechanism in blocks; `block_grid`: how the score matrix is cut; `online_normalizers`: normalisers that

@@ -4,7 +4,7 @@ Dot, scaled dot, cosine and bilinear scores are all scale · Q' K'ᵀ, so they r
 `is_causal`, a mask that is equal for all queries becomes one row, a window is computed as a band (`banded`); any other
 mask is built for a block of queries at a time, over the range of keys that the block may attend (on a GPU blocks are
 large: 2²⁶ entries of the mask). On the CPU padding and documents are cut into sequences, one call without a mask for
-each (`sequences`).
+each (`per_sequence`).
 """
 
 import math
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import summaries
-from regard.core.backends import banded, decoding_step, reference, sequences, torch_sdpa
+from regard.core.backends import banded, decoding_step, per_sequence, reference, torch_sdpa
 from regard.core.backends.block_grid import survey
 from regard.core.backends.result import Direct, Result
 from regard.core.biases import Alibi, Rule
@@ -202,7 +202,7 @@ def attend(problem: Problem) -> Result:
 
     calls = _sequences(problem, found)
     if calls is not None:
-        output = sequences.attend(query, key, value, calls, kernel)
+        output = per_sequence.attend(query, key, value, calls, kernel)
     elif problem.bias is None and found is not None and _needs_no_block(found):
         one_row = found.lengths is not None or bool(found.dense)
         mask = _mask(problem, all_of(1), all_of(problem.shape[-1])) if one_row else None
@@ -242,7 +242,9 @@ def direct(problem: Problem) -> Direct | None:
     if problem.device.type == "cpu" and (found.lengths is not None or found.segments):
         small = found.by_key or (problem.matrices * queries * keys <= _STORED_NUMBERS and not found.dense)
         equal = problem.key.shape[-1] == problem.value.shape[-1]
-        return sequences.direct(problem) if small and equal and problem.dropout == 0.0 and found.low is None else None
+        return (
+            per_sequence.direct(problem) if small and equal and problem.dropout == 0.0 and found.low is None else None
+        )
     band = None if causal else _small_band(problem, found)
     if (
         not causal
@@ -334,14 +336,14 @@ def _pairs_at_once(problem: Problem) -> torch.Size | None:
     return mask.tensor.shape
 
 
-def _sequences(problem: Problem, found: Clauses | None) -> list[sequences.Packed] | None:
+def _sequences(problem: Problem, found: Clauses | None) -> list[per_sequence.Packed] | None:
     """Return the calls, one for each sequence, if lengths and ids are on the CPU and a call for each is faster."""
     if problem.device.type != "cpu" or problem.bias is not None or problem.dropout > 0.0 or problem.empty:
         return None
     shape, mask = problem.shape, problem.mask
     if mask is None or found is None or found.low is not None or found.dense:
         return None
-    return stored(mask, problem.device, ("sequences", shape), lambda: sequences.packed(found, shape))
+    return stored(mask, problem.device, ("sequences", shape), lambda: per_sequence.packed(found, shape))
 
 
 def _with_log_sum_exp(problem: Problem) -> Result | None:

@@ -66,7 +66,7 @@ class Row(NamedTuple):
     """Fits with the same number of harmonics; the first one has the largest range.
 
     A row applies if no unit exceeds the first range, and a mean over all units that emphasises large ranges
-    (triton.additive.features.table_row) is at most `together`.
+    (triton.additive.series_features.table_row) is at most `together`.
     """
 
     together: float

@@ -5,7 +5,7 @@
 - `forward`, `backward`: which kernels run in which order, and on which buffers;
 - `plan`: tile sizes, shapes, and how a kernel is launched;
 - `buffers`: preprocessed copies of query, key and value for the main kernels;
-- `prepare`, `features`: the kernels that write these buffers;
+- `prepare`, `series_features`: the kernels that write these buffers;
 - `pairs`: which pairs may attend, biases and dropout, inside a kernel;
 - `exact`, `exact_gradient`: scores pair by pair, and their gradients;
 - `stored`: the launches for small and middle sizes, which store their scores;

@@ -8,7 +8,7 @@ import triton
 from torch import Tensor
 
 from regard.kernels.additive import series
-from regard.kernels.triton.additive import features, prepare
+from regard.kernels.triton.additive import prepare, series_features
 from regard.kernels.triton.additive.plan import SPAN, Block, Inputs, Sizes, launch, trait
 
 PARTS = 16  # number of groups of rows in the search for ranges; each program reduces them all
@@ -123,7 +123,7 @@ def choose(inputs: Inputs, direction: str) -> Choice:
         torch.empty(s.b * s.g, s.f_pad, device=device, dtype=torch.int32) if fits > 1 else None,
     )
     launch(
-        features.choose, (s.b * s.g, 1, 1),
+        series_features.choose, (s.b * s.g, 1, 1),
         inputs.weight, inputs.weight_step, *ranges(inputs), made.table, made.plan, made.fits, s.h, s.g, s.b * s.h,
         s.f, s.f_pad,
         TABLE_ROWS=made.table.shape[0], WIDTH=series.WIDTH, FITS=fits, PARTS=PARTS, MANY=s.f_pad > s.f_block,
@@ -151,7 +151,7 @@ def write_features(inputs: Inputs, notes: Notes, choice: Choice, made: Features,
     """Compute the features of `made.units` by the chosen series, with `group` adjacent harmonics of a hidden unit."""
     s, direction = inputs.sizes, choice.direction
     launch(
-        features.features, (max(s.q_pad, s.k_pad) // SPAN, len(made.units) * (s.h // s.g + 1), 1),
+        series_features.features, (max(s.q_pad, s.k_pad) // SPAN, len(made.units) * (s.h // s.g + 1), 1),
         *_operands(inputs, value=True), choice.table, choice.plan, choice.fits, made.query, made.key, *made.raw,
         *made.shifts, *notes, s.h, s.g, s.q, s.k, s.q_pad, s.k_pad, s.f, s.f_pad, s.e, made.units.start,
         len(made.units),

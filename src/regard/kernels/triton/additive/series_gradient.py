@@ -7,8 +7,8 @@ the chain rule through sin ωa and cos ωa is applied to the sums in registers a
 import triton
 import triton.language as tl
 
-from regard.kernels.triton.additive.features import sine_cosine
 from regard.kernels.triton.additive.pairs import LOG2E, key_range, product, query_range
+from regard.kernels.triton.additive.series_features import sine_cosine
 
 GROUP = tl.constexpr(2)  # adjacent harmonics in the feature columns; series.GROUPS["backward"]
 

@@ -1,6 +1,6 @@
 """Linear attention by kernels, in chunks of positions: features recomputed in each pass, sums in float32.
 
 - `operator`: the differentiable function, and the launches;
-- `features`: logarithms of features, and running sums over chunks;
+- `log_features`: logarithms of features, and running sums over chunks;
 - `forward`, `backward`: the two passes.
 """

@@ -4,7 +4,8 @@ import triton
 import triton.language as tl
 
 from regard.kernels.triton.additive.pairs import product
-from regard.kernels.triton.linear.features import (
+from regard.kernels.triton.linear.forward import far_apart
+from regard.kernels.triton.linear.log_features import (
     directions,
     elu_slope,
     finite,
@@ -18,7 +19,6 @@ from regard.kernels.triton.linear.features import (
     rows_of,
     with_sums,
 )
-from regard.kernels.triton.linear.forward import far_apart
 
 LN2 = tl.constexpr(0.6931471805599453)
 

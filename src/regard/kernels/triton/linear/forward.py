@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from regard.kernels.triton.additive.pairs import product
-from regard.kernels.triton.linear.features import (
+from regard.kernels.triton.linear.log_features import (
     directions,
     finite,
     get_state,

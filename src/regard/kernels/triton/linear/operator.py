@@ -22,8 +22,8 @@ from torch.autograd.function import once_differentiable
 
 from regard.kernels.triton.additive.plan import Block, launch
 from regard.kernels.triton.linear.backward import key_gradients, query_gradients
-from regard.kernels.triton.linear.features import running_sums
 from regard.kernels.triton.linear.forward import Places, chunk_sums, read
+from regard.kernels.triton.linear.log_features import running_sums
 
 
 class Tuning(NamedTuple):

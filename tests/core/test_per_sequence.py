@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.core.backends import sdpa, sequences
-from regard.core.backends.sequences import Packed, Piece
+from regard.core.backends import per_sequence, sdpa
+from regard.core.backends.per_sequence import Packed, Piece
 from regard.core.clauses import clauses
 from regard.core.problem import Problem, build
 from regard.core.spans import Stretch
@@ -50,8 +50,8 @@ def problem_of(mask: regard.Mask, queries: int, heads: int = 4) -> Problem:
 
 
 def cut_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequences, "_CALL", 0)
-    monkeypatch.setattr(sequences, "_TILE", 0)
+    monkeypatch.setattr(per_sequence, "_CALL", 0)
+    monkeypatch.setattr(per_sequence, "_TILE", 0)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -59,7 +59,7 @@ def test_outputs_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     cut_in_any_case(monkeypatch)
     mask, rule, queries = CASES[name]
     problem = problem_of(mask, queries)
-    assert sequences.packed(clauses(problem.mask, queries, KEYS), problem.shape) is not None
+    assert per_sequence.packed(clauses(problem.mask, queries, KEYS), problem.shape) is not None
     output = sdpa.attend(problem).output
     true = [t.detach().double().requires_grad_() for t in (problem.query, problem.key, problem.value)]
     key, value = (t.repeat_interleave(2, 1) for t in true[1:])
@@ -81,7 +81,7 @@ def test_pieces_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.tensor([[8, 8, 8, 2, 2], [6, 6, 6, 6, 6], [6, 6, 6, 6, 6]])
     mask = (regard.segments(ids, ids) & regard.causal() & regard.padding(torch.tensor([4, 5, 5]))).aligned((3, 1, 5, 5))
     first, second, whole = Stretch(0, 3), Stretch(3, 5), Stretch(0, 5)
-    assert sequences.packed(clauses(mask, 5, 5), (3, 1, 5, 5)) == [
+    assert per_sequence.packed(clauses(mask, 5, 5), (3, 1, 5, 5)) == [
         Packed(1, [Piece(first, first, 3, True), Piece(second, second, 1, False)]),
         Packed(2, [Piece(whole, whole, 5, True)]),
     ]
@@ -102,17 +102,17 @@ def test_pieces_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_masks_are_left_alone(mask: regard.Mask, monkeypatch: pytest.MonkeyPatch) -> None:
     cut_in_any_case(monkeypatch)
     shape = (3, 4, QUERIES, KEYS)
-    assert sequences.packed(clauses(mask.aligned(shape), QUERIES, KEYS), shape) is None
+    assert per_sequence.packed(clauses(mask.aligned(shape), QUERIES, KEYS), shape) is None
 
 
 def test_many_small_sequences_stay_together() -> None:
     """If a further call takes longer than the pairs that it saves, the sequences are not split."""
     ids = torch.arange(64) // 2
     mask = regard.segments(ids, ids).aligned((2, 1, 64, 64))
-    assert sequences.packed(clauses(mask, 64, 64), (2, 1, 64, 64)) is None
+    assert per_sequence.packed(clauses(mask, 64, 64), (2, 1, 64, 64)) is None
     long = torch.arange(1024) // 256
     mask = regard.segments(long, long).aligned((2, 1, 1024, 1024))
-    assert sequences.packed(clauses(mask, 1024, 1024), (2, 1, 1024, 1024)) is not None
+    assert per_sequence.packed(clauses(mask, 1024, 1024), (2, 1, 1024, 1024)) is not None
 
 
 @pytest.mark.parametrize(
