@@ -27,7 +27,6 @@ DTYPES = [
 
 
 # Features (None: elu), and the factor of the inputs; with large ones the keys of a chunk are far apart
-NOT_ON_CUDA = "causal calls are not computed by these kernels on CUDA (docs/experiments.md, 2026-11-18)"
 MAPS = {"elu": (None, 2.0), "performer": (37, 1.0), "large elu": (None, 60.0), "large performer": (24, 20.0)}
 PAIRS = [(case, features) for case in CASES for features in MAPS if "large" not in features or case == "short"]
 
@@ -59,8 +58,6 @@ def test_outputs_and_gradients(case: str, features: str, device: str, dtype: tor
     from regard.kernels.triton.linear.operator import linear_attention
 
     b, h, g, q, k, d, e, causal, hides = CASES[case]
-    if causal and device == "cuda":
-        pytest.skip(NOT_ON_CUDA)
     count, factor = MAPS[features]
     if factor > 2 and dtype != torch.float32:
         pytest.skip("exponents in the hundreds, from inputs of 8 or 11 bits")
@@ -89,8 +86,6 @@ def test_outputs_and_gradients(case: str, features: str, device: str, dtype: tor
 @pytest.mark.parametrize("count", [None, 19], ids=["elu", "performer"])
 @pytest.mark.parametrize("change", [1e3, math.nan, math.inf], ids=str)
 def test_later_positions_do_not_change_earlier_ones(change: float, count: int | None, device: str) -> None:
-    if device == "cuda":
-        pytest.skip(NOT_ON_CUDA)
     from regard.kernels.triton.linear.operator import linear_attention
 
     leaves = [torch.randn(1, 1, 100, 16).to(device) for _ in range(3)]
@@ -107,8 +102,6 @@ def test_later_positions_do_not_change_earlier_ones(change: float, count: int | 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 def test_inputs_of_any_size_stay_finite(causal: bool, device: str) -> None:
-    if causal and device == "cuda":
-        pytest.skip(NOT_ON_CUDA)
     from regard.kernels.triton.linear.operator import linear_attention
 
     leaves = [torch.randn(1, 1, 70, 16).mul(3e4).to(device).requires_grad_() for _ in range(3)]

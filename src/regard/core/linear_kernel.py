@@ -21,10 +21,10 @@ _PROGRAMS = 65_535  # the largest number of programs on the second axis of a lau
 
 
 def serves(problem: Problem, features: Features, causal: bool) -> bool:
-    """Return whether the kernels compute this call. Causal calls are left out: see docs/experiments.md, 2026-11-18."""
-    if causal:
-        return False
+    """Return whether the kernels compute this call."""
     if problem.device.type != "cuda" or not TRITON or torch.compiler.is_compiling() or transformed():
+        return False
+    if causal and problem.group > 1:
         return False
     if problem.query.dtype not in (*HALF, torch.float32) or problem.empty or problem.value.shape[-1] == 0:
         return False

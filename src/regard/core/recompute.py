@@ -20,11 +20,13 @@ from regard.core.normalizers import Hard, log_sum_exp, one_hot
 from regard.core.problem import Problem
 from regard.core.requests import Entropy, Full, LogSumExp, Received, Request, Rows, Top, TopWeights
 from regard.core.spans import Span, Stretch, all_of, cut
+from regard.kernels.device_memory import affordable
 
 Found = TypeVar("Found", Tensor, "Tensor | Top")
 
-_BLOCK_BYTES = 8 * 2**20  # bytes of the scores of one block of rows
+_BLOCK_BYTES = 8 * 2**20  # bytes of the scores of one block of rows on a CPU
 _FEATURE_BYTES = 32 * 2**20  # bytes of intermediate tensors of a score (additive: a hidden layer for each pair)
+_SHARE = 512  # on a GPU each may take one part in this many of its memory
 
 
 def weights(problem: Problem, chosen: Tensor | None, lse: Tensor | None = None) -> Tensor | Top:
@@ -63,7 +65,8 @@ def working_bytes(problem: Problem) -> int:
     if not isinstance(problem.request, (Full, Rows)):
         rows = min(rows, _block_rows(problem))
     pairs = math.prod(problem.shape[:-2]) * rows * problem.shape[-1] * problem.dtype.itemsize
-    return 3 * pairs + min(_FEATURE_BYTES, int(pairs * problem.score.floats(problem.query.shape[-1])))
+    features = affordable(problem.device, _FEATURE_BYTES, _SHARE)
+    return 3 * pairs + min(features, int(pairs * problem.score.floats(problem.query.shape[-1])))
 
 
 def rows_asked(problem: Problem) -> int:
@@ -75,7 +78,7 @@ def rows_asked(problem: Problem) -> int:
 def _block_rows(problem: Problem) -> int:
     """Return the number of rows in a block."""
     row_bytes = math.prod(problem.shape[:-2]) * problem.shape[-1] * problem.dtype.itemsize
-    return max(1, _BLOCK_BYTES // max(1, row_bytes))
+    return max(1, affordable(problem.device, _BLOCK_BYTES, _SHARE) // max(1, row_bytes))
 
 
 def _room(like: Tensor, axis: int, length: int) -> Tensor:
@@ -138,7 +141,8 @@ def _row_scores(problem: Problem, rows: Span) -> Tensor:
         return problem.scores(query, problem.repeat(key), rows, columns)
 
     numbers = math.prod(query.shape[:-1]) * problem.score.floats(query.shape[-1]) * problem.dtype.itemsize
-    pieces = cut(keys, max(1, int(_FEATURE_BYTES // max(1, numbers))))
+    features = affordable(problem.device, _FEATURE_BYTES, _SHARE)
+    pieces = cut(keys, max(1, int(features // max(1, numbers))))
     if len(pieces) <= 1:
         return piece(all_of(keys))
     return torch.cat([_keep(problem, lambda columns=columns: piece(columns)) for columns in pieces], -1)

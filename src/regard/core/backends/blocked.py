@@ -34,9 +34,11 @@ from regard.core.normalizers import gumbel_like
 from regard.core.problem import Problem
 from regard.core.requests import LogSumExp
 from regard.core.spans import take
+from regard.kernels.device_memory import affordable
 
 NAME = "blocked"
-_BUDGET = 24 * 2**20  # bytes of one block of scores with its intermediate tensors
+_BUDGET = 24 * 2**20  # bytes of one block of scores with its intermediate tensors on a CPU
+_SHARE = 256  # on a GPU a block may take one part in this many of its memory
 _CUDA_ROWS = 48 * 2**20  # bytes of whole rows on a GPU, which needs larger blocks to be busy
 _CUDA_COLUMNS = 8192  # keys in one block on a GPU
 
@@ -312,7 +314,7 @@ def _sizes(problem: Problem) -> tuple[int, int]:
 
     Sparsemax and entmax need whole rows, so their blocks have fewer.
     """
-    side = square(problem, _BUDGET)
+    side = square(problem, affordable(problem.device, _BUDGET, _SHARE))
     if not _two_pass(problem):
         return side, side
     row_bytes = max(1, math.prod(problem.shape[:-2]) * problem.shape[-1] * problem.dtype.itemsize)

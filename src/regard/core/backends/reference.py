@@ -14,9 +14,11 @@ from regard.core.normalizers import Hard, log_sum_exp, of_the_caller
 from regard.core.problem import Problem
 from regard.core.requests import Entropy, LogSumExp
 from regard.core.spans import all_of
+from regard.kernels.device_memory import affordable
 
 NAME = "reference"
-SMALL = 32 * 2**20  # bytes of working memory up to which this backend is the fastest
+SMALL = 32 * 2**20  # bytes of working memory up to which this backend is the fastest on a CPU
+_SHARE = 64  # on a GPU it may take one part in this many of its memory
 
 
 def refuses(problem: Problem) -> str | None:
@@ -41,7 +43,7 @@ def working_bytes(problem: Problem) -> int:
 def small(problem: Problem) -> bool:
     """Return whether the plain form needs little memory, or no more than query, key and value."""
     given = sum(t.numel() for t in (problem.query, problem.key, problem.value)) * problem.query.element_size()
-    return working_bytes(problem) <= max(SMALL, given)
+    return working_bytes(problem) <= max(affordable(problem.device, SMALL, _SHARE), given)
 
 
 def kernel(problem: Problem) -> str:
