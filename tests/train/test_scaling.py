@@ -33,7 +33,7 @@ def test_the_formula_counts_the_parameters_of_the_model(model):
 def test_costs_worked_by_hand():
     """d 2, one layer, v 3: 12·4 + 26 = 74 parameters in the layer, 74 + 12 + 4 = 90 in all; 360 and 296 bytes."""
     work = Work(Model(2, 1, 3), tokens=8, length=4)
-    flops = 6 * (48 + 6) + 6 * 4 * 2  # per token: weights, and causal attention over 4 positions
+    flops = 6 * (48 + 6) + 6 * 4 * 2  # operations per token: weights, and causal attention over 4 positions
     alone = cost("plain", work, SIMPLE, 1)
     assert (alone.seconds, alone.sent, alone.states) == (8 * flops / 10, 0, 4 * 360)
     # Two devices of one node: an all-reduce sends as many bytes as the gradients, half of them in each pass.
@@ -101,7 +101,7 @@ def test_two_processes_send_the_bytes_of_the_formula(measured, way):
     if None in sent:
         pytest.skip("this system does not count the bytes of a socket")
     expected = cost(way, Work(MODEL, TOKENS, LENGTH), replace(SIMPLE, scatters=False), 2).sent
-    assert math.isclose(sum(sent) / 2, expected, rel_tol=0.05)  # plus the headers of messages, the sums and the signals
+    assert math.isclose(sum(sent) / 2, expected, rel_tol=0.05)  # 5 % for headers, sums of losses and signals
 
 
 @pytest.mark.process

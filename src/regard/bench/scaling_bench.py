@@ -67,7 +67,7 @@ def scaling(*, workers: str | None, steps: int | None, device: str | None, as_js
         there = torch.cuda.device_count()
         raise typer.BadParameter(f"there are {there} GPUs, {max(sizes)} workers need as many", param_hint="--workers")
     if out is not None:
-        try:  # errors of arguments are raised before a run of minutes
+        try:  # arguments are checked before measurements that take minutes
             try_writing(out / PAGE)
         except OSError as error:
             raise typer.BadParameter(f"cannot write to {out}: {error.strerror}", param_hint="--out") from error
