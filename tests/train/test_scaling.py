@@ -18,7 +18,8 @@ WAYS = ("ddp", "fsdp2", "context")
 MODEL = Model(64, 2, 101)
 TOKENS, LENGTH = 64, 32
 # 10 FLOP/s, a second for each byte on a link, and no other costs.
-SIMPLE = Machine("simple", 10.0, 0.0, 0.0, Link(1.0, 0.0), Link(0.5, 0.0), node=2, activation=0.0, output=0.0, width=4)
+FREE = {"per_layer": 0.0, "per_parameter": 0.0, "per_logit": 0.0, "activation": 0.0, "output": 0.0}
+SIMPLE = Machine("simple", flops=10.0, near=Link(1.0, 0.0), far=Link(0.5, 0.0), node=2, width=4, **FREE)
 
 
 @pytest.mark.parametrize("model", [MODEL, Model(128, 1, 7)], ids=str)
@@ -54,7 +55,7 @@ def test_communication_hides_behind_the_backward_pass():
 
 
 def test_constants_are_found_again():
-    truth = replace(SIMPLE, flops=1e9, per_layer=0.25, per_parameter=1e-3, activation=50.0, output=8.0)
+    truth = replace(SIMPLE, flops=1e9, per_layer=0.25, per_parameter=1e-3, activation=50.0, output=8.0, per_logit=1e-4)
     cases = []
     for way in ("plain", *WAYS):
         for model in (Model(64, 2, 101), Model(128, 2, 101)):
@@ -66,7 +67,7 @@ def test_constants_are_found_again():
                 cases[-1]["peak"] = known.memory
     probes = {str(amount): amount / 1e9 + 2 * 1e-4 for amount in (2**16, 2**20, 2**23)}
     found = scaling_bench.fitted({1: [{"cases": cases, "probes": {}}], 2: [{"cases": [], "probes": probes}]}, "cpu")
-    for name in ("flops", "per_layer", "per_parameter", "activation", "output"):
+    for name in ("flops", "per_layer", "per_parameter", "per_logit", "activation", "output"):
         assert math.isclose(getattr(found[1], name), getattr(truth, name), rel_tol=1e-6)
     assert all(math.isclose(found[1].added[way], 0.25) for way in WAYS)
     assert math.isclose(found[2].near.bandwidth, 1e9, rel_tol=1e-6)

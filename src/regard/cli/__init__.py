@@ -309,7 +309,10 @@ def _bench_scaling(
         str | None,
         typer.Option(help="Numbers of processes, with commas between; 1,2,4 on a CPU.", metavar="N,N,…"),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps that are timed; the best counts.", min=1, metavar="N")] = 3,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Steps that are timed; the best counts. 3 on a CPU, 12 on a GPU.", min=1, metavar="N"),
+    ] = None,
     device: Annotated[
         str | None, typer.Option("--device", help="cpu or cuda; cuda where there is one.", metavar="DEVICE")
     ] = None,
