@@ -9,7 +9,7 @@ from torch.testing import assert_close
 import regard
 
 QUERY = torch.tensor([[10.0, 5.0, 10.0]], dtype=torch.float64)
-HIDDEN = torch.tensor([[5.0, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0]], dtype=torch.float64)  # Tom, chase, Jerry
+HIDDEN = torch.tensor([[5.0, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0]], dtype=torch.float64)  # words: Tom chase Jerry
 
 every_backend = pytest.mark.parametrize("backend", ["reference", "sdpa", "blocked", "auto"])
 

@@ -286,7 +286,7 @@ def test_everything_after_value_is_by_keyword() -> None:
         regard.attention(QUERY, KEY, VALUE, regard.Dot())
 
 
-# Empty inputs
+# Tests of empty inputs, which are valid.
 
 EMPTY = {
     "batch": {"batch": 0},

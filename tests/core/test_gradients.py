@@ -35,7 +35,7 @@ def closed() -> Tensor:
     return mask.expand(1, 2, 3, 4)
 
 
-# Finite differences
+# Tests against finite differences.
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_blocks_and_grouped_heads_learn_as_the_reference(path: str) -> None:
         assert_close(result, expected, rtol=1e-8, atol=1e-9)
 
 
-# Learned biases
+# Tests of learned biases.
 
 
 BIASES: dict[str, tuple[tuple[int, ...], Callable[[Tensor], object]]] = {
@@ -137,7 +137,7 @@ def test_a_learned_bias_learns(path: str, bias: str, masked: bool) -> None:
     assert_close(slope(path, build), dense_reference)
 
 
-# Custom scores with captured tensors
+# Tests of the caller's own scores that hold tensors.
 
 
 class Judge(nn.Module):

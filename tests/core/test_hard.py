@@ -46,7 +46,7 @@ def seeded(seed: int = 7) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-# Samples
+# Tests of the samples.
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
@@ -145,7 +145,7 @@ def test_requests_are_of_the_draw_and_entropy_of_the_distribution(backend: str, 
     assert_close(asked, expected(one_hot, distribution(scores, 2.0).reshape(1, 1, 7, 5)))
 
 
-# Log-probabilities
+# Tests of the log-probabilities.
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
@@ -212,7 +212,7 @@ def test_gradcheck_of_the_best_key(path: str) -> None:
     assert gradcheck(best, leaves, fast_mode=True)
 
 
-# Gradients of the estimators
+# Tests of the gradients of each estimator.
 
 
 def hand_derived(p: Tensor, value: Tensor, slopes: Tensor) -> Tensor:
@@ -304,7 +304,7 @@ def test_straight_through_learns_as_softmax_does_for_every_score(path: str) -> N
         assert_close(gradient, expected)
 
 
-# The expected value
+# Tests of queries that use the expected value instead of a sample.
 
 
 def test_queries_that_read_the_expected_value_by_hand() -> None:
@@ -378,7 +378,7 @@ def test_the_expected_value_has_no_blockwise_form() -> None:
         draw(SCORES_GIVEN.expand(1, 7, 5), normalize=hard, generator=seeded(), backend="blocked")
 
 
-# Learning from samples
+# Tests of `regard.reinforce`.
 
 
 def test_reinforce_by_hand() -> None:

@@ -114,7 +114,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "ROWS", 16)
 
 
-# The formula
+# Tests against the formula.
 
 
 @every_map
@@ -242,7 +242,7 @@ def test_autocast_casts_the_inputs_and_computes_in_float32() -> None:
     assert_close(output, plain, rtol=0, atol=0)
 
 
-# Shapes
+# Tests of shapes and strides.
 
 
 @every_map
@@ -291,7 +291,7 @@ def test_strides_do_not_matter(causal: bool) -> None:
     assert_close(output, regard.linear_attention(*plain, features=performer(), causal=causal))
 
 
-# Masks
+# Tests of masks.
 
 
 @every_map
@@ -359,7 +359,7 @@ def test_causal_rows_before_the_first_key_kept_give_zeros() -> None:
     assert_close(output[..., 3:, :], regard.linear_attention(*rest, features=performer(), causal=True))
 
 
-# The state of earlier positions
+# Tests of the state of earlier positions.
 
 
 @every_map
@@ -386,7 +386,7 @@ def test_the_future_is_not_touched_by_the_past_gradient() -> None:
         assert torch.count_nonzero(gradient[..., :10, :]) > 0
 
 
-# Gradients
+# Tests of gradients.
 
 
 @pytest.mark.slow
@@ -499,7 +499,7 @@ def test_training_keeps_no_features(monkeypatch: pytest.MonkeyPatch) -> None:
         output.sum().backward()
 
 
-# Step by step
+# Tests of single steps.
 
 
 @every_map
@@ -530,7 +530,7 @@ def test_steps_without_features_use_the_same_defaults() -> None:
     assert_close(torch.cat(outputs, -2), regard.linear_attention(query, key, value, causal=True))
 
 
-# Performer features
+# Tests of Performer features.
 
 
 @pytest.mark.slow
@@ -687,7 +687,7 @@ def test_vectors_without_entries_see_all_keys_alike(causal: bool) -> None:
     assert torch.autograd.grad(output.sum(), query)[0].shape == query.shape
 
 
-# Bad calls
+# Tests of invalid calls.
 
 QUERY, KEY, VALUE = inputs()
 BAD_CALLS = {
@@ -785,7 +785,7 @@ def test_a_cuda_device_gives_the_same(name: str, causal: bool) -> None:
         )
 
 
-# Extreme values
+# Tests of extreme values.
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -38,7 +38,7 @@ def assert_same(learned: Learned, expected: Learned) -> None:
         assert_close(result, wanted)
 
 
-# Rows with nothing to attend
+# Tests of rows with nothing to attend.
 
 
 def rows_closed_by(how: str) -> dict:
@@ -259,7 +259,7 @@ def test_padded_is_packed_is_one_by_one(path: str, causal: bool) -> None:
             assert_close(gradient, expected)
 
 
-# Masks intersect
+# Tests that several masks intersect.
 
 
 @every_path
@@ -351,7 +351,7 @@ def test_a_bias_of_minus_infinity_masks(path: str) -> None:
     assert torch.count_nonzero(slopes["bias"][closed]) == 0
 
 
-# Ties, zero vectors, large scores
+# Tests of ties, zero vectors and large scores.
 
 
 @pytest.mark.parametrize("estimator", ["straight_through", "reinforce", "gumbel"])
@@ -428,7 +428,7 @@ def test_a_query_of_nan_gives_nan_however_few_the_keys(keys: int, score: Any, he
     assert output[..., 0::2, :].isfinite().all()
 
 
-# Values at the limits of the range
+# Tests of values at the limits of the range.
 
 
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "blocked", "reference"])

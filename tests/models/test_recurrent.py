@@ -76,7 +76,7 @@ def close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-12)
 
 
-# The encoder.
+# Tests of the encoder.
 
 
 def gru_by_loop(cells: dict[str, Tensor], inputs: Tensor, order: list[int]) -> dict[int, Tensor]:
@@ -235,7 +235,7 @@ def test_without_attention_only_the_summary_is_seen():
     assert not torch.equal(decoder(memory, prefix).states, decoder(third, prefix).states)
 
 
-# The hand-written loop against a simple loop.
+# Tests of the hand-written loop against a simple loop.
 
 
 class Loop(nn.Module):
@@ -436,7 +436,7 @@ def test_cuda_graphs_are_the_loop(keys, order):
             torch.testing.assert_close(actual.double(), expected, rtol=0, atol=error)
 
 
-# Training.
+# Tests of training.
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -530,7 +530,7 @@ def test_a_compiler_changes_nothing():
     assert done.stdout.strip() == "equal", done.stderr
 
 
-# Invalid arguments.
+# Tests of invalid arguments.
 
 
 def test_wrong_arguments_are_named(as_installed):

@@ -300,7 +300,7 @@ def test_autocast() -> None:
     assert_close(own.float(), alone(query).output, rtol=0.05, atol=0.05)
 
 
-# Self attention
+# Tests of `SelfAttention`.
 
 
 def test_self_attention_is_three_maps_and_a_scaled_product() -> None:

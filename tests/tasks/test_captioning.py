@@ -59,7 +59,7 @@ def predictor(world):
     return CaptionPredictor(CAPTIONING.network(CONFIG, world.codec), world.codec, CONFIG)
 
 
-# BLEU
+# Tests of BLEU.
 
 
 def test_bleu_of_two_captions_by_hand():
@@ -96,7 +96,7 @@ def test_words_are_lower_case_without_punctuation():
     assert words_of("一只狗。", "characters") == ("一", "只", "狗")
 
 
-# Network
+# Tests of the network.
 
 
 @pytest.mark.parametrize("attention", MAP_ATTENTIONS)
@@ -170,7 +170,7 @@ def test_presets_are_whole(name):
     assert config.train.watch in CaptioningConfig.figures
 
 
-# Training
+# Tests of training.
 
 
 def outcome(world, attention: str, learning: CaptionLearning):
@@ -260,7 +260,7 @@ def test_a_few_steps_reduce_the_loss(world):
     assert losses[-1] < 0.6 * losses[0]
 
 
-# Data
+# Tests of the data.
 
 
 def test_the_world_has_words_regions_and_a_picture_to_begin_with(world):
@@ -402,7 +402,7 @@ def test_a_codec_is_saved_and_read(tmp_path):
     assert again.by == "words"
 
 
-# Predictions
+# Tests of predictions.
 
 
 def test_answers_have_words_records_and_traces(predictor, tmp_path):

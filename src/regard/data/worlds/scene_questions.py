@@ -30,7 +30,7 @@ FORMS = ("colour", "shape", "count", "presence", "place", "relation", "compariso
 _MOST = 6
 _TRIES = 200
 
-Look = tuple[str, str]  # colour, kind
+Look = tuple[str, str]  # description of a shape: colour, kind
 
 
 @dataclass(frozen=True, slots=True)
