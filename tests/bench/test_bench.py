@@ -303,7 +303,7 @@ def test_units():
 
 
 def test_errors_are_the_largest_and_that_of_all():
-    """Errors of 3 and 4 where the truth is 10 and 20, and none in the queries that are not compared."""
+    """The errors are 3 and 4 where the truth is 10 and 20; queries that are not compared have none."""
     truth = torch.zeros(64, 2, dtype=torch.float64)
     truth[:2, 0] = torch.tensor([10.0, 20.0])
     output = torch.cat([torch.full((5, 2), 9.0), truth.float()])

@@ -287,7 +287,7 @@ def test_every_estimator_gives_values_the_same_gradient(backend: str, estimator:
 
 @pytest.mark.parametrize("path", paths(normalizers=["hard"]))
 def test_straight_through_learns_as_softmax_does_for_every_score(path: str) -> None:
-    """Over several blocks, with grouped heads and a mask with empty rows."""
+    """The call has several blocks, grouped heads, and a mask with empty rows."""
     score = path.split("/")[1]
     sizes = {"queries": 11, "keys": 1301, "size": 3, "value_size": 2}
     mask = regard.causal(offset=1200) & regard.padding(torch.tensor([1301, 0]))
@@ -466,7 +466,7 @@ def test_reinforce_climbs_the_expected_reward(backend: str, baseline: float | No
 @pytest.mark.usefixtures("as_installed")
 @every_backend
 def test_a_bandit_learns_its_best_arm(backend: str) -> None:
-    """With the moving baseline and the entropy term, as in Show, Attend and Tell."""
+    """Training uses the moving baseline and the entropy term, as in Show, Attend and Tell."""
     rewards = torch.tensor([0.0, 0.2, 1.0, 0.4], dtype=torch.float64)
     logits = torch.zeros(4, dtype=torch.float64, requires_grad=True)
     optimizer, baseline, generator = torch.optim.Adam([logits], lr=0.1), None, seeded()

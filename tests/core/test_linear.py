@@ -420,7 +420,7 @@ def test_second_gradients(features: feature_maps.Features, causal: bool, length:
 @both_ways
 @pytest.mark.parametrize("repeated", [0, 1, 2], ids=["query", "key", "value"])
 def test_each_repeat_of_an_input_has_its_own_gradient(repeated: int, causal: bool) -> None:
-    """Stride 0 in a leaf, in a view of one, or in axes that the call itself adds."""
+    """A repeat has stride 0: in a leaf, in a view of one, or in axes that the call itself adds."""
     plain = inputs(batch=3, queries=5, keys=5)
     one, shape, features = plain[repeated][:1], plain[repeated].shape, performer()
 
@@ -446,7 +446,7 @@ def test_each_repeat_of_an_input_has_its_own_gradient(repeated: int, causal: boo
 
 
 def test_a_memory_that_repeats_is_read_once() -> None:
-    """Cases without separate gradients for repeats: repeats by the call itself, and any without gradients."""
+    """Features are computed once for all repeats, if the call itself adds them or there are no gradients."""
     seen: list[int] = []
 
     def counting(x: Tensor) -> Tensor:
@@ -457,7 +457,7 @@ def test_a_memory_that_repeats_is_read_once() -> None:
     for memory in (key[:1].requires_grad_(), key[:1].detach().expand_as(key)):
         seen.clear()
         regard.linear_attention(query, memory, value, features=counting)
-        assert sorted(seen) == [3 * 7, 3 * 6 * 5]  # rows × keys of 3 key heads, and of 3 · 6 query heads
+        assert sorted(seen) == [3 * 7, 3 * 6 * 5]  # 3 key heads of 7 keys; 3 · 6 heads of 5 queries
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -847,7 +847,7 @@ def test_negative_features_that_nobody_can_read_give_nan() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_bfloat16_gradients_do_not_cancel(causal: bool) -> None:
-    """Values with a mean far from 0: the gradient of a query is a small difference of large numbers."""
+    """The mean of the values is far from 0, so the gradient of a query is a small difference of large numbers."""
     torch.manual_seed(0)
     leaves = [(torch.randn(1, 2, 70, 8) + shift).bfloat16() for shift in (0, 0, 10)]
     change = torch.randn(1, 2, 70, 8)

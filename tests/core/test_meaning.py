@@ -198,7 +198,7 @@ def test_numbers_that_overflow_behind_a_mask_have_no_effect(how: str, dtype: tor
 @pytest.mark.parametrize("how", ["causal", "window", "per head", "future"])
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "blocked", "flex", "auto"])
 def test_what_a_masked_key_holds_has_no_effect_on_cuda(backend: str, how: str) -> None:
-    """Keys masked for every query; and, on the reference paths, a future key that only the last query may attend."""
+    """Keys are masked for every query; on the reference paths, also a key that only the last query may attend."""
     if how == "future" and backend not in ("reference", "blocked"):
         pytest.skip("fused CUDA kernels multiply whole tiles: docs/attention.md says what that means")
     mask, closed = closed_keys("causal" if how == "future" else how)
@@ -358,7 +358,7 @@ def test_a_bias_of_minus_infinity_masks(path: str) -> None:
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_the_first_of_equal_keys_wins(backend: str, score: str, estimator: str) -> None:
-    """Equal keys in different blocks, the first ones masked."""
+    """Equal keys are in different blocks, and the first of them are masked."""
     keys, first = 2003, 701
     query, key, value, *parameters = SCORES[score].inputs(keys=keys, size=3, value_size=2)
     key = torch.zeros_like(key).index_fill(-1, torch.tensor(0), 1)  # scores of one term are not rounded

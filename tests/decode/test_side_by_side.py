@@ -359,7 +359,7 @@ def test_autocast_and_listeners_go_one_by_one():
 
 
 def test_keys_that_nobody_sees_are_dropped():
-    """Four hypotheses of one parent, repeatedly: only shared and own keys are kept."""
+    """All four hypotheses repeatedly continue one parent, so only shared keys and their own are kept."""
     made = model()
     source, lengths, _ = batch(3)
     with torch.no_grad():

@@ -238,7 +238,8 @@ def test_fits_keep_their_word() -> None:
         rows = [Row(together, tuple(Series(*fit) for fit in fits)) for together, fits in table]
         assert [row.reach for row in rows] == sorted(row.reach for row in rows)
         assert [row.together for row in rows] == sorted(row.together for row in rows)
-        most = BUDGETS[dtype, direction][0] * (1.26 if direction == "forward" else 1.01)  # fits were checked at fewer points
+        # Fits were made and checked at fewer points than here.
+        most = BUDGETS[dtype, direction][0] * (1.26 if direction == "forward" else 1.01)
         for row in rows:
             assert len({fit.harmonics for fit in row.fits}) == 1
             assert [fit.reach for fit in row.fits] == sorted((fit.reach for fit in row.fits), reverse=True)

@@ -198,7 +198,7 @@ def test_hard_attention_has_choices_and_their_rewards(world):
 
 @pytest.mark.parametrize("credit", ["word", "rest", "caption"])
 def test_what_a_choice_is_rewarded_with(world, credit):
-    """Sums are over real words only: the last reward of a caption is that of its end, except for `caption`."""
+    """Only real words are summed: the last reward of a caption is that of its end, except for `caption`."""
     own = outcome(world, "hard", CaptionLearning(estimator="reinforce", expected=0.0))[1]
     _, found = outcome(world, "hard", CaptionLearning(estimator="reinforce", expected=0.0, credit=credit))
     for one, row, real in zip(own.reward.tolist(), found.reward.tolist(), own.choices.tolist(), strict=True):
@@ -209,7 +209,7 @@ def test_what_a_choice_is_rewarded_with(world, credit):
 
 
 def test_by_default_half_of_the_captions_are_read_softly(world):
-    """All words of a caption or none: a sampled word has a log-probability below 0, one that was not has 0."""
+    """Each caption is sampled or not: its words have log-probabilities below 0, or all have 0."""
     assert CaptioningConfig().learning.expected == 0.5
     _, found = outcome(world, "hard", CaptioningConfig().learning.model_copy(update={"estimator": "reinforce"}))
     chosen = [row[real] < 0 for row, real in zip(found.log_prob, found.choices, strict=True) if real.any()]

@@ -50,7 +50,7 @@ def test_the_entropy_penalty_sharpens_the_weights():
 
 @pytest.mark.parametrize(("step", "acts"), [(0, False), (4, False), (5, True), (9, True)])
 def test_a_penalty_that_begins_later(step, acts):
-    """Half of ten steps: active from the sixth update on, and always in validation."""
+    """With a start at half of ten steps, it is active from the sixth update on, and always in validation."""
     config = TaskConfig(
         task="any",
         train=TrainSettings(steps=10),
@@ -113,7 +113,7 @@ def test_every_kind_of_choice_has_its_own_baseline():
 @pytest.mark.parametrize("estimator", ["straight_through", "reinforce", "gumbel"])
 @pytest.mark.parametrize(("step", "soft"), [(0, True), (2, True), (3, False), (9, False)])
 def test_hard_attention_that_samples_later(estimator, step, soft):
-    """A quarter of ten steps: up to the third update every query uses the expected value."""
+    """With a start at a quarter of ten steps, queries use the expected value up to the third update."""
     learning = LearningSettings(estimator=estimator, hard_after=0.25)
     config = TaskConfig(task="any", train=TrainSettings(steps=10), learning=learning)
     layer = Attention(3, 5, normalize=hard(learning))
