@@ -227,7 +227,7 @@ def rows(record: dict[str, Any], figure: str) -> list[list[str]]:
 
 
 def columns(record: dict[str, Any], figure: str) -> list[str]:
-    """Return the heads of a figure's table."""
+    """Return the header row of a figure's table."""
     return ["layer", "order", *(f"{length:,}" for length in record["lengths"])] + ["grew as"] * (figure == "training")
 
 
