@@ -56,7 +56,7 @@ class Cut(Exception):  # noqa: N818
 
 
 def cut_at(calls: int):
-    """Return the loss, until it has been called this number of times."""
+    """Return a loss function that raises `Cut` after this number of calls."""
     count = 0
 
     def cutting(model: nn.Module, batch: Tensor) -> Loss:
