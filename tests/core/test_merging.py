@@ -21,7 +21,7 @@ def ask(path: str, place: str, inputs: list[Tensor], **arguments: object) -> reg
 
 
 def plain_log_sum_exp(path: str, place: str, inputs: list[Tensor]) -> Tensor:
-    """Return the same from the score, mask and bias by torch's own functions, differentiable."""
+    """Return the log-sum-exp from score, mask and bias by torch's own functions; it is differentiable."""
     where = PLACES[place]
     query, key, _, *parameters = inputs
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
@@ -180,7 +180,7 @@ def test_gradients_of_merged_parts(path: str, place: str) -> None:
 
 
 def test_worked_by_hand() -> None:
-    """Weights 3 : 1 for the two parts; one row attends only the second part, one attends nothing."""
+    """The two parts have weights 3 : 1; one row attends only the second part, one attends nothing."""
     first = (torch.tensor([[4.0], [torch.nan], [0.0]]), torch.tensor([math.log(3.0), -math.inf, -math.inf]))
     second = (torch.tensor([[8.0], [7.0], [0.0]]), torch.tensor([0.0, 2.0, -math.inf]))
     merged = regard.merge([first, second])

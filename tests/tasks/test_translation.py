@@ -142,7 +142,7 @@ def test_an_unknown_name_is_copied_from_where_the_model_looks():
 
 @pytest.mark.process
 def test_files_are_read_split_and_learned(tmp_path):
-    """Sub-words, a held-out split by source, and a second evaluation on other files."""
+    """The run uses sub-words and a split by source, and is evaluated a second time on other files."""
     pairs = [(f"the cat number {n} sleeps", f"die Katze Nummer {n} schläft") for n in range(120)]
     for side, suffix in enumerate(("en", "de")):
         text = "".join(pair[side] + "\n" for pair in pairs)

@@ -17,7 +17,7 @@ from time_limits import HANG_SECONDS
 WAYS = ("ddp", "fsdp2", "context")
 MODEL = Model(64, 2, 101)
 TOKENS, LENGTH = 64, 32
-# 10 FLOP/s, a second for each byte on a link, and no other costs.
+# A machine of 10 FLOP/s that sends a byte per second, and has no other costs.
 FREE = {"per_layer": 0.0, "per_parameter": 0.0, "per_logit": 0.0, "activation": 0.0, "output": 0.0}
 SIMPLE = Machine("simple", flops=10.0, near=Link(1.0, 0.0), far=Link(0.5, 0.0), node=2, width=4, **FREE)
 
@@ -109,7 +109,7 @@ def test_two_processes_send_the_bytes_of_the_formula(measured, way):
 def test_two_processes_hold_the_states_of_the_formula(measured, way):
     states = [sum(one["states"].values()) for one in measured[way]]
     expected = cost(way, Work(MODEL, TOKENS, LENGTH), SIMPLE, 2).states
-    # Plus AdamW's counters, and rows that do not divide evenly.
+    # The tolerance is for AdamW's counters, and for rows that do not divide evenly.
     assert math.isclose(max(states), expected, rel_tol=0.02)
     assert math.isclose(sum(states), 2 * expected, rel_tol=0.02)
 
