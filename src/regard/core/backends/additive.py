@@ -172,7 +172,7 @@ def direct(problem: Problem) -> Direct | None:
 
     Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
     """
-    if problem.device.type != "cuda" or problem.bias is not None or problem.dropout > 0.0 or _is_step(problem):
+    if problem.device.type != "cuda" or problem.bias is not None or problem.dropout > 0.0:
         return None
     query, key, value = problem.query, problem.key, problem.value
     if query.ndim != 4 or value.shape[-1] == 0 or not query.dtype == key.dtype == value.dtype:
@@ -181,6 +181,8 @@ def direct(problem: Problem) -> Direct | None:
     weight = problem.score.weight
     if (weight.ndim == 2 and len(weight) != query.shape[1]) or weight.dtype == torch.float64:
         return None
+    if _is_step(problem):
+        return decoding_step.direct(problem, weight, 1.0)
     if stores_scores(query.shape, key.shape, problem.score.activation, "auto"):
         return _direct_stored(problem.shape)
     return None if problem.masked or problem.group > 1 else _direct_large
