@@ -23,7 +23,7 @@ from regard.kernels.availability import TRITON
 
 KERNEL = "triton ranges"
 _SIZE = 256  # the largest size of queries, keys and values
-_SINGLE = 128  # the same in float32
+_LEARNED = 128  # the same in float32 with gradients
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
@@ -44,7 +44,8 @@ def serves(problem: Problem, found: Clauses | None) -> bool:
         return False  # query times weight could overflow float16
     if not _worth_it(found, problem.bias) or decoding_step.serves(problem):
         return False
-    return _fits(problem.query, problem.key, problem.value)
+    narrow = problem.query.dtype == torch.float32 and problem.differentiated
+    return _fits(problem.query, problem.key, problem.value, _LEARNED if narrow else _SIZE)
 
 
 def _simple(found: Clauses) -> bool:
@@ -56,12 +57,12 @@ def _worth_it(found: Clauses, bias: object) -> bool:
     return bias is not None or not by_torch or found.lengths is not None or len(found.segments) > 0
 
 
-def _fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
+def _fits(query: Tensor, key: Tensor, value: Tensor, most: int) -> bool:
     """Return whether the kernel supports these shapes and dtypes; query heads may share key heads."""
     queries, keys, heads, size = query.shape[-2], key.shape[-2], query.shape[-3], max(key.shape[-1], value.shape[-1])
     if query.dtype not in (*HALF, torch.float32) or not TRITON or torch.compiler.is_compiling():
         return False
-    if size > (_SINGLE if query.dtype == torch.float32 else _SIZE) or math.prod(query.shape[:-2]) > _PROGRAMS:
+    if size > most or math.prod(query.shape[:-2]) > _PROGRAMS:
         return False
     if 0 in (queries, keys, key.shape[-1], value.shape[-1]):
         return False
