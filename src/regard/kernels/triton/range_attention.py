@@ -231,7 +231,7 @@ class Tuning(NamedTuple):
 HALF = {
     64: Tuning(Block(128, 64, warps=4), Block(128, 64, warps=8), Block(64, 128, warps=8)),
     128: Tuning(Block(128, 64, warps=8), Block(64, 64, warps=4, stages=2), Block(64, 64, warps=4, stages=2)),
-    256: Tuning(Block(128, 64, warps=8, stages=2), Block(64, 32, warps=4, stages=2), Block(32, 32, warps=4, stages=2)),
+    256: Tuning(Block(128, 32, warps=8), Block(64, 32, warps=4, stages=2), Block(16, 32, warps=4, stages=2)),
 }
 SINGLE = {
     64: Tuning(Block(64, 32, warps=4), Block(64, 32, warps=4, stages=2), Block(32, 64, warps=4, stages=2)),
