@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.kernels.derivatives import REFERENCE, once_only
 from regard.kernels.triton.additive.pairs import LOG2E, power_of_two, product
-from regard.kernels.triton.additive.plan import Block, launch, trait
+from regard.kernels.triton.additive.plan import Block, Prepared
 from regard.kernels.triton.range_pairs import (
     Rules,
     ids_of,
@@ -250,14 +250,17 @@ def _tiles(d: int, e: int, dtype: torch.dtype, native: bool) -> tuple[Tuning, di
     return tuning, {"D": d, "E": e, "BD": blocks[0], "BE": blocks[1], "NATIVE": native, "PRECISION": precision}
 
 
-def _unit(*tensors: Tensor) -> int:
+Places = tuple[tuple[int, ...], ...]  # the shapes or the strides of query, key and value
+
+
+def _unit(*strides: tuple[int, ...]) -> int:
     """Return the largest of 16, 8, 4, 2 and 1 that divides the steps between rows, heads and sequences of all."""
-    joined = functools.reduce(operator.or_, (step for t in tensors for step in t.stride()[:3]))
+    joined = functools.reduce(operator.or_, (step for stride in strides for step in stride[:3]))
     return min(16, joined & -joined) or 16  # steps of 0 are those of broadcast tensors
 
 
-def _steps(unit: int, *tensors: Tensor) -> list[int]:
-    return [step // unit for t in tensors for step in t.stride()[:3]]
+def _steps(unit: int, *strides: tuple[int, ...]) -> list[int]:
+    return [step // unit for stride in strides for step in stride[:3]]
 
 
 def _like(tensor: Tensor) -> Tensor:
@@ -266,34 +269,66 @@ def _like(tensor: Tensor) -> Tensor:
     return found if found.stride(-1) == 1 else torch.empty(tensor.shape, device=tensor.device, dtype=tensor.dtype)
 
 
+def _new_strides(shapes: Places, strides: Places) -> list[tuple[int, ...]]:
+    """Return the strides of the output and of the gradients of query, key and value."""
+    given = [torch.empty_strided(shape, stride, device="meta") for shape, stride in zip(shapes, strides, strict=True)]
+    return [_output(given[0], shapes[2][-1]).stride(), *(_like(t).stride() for t in given)]
+
+
+def _output(query: Tensor, size: int) -> Tensor:
+    return _like(query) if query.shape[-1] == size else query.new_empty(*query.shape[:-1], size)
+
+
+@functools.lru_cache(maxsize=1024)
+def _forward_launch(shapes: Places, strides: Places, dtype: torch.dtype, native: bool, scale: float) -> Prepared:
+    """Return the launch of the forward pass."""
+    (b, h, q, d), (_, g, k, e) = shapes[0], shapes[2]
+    tuning, constants = _tiles(d, e, dtype, native)
+    block, places = tuning.forward, (*strides, _new_strides(shapes, strides)[0])
+    unit = _unit(*places)
+    numbers = (*_steps(unit, *places), h, h // g, q, k, scale)
+    tile = {"BM": block.rows, "BN": block.columns, "UNIT": unit}
+    return Prepared(range_forward, (-(-q // block.rows), b * h, 1), numbers, {**constants, **tile}, block)
+
+
+@functools.lru_cache(maxsize=1024)
+def _backward_launches(
+    shapes: Places, strides: Places, change: tuple[int, ...], dtype: torch.dtype, native: bool, scale: float
+) -> tuple[Prepared, Prepared]:
+    """Return the launches for the gradients of the queries, and of keys and values."""
+    (b, h, q, d), (_, g, k, e) = shapes[0], shapes[2]
+    tuning, constants = _tiles(d, e, dtype, native)
+    output, to_query, to_key, to_value = _new_strides(shapes, strides)
+    unit = _unit(*strides, output, change, to_query, to_key, to_value)
+    numbers, made = (h, h // g, q, k, scale), []
+    for kernel, block, places, grid in (
+        (range_rows, tuning.rows, (output, change, to_query), (-(-q // tuning.rows.rows), b * h, 1)),
+        (range_keys, tuning.keys, (change, to_key, to_value), (-(-k // tuning.keys.columns), b * g, 1)),
+    ):
+        tile = {"BM": block.rows, "BN": block.columns, "UNIT": unit}
+        made.append(Prepared(kernel, grid, (*_steps(unit, *strides, *places), *numbers), {**constants, **tile}, block))
+    return made[0], made[1]
+
+
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, rules: Rules, scale: float, learning: bool
-) -> tuple[Tensor, Tensor | None, tuple[Any, ...]]:
-    """Return output, log-sum-exps for the backward pass, and the key of the compiled kernels for these tensors."""
-    (b, h, q, d), (_, g, k, e) = query.shape, value.shape
-    output = _like(query) if d == e else query.new_empty(b, h, q, e)
-    lse = torch.empty(b, h, q, device=query.device, dtype=torch.float32) if learning else None
-    tuning, constants = _tiles(d, e, query.dtype, query.is_cuda)
-    block, unit = tuning.forward, _unit(query, key, value, output)
-    # The strides of new tensors follow from these, and the allocator aligns them.
-    aligned = (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15
-    strides = query.stride(), key.stride(), value.stride()
-    known = query.shape, key.shape, value.shape, *strides, query.dtype, aligned, trait(rules), learning
-    launch(
-        range_forward, (-(-q // block.rows), b * h, 1), query, key, value, output, lse, rules,
-        *_steps(unit, query, key, value, output), h, h // g, q, k, scale,
-        **constants, BM=block.rows, BN=block.columns, UNIT=unit, block=block, known=known,
-    )  # fmt: skip
-    return output, lse, known
+) -> tuple[Tensor, Tensor | None, tuple[Places, Places]]:
+    """Return output, log-sum-exps for the backward pass, and the shapes and strides of the tensors."""
+    shapes, strides = (query.shape, key.shape, value.shape), (query.stride(), key.stride(), value.stride())
+    launch = _forward_launch(shapes, strides, query.dtype, query.is_cuda, scale)
+    output = _output(query, shapes[2][-1])
+    lse = torch.empty(shapes[0][:3], device=query.device, dtype=torch.float32) if learning else None
+    launch(query, key, value, output, lse, rules)
+    return output, lse, (shapes, strides)
 
 
 class _Ranges(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, rules: Rules, scale: float) -> Tensor:
-        output, lse, known = _forward(query, key, value, rules, scale, learning=True)
+        output, lse, places = _forward(query, key, value, rules, scale, learning=True)
         # The tensors of the rules are saved too, so that a change in place before the backward pass raises.
         ctx.save_for_backward(query, key, value, output, lse, *(t for t in rules if isinstance(t, Tensor)))
-        ctx.settings = rules, scale, known
+        ctx.settings = rules, scale, places
         return output
 
     @staticmethod
@@ -301,27 +336,14 @@ class _Ranges(torch.autograd.Function):
         once_only("backend 'flex'", REFERENCE)
         (change,) = upstream
         query, key, value, output, lse, *_ = ctx.saved_tensors
-        rules, scale, known = ctx.settings
-        (b, h, q, d), (_, g, k, e) = query.shape, value.shape
-        if change.stride(-1) != 1 or h * change.stride(1) > REACH or q * change.stride(2) > REACH:
+        rules, scale, places = ctx.settings
+        heads, queries = query.shape[1:3]
+        if change.stride(-1) != 1 or heads * change.stride(1) > REACH or queries * change.stride(2) > REACH:
             change = change.contiguous()
-        to_query, to_key, to_value = _like(query), _like(key), _like(value)
-        delta, (tuning, constants) = torch.empty_like(lse), _tiles(d, e, query.dtype, query.is_cuda)
-        unit = _unit(query, key, value, output, change, to_query, to_key, to_value)
-        steps, numbers = _steps(unit, query, key, value), (h, h // g, q, k, scale)
-        known = known, change.stride(), change.data_ptr() & 15
-        block = tuning.rows
-        launch(
-            range_rows, (-(-q // block.rows), b * h, 1), query, key, value, output, change, lse, delta, to_query,
-            rules, *steps, *_steps(unit, output, change, to_query), *numbers,
-            **constants, BM=block.rows, BN=block.columns, UNIT=unit, block=block, known=known,
-        )  # fmt: skip
-        block = tuning.keys
-        launch(
-            range_keys, (-(-k // block.columns), b * g, 1), query, key, value, change, lse, delta, to_key, to_value,
-            rules, *steps, *_steps(unit, change, to_key, to_value), *numbers,
-            **constants, BM=block.rows, BN=block.columns, UNIT=unit, block=block, known=known,
-        )  # fmt: skip
+        by_rows, by_keys = _backward_launches(*places, change.stride(), query.dtype, query.is_cuda, scale)
+        to_query, to_key, to_value, delta = _like(query), _like(key), _like(value), torch.empty_like(lse)
+        by_rows(query, key, value, output, change, lse, delta, to_query, rules)
+        by_keys(query, key, value, change, lse, delta, to_key, to_value, rules)
         return to_query, to_key, to_value, None, None
 
 

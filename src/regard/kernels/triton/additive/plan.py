@@ -95,9 +95,9 @@ def launch(
 
 
 class Prepared:
-    """A launch whose grid, numbers and constants are fixed: only its tensors, always of the same dtypes, are given.
+    """A launch whose grid, numbers and constants are fixed: only its tensors, or tuples of them, are given.
 
-    Triton's dispatcher inspects every argument; here only the alignment of the tensors is left to inspect.
+    Triton's dispatcher inspects every argument, which takes 0.1 ms; here only those given are inspected.
     """
 
     def __init__(
@@ -106,11 +106,11 @@ class Prepared:
         self.kernel, self.grid, self.numbers, self.constants, self.block = kernel, grid, numbers, constants, block
         self.compiled: dict[Any, Any] = {}
 
-    def __call__(self, *tensors: Tensor | None) -> None:
+    def __call__(self, *tensors: Tensor | tuple[Any, ...] | None) -> None:
         if not isinstance(self.kernel, triton.runtime.JITFunction):  # the interpreter
             self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.block.options)
             return
-        key = torch.cuda.current_device(), *[None if t is None else t.data_ptr() & 15 for t in tensors]
+        key = torch.cuda.current_device(), *map(trait, tensors)
         found = self.compiled.get(key)
         if found is None:
             compiled = launch(self.kernel, self.grid, *tensors, *self.numbers, **self.constants, block=self.block)
