@@ -32,6 +32,7 @@ from regard.kernels.availability import TRITON
 NAME = "additive"
 _WORTH = 2**22  # from this number of pair-features on, compile the loops (takes a second, once per machine)
 _MANY = 2**24  # without a compiler, the exponential form is faster than the logistic one from here on
+_PLAIN = 2**26  # bytes of all pairs up to which weights on CUDA take less time by the plain form than by a second pass
 _SOME = 2**17  # from this number of pair-features on, the logistic form is faster than tanh
 
 
@@ -86,8 +87,12 @@ def _kernels_refuse(problem: Problem) -> str | None:
 
 def not_worth_it(problem: Problem) -> str | None:
     """Return a reason where the reference implementation is as fast, or None."""
+    if problem.device.type == "cuda":
+        asked = problem.request is not None and not isinstance(problem.request, LogSumExp)
+        few = asked and reference.working_bytes(problem) <= _PLAIN
+        return "small, and weights are requested: the plain form computes them with the output" if few else None
     least = _SOME if problem.dtype == torch.float32 and not torch.compiler.is_compiling() else _MANY
-    if problem.device.type != "cpu" or _features(problem) >= least:
+    if _features(problem) >= least:
         return None
     return "small: the plain form is the fastest"
 
@@ -191,7 +196,7 @@ def direct(problem: Problem) -> Direct | None:
     """
     if problem.device.type == "cpu":
         return _direct_on_cpu if _stores_all(problem) else None
-    if problem.device.type != "cuda" or problem.bias is not None or problem.dropout > 0.0 or _is_step(problem):
+    if problem.device.type != "cuda" or problem.bias is not None or problem.dropout > 0.0:
         return None
     query, key, value = problem.query, problem.key, problem.value
     if query.ndim != 4 or value.shape[-1] == 0 or not query.dtype == key.dtype == value.dtype:
@@ -200,6 +205,8 @@ def direct(problem: Problem) -> Direct | None:
     weight = problem.score.weight
     if (weight.ndim == 2 and len(weight) != query.shape[1]) or weight.dtype == torch.float64:
         return None
+    if _is_step(problem):
+        return decoding_step.direct(problem, weight, 1.0)
     if stores_scores(query.shape, key.shape, problem.score.activation, "auto"):
         return _direct_stored(problem.shape)
     return None if problem.masked or problem.group > 1 else _direct_large
