@@ -239,7 +239,7 @@ def test_other_masks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.cuda
 def test_no_call_waits_for_the_device() -> None:
-    """With new masks and with one that is reused, whose ids change in between, in a captured graph too."""
+    """This holds for new masks, for a reused mask whose ids change in between, and in a captured graph."""
     torch.manual_seed(6)
     query, key, value = (torch.randn(2, 2, 300, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     ids = torch.arange(300, device="cuda").expand(2, 300) // 50
