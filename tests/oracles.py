@@ -15,7 +15,7 @@ Allowed = Callable[[int, int, int, int], bool]
 Bias = Callable[[int, int, int, int], float]
 
 
-# Stage 1: scores
+# Stage 1 of attention: scores of one query and one key.
 
 
 def dot(query: Vector, key: Vector) -> float:
@@ -47,7 +47,7 @@ def mlp(query: Vector, key: Vector, layer: Sequence[Vector], shift: Vector, read
     return math.fsum(r * math.tanh(dot(row, pair) + s) for r, row, s in zip(readout, layer, shift, strict=True))
 
 
-# Stage 2: normalisers, of the scores one query may attend (never an empty list)
+# Stage 2: normalisers. Each takes the scores of the keys that one query may attend, never an empty list.
 
 
 def log_sum_exp(scores: Vector) -> float:
@@ -132,7 +132,7 @@ def relative(table: Sequence[Vector]) -> Bias:
     return lambda b, h, i, j: table[h][max(-reach, min(reach, j - i)) + reach]
 
 
-# Stage 3, and all requests for weights
+# Stage 3: the weighted sum of the values, and everything that a call can return about its weights.
 
 
 class Answer(NamedTuple):

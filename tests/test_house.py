@@ -104,7 +104,7 @@ def test_imports_go_downwards(path):
 @named(sorted((PACKAGE / "core").rglob("*.py")))
 def test_core_stands_on_torch_alone(path):
     names = list(imports(path, ast.parse(path.read_text())))
-    # `regard` itself re-exports core: core must not import it back.
+    # The package `regard` imports core, so core must not import it.
     assert all(floor_of(name) in ("core", "kernels") for name in names if name.split(".")[0] == "regard")
     # numpy comes with torch, and jaxtyping is the notation of shapes.
     assert top_packages(path, ast.parse(path.read_text())) <= {"torch", "numpy", "jaxtyping"}

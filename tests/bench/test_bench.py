@@ -104,7 +104,7 @@ def test_the_table_has_the_numbers_of_the_record(measured):
         assert float(ratio) == float(f"{one['ratio']:.3g}")
         assert float(error) == float(f"{one['error']:.2e}")
         assert float(by_norm) == float(f"{one['error_by_norm']:.2e}")
-        assert (rate, memory) == ("–", "–")  # neither is measured for the overhead of a call
+        assert (rate, memory) == ("–", "–")  # this case measures the overhead of a call: no rate and no memory
 
 
 @pytest.mark.process
@@ -213,7 +213,7 @@ def test_those_near_the_fastest_are_read_again_among_themselves(monkeypatch):
 
     def seconds(run, number, device):
         ran.append((run(), number))
-        return times[run()] if number == 5 else 1.05 * times[run()]  # the slow one slows all others down
+        return times[run()] if number == 5 else 1.05 * times[run()]  # slower beside the slow contender
 
     monkeypatch.setattr(measure, "_seconds", seconds)
     times = {"first": 0.001, "slow": 0.002, "second": 0.00104}
@@ -270,7 +270,7 @@ def test_every_contender_of_every_case_computes_the_same(case):
     truth = field.truth()
     for name, make in field.contenders.items():
         if name == "torch.compile":
-            continue  # compiling all of them takes minutes; the bench itself reports its error
+            continue  # compiling every case takes minutes; the benchmark itself reports the error
         try:
             attend = make()
         except ModuleNotFoundError:

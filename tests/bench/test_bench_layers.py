@@ -30,13 +30,13 @@ SMALL = Setting(size=8, kernel=3, reach=2)
         ("self-attention, matrix formed", 11, Met(1, 1)),
         ("linear attention", 11, Met(1, 1)),
         ("recurrent (GRU)", 11, Met(1, 11)),
-        ("restricted self-attention", 3, Met(1, 1)),  # two positions to either side: 0 → 2 → 4 → …
+        ("restricted self-attention", 3, Met(1, 1)),  # a layer reaches two positions to either side: 0 → 2 → 4 → …
         ("restricted self-attention", 4, Met(2, 2)),
         ("restricted self-attention", 11, Met(5, 5)),
         ("convolution", 3, Met(1, 1)),  # a kernel of 3 covers two positions before its own
         ("convolution", 4, Met(2, 2)),
         ("convolution", 12, Met(6, 6)),
-        ("dilated convolution", 3, Met(1, 1)),  # dilations 1, 3, 9: reach 2, 2 + 6, 2 + 6 + 18
+        ("dilated convolution", 3, Met(1, 1)),  # dilations 1, 3, 9 reach 2, 2 + 6, 2 + 6 + 18 positions back
         ("dilated convolution", 4, Met(2, 2)),
         ("dilated convolution", 9, Met(2, 2)),
         ("dilated convolution", 10, Met(3, 3)),
@@ -106,7 +106,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
         timeout=HANG_SECONDS,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), folder / "docs" / "layers.md"  # nothing else is on standard output
+    return json.loads(done.stdout), folder / "docs" / "layers.md"  # standard output contains the record alone
 
 
 @pytest.mark.process
@@ -190,7 +190,7 @@ def test_what_fails_or_is_too_large_keeps_its_place(monkeypatch):
     attention, formed = BY_NAME["self-attention"], BY_NAME["self-attention, matrix formed"]
 
     def only_narrow(setting, depth):
-        if setting.size > 2:  # not the layers of the probe, which have two features
+        if setting.size > 2:  # layers of two features count steps and must still work
             raise RuntimeError("no such layer\nat all")
         return attention.make(setting, depth)
 

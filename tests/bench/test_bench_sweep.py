@@ -228,7 +228,7 @@ def test_all_contenders_of_a_case_compute_the_same(case):
     assert contest.peers
     for name, make in contest.peers.items():
         peer = make()
-        for _ in range(2):  # what is kept from the first call must serve the second
+        for _ in range(2):  # what the first call caches must be right for the second
             off = error_budgets.budgets(case, contest, peer, truth)
         assert off["output"] <= 1, name
         assert max(off.values()) <= 2, (name, off)
@@ -344,7 +344,7 @@ def test_a_case_that_fails_does_not_end_the_sweep(monkeypatch):
 def test_peak_memory_is_what_is_held_at_once():
     def run():
         for _ in range(3):
-            one = torch.empty(2**18)  # 1 MiB
+            one = torch.empty(2**18)  # 1 MiB in float32
             two = torch.empty(2**18)
             del one, two
 
@@ -430,7 +430,7 @@ def test_a_gradient_of_nan_is_beyond_the_budget():
     case = CONTESTS["causal"]
     contest = timing.contest(case)
 
-    def undefined():  # the root of 0 has no derivative
+    def undefined():  # the derivative of √0 is infinite, and 0 · ∞ is NaN
         output, weights = contest.ours.call()
         return output + (0 * contest.given["key"].sum()).sqrt(), weights
 

@@ -7,7 +7,7 @@ import regard
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-B, H, G, Q, K, D = 2, 6, 3, 1153, 1307, 32  # long enough for flex, prime lengths
+B, H, G, Q, K, D = 2, 6, 3, 1153, 1307, 32  # prime lengths, from which `auto` chooses flex
 LENGTHS = torch.tensor([1307, 611])
 IDS = (torch.arange(Q) // 200, torch.arange(K) // 200)
 MASKS = {
@@ -267,6 +267,6 @@ def test_flex_reads_rules_and_plain_kernels_learn_them():
     slopes.requires_grad_()
     table.requires_grad_()
     assert taken() == taken(regard.window(100, 0)) == ["sdpa", "sdpa"]
-    assert taken(score=regard.ScaledDot(softcap=30.0)) == ["flex", "flex"]  # the only kernel that supports it
+    assert taken(score=regard.ScaledDot(softcap=30.0)) == ["flex", "flex"]  # only flex supports a softcap
     with torch.no_grad():
         assert taken() == ["flex", "flex"]

@@ -126,7 +126,7 @@ def positive(query: Tensor, key: Tensor) -> Tensor:
 def test_a_score_that_does_not_take_any_numbers_runs_as_it_is() -> None:
     x = torch.rand(1, 1, 2000, 8)
     assert regard.explain(x, x, x, score=positive).backend == "blocked"
-    norm = nn.BatchNorm1d(8)  # in training it accepts no single row
+    norm = nn.BatchNorm1d(8)  # in training, batch norm refuses a single row
     score = lambda query, key: norm(query.flatten(0, -2)).view_as(query) @ key.mT  # noqa: E731
     assert regard.attention(x[..., :9, :], x, x, score=score).output.shape == (1, 1, 9, 8)
 
@@ -154,7 +154,7 @@ def test_a_score_without_a_derivative_lets_the_values_learn(name: str) -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_the_query_of_an_empty_row_does_not_reach_a_score(backend: str) -> None:
-    """Padding of zeros, by which the score divides."""
+    """The score divides by the norm of the query, which is 0 in padding."""
     mask = torch.ones(60, 60, dtype=torch.bool)
     mask[5] = False
     query, key = torch.rand(1, 2, 60, 8) + 0.1, torch.rand(1, 2, 60, 8) + 0.1

@@ -189,7 +189,7 @@ def test_the_best_key_s_log_prob_is_its_score_less_the_log_sum_exp(backend: str,
         query, key, value, SCORES[score].oracle(*parameters), lambda scores: scores, PLACES["dense"].allowed
     )
     scores, totals = (torch.tensor(given, dtype=torch.float64) for given in (answer.weights, answer.log_sum_exp))
-    best = scores.masked_fill(scores == 0, -math.inf).amax(dim=-1)  # 0 marks pairs that were not scored
+    best = scores.masked_fill(scores == 0, -math.inf).amax(dim=-1)  # the oracle has 0 for masked pairs
     assert_close(attended.log_prob, torch.where(totals > -math.inf, best - totals, 0))
 
 
@@ -257,11 +257,11 @@ def test_gumbel_has_the_gradient_of_the_noisy_softmax(backend: str, temperature:
     jacobian = torch.stack(
         [torch.autograd.grad(attended.output[..., c].sum(), scores, retain_graph=True)[0] for c in range(keys)], dim=1
     )
-    product = -temperature * jacobian  # off-diagonal entries are y_i y_j
+    product = -temperature * jacobian  # its off-diagonal entries are y_i y_j
     ab, ac, bc = product[:, 0, 1], product[:, 0, 2], product[:, 1, 2]
     y = torch.stack(((ab * ac / bc).sqrt(), (ab * bc / ac).sqrt(), (ac * bc / ab).sqrt()), dim=1)
 
-    sound = (product.abs() > 1e-100).all(dim=(1, 2))  # elsewhere y is too near a corner to be recovered
+    sound = (product.abs() > 1e-100).all(dim=(1, 2))  # in other rows y is too close to one-hot to be recovered
     assert sound.sum() > 0.99 * rows
     y, chosen = y[sound], attended.weights.reshape(rows, keys)[sound].argmax(dim=-1)
     assert_close(y.sum(dim=-1), torch.ones(len(y), dtype=torch.float64), rtol=1e-5, atol=1e-5)
@@ -457,7 +457,7 @@ def test_reinforce_climbs_the_expected_reward(backend: str, baseline: float | No
     p = torch.tensor(oracles.softmax(SCORES_GIVEN.tolist()), dtype=torch.float64)
     exact = p * (rewards - p @ rewards)
     level = p @ rewards if baseline is None else baseline
-    one_pull = (rewards - level).unsqueeze(1) * (torch.eye(5, dtype=torch.float64) - p)  # gradient for each arm
+    one_pull = (rewards - level).unsqueeze(1) * (torch.eye(5, dtype=torch.float64) - p)  # gradient of a sample, by arm
     spread = (p @ one_pull.square() - (p @ one_pull).square()).sqrt()
     assert (((-gradient - exact) / (spread / math.sqrt(pulls))).abs() < 5).all()
 

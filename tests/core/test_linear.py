@@ -457,7 +457,7 @@ def test_a_memory_that_repeats_is_read_once() -> None:
     for memory in (key[:1].requires_grad_(), key[:1].detach().expand_as(key)):
         seen.clear()
         regard.linear_attention(query, memory, value, features=counting)
-        assert sorted(seen) == [3 * 7, 3 * 6 * 5]  # sizes for 3 key heads, and for 3 times 6 query heads
+        assert sorted(seen) == [3 * 7, 3 * 6 * 5]  # rows × keys of 3 key heads, and of 3 · 6 query heads
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -590,7 +590,7 @@ def test_orthogonal_directions_are_gaussian_one_by_one() -> None:
         one = drawn[:, row]
         assert_close(one.mean(0), torch.zeros(5).double(), rtol=0, atol=0.25)
         assert_close(one.mT.cov(), torch.eye(5).double(), rtol=0, atol=0.35)
-        assert_close(one.square().sum(-1).var(), torch.tensor(10.0).double(), rtol=0.35, atol=0)  # χ², 5 degrees
+        assert_close(one.square().sum(-1).var(), torch.tensor(10.0).double(), rtol=0.35, atol=0)  # as χ² of 5 degrees
 
 
 def test_features_are_the_formula() -> None:
@@ -636,7 +636,7 @@ def test_the_default_features_are_the_same_every_time() -> None:
     second.sum().backward()
     assert_close(first, second.detach(), rtol=0, atol=0)
     drawn = regard.PerformerFeatures.draw(16, generator=seeded(0), dtype=torch.float64)
-    assert drawn.projection.shape == (44, 16)  # 16 · ln 16
+    assert drawn.projection.shape == (44, 16)  # 16 · ln 16 is 44.4
     assert_close(second.detach(), regard.linear_attention(query, key, value, features=drawn).detach(), rtol=0, atol=0)
 
 
@@ -812,7 +812,7 @@ def test_features_without_logarithms_do_not_overflow_by_their_products(name: str
     features = regard.EluFeatures() if name == "elu" else lambda x: torch.relu(x) + 1e-3
     query, key, value = (torch.randn(2, 70, 8) for _ in range(3))
     query, key = (t.sign() * t.abs().add(0.1) * scale for t in (query, key))
-    query[..., 0], key[..., 0] = query[..., 0].abs(), key[..., 0].abs()  # both vectors have a non-zero entry
+    query[..., 0], key[..., 0] = query[..., 0].abs(), key[..., 0].abs()  # no denominator vanishes
     found = regard.linear_attention(query, key, value, features=features, causal=causal)
     weights = features(query.double()) @ features(key.double()).mT
     weights = weights.tril() if causal else weights

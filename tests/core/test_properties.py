@@ -246,14 +246,14 @@ def test_expanded_keys_have_stride_zero(path: str) -> None:
 @pytest.mark.parametrize("path", paths(scores=["scaled", "bilinear", "additive", "mlp"]))
 def test_leading_axes_broadcast(path: str) -> None:
     query, key, value, *parameters = SCORES[path.split("/")[1]].inputs()
-    many = torch.stack([query, query + 1, query - 1])  # (3, b, h, q, d) over (b, g, k, d)
+    many = torch.stack([query, query + 1, query - 1])  # queries (3, b, h, q, d) over keys (b, g, k, d)
     attended = attend(path, [many, key, value, *parameters], weights=regard.full())
     for number in range(3):
         single = attend(path, [many[number], key, value, *parameters], weights=regard.full())
         assert_close(attended.output[number], single.output)
         assert_close(attended.weights[number], single.weights)
 
-    lengths = torch.tensor([[4, 7], [1, 0], [6, 2]])  # along the first axes of the scores
+    lengths = torch.tensor([[4, 7], [1, 0], [6, 2]])  # one length for each entry of the two leading axes
     masked = attend(path, [many, key, value, *parameters], mask=regard.padding(lengths) & regard.causal(1)).output
     for number in range(3):
         mask = regard.padding(lengths[number]) & regard.causal(1)
@@ -357,7 +357,7 @@ def test_any_part_of_a_rule_is_that_of_its_distances(q: int, k: int, row: int, c
         for places in ((rows, columns), (torch.tensor(list(rows), dtype=torch.long), columns)):
             found = bias.values(*places, torch.float64)
             assert_close(found, exact.reshape(2, q, k), rtol=0, atol=0)
-            assert found.stride(-1) == 1 or 0 in found.shape  # contiguous rows, which some kernels require
+            assert found.stride(-1) == 1 or 0 in found.shape  # rows must be contiguous, because some kernels require it
             assert_close(torch.autograd.grad(found, leaf, upstream.reshape(2, q, k))[0], wanted)
 
 

@@ -82,7 +82,7 @@ def test_ranking(vocabulary: int, count: int, device: str, dtype: torch.dtype, t
     from regard.kernels.triton.token_ranking import rank
 
     generator, rows = torch.Generator().manual_seed(5), 3
-    logits = (torch.randint(-40, 40, (rows, vocabulary), generator=generator) / 8).to(device, dtype)  # many ties
+    logits = (torch.randint(-40, 40, (rows, vocabulary), generator=generator) / 8).to(device, dtype)  # with many ties
     logits[0, 5:] = -torch.inf
     for never in ((), (0, 3), (vocabulary - 1,)):
         for minimum, time in ((0, 0), (3, 2), (3, 3)):
@@ -142,7 +142,7 @@ def test_front(width: int, n_best: int, vocabulary: int, steps: int, device: str
         logits = torch.randint(-6, 6, (rows * width, vocabulary), generator=generator).float().to(device) / 2
         if time == 2:
             logits[width * 3] = torch.nan
-            logits[width * 5] = torch.nan  # the row has ended, so its values do not matter
+            logits[width * 5] = torch.nan  # this row has ended, so its logits are not used
         now = torch.tensor([time], device=device)
         log_probs, at_stop = limits.distribution(logits, time)
         values, tokens = best(log_probs, 2 * width)

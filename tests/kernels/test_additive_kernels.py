@@ -67,7 +67,7 @@ def test_poison(device: str, dtype: torch.dtype, form: str, closed_by: str) -> N
     mask[..., 11] = False
     closing = {"mask": mask} if closed_by == "mask" else {"bias": torch.where(mask, 0.0, -torch.inf)}
     settings = {"lengths": torch.tensor([37], device=device), "form": form, **closing}
-    # Both calls have gradients, or neither: in half precision these use two fits of the series.
+    # Both calls need gradients, because in half precision calls without gradients use another fit of the series.
     clean = additive_attention(query.clone().requires_grad_(), key, value, weight, **settings)[0]
     for what in (float("nan"), float("inf")):
         bad_key, bad_value = key.clone(), value.clone()

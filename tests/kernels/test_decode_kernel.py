@@ -15,7 +15,7 @@ WEIGHTS = {
     "a column": lambda: torch.randn(19, 3)[:, 1],
     "of each head, turned": lambda: torch.randn(19, 4).T,
 }
-STEPS = [(1, 37, 1), (2, 523, 40), (3, 263, 264)]  # queries, keys, workers: one range of keys, three, two
+STEPS = [(1, 37, 1), (2, 523, 40), (3, 263, 264)]  # queries, keys, workers: keys in one, three and two ranges
 # The layout of a weight does not depend on the number of queries.
 CASES = [(*step, name) for step in STEPS for name in list(WEIGHTS)[: 5 if step[0] == 1 else 3]]
 PLAIN = [(*step, name) for step in STEPS for name in ("scaled dot", "one of each head")]
@@ -36,7 +36,7 @@ def test_lengths_under_the_interpreter(queries: int, keys: int, workers: int, na
     query, key = torch.randn(3, 4, queries, 19), torch.randn(3, groups, keys, 19)
     value, weight = torch.randn(3, groups, keys, 11), WEIGHTS[name]()
     key[2, :, 5:], value[2, :, 5:], key[1] = torch.nan, torch.inf, torch.nan
-    lengths = torch.tensor([keys, 0, 5])  # the first one: all keys
+    lengths = torch.tensor([keys, 0, 5])  # the first sequence attends all keys
     tensors = [tensor.double() for tensor in (query, key, value)]
     mask = regard.padding(lengths)
     plain = regard.attention(*tensors, score=score_of(weight), mask=mask, backend="reference").output
@@ -87,7 +87,7 @@ def test_a_step_over_keys_closed_one_by_one_equals_the_plain_form_on_cuda(score:
 def test_a_step_equals_the_plain_form_on_cuda(keys: int, score: str, dtype: torch.dtype) -> None:
     query, key, value = (torch.randn(5, 8, n, 96, device="cuda") for n in (1, keys, keys))
     key, value = key[:, :2].to(dtype), value[:, :2].to(dtype)
-    lengths = torch.tensor([2**40, 1, keys // 2, 0, keys - 1], device="cuda")  # the first one: all keys
+    lengths = torch.tensor([2**40, 1, keys // 2, 0, keys - 1], device="cuda")  # 2**40 means all keys
     mechanism = regard.ScaledDot() if score == "scaled_dot" else regard.Additive(torch.randn(96, device="cuda"))
     mask = regard.padding(lengths)
     found = regard.attention(query.to(dtype), key, value, score=mechanism, mask=mask).output
@@ -105,7 +105,7 @@ def test_a_weight_may_lie_in_memory_as_it_likes(queries: int, shape: str) -> Non
         "vector": weight[:, 0].contiguous(), "row": weight[:, 0].contiguous()[None], "column": weight[:, 1],
         "of each head, turned": weight.T,
     }[shape]  # fmt: skip
-    for lead in (2, 1):  # without a batch, the first axis is the heads
+    for lead in (2, 1):  # with and without a batch axis
         tensors = (query, key, key) if lead == 2 else (query[0], key[0], key[0])
         found, plain = (
             regard.attention(*tensors, score=regard.Additive(weight), backend=backend).output

@@ -142,13 +142,13 @@ def test_bounds_of_segments() -> None:
     mixed = torch.tensor([[1] * 40 + [3] * 24])
     assert segment_bounds(mixed, ids).tolist() == [[[0, 0, 64, 64], [0, far, 0, 192]]]
     assert segment_bounds(torch.tensor([[4]]), ids).tolist() == [[[far, far, 0, 0]]]
-    split = torch.tensor([[1] * 32 + [2] * 32 + [1] * 32])  # with a gap, so there is no run of whole spans
+    split = torch.tensor([[1] * 32 + [2] * 32 + [1] * 32])  # segment 1 is interrupted: its spans are not adjacent
     assert segment_bounds(torch.tensor([[1]]), split).tolist() == [[[0, far, 0, 96]]]
 
 
 LENGTHS, PACKED = torch.tensor([131, 70]), torch.tensor([[0] * 50 + [4] * 81, [2] * 100 + [1] * 31])
 ALIKE = PACKED[:1]
-ELSEWHERE = torch.tensor([[4] * 60 + [8] * 71, [1] * 131])  # segments that only some queries, or only some keys, have
+ELSEWHERE = torch.tensor([[4] * 60 + [8] * 71, [1] * 131])  # some ids occur on one side only: queries or keys
 MASKS = {
     "padding": (regard.padding(LENGTHS), lambda b, i, j: j < LENGTHS[b]),
     "causal padding": (regard.causal() & regard.padding(LENGTHS), lambda b, i, j: (j <= i) & (j < LENGTHS[b])),
@@ -173,7 +173,7 @@ def test_masks_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     from regard.core.clauses import clauses
     from regard.core.problem import build
 
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # these tensors are on the CPU
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # lets the check of the device pass on the CPU
     mask, may = MASKS[name]
     torch.manual_seed(5)
     query, key, value = (torch.randn(2, 2, 131, 16).half().requires_grad_() for _ in range(3))
@@ -196,7 +196,7 @@ def test_masks_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     for a, t in zip(mine, (real, *torch.autograd.grad(real, true, change)), strict=True):
         assert (a.double() - t).norm() <= 3e-3 * t.norm()
     short = ranges.direct(problem, regard.ScaledDot())(query, *broken, problem.score, mask, None)
-    assert (short is None) == (name == "documents elsewhere")  # its masked keys must be cleaned first
+    assert (short is None) == (name == "documents elsewhere")  # declined: masked keys must be set to 0 first
     assert short is None or torch.equal(short, output)
 
 

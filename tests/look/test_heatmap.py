@@ -164,4 +164,4 @@ def test_a_larger_weight_is_further_from_the_background_and_its_number_readable(
     assert len(set(levels)) == 101
     for step, back in enumerate(levels):
         low, high = sorted([back, luminance(ink(step / 100, scale))])
-        assert (high + 0.05) / (low + 0.05) >= 4.4, f"at {step} %"  # WCAG requires 4.5; a byte of rounding is allowed
+        assert (high + 0.05) / (low + 0.05) >= 4.4, f"at {step} %"  # WCAG requires 4.5; colours are rounded to bytes

@@ -49,7 +49,7 @@ def test_each_row_is_clear_where_its_weight_is_largest(tmp_path, view, special):
     for tile, best in enumerate([(0, 0), (1, 2)]):
         assert found[centre(tile, *best)] == pytest.approx([255] * 3, abs=2)
     faint = veiled(0.2)
-    assert found[centre(0, 1, 2)] == pytest.approx(faint, abs=6)  # at a centre the interpolation is the weight
+    assert found[centre(0, 1, 2)] == pytest.approx(faint, abs=6)  # at its centre a cell shows its own weight
     assert found[centre(1, 0, 0)] == pytest.approx(faint, abs=6)
 
 

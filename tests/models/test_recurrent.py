@@ -393,14 +393,14 @@ def test_the_kernels_are_the_loop(masked, monkeypatch):
     from regard.kernels.triton import few_row_products
 
     torch.manual_seed(0)
-    monkeypatch.setattr(few_row_products, "_SHARE", 16)  # splits products into several parts
+    monkeypatch.setattr(few_row_products, "_SHARE", 16)  # so small that products are split into several parts
     t, b, k, f, d = 3, 2, 5, 37, 21
     shapes = [(t, b, 3 * d), (b, k, f), (f,), (b, k, 3 * d), (b, d), (3 * d + f, d), (3 * d + f,)]
     given = [torch.randn(shape) / 2 for shape in shapes]
     upstream = torch.randn(t, b, d), torch.randn(t, b, k)
     mask = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 0, 0, 0]]).bool() if masked else None
     found = []
-    for dtype in (torch.float32, torch.float64):  # float64 runs without a kernel
+    for dtype in (torch.float32, torch.float64):  # in float64 the loop runs without the kernel
         leaves = [x.detach().to(dtype).clone().requires_grad_() for x in given]
         out = unrolled(Given(*leaves, mask))
         sum((x * y).sum() for x, y in zip(out, upstream, strict=True)).backward()

@@ -344,7 +344,7 @@ def test_an_encoders_memory_is_projected_once(monkeypatch: pytest.MonkeyPatch) -
     found = torch.cat([layer(x[:, t : t + 1], memory, cache=cache).output for t in range(6)], 1)
     assert_close(found, whole, rtol=0, atol=1e-12)
     assert lengths.count(11) == 1  # keys and values in one product, at the first step only
-    assert lengths.count(1) == 12  # queries and outputs
+    assert lengths.count(1) == 12  # one product for the queries and one for the output, in each of six steps
     assert_close(layer(x, cache=cache).output, whole, rtol=0, atol=1e-12)  # the memory itself is no longer needed
 
 

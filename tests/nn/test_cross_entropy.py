@@ -178,7 +178,7 @@ class Largest(TorchDispatchMode):
         self.numbers = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "regard":  # inspects the inside of our own operation
+        if func.namespace == "regard":  # the operations inside a custom operator of regard are recorded too
             with self:
                 found = func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args)
         else:

@@ -26,7 +26,7 @@ def a_layer(kind: str, **options: object) -> LocalAttention:
     layer = LocalAttention(SIZE, MEMORY, reach=REACH, kind=kind, **{"hidden_size": HIDDEN, **options}).double()
     if layer.predict is not None:
         with torch.no_grad():
-            layer.predict[2].weight.mul_(6)  # distinct positions
+            layer.predict[2].weight.mul_(6)  # larger weights, so that queries predict distinct positions
     return layer
 
 

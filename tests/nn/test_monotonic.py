@@ -110,7 +110,7 @@ def test_a_hard_reader_never_goes_back_and_stops_at_the_end():
     weights = layer(query, memory, weights=full()).weights
     places = torch.where(weights.sum(-1) > 0, weights.argmax(-1), 40)
     assert (places.diff(dim=1) >= 0).all()
-    assert 0 < (places == 40).double().mean() < 1  # some have passed the end, but not all at once
+    assert 0 < (places == 40).double().mean() < 1  # some queries have passed the end of the memory, but not all
     assert set(weights.sum(-1).unique().tolist()) == {0.0, 1.0}
 
 

@@ -42,7 +42,7 @@ def test_a_shift_is_one_linear_map_for_all_positions(shift: int) -> None:
     by_formula = torch.zeros(size, size, dtype=torch.float64)
     for pair in range(size // 2):
         angle = shift / 10000 ** (2 * pair / size)
-        turn = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]  # (sin, cos) as a row
+        turn = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]  # for row vectors (sin, cos)
         by_formula[2 * pair : 2 * pair + 2, 2 * pair : 2 * pair + 2] = torch.tensor(turn, dtype=torch.float64)
     assert_close(before @ by_formula, after, rtol=0, atol=1e-12)
 

@@ -129,7 +129,7 @@ def test_no_tensor_for_each_pair_of_positions() -> None:
         output = positions.attend(query, key, value, mask=causal()).output
     with Largest() as backward:
         output.sum().backward()
-    assert 8 * 1009 * 64 <= forward.numel <= 5_000_000  # all scores are 8.1 million, a key for each pair 521 million
+    assert 8 * 1009 * 64 <= forward.numel <= 5_000_000  # all scores: 8.1 million; a key for each pair: 521 million
     assert backward.numel <= 5_000_000
 
 
@@ -171,7 +171,7 @@ def test_dropout_takes_key_and_position_together() -> None:
         output = positions.attend(query, key, value, dropout=0.5, generator=generator).output
         assert_close(output, torch.zeros_like(output), rtol=0, atol=1e-5)
     kept = positions.attend(query, key, value * 0, dropout=0.5).output / 3
-    assert not torch.allclose(kept, torch.ones_like(kept))  # something was dropped
+    assert not torch.allclose(kept, torch.ones_like(kept))  # dropout changed the output
 
 
 def test_hard_attention_takes_the_value_of_its_choice_with_its_position() -> None:
@@ -210,7 +210,7 @@ def test_dot_scores_are_not_scaled_and_others_are_refused() -> None:
     query, key, value = random((1, 1, 5, 4), (1, 1, 5, 4), (1, 1, 5, 4))
     assert_close(
         positions.attend(query, key, value, score=Dot()).output,
-        positions.attend(query * 2, key, value).output,  # √4 = 2
+        positions.attend(query * 2, key, value).output,  # doubled queries cancel the scale 1/√4
     )
     with pytest.raises(ValueError, match=r"dot and scaled_dot scores .* got cosine"):
         positions.attend(query, key, value, score=Cosine())

@@ -407,7 +407,7 @@ def test_no_task_is_imported_by_name(path: Path):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # importlib takes a string
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # an argument of importlib is a string
             names = [node.value]
         else:
             continue

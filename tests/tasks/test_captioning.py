@@ -382,7 +382,7 @@ def test_maps_of_a_frozen_encoder_are_computed_once(tmp_path, weights_package):
     make_material(config, tmp_path / "cache", material.codec, reported.append)
     assert not any("maps of pictures" in line for line in reported)
     [caption] = CaptionPredictor(network, material.codec, config).search([one.maps], width=2)
-    assert caption.trace() is None  # there is no picture to show
+    assert caption.trace() is None  # a trace needs the picture, and only maps were given
 
 
 def test_weights_that_are_not_installed_are_an_error_before_training(tmp_path, monkeypatch):

@@ -48,7 +48,7 @@ def test_penalties_move_the_weights_as_they_say():
             Outcome(torch.zeros(()), 1, [weights]), nn.Linear(1, 1), LearningSettings(penalty=penalty, beta=1.0)
         )
         (gradient,) = torch.autograd.grad(loss.total, scores)
-        if wanted:  # sharper: the largest score increases
+        if wanted:  # this penalty sharpens: descent increases the largest score
             assert gradient[0, 0, 0] < 0 < gradient[0, 0, 2]
 
 
@@ -93,7 +93,7 @@ def test_choices_that_do_not_count_have_no_part_in_reinforce():
     log_prob, reward = torch.tensor([[-1.0, -2.0], [-5.0, -5.0]]), torch.tensor([[3.0, 1.0], [-9.0, 9.0]])
     choices = torch.tensor([[True, True], [False, False]])
     found = loss_of(Outcome(torch.zeros(()), 2, (), None, log_prob, reward, choices), network, settings)
-    torch.testing.assert_close(found.total, torch.tensor(-1.0))  # as for the first row alone
+    torch.testing.assert_close(found.total, torch.tensor(-1.0))  # the loss of the first row alone
     assert network.state_dict()["baseline.value"] == 2.0
 
 
@@ -160,7 +160,7 @@ def test_hard_attention_learns_by_every_estimator(estimator):
     def batch() -> tuple[Memory, torch.Tensor]:
         label, place = torch.randint(2, (64,)), torch.randint(5, (64,))
         states = torch.randn(64, 5, 6) * 0.3
-        states[torch.arange(64), place, 0] = 2.0  # the decisive key
+        states[torch.arange(64), place, 0] = 2.0  # marks the decisive key
         states[torch.arange(64), place, 1] = 2.0 * label - 1
         return Memory(states, states, None, states[:, 0]), label
 

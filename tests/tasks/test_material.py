@@ -65,7 +65,7 @@ def test_one_part_alone(tmp_path: Path, valid: int, test: int) -> None:
 
 def test_sources_that_come_often_are_counted_once(tmp_path: Path) -> None:
     """The requested number of examples, whatever the repetitions in the corpus; too few sources are an error."""
-    corpus = corpus_of(tmp_path, 400, 2)  # 200 sources
+    corpus = corpus_of(tmp_path, 400, 2)  # 400 pairs of 200 distinct sources
     rows, parts = _split(corpus, 40, 60)
     assert [len(part) for part in parts] == [40, 60]
     assert len(rows) == 400 - 2 * 100

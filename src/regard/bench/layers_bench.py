@@ -59,7 +59,7 @@ def layers(
         raise typer.BadParameter(f"must be cpu, or cuda where there is one; got {device}", param_hint="--device")
     chosen = LENGTHS[device] if lengths is None else _numbers(lengths)
     if out is not None:
-        try:  # errors of arguments are raised before a run of minutes
+        try:  # arguments are checked before measurements that take minutes
             try_writing(out / PAGE)
         except OSError as error:
             raise typer.BadParameter(f"cannot write to {out}: {error.strerror}", param_hint="--out") from error
@@ -197,7 +197,7 @@ def _summary(kind: Kind, points: list[Point], setting: Setting) -> dict[str, Any
         "name": kind.name,
         **{name: getattr(kind, name) for name in ("work", "sequential", "path")},
         "parameters": parameters,
-        "growth": growth,  # the exponent of the length in the training time, between the two longest
+        "growth": growth,  # training time ~ length^growth, from the two greatest lengths
         "points": [asdict(point) for point in points],
     }
 

@@ -101,12 +101,12 @@ def _take_turns(runs: dict[str, Run], readings: dict[str, list[float]], device: 
     _turns(runs, readings, numbers, device, rounds, budget, quick)
     if quick or device != "cuda":
         return
-    # Contenders near the fastest differ by less than the variation of the clock: they are measured more often.
+    # Contenders near the fastest differ by less than the clock speed varies: they are measured more often.
     settled = {name: statistics.median(readings[name]) for name in runs}
     near = {name: runs[name] for name in runs if settled[name] <= NEAR * min(settled.values())}
     if len(near) > 1:
         again = {name: [settled[name]] for name in near}
-        number = max(2, round(BATCH / 4 / min(settled.values())))  # the same number for all
+        number = max(2, round(BATCH / 4 / min(settled.values())))  # calls in one measurement, the same for each
         _turns(near, again, dict.fromkeys(near, number), device, 4 * rounds, 2 * budget, quick)
         readings.update(again)
 
@@ -129,7 +129,7 @@ def _turns(
         for order in orders(len(active))[: rounds if quick else None]:
             # Long calls stop after a limit of time, short ones after complete rounds.
             names = [name for name in (active[place] for place in order) if numbers[name] > 1 or wanted(name)]
-            if names and numbers[names[0]] > 1:  # the first of an order is preceded by itself
+            if names and numbers[names[0]] > 1:  # a warm-up call, because no other contender precedes the first
                 _seconds(runs[names[0]], numbers[names[0]], device)
             for name in names:
                 reading = _seconds(runs[name], numbers[name], device)

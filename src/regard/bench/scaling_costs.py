@@ -63,16 +63,18 @@ class Link:
 class Machine:
     """The cost of a training step on one device, and the links between devices.
 
-    A step of b tokens takes `per_layer` · L + `per_parameter` · P + b · flops / `flops` seconds; `added` is the
-    additional time of each layer in a process group of one, by kind of parallelism. `cores` is the number of processes
-    that can compute at once, if the devices are CPU processes of one machine. If communication `overlaps`, it runs
-    during the backward pass (DDP) or during both passes (FSDP2).
+    A step of b tokens takes `per_layer` · L + `per_parameter` · P + b · flops / `flops` + b · v · `per_logit` seconds,
+    v words of the vocabulary, whose logits are bound by memory rather than by arithmetic. `added` is the additional
+    time of each layer in a process group of one, by kind of parallelism. `cores` is the number of processes that can
+    compute at once, if the devices are CPU processes of one machine. If communication `overlaps`, it runs during the
+    backward pass (DDP) or during both passes (FSDP2).
     """
 
     name: str
     flops: float
     per_layer: float
     per_parameter: float
+    per_logit: float
     near: Link  # within a node
     far: Link  # between nodes, for each device
     node: int = 8  # devices of a node
@@ -138,7 +140,7 @@ def cost(way: str, work: Work, machine: Machine, devices: int) -> Cost:
     whole, layers = FLOAT * model.parameters, FLOAT * model.layer_parameters
     share = devices if way == "fsdp2" else 1
     slower = max(1.0, devices / machine.cores)  # processes share cores
-    passes = mine * model.flops(work.length) / machine.flops
+    passes = mine * (model.flops(work.length) / machine.flops + model.vocabulary * machine.per_logit)
     # The ring computes 2 N + 1 blocks of each layer, which is three for one process.
     added = machine.added.get(way, 0.0) * ((2 * devices + 1) / 3 if way == "context" else 1.0)
     per_layer = machine.per_layer + added

@@ -3,6 +3,7 @@
 `linear` computes the same for every device and feature map.
 """
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -16,15 +17,14 @@ from regard.kernels import linear_blocks
 from regard.kernels.availability import TRITON
 
 _SIZE = 128  # the largest size of keys and values: the sum of their products is in registers
-_CHUNK, _SUMS = 64, 4 << 30  # positions of a causal chunk, and the largest size of all chunks' sums in bytes
+_CHUNK, _SUMS = 32, 4 << 30  # positions of a causal chunk, and the largest size of all chunks' sums in bytes
+_WIDE = 220_000  # bytes of shared memory that a size of 128 takes in float32
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
 def serves(problem: Problem, features: Features, causal: bool) -> bool:
     """Return whether the kernels compute this call."""
     if problem.device.type != "cuda" or not TRITON or torch.compiler.is_compiling() or transformed():
-        return False
-    if causal and problem.group > 1:
         return False
     if problem.query.dtype not in (*HALF, torch.float32) or problem.empty or problem.value.shape[-1] == 0:
         return False
@@ -39,7 +39,13 @@ def serves(problem: Problem, features: Features, causal: bool) -> bool:
     heads, size = problem.query[..., 0, 0].numel(), problem.value.shape[-1]
     chunks = problem.shape[-1] // _CHUNK if causal else 0
     fits = heads * chunks * count * size * 4 <= _SUMS
-    return fits and max(problem.query.shape[-1], size) <= _SIZE and heads <= _PROGRAMS
+    most = _SIZE if problem.query.dtype in HALF or _shared_memory(problem.device) >= _WIDE else _SIZE // 2
+    return fits and max(problem.query.shape[-1], size) <= most and heads <= _PROGRAMS
+
+
+@functools.cache
+def _shared_memory(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
 
 
 def attend(problem: Problem, features: Features, causal: bool) -> Tensor:

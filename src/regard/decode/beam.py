@@ -135,6 +135,6 @@ def _reorder(parents: Tensor, rows: Tensor, kept: Tensor | None, slots: int, sta
     index = (places[:, None] * slots + parents[going]).flatten()
     same = index.device.type == "cpu" and slots == parents.shape[1] and kept is None
     if same and torch.equal(index, torch.arange(index.numel())):
-        # Saves a copy of every cache if the order is unchanged and the test needs no synchronisation.
+        # The order is unchanged, so no cache is copied. On CUDA the test would be a synchronisation.
         return going, state
     return going, state.reorder(index)

@@ -12,8 +12,8 @@ from regard.look.batch_items import CheckOf, GradientPart, Part, Places
 from regard.look.labels import Labels
 from regard.look.pooling import Pool, pooled
 
-_BLOCK_NUMBERS = 2**22  # number of weights in memory at a time
-ROUNDING = 1e-6  # tolerance below 0 before a weight counts as negative
+_BLOCK_NUMBERS = 2**22  # number of weights that are computed at a time
+ROUNDING = 1e-6  # weights above −ROUNDING do not count as negative
 
 
 @runtime_checkable
@@ -108,7 +108,7 @@ class Axes(NamedTuple):
     columns: Labels | None
 
 
-LabelsOfAll = Labels | Sequence[Labels | None] | None  # labels of a single sequence, or of each
+LabelsOfAll = Labels | Sequence[Labels | None] | None  # labels for all sequences, or for each one
 
 
 class Record:

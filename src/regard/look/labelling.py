@@ -48,7 +48,7 @@ def _plan(
         axes = [record.labels(batch=item) for item in range(record.batch)]
         plan = [one.rows if what == "rows" else one.columns for one in axes]
         for place, item in enumerate(items):
-            record.labels(batch=item)  # raises if there is no such sequence
+            record.labels(batch=item)  # raises if the batch has no such sequence
             plan[item] = labels[place if len(labels) > 1 else 0]
         return plan
     if len(labels) == record.batch:

@@ -81,7 +81,7 @@ def from_offsets(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[
 
 
 class _Cover(NamedTuple):
-    first: int  # the first piece with a part of the character
+    first: int  # the first piece that contains bytes of the character
     last: int
 
 

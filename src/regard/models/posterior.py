@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.models.memory import Decoded, Memory
 
-_LOGITS = 2**25  # logits in memory at a time
+_LOGITS = 2**25  # largest number of logits in memory at a time
 
 
 def log_likelihood(

@@ -19,7 +19,7 @@ from regard.models.recurrent.decoder import RecurrentDecoder
 from regard.nn.projection import HeadProjection
 
 Model = TypeVar("Model", bound=nn.Module)
-_TINY = 1e-30  # the smallest maximum of a row: the inverse of its scale is still finite
+_TINY = 1e-30  # lower bound of the maximum of a row, so that the inverse of the scale is finite
 
 
 def quantize(model: Model, *, scales: Literal["tensor", "row"] | None = None) -> Model:
@@ -72,7 +72,7 @@ def _copied(model: Model, linear: "Linear", what: str) -> Model:
     for part in list(done.modules()):
         for name, child in list(part.named_children()):
             if isinstance(part, RecurrentDecoder) and child is part.readout:
-                continue  # its weight is used in parts at every step, so it must not be packed
+                continue  # the decoder uses slices of this weight, which a packed weight does not have
             if type(child) is nn.Linear:
                 setattr(part, name, linear(child.weight, child.bias))
                 count += 1
@@ -156,7 +156,7 @@ class TensorQuantizedLinear(nn.Module):
         self.register_buffer("bias", None if bias is None else bias.detach().clone(), persistent=False)
         zeros = torch.zeros(self.out_features, dtype=torch.long)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch deprecates quantized tensors; without them scales are by row
+            warnings.simplefilter("ignore")  # torch warns that quantized tensors are deprecated
             rounded = torch.quantize_per_channel(weight.detach(), scale.double(), zeros, 0, torch.qint8)
         self.packed = _packed(rounded, self.bias)
         self.narrow = not torch.cpu._is_vnni_supported()

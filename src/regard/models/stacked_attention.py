@@ -14,7 +14,7 @@ from regard.models.memory import Memory
 from regard.nn.attention import Attention, pairs
 from regard.nn.protocol import Projected
 
-_GATE = Sigmoid(bias=-2.0)  # gate of the count; the bias makes it count few keys initially
+_GATE = Sigmoid(bias=-2.0)  # the gates that are summed to a count of keys; initially they are near 0
 
 
 @dataclass(frozen=True, eq=False)

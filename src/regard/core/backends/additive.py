@@ -1,7 +1,8 @@
 """Additive attention without a tanh for each pair and without the hidden layer of all pairs in memory.
 
 On the CPU, `blocked` runs with the score in its exponential form, compiled where there is a C compiler; any normaliser,
-mask and bias is supported. Calls too small to compile for use the logistic form. On CUDA, Triton kernels compute
+mask and bias is supported. Plain calls whose scores fit the cache store all of them; calls too small to compile for use
+the logistic form. On CUDA, Triton kernels compute
 softmax attention: small and middle sizes store their scores, with a tanh for each pair and hidden unit; large ones use
 the exponential form in float32, a sine series on the tensor cores in half precision.
 """
@@ -97,6 +98,8 @@ def working_bytes(problem: Problem) -> int:
     Small calls on CUDA store their scores instead.
     """
     if problem.device.type == "cpu":
+        if _stores_all(problem):
+            return 12 * math.prod(problem.shape)
         if _logistic_serves(problem):
             return (reference if blocked.not_worth_it(problem) else blocked).working_bytes(problem)
         return blocked.working_bytes(_exponential(problem))
@@ -124,6 +127,9 @@ def attend(problem: Problem) -> Result:
     """Compute attention by the logistic or the exponential form, or by the Triton kernels."""
     if problem.device.type == "cuda":
         return _by_kernels(problem)
+    if _stores_all(problem):
+        assert isinstance(problem.score, Additive)
+        return Result(exponential.attention(problem.query, problem.key, problem.value, problem.score.weight))
     plain = _logistic_serves(problem) and blocked.not_worth_it(problem)
     backend: Any = reference if plain else blocked
     problem = quicker(problem)
@@ -131,6 +137,17 @@ def attend(problem: Problem) -> Result:
     if problem.request is None or result.weights is not None:
         return result
     return result._replace(weights=recompute.weights(problem, result.chosen))
+
+
+def _stores_all(problem: Problem) -> bool:
+    """Return whether a call on the CPU is softmax over all keys, whose scores are few enough to store."""
+    changed = problem.masked or problem.bad_keys is not None or problem.dropout > 0.0 or problem.request is not None
+    if changed or not problem.normalize.is_softmax or problem.group > 1 or problem.empty:
+        return False
+    assert isinstance(problem.score, Additive)
+    if {t.dtype for t in (problem.query, problem.value, problem.score.weight)} != {torch.float32}:
+        return False
+    return 12 * math.prod(problem.shape) <= reference.SMALL and _builds(problem)
 
 
 def quicker(problem: Problem) -> Problem:
@@ -172,6 +189,8 @@ def direct(problem: Problem) -> Direct | None:
 
     Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
     """
+    if problem.device.type == "cpu":
+        return _direct_on_cpu if _stores_all(problem) else None
     if problem.device.type != "cuda" or problem.bias is not None or problem.dropout > 0.0 or _is_step(problem):
         return None
     query, key, value = problem.query, problem.key, problem.value
@@ -184,6 +203,10 @@ def direct(problem: Problem) -> Direct | None:
     if stores_scores(query.shape, key.shape, problem.score.activation, "auto"):
         return _direct_stored(problem.shape)
     return None if problem.masked or problem.group > 1 else _direct_large
+
+
+def _direct_on_cpu(query: Tensor, key: Tensor, value: Tensor, score: Additive, *_: object) -> Tensor:
+    return exponential.attention(query, key, value, score.weight)
 
 
 def _direct_stored(shape: tuple[int, ...]) -> Direct:

@@ -145,6 +145,12 @@ def _products(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor
     return output.view(*query.shape[:3], value.shape[3])
 
 
+@functools.cache
+def has_flash(device: torch.device) -> bool:
+    """Return whether torch has its flash kernel for this GPU."""
+    return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def small(query: Tensor, key: Tensor) -> bool:
     """Return whether the host takes longer for such a call in half precision on CUDA than the device."""
     return query.dtype in _BY_CUDNN and query.numel() * key.shape[-2] <= _SMALL

@@ -52,7 +52,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on the lengths of pairs, in words (a Chinese character is a word); `ratio` is longer side by shorter side.
+    """Limits on the lengths of pairs, in words (a Chinese character is a word); `ratio` is longer / shorter side.
 
     With `longest`, a side may also have at most 100 characters per allowed word: a megabyte without a space is not a
     sentence of one word.

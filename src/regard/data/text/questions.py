@@ -94,7 +94,7 @@ def load_questions(
     if suffix not in readers:
         raise DataError(f"{path}: expected .json (SQuAD), .jsonl (an object a line) or .txt (bAbI), each maybe .gz")
     tally = Tally(path, longest, skip_faults)
-    passages: dict[str, Passage] = {}  # several questions share one
+    passages: dict[str, Passage] = {}  # by text, because several questions share a passage
     for entry in readers[suffix](path):
         if tally.refuses(entry.place, entry.fault):
             continue

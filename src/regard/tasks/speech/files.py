@@ -123,7 +123,7 @@ def _write(path: Path, index: Path, part: Part, config: SpeechConfig, say: Say) 
     os.replace(path.with_suffix(".part"), path)
     with index.with_suffix(".part").open("wb") as file:
         np.save(file, counts)
-    os.replace(index.with_suffix(".part"), index)  # written last: if the index exists, the file is complete
+    os.replace(index.with_suffix(".part"), index)  # the index is written last: if it exists, the features are complete
 
 
 def _frames(one: SpokenFile, config: SpeechConfig, faults: Counter[str]) -> Frames | None:

@@ -113,7 +113,7 @@ class Told(NamedTuple):
 
     layer: int
     head: int | None
-    when: str  # "predicted", "read" or "posterior"
+    when: str  # step of the weights: "predicted", "read" or "posterior"
 
 
 @torch.no_grad()
