@@ -24,12 +24,14 @@ from regard.core.masks import Mask
 from regard.core.problem import HALF, Problem
 from regard.core.requests import LogSumExp
 from regard.core.scores import Additive
-from regard.kernels.additive import exponential, logistic, pair_loops
+from regard.kernels.additive import exponential, logistic, native_attention, pair_loops
 from regard.kernels.additive.small_calls import stores_scores
 from regard.kernels.availability import TRITON
 
 NAME = "additive"
 _WORTH = 2**22  # from this number of pair-features on, compile the loops (takes a second, once per machine)
+_STORED = 2**23  # the number of pairs up to which a backward pass stores their weights
+_EVERY = native_attention.Visible(None, None)
 _MANY = 2**24  # without a compiler, the exponential form is faster than the logistic one from here on
 _SOME = 2**17  # from this number of pair-features on, the logistic form is faster than tanh
 
@@ -172,6 +174,8 @@ def direct(problem: Problem) -> Direct | None:
 
     Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
     """
+    if problem.device.type == "cpu":
+        return _direct_native(problem)
     if problem.device.type != "cuda" or problem.bias is not None or problem.dropout > 0.0 or _is_step(problem):
         return None
     query, key, value = problem.query, problem.key, problem.value
@@ -184,6 +188,37 @@ def direct(problem: Problem) -> Direct | None:
     if stores_scores(query.shape, key.shape, problem.score.activation, "auto"):
         return _direct_stored(problem.shape)
     return None if problem.masked or problem.group > 1 else _direct_large
+
+
+def _direct_native(problem: Problem) -> Direct | None:
+    """Return the function for softmax on the CPU by one call of compiled code, for masks of lengths and causal ones."""
+    query, value, shape = problem.query, problem.value, problem.shape
+    assert isinstance(problem.score, Additive)
+    if problem.bias is not None or problem.dropout > 0.0 or not problem.normalize.is_softmax or problem.group > 1:
+        return None
+    found = clauses(problem.mask, *shape[-2:])
+    if found is None or found.low is not None or found.segments or found.dense or found.by_head:
+        return None
+    if query.ndim != 4 or query.dtype != torch.float32 or value.shape[-1] == 0 or math.prod(shape) > _STORED:
+        return None
+    if problem.score.activation != "tanh" or problem.score.weight.dtype != torch.float32 or not _builds(problem):
+        return None
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Additive, mask: Any, _: object) -> Tensor | None:
+        visible = _EVERY
+        if mask is not None:
+            visible = stored(mask, query.device, ("visible", shape), lambda: _visible(mask, shape))
+        return native_attention.attention(query, key, value, score.weight, visible)
+
+    return attended
+
+
+def _visible(mask: Mask, shape: tuple[int, ...]) -> native_attention.Visible:
+    """Return lengths for each slice and the band of a mask."""
+    found = clauses(mask.aligned(shape), *shape[-2:])
+    assert found is not None  # checked by _direct_native
+    lengths = None if found.lengths is None else found.lengths.long().expand(shape[:2]).reshape(-1).contiguous()
+    return native_attention.Visible(lengths, found.high)
 
 
 def _direct_stored(shape: tuple[int, ...]) -> Direct:
