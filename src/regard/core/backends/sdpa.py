@@ -76,7 +76,7 @@ def not_worth_it(problem: Problem) -> str | None:
     asked = problem.request is not None and not isinstance(problem.request, LogSumExp | Rows)
     if asked and problem.device.type == "cpu" and reference.working_bytes(problem) <= reference.SMALL:
         return "small, and weights are requested: the plain form computes them with the output"
-    padded = problem.value.shape[-1] != problem.key.shape[-1]
+    padded = problem.value.shape[-1] != problem.key.shape[-1] and not _at_once(problem)
     if padded and problem.device.type == "cpu" and problem.shape[-1] <= _SHORT and reference.small(problem):
         return "few keys, and values of another size: the plain form is faster than padding"
     if plain(problem) and working_bytes(problem) > _affordable(problem.device):
@@ -247,9 +247,9 @@ def direct(problem: Problem) -> Direct | None:
     causal, pairs = _is_causal_alone(found), _pairs_at_once(problem)
     if problem.device.type == "cpu" and (found.lengths is not None or found.segments):
         small = found.by_key or (problem.matrices * queries * keys <= _STORED_NUMBERS and not found.dense)
-        equal = problem.key.shape[-1] == problem.value.shape[-1]
+        served = problem.key.shape[-1] == problem.value.shape[-1] or per_sequence.plain_serves(problem)
         return (
-            per_sequence.direct(problem) if small and equal and problem.dropout == 0.0 and found.low is None else None
+            per_sequence.direct(problem) if small and served and problem.dropout == 0.0 and found.low is None else None
         )
     band = None if causal else _small_band(problem, found)
     if (
@@ -352,6 +352,15 @@ def _pairs_at_once(problem: Problem) -> torch.Size | None:
     if not isinstance(mask, Dense) or problem.device.type != "cpu" or _rows_at_once(problem) < problem.shape[-2]:
         return None
     return mask.tensor.shape
+
+
+def _at_once(problem: Problem) -> bool:
+    """Return whether `direct` computes padding or documents by two products and a softmax."""
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if found is None or problem.bias is not None or problem.request is not None or problem.dropout > 0.0:
+        return False
+    masked = (found.lengths is not None or bool(found.segments)) and found.low is None and not found.dense
+    return masked and problem.query.ndim == 4 and per_sequence.plain_serves(problem)
 
 
 def _sequences(problem: Problem, found: Clauses | None) -> list[per_sequence.Packed] | None:
