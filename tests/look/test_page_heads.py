@@ -305,6 +305,8 @@ def test_a_small_map_says_its_precision_once(visit):
 def test_the_name_of_a_head_covers_no_other_point(visit):
     tab = visit("near")
     tab.locator(".overview").get_by_text("Entropy and distance").click()
+    # The picture is laid out in the next frame.
+    tab.page.wait_for_function("() => document.getElementById('regard').viewer.stages[0].overview.picture.layout")
     covered = tab.evaluate(
         """() => {
           const circles = [], names = [];
