@@ -126,7 +126,7 @@ def attention(
             output = None if route.direct is None else route.direct(query, key, value, score, mask, bias)
             if output is not None:
                 return _with_output(output)
-            assert isinstance(score, Score)  # functions have no signature
+            assert isinstance(score, Score)  # a score that is a function has no signature, so no stored route
             problem = rebuild(query, key, value, score, normalize, mask, bias, dropout, weights)
             return _run(problem, route.choose(problem))
     if described is not None or not _autocasts(query):

@@ -315,7 +315,7 @@ def _of_rows(pieces: list[Piece], query: Tensor, key: Tensor, value: Tensor, ker
 
 
 def _of_piece(piece: Piece, query: Tensor, key: Tensor, value: Tensor, kernel: Callable[..., Tensor]) -> Tensor:
-    if piece.count == 0:  # sums of nothing, so that the output has a gradient, of zeros
+    if piece.count == 0:  # empty sums give the inputs gradients of zeros
         nothing = query[..., :0].sum() + key[..., :0].sum() + value[..., :0].sum()
         return query.new_zeros(*query.shape[:-1], value.shape[-1]) + nothing
     key, value = (t if t.shape[-2] == piece.count else t[..., : piece.count, :] for t in (key, value))

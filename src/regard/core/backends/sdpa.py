@@ -32,9 +32,9 @@ from regard.core.transforms import mapped
 NAME = "sdpa"
 FEW = 16  # with fewer keys than this, torch's CPU kernels return 0 for a query of NaN
 _MASK_NUMBERS = 2**22  # entries of a mask built at a time
-_CUDA_NUMBERS = 2**26  # the same on a GPU, which needs larger blocks to be busy
+_CUDA_NUMBERS = 2**26  # entries built at a time on a GPU, which needs larger blocks to be busy
 _STORED_NUMBERS = 2**20  # number of entries up to which a mask is stored
-_BAND_NUMBERS = 2**15  # the same with a route, of which there are many
+_BAND_NUMBERS = 2**15  # number of entries up to which a band is stored with a route; there are many routes
 _SHORT = 64  # keys up to which the plain form takes less time on the CPU than padding to one size
 _COLUMNS = 128  # number of keys in one step of the search for visible keys
 _MEMORY = 512  # number of keys from which on a step in float32 takes less time by the decoding kernel
@@ -200,7 +200,7 @@ def attend(problem: Problem) -> Result:
             dropout_p=problem.dropout,
             is_causal=causal,
             scale=product.scale,
-            enable_gqa=bool(query.shape[-3] != key.shape[-3]),  # a tensor in torch.jit.trace
+            enable_gqa=bool(query.shape[-3] != key.shape[-3]),  # torch.jit.trace makes a tensor of it
         )
         return output if filled is None else torch.where(filled, output, 0)
 
