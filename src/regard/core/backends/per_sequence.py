@@ -98,7 +98,7 @@ def _cost(piece: Piece, heads: int) -> int:
     return _CALL + heads * max(_TILE, len(piece.rows)) * max(_TILE, piece.count)
 
 
-Runs = tuple[tuple[int, Stretch], ...]  # ranges of one id
+Runs = tuple[tuple[int, Stretch], ...]  # ranges of positions with the same id
 
 
 def _runs(found: Clauses, lead: list[int], queries: int, keys: int) -> tuple[list[Runs], list[Runs]]:
@@ -211,7 +211,7 @@ def direct(problem: Problem) -> Direct:
 
 
 def _finite(tensor: Tensor) -> bool:
-    """Return whether a tensor without a graph holds no NaN or Inf; a finite sum shows it in the shortest time."""
+    """Return whether a tensor without a graph holds no NaN or Inf; tested by its sum, which is the fastest test."""
     return math.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())
 
 

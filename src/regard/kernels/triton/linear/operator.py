@@ -38,8 +38,8 @@ class Tuning(NamedTuple):
     gradient: Block = Block(32, 32, warps=4, stages=2)
     features: int = 64  # number of features per step
     paired_features: int = 32  # number of features per step in a causal pass, whose pairs take registers too
-    project: str = "split"  # precision of projections in half precision
-    whole: str = "dot"  # precision of products of half precision with sums
+    project: str = "split"  # how half-precision inputs are multiplied by the directions
+    whole: str = "dot"  # how half-precision features are multiplied by float32 sums
 
 
 TUNING = Tuning()
