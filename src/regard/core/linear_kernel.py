@@ -45,7 +45,7 @@ def serves(problem: Problem, features: Features, causal: bool) -> bool:
 
 @functools.cache
 def _shared_memory(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
 
 
 def attend(problem: Problem, features: Features, causal: bool) -> Tensor:

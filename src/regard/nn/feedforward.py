@@ -14,7 +14,7 @@ from regard.nn.argument_checks import check_sizes
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 GATED = "swiglu"
-_LARGE = 2**26  # number of entries from which on the device takes longer than the host
+_LARGE = 2**26  # number of entries from which the GPU is busy for longer than a launch takes
 
 
 class FeedForward(nn.Module):

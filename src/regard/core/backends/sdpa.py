@@ -26,7 +26,7 @@ from regard.core.masks import Band, Dense, Mask
 from regard.core.nonfinite import all_finite, finite, harmless, needs_cleaning, zero_masked_keys
 from regard.core.problem import HALF, Problem
 from regard.core.requests import LogSumExp, Rows
-from regard.core.scores import Bilinear, ScaledDot, Score
+from regard.core.scores import Bilinear, Dot, ScaledDot, Score
 from regard.core.spans import Stretch, all_of, cut, take
 from regard.core.transforms import mapped
 
@@ -38,6 +38,7 @@ _STORED_NUMBERS = 2**20  # number of entries up to which a mask is stored
 _BAND_NUMBERS = 2**15  # the same with a route, of which there are many
 _SHORT = 64  # keys up to which the plain form takes less time on the CPU than padding to one size
 _COLUMNS = 128  # number of keys in one step of the search for visible keys
+_MEMORY = 512  # number of keys from which on a step in float32 takes less time by the decoding kernel
 
 
 def refuses(problem: Problem) -> str | None:
@@ -160,7 +161,11 @@ def _like_kernels(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 def _is_step(problem: Problem, found: Clauses | None) -> bool:
     """Return whether the decoding kernel runs, which never loads padding, so the memory needs no cleaning."""
-    return found is not None and found.lengths is not None and decoding_step.serves(problem)
+    if found is None or not decoding_step.serves(problem):
+        return False
+    # Without padding torch has kernels for steps in half precision; in float32 one program reads all keys of a head.
+    long = problem.query.dtype == torch.float32 and not torch.compiler.is_compiling() and problem.shape[-1] >= _MEMORY
+    return found.lengths is not None or long
 
 
 def attend(problem: Problem) -> Result:
@@ -236,6 +241,8 @@ def direct(problem: Problem) -> Direct | None:
     found, (queries, keys) = clauses(problem.mask, *problem.shape[-2:]), problem.shape[-2:]
     if found is None or problem.query.ndim != 4:
         return None
+    if _is_step(problem, found):
+        return _step(problem)
     if problem.bias is not None:
         return _with_slopes(problem, found)
     causal, pairs = _is_causal_alone(found), _pairs_at_once(problem)
@@ -283,6 +290,14 @@ def direct(problem: Problem) -> Direct | None:
         return torch_sdpa.attend(query, key, value, attn_mask=given, scale=factor, **options)[..., : sizes[1]]
 
     return attended
+
+
+def _step(problem: Problem) -> Direct | None:
+    """Return `direct` for decoding steps on CUDA."""
+    if not isinstance(problem.score, (Dot, ScaledDot)):
+        return None
+    product = problem.score.as_product(problem.query, problem.key)
+    return None if product is None else decoding_step.direct(problem, None, product.scale)
 
 
 def _with_slopes(problem: Problem, found: Clauses) -> Direct | None:

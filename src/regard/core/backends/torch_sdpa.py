@@ -66,11 +66,12 @@ def small(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> bool:
         return False
     if torch.compiler.is_compiling() or transformed():
         return False
-    return _has_flash(query.device)
+    return has_flash(query.device)
 
 
 @functools.cache
-def _has_flash(device: torch.device) -> bool:
+def has_flash(device: torch.device) -> bool:
+    """Return whether torch has its flash kernel for this GPU."""
     return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 

@@ -88,9 +88,7 @@ def _sizes(made: _Prepared, value: Tensor, visible: Visible) -> tuple[int, ...]:
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible
-    ) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible) -> Tensor:
         found = _forward(query, key, value, weight, visible)
         if found is None:
             return query.new_empty(0)
