@@ -118,8 +118,8 @@ typedef struct {
      * last column of row i, i + high, or -1 for none. */
     const float *values, *change, *result;
     const long *lengths;
-    float *totals;
-    long size, high, banded;
+    float *totals; /* in the sums of a backward pass: the gradients of the values */
+    long size, high, banded, sum_units;
     int *bad; /* set where a result is not finite */
 } job;
 
@@ -312,6 +312,41 @@ SCORES(near_score_row, near_tanh, NEAR_SCORE)
 SUMS(far_sum_block, FAR_TERMS, FAR_SLOPE, FAR_PLAIN)
 SUMS(near_sum_block, NEAR_TERMS, NEAR_SLOPE, NEAR_PLAIN)
 
+/* Gradients of WIDTH columns of the values of a slice: sum over rows of weight times gradient of the output. */
+static void value_block(const job *j, long z, long unit) {
+    long e = j->size, k = j->n_columns, x = unit * WIDTH, width = e - x < WIDTH ? e - x : WIDTH;
+    float *sums = calloc((size_t)k, WIDTH * sizeof(float));
+    if (!sums) abort();
+    for (long i = 0; i < j->n_rows; i++) {
+        const float *weights = j->result + (z * j->n_rows + i) * k;
+        float row[WIDTH] = {0};
+        vec by[TOGETHER];
+        for (long n = 0; n < width; n++) row[n] = j->change[(z * j->n_rows + i) * e + x + n];
+        for (int u = 0; u < TOGETHER; u++) by[u] = LOAD(row + u * LANES);
+        long count = visible(j, z, i);
+        for (long c = 0; c < count; c++) {
+            vec p = ALL(weights[c]);
+            float *to = sums + c * WIDTH;
+            for (int u = 0; u < TOGETHER; u++) STORE(to + u * LANES, FMA(p, by[u], LOAD(to + u * LANES)));
+        }
+    }
+    for (long c = 0; c < k; c++)
+        for (long n = 0; n < width; n++) j->totals[(z * k + c) * e + x + n] = sums[c * WIDTH + n];
+    free(sums);
+}
+
+static void far_gradients(const void *given, long z, long unit) {
+    const job *j = given;
+    if (unit < j->sum_units) far_sum_block(given, z, unit);
+    else value_block(j, z, unit - j->sum_units);
+}
+
+static void near_gradients(const void *given, long z, long unit) {
+    const job *j = given;
+    if (unit < j->sum_units) near_sum_block(given, z, unit);
+    else value_block(j, z, unit - j->sum_units);
+}
+
 #ifndef _OPENMP
 static void *take_blocks(void *given) {
     job *j = given;
@@ -427,3 +462,40 @@ void regard_exponentials(const float *given, float *target, long rows, long feat
     }
 ATTEND_CALL(far, far_score_row)
 ATTEND_CALL(near, near_score_row)
+
+/* Gradients of rows (z, q, size_f), columns (z, k, size_f), weights (z, size_f) and values (z, k, e), from the gradients
+ * of the scores and the weights of all pairs. `slope`, `plain` (z, q, f) and `parts` (segments, z, k, f) are room. */
+#define GRADIENTS_CALL(NAME)                                                                         \
+    void regard_##NAME##_gradients(                                                                  \
+        const float *rows, const float *columns, const float *weight, const float *changes, const float *weights, \
+        const float *change, const long *lengths, float *slope, float *plain, float *parts, float *drows, \
+        float *dcolumns, float *dweight, float *dvalues, long slices, long n_rows, long n_columns, long features, \
+        long size, long high, long banded, long segments, long size_f, long threads) {               \
+        long units = (features + WIDTH - 1) / WIDTH * segments;                                      \
+        job j = {.rows = rows, .columns = columns, .third = changes, .first = slope, .second = plain, .fourth = parts, \
+                 .slices = slices, .n_rows = n_rows, .n_columns = n_columns, .features = features,   \
+                 .segments = segments, .units = units + (size + WIDTH - 1) / WIDTH,                  \
+                 .unit_pairs = n_rows / segments * n_columns * WIDTH, .work = NAME##_gradients,      \
+                 .change = change, .result = weights, .lengths = lengths, .totals = dvalues, .size = size, \
+                 .high = high, .banded = banded, .sum_units = units};                                \
+        run(&j, threads);                                                                            \
+        for (long z = 0; z < slices; z++) {                                                          \
+            const float *w = weight + z * features;                                                  \
+            float *dw = dweight + z * size_f;                                                        \
+            for (long x = 0; x < size_f; x++) dw[x] = 0.0f;                                          \
+            for (long i = z * n_rows; i < (z + 1) * n_rows; i++)                                     \
+                for (long x = 0; x < size_f; x++) {                                                  \
+                    drows[i * size_f + x] = w[x] * slope[i * features + x];                          \
+                    dw[x] += plain[i * features + x];                                                \
+                }                                                                                    \
+            for (long c = z * n_columns; c < (z + 1) * n_columns; c++)                               \
+                for (long x = 0; x < size_f; x++) {                                                  \
+                    float total = 0.0f;                                                              \
+                    for (long s = 0; s < segments; s++)                                              \
+                        total += parts[(s * slices * n_columns + c) * features + x];                 \
+                    dcolumns[c * size_f + x] = w[x] * total;                                         \
+                }                                                                                    \
+        }                                                                                            \
+    }
+GRADIENTS_CALL(far)
+GRADIENTS_CALL(near)
