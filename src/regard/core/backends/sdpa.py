@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import summaries
@@ -147,11 +146,11 @@ def kernel(problem: Problem) -> str:
 
 def _like_kernels(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """Return tensors for which torch picks the same kernel as for the real ones, without computing any values."""
-    size = max(problem.query.shape[-1], problem.value.shape[-1])
+    wanted = torch_sdpa.sizes(problem.query, problem.value, problem.masked)
     tensors = (problem.query, problem.key, problem.value)
-    if all(t.ndim == 4 and t.shape[-1] == size for t in tensors):
+    if all(t.ndim == 4 and t.shape[-1] == size for t, size in zip(tensors, wanted, strict=True)):
         return tensors
-    shapes = ((1, *t.shape[-3:-1], size) for t in tensors)
+    shapes = ((1, *t.shape[-3:-1], size) for t, size in zip(tensors, wanted, strict=True))
     query, key, value = (
         torch.empty(shape, dtype=t.dtype, device=t.device).requires_grad_(t.requires_grad)
         for t, shape in zip(tensors, shapes, strict=True)
@@ -264,16 +263,21 @@ def direct(problem: Problem) -> Direct | None:
     if causal and queries < keys and not on_cpu:  # keys after the last query are masked for all
         return None
     masked, few, learning = problem.mask is not None, keys < FEW, problem.differentiated
-    as_it_is, sizes = isinstance(problem.score, ScaledDot), (problem.key.shape[-1], problem.value.shape[-1])
+    as_it_is = isinstance(problem.score, ScaledDot)
     scale = problem.score.factor(problem.query.shape[-1]) if isinstance(problem.score, ScaledDot) else 1.0
-    options = {"dropout_p": problem.dropout, "is_causal": causal, "enable_gqa": problem.group > 1}
-    dropout, by_flash = problem.dropout, torch_sdpa.small(problem.query, problem.key, problem.value, causal)
+    dropout, size = problem.dropout, problem.value.shape[-1]
+    tensors = (problem.query, problem.key, problem.value)
+    plain = as_it_is and band is None and pairs is None and torch_sdpa.fits(*tensors)
+    run = torch_sdpa.prepared(*tensors, causal, dropout, scale) if plain else None
+    if run is not None and not (on_cpu and (masked or few)):
+        return run
+    options = {"dropout_p": dropout, "is_causal": causal, "enable_gqa": problem.group > 1}
 
-    def attended(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, _: object) -> Tensor | None:
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, bias: object) -> Tensor | None:
         if on_cpu and (not harmless(query, key, value, learning) if masked else few and not finite(query, key, value)):
             return None
-        if by_flash and as_it_is and scale > 0 and torch_sdpa.flash_takes(query, key, value):
-            return torch_sdpa.flash(query, key, value, dropout, causal, scale)
+        if run is not None:
+            return run(query, key, value, score, mask, bias)
         given = band
         if pairs is not None:
             if not isinstance(mask, (Tensor, Dense)):  # an intersection of which only this tensor masks anything
@@ -284,10 +288,9 @@ def direct(problem: Problem) -> Direct | None:
             product = score.as_product(query, key)
             assert product is not None  # checked by refuses()
             query, key, factor = product
-        if sizes[0] == sizes[1]:
-            return torch_sdpa.attend(query, key, value, attn_mask=given, scale=factor, **options)
-        query, key, value = _equal_sizes(query, key, value)
-        return torch_sdpa.attend(query, key, value, attn_mask=given, scale=factor, **options)[..., : sizes[1]]
+        query, key, value = torch_sdpa.padded(query, key, value, given is not None)
+        output = torch_sdpa.attend(query, key, value, attn_mask=given, scale=factor, **options)
+        return output if output.shape[-1] == size else output[..., :size]
 
     return attended
 
@@ -415,16 +418,10 @@ def _every_row_sees(found: Clauses | None, queries: int, keys: int) -> bool:
 
 
 def _as_kernels_want(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Return inputs with four axes and equal sizes: zero columns change neither scores nor the first output columns."""
+    """Return inputs with four axes and sizes for which torch has a kernel."""
     tensors = (problem.query, problem.key, problem.value)
     query, key, value = (t if t.ndim == 4 else t.flatten(0, -4) if t.ndim > 4 else t.unsqueeze(0) for t in tensors)
-    return _equal_sizes(query, key, value)
-
-
-def _equal_sizes(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    size = max(query.shape[-1], value.shape[-1])
-    query, key, value = (t if t.shape[-1] == size else F.pad(t, (0, size - t.shape[-1])) for t in (query, key, value))
-    return query, key, value
+    return torch_sdpa.padded(query, key, value, problem.masked)
 
 
 def visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:

@@ -33,14 +33,6 @@ def scores(query: Tensor, key: Tensor, weight: Tensor, build: bool) -> Tensor:
     return _Scores.apply(query, key, weight, build)
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-    """Return softmax(w · tanh(q + k)) V by the compiled loops, with all scores in memory.
-
-    Reference implementation: `regard.core.backends.reference`.
-    """
-    return scores(query, key, weight, build=True).softmax(-1) @ value
-
-
 class _Scores(torch.autograd.Function):
     """The autograd function: scores (…, q, k) from query (…, q, f) and key (…, k, f)."""
 

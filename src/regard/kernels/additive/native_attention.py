@@ -67,13 +67,13 @@ def _prepared(query: Tensor, key: Tensor, weight: Tensor) -> _Prepared | None:
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible
 ) -> tuple[Tensor, Tensor, _Prepared] | None:
-    """Return output, log-sum-exps (z, q) and what was prepared."""
+    """Return output, the largest score and inverse sum of each row (z, q, 2), and what was prepared."""
     made = _prepared(query.detach(), key.detach(), weight.detach())
     if made is None:
         return None
     value = value.detach().contiguous()
     output = value.new_empty(*query.shape[:3], value.shape[-1])
-    totals = value.new_empty(made.rows.shape[:2])
+    totals = value.new_empty(*made.rows.shape[:2], 2)
     given = made.rows, made.columns, made.weight, value, visible.lengths, output, totals
     name = "regard_near_attention" if made.near else "regard_far_attention"
     bad = call_native(name, given, *_sizes(made, value, visible), torch.get_num_threads(), result=ctypes.c_int)

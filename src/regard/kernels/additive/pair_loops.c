@@ -11,7 +11,9 @@
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -114,8 +116,8 @@ typedef struct {
     long segments, units, unit_pairs; /* a slice has `units` parts of `unit_pairs` pair-features each, divided among threads */
     void (*work)(const void *, long, long);
     atomic_long next;
-    /* Attention: values (z, k, e), gradients and outputs (z, q, e), log-sum-exps (z, q), lengths (z) or none, and the
-     * last column of row i, i + high, or -1 for none. */
+    /* Attention: values (z, k, e), gradients and outputs (z, q, e), each row's largest score and inverse sum (z, q, 2),
+     * lengths (z) or none, and the last column of row i, i + high, if `banded`. */
     const float *values, *change, *result;
     const long *lengths;
     float *totals; /* in the sums of a backward pass: the gradients of the values */
@@ -208,14 +210,15 @@ static void weigh(const job *j, long z, long row, long count, float *scores) {
     }
     for (x = 0; x < e; x++) check += out[x] * 0.0f;
     if (!(check == 0.0f) || !(whole < INFINITY)) *j->bad = 1;
-    j->totals[row] = count > 0 ? most + logf(whole) : -INFINITY;
+    j->totals[2 * row] = most;
+    j->totals[2 * row + 1] = inverted;
 }
 
 /* From the scores of a row: its weights, and the gradients of its scores. */
 static void change(const job *j, long z, long row, long count, float *weights, float *changes) {
     long e = j->size, k = j->n_columns, whole_e = e / LANES * LANES;
     const float *values = j->values + z * k * e, *by = j->change + row * e, *out = j->result + row * e;
-    float delta = 0.0f, total = j->totals[row];
+    float delta = 0.0f, most = j->totals[2 * row], inverted = j->totals[2 * row + 1];
     for (long x = 0; x < e; x++) delta += by[x] * out[x];
     for (long c = 0; c < count; c++) {
         vec t = ALL(0.0f);
@@ -226,12 +229,12 @@ static void change(const job *j, long z, long row, long count, float *weights, f
     }
     long c = 0;
     for (; c + LANES <= count; c += LANES) {
-        vec p = exponential(ADD(LOAD(weights + c), ALL(-total)));
+        vec p = MUL(exponential(ADD(LOAD(weights + c), ALL(-most))), ALL(inverted));
         STORE(weights + c, p);
         STORE(changes + c, MUL(p, LOAD(changes + c)));
     }
     for (; c < count; c++) {
-        weights[c] = expf(weights[c] - total);
+        weights[c] = expf(weights[c] - most) * inverted;
         changes[c] *= weights[c];
     }
     for (; c < k; c++) weights[c] = changes[c] = 0.0f;
@@ -424,16 +427,33 @@ float regard_largest(const float *given, long count) {
     return wrong == 0.0f ? result : NAN;
 }
 
+/* e^x for |x| < 700 in double precision, to nine digits. */
+static inline double precise_exponential(double x) {
+    double n = rint(x * 1.4426950408889634), r = x - n * 0.6931471805599453, p = 1.0 / 40320;
+    int64_t bits = ((int64_t)n + 1023) << 52;
+    double power;
+    memcpy(&power, &bits, sizeof power);
+    p = p * r + 1.0 / 5040;
+    p = p * r + 1.0 / 720;
+    p = p * r + 1.0 / 120;
+    p = p * r + 1.0 / 24;
+    p = p * r + 1.0 / 6;
+    p = p * r + 0.5;
+    p = p * r + 1.0;
+    p = p * r + 1.0;
+    return p * power;
+}
+
 /* e^{2x}, or with `near` e^{2x} - 1, of rows (n, f) into rows padded with zeros. */
 void regard_exponentials(const float *given, float *target, long rows, long features, long padded, long near) {
     for (long i = 0; i < rows; i++) {
         const float *from = given + i * features;
         float *to = target + i * padded;
-        long x = 0;
-        if (!near)
-            for (; x + LANES <= features; x += LANES) STORE(to + x, exponential(MUL(ALL(2.0f), LOAD(from + x))));
-        for (; x < features; x++) to[x] = near ? expm1f(2.0f * from[x]) : expf(2.0f * from[x]);
-        for (; x < padded; x++) to[x] = 0.0f;
+        if (near)
+            for (long x = 0; x < features; x++) to[x] = expm1f(2.0f * from[x]);
+        else
+            for (long x = 0; x < features; x++) to[x] = (float)precise_exponential(2.0 * (double)from[x]);
+        for (long x = features; x < padded; x++) to[x] = 0.0f;
     }
 }
 
