@@ -52,7 +52,7 @@ def test_lengths_under_the_interpreter(queries: int, keys: int, workers: int, na
 @pytest.mark.interpreted
 @pytest.mark.parametrize(("queries", "keys", "workers", "name"), PLAIN)
 def test_masks_under_the_interpreter(queries: int, keys: int, workers: int, name: str) -> None:
-    """Keys masked one by one, whole blocks, and all keys; masked keys hold NaN."""
+    """The masks exclude single keys, whole blocks, or all keys; masked keys hold NaN."""
     from regard.kernels.triton.decode_attention import decode
 
     torch.manual_seed(5)
