@@ -138,11 +138,8 @@ class Route:
 
 _ROUTES: dict[Hashable, Route] = {}
 _MOST = 4096  # the largest number of stored routes
-
-
-def stored(signature: Hashable) -> Route | None:
-    """Return the stored route of calls with this signature, or None."""
-    return _ROUTES.get(signature)
+# Returns the stored route of calls with a signature, or None.
+stored: Callable[[Hashable], Route | None] = _ROUTES.get
 
 
 def store(signature: Hashable, problem: Problem, given: bool) -> Route:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import summaries
@@ -26,7 +25,7 @@ from regard.core.masks import Band, Dense, Mask
 from regard.core.nonfinite import all_finite, finite, harmless, needs_cleaning, zero_masked_keys
 from regard.core.problem import HALF, Problem
 from regard.core.requests import LogSumExp, Rows
-from regard.core.scores import Bilinear, ScaledDot, Score
+from regard.core.scores import Bilinear, Dot, ScaledDot, Score
 from regard.core.spans import Stretch, all_of, cut, take
 from regard.core.transforms import mapped
 
@@ -38,6 +37,7 @@ _STORED_NUMBERS = 2**20  # number of entries up to which a mask is stored
 _BAND_NUMBERS = 2**15  # the same with a route, of which there are many
 _SHORT = 64  # keys up to which the plain form takes less time on the CPU than padding to one size
 _COLUMNS = 128  # number of keys in one step of the search for visible keys
+_MEMORY = 512  # number of keys from which on a step in float32 takes less time by the decoding kernel
 
 
 def refuses(problem: Problem) -> str | None:
@@ -77,9 +77,9 @@ def not_worth_it(problem: Problem) -> str | None:
     if asked and problem.device.type == "cpu" and reference.working_bytes(problem) <= reference.SMALL:
         return "small, and weights are requested: the plain form computes them with the output"
     simple = problem.mask is None or (isinstance(problem.mask, Band) and problem.mask.low is None)
-    if (simple or problem.shape[-1] <= 2 * _SHORT) and reference.in_bfloat16(problem):
+    if (simple or (problem.shape[-1] <= 2 * _SHORT and not _at_once(problem))) and reference.in_bfloat16(problem):
         return "products of bfloat16 on this CPU: the plain form is faster"
-    padded = problem.value.shape[-1] != problem.key.shape[-1]
+    padded = problem.value.shape[-1] != problem.key.shape[-1] and not _at_once(problem)
     if padded and problem.device.type == "cpu" and problem.shape[-1] <= _SHORT and reference.small(problem):
         return "few keys, and values of another size: the plain form is faster than padding"
     if plain(problem) and working_bytes(problem) > _affordable(problem.device):
@@ -149,11 +149,11 @@ def kernel(problem: Problem) -> str:
 
 def _like_kernels(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """Return tensors for which torch picks the same kernel as for the real ones, without computing any values."""
-    size = max(problem.query.shape[-1], problem.value.shape[-1])
+    wanted = torch_sdpa.sizes(problem.query, problem.value, problem.masked)
     tensors = (problem.query, problem.key, problem.value)
-    if all(t.ndim == 4 and t.shape[-1] == size for t in tensors):
+    if all(t.ndim == 4 and t.shape[-1] == size for t, size in zip(tensors, wanted, strict=True)):
         return tensors
-    shapes = ((1, *t.shape[-3:-1], size) for t in tensors)
+    shapes = ((1, *t.shape[-3:-1], size) for t, size in zip(tensors, wanted, strict=True))
     query, key, value = (
         torch.empty(shape, dtype=t.dtype, device=t.device).requires_grad_(t.requires_grad)
         for t, shape in zip(tensors, shapes, strict=True)
@@ -163,7 +163,11 @@ def _like_kernels(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 def _is_step(problem: Problem, found: Clauses | None) -> bool:
     """Return whether the decoding kernel runs, which never loads padding, so the memory needs no cleaning."""
-    return found is not None and found.lengths is not None and decoding_step.serves(problem)
+    if found is None or not decoding_step.serves(problem):
+        return False
+    # Without padding torch has kernels for steps in half precision; in float32 one program reads all keys of a head.
+    long = problem.query.dtype == torch.float32 and not torch.compiler.is_compiling() and problem.shape[-1] >= _MEMORY
+    return found.lengths is not None or long
 
 
 def attend(problem: Problem) -> Result:
@@ -239,14 +243,16 @@ def direct(problem: Problem) -> Direct | None:
     found, (queries, keys) = clauses(problem.mask, *problem.shape[-2:]), problem.shape[-2:]
     if found is None or problem.query.ndim != 4:
         return None
+    if _is_step(problem, found):
+        return _step(problem)
     if problem.bias is not None:
         return _with_slopes(problem, found)
     causal, pairs = _is_causal_alone(found), _pairs_at_once(problem)
     if problem.device.type == "cpu" and (found.lengths is not None or found.segments):
         small = found.by_key or (problem.matrices * queries * keys <= _STORED_NUMBERS and not found.dense)
-        equal = problem.key.shape[-1] == problem.value.shape[-1]
+        served = problem.key.shape[-1] == problem.value.shape[-1] or per_sequence.plain_serves(problem)
         return (
-            per_sequence.direct(problem) if small and equal and problem.dropout == 0.0 and found.low is None else None
+            per_sequence.direct(problem) if small and served and problem.dropout == 0.0 and found.low is None else None
         )
     band = None if causal else _small_band(problem, found)
     if (
@@ -260,16 +266,21 @@ def direct(problem: Problem) -> Direct | None:
     if causal and queries < keys and not on_cpu:  # keys after the last query are masked for all
         return None
     masked, few, learning = problem.mask is not None, keys < FEW, problem.differentiated
-    as_it_is, sizes = isinstance(problem.score, ScaledDot), (problem.key.shape[-1], problem.value.shape[-1])
+    as_it_is = isinstance(problem.score, ScaledDot)
     scale = problem.score.factor(problem.query.shape[-1]) if isinstance(problem.score, ScaledDot) else 1.0
-    options = {"dropout_p": problem.dropout, "is_causal": causal, "enable_gqa": problem.group > 1}
-    dropout, by_flash = problem.dropout, torch_sdpa.small(problem.query, problem.key, problem.value, causal)
+    dropout, size = problem.dropout, problem.value.shape[-1]
+    tensors = (problem.query, problem.key, problem.value)
+    plain = as_it_is and band is None and pairs is None and torch_sdpa.fits(*tensors)
+    run = torch_sdpa.prepared(*tensors, causal, dropout, scale) if plain else None
+    if run is not None and not (on_cpu and (masked or few)):
+        return run
+    options = {"dropout_p": dropout, "is_causal": causal, "enable_gqa": problem.group > 1}
 
-    def attended(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, _: object) -> Tensor | None:
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, bias: object) -> Tensor | None:
         if on_cpu and (not harmless(query, key, value, learning) if masked else few and not finite(query, key, value)):
             return None
-        if by_flash and as_it_is and scale > 0 and torch_sdpa.flash_takes(query, key, value):
-            return torch_sdpa.flash(query, key, value, dropout, causal, scale)
+        if run is not None:
+            return run(query, key, value, score, mask, bias)
         given = band
         if pairs is not None:
             if not isinstance(mask, (Tensor, Dense)):  # an intersection of which only this tensor masks anything
@@ -280,12 +291,19 @@ def direct(problem: Problem) -> Direct | None:
             product = score.as_product(query, key)
             assert product is not None  # checked by refuses()
             query, key, factor = product
-        if sizes[0] == sizes[1]:
-            return torch_sdpa.attend(query, key, value, attn_mask=given, scale=factor, **options)
-        query, key, value = _equal_sizes(query, key, value)
-        return torch_sdpa.attend(query, key, value, attn_mask=given, scale=factor, **options)[..., : sizes[1]]
+        query, key, value = torch_sdpa.padded(query, key, value, given is not None)
+        output = torch_sdpa.attend(query, key, value, attn_mask=given, scale=factor, **options)
+        return output if output.shape[-1] == size else output[..., :size]
 
     return attended
+
+
+def _step(problem: Problem) -> Direct | None:
+    """Return `direct` for decoding steps on CUDA."""
+    if not isinstance(problem.score, (Dot, ScaledDot)):
+        return None
+    product = problem.score.as_product(problem.query, problem.key)
+    return None if product is None else decoding_step.direct(problem, None, product.scale)
 
 
 def _with_slopes(problem: Problem, found: Clauses) -> Direct | None:
@@ -337,6 +355,15 @@ def _pairs_at_once(problem: Problem) -> torch.Size | None:
     if not isinstance(mask, Dense) or problem.device.type != "cpu" or _rows_at_once(problem) < problem.shape[-2]:
         return None
     return mask.tensor.shape
+
+
+def _at_once(problem: Problem) -> bool:
+    """Return whether `direct` computes padding or documents by two products and a softmax."""
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if found is None or problem.bias is not None or problem.request is not None or problem.dropout > 0.0:
+        return False
+    masked = (found.lengths is not None or bool(found.segments)) and found.low is None and not found.dense
+    return masked and problem.query.ndim == 4 and per_sequence.plain_serves(problem)
 
 
 def _sequences(problem: Problem, found: Clauses | None) -> list[per_sequence.Packed] | None:
@@ -394,16 +421,10 @@ def _every_row_sees(found: Clauses | None, queries: int, keys: int) -> bool:
 
 
 def _as_kernels_want(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Return inputs with four axes and equal sizes: zero columns change neither scores nor the first output columns."""
+    """Return inputs with four axes and sizes for which torch has a kernel."""
     tensors = (problem.query, problem.key, problem.value)
     query, key, value = (t if t.ndim == 4 else t.flatten(0, -4) if t.ndim > 4 else t.unsqueeze(0) for t in tensors)
-    return _equal_sizes(query, key, value)
-
-
-def _equal_sizes(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    size = max(query.shape[-1], value.shape[-1])
-    query, key, value = (t if t.shape[-1] == size else F.pad(t, (0, size - t.shape[-1])) for t in (query, key, value))
-    return query, key, value
+    return torch_sdpa.padded(query, key, value, problem.masked)
 
 
 def visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
