@@ -309,7 +309,7 @@ def attended(output: Tensor, weights: Tensor, value: Tensor, allowed: Tensor) ->
     if weights.device.type == "cuda" and TRITON and value.dtype != torch.float64:
         from regard.kernels.triton.attended_values import repair  # imported here, because it imports Triton
 
-        given = (output, weights, value)
+        given = (output, weights if weights.stride(-1) == 1 else weights.contiguous(), value)
         output, weights, value = (t if t.ndim == 4 else t.reshape(-1, *t.shape[-3:]) for t in given)
         repair(output, weights, value, allowed if allowed.ndim <= 4 else allowed.flatten(0, -4))
         return given[0]

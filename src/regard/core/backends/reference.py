@@ -22,7 +22,7 @@ from regard.kernels.device_memory import affordable
 NAME = "reference"
 SMALL = 32 * 2**20  # bytes of working memory up to which this backend is the fastest on a CPU
 _BFLOAT16_BYTES = 64 * 2**20  # the same in bfloat16, on a CPU that multiplies it
-_SHARE = 64  # on a GPU it may take one part in this many of its memory
+_SHARE = 32  # on a GPU it may take one part in this many of its memory
 
 
 def refuses(problem: Problem) -> str | None:
