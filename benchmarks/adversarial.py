@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the processes are forked
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # forked processes must not use its threads
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import regard.cli.page_commands
@@ -73,7 +73,7 @@ HOSTILE = (
 class Done:
     """The result of a command."""
 
-    code: int | None  # None: it did not end
+    code: int | None  # None if the command did not end
     out: str
     err: str
 
@@ -245,7 +245,7 @@ def damaged(place: Place, count: int, seed: int, runs: dict[str, Path]) -> Tally
         dice = random.Random(f"damaged {seed} {number}")
         kind, what = dice.choice([*runs]), dice.choice(("predict", "evaluate", "look", "resume"))
         if (kind, what) not in right:
-            shutil.copytree(runs[kind], place.folder / "copy")  # the name of the run is in the titles of pages
+            shutil.copytree(runs[kind], place.folder / "copy")  # named "copy", because pages contain the name
             done, right[kind, what] = place.ask(what, kind, place.folder / "copy")
             shutil.rmtree(place.folder / "copy")
             if done.code != 0:
@@ -316,7 +316,7 @@ def main() -> None:
     for name, default in (("damaged", 300), ("settings", 60), ("kills", 40), ("seed", 1)):
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N")
     chosen = parser.parse_args()
-    assert regard.cli.run_commands.TASKS  # imported before anything is forked
+    assert regard.cli.run_commands.TASKS  # these modules are imported before anything is forked
     assert regard.cli.page_commands.look
     with tempfile.TemporaryDirectory() as name:
         place = Place(Path(name))

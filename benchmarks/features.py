@@ -17,7 +17,7 @@ from regard.nn.logmel import LogMel
 
 def measure(device: str, rate: int, bands: int, minutes: float) -> None:
     layer = LogMel(rate, bands=bands).to(device)
-    sound = torch.randn(round(6 * minutes), 10 * rate, device=device)  # recordings of ten seconds
+    sound = torch.randn(round(6 * minutes), 10 * rate, device=device)  # six recordings of ten seconds per minute
     clock = time.perf_counter if device == "cuda" or torch.get_num_threads() > 1 else time.process_time
     best = float("inf")
     for _ in range(5):

@@ -25,8 +25,8 @@ from regard.data.audio.sound_files import Samples, read_sound, resampled, wav_by
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 RATE = 8000
-TEST, VALID = range(5), range(5, 7)  # takes of the test and validation parts
-TESTED = (3, 7)  # numbers of digits in strings of the other parts
+TEST, VALID = range(5), range(5, 7)  # numbers of the takes in the test and validation parts
+TESTED = (3, 7)  # smallest and largest number of digits of a string outside of training
 PAUSE = (0.05, 0.3)  # seconds between two digits of a string
 
 

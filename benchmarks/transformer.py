@@ -209,7 +209,7 @@ def graphed(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if not recorded:
             held, device = [t.clone() for t in batch], batch[0].device
             with cuda_graphs.aside(device):
-                for _ in range(3):  # for lazy initialisation, compilation and the allocator
+                for _ in range(3):  # warm-up: lazy initialisation, compilation, and memory of the allocator
                     step(*held)
             recorded.append((held, *cuda_graphs.capture(lambda: step(*held), device)))
         held, graph, loss = recorded[0]
@@ -315,7 +315,7 @@ def main() -> None:
     for side in sides:
         try:
             row = measured(side, setting, given.device, given.steps, given.profile)
-        except Exception as error:  # the other contenders are still measured
+        except Exception as error:  # a failure does not stop the other contenders
             print(f"{side:<16} failed: {type(error).__name__}: {str(error)[:300]}", flush=True)
             continue
         finally:

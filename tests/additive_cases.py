@@ -122,7 +122,7 @@ def _everything() -> dict[str, Any]:
     return {
         **_segments(),
         "band": (-23, 19),
-        "lengths": torch.tensor([KEYS - 29, 2**40]),  # the second one: all keys
+        "lengths": torch.tensor([KEYS - 29, 2**40]),  # 2**40: a length beyond the end means all keys
         "mask": torch.rand(BATCH, 1, QUERIES, KEYS) > 0.2,
         "bias": torch.randn(1, HEADS, QUERIES, KEYS),
         "relative": torch.randn(HEADS, 31),
@@ -134,7 +134,7 @@ CASES: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "float32": (FULL, {}),
     "bfloat16, several tiles": (BRAIN, {"keys": 149}),
     "float16": (HALF, {}),
-    "float16, heavy weights": (HALF, {"heavy": 8.0}),  # weights far below their ceiling would underflow
+    "float16, heavy weights": (HALF, {"heavy": 8.0}),  # tests that weights do not underflow
     "float16, heavy weights, exact": (HALF, {"heavy": 8.0, "form": "exact"}),
     "every head its keys": (FULL, {"groups": HEADS}),
     "causal": (FULL, {"settings": lambda: {"band": (None, 0)}}),

@@ -11,7 +11,7 @@ import torch
 import forked
 import interpreting
 
-# The compiler's worker processes would each import torch again, for a kernel or two.
+# One compile thread: each worker process of the compiler would import torch for only a few kernels.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # Nothing above imports the library: from here on, its modules are checked as they load. Not on a CUDA machine, where
@@ -28,12 +28,12 @@ hypothesis.settings.register_profile(
     max_examples=60,
     database=None,
     print_blob=False,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # the machine may be slow
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # a slow machine is no fault of a test
 )
 hypothesis.settings.load_profile("regard")
 
 
-@pytest.hookimpl(tryfirst=True)  # before items are selected by their marks
+@pytest.hookimpl(tryfirst=True)  # runs before pytest selects items by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("cuda") and not torch.cuda.is_available():
@@ -64,7 +64,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in item.config.stash[APART][kind].run(item):
         item.ihook.pytest_runtest_logreport(report=report)
-    item.session._setupstate.teardown_exact(nextitem)  # tears down modules whose last item this was
+    item.session._setupstate.teardown_exact(nextitem)  # tears down fixtures of a module after its last item
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
 

@@ -158,7 +158,7 @@ def close() -> None:
         _started.pop().close()
 
 
-# The code of the forking process
+# The functions below run in the forking process.
 
 
 def _read(connection: socket.socket, size: int) -> bytes:
@@ -234,7 +234,7 @@ def _command(request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the tests handle it, and then close the connection
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the tests, which then close the connection
     for module in PRELOADED:
         importlib.import_module(module)
     _found = _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -20,8 +20,8 @@ import pytest
 
 INSIDE = os.environ.get("TRITON_INTERPRET") == "1"
 INSTALLED = os.environ.get("REGARD_AS_INSTALLED") == "1"
-# By the name of the marker. Without a visible GPU, "cuda" cannot be selected by mistake. The interpreter uses numpy
-# with one thread.
+# Environment variables of the second process, by the name of the marker. The interpreter has no visible GPU, so that
+# "cuda" cannot be selected by mistake; it uses numpy with one thread.
 ENVIRONMENTS = {
     "interpreted": {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
     "installed": {"REGARD_AS_INSTALLED": "1"},
@@ -70,7 +70,7 @@ class Apart:
         return [self.report(data) for data in json.loads(answer)]
 
     def report(self, data: dict[str, Any]) -> pytest.TestReport:
-        if isinstance(data["longrepr"], list):  # a skip has a tuple here, which JSON converts to a list
+        if isinstance(data["longrepr"], list):  # the report of a skip has a tuple, which JSON converts to a list
             data["longrepr"] = tuple(data["longrepr"])
         return self.config.hook.pytest_report_from_serializable(config=self.config, data=data)
 
@@ -96,7 +96,7 @@ class Server:
         self.reports: list[pytest.TestReport] = []
 
     def pytest_collection(self) -> bool:
-        return True  # nothing is collected before a request
+        return True  # replaces the collection of pytest: items are collected on request
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.reports.append(report)
@@ -118,7 +118,7 @@ def patch_once() -> None:
     """Speed up Triton's interpreter, which patches its whole language again for every function that a kernel calls."""
     from triton.runtime import interpreter
 
-    if not hasattr(interpreter, "_LangPatchScope"):  # another version of Triton
+    if not hasattr(interpreter, "_LangPatchScope"):  # other versions of Triton patch their language differently
         return
     from triton import language
 
@@ -144,7 +144,7 @@ def serve(options: list[str]) -> int:
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
-    os.dup2(nothing, 1)  # the test process prints the reports
+    os.dup2(nothing, 1)  # no output here: the test process prints the reports
     plugins = ["-p", "no:cacheprovider", "-p", "no:xdist"]
     return pytest.main([str(Path(__file__).parent), *plugins, *options], plugins=[Server(requests, answers)])
 

@@ -15,7 +15,7 @@ Allowed = Callable[[int, int, int, int], bool]
 Bias = Callable[[int, int, int, int], float]
 
 
-# Stage 1: scores
+# Stage 1 of attention: scores of one query and one key.
 
 
 def dot(query: Vector, key: Vector) -> float:
@@ -47,7 +47,7 @@ def mlp(query: Vector, key: Vector, layer: Sequence[Vector], shift: Vector, read
     return math.fsum(r * math.tanh(dot(row, pair) + s) for r, row, s in zip(readout, layer, shift, strict=True))
 
 
-# Stage 2: normalisers, of the scores one query may attend (never an empty list)
+# Stage 2: normalisers. Each takes the scores of the keys that one query may attend, never an empty list.
 
 
 def log_sum_exp(scores: Vector) -> float:
@@ -97,7 +97,7 @@ def hard(scores: Vector) -> list[float]:
     return [1.0 if j == best else 0.0 for j in range(len(scores))]
 
 
-# Masks: whether query i may attend key j
+# Masks are predicates: whether query i may attend key j.
 
 
 def causal(offset: int = 0) -> Allowed:
@@ -120,7 +120,7 @@ def everywhere(b: int, h: int, i: int, j: int) -> bool:
     return True
 
 
-# Biases, added to the scores
+# Biases are functions whose values are added to the scores.
 
 
 def alibi(slopes: Vector) -> Bias:
@@ -132,15 +132,15 @@ def relative(table: Sequence[Vector]) -> Bias:
     return lambda b, h, i, j: table[h][max(-reach, min(reach, j - i)) + reach]
 
 
-# Stage 3, and all requests for weights
+# Stage 3: the weighted sum of the values, and everything that a call can return about its weights.
 
 
 class Answer(NamedTuple):
-    output: list  # (b, h, q, e)
-    weights: list  # (b, h, q, k)
+    output: list  # output (b, h, q, e)
+    weights: list  # weights (b, h, q, k)
     log_sum_exp: list  # (b, h, q), −inf for an empty row
-    entropy: list  # (b, h, q)
-    received: list  # (b, h, k)
+    entropy: list  # entropy (b, h, q)
+    received: list  # received weight (b, h, k)
 
 
 def attend(

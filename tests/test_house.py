@@ -104,7 +104,7 @@ def test_imports_go_downwards(path):
 @named(sorted((PACKAGE / "core").rglob("*.py")))
 def test_core_stands_on_torch_alone(path):
     names = list(imports(path, ast.parse(path.read_text())))
-    # `regard` itself re-exports core: core must not import it back.
+    # The package `regard` imports core, so core must not import it.
     assert all(floor_of(name) in ("core", "kernels") for name in names if name.split(".")[0] == "regard")
     # numpy comes with torch, and jaxtyping is the notation of shapes.
     assert top_packages(path, ast.parse(path.read_text())) <= {"torch", "numpy", "jaxtyping"}
@@ -220,7 +220,7 @@ def test_checkers_see_the_same_names(package):
 
 @pytest.mark.process
 def test_every_folder_is_found_by_its_name():
-    """Runs in a separate process, because this one has imported them already."""
+    """This runs in a separate process, because the test process has already imported the folders."""
     names = ["bench", "cli", "core", "data", "decode", "look", "nn.losses", "studio", "tasks", "train"]
     code = f"import regard; print(*({', '.join(f'regard.{name}.__name__' for name in names)},))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs/reference").glob("*.md")}
 TOLD = tomllib.loads((ROOT / "tools/reference.toml").read_text(encoding="utf-8"))
 ENTRIES = re.findall(r"^::: (regard\.[\w.]+)((?:\n {4,}.*)*)", "\n".join(PAGES.values()), re.MULTILINE)
-# Methods that are shown: all, none, or some.
+# Which methods of each name the reference page lists: all, none, or some.
 SHOWN = {name: re.search(r"members: (.*)", options) for name, options in ENTRIES}
 PUBLIC = [
     *(f"regard.{name}" for name in regard.__all__ if name not in ("__version__", "nn", "models", "parallel")),
@@ -90,7 +90,7 @@ def test_an_entry_has_a_text_parameters_and_an_example(name: str) -> None:
 @pytest.mark.parametrize("name", PUBLIC)
 def test_no_default_of_a_public_signature_is_private(name: str) -> None:
     for called, function in functions(name):
-        if function.__name__ == "__init__" and is_dataclass(found(name)):  # fields have their defaults in the class
+        if function.__name__ == "__init__" and is_dataclass(found(name)):  # defaults are those of its fields
             continue
         source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
         arguments = next(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)).args

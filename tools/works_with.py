@@ -137,7 +137,7 @@ def _hugging(
         with torch.no_grad():
             found = plain(**given, output_attentions=True)
         truth = {pattern: list(getattr(found, field)) for pattern, field in patterns.items()}
-        if implementation == KERNEL and "attention_mask" in given:  # rows of padding are removed by packing
+        if implementation == KERNEL and "attention_mask" in given:  # packing: padded rows are zeros
             rows = given["attention_mask"].bool()[:, None, :, None]
             truth = {pattern: [weights * rows for weights in tensors] for pattern, tensors in truth.items()}
         return (torch.compile(model) if compiled else model), (lambda net: net(**given)), truth
@@ -202,7 +202,7 @@ def _opaque_kernel(
 ) -> Tensor:
     group, queries, keys = query.shape[1] // key.shape[1], query.shape[2], key.shape[2]
     key, value = (t.repeat_interleave(group, 1) for t in (key, value))
-    place = torch.arange(keys) - torch.arange(keys - queries, keys)[:, None]  # distance of each key from the query
+    place = torch.arange(keys) - torch.arange(keys - queries, keys)[:, None]  # position of a key relative to the query
     allowed = (place <= 0) if causal else torch.ones(queries, keys, dtype=torch.bool)
     if reach:
         allowed = allowed & (place.abs() < reach)

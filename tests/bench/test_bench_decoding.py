@@ -36,7 +36,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
         timeout=HANG_SECONDS,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), folder / "docs" / "decoding.md"  # nothing else is on standard output
+    return json.loads(done.stdout), folder / "docs" / "decoding.md"  # standard output contains the record alone
 
 
 @pytest.mark.process

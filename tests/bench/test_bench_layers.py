@@ -30,13 +30,13 @@ SMALL = Setting(size=8, kernel=3, reach=2)
         ("self-attention, matrix formed", 11, Met(1, 1)),
         ("linear attention", 11, Met(1, 1)),
         ("recurrent (GRU)", 11, Met(1, 11)),
-        ("restricted self-attention", 3, Met(1, 1)),  # two positions to either side: 0 → 2 → 4 → …
+        ("restricted self-attention", 3, Met(1, 1)),  # a layer reaches two positions to either side: 0 → 2 → 4 → …
         ("restricted self-attention", 4, Met(2, 2)),
         ("restricted self-attention", 11, Met(5, 5)),
         ("convolution", 3, Met(1, 1)),  # a kernel of 3 covers two positions before its own
         ("convolution", 4, Met(2, 2)),
         ("convolution", 12, Met(6, 6)),
-        ("dilated convolution", 3, Met(1, 1)),  # dilations 1, 3, 9: reach 2, 2 + 6, 2 + 6 + 18
+        ("dilated convolution", 3, Met(1, 1)),  # dilations 1, 3, 9 reach 2, 2 + 6, 2 + 6 + 18 positions back
         ("dilated convolution", 4, Met(2, 2)),
         ("dilated convolution", 9, Met(2, 2)),
         ("dilated convolution", 10, Met(3, 3)),
@@ -106,7 +106,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
         timeout=HANG_SECONDS,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), folder / "docs" / "layers.md"  # nothing else is on standard output
+    return json.loads(done.stdout), folder / "docs" / "layers.md"  # standard output contains the record alone
 
 
 @pytest.mark.process
@@ -190,14 +190,14 @@ def test_what_fails_or_is_too_large_keeps_its_place(monkeypatch):
     attention, formed = BY_NAME["self-attention"], BY_NAME["self-attention, matrix formed"]
 
     def only_narrow(setting, depth):
-        if setting.size > 2:  # not the layers of the probe, which have two features
+        if setting.size > 2:  # layers of two features count steps and must still work
             raise RuntimeError("no such layer\nat all")
         return attention.make(setting, depth)
 
     faulty = replace(BY_NAME["linear attention"], make=only_narrow)
     monkeypatch.setattr(layers_bench, "KINDS", (attention, formed, faulty))
     monkeypatch.setattr(layers_bench, "MATRICES", {"cpu": 4 * 10**2})
-    monkeypatch.setattr(layers_bench, "_summary", lambda kind, points, _: {"name": kind.name, "points": points})
+    monkeypatch.setattr(layers_bench, "summary_of_kind", lambda kind, points, _: {"name": kind.name, "points": points})
     monkeypatch.setattr(layers_bench, "peaks_apart", lambda *_: {"self-attention 12": 5})
     record = layers_bench.run([9, 12], SMALL, device="cpu", say=lambda _: None)
     found = {kind["name"]: [point.reason for point in kind["points"]] for kind in record["kinds"]}
@@ -209,7 +209,7 @@ def test_what_fails_or_is_too_large_keeps_its_place(monkeypatch):
 
 def test_slow_kinds_stop_early():
     before = [layers_bench.Point(64, 1, 1, 1, training=12.0)]
-    reason = layers_bench._too_much(BY_NAME["convolution"], 128, SMALL, "cpu", before)
+    reason = layers_bench.reason_to_skip(BY_NAME["convolution"], 128, SMALL, "cpu", before)
     assert reason == "64 positions took 12 s"
 
 

@@ -50,7 +50,7 @@ def test_help_imports_nothing_heavy(arguments, tmp_path):
     done = run(*arguments, cwd=tmp_path, python=("-X", "importtime"))
     assert done.returncode == 0
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
-    assert "typer" in imported  # the list of modules is not empty
+    assert "typer" in imported  # checks that the list of imported modules is not empty
     assert imported.isdisjoint(SLOW_TO_IMPORT)
 
 
@@ -97,10 +97,10 @@ def test_demo_scores_are_products_summed(demo):
 @pytest.mark.process
 def test_demo_weights_are_softmax(demo):
     printed, _ = demo
-    assert row(printed, "softmax(scores / 1)") == ["1.000", "2.9e-20", "2.9e-20"]  # e^−45
-    assert row(printed, "softmax(scores / √3)") == ["1.000", "5.2e-12", "5.2e-12"]  # e^(−45/√3)
-    assert row(printed, "softmax(scores / 10)") == ["0.978", "0.011", "0.011"]  # e^−4.5
-    assert row(printed, "softmax(scores / 30)") == ["0.691", "0.154", "0.154"]  # e^−1.5
+    assert row(printed, "softmax(scores / 1)") == ["1.000", "2.9e-20", "2.9e-20"]  # the scores differ by 45: e^−45
+    assert row(printed, "softmax(scores / √3)") == ["1.000", "5.2e-12", "5.2e-12"]  # scaled, the scores differ by 45/√3
+    assert row(printed, "softmax(scores / 10)") == ["0.978", "0.011", "0.011"]  # the scores differ by 4.5
+    assert row(printed, "softmax(scores / 30)") == ["0.691", "0.154", "0.154"]  # the scores differ by 1.5
 
 
 @pytest.mark.process

@@ -21,7 +21,7 @@ from regard.tasks.translation.codec import PieceCoder
 from regard.tasks.translation.predictor import Translation, Translator
 from regard.train.run_directory import Run
 
-pytestmark = pytest.mark.slow  # these tests train runs first
+pytestmark = pytest.mark.slow  # the fixtures train models
 
 
 FEW = (
@@ -77,7 +77,7 @@ def test_pieces_of_a_word_attend_together():
     assert len(numbers) == 3 + 1 + 3
     weights = torch.zeros(len(numbers), len(source.numbers) + 1)
     weights[:, 0], weights[:, 1:6], weights[:, 6] = 0.2, 0.1, 0.3
-    weights[3] = torch.tensor([0.5, 0, 0, 0, 0.4, 0, 0.1])  # 了
+    weights[3] = torch.tensor([0.5, 0, 0, 0, 0.4, 0, 0.1])  # the row of 了
     words = coder.source_words(source.numbers, source.labels), coder.written_words(numbers, labels)
     record = Translation(source, "看了 Hm", numbers, labels, weights, -1.0, (), *words).record()
     assert record["source_words"] == ("der", "Hund")
@@ -138,7 +138,7 @@ def test_arguments_that_cannot_be_translated(run):
 
 def test_a_text_that_fills_the_positions_of_the_model_is_translated(run):
     """The run has 1,024 learned positions; the translation may not have more either."""
-    line = b"\xc3\xa4" * 500  # each has two tokens
+    line = b"\xc3\xa4" * 500  # each of the 500 letters is two tokens
     done = regard("predict", run, "--longest", 10**6, stdin=line + b"\n" + line * 2 + b"\n")
     assert done.exit_code == 1
     assert done.stderr == "regard: line 2: 2,000 tokens, at most 1,024: not answered\n"

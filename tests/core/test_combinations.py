@@ -28,7 +28,7 @@ def combinations() -> list[tuple[str, str]]:
         for p, place in enumerate(PLACES):
             for s, score in enumerate(scores):
                 normalizers = [name for name in NORMALIZERS if serves(backend, score, name)]
-                count = -(-len(normalizers) // len(scores))  # if there are few scores, several normalisers for each
+                count = -(-len(normalizers) // len(scores))  # number of normalisers for each score
                 chosen = {(s + p + n * len(scores)) % len(normalizers) for n in range(count)}
                 found += [(f"{backend}/{score}/{normalizers[n]}", place) for n in sorted(chosen)]
     return found
@@ -58,13 +58,13 @@ def test_every_pair_is_among_the_combinations() -> None:
         assert met == wanted
 
 
-# FlexAttention: `|` and `~` have no cheap list of blocks; all other masks are functions of one pair
+# Masks that FlexAttention supports: functions of one pair of positions, without `|` and `~`.
 
 LOWERED = [name for name in PLACES if "|" not in name and "~" not in name]
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("as_installed")  # FlexAttention traces these functions, and cannot trace the checks
+@pytest.mark.usefixtures("as_installed")  # FlexAttention cannot trace the checks of shapes
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(
     ("score", "place"),
@@ -75,7 +75,7 @@ LOWERED = [name for name in PLACES if "|" not in name and "~" not in name]
     ],
 )
 def test_the_rules_given_to_flex_agree_with_the_oracle(score: str, place: str) -> None:
-    """Uncompiled it runs on any device: this tests the lowering, test_cuda.py the kernel."""
+    """FlexAttention runs uncompiled on any device: this tests the translation of masks, test_cuda.py the kernel."""
     query, key, value, *parameters = SCORES[score].inputs()
     where = PLACES[place]
     problem = build(

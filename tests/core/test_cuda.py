@@ -7,7 +7,7 @@ import regard
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-B, H, G, Q, K, D = 2, 6, 3, 1153, 1307, 32  # long enough for flex, prime lengths
+B, H, G, Q, K, D = 2, 6, 3, 1153, 1307, 32  # prime lengths, from which `auto` chooses flex
 LENGTHS = torch.tensor([1307, 611])
 IDS = (torch.arange(Q) // 200, torch.arange(K) // 200)
 MASKS = {
@@ -233,8 +233,8 @@ def test_biases_of_heads_of_common_sizes(dtype, size, kind, learned):
 @pytest.mark.parametrize("length", [300, 1100], ids=["short", "long"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_learned_table_of_heads_of_odd_sizes(dtype, length):
-    """Calls that are given to torch's kernels for their size: sums over all pairs, which half precision could not
-    hold."""
+    """Torch's kernels compute these head sizes. A gradient of the table is a sum over all pairs, too large for half
+    precision."""
     query, key, value = (_seeded(2, 4, length, 48).add(n).cuda().to(dtype).requires_grad_() for n in range(3))
     table = _seeded(4, 9).cuda().requires_grad_()
 
@@ -267,6 +267,6 @@ def test_flex_reads_rules_and_plain_kernels_learn_them():
     slopes.requires_grad_()
     table.requires_grad_()
     assert taken() == taken(regard.window(100, 0)) == ["sdpa", "sdpa"]
-    assert taken(score=regard.ScaledDot(softcap=30.0)) == ["flex", "flex"]  # the only kernel that supports it
+    assert taken(score=regard.ScaledDot(softcap=30.0)) == ["flex", "flex"]  # only flex supports a softcap
     with torch.no_grad():
         assert taken() == ["flex", "flex"]

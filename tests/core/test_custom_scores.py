@@ -30,7 +30,7 @@ def test_a_score_may_keep_statistics(asked: object) -> None:
 
 
 def of_pairs_in_one_axis(query: Tensor, key: Tensor) -> Tensor:
-    """A hidden layer over all pairs, which are one axis."""
+    """A score with a hidden layer over all pairs, which it flattens to one axis."""
     pairs = (query.unsqueeze(-2) + key.unsqueeze(-3)).reshape(-1, query.shape[-1])
     return pairs.tanh().sum(-1).reshape(*query.shape[:-1], key.shape[-2])
 
@@ -47,7 +47,7 @@ def of_pairs_in_one_axis(query: Tensor, key: Tensor) -> Tensor:
     ids=["product", "cosine", "relu", "distance", "one axis"],
 )
 def test_memory_counts_what_is_stored_for_each_pair_and_no_views_or_rows(score: object, floats: int) -> None:
-    """Three matrices of scores and weights, and those of the score itself."""
+    """The estimate is three matrices of scores and weights, plus the matrices that the score itself stores."""
     query, key = torch.randn(2, 4, 20, 8), torch.randn(2, 4, 30, 8)
     plan = regard.explain(query, key, key, score=score, backend="reference")
     assert plan.bytes == (3 + floats) * 2 * 4 * 20 * 30 * 4
@@ -126,7 +126,7 @@ def positive(query: Tensor, key: Tensor) -> Tensor:
 def test_a_score_that_does_not_take_any_numbers_runs_as_it_is() -> None:
     x = torch.rand(1, 1, 2000, 8)
     assert regard.explain(x, x, x, score=positive).backend == "blocked"
-    norm = nn.BatchNorm1d(8)  # in training it accepts no single row
+    norm = nn.BatchNorm1d(8)  # in training, batch norm refuses a single row
     score = lambda query, key: norm(query.flatten(0, -2)).view_as(query) @ key.mT  # noqa: E731
     assert regard.attention(x[..., :9, :], x, x, score=score).output.shape == (1, 1, 9, 8)
 
@@ -154,7 +154,7 @@ def test_a_score_without_a_derivative_lets_the_values_learn(name: str) -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_the_query_of_an_empty_row_does_not_reach_a_score(backend: str) -> None:
-    """Padding of zeros, by which the score divides."""
+    """The score divides by the norm of the query, which is 0 in padding."""
     mask = torch.ones(60, 60, dtype=torch.bool)
     mask[5] = False
     query, key = torch.rand(1, 2, 60, 8) + 0.1, torch.rand(1, 2, 60, 8) + 0.1

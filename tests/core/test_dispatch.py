@@ -113,7 +113,7 @@ def test_the_commonest_calls_need_no_problem(score: Any, mask: Any) -> None:
 def test_data_that_a_kernel_does_not_take_go_to_the_next_backend() -> None:
     query, key, value = (torch.randn(2, 3, 37, 16) for _ in range(3))
     kept = route(query, key, value, mask=regard.causal())
-    value[0, 0, -1, 0] = torch.nan  # only the last query may attend it
+    value[0, 0, -1, 0] = torch.nan  # under the causal mask only the last query attends this value
     assert kept.direct is not None
     assert kept.direct(query, key, value, regard.ScaledDot(), regard.causal(), None) is None
     output = regard.attention(query, key, value, mask=regard.causal()).output

@@ -78,7 +78,7 @@ def test_forcing_a_backend_that_serves(backend: str) -> None:
     assert backend not in plan.refused
 
 
-# Two operations, a multiplication and an addition, for each entry of a query, and of a value.
+# A pair takes two operations, a multiplication and an addition, for each entry of the query and of the value.
 
 
 def test_flops_of_a_plain_call() -> None:
@@ -92,7 +92,7 @@ def test_weights_cost_a_second_look_at_the_keys() -> None:
     assert plain.backend == asked.backend == "sdpa"
     assert asked.flops == plain.flops + 8 * 4096 * 4096 * 2 * 64
     assert plain.bytes == 0
-    assert 8 * 2**20 < asked.bytes < 64 * 2**20  # a block of rows, not all of them: 512 MiB
+    assert 8 * 2**20 < asked.bytes < 64 * 2**20  # memory for a block of rows; all rows would take 512 MiB
     rows = regard.explain(x, x, x, weights=regard.rows([0, 5])).bytes
     assert 8 * 2 * 4096 * 4 <= rows < asked.bytes
 
@@ -113,7 +113,7 @@ def test_flops_of_a_window() -> None:
 def test_blocked_needs_less_memory_than_the_matrix() -> None:
     blocked, plain = (regard.explain(*LONG, score=regard.Additive(WEIGHT), backend=b) for b in ("blocked", "reference"))
     assert blocked.bytes < plain.bytes / 4
-    assert plain.bytes >= 4 * 4 * 1024 * 1024 * 32  # a hidden layer for each pair
+    assert plain.bytes >= 4 * 4 * 1024 * 1024 * 32  # the reference stores a hidden layer for each pair
 
 
 def test_explain_computes_nothing() -> None:
@@ -150,7 +150,7 @@ def test_tensors_without_data_are_explained() -> None:
 )
 def test_a_band_that_allows_every_pair_is_no_mask(queries: int, mask: regard.Mask, dropped: bool) -> None:
     query, key, value = (torch.randn(1, 1, n, 8) for n in (queries, 21, 21))
-    key[..., -1, :] = torch.inf  # torch's kernels refuse a masked call with such a key
+    key[..., -1, :] = torch.inf  # `sdpa` refuses a call with a mask if a key is not finite
     assert ("NaN or Inf" not in str(regard.explain(query, key, value, mask=mask).refused)) == dropped
     both = mask & regard.padding(torch.tensor([20]))
     right = regard.attention(query, key, value, mask=both, backend="reference").output

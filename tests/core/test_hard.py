@@ -46,7 +46,7 @@ def seeded(seed: int = 7) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-# Samples
+# Tests of the samples.
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
@@ -145,7 +145,7 @@ def test_requests_are_of_the_draw_and_entropy_of_the_distribution(backend: str, 
     assert_close(asked, expected(one_hot, distribution(scores, 2.0).reshape(1, 1, 7, 5)))
 
 
-# Log-probabilities
+# Tests of the log-probabilities.
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
@@ -189,7 +189,7 @@ def test_the_best_key_s_log_prob_is_its_score_less_the_log_sum_exp(backend: str,
         query, key, value, SCORES[score].oracle(*parameters), lambda scores: scores, PLACES["dense"].allowed
     )
     scores, totals = (torch.tensor(given, dtype=torch.float64) for given in (answer.weights, answer.log_sum_exp))
-    best = scores.masked_fill(scores == 0, -math.inf).amax(dim=-1)  # 0 marks pairs that were not scored
+    best = scores.masked_fill(scores == 0, -math.inf).amax(dim=-1)  # the oracle has 0 for masked pairs
     assert_close(attended.log_prob, torch.where(totals > -math.inf, best - totals, 0))
 
 
@@ -212,7 +212,7 @@ def test_gradcheck_of_the_best_key(path: str) -> None:
     assert gradcheck(best, leaves, fast_mode=True)
 
 
-# Gradients of the estimators
+# Tests of the gradients of each estimator.
 
 
 def hand_derived(p: Tensor, value: Tensor, slopes: Tensor) -> Tensor:
@@ -257,11 +257,11 @@ def test_gumbel_has_the_gradient_of_the_noisy_softmax(backend: str, temperature:
     jacobian = torch.stack(
         [torch.autograd.grad(attended.output[..., c].sum(), scores, retain_graph=True)[0] for c in range(keys)], dim=1
     )
-    product = -temperature * jacobian  # off-diagonal entries are y_i y_j
+    product = -temperature * jacobian  # its off-diagonal entries are y_i y_j
     ab, ac, bc = product[:, 0, 1], product[:, 0, 2], product[:, 1, 2]
     y = torch.stack(((ab * ac / bc).sqrt(), (ab * bc / ac).sqrt(), (ac * bc / ab).sqrt()), dim=1)
 
-    sound = (product.abs() > 1e-100).all(dim=(1, 2))  # elsewhere y is too near a corner to be recovered
+    sound = (product.abs() > 1e-100).all(dim=(1, 2))  # in other rows y is too close to one-hot to be recovered
     assert sound.sum() > 0.99 * rows
     y, chosen = y[sound], attended.weights.reshape(rows, keys)[sound].argmax(dim=-1)
     assert_close(y.sum(dim=-1), torch.ones(len(y), dtype=torch.float64), rtol=1e-5, atol=1e-5)
@@ -287,7 +287,7 @@ def test_every_estimator_gives_values_the_same_gradient(backend: str, estimator:
 
 @pytest.mark.parametrize("path", paths(normalizers=["hard"]))
 def test_straight_through_learns_as_softmax_does_for_every_score(path: str) -> None:
-    """Over several blocks, with grouped heads and a mask with empty rows."""
+    """The call has several blocks, grouped heads, and a mask with empty rows."""
     score = path.split("/")[1]
     sizes = {"queries": 11, "keys": 1301, "size": 3, "value_size": 2}
     mask = regard.causal(offset=1200) & regard.padding(torch.tensor([1301, 0]))
@@ -304,7 +304,7 @@ def test_straight_through_learns_as_softmax_does_for_every_score(path: str) -> N
         assert_close(gradient, expected)
 
 
-# The expected value
+# Tests of queries that use the expected value instead of a sample.
 
 
 def test_queries_that_read_the_expected_value_by_hand() -> None:
@@ -378,7 +378,7 @@ def test_the_expected_value_has_no_blockwise_form() -> None:
         draw(SCORES_GIVEN.expand(1, 7, 5), normalize=hard, generator=seeded(), backend="blocked")
 
 
-# Learning from samples
+# Tests of `regard.reinforce`.
 
 
 def test_reinforce_by_hand() -> None:
@@ -457,7 +457,7 @@ def test_reinforce_climbs_the_expected_reward(backend: str, baseline: float | No
     p = torch.tensor(oracles.softmax(SCORES_GIVEN.tolist()), dtype=torch.float64)
     exact = p * (rewards - p @ rewards)
     level = p @ rewards if baseline is None else baseline
-    one_pull = (rewards - level).unsqueeze(1) * (torch.eye(5, dtype=torch.float64) - p)  # gradient for each arm
+    one_pull = (rewards - level).unsqueeze(1) * (torch.eye(5, dtype=torch.float64) - p)  # gradient of a sample, by arm
     spread = (p @ one_pull.square() - (p @ one_pull).square()).sqrt()
     assert (((-gradient - exact) / (spread / math.sqrt(pulls))).abs() < 5).all()
 
@@ -466,7 +466,7 @@ def test_reinforce_climbs_the_expected_reward(backend: str, baseline: float | No
 @pytest.mark.usefixtures("as_installed")
 @every_backend
 def test_a_bandit_learns_its_best_arm(backend: str) -> None:
-    """With the moving baseline and the entropy term, as in Show, Attend and Tell."""
+    """Training uses the moving baseline and the entropy term, as in Show, Attend and Tell."""
     rewards = torch.tensor([0.0, 0.2, 1.0, 0.4], dtype=torch.float64)
     logits = torch.zeros(4, dtype=torch.float64, requires_grad=True)
     optimizer, baseline, generator = torch.optim.Adam([logits], lr=0.1), None, seeded()

@@ -11,7 +11,7 @@ import torch
 import regard
 from regard.core.mask_cache import aligned, stored
 
-DEVICE = torch.device("meta")  # any device but the CPU, where contents are compared instead of versions
+DEVICE = torch.device("meta")  # on the CPU the cache compares contents; on other devices, version counters
 CPU = torch.device("cpu")
 
 
@@ -46,7 +46,7 @@ def test_a_change_in_place_is_seen(name: str) -> None:
     ids = torch.ones(5, dtype=torch.long)
     mask = masks(ids[1:4])[name]
     first = make(mask)
-    ids[2] = 7  # changes the tensor of which the mask has a view
+    ids[2] = 7  # the mask holds a view of this tensor
     second = make(mask)
     assert second is not first
     assert make(mask) is second
@@ -72,7 +72,7 @@ def test_a_change_through_numpy_is_seen_on_the_cpu() -> None:
     array[1] = 4
     assert make(mask, device=CPU) is not first
     scores = torch.zeros(2, 1, 1, 4)
-    for length in (4, 1):  # the second call must not use the first one's mask
+    for length in (4, 1):  # the second call must not use the cached mask of the first
         array[1] = length
         output = regard.attention(
             scores[..., :2], torch.zeros(2, 1, 4, 2), torch.ones(2, 1, 4, 1).cumsum(-2), mask=mask
@@ -91,7 +91,7 @@ def test_what_cannot_be_followed_is_not_stored() -> None:
         inside = make(mask)
         assert make(mask) is inside
     assert make(uncounted) is not make(uncounted)
-    assert make(mask) is not inside  # tensors of inference mode cannot be used by autograd
+    assert make(mask) is not inside  # autograd cannot use tensors that were created in inference mode
 
 
 def test_aligned_masks_keep_their_identity() -> None:

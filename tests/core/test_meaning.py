@@ -38,7 +38,7 @@ def assert_same(learned: Learned, expected: Learned) -> None:
         assert_close(result, wanted)
 
 
-# Rows with nothing to attend
+# Tests of rows with nothing to attend.
 
 
 def rows_closed_by(how: str) -> dict:
@@ -132,7 +132,7 @@ def test_what_a_masked_key_holds_has_no_effect(path: str, how: str, poison: str)
     clean = learn(path, [query, key, value, *parameters], mask=mask)
 
     key, value = key.clone(), value.clone()
-    key[closed] = value[closed] = POISONS.get(poison, 1.7e308)  # finite, but its products overflow
+    key[closed] = value[closed] = POISONS.get(poison, 1.7e308)  # the largest numbers: their products overflow
     poisoned = learn(path, [query, key, value, *parameters], mask=mask)
 
     assert_same(poisoned, clean)
@@ -153,7 +153,7 @@ def test_a_future_key_has_no_effect_on_the_past(path: str, mask: object, poison:
     inputs[{"key": 1, "value": 2}[where]][:, :, KEYS - 2] = POISONS[poison]
     poisoned = learn(path, inputs, rows=past, mask=mask)
 
-    # Up to the gradient of the query.
+    # The output, the weights and the gradient of the query are not affected.
     for result, expected in zip(poisoned.everything[:3], clean.everything[:3], strict=True):
         assert_close(result[:, :, past], expected[:, :, past])
 
@@ -170,7 +170,7 @@ def test_sdpa_refuses_what_its_kernels_would_let_through(poison: str, where: str
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("how", ["padding", "dense", "window", "bias", "not", "or", "causal and segments"])
 def test_numbers_that_overflow_behind_a_mask_have_no_effect(how: str, dtype: torch.dtype) -> None:
-    """As in an uninitialised cache. With `auto`, because torch's kernels would add −inf to +inf."""
+    """Such numbers occur in an uninitialised cache. `auto` must avoid torch's kernels, which add −inf to +inf."""
     closed = torch.arange(20) >= 12
     bias = torch.zeros(1, 20).masked_fill(closed, -torch.inf)
     calls = {"padding": {"mask": regard.padding(12)}, "dense": {"mask": ~closed[None]}, "bias": {"bias": bias}}
@@ -180,7 +180,7 @@ def test_numbers_that_overflow_behind_a_mask_have_no_effect(how: str, dtype: tor
     calls["causal and segments"] = {"mask": regard.causal() & regard.segments(*ids)}
     calls |= {"not": {"mask": ~regard.dense(closed[None])}, "or": {"mask": regard.padding(12) | regard.padding(10)}}
     query, key, value = (torch.randn(1, 2, 20, 8).to(dtype) for _ in range(3))
-    # Without poison, another backend runs.
+    # The clean call may use another backend, so the results differ by rounding.
     near = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
 
     def learned() -> tuple[torch.Tensor, ...]:
@@ -198,7 +198,7 @@ def test_numbers_that_overflow_behind_a_mask_have_no_effect(how: str, dtype: tor
 @pytest.mark.parametrize("how", ["causal", "window", "per head", "future"])
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "blocked", "flex", "auto"])
 def test_what_a_masked_key_holds_has_no_effect_on_cuda(backend: str, how: str) -> None:
-    """Keys masked for every query; and, on the reference paths, a future key that only the last query may attend."""
+    """Keys are masked for every query; on the reference paths, also a key that only the last query may attend."""
     if how == "future" and backend not in ("reference", "blocked"):
         pytest.skip("fused CUDA kernels multiply whole tiles: docs/attention.md says what that means")
     mask, closed = closed_keys("causal" if how == "future" else how)
@@ -259,7 +259,7 @@ def test_padded_is_packed_is_one_by_one(path: str, causal: bool) -> None:
             assert_close(gradient, expected)
 
 
-# Masks intersect
+# Tests that several masks intersect.
 
 
 @every_path
@@ -351,17 +351,17 @@ def test_a_bias_of_minus_infinity_masks(path: str) -> None:
     assert torch.count_nonzero(slopes["bias"][closed]) == 0
 
 
-# Ties, zero vectors, large scores
+# Tests of ties, zero vectors and large scores.
 
 
 @pytest.mark.parametrize("estimator", ["straight_through", "reinforce", "gumbel"])
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_the_first_of_equal_keys_wins(backend: str, score: str, estimator: str) -> None:
-    """Equal keys in different blocks, the first ones masked."""
+    """Equal keys are in different blocks, and the first of them are masked."""
     keys, first = 2003, 701
     query, key, value, *parameters = SCORES[score].inputs(keys=keys, size=3, value_size=2)
-    key = torch.zeros_like(key).index_fill(-1, torch.tensor(0), 1)  # no sum of several terms, so no rounding
+    key = torch.zeros_like(key).index_fill(-1, torch.tensor(0), 1)  # scores of one term are not rounded
     attended = attend(
         f"{backend}/{score}/hard", [query, key, value, *parameters],
         normalize=regard.Hard(estimator, sample=False), mask=torch.arange(keys) >= first, weights=regard.top(1),
@@ -378,7 +378,7 @@ def test_cosine_of_a_zero_vector_is_zero(path: str, dtype: torch.dtype) -> None:
     query[0, :, 1] = key[1, :, 2] = 0
     learned = learn(path, [query, key, value])
 
-    if path.endswith("softmax"):  # a zero query scores every key 0
+    if path.endswith("softmax"):  # a zero query has a score of 0 for every key
         assert_close(learned.weights[0, :, 1], torch.full((HEADS, KEYS), 1 / KEYS, dtype=dtype))
     for result in learned.everything:
         assert result.isfinite().all()
@@ -407,7 +407,7 @@ def test_scores_of_1e5_stay_finite(path: str, dtype: torch.dtype) -> None:
 
 def test_what_autocast_makes_infinite_behind_a_causal_mask_has_no_effect() -> None:
     query, key, value = (torch.randn(1, 2, 4, 8) for _ in range(3))
-    value[:, :, 3] = 1e6  # too large for float16
+    value[:, :, 3] = 1e6  # becomes infinite in float16
     with torch.autocast("cpu", dtype=torch.float16):
         found = regard.attention(query, key, value, mask=regard.causal()).output
     assert found[:, :, :3].isfinite().all()
@@ -418,7 +418,7 @@ def test_what_autocast_makes_infinite_behind_a_causal_mask_has_no_effect() -> No
 @pytest.mark.parametrize("score", [regard.ScaledDot(), regard.Cosine()], ids=["scaled", "cosine"])
 @pytest.mark.parametrize("heads", [True, False], ids=["heads", "headless"])
 def test_a_query_of_nan_gives_nan_however_few_the_keys(keys: int, score: Any, heads: bool) -> None:
-    """torch's CPU kernels return 0 for it if the keys do not fill a SIMD vector."""
+    """torch's CPU kernels return 0 for such a query if there are fewer keys than a SIMD vector holds."""
     query, key = torch.randn(3, 8), torch.randn(keys, 8)
     query[1, 2] = math.nan
     if heads:
@@ -428,7 +428,7 @@ def test_a_query_of_nan_gives_nan_however_few_the_keys(keys: int, score: Any, he
     assert output[..., 0::2, :].isfinite().all()
 
 
-# Values at the limits of the range
+# Tests of values at the limits of the range.
 
 
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "blocked", "reference"])
@@ -487,7 +487,7 @@ def lifted(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 def test_padding_does_not_reach_a_score_of_ones_own(
     backend: str, score: object, dtype: torch.dtype, poison: float
 ) -> None:
-    """Even for a score that divides by the size of its key, or that computes in the caller's half precision."""
+    """This holds even for a score that divides by the norm of its key, or that computes in half precision."""
     query, key, value = (torch.randn(1, 2, 20, 4).clamp(-1.5, 1.5).to(dtype) for _ in range(3))
     query.requires_grad_()
     key[:, :, 15:] = poison
@@ -503,7 +503,7 @@ def test_padding_does_not_reach_a_score_of_ones_own(
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_a_row_with_nothing_to_attend_does_not_reach_a_score_of_ones_own(backend: str) -> None:
-    """Nor does a NaN that another row attends."""
+    """A NaN that another row attends does not reach this row either."""
     mask = torch.ones(8, 8, dtype=torch.bool)
     mask[0] = mask[7] = mask[1:, 5:] = False
     mask[7, 5] = True

@@ -56,7 +56,7 @@ def drawn(way: Way, device: str, *, batch: int = 2, queries: int = 19, keys: int
     return [x.to(device, way.dtype).requires_grad_() for x in found]
 
 
-REFUSED = {  # what a backend may refuse; any other refusal is an error
+REFUSED = {  # the rules that a backend may refuse; any other refusal is an error
     "short": ("empty", "packed", "intersect", "bias", "long", "or"),
     "flex": ("or",),
     "additive": ("or",),
@@ -153,7 +153,7 @@ def test_what_a_closed_key_holds_has_no_effect(way: Way, device: str, poison: fl
         "padding": lambda: {"mask": regard.padding(torch.tensor([11, 19], device=device))},
         "dense": lambda: {"mask": regard.dense(keep)},
         "segments": lambda: {"mask": regard.segments(torch.zeros_like(closed, dtype=torch.long), closed.long())},
-        # Each of them alone allows every key.
+        # Neither of the two masks alone masks a key for all queries.
         "together": lambda: {"mask": regard.dense(keep | (j > i)) & regard.causal()},
         "or": lambda: {"mask": regard.dense(keep & (j > i)) | regard.dense(keep & (j <= i))},
         "bias": lambda: {"bias": torch.zeros(keep.shape, device=device, dtype=way.dtype).masked_fill(~keep, -math.inf)},
@@ -222,7 +222,7 @@ def test_a_zero_vector_has_a_finite_cosine_and_gradient(way: Way, device: str) -
     query, key, value = (x.requires_grad_() for x in tensors[:3])
     found = attend(replace(way, score="cosine"), [query, key, value, tensors[3]]).output
     true = value.detach().double().mean(2)
-    near(way, found[:, :, 3], true)  # all its scores are 0, so its output is the mean
+    near(way, found[:, :, 3], true)  # all scores of query 3 are 0, so its output is the mean of the values
     for gradient in torch.autograd.grad(found.float().square().sum(), (query, key, value)):
         assert gradient.isfinite().all()
 

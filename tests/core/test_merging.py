@@ -56,7 +56,7 @@ def test_log_sum_exp(path: str, place: str) -> None:
 @pytest.mark.parametrize("place", ["dense", "closed"])
 @pytest.mark.parametrize("path", SOFTMAX_PATHS)
 def test_gradient_of_log_sum_exp(path: str, place: str) -> None:
-    """With a gradient of the output too, so that both are summed; rows with nothing to attend have none."""
+    """The loss uses the output too, so both gradients are summed; empty rows have a gradient of 0."""
     inputs = SCORES[path.split("/")[1]].inputs()
 
     def gradients(result: regard.Attended | Tensor, output: Tensor, leaves: list[Tensor]) -> list[Tensor]:

@@ -34,7 +34,7 @@ def shapes(draw: st.DrawFn) -> Shape:
     return Shape(draw(st.integers(1, 3)), heads, groups, draw(sizes), draw(sizes))
 
 
-# Strides
+# Memory layouts.
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
@@ -202,7 +202,7 @@ def test_auto_never_changes_the_meaning(score: str, normalize: str, problem: Pro
         assert_close(result, expected, rtol=1e-8, atol=1e-10)
 
 
-# Particular layouts
+# Tests of particular memory layouts.
 
 
 @pytest.mark.parametrize("path", paths(scores=["scaled", "cosine", "additive", "mlp"]))
@@ -239,21 +239,21 @@ def test_expanded_keys_have_stride_zero(path: str) -> None:
         assert_close(result, expected)
 
 
-# Axes that broadcast, and missing axes
+# Tests of axes that broadcast or are missing.
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", paths(scores=["scaled", "bilinear", "additive", "mlp"]))
 def test_leading_axes_broadcast(path: str) -> None:
     query, key, value, *parameters = SCORES[path.split("/")[1]].inputs()
-    many = torch.stack([query, query + 1, query - 1])  # (3, b, h, q, d) over (b, g, k, d)
+    many = torch.stack([query, query + 1, query - 1])  # queries (3, b, h, q, d) over keys (b, g, k, d)
     attended = attend(path, [many, key, value, *parameters], weights=regard.full())
     for number in range(3):
         single = attend(path, [many[number], key, value, *parameters], weights=regard.full())
         assert_close(attended.output[number], single.output)
         assert_close(attended.weights[number], single.weights)
 
-    lengths = torch.tensor([[4, 7], [1, 0], [6, 2]])  # along the first axes of the scores
+    lengths = torch.tensor([[4, 7], [1, 0], [6, 2]])  # one length for each entry of the two leading axes
     masked = attend(path, [many, key, value, *parameters], mask=regard.padding(lengths) & regard.causal(1)).output
     for number in range(3):
         mask = regard.padding(lengths[number]) & regard.causal(1)
@@ -338,7 +338,7 @@ def test_a_support_wider_than_usual_is_found(alpha: float) -> None:
     assert weights[1, 0] > weights[1, -1]
 
 
-# Parts
+# Tests of parts of a bias, as blocks need them.
 
 
 @given(st.integers(0, 6), st.integers(0, 6), st.integers(0, 4), st.integers(0, 4), offsets)
@@ -357,7 +357,7 @@ def test_any_part_of_a_rule_is_that_of_its_distances(q: int, k: int, row: int, c
         for places in ((rows, columns), (torch.tensor(list(rows), dtype=torch.long), columns)):
             found = bias.values(*places, torch.float64)
             assert_close(found, exact.reshape(2, q, k), rtol=0, atol=0)
-            assert found.stride(-1) == 1 or 0 in found.shape  # contiguous rows, which some kernels require
+            assert found.stride(-1) == 1 or 0 in found.shape  # rows must be contiguous, because some kernels require it
             assert_close(torch.autograd.grad(found, leaf, upstream.reshape(2, q, k))[0], wanted)
 
 

@@ -39,7 +39,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.slow
-# A warning of torch's own compiler.
+# torch's own compiler causes this warning.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("compiler", [None, "aot_eager"])
 def test_a_kernel_gets_the_gradient_laid_out_like_its_output(compiler: str | None, as_installed: None) -> None:

@@ -109,7 +109,7 @@ def test_packed_self_attention_looks_for_nothing() -> None:
 
 
 CHECKED = torch.arange(QUERIES)[:, None] % 2 == torch.arange(KEYS) % 2
-TOGETHER = {  # keys that are masked only by several rules together, and a bias of −inf
+TOGETHER = {  # keys that no single rule masks, but several rules together or a bias of −inf
     "two dense": (CHECKED & (torch.arange(QUERIES)[:, None] != 2)) & regard.dense(torch.arange(KEYS) != 3)
     & regard.dense(torch.arange(QUERIES)[:, None] < torch.arange(KEYS)),
     "dense in a band": CHECKED & regard.window(0, 0, offset=3),
@@ -190,7 +190,7 @@ def test_what_a_kernel_makes_of_an_empty_row_does_not_change_the_meaning(
         "lengths and dense": regard.padding([0, 500]) & regard.dense(torch.ones(600, 600, dtype=torch.bool).tril()),
         "shifted": regard.causal(-3),
         "window": regard.window(4, 0, offset=-2),
-        "window, all rows see": regard.window(4, 0),  # except for the rows that pad the last block
+        "window, all rows see": regard.window(4, 0),  # all rows attend a key, but for the padding of the last block
     }[how]
     calls = []
 
@@ -208,7 +208,7 @@ def test_what_a_kernel_makes_of_an_empty_row_does_not_change_the_meaning(
 
     true = learn("reference")
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", kernel)
-    monkeypatch.setattr(sdpa, "_sequences", lambda problem, found: None)  # which the CPU alone cuts
+    monkeypatch.setattr(sdpa, "_sequences", lambda problem, found: None)  # only calls on the CPU are split by sequence
     spoilt = learn("sdpa")
     monkeypatch.setattr(sdpa, "_wants_full_rows", lambda device: True)
     found = learn("sdpa")

@@ -65,7 +65,7 @@ def test_received(path: str, place: str) -> None:
 
 @pytest.mark.slow
 @every_place
-@without_hard  # the entropy of hard attention is that of its distribution: test_hard.py
+@without_hard  # hard attention returns the entropy of its distribution: see test_hard.py
 def test_entropy(path: str, place: str) -> None:
     assert_close(ask(path, place, regard.entropy()).weights, expected(path, place).entropy)
 
@@ -84,7 +84,7 @@ def test_top(path: str, place: str, count: int) -> None:
     assert isinstance(top, regard.Top)
     assert top.indices.dtype == torch.int64
     assert_close(top.values, values.double().reshape(*weights.shape[:3], kept), rtol=1e-5, atol=1e-6)
-    assert torch.equal(top.indices, indices.reshape(top.indices.shape))  # −1 where the weight is 0
+    assert torch.equal(top.indices, indices.reshape(top.indices.shape))  # the index is −1 where the weight is 0
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "blocked"])
@@ -128,7 +128,7 @@ def test_requests_over_several_blocks(path: str) -> None:
         )
 
 
-# Dropout
+# Tests of dropout.
 
 
 def dropped(path: str, probability: float, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -145,7 +145,7 @@ def dropped(path: str, probability: float, seed: int = 3) -> tuple[torch.Tensor,
 def test_dropout_keeps_or_drops_each_weight(path: str) -> None:
     used, gradient, weights = dropped(path, 0.25)
     kept = used != 0
-    assert_close(weights, expected(path, "open").weights)  # before dropout
+    assert_close(weights, expected(path, "open").weights)  # returned weights are those before dropout
     assert_close(used[kept], weights[kept] / 0.75)
     assert 0.15 < (~kept & (weights > 0)).sum() / (weights > 0).sum() < 0.35
     assert not torch.equal(kept[0], kept[1])

@@ -62,7 +62,7 @@ def test_links_are_the_best_source_word_of_each_target_word():
 
 
 def test_pieces_are_summed_over_the_source_and_averaged_over_the_target():
-    # Source words: pieces 0 | 1 2 | 3, then an end mark; target words: pieces 0 1 | 2, then an end mark.
+    # The source words are the pieces 0 | 1 2 | 3, the target words 0 1 | 2; both sides have an end mark.
     weights = torch.tensor(
         [
             [0.40, 0.25, 0.25, 0.05, 0.05],
@@ -99,7 +99,7 @@ def test_joined_links_grow_from_what_has_grown():
     assert joined_links({(0, 0), (1, 1), (2, 2)}, {(0, 0)}) == {(0, 0), (1, 1), (2, 2)}
     # Both words of (1, 0) have a link once (1, 1) is added; before that its source has none.
     assert joined_links({(0, 0), (1, 1)}, {(0, 0), (1, 1), (1, 0)}) == {(0, 0), (1, 1)}
-    assert joined_links({(0, 1)}, {(1, 0)}) == set()  # nothing to grow from
+    assert joined_links({(0, 1)}, {(1, 0)}) == set()  # the two models agree on no link, so none can grow
 
 
 @pytest.mark.usefixtures("as_installed")

@@ -133,6 +133,6 @@ def test_memory_stays_flat(tmp_path):
     found, length, made, used = json.loads(done.stdout)
     assert found == count
     assert length == sum(len(line.format(number)) - 1 for number in range(count))
-    assert size > 35  # MiB on disk, of which the process holds offsets and a permutation, 6 MiB
+    assert size > 35  # MiB on disk; the process needs 6 MiB for offsets and a permutation
     assert made < 16
     assert used < 20

@@ -8,7 +8,7 @@ from regard.data.text.tokens import cut
 from regard.data.worlds import review_words, reviews
 from regard.data.worlds.reviews import CLASSES, splits, text_of, unseen
 
-_AGREEING = "scarcely sincere cheap"  # both opinions are decisive
+_AGREEING = "scarcely sincere cheap"  # negation and words of two opinions that agree: both are decisive
 _NEVER = "never excellent"
 LANGUAGES = ("en", "zh")
 

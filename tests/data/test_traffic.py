@@ -31,16 +31,16 @@ def seconds(apart, closing, reach):
 @pytest.mark.parametrize(
     ("apart", "closing", "expected"),
     [
-        ((35, 0), (-10, 0), 3.0),  # 35 − 5 metres at 10 m/s
-        ((35, 0), (10, 0), math.inf),  # it moves away
-        ((35, 2.5), (-10, 0), math.inf),  # it passes beside
-        ((25, 8), (-10, -3), 2.0),  # along from 2 to 3 s, across from 2 to 3.33 s
-        ((25, 8), (-10, -1), math.inf),  # across from 6 s on, when it is behind
-        ((25, 17), (-5, -3), 5.0),  # along from 4 to 6 s, across from 5 s on
-        ((3, 1), (0, 0), 0.0),  # they already overlap, without relative motion
-        ((3, 1), (-1, 0), 0.0),  # they already overlap
-        ((-20, 0), (-1, 0), math.inf),  # it is already behind
-        ((20, 0), (0, 0), math.inf),  # equally fast
+        ((35, 0), (-10, 0), 3.0),  # the boxes are 35 − 5 metres apart and approach at 10 m/s
+        ((35, 0), (10, 0), math.inf),  # the object moves away
+        ((35, 2.5), (-10, 0), math.inf),  # the object passes at the side
+        ((25, 8), (-10, -3), 2.0),  # the boxes overlap in x from 2 to 3 s, in y from 2 to 3.33 s
+        ((25, 8), (-10, -1), math.inf),  # they overlap in y from 6 s on, when the object is behind
+        ((25, 17), (-5, -3), 5.0),  # they overlap in x from 4 to 6 s, in y from 5 s on
+        ((3, 1), (0, 0), 0.0),  # the boxes already overlap, without relative motion
+        ((3, 1), (-1, 0), 0.0),  # the boxes already overlap
+        ((-20, 0), (-1, 0), math.inf),  # the object is already behind
+        ((20, 0), (0, 0), math.inf),  # both have the same velocity
     ],
 )
 def test_the_time_to_a_collision_of_two_boxes(apart, closing, expected):
@@ -58,16 +58,16 @@ def decided(*objects, speed=10.0, limit=10.0, y=0.0, heading=0.0):
         (10.0, [], "hold"),
         (8.0, [], "accelerate"),
         (12.0, [], "brake"),
-        # The boxes and the gap are 4.5 + 1.5 metres: at 36.1 metres and 10 m/s there are 3.01 seconds.
+        # Half lengths and the gap take 4.5 + 1.5 metres: at 36.1 metres and 10 m/s, 3.01 seconds remain.
         (10.0, [{**LEAD, "x": 36.1}], "hold"),
         (10.0, [{**LEAD, "x": 35.9}], "brake"),
-        (8.0, [{**LEAD, "x": 33.1}], "accelerate"),  # 27.1 metres, 3.01 s at 9 m/s
+        (8.0, [{**LEAD, "x": 33.1}], "accelerate"),  # 27.1 metres remain: 3.01 s at 9 m/s
         (8.0, [{**LEAD, "x": 32.9}], "hold"),
-        (8.0, [{**LEAD, "x": 29.9}], "brake"),  # 23.9 metres at 8 m/s
+        (8.0, [{**LEAD, "x": 29.9}], "brake"),  # 23.9 metres remain: 2.99 s at 8 m/s
         (10.0, [{**LEAD, "x": 20, "speed": 10}], "hold"),
-        (10.0, [{**LEAD, "x": 5.9, "speed": 10}], "brake"),  # too near, whatever its speed
-        (10.0, [{**LEAD, "x": -8, "speed": 14}], "hold"),  # behind
-        (10.0, [{**LEAD, "x": 20, "y": -LANE, "heading": math.pi, "speed": 12}], "hold"),  # oncoming
+        (10.0, [{**LEAD, "x": 5.9, "speed": 10}], "brake"),  # the vehicle ahead is too near, whatever its speed
+        (10.0, [{**LEAD, "x": -8, "speed": 14}], "hold"),  # a faster vehicle behind
+        (10.0, [{**LEAD, "x": 20, "y": -LANE, "heading": math.pi, "speed": 12}], "hold"),  # in the oncoming lane
         (10.0, [{"kind": "pedestrian", "x": 20, "y": 2.9, "heading": -math.pi / 2, "speed": 0}], "hold"),
         # Across it is 1.5 metres away (1.9 and 0.5 by two, 0.3 beside), so from 0.93 s on; along from 1.6 s on.
         (10.0, [{"kind": "pedestrian", "x": 20, "y": 2.9, "heading": -math.pi / 2, "speed": 1.5}], "brake"),
@@ -85,7 +85,7 @@ def test_the_expert_steers_around_what_stands_at_the_side():
     assert ACTIONS[found.action[0]] == "hold"
     assert found.forced.tolist() == [[True]]
     assert decided(parked, y=-0.75).steering[0] == pytest.approx(0.0)
-    assert decided({**parked, "y": 2.8}).steering[0] == 0.0  # far enough from the lane
+    assert decided({**parked, "y": 2.8}).steering[0] == 0.0  # the parked car is far enough from the lane
     assert decided({**parked, "x": 40}).steering[0] == 0.0
 
 
@@ -93,7 +93,7 @@ def test_who_forces_a_decision_is_known_by_leaving_it_out():
     walker = {"kind": "pedestrian", "x": 20, "y": 1.0, "heading": -math.pi / 2, "speed": 1.5}
     other = {**LEAD, "y": -LANE, "heading": math.pi, "speed": 9}
     assert decided(other, walker).forced.tolist() == [[False, True]]
-    assert decided({**LEAD, "x": 20}, walker).forced.tolist() == [[False, False]]  # each alone would force the decision
+    assert decided({**LEAD, "x": 20}, walker).forced.tolist() == [[False, False]]  # braking is forced twice
     parked = {**LEAD, "x": 12, "y": 1.95}
     assert decided(walker, parked).forced.tolist() == [[True, True]]  # the first forces braking, the second steering
 
@@ -137,7 +137,7 @@ def test_the_ego_vehicle_moves_as_it_is_told():
     start = traffic.ego[0].copy()
     assert start.tolist() == [0.0, 0.0, 0.0, 8.0, 10.0]
     traffic.step(np.array([0]), np.array([0.0]))
-    assert traffic.ego[0, :4].tolist() == pytest.approx([7.0 * STEP, 0, 0, 7.0])  # −5 m/s² in 0.2 s
+    assert traffic.ego[0, :4].tolist() == pytest.approx([7.0 * STEP, 0, 0, 7.0])  # braking by 5 m/s² for 0.2 s
     traffic.step(np.array([2]), np.array([1.0]))
     heading = 7.4 * STEP * 0.05
     expected = [7.0 * STEP + 7.4 * STEP * math.cos(heading), 7.4 * STEP * math.sin(heading), heading, 7.4]

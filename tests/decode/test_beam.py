@@ -113,7 +113,7 @@ def test_a_search_leaves_when_nothing_can_improve():
     table = Sure(0)
     [[found]] = run(table, [1], limit=9, width=4, length_penalty=None)
     assert found.tokens == ()
-    assert table.calls == 1  # the first stop is almost certain, and other hypotheses cannot win any more
+    assert table.calls == 1  # stopping at once is almost certain, so no other hypothesis can win
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -82,7 +82,7 @@ def test_ranking(vocabulary: int, count: int, device: str, dtype: torch.dtype, t
     from regard.kernels.triton.token_ranking import rank
 
     generator, rows = torch.Generator().manual_seed(5), 3
-    logits = (torch.randint(-40, 40, (rows, vocabulary), generator=generator) / 8).to(device, dtype)  # many ties
+    logits = (torch.randint(-40, 40, (rows, vocabulary), generator=generator) / 8).to(device, dtype)  # with many ties
     logits[0, 5:] = -torch.inf
     for never in ((), (0, 3), (vocabulary - 1,)):
         for minimum, time in ((0, 0), (3, 2), (3, 3)):
@@ -115,7 +115,7 @@ def test_front(width: int, n_best: int, vocabulary: int, steps: int, device: str
     """Compare the kernel with the reference, over searches of random logits with ties, limits and small
     vocabularies."""
     from regard.decode.beam_state import Front, advance
-    from regard.decode.graph_search import _put
+    from regard.decode.graph_search import copy_front
     from regard.decode.penalties import Gnmt, best_divisors, divisors
     from regard.decode.ranking import best
     from regard.decode.records import bounds
@@ -142,7 +142,7 @@ def test_front(width: int, n_best: int, vocabulary: int, steps: int, device: str
         logits = torch.randint(-6, 6, (rows * width, vocabulary), generator=generator).float().to(device) / 2
         if time == 2:
             logits[width * 3] = torch.nan
-            logits[width * 5] = torch.nan  # the row has ended, so its values do not matter
+            logits[width * 5] = torch.nan  # this row has ended, so its logits are not used
         now = torch.tensor([time], device=device)
         log_probs, at_stop = limits.distribution(logits, time)
         values, tokens = best(log_probs, 2 * width)
@@ -151,7 +151,7 @@ def test_front(width: int, n_best: int, vocabulary: int, steps: int, device: str
         shaped = [part.unflatten(0, (-1, width)) for part in (values, tokens, at_stop)]
         options = (limits, now, table[time + 1], hope[:, time])
         before = wanted.closed.clone()
-        _put(advance(wanted, shaped[0], shaped[1], shaped[2], *options), wanted)
+        copy_front(advance(wanted, shaped[0], shaped[1], shaped[2], *options), wanted)
         fused(
             *(found.tensors(), (values, tokens, at_stop)), stop=1, limit=limits.limit, table=table,
             hope=hope.contiguous(), time=now, broken=broken, trail=trail,

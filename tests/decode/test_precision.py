@@ -115,7 +115,7 @@ def test_nothing_is_made_ready_twice(made, as_installed):
     packed = Translator.load(Saved("int8"), precision="float32")
     assert packed.in_precision("float32") is packed
     assert made == ["quantize", "pack"]
-    assert Translator.load(Saved()).exact is None  # the model as trained
+    assert Translator.load(Saved()).exact is None  # float32 uses the model as trained, without a copy
     assert made == ["quantize", "pack"]
 
 

@@ -56,7 +56,7 @@ def search(made: EncoderDecoder, way: str, rows: int = 19, captures: Captures | 
         captures = Captures(devices=EVERYWHERE)
     with pytest.MonkeyPatch.context() as patch:
         if way == "one by one":
-            patch.setattr(beam_module, "_SIDE_BY_SIDE", 0)
+            patch.setattr(beam_module, "GROUPED_WIDTH", 0)
         if way == "side by side":
             captures = Captures(devices=())
         return beam(
@@ -129,7 +129,7 @@ def test_rows_dropped_or_kept(way):
 @pytest.mark.slow
 def test_fixed_shapes_serve_many_searches():
     made, captures = model(), Captures(devices=EVERYWHERE)
-    for rows in (19, 17, 18):  # all in storage for 24 rows
+    for rows in (19, 17, 18):  # 17 to 19 rows are rounded up to 24, so all share one storage
         same(search(made, "fixed", rows, captures, n_best=2), search(made, "one by one", rows, n_best=2))
     assert len(captures.held) == 1
     same(search(made, "fixed", 5, captures, n_best=2), search(made, "one by one", 5, n_best=2))
@@ -149,10 +149,10 @@ def test_new_weights_are_seen():
     search(made, "fixed", captures=captures)
     with torch.no_grad():
         for parameter in made.parameters():
-            parameter.mul_(0.9)  # in place, as an optimizer does
+            parameter.mul_(0.9)  # an optimizer changes parameters in place, too
     same(search(made, "fixed", captures=captures), search(made, "one by one"))
     for parameter in made.parameters():
-        parameter.data = parameter.data * 1.1  # a new tensor at another address
+        parameter.data = parameter.data * 1.1  # the parameter moves to another address
     same(search(made, "fixed", captures=captures), search(made, "one by one"))
     assert len(captures.held) == 2
 
@@ -255,12 +255,12 @@ def test_a_search_may_begin_behind_a_prefix():
     found = []
     for side in (16, 0):
         with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(beam_module, "_SIDE_BY_SIDE", side)
+            patch.setattr(beam_module, "GROUPED_WIDTH", side)
             state = made.decoder.start(made.encoder(source, lengths), weights=True)
             for token in (BEGIN, 5, 7):
                 state = made.step(state, torch.full((19,), token)).state
             start = torch.full((19,), 9)
-            captures = Captures(devices=EVERYWHERE)  # must decline, because its storage starts at position 0
+            captures = Captures(devices=EVERYWHERE)  # captures must decline: their storage starts at position 0
             found.append(beam(made.step, state, start=start, stop=END, limit=limit, width=WIDTH, captures=captures))
             assert captures.held == []
     same(found[0], found[1])
@@ -359,7 +359,7 @@ def test_autocast_and_listeners_go_one_by_one():
 
 
 def test_keys_that_nobody_sees_are_dropped():
-    """Four hypotheses of one parent, repeatedly: only shared and own keys are kept."""
+    """All four hypotheses repeatedly continue one parent, so only shared keys and their own are kept."""
     made = model()
     source, lengths, _ = batch(3)
     with torch.no_grad():
@@ -372,7 +372,7 @@ def test_keys_that_nobody_sees_are_dropped():
             step, other = made.step(state, tokens), made.step(plain, tokens[2::4])
             torch.testing.assert_close(step.logits[2::4], other.logits)
             state, plain = step.state.regroup(torch.full((3, 4), 2)), other.state
-    assert state.seen.shape[2] < 13 + 12  # 49 keys were written
+    assert state.seen.shape[2] < 13 + 12  # unused ones of the 49 written keys were removed
     assert state.seen.sum(-1).tolist() == [[13] * 4] * 3
 
 
@@ -443,13 +443,13 @@ def test_captured_is_one_by_one(positions):
         for parameter in made.parameters():
             parameter.mul_(0.9)
     same(search(made, "captured", captures=captures), search(made, "one by one"))
-    same(search(made, "captured"), search(made, "one by one"))  # without any cached search
+    same(search(made, "captured"), search(made, "one by one"))  # the same without a cached search
 
 
 @pytest.mark.cuda
 def test_one_graph_after_another():
     made, captures = model(device="cuda"), Captures(keep=1)
-    for rows in (3, 5, 3):  # each search replaces the one before
+    for rows in (3, 5, 3):  # with keep=1, each search replaces the cached one
         same(search(made, "captured", rows, captures), search(made, "one by one", rows))
     assert len(captures.held) == 1
     assert captures.held[0].graph is not None

@@ -43,7 +43,7 @@ def sources() -> Tensor:
 def start(model: EncoderDecoder, source: Tensor, lengths: Tensor):
     memory = model.encoder(source, lengths)
     options = {"weights": True} if isinstance(model.decoder, TransformerDecoder) else {}
-    return model.decoder.start(memory, limit=9 + 1, **options)  # the start mark, and the largest number of tokens
+    return model.decoder.start(memory, limit=9 + 1, **options)  # one position for the start mark, nine for tokens
 
 
 def search(model: EncoderDecoder, source: Tensor, lengths: Tensor, **options) -> list[list[Hypothesis]]:

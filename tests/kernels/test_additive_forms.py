@@ -9,8 +9,8 @@ from torch import Tensor
 import regard
 from regard.core.backends.additive import Logistic
 
-FEW = (2, 2, 7, 31, 16)  # the exponential form, if the backend is chosen by name
-SOME = (2, 2, 16, 64, 64)  # the logistic form
+FEW = (2, 2, 7, 31, 16)  # sizes of the exponential form, if the backend is chosen by name
+SOME = (2, 2, 16, 64, 64)  # sizes of the logistic form
 
 
 def drawn(shape: tuple[int, ...], scale: float = 1.0, heavy: float = 1.0, seed: int = 0) -> list[Tensor]:
@@ -42,7 +42,7 @@ def test_every_form_is_as_exact_as_tanh(shape: tuple[int, ...], scale: float, he
             each = zip(learned(tensors, backend), true, strict=True)
             found.append([float((a.double() - b).norm() / b.norm()) for a, b in each])
     ours, plain = (torch.tensor(found).mean(0) for found in errors.values())
-    plain = plain.clamp_min(torch.finfo(torch.float32).eps)  # the error of summing in blocks alone
+    plain = plain.clamp_min(torch.finfo(torch.float32).eps)  # summing in blocks alone has this error
     assert ours[0] <= 2 * plain[0]
     assert (ours[1:] <= 3 * plain[1:]).all(), (ours, plain)
 
@@ -64,7 +64,7 @@ def test_which_form_serves(monkeypatch: pytest.MonkeyPatch) -> None:
         return bool(called)
 
     assert used(*drawn(SOME))
-    assert not used(*drawn(SOME, scale=0.05))  # digits would be lost
+    assert not used(*drawn(SOME, scale=0.05))  # small inputs would lose digits
     assert used(*drawn(SOME, scale=0.3))
     assert not used(*drawn(SOME, scale=0.3, heavy=25.0))
     query, key, value, weight = drawn(SOME, scale=1e-3)

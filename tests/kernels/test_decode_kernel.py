@@ -39,7 +39,7 @@ def test_lengths_under_the_interpreter(queries: int, keys: int, workers: int, na
     query, key = torch.randn(3, 4, queries, f_size), torch.randn(3, groups, keys, f_size)
     value, weight = torch.randn(3, groups, keys, e_size), WEIGHTS[name](f_size)
     key[2, :, 5:], value[2, :, 5:], key[1] = torch.nan, torch.inf, torch.nan
-    lengths = torch.tensor([keys, 0, 5])  # the first one: all keys
+    lengths = torch.tensor([keys, 0, 5])  # the first sequence attends all keys
     tensors = [tensor.double() for tensor in (query, key, value)]
     mask = regard.padding(lengths)
     plain = regard.attention(*tensors, score=score_of(weight), mask=mask, backend="reference").output
@@ -157,7 +157,7 @@ def test_a_step_over_keys_closed_one_by_one_equals_the_plain_form_on_cuda(score:
 def test_a_step_equals_the_plain_form_on_cuda(keys: int, score: str, dtype: torch.dtype) -> None:
     query, key, value = (torch.randn(5, 8, n, 96, device="cuda") for n in (1, keys, keys))
     key, value = key[:, :2].to(dtype), value[:, :2].to(dtype)
-    lengths = torch.tensor([2**40, 1, keys // 2, 0, keys - 1], device="cuda")  # the first one: all keys
+    lengths = torch.tensor([2**40, 1, keys // 2, 0, keys - 1], device="cuda")  # 2**40 means all keys
     mechanism = regard.ScaledDot() if score == "scaled_dot" else regard.Additive(torch.randn(96, device="cuda"))
     mask = regard.padding(lengths)
     found = regard.attention(query.to(dtype), key, value, score=mechanism, mask=mask).output
@@ -191,7 +191,7 @@ def test_a_weight_may_lie_in_memory_as_it_likes(queries: int, shape: str) -> Non
         "vector": weight[:, 0].contiguous(), "row": weight[:, 0].contiguous()[None], "column": weight[:, 1],
         "of each head, turned": weight.T,
     }[shape]  # fmt: skip
-    for lead in (2, 1):  # without a batch, the first axis is the heads
+    for lead in (2, 1):  # with and without a batch axis
         tensors = (query, key, key) if lead == 2 else (query[0], key[0], key[0])
         found, plain = (
             regard.attention(*tensors, score=regard.Additive(weight), backend=backend).output

@@ -94,7 +94,7 @@ def test_a_score_that_is_not_finite_spoils_its_row_alone(bad: float, device: str
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("alpha", ALPHAS[:2])
 def test_wide_rows(alpha: float, device: str) -> None:
-    """Every score is in the support: the sum has the largest rounding error."""
+    """Every score is in the support, where the sum has the largest rounding error."""
     from regard.kernels.triton import entmax
 
     torch.manual_seed(11)
@@ -115,7 +115,7 @@ MASKS = {
 }
 
 
-# score, normalizer, mask, dtype, relative and absolute error
+# (score, normalizer, mask, dtype, relative tolerance, absolute tolerance)
 ATTENTION = {
     **{name: ("scaled", regard.Sparsemax(), name, torch.float32, 2e-4, 2e-5) for name in MASKS},
     "cosine": ("cosine", regard.Entmax(1.5), "both", torch.float32, 2e-4, 2e-5),
@@ -141,7 +141,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Count calls that reach the kernels."""
     from regard.core.backends import sparse_rows
 
-    if interpreting.INSIDE:  # under the interpreter, only the check of the device excludes the kernels
+    if interpreting.INSIDE:  # without a GPU only the device check of `serves` fails, so it is replaced
         monkeypatch.setattr(sparse_rows, "serves", lambda problem: problem.dtype == torch.float32)
     calls: list[Any] = []
     attend = sparse_rows.attend

@@ -17,6 +17,8 @@ CASES = {
     "hidden": (2, 1, 1, 67, 139, 16, 16, False, True),
     "hidden and causal": (2, 2, 1, 139, 139, 16, 16, True, True),
     "short": (1, 1, 1, 67, 67, 16, 16, True, False),
+    "wide": (1, 1, 1, 40, 40, 128, 100, False, False),
+    "wide and causal": (1, 2, 1, 40, 40, 128, 100, True, False),
 }
 DTYPES = [
     pytest.param("cpu", torch.float32, marks=pytest.mark.interpreted, id="interpreted"),

@@ -150,13 +150,13 @@ def test_bounds_of_segments() -> None:
     mixed = torch.tensor([[1] * 40 + [3] * 24])
     assert segment_bounds(mixed, ids).tolist() == [[[0, 0, 64, 64], [0, far, 0, 192]]]
     assert segment_bounds(torch.tensor([[4]]), ids).tolist() == [[[far, far, 0, 0]]]
-    split = torch.tensor([[1] * 32 + [2] * 32 + [1] * 32])  # with a gap, so there is no run of whole spans
+    split = torch.tensor([[1] * 32 + [2] * 32 + [1] * 32])  # segment 1 is interrupted: its spans are not adjacent
     assert segment_bounds(torch.tensor([[1]]), split).tolist() == [[[0, far, 0, 96]]]
 
 
 LENGTHS, PACKED = torch.tensor([131, 70]), torch.tensor([[0] * 50 + [4] * 81, [2] * 100 + [1] * 31])
 ALIKE = PACKED[:1]
-ELSEWHERE = torch.tensor([[4] * 60 + [8] * 71, [1] * 131])  # segments that only some queries, or only some keys, have
+ELSEWHERE = torch.tensor([[4] * 60 + [8] * 71, [1] * 131])  # some ids occur on one side only: queries or keys
 MASKS = {
     "padding": (regard.padding(LENGTHS), lambda b, i, j: j < LENGTHS[b]),
     "causal padding": (regard.causal() & regard.padding(LENGTHS), lambda b, i, j: (j <= i) & (j < LENGTHS[b])),
@@ -181,7 +181,7 @@ def test_masks_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     from regard.core.clauses import clauses
     from regard.core.problem import build
 
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # these tensors are on the CPU
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # lets the check of the device pass on the CPU
     mask, may = MASKS[name]
     torch.manual_seed(5)
     query, key, value = (torch.randn(2, 2, 131, 16).half().requires_grad_() for _ in range(3))
@@ -253,7 +253,7 @@ def test_tensors_that_begin_between_the_steps_of_a_wide_load(size: int) -> None:
 
 @pytest.mark.cuda
 def test_no_call_waits_for_the_device() -> None:
-    """With new masks and with one that is reused, whose ids change in between, in a captured graph too."""
+    """This holds for new masks, for a reused mask whose ids change in between, and in a captured graph."""
     torch.manual_seed(6)
     query, key, value = (torch.randn(2, 2, 300, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     ids = torch.arange(300, device="cuda").expand(2, 300) // 50

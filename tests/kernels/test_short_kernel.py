@@ -222,7 +222,7 @@ def test_auto_takes_it_for_dropout_padding_and_many_heads() -> None:
         assert regard.explain(*inputs(), dropout=0.1).backend == "short"
         assert regard.explain(*inputs(heads=683), mask=regard.causal()).backend == "short"
         assert "few" in regard.explain(*inputs(heads=682)).refused["short"]
-    with cuda_graphs.recorded():  # where the host's time does not count
+    with cuda_graphs.recorded():  # in a CUDA graph the time of the host does not count
         assert regard.explain(*inputs(), dropout=0.1).backend == "short"
         assert regard.explain(*inputs(heads=171)).backend == "short"
     assert "few" in regard.explain(*inputs(heads=171), dropout=0.1).refused["short"]

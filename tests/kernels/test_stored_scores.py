@@ -42,7 +42,7 @@ def test_compiled(name: str) -> None:
     ],
 )
 def test_one_query_and_wide_values(device: str, dtype: torch.dtype) -> None:
-    """A single query, more keys than a tile, more columns than a program processes, a weight of another dtype, gaps."""
+    """The call has a single query, more keys than a tile, wide values, a weight of another dtype, and strided rows."""
     from regard.kernels.additive.fused import additive_attention
 
     torch.manual_seed(5)

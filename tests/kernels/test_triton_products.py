@@ -28,7 +28,7 @@ def test_products(case: tuple[int, ...], transposed: bool, device: str) -> None:
     if added is not None:
         exact += added
     assert (whole - exact).abs().max() / exact.abs().max() < 1e-6
-    if pieces == 2:  # a part is a product itself: none may be missing, or contain everything
+    if pieces == 2:  # the sum is split into two parts, and neither may be 0
         assert all(float(part.abs().max()) > 0.1 for part in found)
 
 

@@ -12,7 +12,7 @@ SHAPES = (
     (2, 2, 1, 71, 97, 16, 32, -7, 9),
     (1, 1, 1, 71, 41, 16, 16, -5, -30),  # most rows attend nothing
     (1, 2, 1, 71, 211, 32, 16, 60, 90),
-    (1, 1, 1, 67, 67, 128, 64, -9, 0),  # uses the tiles of large sizes
+    (1, 1, 1, 67, 67, 128, 64, -9, 0),  # a head size above 64, which has its own tiles
 )
 
 
@@ -60,7 +60,7 @@ def test_a_scale_is_the_callers_own() -> None:
     for scale in (1, 0.125, 2):
         settings = {"score": regard.ScaledDot(scale), "mask": regard.window(40, 0)}
         found = regard.attention(query, key, value, backend="flex", **settings).output
-        short = regard.attention(query, key, value, **settings).output  # by the shortcut, without building a `Problem`
+        short = regard.attention(query, key, value, **settings).output  # a stored route, which builds no `Problem`
         assert torch.equal(short, found)
         true = regard.attention(*(t.double() for t in (query, key, value)), backend="reference", **settings).output
         assert (found.double() - true).norm() <= 1e-2 * true.norm()

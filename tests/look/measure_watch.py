@@ -69,7 +69,7 @@ def effect(rounds: int = 7) -> None:
         with watch(model):
             return run()
 
-    difference = float((run() - watched()).abs().max())  # this also warms up both
+    difference = float((run() - watched()).abs().max())  # these calls also serve as warm-up
     spent = [(_seconds(run), _seconds(watched)) for _ in range(rounds)]
     apart = [seen / unseen - 1 for unseen, seen in spent]
     best = min(seen for _, seen in spent) / min(unseen for unseen, _ in spent) - 1

@@ -37,8 +37,8 @@ def test_random_orderings_of_a_linear_model_go_straight():
     expected = [8.0, 6.0, 4.0, 2.0, 0.0]
     assert found.deletion["random"].scores == pytest.approx(expected, abs=0.15)
     assert found.sufficiency["random"].scores == pytest.approx(expected[::-1], abs=0.15)
-    assert found.deletion["random"].low[1] == 3.0  # the 5 was removed
-    assert found.deletion["random"].high[1] == 8.0  # the 0 was removed
+    assert found.deletion["random"].low[1] == 3.0  # the input worth 5 was removed
+    assert found.deletion["random"].high[1] == 8.0  # the input worth 0 was removed
 
 
 def test_deletion_and_sufficiency_differ_where_inputs_stand_in_for_each_other():

@@ -107,7 +107,7 @@ def test_plain_terminal_text_is_aligned_for_wide_characters():
     assert [re.findall(r"\d\.\d\d", line) for line in lines] == [["0.75", "0.25", "0.00"], ["0.05", "0.85", "0.10"]]
     assert lines[0].startswith("汤姆  ███ 0.75")
     assert "\x1b" not in "".join(lines)
-    # Four columns wide, as two Chinese characters.
+    # These labels are four columns wide, like two Chinese characters.
     english = terminal(WEIGHTS, ["Tom ", "chas"], COLUMNS).splitlines()[1:]
     assert [line[2:] for line in lines] == [line[4:] for line in english]
 
@@ -164,4 +164,4 @@ def test_a_larger_weight_is_further_from_the_background_and_its_number_readable(
     assert len(set(levels)) == 101
     for step, back in enumerate(levels):
         low, high = sorted([back, luminance(ink(step / 100, scale))])
-        assert (high + 0.05) / (low + 0.05) >= 4.4, f"at {step} %"  # WCAG requires 4.5; a byte of rounding is allowed
+        assert (high + 0.05) / (low + 0.05) >= 4.4, f"at {step} %"  # WCAG requires 4.5; colours are rounded to bytes

@@ -52,7 +52,7 @@ def shown(packed, heads: int) -> torch.Tensor:
     [entry] = packed.about["records"]
     numbers = entry["pack"]
     assert numbers["half"]
-    packed_heads = numbers["heads"]  # the last one is their mean
+    packed_heads = numbers["heads"]  # includes the mean over heads as the last head
     count = packed_heads * numbers["mapRows"] * numbers["mapColumns"]
     raw = gzip.decompress(packed.records[0])
     start = len(raw) - -(-2 * count // 4) * 4

@@ -49,12 +49,12 @@ def test_each_row_is_clear_where_its_weight_is_largest(tmp_path, view, special):
     for tile, best in enumerate([(0, 0), (1, 2)]):
         assert found[centre(tile, *best)] == pytest.approx([255] * 3, abs=2)
     faint = veiled(0.2)
-    assert found[centre(0, 1, 2)] == pytest.approx(faint, abs=6)  # at a centre the interpolation is the weight
+    assert found[centre(0, 1, 2)] == pytest.approx(faint, abs=6)  # at its centre a cell shows its own weight
     assert found[centre(1, 0, 0)] == pytest.approx(faint, abs=6)
 
 
 def test_the_title_stands_over_the_pictures_where_they_show_all_of_it(tmp_path):
-    """Without a title, or with several records, it is the name of the map."""
+    """Without a title, or with several records, the heading is the name of the map."""
 
     def title(trace: Trace) -> str:
         found = ET.parse(trace.svg(tmp_path / "a.svg")).getroot().find(f"{SVG}title")

@@ -62,7 +62,7 @@ def test_stored_weights_are_within_the_error_that_is_told(shape):
     [entry] = packed.about["records"]
     seen = rebuilt(entry, shape[0], packed.records[0])
     assert float((seen - weights).abs().max()) <= entry["pack"]["error"] * 1.001
-    assert entry["pack"]["error"] < 0.0005  # three decimals are right
+    assert entry["pack"]["error"] < 0.0005  # weights are right to three decimals
     best = weights.topk(min(KEPT, shape[-1]), -1)
     torch.testing.assert_close(seen.gather(-1, best.indices), best.values, atol=1e-5, rtol=0)
 
@@ -139,7 +139,7 @@ def test_a_saved_trace_that_kept_the_largest_only_says_what_the_rest_comes_to(tm
 def test_so_many_long_rows_that_only_some_are_kept():
     trace = Trace.from_weights({f"layer{n}": softmax(97, 2, 3) for n in range(2)})
     for record in trace.records:
-        record.queries = record.keys = 100_000  # nothing of it is computed here
+        record.queries = record.keys = 100_000  # only the sizes are used; no weights are computed
     budget = Budget.of([trace])
     assert budget.stride == -(-4 * 2 * 98 * 100_000 // KEPT_WEIGHTS)  # 98 = 97 heads and their mean
     assert budget.kept == 4
@@ -326,7 +326,7 @@ def test_both_languages_have_every_word():
 
 
 def test_colours_are_those_of_the_drawings():
-    """The same constants are in Python for drawings and in JavaScript for the screen."""
+    """The constants are written twice: in Python for drawings, in JavaScript for the screen."""
     from regard.look.color_scale import DARK, LIGHT
 
     text = (FOLDER / "colors.js").read_text(encoding="utf-8")

@@ -173,7 +173,8 @@ def test_the_first_look(visit):
     tab = visit("encoder")
     assert tab.text("h1") == "A small encoder"
     assert tab.text(".head h2") == "encoder 0 · head 0"
-    assert tab.locator('[role="gridcell"]').count() == 3 * (5 + 1) + 1  # heads, their mean, the rollout
+    # Three layers of five heads and their mean, and the rollout.
+    assert tab.locator('[role="gridcell"]').count() == 3 * (5 + 1) + 1
     assert "No check" in tab.text(".facts")
     assert "Dropout was active: the check cannot apply." in tab.text(".notes")
     assert "encoder.3: over the limit of 64 MiB" in tab.text(".dropped")
@@ -304,7 +305,7 @@ def test_chinese_and_back_and_remembered(visit):
     assert tab.text(".head h2") == "编码器 0 · 头 0"
     assert tab.get_attribute("html", "lang") == "zh-CN"
     assert tab.evaluate("document.activeElement.dataset.value") == "zh"
-    assert tab.text(".token h3") == "“fox”"  # the lock stays
+    assert tab.text(".token h3") == "“fox”"  # the selected token stays selected
     tab.reload()
     tab.wait_for_selector(".head .picture[data-view]")
     assert "未核对" in tab.text(".facts")
@@ -408,7 +409,7 @@ def test_search_marks_and_goes_from_match_to_match(visit):
 def test_colour_can_be_lifted_and_taken_row_by_row(visit):
     tab = visit("encoder")
     weights = WEIGHTS["encoder.0.attention"][0]
-    row = int(weights.amax(-1).argmin())  # its maximum is far below the largest of all rows
+    row = int(weights.amax(-1).argmin())  # a row whose maximum is far below that of the map
     x, y = tab.places(row, int(weights[row].argmax()))
     linear = sum(tab.color(x + 12, y + 12))
     tab.select_option("select", "root")
@@ -506,14 +507,14 @@ def test_an_image_is_lit_where_each_word_looks(visit):
     tab.keyboard.press("ArrowLeft")
     assert tab.text(".token h3") == "“cat”"
     drawing = saved(tab, "svg")[1]
-    assert drawing.count(b"<use") == 7  # two small ones and the large one, each with its veil; the scale
+    assert drawing.count(b"<use") == 7  # three pictures, each with a veil, and the scale
     assert drawing.count(b"<image") == 4  # the picture, a veil for each word, the scale
 
 
 def clear(tab, x: float, y: float) -> float:
     """Return the fraction of the white picture that a veil lets through at a position of the large picture."""
     edge = tab.locator(".head .picture canvas").bounding_box()
-    return sum(tab.color(edge["x"] + x * 432, edge["y"] + y * 432)) / 765  # 9 × 48 pixels
+    return sum(tab.color(edge["x"] + x * 432, edge["y"] + y * 432)) / 765  # the picture is drawn at 9 × 48 pixels
 
 
 def test_a_map_is_interpolated_or_shown_cell_by_cell(visit):
@@ -570,7 +571,7 @@ def test_the_gaze_is_a_numbered_path_with_the_patches_it_saw(visit):
     edge = tab.locator(".head .picture canvas").bounding_box()
     patch = [(edge["x"] + 440 + 32 + 34 + 30, edge["y"] + 4 + 76 * n + 30) for n in range(3)]
     assert [tab.color(*at)[0] for at in patch] == [0, 128, 255]  # the patch of each glimpse at the finest scale
-    x, y = edge["x"] + 440 * (0.5 - 0.05), edge["y"] + 330 * 0.5 - 11  # on the left side of the first square
+    x, y = edge["x"] + 440 * (0.5 - 0.05), edge["y"] + 330 * 0.5 - 11  # a point on the left side of the first square
     before = tab.color(x, y)
     tab.mouse.click(*patch[0])
     tab.mouse.move(5, 5)
@@ -588,12 +589,12 @@ def test_the_gaze_is_saved_as_drawn_in_chinese_and_in_the_dark(visit):
     root = ET.fromstring(data)
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert name.endswith("-gaze.svg")
-    # On the image, and beside it.
+    # Each number is drawn twice: on the image and beside it.
     assert [text for text in texts if text in ("0", "1", "2")] == ["0", "1", "2", "0", "1", "2"]
     assert EVIL[:15] in " ".join(texts)
     assert data.count(b"<image") == 7  # the image, and two patches for each of three glimpses
     circles = [(float(c.get("cx")), float(c.get("cy"))) for c in root.iter("{http://www.w3.org/2000/svg}circle")]
-    numbers = circles[3:6]  # after the locations themselves; numbers of near locations do not overlap
+    numbers = circles[3:6]  # circles of the numbers follow those of the locations, and must not overlap
     assert min(abs(a - c) + abs(b - d) for n, (a, b) in enumerate(numbers) for c, d in numbers[:n]) >= 20
     picture = Image.open(io.BytesIO(saved(tab, "png")[1])).convert("RGB")
     assert sum(picture.getpixel((1, 1))) < 120
@@ -758,7 +759,7 @@ def test_two_traces_side_by_side(visit):
     first = WEIGHTS["encoder.1.attention"]
     expected = [first[2, 4, 7].item(), first.roll(1, 0)[2, 4, 7].item()]
     assert [float(value) for value in told] == pytest.approx(expected, abs=5e-4)
-    # Both have one scale.
+    # Both traces are drawn on one scale.
     assert tab.locator(".legend").all_inner_texts()[0] == tab.locator(".legend").all_inner_texts()[1]
 
 
@@ -779,7 +780,7 @@ def test_what_a_trace_says_is_only_text(visit):
     name, data = saved(tab, "csv")
     assert name.startswith("img-src-x-onerror-alert-1")
     last = data.decode("utf-8-sig").split("\r\n")[-1]
-    assert last.startswith("'=1+1,")  # a spreadsheet must not evaluate it
+    assert last.startswith("'=1+1,")  # quoted, so that a spreadsheet does not evaluate the formula
 
 
 def test_a_trace_of_nothing_says_so(visit):
@@ -857,7 +858,7 @@ def test_served_under_a_strict_policy_with_tiles(visit, served):
     tab.until(".readout strong", "0.125")  # the number of the tile, not the mean of the pooled map
 
 
-# Sequences of a batch, and missing weights
+# Tests of several sequences, and of missing weights.
 
 
 def test_the_reader_chooses_a_sequence_of_the_batch(visit):

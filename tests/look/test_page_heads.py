@@ -125,7 +125,7 @@ def test_small_maps_share_a_scale_from_0_to_1(visit):
     assert sharp + 100 < uniform < away - 100
     assert tab.locator(".small-scale .ends span").all_inner_texts() == ["0", "0.25", "1"]
     tab.page.click('[data-choice="shared-0"] [data-value="own"]')
-    assert shade(tab, 0, 0) == sharp  # now the largest weight of its head
+    assert shade(tab, 0, 0) == sharp  # with a separate scale, it is the largest weight of its head
     assert "largest of each head" in tab.text(".small-scale")
 
 
@@ -133,7 +133,7 @@ def test_the_mean_of_the_heads_is_beside_them(visit):
     tab = visit("plain")
     tab.page.click('[data-record="1"][data-head="3"]')
     tab.until(".head h2", "layer 1 · mean of 3 heads")
-    tab.point(1, 0)  # (1/3 + 0 + 1) / 3
+    tab.point(1, 0)  # the mean of three heads: (1/3 + 0 + 1) / 3
     assert float(tab.text(".readout strong")) == pytest.approx(4 / 9, abs=5e-4)
     assert saved(tab, "csv")[0] == "Plain-layer-1-mean-of-3-heads.csv"
     tab.locator('[role="gridcell"][tabindex="0"]').focus()
@@ -239,7 +239,7 @@ def test_a_page_of_a_task_uses_the_words_of_the_task(visit):
     tab = visit("sentences")
     assert tab.text(".overview h2") == "Sentences"
     assert layers(tab) == [record.name for record in sentences().records]
-    assert tab.text(".head h2") == sentences().records[0].name  # a single head has no number
+    assert tab.text(".head h2") == sentences().records[0].name  # the title of a single head has no number
     clipped = tab.locator(".heads .name").evaluate_all(
         "(all) => all.filter((one) => one.scrollWidth > one.clientWidth).length"
     )
@@ -305,6 +305,8 @@ def test_a_small_map_says_its_precision_once(visit):
 def test_the_name_of_a_head_covers_no_other_point(visit):
     tab = visit("near")
     tab.locator(".overview").get_by_text("Entropy and distance").click()
+    # The picture is laid out in the next frame.
+    tab.page.wait_for_function("() => document.getElementById('regard').viewer.stages[0].overview.picture.layout")
     covered = tab.evaluate(
         """() => {
           const circles = [], names = [];

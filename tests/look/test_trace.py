@@ -60,7 +60,7 @@ def test_a_zero_weight_adds_no_entropy():
 
 def test_summaries_do_not_depend_on_the_block(record, monkeypatch):
     whole = record.received(), record.entropy(), record.top(3).values, record.overview(4, head=1)
-    monkeypatch.setattr("regard.look.attention_records._BLOCK_NUMBERS", 2 * H * K)
+    monkeypatch.setattr("regard.look.attention_records.BLOCK_NUMBERS", 2 * H * K)
     parts = record.received(), record.entropy(), record.top(3).values, record.overview(4, head=1)
     for expected, found in zip(whole, parts, strict=True):
         torch.testing.assert_close(found, expected)
@@ -337,15 +337,15 @@ def test_a_png_has_a_cell_for_each_weight_in_its_colour_and_its_value(tmp_path):
     assert tuple(pixels[bar + 8, 48 + 319]) == (0, 64, 160)
     assert tuple(pixels[bar + 8, 48]) == (242, 245, 251)
     middle = pixels[bar + 8, 48 : 48 + 320].sum(-1)
-    assert (np.diff(middle) <= 0).all()  # from light to dark
+    assert (np.diff(middle) <= 0).all()  # the bar goes from light to dark
     [(left, top, right, bottom)] = blocks(pixels[: bar - 20], (0, 64, 160))
     assert 120 <= right - left + 1 <= 128  # a cell of 64 units, two pixels each, without its gap
     cell = pixels[top : bottom + 1, left : right + 1]
     written = (cell != (0, 64, 160)).any(-1)
-    assert 0.005 < written.mean() < 0.2  # it contains "1.00"
-    assert (cell[written].sum(-1) > 224).all()  # in white
+    assert 0.005 < written.mean() < 0.2  # some pixels of the cell are the text "1.00"
+    assert (cell[written].sum(-1) > 224).all()  # the text is white
     [(pale, *_)] = blocks(pixels[top : bottom + 1], (242, 245, 251))
-    assert pale > right  # the weight 0 is to the right, without a number
+    assert pale > right  # the cell of weight 0 is to the right, without a number
     beside = pixels[top : bottom + 1, right + 4 : right + 124]
     assert (beside == (242, 245, 251)).all()
 
@@ -355,7 +355,7 @@ def test_a_png_of_the_mean_is_the_mean(tmp_path):
     trace = Trace.from_weights({"x": torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])}, rows=["r"], columns=["a", "b"])
     pixels = drawn_pixels(trace.png(tmp_path / "a.png", head="mean"))
     [(left, _, right, _)] = blocks(pixels[:-96], (0, 64, 160))
-    assert 240 <= right - left + 1 <= 256  # both cells
+    assert 240 <= right - left + 1 <= 256  # the width of both cells
 
 
 def test_long_names_of_a_png_are_not_cut_off_at_its_edges(tmp_path):
@@ -376,7 +376,7 @@ def test_a_page_is_written_shown_and_framed(tmp_path, monkeypatch):
     text = trace.html(tmp_path / "a.html").read_text()
     assert text.startswith("<!doctype html>")
     frame = trace._repr_html_().partition("</iframe>")[0]
-    assert frame.count('"') == 8  # four attributes: nothing of the page ends one
+    assert frame.count('"') == 8  # four quoted attributes: the page inside is escaped
     trace.show()
     [address] = opened
     assert address.startswith("file://")

@@ -275,7 +275,7 @@ def test_what_only_just_does_not_fit_the_limit_is_kept_in_fewer_bits():
 def test_only_queries_and_keys_are_kept():
     query, key, value = torch.randn(3, 1, 4, 256, 8)
     [record] = seen(F.scaled_dot_product_attention, query.clone(), key.clone(), value.clone())
-    beside = value.nbytes + 4 * 4 * 8 * 4  # values and rows of the output, for the check
+    beside = value.nbytes + 4 * 4 * 8 * 4  # the check stores values and some rows of the output
     assert record.nbytes == query.nbytes + key.nbytes + beside < record.heads * 256 * 256 * 4
 
 
@@ -296,7 +296,7 @@ def test_views_of_a_cache_are_copied_and_rows_are_kept_as_they_were():
     [record] = seen(lambda q: step(q[:, :, :1], cache[:, :, :6]), query)
     same(record, before)
     assert record.kind == "rows"
-    assert record.nbytes == H * (6 + 2 * D) * 4  # the row, and the tensors of its check
+    assert record.nbytes == H * (6 + 2 * D) * 4  # bytes of the row of weights, and of the tensors for its check
 
 
 def test_a_change_in_place_is_an_error_and_not_a_wrong_map():

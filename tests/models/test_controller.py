@@ -57,7 +57,7 @@ def test_it_is_ego_attention_as_in_the_paper():
         torch.testing.assert_close(found.weights[row, 0], mean)
         mixed = query + torch.cat(read)
         centred = mixed - mixed.mean()
-        normed = centred / math.sqrt(float(centred.square().mean()) + 1e-5)  # initial scale 1 and shift 0
+        normed = centred / math.sqrt(float(centred.square().mean()) + 1e-5)  # a layer norm with scale 1 and shift 0
         hidden = (controller.hidden.weight @ normed + controller.hidden.bias).clamp(min=0)
         torch.testing.assert_close(found.logits[row], controller.actions.weight @ hidden + controller.actions.bias)
         steering = torch.tanh(controller.controls.weight @ hidden + controller.controls.bias)

@@ -120,7 +120,7 @@ def test_errors_say_what_was_expected():
         EfficientNetLite0(stage=9)
 
 
-# EfficientNet-Lite0
+# Tests of EfficientNet-Lite0.
 
 
 @pytest.mark.parametrize("stage", range(1, 9))
@@ -201,7 +201,7 @@ def test_published_weights_go_where_they_belong():
     network = EfficientNetLite0()
     network.load_published(state)
     mine = network.state_dict()
-    assert len(mine) == len(state) - 2  # the classifier is missing
+    assert len(mine) == len(state) - 2  # weight and bias of the classifier are not loaded
     assert torch.equal(mine["stem.norm.running_mean"], state["_bn0.running_mean"])
     assert torch.equal(mine["blocks.0.depthwise.conv.weight"], state["_blocks.0._depthwise_conv.weight"])
     assert torch.equal(mine["blocks.3.expand.norm.bias"], state["_blocks.3._bn0.bias"])

@@ -67,7 +67,7 @@ def test_states_are_as_they_were(make):
     assert before.keys is before.values
     assert torch.equal(before.keys, after.keys)
     assert torch.equal(before.summary, after.summary)
-    assert "words.weight" not in plain.state_dict()  # runs of earlier versions can be loaded
+    assert "words.weight" not in plain.state_dict()  # so that runs of earlier versions can be loaded
 
 
 def test_words_know_nothing_of_their_neighbours(make):

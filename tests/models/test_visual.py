@@ -72,7 +72,7 @@ def test_the_gaze_stays_inside_the_image():
 
 
 def test_the_loss_is_its_three_parts_worked_by_hand():
-    logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]])  # right, then wrong
+    logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]])  # the first answer is right, the second wrong
     log_prob, baseline = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]), torch.tensor([[0.5, 0.25], [0.5, 0.75]])
     loss = looked_loss(
         Looked(logits, torch.zeros(2, 3, 2), log_prob, baseline),
@@ -279,7 +279,7 @@ def test_the_stepwise_loss_is_worked_by_hand(reward):
     advantages = [
         [gain - base for gain, base in zip(*pair, strict=True)] for pair in zip(returns, baseline.tolist(), strict=True)
     ]
-    differences = [a - b for a, b in zip(*advantages, strict=True)]  # for two paths, the other one is subtracted
+    differences = [a - b for a, b in zip(*advantages, strict=True)]  # minus the advantage of the other path
     reinforce = -sum(d * (p - q) for d, p, q in zip(differences, *log_prob.tolist(), strict=True)) / 2
     mistake = (
         sum(

@@ -158,7 +158,7 @@ def test_an_empty_cache_reorders_to_itself() -> None:
         cache.read()
 
 
-# Capacity
+# Tests of the capacity.
 
 
 def test_room_doubles_and_copies_seldom() -> None:
@@ -325,7 +325,7 @@ def test_reset_forgets() -> None:
         assert cache.length == 7
 
 
-# The memory of an encoder
+# Tests of a cache that holds an encoder's memory.
 
 
 @torch.no_grad()
@@ -344,7 +344,7 @@ def test_an_encoders_memory_is_projected_once(monkeypatch: pytest.MonkeyPatch) -
     found = torch.cat([layer(x[:, t : t + 1], memory, cache=cache).output for t in range(6)], 1)
     assert_close(found, whole, rtol=0, atol=1e-12)
     assert lengths.count(11) == 1  # keys and values in one product, at the first step only
-    assert lengths.count(1) == 12  # queries and outputs
+    assert lengths.count(1) == 12  # one product for the queries and one for the output, in each of six steps
     assert_close(layer(x, cache=cache).output, whole, rtol=0, atol=1e-12)  # the memory itself is no longer needed
 
 
@@ -378,7 +378,7 @@ def test_positions_have_no_place_in_a_cached_memory() -> None:
         layer(rand(1, 2, 10), rand(1, 3, 10), cache=KeyValueCache())
 
 
-# Gradients, copies and graphs
+# Tests of gradients, copies and compiled graphs.
 
 
 @pytest.mark.parametrize("kind", KINDS)

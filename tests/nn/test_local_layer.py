@@ -26,7 +26,7 @@ def a_layer(kind: str, **options: object) -> LocalAttention:
     layer = LocalAttention(SIZE, MEMORY, reach=REACH, kind=kind, **{"hidden_size": HIDDEN, **options}).double()
     if layer.predict is not None:
         with torch.no_grad():
-            layer.predict[2].weight.mul_(6)  # distinct positions
+            layer.predict[2].weight.mul_(6)  # larger weights, so that queries predict distinct positions
     return layer
 
 
@@ -138,7 +138,7 @@ def test_only_the_window_is_scored():
 
 
 def test_a_state_may_place_each_sequence_by_itself():
-    """After beams are reordered, or if sequences began at different times."""
+    """Positions differ after beams are reordered, or if sequences began at different times."""
     layer = a_layer("monotonic")
     query, memory, _ = inputs()
     projected = layer.project(memory)

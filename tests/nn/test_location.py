@@ -62,7 +62,7 @@ def test_it_is_the_papers_loop(normalize):
     layer = LocationAttention(SIZE, MEMORY, hidden_size=HIDDEN, filters=FILTERS, kernel_size=5, **options).double()
     query, memory, mask = inputs()
     with torch.no_grad():
-        layer.location.weight.mul_(5)  # so that the location matters
+        layer.location.weight.mul_(5)  # larger weights, so that the location has an effect
     found = layer(query, memory, mask=mask, weights=full())
     for b in range(BATCH):
         length = int(mask[b].sum())
@@ -90,7 +90,7 @@ def test_smoothing_is_finite_for_any_scores():
     assert not Smooth()(scores, torch.zeros(1, 3, dtype=torch.bool)).any()
 
 
-# Properties of every attention with a state
+# Tests of every attention with a state.
 
 LAYERS = {
     "location": lambda: LocationAttention(SIZE, MEMORY, hidden_size=HIDDEN, filters=FILTERS, kernel_size=5),

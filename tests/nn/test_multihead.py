@@ -133,7 +133,7 @@ def test_projections_are_packed_and_nothing_is_copied(kind: str) -> None:
     for products, call in ((2, lambda: layer(x)), (2, lambda: layer(x, x, x)), (3, lambda: layer(x, memory))):
         with Operations() as seen:
             call()
-        assert seen.names.count("addmm") == products  # q, k, v; output | q; k, v; output
+        assert seen.names.count("addmm") == products  # self: (q, k, v), output; cross: q, (k, v), output
         assert "clone" not in seen.names
         assert kind == "rotary" or "cat" not in seen.names
 
@@ -147,7 +147,7 @@ def test_a_query_given_three_times_is_self_attention() -> None:
         assert_close(layer(x, x.clone()).output, alone, rtol=0, atol=1e-12)
 
 
-# Positions inside the layer
+# Tests of positional encodings inside the layer.
 
 
 def test_rotary_turns_queries_and_keys_not_values() -> None:
@@ -198,7 +198,7 @@ def test_relative_positions_act_inside_the_layer() -> None:
     assert_close(layer(x).output, bare(x).output, rtol=0, atol=1e-12)
 
 
-# Properties of every layer
+# Tests of properties that every layer has.
 
 
 @pytest.mark.parametrize(("score", "kind"), PAIRS)
@@ -334,7 +334,7 @@ def test_gradients_of_a_cross_call() -> None:
     assert torch.autograd.gradcheck(run, (query, memory, *parameters), fast_mode=True)
 
 
-# Parameters
+# Tests of the parameters.
 
 
 def test_parameters_are_named_and_travel() -> None:
@@ -373,7 +373,7 @@ def test_records_serve_as_scores() -> None:
     for score in (ScaledDot(scale=0.5), lambda q, k: q @ k.mT / 2):
         layer = MultiHeadAttention(12, 3, score=score)
         layer.load_state_dict(plain.state_dict())
-        assert_close(layer(x).output, plain(x).output)  # heads of size 4: 1/√4
+        assert_close(layer(x).output, plain(x).output)  # with heads of size 4 the default scale is 1/√4
     sharper = MultiHeadAttention(12, 3, score=Cosine(scale=20.0))
     named = MultiHeadAttention(12, 3, score="cosine")
     named.load_state_dict(sharper.state_dict())

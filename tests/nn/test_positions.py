@@ -42,7 +42,7 @@ def test_a_shift_is_one_linear_map_for_all_positions(shift: int) -> None:
     by_formula = torch.zeros(size, size, dtype=torch.float64)
     for pair in range(size // 2):
         angle = shift / 10000 ** (2 * pair / size)
-        turn = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]  # (sin, cos) as a row
+        turn = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]  # for row vectors (sin, cos)
         by_formula[2 * pair : 2 * pair + 2, 2 * pair : 2 * pair + 2] = torch.tensor(turn, dtype=torch.float64)
     assert_close(before @ by_formula, after, rtol=0, atol=1e-12)
 
@@ -104,7 +104,7 @@ def test_wrong_sizes_are_named(make: object, message: str) -> None:
         make()
 
 
-# Rotary
+# Tests of `Rotary`.
 
 
 def rotated(vector: list[float], position: int, base: float) -> list[float]:
@@ -142,7 +142,7 @@ def test_rotary_in_half_precision_keeps_late_angles() -> None:
     assert_close(late.float(), Rotary(6)(x.bfloat16().float(), offset=100_003), rtol=0.01, atol=0.01)
 
 
-# ALiBi
+# Tests of `Alibi`.
 
 
 def test_slopes_are_the_papers() -> None:
@@ -158,7 +158,7 @@ def test_alibi_is_minus_slope_times_distance() -> None:
     assert_close(values, torch.tensor(expected, dtype=torch.float64))
 
 
-# Attention without positions
+# Tests of attention with and without positions.
 
 
 @pytest.mark.parametrize("score", ["scaled_dot", "additive", "cosine"])

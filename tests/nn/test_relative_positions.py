@@ -81,7 +81,7 @@ def plain(
 @pytest.mark.slow
 @pytest.mark.parametrize("normalize", [Softmax(), Sparsemax(), Sigmoid()])
 def test_long_inputs_go_in_blocks_that_change_nothing(normalize: Normalizer) -> None:
-    """Large enough for several blocks: outputs and gradients equal those of one (n, n, d) tensor."""
+    """There are several blocks; outputs and gradients equal those of one (n, n, d) tensor."""
     positions = RelativePositions(2, 3).double()
     query, key, value = (t.requires_grad_() for t in random((1, 3, 997, 2), (1, 3, 997, 2), (1, 3, 997, 2)))
     mask, upstream = causal() & padding(torch.tensor([991])), torch.randn(1, 3, 997, 2, dtype=torch.float64)
@@ -129,7 +129,7 @@ def test_no_tensor_for_each_pair_of_positions() -> None:
         output = positions.attend(query, key, value, mask=causal()).output
     with Largest() as backward:
         output.sum().backward()
-    assert 8 * 1009 * 64 <= forward.numel <= 5_000_000  # all scores are 8.1 million, a key for each pair 521 million
+    assert 8 * 1009 * 64 <= forward.numel <= 5_000_000  # all scores: 8.1 million; a key for each pair: 521 million
     assert backward.numel <= 5_000_000
 
 
@@ -161,7 +161,7 @@ class _Attends(torch.nn.Module):
 
 
 def test_dropout_takes_key_and_position_together() -> None:
-    """Values that cancel their position's: both are dropped together, so the sum stays 0."""
+    """Each value cancels the vector of its distance: both are dropped together, so the sum stays 0."""
     positions = RelativePositions(4, 2)
     with torch.no_grad():
         positions.value_table.fill_(3.0)
@@ -171,7 +171,7 @@ def test_dropout_takes_key_and_position_together() -> None:
         output = positions.attend(query, key, value, dropout=0.5, generator=generator).output
         assert_close(output, torch.zeros_like(output), rtol=0, atol=1e-5)
     kept = positions.attend(query, key, value * 0, dropout=0.5).output / 3
-    assert not torch.allclose(kept, torch.ones_like(kept))  # something was dropped
+    assert not torch.allclose(kept, torch.ones_like(kept))  # dropout changed the output
 
 
 def test_hard_attention_takes_the_value_of_its_choice_with_its_position() -> None:
@@ -210,7 +210,7 @@ def test_dot_scores_are_not_scaled_and_others_are_refused() -> None:
     query, key, value = random((1, 1, 5, 4), (1, 1, 5, 4), (1, 1, 5, 4))
     assert_close(
         positions.attend(query, key, value, score=Dot()).output,
-        positions.attend(query * 2, key, value).output,  # √4 = 2
+        positions.attend(query * 2, key, value).output,  # doubled queries cancel the scale 1/√4
     )
     with pytest.raises(ValueError, match=r"dot and scaled_dot scores .* got cosine"):
         positions.attend(query, key, value, score=Cosine())

@@ -206,11 +206,11 @@ def keys_sent(case: Case, rank: int, size: int) -> int | None:
     match case.mask:
         case "none":
             return (size - 1) * part
-        case "causal" if case.balanced:  # one chunk to each later process, both chunks to each earlier one
+        case "causal" if case.balanced:  # sends one chunk to each later process, both chunks to each earlier one
             return (size - 1 - rank) * chunk + rank * 2 * chunk
         case "causal":
             return (size - 1 - rank) * part
-        case "window" if case.balanced:  # the last 3 keys of each chunk, unless the next chunk is here too
+        case "window" if case.balanced:  # sends the last 3 keys of each chunk, unless it holds the next chunk too
             return 3 * ((rank < size - 1) + (rank > 0))
         case "window":
             return 3 * (rank < size - 1)

@@ -236,7 +236,7 @@ def process(rank: int, size: int, folder: Path) -> None:
 
 def main(folder: Path) -> int:
     """Run the groups, one after another; a process that fails ends the others of its group."""
-    fork = multiprocessing.get_context("fork")  # torch is imported once
+    fork = multiprocessing.get_context("fork")  # forked processes share the import of torch
     for size in (2, 4):
         group = [fork.Process(target=process, args=(rank, size, folder)) for rank in range(size)]
         for each in group:

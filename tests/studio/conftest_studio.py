@@ -85,7 +85,7 @@ def studio() -> Iterator[Studio]:
         yield found
 
 
-@pytest.fixture(scope="module")  # one driver at a time: tests of other folders start their own
+@pytest.fixture(scope="module")  # Playwright allows one driver at a time, and other test folders start their own
 def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("NO CHROMIUM: the studio was not tested in a browser. Install chromium and run again.")

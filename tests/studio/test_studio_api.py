@@ -411,7 +411,7 @@ def test_an_alignment_is_judged(studio: Studio):
     assert found["deletion"]["map"]["fractions"] == pytest.approx([0, 1 / 3, 2 / 3, 1])
     chances = found["deletion"]["map"]["scores"]
     assert chances[0] == pytest.approx(0.76, abs=0.02)  # equals the probability in the translation
-    assert max(chances[1:]) < 0.01  # without Tom, 汤姆 is unlikely
+    assert max(chances[1:]) < 0.01  # without the source word Tom, the translation 汤姆 is unlikely
     assert found["sufficiency"]["map"]["scores"][1] > 0.9
     assert found["gain"]["random"] > 0.3
     answer = studio.post("/api/faithfulness", {**question, "place": 3})

@@ -148,7 +148,7 @@ def test_what_is_wrong_is_said_in_place(visit, task, fill, message, invalid):
         ask(page)
         says(page.locator("form .failure"), message)
         counts(page.locator("[aria-invalid=true]"), invalid)
-        page.close()  # before the studio stops
+        page.close()  # the page must not send requests after the studio stops
 
 
 def test_a_file_is_dropped(visit, live):
@@ -228,7 +228,7 @@ def test_text_from_outside_is_never_markup(visit):
         says(page.locator(".answer .said"), NASTY)
         says(page.locator(".holder .facts"), "1 × 5")
         counts(page.locator("img[src=x]"), 0)
-        page.close()  # before the studio stops
+        page.close()  # the page must not send requests after the studio stops
 
 
 def test_what_was_asked_survives_another_language_and_colour(visit, live):
@@ -265,7 +265,7 @@ def test_no_run_was_given(visit):
         says(visit(f"/#/{section}").locator(".none"), "regard studio RUN")
 
 
-# The page of a run
+# Tests of the page of a run.
 
 
 def test_the_page_of_a_run_shows_curves_result_and_configuration(visit, live):
@@ -304,7 +304,7 @@ def test_curves_follow_a_run_that_trains(visit, trained, tmp_path):
         Run.open(begun).metrics.add({"kind": "train", "step": 4, "loss": 0.25})
         says(page.locator(".curve .readout"), "training 0.25")
         says(page.locator(".rest"), "The result is written when training ends.")
-        page.close()  # before the studio stops: the page repeats its request every few seconds
+        page.close()  # the page repeats its request every few seconds, so it is closed before the studio
 
 
 def test_a_model_card_is_never_markup(visit, live):

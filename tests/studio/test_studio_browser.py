@@ -40,7 +40,7 @@ def choose(page, name: str, value: str) -> None:
     page.locator(f'[data-name="{name}"]').select_option(value)
 
 
-# The playground
+# Tests of the playground.
 
 
 def test_it_opens_with_the_worked_example(visit):
@@ -138,7 +138,7 @@ def test_vectors_come_and_go_and_values_can_differ(visit):
     says(page.locator('table[aria-label="Weights"] thead'), "k3")
     page.get_by_role("button", name="Remove chases").click()
     says(page.locator('table[aria-label="Weights"] thead'), "k3")
-    counts(page.locator('table[aria-label="Weights"] thead th'), 4)  # three keys and the sum
+    counts(page.locator('table[aria-label="Weights"] thead th'), 4)  # columns of three keys and of the sum
     page.get_by_text("Values are the keys").click()
     page.locator(".vectors.value input.number").first.fill("77")
     says(page.locator('table[aria-label="Output"]'), "77")
@@ -155,7 +155,7 @@ def test_names_of_arrows_do_not_cover_each_other(visit):
     page.locator(".plane .output .name").wait_for(state="visible")
     boxes = [name.bounding_box() for name in page.locator(".plane .name").all()]
     frame = page.locator(".plane").bounding_box()
-    assert len(boxes) == 5  # a query, three keys, the output
+    assert len(boxes) == 5  # labels of a query, three keys and the output
     for n, one in enumerate(boxes):
         assert frame["x"] <= one["x"]
         assert one["x"] + one["width"] <= frame["x"] + frame["width"]
@@ -218,7 +218,7 @@ def test_a_refusal_is_shown_in_words(visit):
     says(page.locator(".failure"), "That did not work: text must have from 1 to 32 words, got 40")
 
 
-# Language, colours, the frame
+# Tests of language, colours and the frame of the page.
 
 
 def test_chinese_and_dark_are_remembered(visit):
@@ -266,7 +266,7 @@ def test_a_reader_with_a_keyboard_gets_everywhere(visit):
     says(page.locator("h1"), "Views")
 
 
-# The views
+# Tests of the views of example traces.
 
 
 def test_the_image_has_a_map_for_each_word(visit):
@@ -306,7 +306,7 @@ def test_from_one_view_to_the_next_and_another_head(visit):
     page.locator(".heads button[data-head='1']").first.click()
     says(page.locator(".faithful h2"), "For “positive”, head 1")
     page.get_by_role("radio", name="中文").click()
-    says(page.locator(".faithful h2"), "“positive”，头 1")  # the choice is kept
+    says(page.locator(".faithful h2"), "“positive”，头 1")  # the chosen row and head stay chosen in the other language
     page.get_by_role("link", name="交通").click()
     says(page.locator(".readout"), "lorry, braking")
 
@@ -321,7 +321,7 @@ def test_a_view_is_saved(visit):
     assert text.splitlines()[1].startswith("positive,")
 
 
-# Traces
+# Tests of the list of traces.
 
 
 def test_no_trace_yet(visit):
@@ -391,7 +391,7 @@ def test_a_file_is_opened_and_closed(visit, tmp_path):
     says(page.locator(".section"), "No trace yet.")
 
 
-# Translation
+# Tests of translation.
 
 
 def word(page, text: str, side: int = 0):
@@ -406,7 +406,7 @@ def test_a_translation_with_its_alignment(visit):
         "[...document.querySelectorAll('.pair path[data-target=\"0\"]')]"
         ".sort((a, b) => b.getAttribute('stroke-width') - a.getAttribute('stroke-width'))[0].dataset.source"
     )
-    assert strongest == "7"  # yesterday
+    assert strongest == "7"  # word 7 is "yesterday"
     word(page, "昨天").hover()
     faded = page.locator('.pair path[data-target="1"]').first.get_attribute("stroke-opacity")
     assert float(faded) < 0.2

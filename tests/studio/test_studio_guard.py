@@ -174,7 +174,7 @@ def test_a_form_of_another_site_is_no_json(studio: Studio):
 @pytest.mark.parametrize(
     ("path", "part"),
     [
-        ("map?record=0&head=3", "head must be from 0 to 2, got 3"),  # 2 is their mean
+        ("map?record=0&head=3", "head must be from 0 to 2, got 3"),  # there are two heads; index 2 is their mean
         ("map?record=1", "record must be from 0 to 0, got 1"),
         ("map?record=-1", "record must be a whole number"),
         ("map?record=0x1", "record must be a whole number"),
@@ -219,7 +219,7 @@ def test_a_mistake_of_the_studio_shows_no_traceback(caplog):
         answer = found.post("/api/translate", {"text": "a"})
     refused(answer, 500, "the studio made a mistake; its log says which")
     assert b"secret" not in answer.body
-    assert "secret path" in caplog.text  # the log contains it
+    assert "secret path" in caplog.text  # the log contains the message that the response omits
 
 
 def test_who_is_loopback():
@@ -244,7 +244,7 @@ def test_the_server_starts_without_torch_and_stops_on_interrupt():
         "from regard.studio import server as s\n"
         "s._warm = lambda: None\n"
         "def stop(address):\n"
-        "    urllib.request.urlopen(address).read()\n"  # answered once the server runs
+        "    urllib.request.urlopen(address).read()\n"  # waits until the server answers
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "def say(text):\n"
         "    print(text, 'torch' in sys.modules, flush=True)\n"

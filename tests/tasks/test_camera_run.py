@@ -73,7 +73,7 @@ def test_a_result_has_the_errors_beside_both_baselines(run):
     assert metrics["knows_angles"] == "no"
     config = json.loads((run / "config.json").read_text())
     assert config["preset"] == "camera"
-    assert "hidden" not in config["model"]  # a setting of object input
+    assert "hidden" not in config["model"]  # model.hidden belongs to the input of objects
 
 
 def test_baselines_are_of_the_frames_of_the_test_part(drive, tmp_path):
@@ -84,7 +84,7 @@ def test_baselines_are_of_the_frames_of_the_test_part(drive, tmp_path):
     found = baselines(material.test)
     assert found["zero_mse"] == pytest.approx(np.mean(np.square(gold)), abs=1e-3)
     assert found["repeat_mse"] == pytest.approx(np.mean(np.square(np.subtract(gold, before))), abs=1e-3)
-    trained = set(material.records._places)
+    trained = set(material.records.places)
     assert not any(abs(one.place - place) < 4 for one in (*material.valid, *material.test) for place in trained)
 
 
@@ -166,7 +166,7 @@ def test_a_driver_that_knows_angles_begins_with_the_last_angle(drive, tmp_path):
 def test_a_loss_is_the_squared_error_with_a_share_of_the_pedals(drive, tmp_path):
     config = configure(DRIVING, "camera", [drive], FEW | {"penalty": "entropy", "pedal_weight": "0.5"})
     material = camera_material(config, tmp_path, None, lambda _: None)
-    network = DRIVING.network(config, material.codec)  # its initial controls are 0
+    network = DRIVING.network(config, material.codec)  # an untrained network returns controls of 0
     records = [one.record() for one in material.test[:3]]
     outcome = DRIVING.outcome(network, DRIVING.collate(records, config, rows=5), config, True)
     gold = torch.tensor([one.controls for one in material.test[:3]])
@@ -211,7 +211,7 @@ def test_settings_that_do_not_fit_are_refused(drive, settings, message):
 
 
 def test_what_is_asked_for_stays_when_the_camera_chooses_its_preset(drive):
-    asked = {"input": "camera", "batch_tokens": "512", "steps": "12000"}  # as in the preset small, for objects
+    asked = {"input": "camera", "batch_tokens": "512", "steps": "12000"}  # values of the preset small, for objects
     config = configure(DRIVING, "small", [drive], asked)
     assert (config.preset, config.data.batch_tokens, config.train.steps) == ("camera", 512, 12_000)
     assert config.train.watch == "steering_mse"

@@ -12,7 +12,7 @@ import forked
 from regard.tasks.live_runs import open_run
 from regard.train.run_directory import Run, RunError
 
-pytestmark = pytest.mark.slow  # these tests train runs first
+pytestmark = pytest.mark.slow  # the fixtures train models
 
 
 TEXT = "the lazy dog 7"

@@ -93,7 +93,7 @@ def test_the_twin_reads_the_mean_of_the_objects(recorded):
     row = int(batch.present.sum(1).argmax())
     alone = network(batch.objects[row : row + 1], batch.present[row : row + 1])
     torch.testing.assert_close(alone.logits[0], found.logits[row], atol=1e-5, rtol=1e-5)
-    twice = torch.cat([batch.objects[row], batch.objects[row, 1:]])[None]  # each object twice gives the same mean
+    twice = torch.cat([batch.objects[row], batch.objects[row, 1:]])[None]  # repeated objects do not change the mean
     there = torch.cat([batch.present[row], batch.present[row, 1:]])[None]
     torch.testing.assert_close(network(twice, there).logits[0], found.logits[row], atol=1e-5, rtol=1e-5)
 

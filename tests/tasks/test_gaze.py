@@ -60,9 +60,9 @@ def mnist(tmp_path) -> Path:
 @pytest.mark.parametrize(
     ("place", "expected"),
     [
-        ((0.0, 0.0), True),  # the pixel (30, 30) of 60
+        ((0.0, 0.0), True),  # the location is pixel (30, 30) of 60
         ((-1 / 3, -1 / 3), True),  # (20, 20), the upper left corner of the box
-        ((1 / 3 + 1e-3, 0.0), False),  # just beyond its right edge at 40
+        ((1 / 3 + 1e-3, 0.0), False),  # just beyond the right edge of the box, at pixel 40
         ((0.0, -0.9), False),
     ],
 )
@@ -126,7 +126,7 @@ def test_a_shift_moves_by_at_most_so_much():
 def test_clutter_stands_beside_the_digit_and_never_on_it():
     image = torch.zeros(31, 1, 28, 28, dtype=torch.uint8)
     image[:, 0, 6:20, 9:18] = 150
-    image[::2, 0, 6:20, 9:18] = 250  # clutter comes from other rows of the batch
+    image[::2, 0, 6:20, 9:18] = 250  # other rows have another brightness, so that their clutter is recognised
     canvas = placed(image, 60, clutter=True)
     plain = (canvas == 150).flatten(1).sum(1), (canvas == 250).flatten(1).sum(1)
     own = torch.where(torch.arange(31) % 2 == 0, plain[1], plain[0])

@@ -24,7 +24,7 @@ from regard.tasks.inputs import from_arguments, named
 from regard.tasks.task import Input, InputError, SettingError
 from regard.train.run_directory import Run
 
-pytestmark = pytest.mark.slow  # these tests train runs first
+pytestmark = pytest.mark.slow  # the fixtures train models
 
 
 LOADED = """
@@ -225,7 +225,7 @@ def test_the_task_of_the_page_learns(ninth):
 
 def test_the_task_of_the_page_answers(ninth, tmp_path):
     done = regard("predict", ninth, "3714", "90", "--look", tmp_path / "page.html")
-    assert done.output.startswith("7\n9\n")  # as in the page
+    assert done.output.startswith("7\n9\n")  # the answers that the page shows
     assert (tmp_path / "page.html").is_file()
     [found] = package.load(ninth).predict(["3714"])
     assert found.trace().records[0].column_labels.items == ("3", "7", "1", "4")

@@ -11,7 +11,7 @@ from regard.models.span_pointer import Pointed
 from regard.tasks.reading.answers import answers
 
 LOW = torch.finfo(torch.float32).min / 2
-FIRST = Passage.of("Emma ran. She is in the kitchen.")  # Emma ran . She is in the kitchen .
+FIRST = Passage.of("Emma ran. She is in the kitchen.")  # words: Emma ran . She is in the kitchen .
 SECOND = Passage.of("他在厨房。")
 
 

@@ -15,7 +15,7 @@ from regard.train.run_directory import Run, RunError
 from regard.train.weight_files import read_tensors
 from time_limits import HANG_SECONDS
 
-pytestmark = pytest.mark.slow  # these tests train runs first
+pytestmark = pytest.mark.slow  # the fixtures train models
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def start(folder: str, number: int, gate, found) -> None:
 
 def test_a_directory_that_another_process_begins_is_locked_and_not_foreign(tmp_path):
     with locked(tmp_path):
-        (tmp_path / "data.json").write_text("{}")  # written by a starting run before its config.json
+        (tmp_path / "data.json").write_text("{}")  # a starting run writes this file before its config.json
         with (
             pytest.raises(RunError, match="another process is training in"),
             Run.training(tmp_path, {"task": "translation"}),

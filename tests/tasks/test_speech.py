@@ -97,7 +97,7 @@ def test_the_least_certain_symbol_is_found_among_the_wrong_ones():
     predictor = SpeechPredictor(build(config(), codec.vocabulary.size), codec, config())
     examples = [Example(np.zeros(9, np.float32), ("one", "two", "six"))] * 3
     written = [
-        transcript("one two six", (0.1, 0.2, 0.3)),  # right: not counted
+        transcript("one two six", (0.1, 0.2, 0.3)),  # a right transcript is not counted
         transcript("one too six", (0.9, 0.2, 0.8)),  # the least certain symbol is wrong
         transcript("one too six", (0.1, 0.2, 0.3)),  # another symbol is wrong
     ]
@@ -177,7 +177,7 @@ def test_every_attention_learns(attention):
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())
-    assert losses[0] > 2.3  # fourteen words, untrained
+    assert losses[0] > 2.3  # an untrained model of fourteen words: ln 14 is 2.6
     assert min(losses[30:]) < 0.15
 
 

@@ -81,7 +81,7 @@ def test_a_run_that_was_cut_ends_as_one_that_was_not(tmp_path, average, cuts):
     for calls in cuts:
         with pytest.raises(Cut):
             train(tmp_path / "cut", make(), resume=True, loss=cut_at(calls), **options)
-        torch.manual_seed(99)  # any use of the generator in between
+        torch.manual_seed(99)  # other code may use the random generator between two runs
     found = train(tmp_path / "cut", cut, resume=True, **options)
     same_weights(cut.state_dict(), whole.state_dict())
     assert figures(tmp_path / "cut") == figures(tmp_path / "whole")
@@ -325,7 +325,7 @@ def test_a_mean_that_is_worse_is_not_taken(tmp_path):
 def test_epochs_end_a_run(tmp_path):
     batches = Shuffled(7)
     fitted = train(tmp_path, batches=batches, steps=1000, epochs=3, accumulate=4, held_out=held_out())
-    assert (fitted.ended, fitted.epochs, fitted.step) == ("epochs", 3, 6)  # 21 batches: five fours, and one
+    assert (fitted.ended, fitted.epochs, fitted.step) == ("epochs", 3, 6)  # 21 batches: five groups of four, and one
     assert fitted.tokens == 3 * sum(batch[:, 1:].numel() for batch in batches.batches)
     assert figures(tmp_path)[-1]["kind"] == "validation"
 

@@ -141,7 +141,7 @@ def test_a_killed_worker_is_started_again_and_nothing_changes(trained, tmp_path)
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=1,
-        start_method="forkserver",  # forked from the server that has imported everything
+        start_method="forkserver",  # workers are forked from a server that has imported everything
         monitor_interval=0.1,
     )
     given = ["train", "translation", "--preset", "tiny", *settings(*TINY, *RANDOM), "--out", str(run)]

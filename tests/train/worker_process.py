@@ -12,7 +12,7 @@ from datetime import timedelta
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-import sacrebleu  # noqa: F401  with the other modules that are not used here, imported by the server, once
+import sacrebleu  # noqa: F401  unused imports are for the server: its forked workers share them
 import torch
 import torch.distributed.fsdp
 import torch.distributed.tensor
@@ -37,7 +37,7 @@ def run(
     """Run the command in this process; its output goes to a file. `lines` are its standard input."""
     os.environ.update(environment)
     torch.set_num_threads(1)
-    if environment.get("WORLD_SIZE") == "3":  # three workers sum gradients by DDP, others all at once
+    if environment.get("WORLD_SIZE") == "3":  # groups of three workers use DDP; others sum all gradients at once
         gradient_sums.BUCKET = 0
     sys.argv = ["regard", *arguments]
     sys.stdin = io.TextIOWrapper(io.BytesIO((lines or "").encode()))

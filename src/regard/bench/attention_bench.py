@@ -26,7 +26,7 @@ from regard.bench import bar_chart
 from regard.bench.attention_cases import Case, cases
 from regard.bench.measurement import measure
 
-PACKAGES = ("triton", "entmax", "xformers", "keras", "x-transformers")  # reported beside torch, if installed
+PACKAGES = ("triton", "entmax", "xformers", "keras", "x-transformers")  # their versions are reported, if installed
 COLUMNS = ("contender", "time", "× regard", "G/s", "peak memory", "error", "by norm")
 NOTE = (
     "Times are the {best} of readings taken in turns{again}; “× regard” is a contender's time divided by regard's in "
@@ -58,7 +58,7 @@ processor's caches are overwritten. `--minutes` ends a sweep early, `--json FILE
 def attention(*, only: list[str], quick: bool, as_json: bool, out: Path | None) -> None:
     """Measure, then print and write the results."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:  # errors of arguments are raised before a run of minutes
+    try:  # arguments are checked before measurements that take minutes
         chosen = select(cases(device, quick), only)
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ ROWS = slice(-64, None)  # the queries whose outputs are compared with float64: 
 
 @dataclass(frozen=True)
 class Field:
-    """The contenders of a case over the same inputs, regard's first; `truth` is the output's ROWS in float64."""
+    """The contenders of a case over the same inputs, regard's first; `truth` is ROWS of the output in float64."""
 
     contenders: dict[str, Make]
     truth: Callable[[], Tensor] | None = None

@@ -74,7 +74,7 @@ def decoding(*, device: str | None, quick: bool, as_json: bool, out: Path | None
     if device not in SETTINGS or (device == "cuda" and not torch.cuda.is_available()):
         raise typer.BadParameter(f"must be cpu, or cuda where there is one; got {device}", param_hint="--device")
     if out is not None:
-        try:  # errors of arguments are raised before a run of minutes
+        try:  # arguments are checked before measurements that take minutes
             try_writing(out / PAGE)
         except OSError as error:
             raise typer.BadParameter(f"cannot write to {out}: {error.strerror}", param_hint="--out") from error
@@ -117,7 +117,7 @@ def regard(model: EncoderDecoder, width: int, captures: Captures | None = None) 
     def decode(source: Tensor, tokens: int) -> list[list[int]]:
         state = model.start(source, limit=tokens)
         start = torch.full(source.shape[:1], BEGIN, device=source.device)
-        most = tokens - 1  # the end is a token, too
+        most = tokens - 1  # the end mark counts as a token too
         found = beam(model.step, state, start=start, stop=END, limit=most, minimum=most, width=width, captures=captures)
         return [[*one.tokens, END] for [one] in found]
 
@@ -168,7 +168,7 @@ def run(setting: Setting, *, device: str, quick: bool, say: Callable[[str], None
     gc.collect()
     for number in range(2 if quick else ROUNDS):
         say(f"round {number + 1}")
-        order = order[1:] + order[:1]  # rotated, because the first one has a different clock speed and cache
+        order = order[1:] + order[:1]  # the first contender of a round has other clocks and caches
         for name, decode in order:
             readings[name].append(_seconds(decode, source, setting.tokens))
     settle = statistics.median if device == "cuda" else min
@@ -249,7 +249,7 @@ def _seconds(decode: Decode, source: Tensor, tokens: int) -> float:
     if source.is_cuda:
         torch.cuda.synchronize()
     begin = time.perf_counter()
-    decode(source, tokens)  # it returns lists of numbers, so the device has finished
+    decode(source, tokens)  # a contender returns Python lists, so the device has finished
     return time.perf_counter() - begin
 
 

@@ -167,7 +167,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Met:
-    """The path between both ends: number of layers in a stack, and of sequential steps."""
+    """The path between both ends of a sequence: the numbers of stacked layers and of sequential steps."""
 
     layers: int
     steps: int
@@ -206,7 +206,7 @@ def _differ(one: Tensor, other: Tensor) -> Tensor:
 def _recurrent_steps(x: Tensor) -> int:
     """Return the number of steps of a GRU's cell until the state depends on the first position at the last one."""
     cell, state, steps = nn.GRUCell(2, 2).double(), x.new_zeros(2, 2), 0
-    reached = torch.tensor(True)  # the first step has the position that differs
+    reached = torch.tensor(True)  # the input of the first step differs
     for vector in x[0]:
         change = torch.stack((torch.zeros(2), reached.expand(2))).double()
         pair = vector + (change if steps == 0 else 0)

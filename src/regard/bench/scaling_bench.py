@@ -35,6 +35,7 @@ MODELS = {
 }
 TOKENS = {"cpu": (512, 1024), "cuda": (8192, 32_768)}
 LENGTH = {"cpu": 128, "cuda": 1024}
+STEPS = {"cpu": 3, "cuda": 12}
 LARGE = (Model(768, 12, 32_000, "134 M"), Model(2048, 24, 32_000, "1.3 B"), Model(4096, 32, 32_000, "6.7 B"))
 DEVICES = (1, 8, 64, 1024)
 EACH = 16_384  # tokens per device and step, in sequences of 2,048; with context parallelism in one sequence
@@ -47,6 +48,7 @@ H200 = Machine(
     flops=3.0e14,
     per_layer=1e-3,
     per_parameter=1e-11,
+    per_logit=2e-11,
     near=Link(0.8 * 450e9, 10e-6),
     far=Link(0.8 * 50e9, 20e-6),
     memory=141e9,
@@ -55,7 +57,7 @@ H200 = Machine(
 PATIENCE = 900.0  # time limit in seconds for the processes of one group
 
 
-def scaling(*, workers: str | None, steps: int, device: str | None, as_json: bool, out: Path | None) -> None:
+def scaling(*, workers: str | None, steps: int | None, device: str | None, as_json: bool, out: Path | None) -> None:
     """Measure, then print and write the record."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device not in MODELS or (device == "cuda" and not torch.cuda.is_available()):
@@ -65,12 +67,12 @@ def scaling(*, workers: str | None, steps: int, device: str | None, as_json: boo
         there = torch.cuda.device_count()
         raise typer.BadParameter(f"there are {there} GPUs, {max(sizes)} workers need as many", param_hint="--workers")
     if out is not None:
-        try:  # errors of arguments are raised before a run of minutes
+        try:  # arguments are checked before measurements that take minutes
             try_writing(out / PAGE)
         except OSError as error:
             raise typer.BadParameter(f"cannot write to {out}: {error.strerror}", param_hint="--out") from error
     with quiet():
-        record = run(sizes, device=device, steps=steps, say=say)
+        record = run(sizes, device=device, steps=steps or STEPS[device], say=say)
     say("")
     if as_json:
         print(json.dumps(record, indent=2, ensure_ascii=False))
@@ -165,9 +167,10 @@ def fitted(found: dict[int, list[dict[str, Any]]], device: str) -> dict[int, Mac
     plain = [case for case in found[1][0]["cases"] if case["way"] == "plain"]
     models = [Model(**case["model"]) for case in plain]
     work = [case["tokens"] * model.flops(case["length"]) for case, model in zip(plain, models, strict=True)]
-    features = [[model.layers, model.parameters, one] for model, one in zip(models, work, strict=True)]
-    per_layer, per_parameter, per_flop = nonnegative(features, [case["seconds"] for case in plain])
     tokens = [case["tokens"] for case in plain]
+    logits = [n * model.vocabulary for n, model in zip(tokens, models, strict=True)]
+    features = [[m.layers, m.parameters, one, words] for m, one, words in zip(models, work, logits, strict=True)]
+    per_layer, per_parameter, per_flop, per_logit = nonnegative(features, [case["seconds"] for case in plain])
     stored = [[n * model.layers * model.size, n * model.vocabulary] for n, model in zip(tokens, models, strict=True)]
     beyond = [max(0.0, (case["peak"] or 0) - 16 * model.parameters) for case, model in zip(plain, models, strict=True)]
     activation, output = nonnegative(stored, beyond)
@@ -179,6 +182,7 @@ def fitted(found: dict[int, list[dict[str, Any]]], device: str) -> dict[int, Mac
         flops=1 / per_flop if per_flop else H200.flops,
         per_layer=per_layer,
         per_parameter=per_parameter,
+        per_logit=per_logit,
         activation=activation,
         output=output,
         memory=float("inf") if cpu else float(torch.cuda.get_device_properties(0).total_memory),
@@ -365,7 +369,8 @@ def _notes(record: dict[str, Any]) -> tuple[str, str]:
         f"Measured (and, in brackets, what the cost model says); sequences of {record['length']} tokens, the batch is "
         f"that of all workers together. Constants from one process: {constants['flops']:.3g} FLOP/s, "
         f"{constants['per_layer'] * 1e3:.3g} ms for each layer, {constants['per_parameter'] * 1e9:.3g} ns for each "
-        "parameter; bandwidth and latency from all-reduces of 64 KiB to 8 MiB."
+        f"parameter, {constants['per_logit'] * 1e12:.3g} ps for each logit; bandwidth and latency "
+        "from all-reduces of 64 KiB to 8 MiB."
         + (" Times are processor times: other programs ran beside." if record["device"] == "cpu" else ""),
         f"Forecast for {large['name']} in nodes of {large['node']}: {EACH:,} tokens of each device in a step, "
         f"{near:.0f} GB/s within a node and {far:.0f} GB/s between nodes for each device (assumed, not measured), "

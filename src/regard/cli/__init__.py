@@ -39,12 +39,12 @@ _ENDED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses of a comma
 def main() -> None:
     """Run the command line. Ctrl-C and SIGTERM end it, with the exit status that shells expect."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores the signal, and so does this
+        if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup SIGINT stays ignored
             signal.signal(number, _end)
     try:
         app(prog_name="regard")
     except SystemExit as end:
-        if "RANK" in os.environ:  # torchrun signals all workers when one ends: this one is already ending
+        if "RANK" in os.environ:  # torchrun sends SIGTERM to all workers when one ends; this one is already exiting
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if end.code in _ENDED and any(thread.daemon for thread in threading.enumerate()):
             # Native code in a remaining thread aborts the process when the interpreter is finalised.
@@ -309,7 +309,10 @@ def _bench_scaling(
         str | None,
         typer.Option(help="Numbers of processes, with commas between; 1,2,4 on a CPU.", metavar="N,N,…"),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps that are timed; the best counts.", min=1, metavar="N")] = 3,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Steps that are timed; the best counts. 3 on a CPU, 12 on a GPU.", min=1, metavar="N"),
+    ] = None,
     device: Annotated[
         str | None, typer.Option("--device", help="cpu or cuda; cuda where there is one.", metavar="DEVICE")
     ] = None,

@@ -197,7 +197,7 @@ def _attend(
     normalize: Normalizer = regard.Softmax(),
 ) -> tuple[Tensor, Tensor]:
     attended = regard.attention(query, hidden, hidden, score=score, normalize=normalize, weights=regard.full())
-    assert isinstance(attended.weights, Tensor)  # full() returns a tensor, other requests may not
+    assert isinstance(attended.weights, Tensor)  # for type checkers: other requests do not return a tensor
     return attended.output, attended.weights
 
 

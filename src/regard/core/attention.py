@@ -15,7 +15,7 @@ from regard.core import dispatch, recompute, sharding, torch_names
 from regard.core.backends import blocked, reference, sdpa
 from regard.core.backends.block_grid import grid, out_of_sight
 from regard.core.biases import Bias
-from regard.core.dispatch import BACKENDS, Backend
+from regard.core.dispatch import BACKENDS, Backend, stored
 from regard.core.fields import as_lines, as_table
 from regard.core.masks import Mask
 from regard.core.normalizers import Normalizer, Softmax
@@ -49,6 +49,13 @@ class Attended:
 
     def __getitem__(self, place: object) -> NoReturn:
         raise TypeError(_NO_TUPLE)
+
+
+def _with_output(output: Tensor) -> Attended:
+    """Return `Attended(output)`: a frozen record's own constructor takes three times as long."""
+    attended = object.__new__(Attended)
+    attended.__dict__["output"] = output
+    return attended
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,17 +117,31 @@ def attention(
         torch_names.refuse("attention", attention, unknown, torch_names.CALL)
     if sharding.current is not None:
         return _sharded(sharding.current, query, key, value, score, normalize, mask, bias, dropout, weights, backend)
-    if not _autocasts(query):
-        return _attend(query, key, value, score, normalize, mask, bias, dropout, weights, backend, generator)
+    described: Hashable | None = None
+    if backend == "auto" and generator is None and not listeners:
+        described = signature(query, key, value, score, normalize, mask, bias, dropout, weights)
+        # If torch.compile traced the stored routes, it would compile again whenever one is added.
+        route = None if described is None else stored(described)
+        if route is not None:
+            output = None if route.direct is None else route.direct(query, key, value, score, mask, bias)
+            if output is not None:
+                return _with_output(output)
+            assert isinstance(score, Score)  # functions have no signature
+            problem = rebuild(query, key, value, score, normalize, mask, bias, dropout, weights)
+            return _run(problem, route.choose(problem))
+    if described is not None or not _autocasts(query):
+        return _attend(query, key, value, score, normalize, mask, bias, dropout, weights, backend, generator, described)
+    options: dict[str, Any] = {"normalize": normalize, "mask": mask, "bias": bias, "dropout": dropout}
+    options |= {"weights": weights, "backend": backend, "generator": generator}
     if _is_cast(query, key, value, score):  # setting the switch is several times faster than a context manager
         torch.set_autocast_enabled(query.device.type, False)
         try:
-            return _attend(query, key, value, score, normalize, mask, bias, dropout, weights, backend, generator)
+            return attention(query, key, value, score=score, **options)
         finally:
             torch.set_autocast_enabled(query.device.type, True)
     with _prepared(query) as cast:
         query, key, value, score = cast(query, key, value, score)
-        return _attend(query, key, value, score, normalize, mask, bias, dropout, weights, backend, generator)
+        return attention(query, key, value, score=score, **options)
 
 
 def gathered_attention(
@@ -188,20 +209,9 @@ def _attend(
     weights: Request | None,
     backend: str,
     generator: torch.Generator | None,
+    described: Hashable | None,
 ) -> Attended:
-    """Compute the call outside of autocast; arguments of a known signature are not checked again."""
-    described: Hashable | None = None
-    if backend == "auto" and generator is None and not listeners:
-        described = signature(query, key, value, score, normalize, mask, bias, dropout, weights)
-        # If torch.compile traced the stored routes, it would compile again whenever one is added.
-        route = None if described is None else dispatch.stored(described)
-        if route is not None:
-            output = None if route.direct is None else route.direct(query, key, value, score, mask, bias)
-            if output is not None:
-                return Attended(output)
-            assert isinstance(score, Score)  # functions have no signature
-            problem = rebuild(query, key, value, score, normalize, mask, bias, dropout, weights)
-            return _run(problem, route.choose(problem))
+    """Compute a call outside of autocast, with all checks, and store the route of its signature."""
     problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
     problem = problem if backend == "auto" else replace(problem, named=True)
     if described is None:

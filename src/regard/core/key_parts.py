@@ -8,7 +8,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core.backends import additive, blocked, flash
+from regard.core.backends import additive, blocked, flash, flash_cuda
 from regard.core.problem import Problem
 from regard.core.scores import Additive
 
@@ -22,8 +22,9 @@ class Part(NamedTuple):
 
 def forward(problem: Problem) -> Part:
     """Compute attention over the keys of the problem."""
-    if flash.serves(problem):
-        return Part(*flash.part_forward(problem))
+    for kernel in (flash_cuda, flash):
+        if kernel.serves(problem):
+            return Part(*kernel.part_forward(problem))
     return Part(*blocked.part_forward(_quicker(problem)))
 
 
@@ -32,8 +33,9 @@ def backward(problem: Problem, whole: Part, doutput: Tensor, dtotal: Tensor | No
 
     `dtotal` is the incoming gradient of the log-sum-exp; None if it was not requested.
     """
-    if dtotal is None and flash.serves(problem):
-        return flash.part_backward(problem, *whole, doutput)
+    for kernel in (flash_cuda, flash):
+        if dtotal is None and kernel.serves(problem):
+            return kernel.part_backward(problem, *whole, doutput)
     return blocked.part_backward(_quicker(problem), *whole, doutput, dtotal)
 
 

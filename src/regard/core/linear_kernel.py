@@ -3,6 +3,7 @@
 `linear` computes the same for every device and feature map.
 """
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -16,15 +17,14 @@ from regard.kernels import linear_blocks
 from regard.kernels.availability import TRITON
 
 _SIZE = 128  # the largest size of keys and values: the sum of their products is in registers
-_CHUNK, _SUMS = 64, 4 << 30  # positions of a causal chunk, and the largest size of all chunks' sums in bytes
+_CHUNK, _SUMS = 32, 4 << 30  # positions of a causal chunk, and the largest size of all chunks' sums in bytes
+_WIDE = 220_000  # bytes of shared memory that a size of 128 takes in float32
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
 def serves(problem: Problem, features: Features, causal: bool) -> bool:
     """Return whether the kernels compute this call."""
     if problem.device.type != "cuda" or not TRITON or torch.compiler.is_compiling() or transformed():
-        return False
-    if causal and problem.group > 1:
         return False
     if problem.query.dtype not in (*HALF, torch.float32) or problem.empty or problem.value.shape[-1] == 0:
         return False
@@ -39,7 +39,13 @@ def serves(problem: Problem, features: Features, causal: bool) -> bool:
     heads, size = problem.query[..., 0, 0].numel(), problem.value.shape[-1]
     chunks = problem.shape[-1] // _CHUNK if causal else 0
     fits = heads * chunks * count * size * 4 <= _SUMS
-    return fits and max(problem.query.shape[-1], size) <= _SIZE and heads <= _PROGRAMS
+    most = _SIZE if problem.query.dtype in HALF or _shared_memory(problem.device) >= _WIDE else _SIZE // 2
+    return fits and max(problem.query.shape[-1], size) <= most and heads <= _PROGRAMS
+
+
+@functools.cache
+def _shared_memory(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
 
 
 def attend(problem: Problem, features: Features, causal: bool) -> Tensor:
@@ -83,10 +89,7 @@ def blocks_serve(problem: Problem, given: tuple[Tensor, ...], features: Features
     )
     own = own and all(type(t) in (Tensor, torch.nn.Parameter) for t in given)
     fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None  # fake tensors have no values
-    # In half precision the gradient of a query is a small difference of large rounded numbers.
-    learning = torch.is_grad_enabled() and any(t.requires_grad for t in given)
-    exact = problem.query.dtype not in HALF or (problem.query.dtype == torch.bfloat16 and not learning)
-    return own and not fake and exact and (queries == keys or not causal)
+    return own and not fake and (queries == keys or not causal)
 
 
 def attend_in_blocks(
@@ -101,10 +104,16 @@ def attend_in_blocks(
     if keep is not None:  # elu + 1 of −inf is 0
         key, value = torch.where(keep.unsqueeze(-1), key, -torch.inf), torch.where(keep.unsqueeze(-1), value, 0)
     query, key, value = (t.reshape(-1, *t.shape[-2:]) for t in (query, key, value))
+    # In half precision the gradient of a query is a small difference of large rounded numbers.
+    if query.dtype == torch.float16 or (query.dtype in HALF and problem.differentiated):
+        query, key, value = query.float(), key.float(), value.float()
     maps: linear_blocks.Map = linear_blocks.Elu(query.shape[-1])
     if isinstance(features, PerformerFeatures):
         features.check(query)
         maps = linear_blocks.Performer(features.projection, query.dtype)
+    if chunk is not None:  # up to some length, the products of all pairs are fewer than those with sums of features
+        whole = chunk + 2 * maps.count * value.shape[-1] // (maps.count + value.shape[-1])
+        chunk = max(1, query.shape[-2]) if query.shape[-2] <= whole else chunk
     size = chunk or 64
     step = max(1, rows * 64 // (query.shape[0] * size * max(64, maps.count))) * size
     output, divisor = linear_blocks.linear_attention(maps, query, key, value, chunk, step, general)
@@ -118,5 +127,5 @@ def attend_in_blocks(
         query, key, value = (torch.where(early, t, 0) for t in (query, key, value))
         output, _ = linear_blocks.linear_attention(maps, query, key, value, chunk, step, general)
         output = torch.cat([output[:, :first], rest], 1)
-    output = output.reshape(*problem.shape[:-1], value.shape[-1])
+    output = output.reshape(*problem.shape[:-1], value.shape[-1]).to(problem.query.dtype)
     return output.squeeze(0) if problem.headless else output

@@ -8,15 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from regard.core.biases import Alibi, DenseBias, Relative
 from regard.core.masks import And, Band, Dense, Padding, Segments
-from regard.core.normalizers import Entmax, Sigmoid, Softmax, Sparsemax
-from regard.core.requests import Entropy, Full, LogSumExp, Received, TopWeights
+from regard.core.normalizers import Entmax, Hard, Sigmoid, Softmax, Sparsemax
+from regard.core.requests import Entropy, Full, LogSumExp, Received, Rows, TopWeights
 from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot
-from regard.core.transforms import transformed
+from regard.core.transforms import peek
 from regard.kernels import cuda_graphs
 
+# torch's own functions, which are faster to call than their wrappers in Python.
+_autocasts, _traces = torch._C._is_any_autocast_enabled, torch._C._is_tracing
+_deterministic = torch._C._get_deterministic_algorithms
 _UNKNOWN = "unknown"  # marks a record or tensor that has no signature
 
 
@@ -31,21 +35,22 @@ def signature(
     dropout: object,
     request: object,
 ) -> Hashable | None:
-    """Return the signature of a call; None for the caller's own classes, and inside compilers and torch.func."""
-    if not type(query) is type(key) is type(value) is Tensor or type(dropout) is not float:
+    """Return the signature of a call; None for the caller's own classes, and inside compilers, torch.func and autocast.
+
+    Every call of attention computes it, so it is one flat function: a warm call takes little longer than its kernel.
+    """
+    if torch.compiler.is_compiling() or not type(query) is type(key) is type(value) is Tensor:
         return None
-    if torch.compiler.is_compiling() or transformed() or torch.jit.is_tracing():
-        return None
-    if not query.layout is key.layout is value.layout is torch.strided:
+    if type(dropout) is not float or _autocasts() or _traces() or peek() is not None or forward_ad._current_level >= 0:
         return None
     records = (
-        _record(score),
-        _record(normalize),
-        None if mask is None else _record(mask),
+        (score.scale, score.softcap) if type(score) is ScaledDot else _record(score),
+        None if type(normalize) is Softmax else _record(normalize),
+        None if mask is None else (mask.low, mask.high) if type(mask) is Band else _record(mask),
         None if bias is None else _record(bias),
         None if request is None else _record(request),
     )
-    if _UNKNOWN in records:
+    if _UNKNOWN in records or not query.layout is key.layout is value.layout is torch.strided:
         return None
     try:
         return (
@@ -65,7 +70,7 @@ def signature(
             key.requires_grad,
             value.requires_grad,
             torch.is_grad_enabled(),
-            torch.are_deterministic_algorithms_enabled(),
+            _deterministic(),
             cuda_graphs.recording,
             dropout,
             records,
@@ -107,17 +112,27 @@ def _holding(name: str, *others: str) -> Callable[[Any], Any]:
     return described
 
 
+def _rows(request: Rows) -> Any:
+    if isinstance(request.index, slice):
+        edges = (request.index.start, request.index.stop, request.index.step)
+        return (Rows, slice, *edges) if all(edge is None or type(edge) is int for edge in edges) else _UNKNOWN
+    few = request.index.device.type == "cpu" and request.index.numel() <= 64
+    return (Rows, *request.index.tolist()) if few and type(request.index) is Tensor else _UNKNOWN
+
+
+def _hard(normalize: Hard) -> Any:
+    return _UNKNOWN if isinstance(normalize.expected, Tensor) else normalize
+
+
 def _itself(record: Any) -> Any:
     return record
 
 
 _KINDS: dict[type, Callable[[Any], Any]] = {
-    ScaledDot: lambda score: (ScaledDot, score.scale, score.softcap),
     Dot: lambda score: Dot,
     Cosine: lambda score: (Cosine, score.scale),
     Bilinear: _holding("weight"),
     Additive: _holding("weight", "activation"),
-    Softmax: lambda normalize: Softmax,
     Band: lambda mask: (Band, mask.low, mask.high),
     Padding: _holding("lengths", "plain"),
     Segments: _segments,
@@ -126,6 +141,8 @@ _KINDS: dict[type, Callable[[Any], Any]] = {
     DenseBias: _holding("tensor", "plain"),
     Alibi: _holding("slopes", "plain", "offset"),
     Relative: _holding("table", "plain", "offset"),
+    Rows: _rows,
+    Hard: _hard,
     Tensor: _tensor,
     torch.nn.Parameter: _tensor,
     **dict.fromkeys((Entmax, Sparsemax, Sigmoid, Full, TopWeights, Received, Entropy, LogSumExp), _itself),

@@ -3,7 +3,8 @@
 import torch
 from torch.autograd import forward_ad
 
-_PEEK = getattr(torch._C._functorch, "peek_interpreter_stack", None)
+# Returns the innermost transform, or None outside of all.
+peek = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
 
 
 def transformed() -> bool:
@@ -13,7 +14,7 @@ def transformed() -> bool:
     """
     if torch.compiler.is_compiling():
         return len(_kinds()) > 0
-    return (_PEEK is not None and _PEEK() is not None) or forward_ad._current_level >= 0
+    return peek() is not None or forward_ad._current_level >= 0
 
 
 def forwards() -> bool:

@@ -11,7 +11,7 @@ from regard.data.data_files import DataError
 from regard.data.text.lines import lines
 
 _SPACE = re.compile(r"[ \t\n\r]*")
-_LONGEST_ARRAY = 1 << 28  # bytes of a line of an array: programs may write all of it on one line
+_LONGEST_ARRAY = 1 << 28  # largest line in bytes, where a program wrote a whole array on one line
 
 
 class Record(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Item = TypeVar("Item")
-_ERRORS = "surrogatepass"  # file names may have surrogates for bytes that are not UTF-8, and JSON may have any
+_ERRORS = "surrogatepass"  # paths that are not UTF-8, and JSON strings, may contain lone surrogates
 
 
 class Lazy(Sequence[Item], Generic[Item]):

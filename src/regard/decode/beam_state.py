@@ -13,14 +13,14 @@ from regard.decode.records import Bounds
 class Front:
     """The running hypotheses (s slots per row) and the n best finished ones, of all rows."""
 
-    sums: Float[Tensor, "b s"]  # log-probabilities; −∞ is an empty slot
+    sums: Float[Tensor, "b s"]  # log-probability of each hypothesis; −∞ marks an empty slot
     tokens: Int[Tensor, "b s"]
-    parents: Int[Tensor, "b s"]  # the slot that each one continues in this step
+    parents: Int[Tensor, "b s"]  # the slot of the hypothesis that each one continues
     values: Float[Tensor, "b s"]  # log-probability of the last token alone
     done_score: Float[Tensor, "b n"]
     done_sum: Float[Tensor, "b n"]
     done_time: Int[Tensor, "b n"]
-    done_slot: Int[Tensor, "b n"]  # the slot it had before it stopped
+    done_slot: Int[Tensor, "b n"]  # the slot of the hypothesis before it stopped
     count: Int[Tensor, "b"]  # the number of finished hypotheses
     closed: Bool[Tensor, "b"]
     width: int

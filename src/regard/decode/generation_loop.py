@@ -14,7 +14,7 @@ Choose = Callable[[Tensor, Tensor], Tensor]
 
 @torch.no_grad()
 def follow(step: StepFunction, state: Any, choose: Choose, bounds: Bounds, shrink: float | None) -> list[Hypothesis]:
-    """Generates tokens until every row has stopped; stopped rows are removed when that saves time.
+    """Generate tokens until every row has stopped; stopped rows are removed when that saves time.
 
     The results have all rows until the end; `rows` are those that the model still processes.
     """
@@ -25,7 +25,7 @@ def follow(step: StepFunction, state: Any, choose: Choose, bounds: Bounds, shrin
     closed = torch.zeros(batch, dtype=torch.bool, device=rows.device)
     broken = closed.clone()
     last = bounds.start
-    trail: list[tuple[Tensor, Tensor]] = []  # tokens and log-probabilities, all rows
+    trail: list[tuple[Tensor, Tensor]] = []  # tokens and log-probabilities of all rows, step by step
     looked: list[Tensor] = []
     for time in range(bounds.longest + 1):
         produced = step(state, last[rows])
@@ -65,7 +65,7 @@ def spread(values: Tensor, rows: Tensor, batch: int) -> Tensor:
 def _hypotheses(trail: list[tuple[Tensor, Tensor]], looked: list[Tensor], stop: int) -> list[Hypothesis]:
     tokens = torch.stack([tokens for tokens, _ in trail], 1).cpu()
     log_probs = torch.stack([values for _, values in trail], 1).cpu()
-    totals = log_probs.double().cumsum(1)[:, -1].tolist()  # added in order, as in beam search
+    totals = log_probs.double().cumsum(1)[:, -1].tolist()  # summed in the same order as in beam search
     weights = torch.stack(looked, 1).cpu() if looked else None
     lengths = (tokens != stop).sum(1).tolist()
     return [

@@ -63,4 +63,4 @@ def best_divisors(table: Float[Tensor, "n"], limit: Tensor) -> Float[Tensor, "b 
     reachable = torch.where(lengths <= limit[:, None] + 1, table, 0.0)
     ahead = reachable.flip(1).cummax(1).values.flip(1)  # the largest divisor of any length from n on
     ahead = torch.nn.functional.pad(ahead, (0, 2))[:, 2:]
-    return ahead.clamp(min=torch.finfo(table.dtype).tiny)  # if no length is reachable, sums divided by tiny are −huge
+    return ahead.clamp(min=torch.finfo(table.dtype).tiny)  # if no length is reachable, the bound is far below 0

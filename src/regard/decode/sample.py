@@ -82,5 +82,5 @@ def draw(
     # The first cumulative sum beyond the point: a token without mass has the same sum as the one before it, and is
     # never first. The factor keeps the point below the last sum after rounding.
     target = points[:, None] * ends[:, -1:] * (1 - 2.0**-40)
-    place = torch.searchsorted(ends, target, right=True).clamp(max=ends.shape[1] - 1)  # NaN raises elsewhere
+    place = torch.searchsorted(ends, target, right=True).clamp(max=ends.shape[1] - 1)  # NaN is refused later
     return (place if index is None else index.gather(1, place))[:, 0]

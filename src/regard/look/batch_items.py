@@ -17,11 +17,11 @@ class Places(NamedTuple):
     columns: tuple[int, ...] | None
 
     def chosen(self, found: Tensor) -> Tensor:
-        """Return the selected columns of some rows."""
+        """Return the columns of the sequence, of rows that are given."""
         return found if self.columns is None else found.index_select(-1, torch.tensor(self.columns))
 
     def row_numbers(self, rows: Tensor) -> Tensor:
-        """Return the indices of the part's rows in the whole."""
+        """Return the indices of rows of the sequence in the whole map."""
         return rows if self.rows is None else torch.tensor(self.rows)[rows]
 
     @property

@@ -7,7 +7,7 @@ so twice the weight looks twice as far from the background, also in grey print a
 import math
 from typing import NamedTuple
 
-HUE = math.radians(258)  # blue at every lightness
+HUE = math.radians(258)  # a hue that looks blue at every lightness
 BELOW = math.radians(48)  # the hue of negative weights
 
 
@@ -23,8 +23,8 @@ class Scale(NamedTuple):
     odd_ink: RGB
 
 
-LIGHT = Scale((0.97, 0.40), (0.008, 0.17), odd=(199, 21, 133), odd_ink=(255, 255, 255))  # on white paper
-DARK = Scale((0.25, 0.86), (0.02, 0.10), odd=(255, 105, 200), odd_ink=(0, 0, 0))  # on a dark screen
+LIGHT = Scale((0.97, 0.40), (0.008, 0.17), odd=(199, 21, 133), odd_ink=(255, 255, 255))  # for light backgrounds
+DARK = Scale((0.25, 0.86), (0.02, 0.10), odd=(255, 105, 200), odd_ink=(0, 0, 0))  # for dark backgrounds
 
 
 def shade(share: float, scale: Scale) -> RGB:

@@ -11,7 +11,7 @@ from regard.look.labels import Labels
 if TYPE_CHECKING:
     from torch import Tensor
 
-LARGEST = 64  # number of rows or columns drawn one by one; more are pooled
+LARGEST = 64  # largest number of rows or columns; larger maps are pooled
 
 
 Head = int | Literal["mean"]

@@ -25,7 +25,7 @@ Weights = Sequence[Sequence[float]] | Matrix
 
 FONTS = "system-ui, 'Noto Sans', 'Noto Sans CJK SC', 'PingFang SC', 'Microsoft YaHei', sans-serif"
 FONT_SIZE = 14
-LONGEST_LABEL = 24  # number of characters; the tooltip has the whole label
+LONGEST_LABEL = 24  # characters of a label that are drawn; its tooltip has all
 BLOCKS = " ░▒▓█"
 
 PAGE = """<!doctype html>
@@ -248,7 +248,7 @@ def _cell(x: float, y: float, side: int, weight: float, share: float, tip: str) 
         f"<rect class='cell' x='{x:.1f}' y='{y:.1f}' width='{side - gap}' height='{side - gap}' rx='{gap}' "
         f"{_fill(shade, share)}><title>{_escape(tip)}</title></rect>"
     )
-    if side < 40:  # too small for text
+    if side < 40:  # the cell is too small for text
         return rect
     middle = (side - gap) / 2
     return rect + (

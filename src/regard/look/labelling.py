@@ -22,7 +22,7 @@ def plans(
     batch: int | Sequence[int] | None,
     strictly: bool,
 ) -> list[tuple[Record, list[Labels | None]]]:
-    """Return the records that labels of rows or columns fit, each with its new labels; strictly: they must fit all."""
+    """Return the records that the labels fit, each with its new labels. With `strictly`, all records must fit."""
     lengths = {len(one) for one in labels}
     if len(lengths) > 1:
         raise ValueError(
@@ -48,7 +48,7 @@ def _plan(
         axes = [record.labels(batch=item) for item in range(record.batch)]
         plan = [one.rows if what == "rows" else one.columns for one in axes]
         for place, item in enumerate(items):
-            record.labels(batch=item)  # raises if there is no such sequence
+            record.labels(batch=item)  # raises if the batch has no such sequence
             plan[item] = labels[place if len(labels) > 1 else 0]
         return plan
     if len(labels) == record.batch:

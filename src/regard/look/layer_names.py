@@ -16,7 +16,7 @@ _PART = re.compile(r"[A-Za-z_]\w*|\d+")
 _CROSS = re.compile(r"cross|enc_?dec|encoder_?att|attn2|memory_att", re.IGNORECASE)
 _BESIDE = "multihead_attn"  # cross-attention of nn.TransformerDecoderLayer, beside its self-attention
 _SELF = re.compile(r"self|attn1", re.IGNORECASE)
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a whole part of a path
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a part of a dotted path that is a number
 _SIDES = ("encoder", "decoder")
 
 
@@ -26,7 +26,7 @@ class _Path(NamedTuple):
     sides: Words
     numbers: Words
     role: str | None
-    others: Words  # other parts, before and after the first number
+    others: Words  # the other parts of the path
 
 
 def layer_names(names: Sequence[str]) -> list[Words | None]:

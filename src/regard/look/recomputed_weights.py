@@ -89,7 +89,7 @@ class Pairs:
     def short(self) -> Shortened | None:
         """Return the source with fewer bits; None if that is impossible or saves nothing."""
         score = self._problem.score
-        if isinstance(score, Custom):  # its error cannot be bounded
+        if isinstance(score, Custom):  # the error of an arbitrary function cannot be bounded
             return None
         scale = 1.0 if isinstance(score, Dot) else None
         if isinstance(score, ScaledDot):
@@ -110,7 +110,7 @@ class Pairs:
         step = max(1, int(_PAIR_NUMBERS // max(1, pairs)))
         found = torch.zeros(len(heads), len(rows), self._key.shape[-2])
         for room, part in zip(found.split(step, -2), rows.split(step), strict=True):
-            end = self._end(part)  # number of keys that a causal mask allows: later ones are not computed
+            end = self._end(part)  # keys after those that a causal mask allows are not computed
             weights = self.block(slice(batch, batch + 1), heads, part.to(self._query.device), range(end))
             room[..., :end] = weights[0]
         return found
@@ -144,7 +144,7 @@ class Pairs:
 
     def _scores(self, batch: slice, heads: range, rows: Tensor, columns: range) -> Tensor:
         problem = self._problem
-        # Its tensors may be for all heads and sequences, so it is called with all.
+        # A score of the caller may hold tensors for all heads and sequences, so it is called with all of them.
         if isinstance(problem.score, Custom):
             query = problem.query.index_select(-2, rows).to(problem.dtype)
             scores = problem.score(query, problem.repeat(problem.key).to(problem.dtype))

@@ -49,7 +49,7 @@ def check_one_stack(chosen: Sequence[str], names: Sequence[str]) -> None:
     stack_of, crossing = stacks(chosen), cross_attention(names)
     found = list(dict.fromkeys((stack_of.get(name, ""), name in crossing) for name in chosen))
     if len(found) == 1 and not found[0][1]:
-        if 1 < len(set(chosen)) < len(chosen):  # one name alone is a layer that the model applies several times
+        if 1 < len(set(chosen)) < len(chosen):  # one name alone: one layer that the model applies repeatedly
             raise ValueError(
                 "rollout needs one pass through the layers, and the trace has several calls of them: choose one, as in "
                 "regard.Trace(records=[record for record in trace if record.call == 0]).rollout()"

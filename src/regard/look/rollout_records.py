@@ -11,7 +11,7 @@ from regard.look.layer_names import cross_attention, layer_names, stacks
 from regard.look.rollout import rollout
 
 KIND = "rollout"
-LONGEST = 512  # largest number of positions
+LONGEST = 512  # largest number of positions of a rollout
 _WEIGHTS = 2**27  # largest number of weights, over all heads and layers, for one rollout
 
 
@@ -20,7 +20,7 @@ class Rolled:
 
     def __init__(self, layers: Sequence[Record]) -> None:
         self._layers = list(layers)
-        self._last: tuple[int, Tensor] | None = None  # the last computed sequence, and its map
+        self._last: tuple[int, Tensor] | None = None  # index of the sequence computed last, and its rollout
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -85,7 +85,7 @@ def _can(layers: Sequence[Record]) -> bool:
         or not 1 < queries == keys <= LONGEST
         or any(getattr(layer.source, "rest", None) is not None for layer in layers)
     ):
-        return False  # a large map from a file does not have every weight
+        return False  # a file stores only the largest weights of large maps
     if any(one != other for layer in layers for one, other in itertools.pairwise(_places(layer))):
         return False
     return sum(layer.heads for layer in layers) * queries * keys <= _WEIGHTS

@@ -132,7 +132,7 @@ def _readable(tokenizer: object, numbers: list[int]) -> list[str]:
     elif isinstance(tokenizer, NamesToken):
         pieces = [tokenizer.id_to_token(number) or f"<{number}>" for number in numbers]
     else:
-        of_bytes = getattr(tokenizer, "decode_single_token_bytes", None)  # tiktoken
+        of_bytes = getattr(tokenizer, "decode_single_token_bytes", None)  # the method of tiktoken
         if of_bytes is not None:
             return from_bytes([of_bytes(number) for number in numbers])
         decode = getattr(tokenizer, "decode", None)
@@ -155,7 +155,7 @@ def _special(tokenizer: object) -> set[int]:
 
 def _is_byte_level(tokenizer: object) -> bool | None:
     """Return whether the letters of its pieces represent bytes; None if unknown."""
-    if isinstance(getattr(tokenizer, "byte_decoder", None), dict):  # a tokenizer written in Python
+    if isinstance(getattr(tokenizer, "byte_decoder", None), dict):  # the slow tokenizers of transformers
         return True
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     decoder = getattr(backend, "decoder", None)

@@ -29,7 +29,7 @@ class LabelsDocument(_Strict):
     kind: Literal["tokens", "patches", "frames", "objects", "glimpses", "list"]
     items: Annotated[list[Item], Field(max_length=2**20)]
     numbers: Annotated[dict[Item, Finite | Annotated[list[Finite], Field(max_length=2**20)]], Field(max_length=16)] = {}
-    pictures: Annotated[dict[Item, Item], Field(max_length=4)] = {}  # name → tensor of bytes
+    pictures: Annotated[dict[Item, Item], Field(max_length=4)] = {}  # name of a picture → name of its tensor
     shown: Annotated[list[Count], Field(max_length=2**20)] | None = None  # positions that are not padding
 
 

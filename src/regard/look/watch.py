@@ -92,14 +92,14 @@ class _Eye(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.trace = trace
-        self._inner: int | None = None  # heads of the nn.MultiheadAttention that is running
+        self._inner: int | None = None  # number of heads of the running nn.MultiheadAttention
         self.sinks: Tensor | None = None
         self.thread = threading.get_ident()
         self._names = {id(module): named(name) for name, module in model.named_modules()}
         self._expected = Expected(model)
         self._keeps, self._limit, self._exact, self._gradients = keeps, limit, exact, gradients
         self._calls: Counter[str] = Counter()
-        self._full: Counter[str] = Counter()  # counts of calls that did not fit, by name
+        self._full: Counter[str] = Counter()  # numbers of calls beyond the limit of memory, by name
         self._blind: Counter[tuple[str, str]] = Counter()
         self._bytes = 0
         self._held: set[int] = set()

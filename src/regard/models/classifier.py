@@ -20,7 +20,7 @@ class Classified:
 
     logits: Float[Tensor, "b classes"]
     weights: Tensor | Top | None = None
-    log_prob: Float[Tensor, "b looks"] | None = None  # log-probability of hard choices
+    log_prob: Float[Tensor, "b looks"] | None = None  # log-probability of the sampled keys of hard attention
 
 
 class Classifier(nn.Module):
@@ -100,7 +100,7 @@ class Classifier(nn.Module):
         read = read if query is None else torch.cat([read, query.to(read.dtype)], -1)
         if self.features is not None:
             said, turned = self.features(F.dropout(read, self.dropout, self.training)).chunk(2, -1)
-            read = said * (1 + turned)  # the 1 keeps the term of a word by itself
+            read = said * (1 + turned)  # 1 + gate, so that the linear term remains
         return self.output(F.dropout(read, self.dropout, self.training))
 
     def _check(self, memory: Memory, query: Tensor | None) -> None:

@@ -24,7 +24,7 @@ class EncoderDecoder(nn.Module):
     torch.Size([1, 2, 7])
     """
 
-    encoder: Any  # the required interface is described above
+    encoder: Any  # any object with the interface in the docstring
     decoder: Any
 
     def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:

@@ -35,7 +35,7 @@ class NgramEncoder(nn.Module):
         self.grams = nn.Embedding(buckets * (order - 1), size) if order > 1 else None
         self.dropout = nn.Dropout(dropout)
         nn.init.normal_(self.embedding.weight, std=size**-0.5)
-        if self.grams is not None:  # an n-gram adds to the sum of its words: initially zero
+        if self.grams is not None:  # initially a position is the vector of its word alone
             nn.init.zeros_(self.grams.weight)
 
     def forward(self, source: Int[Tensor, "b k"], lengths: Int[Tensor, " b"] | None = None) -> Memory:

@@ -19,7 +19,7 @@ from regard.models.recurrent.decoder import RecurrentDecoder
 from regard.nn.projection import HeadProjection
 
 Model = TypeVar("Model", bound=nn.Module)
-_TINY = 1e-30  # the smallest maximum of a row: the inverse of its scale is still finite
+_TINY = 1e-30  # lower bound of the maximum of a row, so that the inverse of the scale is finite
 
 
 def quantize(model: Model, *, scales: Literal["tensor", "row"] | None = None) -> Model:
@@ -36,13 +36,13 @@ def quantize(model: Model, *, scales: Literal["tensor", "row"] | None = None) ->
     """
     if scales not in (None, "tensor", "row"):
         raise ValueError(f"scales must be tensor, row or None, got {scales!r}")
-    if scales == "tensor" and not _engine():
+    if scales == "tensor" and not int8_engine():
         raise ValueError("scales by tensor need fbgemm, which this torch has not: use row")
-    by_tensor = scales == "tensor" or (scales is None and _engine() is not None)
+    by_tensor = scales == "tensor" or (scales is None and int8_engine() is not None)
     return _copied(model, TensorQuantizedLinear if by_tensor else QuantizedLinear, "int8")
 
 
-def _engine() -> str | None:
+def int8_engine() -> str | None:
     """Return the engine of torch that rounds and multiplies in one call, if there is one."""
     known = torch.backends.quantized.supported_engines
     return next((name for name in ("x86", "fbgemm") if name in known), None)
@@ -72,7 +72,7 @@ def _copied(model: Model, linear: "Linear", what: str) -> Model:
     for part in list(done.modules()):
         for name, child in list(part.named_children()):
             if isinstance(part, RecurrentDecoder) and child is part.readout:
-                continue  # its weight is used in parts at every step, so it must not be packed
+                continue  # the decoder uses slices of this weight, which a packed weight does not have
             if type(child) is nn.Linear:
                 setattr(part, name, linear(child.weight, child.bias))
                 count += 1
@@ -156,7 +156,7 @@ class TensorQuantizedLinear(nn.Module):
         self.register_buffer("bias", None if bias is None else bias.detach().clone(), persistent=False)
         zeros = torch.zeros(self.out_features, dtype=torch.long)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch deprecates quantized tensors; without them scales are by row
+            warnings.simplefilter("ignore")  # torch warns that quantized tensors are deprecated
             rounded = torch.quantize_per_channel(weight.detach(), scale.double(), zeros, 0, torch.qint8)
         self.packed = _packed(rounded, self.bias)
         self.narrow = not torch.cpu._is_vnni_supported()
@@ -179,7 +179,7 @@ def _packed(rounded: Tensor, bias: Tensor | None) -> Any:
     """Return the weight packed for the engine; torch's global choice of an engine is unchanged."""
     settings: Any = torch.backends.quantized
     before = settings.engine
-    settings.engine = _engine()
+    settings.engine = int8_engine()
     try:
         return torch.ops.quantized.linear_prepack(rounded, bias)
     finally:

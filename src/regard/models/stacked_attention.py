@@ -14,7 +14,7 @@ from regard.models.memory import Memory
 from regard.nn.attention import Attention, pairs
 from regard.nn.protocol import Projected
 
-_GATE = Sigmoid(bias=-2.0)  # gate of the count; the bias makes it count few keys initially
+_GATE = Sigmoid(bias=-2.0)  # the gates that are summed to a count of keys; initially they are near 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +23,7 @@ class Stacked:
 
     logits: Float[Tensor, "b n classes"]
     weights: tuple[Tensor | Top, ...] = ()
-    log_prob: Float[Tensor, "b n hops"] | None = None  # log-probability of hard choices
+    log_prob: Float[Tensor, "b n hops"] | None = None  # log-probability of the sampled keys of hard attention
 
 
 class StackedClassifier(nn.Module):

@@ -165,7 +165,7 @@ class KeyValueCache:
         self._key.index_copy_(-2, index, key)
         self._value.index_copy_(-2, index, value)
         self.position.add_(count)
-        if not torch.compiler.is_compiling():  # a compiled step must not depend on a number that changes with each call
+        if not torch.compiler.is_compiling():  # a changing Python number would cause recompilations
             self._length += count
         return self._key, self._value
 
@@ -207,7 +207,7 @@ def _moved(mask: Mask, offset: int | Tensor, queries: int, keys: int, device: to
             return Band(None if low is None else low + offset, None if high is None else high + offset)
         case Band():
             return Dense(mask.allowed(torch.arange(queries, device=device) + offset, all_of(keys), device))
-        case Padding():  # lengths of whole sequences, of which the cache may hold the beginning
+        case Padding():  # lengths may exceed the number of keys so far
             return Padding(mask.lengths.clamp_max(keys), mask.plain)
         case And(left, right):
             return And(inner(left), inner(right))
@@ -215,7 +215,7 @@ def _moved(mask: Mask, offset: int | Tensor, queries: int, keys: int, device: to
             return Or(inner(left), inner(right))
         case Not(negated):
             return Not(inner(negated))
-        case Segments() | Dense():  # given for these queries and all keys
+        case Segments() | Dense():  # these masks are given for the new queries and all keys
             return mask
     raise TypeError(f"a mask of type {type(mask).__name__} beside a cache: how it moves with the cache is not known")
 

@@ -65,7 +65,7 @@ class ChannelAttention(nn.Module):
 
     def _scores(self, x: Float[Tensor, "b c *space"], real: Bool[Tensor, "b 1 *space"] | None) -> Float[Tensor, "b c"]:
         flat = x.flatten(2)
-        wide = flat.float() if flat.dtype in HALF else flat  # a mean in half precision would lose small numbers
+        wide = flat.float() if flat.dtype in HALF else flat  # means are computed in float32
         if real is None:
             average, largest = wide.mean(-1), wide.amax(-1)
         else:

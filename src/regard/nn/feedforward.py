@@ -14,7 +14,7 @@ from regard.nn.argument_checks import check_sizes
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 GATED = "swiglu"
-_LARGE = 2**26  # number of entries from which on the device takes longer than the host
+_LARGE = 2**26  # number of entries from which the GPU is busy for longer than a launch takes
 
 
 class FeedForward(nn.Module):
@@ -57,14 +57,15 @@ class FeedForward(nn.Module):
         if x.shape[-1:] != (self.size,):
             raise ValueError(f"x must be (…, {self.size}), got shape {tuple(x.shape)}")
         inner = self.inner(x)
+        drops = self.training and self.dropout > 0.0
         if self.activation == GATED:
             gate, linear = inner.chunk(2, -1)
-            hidden = F.dropout(F.silu(gate) * linear, self.dropout, self.training)
-        elif self.activation == "relu" and self.training and self.dropout > 0.0 and _fuses(inner):
-            hidden = _relu_dropout(inner, self.dropout)
+            hidden = F.silu(gate) * linear
+        elif drops and self.activation == "relu" and _fuses(inner):
+            return self.outer(_relu_dropout(inner, self.dropout))
         else:
-            hidden = F.dropout(ACTIVATIONS[self.activation](inner), self.dropout, self.training)
-        return self.outer(hidden)
+            hidden = ACTIVATIONS[self.activation](inner)
+        return self.outer(F.dropout(hidden, self.dropout) if drops else hidden)
 
     def extra_repr(self) -> str:
         return f"activation={self.activation!r}, dropout={self.dropout}"

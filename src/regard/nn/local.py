@@ -85,7 +85,7 @@ class LocalAttention(nn.Module):
         check_query(query, self.query_size, projected)
         key, value, mask = projected
         lengths = None if mask is None else mask.sum(-1)
-        if key.shape[1] == 0:  # no position to choose
+        if key.shape[1] == 0:  # there are no keys
             nothing = value.new_zeros(*query.shape[:2], self.output_size)
             asked = None if weights is None else weights.of(value.new_zeros(*query.shape[:2], 0))
             chosen = value.new_zeros(query.shape[:2]) if self.kind == "hard" else None

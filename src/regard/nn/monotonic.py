@@ -16,7 +16,7 @@ from regard.nn.alignment_steps import blank, check_query, clean_memory, score_ve
 from regard.nn.argument_checks import check_sizes
 from regard.nn.protocol import Projected
 
-HIDDEN_NUMBERS = 2**24  # entries of tanh(W s_i + V h_j) in memory at a time
+HIDDEN_NUMBERS = 2**24  # largest number of entries of tanh(W s_i + V h_j) in memory
 
 
 class MonotonicAttention(nn.Module):
@@ -121,7 +121,7 @@ class MonotonicAttention(nn.Module):
             if self.noise > 0:
                 drawn = torch.randn(energy.shape, dtype=energy.dtype, device=energy.device, generator=generator)
                 energy = energy + self.noise * drawn
-            stop, go = torch.sigmoid(energy), torch.sigmoid(-energy)  # 1 − p would lose digits of small numbers
+            stop, go = torch.sigmoid(energy), torch.sigmoid(-energy)  # 1 − stop would round a small `go` to 0
         else:
             stop = (energy > 0).to(energy.dtype)
             go = 1 - stop

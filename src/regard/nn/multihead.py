@@ -181,13 +181,11 @@ class MultiHeadAttention(nn.Module):
 
     def _itself(self, x: Tensor, offset: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of one sequence; rotary positions are applied while they are one tensor."""
-        packed = self.projection(x)
-        turning = self.heads + self.kv_heads
         if isinstance(self.positions, Rotary):
-            turned, value = packed.split([turning, self.kv_heads], 1)
+            turned, value = self.projection.apart(x, (self.heads + self.kv_heads, self.kv_heads))
             query, key = self.positions(turned, offset=offset).split([self.heads, self.kv_heads], 1)
-            return query, key, value
-        query, key, value = packed.split([self.heads, self.kv_heads, self.kv_heads], 1)
+        else:
+            query, key, value = self.projection.apart(x)
         return query, key, value
 
     def _later(

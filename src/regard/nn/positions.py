@@ -89,7 +89,7 @@ class LearnedPositions(nn.Module):
 
     def table(self, count: int, *, offset: Offset = 0) -> Float[Tensor, "n d"]:
         """Return the encodings of positions offset … offset + count − 1."""
-        if isinstance(offset, Tensor):  # on a device, an index beyond the table raises there
+        if isinstance(offset, Tensor):  # an index beyond the table raises on the device
             return self.weight.index_select(0, torch.arange(count, device=self.weight.device) + offset)
         if offset < 0 or offset + count > self.capacity:
             raise ValueError(f"positions {offset} to {offset + count - 1} asked, the table holds {self.capacity}")

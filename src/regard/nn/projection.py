@@ -124,11 +124,28 @@ class HeadProjection(nn.Module):
 
     def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b heads n e"]:
         """Return queries, keys and values of self-attention, concatenated on the axis of heads."""
-        if self.weight is None:
+        return self._of_itself(x).transpose(1, 2)
+
+    def apart(
+        self, x: Float[Tensor, "b n d"], counts: tuple[int, ...] | None = None
+    ) -> tuple[Float[Tensor, "b heads n e"], ...]:
+        """Return queries, keys and values of self-attention, or parts with other numbers of heads.
+
+        They are split before the axes are transposed, so that the backward pass concatenates their gradients in the
+        layout of the product.
+        """
+        parts = self._of_itself(x).split_with_sizes(counts or (self.heads, self.kv_heads, self.kv_heads), 2)
+        return tuple([part.transpose(1, 2) for part in parts])
+
+    def _of_itself(self, x: Tensor) -> Tensor:
+        """Return queries, keys and values of all heads, (b, n, heads, e)."""
+        weight = self.weight
+        if weight is None:
             raise ValueError(
                 f"query, key and value have sizes {self.sizes}: a sequence that attends itself has one size"
             )
-        return self._split(F.linear(x, self.weight, self.bias))
+        packed = F.linear(x, weight, self.bias)
+        return packed.view(packed.shape[0], packed.shape[1], -1, self.head_size)
 
     def queries(self, x: Float[Tensor, "b q d"]) -> Float[Tensor, "b h q e"]:
         """Return queries of all heads."""
@@ -166,7 +183,7 @@ class HeadProjection(nn.Module):
         """Return weight and bias of the queries, and of keys and values together (None if those have two inputs)."""
         rows, kv_rows, _ = self.rows
         bias, both_bias = (None, None) if self.bias is None else self.bias.split([rows, 2 * kv_rows])
-        if self.weight is not None:  # splitting once means that the gradient is concatenated once
+        if self.weight is not None:  # one split: its backward pass is one concatenation
             query, both = self.weight.split([rows, 2 * kv_rows])
             return (query, bias), (both, both_bias)
         assert self.query_weight is not None

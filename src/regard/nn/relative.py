@@ -94,7 +94,7 @@ class RelativePositions(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """A problem with its two tables, (2 reach + 1, d) each, the scale already in the first."""
+    """A problem with its two tables, (2 reach + 1, d) each; the first is multiplied by the scale."""
 
     problem: Problem
     keys: Tensor

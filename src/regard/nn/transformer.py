@@ -69,9 +69,11 @@ class _Residual(nn.Module):
         Under autocast a normalisation returns float32. Its input and the next layer are in the narrow dtype, so its
         output is cast to that dtype, which halves the memory. A sum without normalisation is not cast.
         """
-        kept = F.dropout(added, self.dropout, self.training)
-        x = x + kept if self.residual else kept
-        return x if self.first else self.norm(x).to(added.dtype)
+        dtype = added.dtype
+        if self.dropout > 0.0 and self.training:
+            added = F.dropout(added, self.dropout)
+        x = x + added if self.residual else added
+        return x if self.first else self.norm(x).to(dtype)
 
     def extra_repr(self) -> str:
         without = "" if self.residual else ", residual=False"

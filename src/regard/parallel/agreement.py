@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.parallel.sequences import Group, Layout
 
-_REFUSED = -1  # marks an error; digests are not negative
+_REFUSED = -1  # sent instead of a digest by a process with an error; digests are not negative
 
 
 def agree(group: Group, where: Layout, device: torch.device, call: dict[str, str], error: Exception | None) -> None:

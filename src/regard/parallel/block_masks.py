@@ -13,7 +13,7 @@ from regard.parallel.sequences import Group, Layout, gathered
 
 
 def checked(mask: Mask, part: tuple[int, ...], whole: tuple[int, ...], device: torch.device) -> Mask:
-    """Return the mask with its tensors shaped for the scores, or raise: lengths are those of the whole, ids of a
+    """Return the mask with its tensors shaped for the scores, or raise: lengths are for whole sequences, ids for a
     part."""
     if isinstance(mask, Joined):
         left, right = (checked(each, part, whole, device) for each in (mask.left, mask.right))

@@ -81,7 +81,7 @@ class Ring:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> Attended:
         """Compute `regard.attention` over every process's part of the keys."""
         device = query.device if isinstance(query, Tensor) else torch.device("cpu")
-        sharding.current = None  # calls below compute on this process alone
+        sharding.current = None  # nested calls of `regard.attention` run on this process alone
         try:
             error: Exception | None = None
             problem, mask = None, None
@@ -92,7 +92,7 @@ class Ring:
             except (TypeError, ValueError, NotImplementedError) as caught:
                 error = caught
             agree(self.group, self.layout, device, call, error)
-            assert problem is not None  # otherwise its error was raised
+            assert problem is not None  # `agree` raises if there is no problem
             return self._attend(problem, mask)
         finally:
             sharding.current = self

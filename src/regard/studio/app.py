@@ -242,7 +242,7 @@ def _add_live(app: "FastAPI", runs: list[Translates | Asks]) -> None:
     def available() -> list[Translates | None]:
         """Return the translator of each run; toy translators are added if no run translates."""
         given = translators(runs)
-        if not any(given) and not toys:  # a demonstration before anything was trained
+        if not any(given) and not toys:  # so that the page works before anything is trained
             from regard.studio import toy_translator
 
             toys.extend(toy_translator.toys())

@@ -110,7 +110,7 @@ def reading() -> Example:
         return 2.0 * torch.tensor(rows) + 0.1 * noise(len(words), len(names), seed)
 
     memory, asked = features(passage, 5), features(question, 6)
-    memory[passage.index("Montreal") - 1, names.index("in")] = 2.0  # the one before a place, not the one before a year
+    memory[passage.index("Montreal") - 1, names.index("in")] = 2.0  # the "in" before a place, not the one before a year
     memory[passage.index("2014") - 1, names.index("in")] = 1.0
     ends = torch.tensor([[0.3, 0, 0, 0, 0, 0, 1.0], [1.0, 0.1, 0, 0, 0, 0, 0]])
     pointer = Answering(memory, asked_by(ends, 2.2, 1.1), 2.0 * ends, threshold=1.5)
@@ -133,7 +133,7 @@ def scene() -> Example:
     ]  # fmt: skip
     features = []
     for name, x, y, _, speed in seen:
-        closing = max(0.0, (11.0 - speed) / 8) if x > 0 and abs(y) < 1.8 else 0.0  # in the same lane and slower
+        closing = max(0.0, (11.0 - speed) / 8) if x > 0 and abs(y) < 1.8 else 0.0  # a slower object ahead
         left = 1.0 if -20 < x < 30 and 1.8 < -y < 5 else 0.0
         walking = (1.2 if name == "pedestrian" else 0.7 if name == "cyclist" else 0.0) * (x > 0)
         features.append([2.0 * closing, 1.6 * left, 1.4 * walking, 0.8 if x == 0 else 0.0])

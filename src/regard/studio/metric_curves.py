@@ -10,7 +10,7 @@ from typing import Any
 from regard.studio.limits import LIMITS, Limits
 
 _COUNTED = ("kind", "step", "epoch", "tokens", "seconds")
-_SEEN = 64  # bytes before the read position, which detect a file that was truncated and continued
+_SEEN = 64  # the last bytes that were read: if they differ, the file was truncated and rewritten
 _SERIES = 64  # largest number of curves of a run
 
 
@@ -26,7 +26,7 @@ class Curve:
     """
 
     most: int
-    width: int = 1  # number of lines per point
+    width: int = 1  # number of lines of the file per point
     means: list[tuple[float, float]] = field(default_factory=list)
     open: list[tuple[float, float]] = field(default_factory=list)  # values of the incomplete last point
     last: tuple[float, float] | None = None
@@ -79,10 +79,10 @@ class Curves:
                 file.seek(self.offset)
                 data = file.read(self.limits.metrics)
                 rest = bool(file.read(1))
-        except OSError:  # not written yet, or removed
+        except OSError:  # the file is not written yet, or was removed
             return False
         end = data.rfind(b"\n") + 1
-        if not end and rest:  # a longer line is not a line of figures
+        if not end and rest:  # a line longer than the limit is skipped
             end = len(data)
         for line in data[:end].splitlines():
             self._line(line)

@@ -76,7 +76,7 @@ def answer(question: Question) -> dict[str, object]:
     shape = (len(question.query), len(question.key))
     allowed = torch.ones(shape, dtype=torch.bool)
     if mask is not None:
-        scores_of = (1, *shape)  # a mask needs a head axis, and is the same for all heads here
+        scores_of = (1, *shape)  # a mask needs a head axis; here all heads share the mask
         allowed = mask.aligned(scores_of).allowed(range(shape[0]), range(shape[1]), query.device).expand(scores_of)[0]
     return {
         "scores": scores.tolist(),

@@ -61,12 +61,12 @@ def answer(runs: Sequence[Any], asked: Asked, store: TraceStore, limits: Limits 
     try:
         prediction = run.ask(given)
         record, trace = plain(prediction.record()), prediction.trace()
-    except (ValueError, OSError) as error:  # an InputError, or a file that cannot be decoded
+    except (ValueError, OSError) as error:  # the input is invalid, or its file cannot be decoded
         raise RefusedError(without_paths(error)) from None
     except RunError as error:
         raise RefusedError(without_paths(error), 409) from None
     if trace is not None:
-        trace.title = f"{run.name} · {trace.title}"  # distinguishes two runs that are compared
+        trace.title = f"{run.name} · {trace.title}"  # the title names the run, because two may be compared
     return {
         "answer": prediction.answer,
         "record": record,
@@ -144,7 +144,7 @@ def _value(one: "Input", text: str, limits: Limits) -> Any:
 
 def _decoded(name: str, text: str, most: int) -> bytes:
     size = len(text) * 3 // 4
-    if size > most + 2:  # checked before decoding; padding may account for two bytes
+    if size > most + 2:  # checked before decoding; base64 padding accounts for up to two bytes
         raise RefusedError(f"{name} must have at most {most} bytes, got about {size}", 413)
     try:
         data = base64.b64decode(text.encode("ascii"), validate=True)

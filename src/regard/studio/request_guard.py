@@ -72,7 +72,7 @@ class Guard:
         self.limits = limits
         self.port = port
         self.hosts = hosts(host, port)
-        self.any_address = host in ("0.0.0.0", "::")  # an IP address in the Host is then accepted too
+        self.any_address = host in ("0.0.0.0", "::")  # if bound to all addresses, any IP address is a valid Host
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Serve one connection, or reject it."""
@@ -135,7 +135,7 @@ class Guard:
 
         async def bounded_receive() -> Message:
             nonlocal seen, whole
-            if whole:  # the next message is the end of the connection
+            if whole:  # the body is complete: the next message ends the connection
                 return await receive()
             try:
                 async with asyncio.timeout_at(until):

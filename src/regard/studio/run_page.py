@@ -120,7 +120,7 @@ def _weights(run: "LiveRun") -> str | None:
 
     try:
         return run.weights
-    except (RunError, OSError) as error:  # damaged while the studio runs: the rest of the page is still displayed
+    except (RunError, OSError) as error:  # a run may be damaged meanwhile; the rest of its page is displayed
         return str(error)[:300]
 
 

@@ -56,7 +56,7 @@ def serve(
             say(f"warning: {host} can be reached from other machines, and the studio asks nobody for a password")
         if open:
             webbrowser.open(f"{address}#/ask" if opened else address)
-        warming = threading.Timer(0.3, _warm)  # after the first page was sent
+        warming = threading.Timer(0.3, _warm)  # torch is imported after the first page is sent
         warming.start()
         with suppress(KeyboardInterrupt):  # uvicorn raises it again after closing everything
             server(app).run(sockets=[listening])

@@ -137,7 +137,7 @@ class _Sentence:
         memory = scores[:, :, None]
         weights = attention(query, memory, memory, score=Dot(), normalize=self.toy.normalize, weights=full()).weights
         assert isinstance(weights, Tensor)
-        left = (~self.silent).sum() - done  # stops when nothing is left to translate
+        left = (~self.silent).sum() - done  # number of source words that are not translated yet
         ending = torch.sigmoid(40 * (0.5 - left))
         speaking = weights[:, 0] * (~self.silent)
         words = (speaking / speaking.sum(1, keepdim=True).clamp_min(1e-6)) @ self.lexicon

@@ -83,7 +83,7 @@ def translate(runs: Sequence[Translates | None], ask: Ask) -> dict[str, object]:
     run = _run(runs, ask.run)
     try:
         found = run.translate(ask.text, beams=ask.beams, forced=tuple(ask.forced))
-    except ValueError as error:  # the message of the run
+    except ValueError as error:  # the run refuses the text
         raise RefusedError(str(error)[:300]) from None
     if len(found.source) > LIMITS.tokens or any(len(beam.tokens) > LIMITS.tokens for beam in found.beams):
         raise RefusedError(f"source and translation must have at most {LIMITS.tokens} tokens", 413)

@@ -35,7 +35,7 @@ class MovingBaseline(nn.Module):
 
     @torch.no_grad()
     def follow(self, reward: Tensor, kinds: Tensor | None, mask: Tensor | None, *, decay: float = 0.9) -> Tensor:
-        """Return the baseline of each reward, then updates it. The first baseline of a kind is its mean reward."""
+        """Return the baseline of each reward, then update it. The first baseline of a kind is its mean reward."""
         counted = torch.ones_like(reward) if mask is None else mask.to(reward.dtype)
         place = torch.zeros_like(reward, dtype=torch.long) if kinds is None or self.value.ndim == 0 else kinds
         flat = place.flatten()

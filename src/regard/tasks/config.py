@@ -99,7 +99,7 @@ class Need:
 
     place: str
     holds: Callable[[Any], bool]
-    words: str  # description of what must hold
+    words: str  # the condition in words, for messages
 
     @classmethod
     def value(cls, place: str, *values: Any) -> "Need":

@@ -32,7 +32,7 @@ class Setting(NamedTuple):
     value: Any
     about: str
     may_be_none: bool  # whether the text "none" means None
-    number: str  # word for a number of this setting in messages
+    number: str  # name of the type in messages, such as "a whole number"
     choices: tuple[str, ...]  # the allowed words, if there are only a few
 
 
@@ -178,7 +178,7 @@ def _nearest(key: str, known: Mapping[str, Setting]) -> list[str]:
 
 
 def _grouped(known: Mapping[str, Setting]) -> str:
-    """Return the names, with one line for each part."""
+    """Return the names of all settings as text, grouped by the part of the configuration."""
     groups: dict[str, list[str]] = {}
     for name in known:
         part, _, last = name.rpartition(".")
@@ -201,9 +201,9 @@ def _wrapped(part: str, names: list[str], margin: int, wide: int = 76) -> Iterat
 def _complaint(error: Mapping[str, Any], known: Mapping[str, Setting]) -> str:
     """Return the expected and the given value of a setting."""
     path = [str(part) for part in error["loc"]]
-    if error["type"] == "value_error":  # the message of an error about several settings names them
+    if error["type"] == "value_error":  # this message already names the settings
         return _expected(error, None)
-    while len(path) > 1 and ".".join(path) not in known:  # removes the index of a list item
+    while len(path) > 1 and ".".join(path) not in known:  # an index of a list item is not part of a name
         path.pop()
     setting = known.get(".".join(path))
     return f"{'.'.join(path)}: expected {_expected(error, setting)}, got {error['input']!r}"

@@ -14,7 +14,7 @@ class Demonstration:
     task: Task
     preset: str
     heading: str
-    about: str  # `{train}` is replaced by the number of training examples
+    about: str  # text before training; `{train}` is replaced by the number of examples
     inputs: tuple[str, ...]
     answers: str  # heading of the answers
     attention: tuple[str, str]  # heading of the map, and how to read it

@@ -194,13 +194,13 @@ class Task:
     validate: Callable[[Any, Sequence[Any], Any], dict[str, float]]
     judge: Callable[[Any, Sequence[Any], Any, bool], Judged]
     examples: Callable[[Sequence[Path], Any, Any], tuple[list[Any], str]]
-    asked: Callable[[Any], Mapping[str, Any]]  # the input of an example
+    asked: Callable[[Any], Mapping[str, Any]]  # returns the input of an example
     loaded: Callable[..., Any] | None = None
     loading: tuple[str, ...] = ()
-    live: Callable[[str, Any], Any] | None = None  # (name, predictor): further functions for the studio
+    live: Callable[[str, Any], Any] | None = None  # live(name, predictor) returns further functions for the studio
     options: tuple[str, ...] = ()  # names of the options of `answers`
     aliases: Mapping[str, str] = field(default_factory=dict)  # short names of settings
-    choosing: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # a setting, its values, and their presets
+    choosing: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # preset selected by a value of a setting
     needs: Needs = field(default_factory=dict)  # conditions under which settings have an effect
     recorded: tuple[str, ...] = ()  # settings that config.json always contains, even without effect
     changeable: tuple[str, ...] = ()  # settings that may change when a run is resumed, besides those of every task

@@ -143,7 +143,7 @@ def _material(task: Task, config: TaskConfig, run: Run, progress: Progress, work
 
 @functools.cache
 def _in_trees() -> None:
-    """Registers the record as a pytree: FSDP2 searches the outputs of a layer for tensors."""
+    """Register the record as a pytree: FSDP2 searches the outputs of a layer for tensors."""
     from torch.export import register_dataclass
 
     register_dataclass(Layered)

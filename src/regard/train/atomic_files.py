@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def force(path: Path) -> None:
-    """Syncs a file, or the entries of a folder, to the disk (fsync)."""
+    """Sync a file, or the entries of a folder, to the disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError:
-        if path.is_file():  # some file systems cannot sync a folder, and order the rename anyway
+        if path.is_file():  # some file systems cannot sync a folder; that error is ignored
             raise
     finally:
         os.close(descriptor)

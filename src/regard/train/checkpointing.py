@@ -94,7 +94,7 @@ class Checkpointer:
                 state = Checkpoint(self.run.checkpoints.path(step), step).state()
                 needed |= {state["course"]["best_step"], *state.get("relies_on", ())}
             except (OSError, ValueError, KeyError):
-                continue  # a damaged checkpoint refers to no other
+                continue  # a damaged checkpoint needs no other checkpoint
         return {step for step in needed if step is not None}
 
     def _relies_on(self, training: TrainingState) -> set[int]:
@@ -143,7 +143,7 @@ class Checkpointer:
             self.run.metrics.cut(state["metrics_bytes"])
         if numbers := dict(Part(stored, _random(self.workers.rank))):
             RandomState.of(numbers).put(self.device)
-        else:  # more workers than when the checkpoint was written
+        else:  # the checkpoint was written by fewer workers
             seed_worker(self.settings.seed + found.step, self.workers.rank)
         self.say(f"resumed from step {found.step}")
         return TrainingState(**state["course"])

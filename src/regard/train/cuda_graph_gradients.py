@@ -34,12 +34,12 @@ class Captured:
         self._loss, self._model, self._precision, self._device = loss, model, precision, device
         self._graphs: dict[Shapes, _Graph] = {}
         self._seen: Counter[Shapes] = Counter()
-        self._places: dict[nn.Parameter, Tensor] = {}  # gradients at the same addresses in all graphs
+        self._places: dict[nn.Parameter, Tensor] = {}  # the gradient tensors, which all graphs write to
         self._works = device.type == "cuda"
         self._pool: Any = None
 
     def begin(self) -> None:
-        """Resets the gradients before the batches of an update."""
+        """Reset the gradients before the batches of an update."""
         for parameter in self._model.parameters():
             parameter.grad = self._places.get(parameter)
         if self._places:
@@ -67,7 +67,7 @@ class Captured:
         return {p: p.grad for p in self._model.parameters() if p.grad is not None}
 
     def _recorded(self, shapes: Shapes, batch: Any) -> tuple[Tensor, Tensor]:
-        """Run the batch without a graph, and if it never synchronised, captures a graph of its shapes."""
+        """Run the batch without a graph, and if it never synchronised, capture a graph of its shapes."""
         held = type(batch)(*(getattr(batch, field.name).to(self._device).clone() for field in fields(batch)))
         before = [gradient.clone() for gradient in self._places.values()]
         try:
@@ -82,7 +82,7 @@ class Captured:
             self.begin()
             torch._foreach_add_(list(self._places.values()), before)
             return self._plain(batch)
-        if self._gradients().keys() == self._places.keys():  # otherwise this batch used other parameters than the first
+        if self._gradients().keys() == self._places.keys():  # this batch used the same parameters as the first
             torch.cuda.empty_cache()  # a graph has its own memory and cannot use the cached blocks
             with cuda_graphs.recorded():
                 graph, outputs = cuda_graphs.capture(lambda: self._plain(held), self._device, pool=self._pool)

@@ -18,7 +18,7 @@ def locked(folder: Path) -> Generator[None, None, None]:
     """Lock the directory; the operating system releases the lock when the process ends."""
     try:
         import fcntl
-    except ImportError:  # Windows: there is no lock
+    except ImportError:  # Windows has no fcntl: the directory is not locked
         yield
         return
     path = lock_path(folder)

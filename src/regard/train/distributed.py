@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 # Timeout of one collective: the first worker may index large files while the others wait.
 _TIMEOUT = timedelta(minutes=30)
-_MEETING = timedelta(minutes=10)  # until all workers of a job have started
+_MEETING = timedelta(minutes=10)  # time limit for all workers of a job to start
 # Environment variables that torchrun sets and init_process_group needs.
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -47,7 +47,7 @@ class Workers:
 
     rank: int = 0
     size: int = 1
-    device: torch.device | None = None  # None: without a process group, the caller chooses
+    device: torch.device | None = None  # None without a process group: the caller chooses a device
     grouped: bool = False  # whether there is a process group: torchrun may also start a single worker
 
     @property
@@ -219,7 +219,7 @@ def in_shares(items: Sequence[Any], work: Callable[[Sequence[Any]], list[Any]]) 
     workers = _sharing.get()
     if workers is None:
         return work(items)
-    token = _sharing.set(None)  # items passed on by `work` are already a share
+    token = _sharing.set(None)  # nested calls must not divide the items again
     try:
         mine = work(items[workers.rank :: workers.size])
     finally:

@@ -39,7 +39,7 @@ class Step(nn.Module):
 
 
 class GradientSums:
-    """Leaves in the parameters of every worker the gradients of the totals of all workers, summed.
+    """Sums the gradients of all workers, and leaves the sums in the parameters of every worker.
 
     The first update sums all gradients at once, after the backward pass: it shows which parameters have gradients, so
     that DDP need not search the graph. Models whose gradients fit one message of DDP do this in every update, because
@@ -106,7 +106,7 @@ class GradientSums:
 
         unused = any(p.requires_grad and p.grad is None for p in self._step.parameters())
         known = inspect.signature(DistributedDataParallel).parameters
-        # Its name in older versions of torch.
+        # Older versions of torch call this argument broadcast_buffers.
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         given: dict[str, Any] = {buffers: False, "find_unused_parameters": unused, "gradient_as_bucket_view": True}
         return DistributedDataParallel(self._step, **given)

@@ -69,7 +69,7 @@ class Signals:
 
     @contextmanager
     def handled(self) -> Generator[None, None, None]:
-        """Installs the handlers, in the main thread only: signals do not arrive in other threads."""
+        """Install the handlers, in the main thread only: signals do not arrive in other threads."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

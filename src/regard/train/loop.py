@@ -39,12 +39,12 @@ class Fitted:
     epochs: int
     tokens: int
     seconds: float
-    ended: str  # "steps", "epochs" or "patience"
+    ended: str  # the limit that ended training: "steps", "epochs" or "patience"
     best: float | None
     best_step: int | None
     figures: dict[str, float]  # figures of the final weights, if they were validated
-    weights: str  # "last", "best", "average" or "best average"
-    memory: dict[str, int] = field(default_factory=dict)  # bytes, of the worker with the largest number
+    weights: str  # which weights are final: "last", "best", "average" or "best average"
+    memory: dict[str, int] = field(default_factory=dict)  # bytes by kind, of the worker with the largest number
 
 
 def fit(
@@ -61,7 +61,7 @@ def fit(
     workers: Workers = ALONE,
     layers: Layers = lambda model: (),
 ) -> Fitted:
-    """Train a model, from the last checkpoint of `run`, and leaves the final weights in it and in `run`.
+    """Train a model, from the last checkpoint of `run`, and leave the final weights in it and in `run`.
 
     `loss(model, batch)` returns a `Loss(total, count)`; it moves the batch to the device. `held_out` batches are
     validated by that loss; `validate(model)` returns further figures by name (the model is in eval mode, without
@@ -158,7 +158,7 @@ class _Loop:
         return GradientSums(self.workers, step, self.precision, self.device, sharded=sharded, captured=self.captured)
 
     def prepare(self) -> None:
-        """Restore the newest valid checkpoint, or starts from the beginning."""
+        """Restore the newest valid checkpoint, or start from the beginning."""
         found = self.checkpointer.newest()
         if found is None:
             if self.workers.is_first:
@@ -172,7 +172,7 @@ class _Loop:
 
     def train(self) -> str:
         """Run updates until a limit is reached, and return which one."""
-        self._after_update()  # completes a validation that was interrupted
+        self._after_update()  # a resumed run first completes an interrupted validation
         while (ended := self._ended()) is None:
             if self._update():
                 self._after_update()
@@ -181,7 +181,7 @@ class _Loop:
 
     def finish(self, ended: str) -> Fitted:
         """Load the final weights into the model, and save them in the run."""
-        self.workers.wait()  # until the first worker has written the last checkpoint
+        self.workers.wait()  # the first worker may still be writing the last checkpoint
         memory = self._memory()
         weights, figures = self._choose()
         if self.sharded is not None:
@@ -243,7 +243,7 @@ class _Loop:
         return True
 
     def _shortage(self, where: str, error: Exception) -> OutOfMemory:
-        """Return the error of one of several workers; the last checkpoint stays unchanged."""
+        """Return the error of a worker without memory. No checkpoint is written, because the other workers wait."""
         why = str(error).partition("\n")[0]
         advice = "give a batch fewer tokens, or take more workers"
         return OutOfMemory(f"out of memory {where} ({why}): {advice}", self._last_checkpoint())
@@ -317,7 +317,7 @@ class _Loop:
         return self.asked if self.workers.size > 1 else self.signals.received
 
     def _validate(self) -> bool:
-        """Validates the weights, and returns whether they are the best so far. A signal interrupts it."""
+        """Validate the weights, and return whether they are the best so far. A signal interrupts it."""
         state, settings = self.state, self.settings
         self._check_weights()
         figures = self._figures()

@@ -15,7 +15,7 @@ from regard.train.errors import RunError
 
 NAME = "manifest.json"
 FORMAT = 1
-Entry = tuple[str, int]  # SHA-256 and size in bytes
+Entry = tuple[str, int]  # SHA-256 of a file, and its size in bytes
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Manifest:
         return None
 
     def adopt(self, names: Iterable[str]) -> None:
-        """Lists the current files, in a directory that has no manifest yet."""
+        """List the current files, in a directory that has no manifest yet."""
         if self.entries() is None:
             self._write({name: [_entry(self.folder / name)] for name in names})
 
@@ -83,7 +83,7 @@ class Manifest:
             write_whole(self.folder / name, data)
 
     def keep(self, save: Callable[[Path], None]) -> None:
-        """Move the files that `save(folder)` writes into a temporary folder, and lists their checksums."""
+        """Move the files that `save(folder)` writes into a temporary folder, and list their checksums."""
         draft = Path(tempfile.mkdtemp(prefix=".draft-", suffix=".tmp", dir=self.folder))
         try:
             save(draft)

@@ -47,7 +47,7 @@ def peak_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     try:
         import resource
-    except ImportError:  # Windows
+    except ImportError:  # Windows has no `resource`
         return 0
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024

@@ -23,7 +23,7 @@ class Metrics:
     path: Path
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Appends a line. A non-finite figure becomes null, because JSON cannot represent it."""
+        """Append a line. A non-finite figure becomes null, because JSON cannot represent it."""
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         with self.path.open("a") as file:
             file.write(json.dumps(finite, ensure_ascii=False) + "\n")
@@ -33,7 +33,7 @@ class Metrics:
         return [json.loads(line) for line in self._whole().splitlines()]
 
     def force(self) -> int:
-        """Syncs all lines to the disk, and returns the size of the file."""
+        """Sync all lines to the disk, and return the size of the file."""
         if not self.path.exists():
             return 0
         with self.path.open("ab") as file:
@@ -41,7 +41,7 @@ class Metrics:
             return file.tell()
 
     def cut(self, size: int) -> None:
-        """Truncates the file to this size, and drops an incomplete line."""
+        """Truncate the file to this size, and drop an incomplete line."""
         if self.path.exists():
             whole = self._whole()[:size]
             os.truncate(self.path, whole.rfind(b"\n") + 1)

@@ -57,12 +57,12 @@ class RandomState:
 
 
 def seed_all(seed: int) -> None:
-    """Seeds all generators."""
+    """Seed all generators."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def seed_worker(seed: int, rank: int) -> None:
-    """Seeds all generators with a different seed on each worker; the first worker has that of a single process."""
+    """Seed all generators with a different seed on each worker; the first worker has that of a single process."""
     seed_all((seed + 1_000_003 * rank) % 2**63)

@@ -42,7 +42,7 @@ class Passes:
                 if not wanted:
                     return
             empty += 1
-            if empty > 2:  # the rest of an epoch may be empty, but not a whole epoch
+            if empty > 2:  # the rest of a resumed epoch may be empty, but not a whole epoch
                 raise ValueError("batches gave nothing: it must give at least one batch in each pass")
             self._rest, training.epoch, training.batch = None, training.epoch + 1, 0
             if self._most is not None and training.epoch >= self._most:

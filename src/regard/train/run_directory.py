@@ -53,7 +53,7 @@ class Run:
         changeable: Collection[str] = (),
         renewed: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
     ) -> "Run":
-        """Create a run directory, or opens an existing one with `resume`, without holding the lock.
+        """Create a run directory, or open an existing one with `resume`, without holding the lock.
 
         A directory with contents is never overwritten. A run is resumed with the config it was started with;
         only keys in `changeable` (written `train.steps`) may differ, and the new values are stored. `renewed` converts
@@ -97,7 +97,7 @@ class Run:
                 else:
                     run._take_up(config, changeable, renewed, inputs)
                 yield run
-            except BaseException:  # includes signals
+            except BaseException:  # also KeyboardInterrupt and SystemExit
                 if fresh and not run.checkpoints.steps():
                     run._clear(whole=new)
                 raise
@@ -127,7 +127,7 @@ class Run:
         renewed: Callable[[dict[str, Any]], Mapping[str, Any]],
         inputs: Sequence[Path],
     ) -> None:
-        """Compare everything first, and only then writes."""
+        """Compare everything with the existing run, and only then write changes."""
         plain = json.loads(json.dumps(dict(config)))
         changed = _differences(json.loads(json.dumps(dict(renewed(self.config())))), plain)
         refused = {key: values for key, values in changed.items() if key not in changeable}

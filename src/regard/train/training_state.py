@@ -8,8 +8,8 @@ class TrainingState:
     """Counts from the first step of a run, across interruptions."""
 
     step: int = 0
-    epoch: int = 0  # complete passes over the data
-    batch: int = 0  # batches used of the current epoch
+    epoch: int = 0  # number of complete passes over the data
+    batch: int = 0  # number of batches of the current epoch so far
     tokens: int = 0
     seconds: float = 0.0
     # The following fields are since the last line of metrics.

@@ -30,7 +30,7 @@ class Gradients:
     total: float
     count: float
     norm: float
-    asked: tuple[float, ...] = ()  # further numbers that were summed over the workers
+    asked: tuple[float, ...] = ()  # the further numbers that `reduce` added
 
     def trouble(self) -> str | None:
         """Return an error message if the loss or the gradient is not finite, else None."""
@@ -60,7 +60,7 @@ def gather(
     differentiate: Callable[[Iterable[Any]], Iterable[tuple[Tensor, Tensor]]],
     reduce: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> Gradients | None:
-    """Leaves in the parameters the gradient of Σ total / Σ count over the batches; None if there were none.
+    """Leave in the parameters the gradient of Σ total / Σ count over the batches; None if there were none.
 
     `differentiate(batches)` adds each batch's gradients to those in the parameters, and returns its total and count.
     Sums are differentiated, and divided at the end: how tokens are divided into batches, and batches into shares of
@@ -84,7 +84,7 @@ def gather(
 
 @torch.no_grad()
 def settle(model: nn.Module, gradients: Gradients, clip: float | None) -> None:
-    """Divide the summed gradients by the count, and clips their norm."""
+    """Divide the summed gradients by the count, and clip their norm."""
     scale = 1.0 / gradients.count
     if clip is not None and gradients.norm > clip:
         scale *= clip / gradients.norm

@@ -38,7 +38,7 @@ class Validation:
         if self.validate is not None:
             with self.workers.sharing():
                 found |= {name: float(value) for name, value in self.validate(model).items()}
-        return self.workers.from_first(found)  # bit-identical on all workers, which decide by them
+        return self.workers.from_first(found)  # all workers must take the same decisions, so all use the same bits
 
     def _held_out_loss(self, model: nn.Module, batches: Iterable[Any], device: torch.device) -> float:
         total = count = 0.0

@@ -52,7 +52,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, aliases: Mapping
 
 
 def _in_order(path: Path) -> None:
-    """Sorts the metadata of the header, so that equal weights are equal files: safetensors shuffles it."""
+    """Sort the metadata of the header, so that equal weights are equal files: safetensors shuffles it."""
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))

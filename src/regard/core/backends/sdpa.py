@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import summaries
@@ -77,7 +76,7 @@ def not_worth_it(problem: Problem) -> str | None:
     asked = problem.request is not None and not isinstance(problem.request, LogSumExp | Rows)
     if asked and problem.device.type == "cpu" and reference.working_bytes(problem) <= reference.SMALL:
         return "small, and weights are requested: the plain form computes them with the output"
-    padded = problem.value.shape[-1] != problem.key.shape[-1]
+    padded = problem.value.shape[-1] != problem.key.shape[-1] and not _at_once(problem)
     if padded and problem.device.type == "cpu" and problem.shape[-1] <= _SHORT and reference.small(problem):
         return "few keys, and values of another size: the plain form is faster than padding"
     if plain(problem) and working_bytes(problem) > _affordable(problem.device):
@@ -147,11 +146,11 @@ def kernel(problem: Problem) -> str:
 
 def _like_kernels(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """Return tensors for which torch picks the same kernel as for the real ones, without computing any values."""
-    size = max(problem.query.shape[-1], problem.value.shape[-1])
+    wanted = torch_sdpa.sizes(problem.query, problem.value, problem.masked)
     tensors = (problem.query, problem.key, problem.value)
-    if all(t.ndim == 4 and t.shape[-1] == size for t in tensors):
+    if all(t.ndim == 4 and t.shape[-1] == size for t, size in zip(tensors, wanted, strict=True)):
         return tensors
-    shapes = ((1, *t.shape[-3:-1], size) for t in tensors)
+    shapes = ((1, *t.shape[-3:-1], size) for t, size in zip(tensors, wanted, strict=True))
     query, key, value = (
         torch.empty(shape, dtype=t.dtype, device=t.device).requires_grad_(t.requires_grad)
         for t, shape in zip(tensors, shapes, strict=True)
@@ -248,9 +247,9 @@ def direct(problem: Problem) -> Direct | None:
     causal, pairs = _is_causal_alone(found), _pairs_at_once(problem)
     if problem.device.type == "cpu" and (found.lengths is not None or found.segments):
         small = found.by_key or (problem.matrices * queries * keys <= _STORED_NUMBERS and not found.dense)
-        equal = problem.key.shape[-1] == problem.value.shape[-1]
+        served = problem.key.shape[-1] == problem.value.shape[-1] or per_sequence.plain_serves(problem)
         return (
-            per_sequence.direct(problem) if small and equal and problem.dropout == 0.0 and found.low is None else None
+            per_sequence.direct(problem) if small and served and problem.dropout == 0.0 and found.low is None else None
         )
     band = None if causal else _small_band(problem, found)
     if (
@@ -264,16 +263,21 @@ def direct(problem: Problem) -> Direct | None:
     if causal and queries < keys and not on_cpu:  # keys after the last query are masked for all
         return None
     masked, few, learning = problem.mask is not None, keys < FEW, problem.differentiated
-    as_it_is, sizes = isinstance(problem.score, ScaledDot), (problem.key.shape[-1], problem.value.shape[-1])
+    as_it_is = isinstance(problem.score, ScaledDot)
     scale = problem.score.factor(problem.query.shape[-1]) if isinstance(problem.score, ScaledDot) else 1.0
-    options = {"dropout_p": problem.dropout, "is_causal": causal, "enable_gqa": problem.group > 1}
-    dropout, by_flash = problem.dropout, torch_sdpa.small(problem.query, problem.key, problem.value, causal)
+    dropout, size = problem.dropout, problem.value.shape[-1]
+    tensors = (problem.query, problem.key, problem.value)
+    plain = as_it_is and band is None and pairs is None and torch_sdpa.fits(*tensors)
+    run = torch_sdpa.prepared(*tensors, causal, dropout, scale) if plain else None
+    if run is not None and not (on_cpu and (masked or few)):
+        return run
+    options = {"dropout_p": dropout, "is_causal": causal, "enable_gqa": problem.group > 1}
 
-    def attended(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, _: object) -> Tensor | None:
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, bias: object) -> Tensor | None:
         if on_cpu and (not harmless(query, key, value, learning) if masked else few and not finite(query, key, value)):
             return None
-        if by_flash and as_it_is and scale > 0 and torch_sdpa.flash_takes(query, key, value):
-            return torch_sdpa.flash(query, key, value, dropout, causal, scale)
+        if run is not None:
+            return run(query, key, value, score, mask, bias)
         given = band
         if pairs is not None:
             if not isinstance(mask, (Tensor, Dense)):  # an intersection of which only this tensor masks anything
@@ -284,10 +288,9 @@ def direct(problem: Problem) -> Direct | None:
             product = score.as_product(query, key)
             assert product is not None  # checked by refuses()
             query, key, factor = product
-        if sizes[0] == sizes[1]:
-            return torch_sdpa.attend(query, key, value, attn_mask=given, scale=factor, **options)
-        query, key, value = _equal_sizes(query, key, value)
-        return torch_sdpa.attend(query, key, value, attn_mask=given, scale=factor, **options)[..., : sizes[1]]
+        query, key, value = torch_sdpa.padded(query, key, value, given is not None)
+        output = torch_sdpa.attend(query, key, value, attn_mask=given, scale=factor, **options)
+        return output if output.shape[-1] == size else output[..., :size]
 
     return attended
 
@@ -351,6 +354,15 @@ def _pairs_at_once(problem: Problem) -> torch.Size | None:
     return mask.tensor.shape
 
 
+def _at_once(problem: Problem) -> bool:
+    """Return whether `direct` computes padding or documents by two products and a softmax."""
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if found is None or problem.bias is not None or problem.request is not None or problem.dropout > 0.0:
+        return False
+    masked = (found.lengths is not None or bool(found.segments)) and found.low is None and not found.dense
+    return masked and problem.query.ndim == 4 and per_sequence.plain_serves(problem)
+
+
 def _sequences(problem: Problem, found: Clauses | None) -> list[per_sequence.Packed] | None:
     """Return the calls, one for each sequence, if lengths and ids are on the CPU and a call for each is faster."""
     if problem.device.type != "cpu" or problem.bias is not None or problem.dropout > 0.0 or problem.empty:
@@ -406,16 +418,10 @@ def _every_row_sees(found: Clauses | None, queries: int, keys: int) -> bool:
 
 
 def _as_kernels_want(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Return inputs with four axes and equal sizes: zero columns change neither scores nor the first output columns."""
+    """Return inputs with four axes and sizes for which torch has a kernel."""
     tensors = (problem.query, problem.key, problem.value)
     query, key, value = (t if t.ndim == 4 else t.flatten(0, -4) if t.ndim > 4 else t.unsqueeze(0) for t in tensors)
-    return _equal_sizes(query, key, value)
-
-
-def _equal_sizes(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    size = max(query.shape[-1], value.shape[-1])
-    query, key, value = (t if t.shape[-1] == size else F.pad(t, (0, size - t.shape[-1])) for t in (query, key, value))
-    return query, key, value
+    return torch_sdpa.padded(query, key, value, problem.masked)
 
 
 def visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:

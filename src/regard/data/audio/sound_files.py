@@ -89,7 +89,7 @@ def _kernel(new: int, old: int) -> tuple[Tensor, int]:
     time = place - torch.arange(new, dtype=torch.float64).unsqueeze(1) * old / new
     window = torch.cos((time * cutoff / _ZEROS).clamp(-1, 1) * math.pi / 2).square()
     kernel = torch.sinc(time * cutoff) * cutoff * window
-    kernel = kernel / kernel.sum(-1, keepdim=True)  # so that a constant is unchanged
+    kernel = kernel / kernel.sum(-1, keepdim=True)  # a constant signal stays unchanged
     return kernel.float().unsqueeze(1), width
 
 
@@ -126,7 +126,7 @@ def _header(stream: Any, where: str) -> _Header:
             if form is None:
                 raise DataError(f"{where}: the WAV file has samples before their format")
             kind, channels, rate, bits = form
-            if size >= 0xFFFFFF00:  # written to a pipe, with unknown size
+            if size >= 0xFFFFFF00:  # programs that write to a pipe do not know the size in advance
                 size = stream.seek(0, 2) - start
             return _Header(kind, channels, rate, bits, start, size)
         stream.seek(start + size + size % 2)

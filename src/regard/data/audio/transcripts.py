@@ -24,12 +24,12 @@ Times = tuple[tuple[float, float], ...]
 _HEADERS = ("sound", "audio", "file", "filename", "path")
 _FOLDERS = ("sounds", "wavs", "wav", "recordings", "clips")
 _TABLES = (".tsv", ".jsonl")
-_LIBRI = "*.trans.txt"  # there is one such file in the folder of each chapter
+_LIBRI = "*.trans.txt"  # LibriSpeech has one file of transcripts for each chapter
 
 
 @dataclass(frozen=True, slots=True)
 class SpokenFile:
-    """A recording, its transcript, the place of that ("file:line"), and the seconds of each word if known."""
+    """A recording, its transcript, the place of the transcript ("file:line"), and the seconds of each word if known."""
 
     sound: Path
     text: str

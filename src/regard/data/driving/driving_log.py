@@ -111,7 +111,7 @@ def load_driving_log(path: Path, *, skip_faults: bool = False) -> DrivingLog:
         if columns is None:
             columns = _columns(path, line, cells)
             if not _is_number(cells[columns["steering"]]):
-                continue  # the header itself
+                continue  # the header is not a frame
         read += 1
         reason, fault, frame = _frame(cells, columns, pictures, line, first)
         if frame is not None:

@@ -23,7 +23,7 @@ from regard.data.worlds.traffic_expert import ACTIONS, Decisions, Scenes
 from regard.data.worlds.traffic_roads import KINDS, SIZES
 
 SUFFIXES = (".jsonl", ".json")
-_EGO = {"x": 0.0, "y": 0.0, "heading": 0.0, "speed": None, "limit": None}  # default values; None: required
+_EGO = {"x": 0.0, "y": 0.0, "heading": 0.0, "speed": None, "limit": None}  # default values; None marks a required field
 _OBJECT = ("x", "y", "heading", "speed")
 _LARGEST = 1e5  # the largest absolute value of any number
 _MOST = 1000  # the largest number of objects in a scene

@@ -21,7 +21,7 @@ _LINK = re.compile(r"(\d+)(-|p)(\d+)(-[PS])?")
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """The links of one sentence, (source word, target word) from 0: sure ones, and possible ones with the sure."""
+    """The links of one sentence, (source word, target word) from 0; `possible` ones include the sure ones."""
 
     sure: frozenset[Link]
     possible: frozenset[Link]

@@ -52,7 +52,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on the lengths of pairs, in words (a Chinese character is a word); `ratio` is longer side by shorter side.
+    """Limits on the lengths of pairs, in words (a Chinese character is a word); `ratio` is longer / shorter side.
 
     With `longest`, a side may also have at most 100 characters per allowed word: a megabyte without a space is not a
     sentence of one word.
@@ -93,7 +93,7 @@ class Limits:
 
 EVERYTHING = Limits()
 _TOO_LONG = f"a line of more than {LONGEST_LINE:,} bytes"
-_CHARACTERS = 100  # characters per allowed word
+_CHARACTERS = 100  # largest number of characters per allowed word
 _IGNORED = "ignored: "  # prefix of ignored columns in a tally
 
 

@@ -94,7 +94,7 @@ def load_questions(
     if suffix not in readers:
         raise DataError(f"{path}: expected .json (SQuAD), .jsonl (an object a line) or .txt (bAbI), each maybe .gz")
     tally = Tally(path, longest, skip_faults)
-    passages: dict[str, Passage] = {}  # several questions share one
+    passages: dict[str, Passage] = {}  # by text, because several questions share a passage
     for entry in readers[suffix](path):
         if tally.refuses(entry.place, entry.fault):
             continue
@@ -254,7 +254,7 @@ def _answers(asked: dict[str, Any]) -> tuple[tuple[tuple[str, int | None], ...],
     found = asked.get("answers", asked.get("answer"))
     if isinstance(found, str):
         found = [{"text": found, "answer_start": asked.get("answer_start")}]
-    if isinstance(found, dict):  # {"text": […], "answer_start": […]}
+    if isinstance(found, dict):  # the form of the hub: {"text": […], "answer_start": […]}
         texts, starts = found.get("text"), found.get("answer_start")
         if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
             found = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]

@@ -21,7 +21,7 @@ def phrases_of(tree: str) -> list[Phrase]:
     [Phrase(text='not bad', label='3'), Phrase(text='not', label='2'), Phrase(text='bad', label='1')]
     """
     words: list[str] = []
-    open_: list[tuple[str, int, int]] = []  # label, first word, index in the result
+    open_: list[tuple[str, int, int]] = []  # open brackets: label, index of the first word, index in `found`
     found: list[Phrase | None] = []
     for mark in _MARK.finditer(tree):
         if mark[1] is not None:

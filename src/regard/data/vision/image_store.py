@@ -135,7 +135,7 @@ def store_images(
             progress(len(paths) - len(missing) + decoded + len(bad), len(paths))
         known = _rows(folder, 3 * high * wide)
     rows = _rows_of(wanted, known)
-    checks = np.append(known["check"], np.uint32(0))[rows]  # the appended 0 is for -1, a missing row
+    checks = np.append(known["check"], np.uint32(0))[rows]  # row -1, a missing picture, reads the appended 0
     everywhere = {int(other): text for place, text in bad.items() for other in np.flatnonzero(wanted == wanted[place])}
     descriptor = _Descriptor(folder / "pixels.bin")
     return ImageStore(folder, size, paths, rows, checks, everywhere, decoded, descriptor)

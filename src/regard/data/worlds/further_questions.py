@@ -78,7 +78,7 @@ def _counts(scene: Scene) -> _Possible:
 
 
 def _presences(scene: Scene) -> _Possible:
-    """Yield questions about absent shapes: those whose colour and kind both occur in the scene, and any kind."""
+    """Yield questions with the answer "no" or "yes": is there a red star? Is there a star?"""
     looks = [(colour, kind) for colour in map(_colour, scene.objects) for kind in map(_kind, scene.objects)]
     nouns = [(f"{colour} {kind}", _look) for colour, kind in sorted(set(looks))] + [(kind, _kind) for kind in KINDS]
     for noun, name in nouns:

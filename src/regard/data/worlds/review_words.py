@@ -12,17 +12,17 @@ class Grammar(NamedTuple):
     """The entries of one language by name, and the patterns in which they are inserted."""
 
     entries: Mapping[str, tuple[str, ...]]
-    plain: tuple[str, ...]  # {opinion} keeps its polarity
-    turned: tuple[str, ...]  # {opinion} is negated
-    excess: tuple[str, ...]  # negative with any {measure}
-    enough: tuple[str, ...]  # positive with any {measure}
+    plain: tuple[str, ...]  # patterns in which {opinion} keeps its polarity
+    turned: tuple[str, ...]  # patterns in which {opinion} is negated
+    excess: tuple[str, ...]  # patterns that are negative with any {measure}, such as "too long"
+    enough: tuple[str, ...]  # patterns that are positive with any {measure}, such as "long enough"
     neutral: tuple[str, ...]
-    together: tuple[str, ...]  # {first} and {second} agree, both are decisive
-    contrast: tuple[str, ...]  # {main} is decisive, {side} has the other polarity
-    fillers: tuple[str, ...]  # no opinion at all
-    distractors: tuple[str, ...]  # opinion words, negations and intensifiers without an opinion
-    held: tuple[str, ...]  # an opinion with its holder
-    facts: tuple[str, ...]  # a holder without an opinion
+    together: tuple[str, ...]  # patterns whose clauses {first} and {second} agree; both are decisive
+    contrast: tuple[str, ...]  # patterns whose clause {main} is decisive; {side} has the other polarity
+    fillers: tuple[str, ...]  # sentences without opinion words
+    distractors: tuple[str, ...]  # sentences with opinion words, negations or intensifiers, but without an opinion
+    held: tuple[str, ...]  # patterns of an opinion with its holder
+    facts: tuple[str, ...]  # sentences about a person without an opinion
     stop: str
 
 

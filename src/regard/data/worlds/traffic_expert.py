@@ -16,15 +16,15 @@ ACTIONS = ("brake", "hold", "accelerate")
 CHANGES = (-5.0, 0.0, 2.0)  # acceleration of each action in m/s²
 EGO = (4.5, 1.9)  # length and width of the ego vehicle in metres
 CURVE = 0.05  # curvature of the path in 1/m at a steering of 1
-HORIZON = 3.0  # seconds: the expert acts on collisions that are nearer
-GAP, BESIDE = 1.5, 0.3  # distances in metres ahead and at each side that count as a collision
-CLEAR = 0.8  # distance in metres to objects that are passed
+HORIZON = 3.0  # the expert reacts to collisions within this number of seconds
+GAP, BESIDE = 1.5, 0.3  # safety margins in metres, ahead and at each side
+CLEAR = 0.8  # distance in metres at which objects are passed
 _SHIFT = 1.2  # the largest shift to the left of the lane's centre, in metres
 _REACH = 35.0  # distance in metres at which the expert starts to steer around an obstacle
 _LOOK = 12.0  # metres driven per metre of sideways shift
 _TURN = 0.15  # the largest angle to the road in radians
-_ALONG = 4.0  # metres in which the heading is corrected
-_DIFFERS = 0.1  # a smaller difference of steering is the same decision
+_ALONG = 4.0  # metres within which the steering corrects the heading
+_DIFFERS = 0.1  # smaller differences of steering count as the same decision
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,11 +19,11 @@ KINDS = ("car", "lorry", "cyclist", "pedestrian")
 SIZES = {"car": (4.5, 1.9), "lorry": (8.0, 2.4), "cyclist": (1.8, 0.6), "pedestrian": (0.5, 0.5)}
 """Length and width of each kind of object in metres."""
 ROADS = ("straight", "street", "crossing", "merge")
-LANE = 3.5  # metres
-LENGTH = 450.0  # metres of a road
+LANE = 3.5  # width of a lane in metres
+LENGTH = 450.0  # length of a road in metres
 FAR = 1e6
 _AHEAD, _APART = 70.0, 75.0  # metres to the first event, and between events
-_AGILE = 12.0  # m/s²: pedestrians and cyclists reach a speed at once
+_AGILE = 12.0  # acceleration of pedestrians and cyclists in m/s²: nearly instant
 
 
 class Mover(NamedTuple):
@@ -35,11 +35,11 @@ class Mover(NamedTuple):
     first: tuple[float, float] = (0.0, 0.0)
     trigger: float = FAR  # x of the ego vehicle at which the second velocity begins
     second: tuple[float, float] = (0.0, 0.0)
-    stay: float = FAR  # seconds of the second velocity
-    until: float = FAR  # y at which it ends
+    stay: float = FAR  # duration of the second velocity in seconds
+    until: float = FAR  # y at which the second velocity ends
     third: tuple[float, float] = (0.0, 0.0)
     agility: float = 3.5  # the largest acceleration in m/s²
-    follows: bool = False  # keeps its distance to the ego vehicle ahead of it
+    follows: bool = False  # whether it follows the ego vehicle and keeps its distance
 
 
 class Markings(NamedTuple):

@@ -17,5 +17,6 @@
 - `few_row_products`: float32 products of a few rows;
 - `softmax_loss`: loss and gradient of rows of logits;
 - `row_norms`: rows divided by their norm;
+- `attended_values`: weighted sums in which a masked value of NaN has no effect;
 - `relu_dropout`: relu and dropout in one kernel.
 """

@@ -115,7 +115,7 @@ class Checked:
     def of(self, batch: int) -> float:
         try:
             return self.settle().of(batch)
-        except RuntimeError:  # a tensor was overwritten since
+        except RuntimeError:  # a tensor has been overwritten since the call
             return math.nan
 
 

@@ -31,8 +31,8 @@ class Tag:
 
     clean: Tensor | None = None
     late: bool = False  # dropout was applied in place, so the weights before it are lost
-    scores: Scores | None = None  # the scores of the weights, if known
-    product: Tensor | None = None  # weights of an elementwise product before its sum, (…, k) with the summed axis
+    scores: Scores | None = None  # the scores from which the weights were computed, if known
+    product: Tensor | None = None  # weights (…, k) of an elementwise product with values, before its sum
 
 
 class Tags(Generic[Kind]):

@@ -26,7 +26,7 @@ def interface(recorder: Recorder) -> Iterator[None]:
     if table is None:
         yield
         return
-    own = dict(getattr(table, "_local_mapping", {}))  # entries that were already replaced
+    own = dict(getattr(table, "_local_mapping", {}))  # entries that the user had replaced before
     names = list(table)
     for name in names:
         table[name] = _listening(recorder, table[name])

@@ -21,8 +21,8 @@ from regard.look.layer_names import Words, layer_names
 from regard.look.rollout_records import KIND as ROLLOUT
 from regard.look.trace import Trace
 
-THUMBNAIL = 32  # cells per side
-WHOLE = 512  # number of queries or keys; a longer map is pooled, with the largest weights of its rows
+THUMBNAIL = 32  # cells per side of a thumbnail
+WHOLE = 512  # maps with more queries or keys are pooled, and store the largest weights of each row
 KEPT = 8  # number of weights of each row that are stored in 16 bits
 FINE = 4_000_000  # number of weights up to which maps have all 256 steps; above, steps are at least COARSE
 COARSE = 2e-4
@@ -30,7 +30,7 @@ POOLED_CELLS = 3_000_000  # largest number of cells in all pooled maps of a page
 KEPT_WEIGHTS = 1_200_000  # largest number of weights in all rows of the pooled maps
 SOUND = 2**20  # largest sound in a page in bytes; a larger one is omitted
 BLOCK = 2**22  # number of weights in memory at a time
-NUMBERS = (  # numeric lists of labels
+NUMBERS = (  # entries of `Labels.extra` that are lists of numbers
     *("x", "y", "heading", "speed", "sides", "probability", "length", "width", "present", "ego"),
     *("lanes", "crossings", "zebras", "ramps"),
 )
@@ -66,7 +66,7 @@ class Budget:
 
 
 class Odd(NamedTuple):
-    """The number of NaN, infinite and negative weights of a map."""
+    """The numbers of NaN, infinite and negative weights of a map."""
 
     nan: int
     infinite: int

@@ -29,7 +29,7 @@ class Recurrence:
 
     cell: Literal["gru", "lstm"] = "gru"
     layers: int = 1
-    embedding_size: int | None = None  # None: the size of the decoder
+    embedding_size: int | None = None  # None means the size of the decoder
     dropout: float = 0.0
 
     def __post_init__(self) -> None:

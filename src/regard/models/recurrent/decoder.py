@@ -25,7 +25,7 @@ class RecurrentState:
     """The state of the decoder between tokens, and the memory, projected once."""
 
     hidden: Hidden
-    feed: Float[Tensor, "b d"]  # the last output, for input feeding
+    feed: Float[Tensor, "b d"]  # the last input of the output layer, for input feeding
     attention: Any  # the state of the attention mechanism
     projected: Projected | None
     summary: Float[Tensor, "b s"]
@@ -153,7 +153,7 @@ class RecurrentDecoder(nn.Module):
         """Return keys and values in the form that the mechanism needs."""
         keys, values, mask = memory.keys, memory.values, memory.mask
         same = keys is values
-        if mask is not None:  # zero times the value at a padded position must be zero, in gradients too
+        if mask is not None:  # NaN in padding times a weight of 0 would be NaN
             keys = keys.masked_fill(~mask.unsqueeze(-1), 0.0)
             values = keys if same else values.masked_fill(~mask.unsqueeze(-1), 0.0)
         projected = attention.project(keys, mask=mask)

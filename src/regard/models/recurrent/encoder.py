@@ -64,7 +64,7 @@ class RecurrentEncoder(nn.Module):
         if self.words is None:
             return memory
         vectors = self.embedding(source)
-        if memory.mask is not None:  # padding must not contribute, not even to a gradient
+        if memory.mask is not None:  # padding contributes nothing, not even to a gradient
             vectors = torch.where(memory.mask.unsqueeze(-1), vectors, 0)
         words = self.words(self.dropout(vectors))
         return with_words(memory, words, keys=self.keys, values=self.values)

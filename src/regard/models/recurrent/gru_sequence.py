@@ -71,7 +71,7 @@ def read_cuda(network: nn.GRU | nn.LSTM, embedded: Tensor, mask: Tensor | None) 
     def each(name: str) -> list[Tensor]:
         return [network.get_parameter(name + way) for way in ways]
 
-    if mask is not None:  # zero times the value at a padded position must be zero
+    if mask is not None:  # NaN in padding times 0 would be NaN
         embedded = embedded.masked_fill(~mask.unsqueeze(-1), 0.0)
     # One product for both directions, with time first; the backward direction is reversed in time.
     gates = F.linear(embedded.transpose(0, 1), torch.cat(each("weight_ih")), torch.cat(each("bias_ih"))).chunk(
@@ -81,7 +81,7 @@ def read_cuda(network: nn.GRU | nn.LSTM, embedded: Tensor, mask: Tensor | None) 
     kept = None
     if mask is not None:
         kept = torch.stack([_turned(mask.t(), way) for way in range(len(ways))], 1)
-    recurrent = torch.stack(each("weight_hh")).to(inputs.dtype)  # under autocast the gates are in its dtype
+    recurrent = torch.stack(each("weight_hh")).to(inputs.dtype)  # under autocast the input gates have its dtype
     bias = torch.stack(each("bias_hh")).unsqueeze(1).to(inputs.dtype)
     states = sequence_cuda.states(inputs, recurrent, bias, kept)
     found = torch.cat([_turned(states[:, way], way) for way in range(len(ways))], -1).transpose(0, 1)

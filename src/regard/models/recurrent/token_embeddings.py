@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.kernels.products import linear
 
-_SHARE = 0.6  # up to this fraction of distinct tokens, mapping them once and copying is faster than mapping all
+_SHARE = 0.6  # up to this fraction of distinct tokens, mapping each once is faster than mapping all tokens
 _FEW = 256  # with fewer tokens than this, all are mapped
 
 

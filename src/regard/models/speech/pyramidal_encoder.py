@@ -50,7 +50,7 @@ class SpeechEncoder(nn.Module):
         if lengths is not None:
             _check(frames, lengths)
             lengths = lengths.to(frames.device)
-            if self.stack > 1:  # the last frame must be joined with zeros, as without padding
+            if self.stack > 1:  # padding is zeroed, because the last frame may be joined with it
                 frames = torch.where(_real(frames.shape[1], lengths).unsqueeze(-1), frames, 0)
                 lengths = (lengths + self.stack - 1) // self.stack
         frames = _joined(frames, self.stack)

@@ -13,10 +13,10 @@ from regard.nn.multihead import MultiHeadAttention
 from regard.nn.positions import Rotary
 
 _KERNEL = (torch.bfloat16, torch.float16, torch.float32)
-_LARGEST = 256  # the largest head size that the kernel holds
+_LARGEST = 256  # the largest head size that the kernel supports
 
 Pair = tuple[Tensor, Tensor]
-# keep(layer, keys and values of the new tokens (b, 2h, s, d)): all of them so far, (b, h, n, d) each.
+# keep(layer, new keys and values (b, 2h, s, d)) stores them, and returns all keys and values (b, h, n, d) so far.
 Keep = Callable[[int, Tensor], Pair]
 
 

@@ -24,8 +24,8 @@ from regard.nn.multihead import MultiHeadAttention
 from regard.nn.positions import LearnedPositions, Rotary, SinusoidalPositions
 from regard.nn.transformer import TransformerDecoderLayer
 
-_FIRST = 64  # the initial capacity in keys, at least
-_TIDY = 4  # steps between removals of keys that no hypothesis uses any more
+_FIRST = 64  # the smallest initial capacity, in keys
+_TIDY = 4  # unused keys are removed every _TIDY steps
 _ROUND = 8  # rows of a mask are padded to a multiple of this, for aligned loads
 
 
@@ -74,9 +74,9 @@ class TransformerBeams:
     decoder: Any
     memory: Sequence[Pair]  # keys and values (b, h, k, d), for each layer
     real: Float[Tensor, "b 1 1 k"] | None  # −∞ at padding of the memory, else 0
-    blank: Bool[Tensor, "b"] | None  # rows without any memory
+    blank: Bool[Tensor, "b"] | None  # True for rows whose memory is empty
     storage: list[Float[Tensor, "b g room d"]]  # keys and values of each layer, concatenated along the heads
-    seen: Bool[Tensor, "b s n"]  # the keys of each hypothesis' history
+    seen: Bool[Tensor, "b s n"]  # True for the keys of each hypothesis' own history
     length: int
     looks: bool
 

@@ -157,7 +157,7 @@ class TransformerState:
     The caches change with each step: a state is no longer valid after a step from it.
     """
 
-    memory: Memory | None  # until the first token; afterwards every layer has its keys and values
+    memory: Memory | None  # None after the first token, when every layer has cached its keys and values
     caches: list[KeyValueCache]
     memory_caches: list[KeyValueCache]
     mask: Bool[Tensor, "b k"] | None

@@ -13,8 +13,8 @@ Added = SinusoidalPositions | LearnedPositions
 Inside = Rotary | Alibi | RelativePositions
 NAMES = ("sinusoidal", "learned", "relative", "rotary", "alibi")
 
-_CAPACITY = 1024  # capacity of a learned table that is given by name
-_REACH = 16  # range of relative positions that are given by name; Shaw et al. 2018, section 4.1
+_CAPACITY = 1024  # number of positions of `positions="learned"`
+_REACH = 16  # reach of `positions="relative"`, as in Shaw et al. 2018, section 4.1
 
 
 def positions_of(positions: str | Added | Inside | None, size: int, heads: int) -> Added | Inside | None:

@@ -189,7 +189,7 @@ def looked_loss(
     reward = (looked.logits.detach().argmax(-1) == target).to(looked.log_prob.dtype).unsqueeze(-1)
     classification = F.cross_entropy(looked.logits.float(), target)
     reinforce = -((reward - looked.baseline.detach()) * looked.log_prob).sum(1).mean()
-    # A model of one step has no moves, and the mean of nothing would be NaN.
+    # A model of one glimpse makes no moves, and the mean over no moves would be NaN.
     baseline = (looked.baseline - reward).square().sum() / max(looked.baseline.numel(), 1)
     total = classification + reinforce_weight * reinforce + baseline_weight * baseline
     return LookedLoss(total, classification, reinforce, baseline)

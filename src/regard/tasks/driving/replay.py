@@ -15,7 +15,7 @@ from regard.look.labels import Labels
 from regard.look.trace import Trace
 from regard.tasks.task import InputError
 
-_EACH = 2  # every second step is shown
+_EACH = 2  # a replay shows every second step
 _LARGEST = 10**6  # the largest road number
 
 Decide = Callable[[Scenes], tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]]

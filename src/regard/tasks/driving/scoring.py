@@ -16,7 +16,7 @@ from regard.tasks.driving.predictor import DrivingPredictor
 from regard.tasks.task import Judged
 
 _EXPLAINED = 100  # number of forced decisions whose faithfulness is measured
-_DRIVEN = 500_000  # number of the first closed-loop road; no part has scenes of it
+_DRIVEN = 500_000  # roads from this number on are for closed-loop drives; no scenes come from them
 
 
 def agreement(chances: NDArray[Any], recorded: Recorded) -> float:

@@ -58,7 +58,7 @@ def places_of(images: UInt8[Tensor, "b 1 height width"], steps: int) -> Float[Te
     numbers = []
     for number in range(2 * steps + 4):
         state = state * _FACTOR % _MODULUS
-        if number >= 4:  # the first outputs of similar seeds are similar
+        if number >= 4:  # the first outputs are skipped: they are similar for similar seeds
             numbers.append(state.double() / _MODULUS)
     return (torch.stack(numbers, 1).float() * 2 - 1).unflatten(1, (steps, 2))
 

@@ -64,7 +64,7 @@ def ink_boxes(images: UInt8[Tensor, "b height width"]) -> Int[Tensor, "b 4"]:
     """Return the box of pixels brighter than the background: left, top, right, bottom, as `ink_box` for one image."""
     ink = images > INK
     edges = []
-    for axis in (1, 2):  # columns, then rows
+    for axis in (1, 2):  # left and right edge, then top and bottom
         line = ink.any(axis).long()
         empty = line.sum(1) == 0
         edges.append((line.argmax(1), torch.where(empty, line.shape[1], line.shape[1] - line.flip(1).argmax(1))))
@@ -83,5 +83,5 @@ def _add_piece(canvas: Tensor, others: Tensor, box: Tensor) -> None:
     left, top, right, bottom = (edge.unsqueeze(1) for edge in box.unbind(1))
     free = (x + PIECE <= left) | (x >= right) | (y + PIECE <= top) | (y >= bottom)
     first = free.int().argmax(1, keepdim=True)
-    pieces = pieces * free.gather(1, first)[:, :, None]  # no free position among the tries: no piece
+    pieces = pieces * free.gather(1, first)[:, :, None]  # a piece without a free position is not drawn
     _put(canvas, pieces, y.gather(1, first)[:, 0], x.gather(1, first)[:, 0])

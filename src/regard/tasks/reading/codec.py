@@ -13,9 +13,9 @@ from regard.data.text.questions import Asked
 from regard.data.text.vocabulary import Vocabulary
 from regard.data.worlds.stories import Story, written
 
-LETTERS = 16  # the largest number of letters of a word: the first ones and the last ones
+LETTERS = 16  # number of letters of a word that are used; of longer words, the first and last half
 ALPHABET = 512  # number of letter embeddings; code points share them, so that no list of letters is stored
-# Occurs in the other text, its first letters do, capital, number, punctuation mark, first word of a sentence.
+# The word occurs in the other text; its first letters do; capital; number; punctuation; first in its sentence.
 FEATURES = 6
 _STEM = 5
 

@@ -111,6 +111,6 @@ READING = Task(
     examples=examples_of,
     asked=lambda one: {"passage": one.passage.text, "question": one.asked_text},
     needs=NEEDS,
-    recorded=("model.align",),  # needed without attention too: it determines the width of that model
+    recorded=("model.align",),  # needed without attention too: the width of that model depends on it
     aliases={"data": "data.files"},
 )

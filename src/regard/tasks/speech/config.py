@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from regard.data.worlds.utterances import MOST
 from regard.tasks.config import FILES, WORLD, DecodeSettings, Need, Settings, TaskConfig, TaskData, Width, shared_needs
 
-LONGEST_STEP = 0.04  # the longest encoder step in seconds: times are evaluated within 50 ms
+LONGEST_STEP = 0.04  # the longest encoder step in seconds, below the tolerance of 50 ms
 AttentionName = Literal["none", "location", "monotonic", "additive", "dot", "scaled_dot", "cosine", "bilinear", "hard"]
 Said = Annotated[int, Field(gt=0, lt=MOST)]
 

@@ -60,7 +60,7 @@ def make_material(config: SpeechConfig, cache: Path, codec: SpeechCodec | None, 
 
 
 def only(files: Sequence[Path]) -> Path:
-    """Return the single path."""
+    """Return the path of the transcripts; more than one is an error."""
     if len(files) != 1:
         raise DataError(f"expected one folder or file of transcripts, got {len(files)}")
     return Path(files[0])
@@ -123,7 +123,7 @@ def _write(path: Path, index: Path, part: Part, config: SpeechConfig, say: Say) 
     os.replace(path.with_suffix(".part"), path)
     with index.with_suffix(".part").open("wb") as file:
         np.save(file, counts)
-    os.replace(index.with_suffix(".part"), index)  # written last: if the index exists, the file is complete
+    os.replace(index.with_suffix(".part"), index)  # the index is written last: if it exists, the features are complete
 
 
 def _frames(one: SpokenFile, config: SpeechConfig, faults: Counter[str]) -> Frames | None:

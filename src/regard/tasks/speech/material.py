@@ -18,7 +18,7 @@ from regard.tasks.world_examples import parts_of
 
 Record = dict[str, Any]
 Say = Callable[[str], Any]
-_BEYOND = 3  # the largest number of words beyond the training utterances
+_BEYOND = 3  # `longer` utterances have up to this number of additional words
 _NONE = -100  # target value that the loss ignores
 
 
@@ -30,7 +30,7 @@ class Example:
     words: tuple[str, ...]
     times: Times = ()
     letter_times: Times = ()
-    frames: Frames | None = None  # features, if known
+    frames: Frames | None = None  # features, if computed before
     rate: int = 8000  # sample rate of a recording that is not a file
 
     def samples(self, config: SpeechConfig) -> Samples:

@@ -12,15 +12,15 @@ from regard.data.text.vocabulary import Vocabulary
 from regard.data.worlds import sentence_pairs as world
 from regard.look.labels import as_labels
 
-TOKENIZERS = ("tokenizer.json", "tokenizer.target.json")  # the files of a run
+TOKENIZERS = ("tokenizer.json", "tokenizer.target.json")  # file names in a run directory
 
 
 class Reading(NamedTuple):
     """An encoded source text."""
 
     numbers: list[int]
-    labels: tuple[str, ...]  # readable label of each number
-    owners: list[int]  # the word of each number
+    labels: tuple[str, ...]  # readable label of each token number
+    owners: list[int]  # index of the word of each token number
     words: tuple[str, ...]
 
 

@@ -27,8 +27,8 @@ from regard.train.run_directory import Run
 
 END = "∎"  # the displayed end mark of a source
 LONGEST = 1000  # the largest number of source tokens of a text, by default
-_BATCH = 4096  # number of source tokens per batch, counted once per hypothesis
-CHARACTERS = 64  # per allowed token: a longer text is rejected before it is tokenised
+_BATCH = 4096  # number of source tokens × hypotheses per batch
+CHARACTERS = 64  # characters per allowed token: longer texts are rejected before tokenisation
 _SEARCHED = 64 * LONGEST  # the largest number of source tokens times hypotheses of one text, by default
 
 
@@ -46,7 +46,7 @@ class Translation:
     weights: Tensor | None
     score: float
     others: tuple[tuple[str, float], ...] = ()  # further texts, best first, with their scores
-    source_words: Words = NO_WORDS  # words of the source and of the translation, for their token numbers
+    source_words: Words = NO_WORDS  # the words that the source tokens form
     words: Words = NO_WORDS
 
     @property
@@ -103,7 +103,7 @@ class Translator:
     coder: Coder
     settings: DecodeSettings
     end_mark: bool = True
-    captures: Captures = field(default_factory=Captures)  # searches of similar size share CUDA graphs
+    captures: Captures = field(default_factory=Captures)  # cached searches: those of similar size share CUDA graphs
     exact: EncoderDecoder | None = None  # the trained model, if this one is a copy in another precision
     prepared: str | None = None  # the precision that the model was prepared for
     place: torch.device | None = None  # the requested device, if the precision allows it; None: that of the model
@@ -225,7 +225,7 @@ class Translator:
         training = self.model.training
         self.model.eval()
         for place, source in enumerate(sources):
-            if not source.numbers:  # nothing to translate
+            if not source.numbers:  # an empty source has an empty translation
                 found[place] = Translation(source, "", (), (), None, 0.0)
         for part in _by_length(sources, _BATCH // width):
             every = self._hypotheses([sources[place] for place in part], width, n_best, weights)

@@ -45,7 +45,7 @@ class Example:
     `form` is the form of a generated question; `path` is the file of the picture, if there is one.
     """
 
-    pictures: Any = field(repr=False, compare=False)  # pixels (3, height, width) by index
+    pictures: Any = field(repr=False, compare=False)  # a sequence of pictures (3, height, width)
     place: int
     question: str
     answer: str
@@ -76,7 +76,7 @@ class Grouped(Sequence[dict[str, Any]]):
                 labels.append(label)
                 places.append(one.place)
         _, first, group = np.unique(np.array(places, np.int64), return_index=True, return_inverse=True)
-        rank = np.argsort(np.argsort(first))[group.reshape(-1)]  # pictures in the order of their first questions
+        rank = np.argsort(np.argsort(first))[group.reshape(-1)]  # pictures are ordered by their first questions
         self._order = np.argsort(rank, kind="stable")
         self._begins = np.searchsorted(rank[self._order], np.arange(len(first) + 1))
         self._questions, self._labels, self._places = questions, labels, places

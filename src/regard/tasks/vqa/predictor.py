@@ -21,7 +21,7 @@ from regard.train.distributed import shareable
 
 _AT_ONCE = 64  # number of questions per batch
 _WORDS = 200  # the largest number of words in a question
-_NAMED = 5  # number of answers in a record
+_NAMED = 5  # number of most probable answers in a record
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ class Adjective:
     """An adjective; `close` ones precede the noun without 的, `late` ones occur only after "is"."""
 
     english: str
-    comparative: str | None  # None: more …
+    comparative: str | None  # None: formed with "more"
     chinese: str
     close: bool
     kinds: frozenset[str]

@@ -32,8 +32,8 @@ class Nominal:
     agreement: str
     kind: str
     lead: list[Made] = field(default_factory=list)
-    open: bool = False  # a relative clause may follow it
-    heavy: bool = False  # it ends in a clause, to which further words would seem to belong
+    open: bool = False  # whether a relative clause may follow the noun
+    heavy: bool = False  # whether it ends in a clause, to which later adverbials would seem to belong
 
     def words(self) -> list[Made]:
         """Return the whole phrase in Chinese."""
@@ -117,7 +117,7 @@ def phrase(
     if {first.english[0].text, second.english[0].text} & {
         "I",
         "me",
-    }:  # Tom and I, but 我 和 汤姆
+    }:  # English puts the pronoun last (Tom and I), Chinese first (我 和 汤姆)
         return first
     joint = Token("and")
     chinese = [*first.words(), Made("和", (joint,)), *second.words()]

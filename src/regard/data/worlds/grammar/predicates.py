@@ -33,12 +33,12 @@ class Predicate:
     english: list[Token]
     tail: list[Made]
     verb: str
-    joint: list[Made] = field(default_factory=list)  # 在, between a verb and its place
+    joint: list[Made] = field(default_factory=list)  # the word 在 between a verb and its place
     pre: list[Made] = field(default_factory=list)
     settled: bool = False
-    placed: bool = False  # no further place
+    placed: bool = False  # whether the predicate already contains a place
     heavy: bool = False
-    short: bool = False  # no adverbials may follow
+    short: bool = False  # whether no adverbials may follow
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,12 +25,17 @@ from regard.kernels.triton.linear.log_features import running_sums
 
 
 class Tuning(NamedTuple):
-    """Tile sizes of the kernels; benchmarks try others. A causal chunk has as many positions as a tile has rows."""
+    """Tile sizes of the kernels; benchmarks try others. A causal chunk has as many positions as a tile has rows.
 
-    causal: Block = Block(64, 64, warps=4, stages=2)
+    Tiles with pairs have 32 rows: from 64 rows on Triton 3.6 uses Hopper's asynchronous products, and the results of
+    small head sizes are then wrong.
+    """
+
+    causal: Block = Block(32, 32, warps=4, stages=2)
     full: Block = Block(128, 64, warps=8, stages=2)
-    sums: Block = Block(64, 64, warps=4, stages=2)
-    gradient: Block = Block(64, 64, warps=4, stages=2)  # with 8 warps Triton 3.6 computes small sizes wrongly
+    wide: Block = Block(64, 64, warps=4, stages=2)  # the same for sizes above 64 in float32, for shared memory
+    sums: Block = Block(32, 64, warps=2, stages=1)
+    gradient: Block = Block(32, 32, warps=4, stages=2)
     features: int = 64  # number of features per step
     paired_features: int = 32  # the same in a causal pass, whose pairs take registers too
     project: str = "split"  # precision of projections in half precision
@@ -119,12 +124,17 @@ def _summed(call: _Call, queries: bool, x: Tensor, y: Tensor, keep: Tensor | Non
     return sums, rows
 
 
+def _full_block(query: Tensor, value: Tensor) -> Block:
+    wide = query.dtype == torch.float32 and max(query.shape[-1], value.shape[-1]) > 64
+    return TUNING.wide if wide else TUNING.full
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, projection: Tensor | None,
                 causal: bool) -> Tensor:  # fmt: skip
         call = _Call.of(query, key, value, keep, projection, causal)
-        block = TUNING.causal if causal else TUNING.full
+        block = TUNING.causal if causal else _full_block(query, value)
         (b, h, q, _), e = query.shape, value.shape[-1]
         random = query if projection is None else projection
         output = torch.empty(b, h, q, e, device=query.device, dtype=query.dtype)
