@@ -20,8 +20,8 @@ import pytest
 
 INSIDE = os.environ.get("TRITON_INTERPRET") == "1"
 INSTALLED = os.environ.get("REGARD_AS_INSTALLED") == "1"
-# Environment variables of the second process, by the name of the marker. It sees no GPU, so that "cuda" cannot be
-# selected by mistake; the interpreter uses numpy with one thread.
+# Environment variables of the second process, by the name of the marker. The interpreter has no visible GPU, so that
+# "cuda" cannot be selected by mistake; it uses numpy with one thread.
 ENVIRONMENTS = {
     "interpreted": {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
     "installed": {"REGARD_AS_INSTALLED": "1"},

@@ -97,7 +97,7 @@ def hard(scores: Vector) -> list[float]:
     return [1.0 if j == best else 0.0 for j in range(len(scores))]
 
 
-# Masks: whether query i may attend key j
+# Masks are predicates: whether query i may attend key j.
 
 
 def causal(offset: int = 0) -> Allowed:
@@ -120,7 +120,7 @@ def everywhere(b: int, h: int, i: int, j: int) -> bool:
     return True
 
 
-# Biases, added to the scores
+# Biases are functions whose values are added to the scores.
 
 
 def alibi(slopes: Vector) -> Bias:
@@ -136,11 +136,11 @@ def relative(table: Sequence[Vector]) -> Bias:
 
 
 class Answer(NamedTuple):
-    output: list  # (b, h, q, e)
-    weights: list  # (b, h, q, k)
+    output: list  # output (b, h, q, e)
+    weights: list  # weights (b, h, q, k)
     log_sum_exp: list  # (b, h, q), −inf for an empty row
-    entropy: list  # (b, h, q)
-    received: list  # (b, h, k)
+    entropy: list  # entropy (b, h, q)
+    received: list  # received weight (b, h, k)
 
 
 def attend(

@@ -220,7 +220,7 @@ def test_checkers_see_the_same_names(package):
 
 @pytest.mark.process
 def test_every_folder_is_found_by_its_name():
-    """Runs in a separate process, because this one has imported them already."""
+    """This runs in a separate process, because the test process has already imported the folders."""
     names = ["bench", "cli", "core", "data", "decode", "look", "nn.losses", "studio", "tasks", "train"]
     code = f"import regard; print(*({', '.join(f'regard.{name}.__name__' for name in names)},))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

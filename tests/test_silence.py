@@ -34,7 +34,7 @@ regard.Trace.load("a.trace")
 
 @pytest.mark.process
 def test_using_it_prints_nothing(tmp_path):
-    """With warnings as errors, in a separate process."""
+    """A separate process uses the library with warnings as errors."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", USE], cwd=tmp_path, capture_output=True, text=True, check=False
     )

@@ -186,15 +186,15 @@ def test_turns_end_when_there_are_enough_or_they_took_long_enough(monkeypatch):
         ran.append((run(), number))
         return times[run()]
 
-    monkeypatch.setattr(measure, "_seconds", seconds)
+    monkeypatch.setattr(measure, "seconds_per_call", seconds)
     times = {"fast": 0.001, "slow": 0.3, "far too slow": 11.0}
     readings = {name: [time] for name, time in times.items()}
-    measure._take_turns({name: lambda name=name: name for name in times}, readings, "cuda", False)
+    measure.take_turns({name: lambda name=name: name for name in times}, readings, "cuda", False)
     assert [len(found) for found in readings.values()] == [1 + 20, 1 + 2, 1]
 
     times = {"one": 0.001, "two": 0.0012, "three": 0.0013}
     readings, ran = {name: [time] for name, time in times.items()}, []
-    measure._take_turns({name: lambda name=name: name for name in times}, readings, "cuda", False)
+    measure.take_turns({name: lambda name=name: name for name in times}, readings, "cuda", False)
     assert [len(found) for found in readings.values()] == [1 + 24] * 3, "four rounds of six orders"
     before = Counter(pair for pair in pairwise(name for name, _ in ran))
     others = [before[a, b] for a in times for b in times if a != b]
@@ -203,7 +203,7 @@ def test_turns_end_when_there_are_enough_or_they_took_long_enough(monkeypatch):
 
     times = {"one": 0.015}
     readings = {"one": [0.015]}
-    measure._take_turns({"one": lambda: "one"}, readings, "cuda", False)
+    measure.take_turns({"one": lambda: "one"}, readings, "cuda", False)
     assert len(readings["one"]) == 1 + 21, "enough, long before the time is spent"
 
 
@@ -215,10 +215,10 @@ def test_those_near_the_fastest_are_read_again_among_themselves(monkeypatch):
         ran.append((run(), number))
         return times[run()] if number == 5 else 1.05 * times[run()]  # slower beside the slow contender
 
-    monkeypatch.setattr(measure, "_seconds", seconds)
+    monkeypatch.setattr(measure, "seconds_per_call", seconds)
     times = {"first": 0.001, "slow": 0.002, "second": 0.00104}
     readings = {name: [time] for name, time in times.items()}
-    measure._take_turns({name: lambda name=name: name for name in times}, readings, "cuda", False)
+    measure.take_turns({name: lambda name=name: name for name in times}, readings, "cuda", False)
     assert [len(found) for found in readings.values()] == [1 + 84, 1 + 24, 1 + 84]
     assert {number for _, number in ran[-100:]} == {5}, "in shorter turns"
     assert "slow" not in {name for name, _ in ran[-2 * 84 :]}
@@ -303,10 +303,10 @@ def test_units():
 
 
 def test_errors_are_the_largest_and_that_of_all():
-    """Errors of 3 and 4 where the truth is 10 and 20, and none in the queries that are not compared."""
+    """The errors are 3 and 4 where the truth is 10 and 20; queries that are not compared have none."""
     truth = torch.zeros(64, 2, dtype=torch.float64)
     truth[:2, 0] = torch.tensor([10.0, 20.0])
     output = torch.cat([torch.full((5, 2), 9.0), truth.float()])
     output[5:7, 1] = torch.tensor([3.0, -4.0])
-    assert measure._errors(output, truth) == (pytest.approx(4 / 20), pytest.approx(5 / 500**0.5))
-    assert measure._errors(output, None) == (None, None)
+    assert measure.relative_errors(output, truth) == (pytest.approx(4 / 20), pytest.approx(5 / 500**0.5))
+    assert measure.relative_errors(output, None) == (None, None)

@@ -197,7 +197,7 @@ def test_what_fails_or_is_too_large_keeps_its_place(monkeypatch):
     faulty = replace(BY_NAME["linear attention"], make=only_narrow)
     monkeypatch.setattr(layers_bench, "KINDS", (attention, formed, faulty))
     monkeypatch.setattr(layers_bench, "MATRICES", {"cpu": 4 * 10**2})
-    monkeypatch.setattr(layers_bench, "_summary", lambda kind, points, _: {"name": kind.name, "points": points})
+    monkeypatch.setattr(layers_bench, "summary_of_kind", lambda kind, points, _: {"name": kind.name, "points": points})
     monkeypatch.setattr(layers_bench, "peaks_apart", lambda *_: {"self-attention 12": 5})
     record = layers_bench.run([9, 12], SMALL, device="cpu", say=lambda _: None)
     found = {kind["name"]: [point.reason for point in kind["points"]] for kind in record["kinds"]}
@@ -209,7 +209,7 @@ def test_what_fails_or_is_too_large_keeps_its_place(monkeypatch):
 
 def test_slow_kinds_stop_early():
     before = [layers_bench.Point(64, 1, 1, 1, training=12.0)]
-    reason = layers_bench._too_much(BY_NAME["convolution"], 128, SMALL, "cpu", before)
+    reason = layers_bench.reason_to_skip(BY_NAME["convolution"], 128, SMALL, "cpu", before)
     assert reason == "64 positions took 12 s"
 
 

@@ -37,7 +37,7 @@ SMALL = Case(3, 7, "cpu", batch=2, heads=3, kv_heads=3, queries=11, keys=11, siz
 DRAWN = {device: [drawing.draw(11, index, device) for index in range(400)] for device in ("cpu", "cuda")}
 
 
-# Cases
+# Tests of the random cases.
 
 
 def test_a_case_depends_on_seed_index_and_device_alone():
@@ -101,7 +101,7 @@ def test_the_call_of_a_case_is_python_that_runs():
         assert found.output.shape == (case.batch, case.heads, case.queries, case.value_size), case.call
 
 
-# Eager forms against loops over numbers
+# Tests of the eager forms, against loops over numbers.
 
 
 SCORE = {
@@ -187,7 +187,7 @@ def test_the_forms_of_linear_attention_agree(features):
     torch.testing.assert_close(plain_forms.linear_chunks(causal, given), plain_forms.linear_rows(causal, given))
 
 
-# Contenders
+# Tests of the contenders.
 
 
 CONTESTS = {
@@ -302,7 +302,7 @@ def test_sequences_end_to_end_give_the_same_output(name, monkeypatch):
         torch.testing.assert_close(output[b, :, :real], right[b, :, :real])
 
 
-# Measuring
+# Tests of the measurements.
 
 
 @pytest.fixture
@@ -357,7 +357,7 @@ def test_memory_beyond_the_room_of_a_peer_is_said():
         contests.room(case, case.pairs)
 
 
-# The report
+# Tests of the report.
 
 
 def measured(index: int, ratio: float, error: float = 0.5) -> timing.Measured:
@@ -383,7 +383,7 @@ def test_only_the_worst_ten_are_listed():
     assert [one.case.index for one in report.worst(sweep)] == list(range(1, 11))
 
 
-# The command
+# Tests of the command.
 
 
 def small_index() -> int:

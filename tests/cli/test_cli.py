@@ -98,9 +98,9 @@ def test_demo_scores_are_products_summed(demo):
 def test_demo_weights_are_softmax(demo):
     printed, _ = demo
     assert row(printed, "softmax(scores / 1)") == ["1.000", "2.9e-20", "2.9e-20"]  # the scores differ by 45: e^−45
-    assert row(printed, "softmax(scores / √3)") == ["1.000", "5.2e-12", "5.2e-12"]  # e^(−45/√3)
-    assert row(printed, "softmax(scores / 10)") == ["0.978", "0.011", "0.011"]  # e^−4.5
-    assert row(printed, "softmax(scores / 30)") == ["0.691", "0.154", "0.154"]  # e^−1.5
+    assert row(printed, "softmax(scores / √3)") == ["1.000", "5.2e-12", "5.2e-12"]  # scaled, the scores differ by 45/√3
+    assert row(printed, "softmax(scores / 10)") == ["0.978", "0.011", "0.011"]  # the scores differ by 4.5
+    assert row(printed, "softmax(scores / 30)") == ["0.691", "0.154", "0.154"]  # the scores differ by 1.5
 
 
 @pytest.mark.process

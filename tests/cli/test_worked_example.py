@@ -15,7 +15,7 @@ every_backend = pytest.mark.parametrize("backend", ["reference", "sdpa", "blocke
 
 
 def test_scores() -> None:
-    """[50, 0, 10], [0, 5, 10], [10, 5, 0] summed; and over √3."""
+    """The scores are the sums of [50, 0, 10], [0, 5, 10] and [10, 5, 0], and these divided by √3."""
     assert_close(QUERY * HIDDEN, torch.tensor([[50.0, 0, 10], [0, 5, 10], [10, 5, 0]], dtype=torch.float64))
     assert_close(regard.Dot()(QUERY, HIDDEN), torch.tensor([[60.0, 15.0, 15.0]], dtype=torch.float64))
     scaled = [60 / math.sqrt(3), 15 / math.sqrt(3), 15 / math.sqrt(3)]

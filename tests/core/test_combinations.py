@@ -75,7 +75,7 @@ LOWERED = [name for name in PLACES if "|" not in name and "~" not in name]
     ],
 )
 def test_the_rules_given_to_flex_agree_with_the_oracle(score: str, place: str) -> None:
-    """Uncompiled it runs on any device: this tests the lowering, test_cuda.py the kernel."""
+    """FlexAttention runs uncompiled on any device: this tests the translation of masks, test_cuda.py the kernel."""
     query, key, value, *parameters = SCORES[score].inputs()
     where = PLACES[place]
     problem = build(

@@ -1,194 +1,219 @@
-"""torch.compile of a call gives the same result and gradients as the call, without warnings.
-
-Runs in a separate process, because the shape checks of these tests cannot be compiled.
-"""
+"""torch.compile of a call gives the same result and gradients as the call, without warnings."""
 
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
-
-import forked
-
-CALLS = """
-import functools
-import sys
-import warnings
-
 import torch
 import torch._dynamo.testing
+from torch import Tensor, nn
 
 import regard
 
-device, wholly = sys.argv[1], sys.argv[2:]  # what is compiled down to kernels: it takes long
-dtype, length = (torch.float32, 150) if device == "cpu" else (torch.bfloat16, 1100)  # flex serves from 1,024 on
-near = 1e-5 if device == "cpu" else 2e-2
-warnings.filterwarnings("error", message=".*Dynamo.*")
+# On CUDA these calls are compiled down to kernels, which takes long; the others stop at the backward graph.
+TO_KERNELS = ("plain", "window", "additive", "additive, causal")
 
 
-def drawn(*shape):
-    return torch.randn(shape, device=device, dtype=dtype)
+@dataclass(frozen=True)
+class Place:
+    """The device of a test, with the dtype and the length of its calls."""
+
+    device: str
+
+    @property
+    def length(self) -> int:
+        return 150 if self.device == "cpu" else 1100  # flex is chosen from 1,024 keys on
+
+    def draw(self, *shape: int) -> Tensor:
+        dtype = torch.float32 if self.device == "cpu" else torch.bfloat16
+        return torch.randn(shape, device=self.device, dtype=dtype)
+
+    def tensor(self, numbers: list[float] | list[int]) -> Tensor:
+        return torch.tensor(numbers, device=self.device)
+
+    def table(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self.device).requires_grad_()
+
+    def padding(self) -> regard.Mask:
+        return regard.padding(self.tensor([self.length, 97]))
+
+    def segments(self) -> regard.Mask:
+        ids = torch.arange(self.length, device=self.device).div(70, rounding_mode="floor").expand(2, -1)
+        return regard.segments(ids, ids)
+
+    def additive(self) -> regard.Additive:
+        return regard.Additive((self.draw(32) / 4).requires_grad_())
 
 
-class Learned(torch.nn.Module):
-    def __init__(self):
+class Learned(nn.Module):
+    def __init__(self, at: Place) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(drawn(32, 32) / 8)
+        self.weight = nn.Parameter(at.draw(32, 32) / 8)
 
-    def forward(self, query, key):
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
         return (query @ self.weight) @ key.mT
 
 
-weight = (drawn(32) / 4).requires_grad_()
-matrix = (drawn(32, 32) / 8).requires_grad_()
-table = torch.randn(3, 9, device=device).requires_grad_()
-slopes = torch.tensor([0.5, 0.25, 0.1], device=device)
-lengths = torch.tensor([length, 97], device=device)
-ids = torch.arange(length, device=device).div(70, rounding_mode="floor").expand(2, -1)
-additive = dict(score=regard.Additive(weight))
-calls = {
-    "plain": {},
-    "causal": dict(mask=regard.causal()),
-    "padding": dict(mask=regard.padding(lengths)),
-    "window": dict(mask=regard.window(40, 0)),
-    "segments": dict(mask=regard.segments(ids, ids)),
-    "causal and padding": dict(mask=regard.causal() & regard.padding(lengths)),
-    "alibi": dict(bias=regard.alibi(slopes), mask=regard.causal()),
-    "relative": dict(bias=regard.relative(torch.linspace(-1, 1, 9, device=device))),
-    "a table that learns": dict(bias=regard.relative(table)),
-    "softcap": dict(score=regard.ScaledDot(softcap=5.0)),
-    "cosine": dict(score=regard.Cosine(scale=4.0)),
-    "bilinear": dict(score=regard.Bilinear(matrix)),
-    "additive": additive,
-    "additive, causal": additive | dict(mask=regard.causal()),
-    "additive, padding": additive | dict(mask=regard.padding(lengths)),
-    "sparsemax": dict(normalize=regard.Sparsemax()),
-    "entmax": dict(normalize=regard.Entmax(1.5)),
-    "blocked": additive | dict(backend="blocked"),
-    "a score that learns": dict(score=Learned(), backend="blocked"),
-    "top": dict(weights=regard.top(3)),
-    "top of few": dict(mask=regard.causal(), weights=regard.top(3)),
+CALLS: dict[str, Callable[[Place], dict[str, Any]]] = {
+    "plain": lambda at: {},
+    "causal": lambda at: {"mask": regard.causal()},
+    "padding": lambda at: {"mask": at.padding()},
+    "window": lambda at: {"mask": regard.window(40, 0)},
+    "segments": lambda at: {"mask": at.segments()},
+    "causal and padding": lambda at: {"mask": regard.causal() & at.padding()},
+    "alibi": lambda at: {"bias": regard.alibi(at.tensor([0.5, 0.25, 0.1])), "mask": regard.causal()},
+    "relative": lambda at: {"bias": regard.relative(torch.linspace(-1, 1, 9, device=at.device))},
+    "learned table": lambda at: {"bias": regard.relative(at.table(3, 9))},
+    "softcap": lambda at: {"score": regard.ScaledDot(softcap=5.0)},
+    "cosine": lambda at: {"score": regard.Cosine(scale=4.0)},
+    "bilinear": lambda at: {"score": regard.Bilinear((at.draw(32, 32) / 8).requires_grad_())},
+    "additive": lambda at: {"score": at.additive()},
+    "additive, causal": lambda at: {"score": at.additive(), "mask": regard.causal()},
+    "additive, padding": lambda at: {"score": at.additive(), "mask": at.padding()},
+    "sparsemax": lambda at: {"normalize": regard.Sparsemax()},
+    "entmax": lambda at: {"normalize": regard.Entmax(1.5)},
+    "blocked": lambda at: {"score": at.additive(), "backend": "blocked"},
+    "learned score": lambda at: {"score": Learned(at), "backend": "blocked"},
+    "top": lambda at: {"weights": regard.top(3)},
+    "top of few": lambda at: {"mask": regard.causal(), "weights": regard.top(3)},
 }
 
+PLACES = [
+    pytest.param(Place("cpu"), id="cpu"),
+    pytest.param(Place("cuda"), marks=pytest.mark.cuda, id="cuda"),
+]
+pytestmark = [
+    pytest.mark.installed,
+    # torch's own compiler causes this warning.
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
+every_place = pytest.mark.parametrize("at", PLACES)
 
-def same(what, found, wanted):
-    assert found.shape == wanted.shape and found.dtype == wanted.dtype, what
-    assert wanted.norm() > 0, f"{what}: nothing to compare"
-    off = (found.double() - wanted.double()).norm() / wanted.double().norm()
-    assert off <= near, f"{what}: {off:.1e} off"
 
-
-def check(name, arguments):
-    torch.manual_seed(0)
-    # heads split from rows: transposed operands, whose gradients' strides the compiler is told beforehand
-    leaves = [drawn(2, length, 3, 32).requires_grad_() for _ in range(3)]
-    score = arguments.get("score")
-    learned = [*leaves, score.weight] if hasattr(score, "weight") else leaves
-    learned = [*leaves, table] if "learns" in name and "bias" in arguments else learned
-
-    def attend(*rows):
-        return regard.attention(*(x.transpose(1, 2) for x in rows), **arguments).output
-
-    def run(call):
-        output = call(*leaves)
-        return output, *torch.autograd.grad(output.float().square().sum(), learned)
-
+@pytest.fixture(autouse=True)
+def compiler() -> Iterator[None]:
+    """Start without compiled code; too many recompilations are an error."""
     torch._dynamo.reset()
-    compiled = torch.compile(attend, backend="inductor" if name in wholly else "aot_eager")
-    ways = run(attend), run(compiled)
-    for part, plain, other in zip(("output", "query", "key", "value", "learned"), *ways):
-        same(part, other, plain)
-    if device == "cuda" and "mask" not in arguments:
-        with torch.no_grad():  # a step of decoding, which has kernels of its own
-            steps = [call(leaves[0][:, :1], *leaves[1:]) for call in (attend, compiled)]
-        same("a step", *steps)
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        yield
 
 
-def linear():
-    x = drawn(1, 2, 20, 16)
+def same(found: Tensor, wanted: Tensor) -> None:
+    assert found.shape == wanted.shape
+    assert found.dtype == wanted.dtype
+    assert wanted.norm() > 0
+    near = 1e-5 if wanted.device.type == "cpu" else 2e-2
+    assert (found.double() - wanted.double()).norm() <= near * wanted.double().norm()
+
+
+@every_place
+@pytest.mark.parametrize("name", CALLS)
+def test_a_compiled_call(name: str, at: Place) -> None:
+    """The operands are heads that are split from rows: the compiler fixes the strides of their gradients beforehand."""
+    options = CALLS[name](at)
+    leaves = [at.draw(2, at.length, 3, 32).requires_grad_() for _ in range(3)]
+    parameters = [*leaves]
+    if isinstance(getattr(options.get("score"), "weight", None), Tensor):
+        parameters.append(options["score"].weight)
+    if name == "learned table":
+        parameters.append(options["bias"].table)
+
+    def attend(*rows: Tensor) -> Tensor:
+        return regard.attention(*(x.transpose(1, 2) for x in rows), **options).output
+
+    def run(call: Callable[..., Tensor]) -> list[Tensor]:
+        output = call(*leaves)
+        return [output, *torch.autograd.grad(output.float().square().sum(), parameters)]
+
+    to_kernels = at.device == "cuda" and name in TO_KERNELS
+    compiled = torch.compile(attend, backend="inductor" if to_kernels else "aot_eager")
+    for found, wanted in zip(run(compiled), run(attend), strict=True):
+        same(found, wanted)
+    if at.device == "cuda" and "mask" not in options:
+        with torch.no_grad():  # a single query has its own kernels
+            same(compiled(leaves[0][:, :1], *leaves[1:]), attend(leaves[0][:, :1], *leaves[1:]))
+
+
+@every_place
+def test_linear_attention(at: Place) -> None:
+    x = at.draw(1, 2, 20, 16)
     compiled = torch.compile(lambda x: regard.linear_attention(x, x, x, causal=True), backend="aot_eager")
-    same("linear", compiled(x), regard.linear_attention(x, x, x, causal=True))
+    same(compiled(x), regard.linear_attention(x, x, x, causal=True))
     with torch.profiler.profile() as seen:
         compiled(x)
-    assert not [event for event in seen.events() if "linalg" in event.name], "features are drawn once"
-    features, memory = regard.PerformerFeatures.draw(16, device=x.device), drawn(3, 2, 20, 16)
+    assert not [event for event in seen.events() if "linalg" in event.name], "features are sampled once"
+
+
+@every_place
+def test_the_gradient_of_a_repeated_query_of_linear_attention(at: Place) -> None:
+    x, memory = at.draw(1, 2, 20, 16), at.draw(3, 2, 20, 16)
+    features = regard.PerformerFeatures.draw(16, device=x.device)
     slope = torch.func.grad(lambda x: regard.linear_attention(x, memory, memory, features=features).square().sum())
-    same("repeats", torch.compile(slope, backend="aot_eager")(x.expand(3, 2, 20, 16)), slope(x.repeat(3, 1, 1, 1)))
+    same(torch.compile(slope, backend="aot_eager")(x.expand(3, 2, 20, 16)), slope(x.repeat(3, 1, 1, 1)))
 
 
-def sparse():
-    for normalize in (regard.Sparsemax(), regard.Entmax(1.5)):
-        x = drawn(1, 2, 20, 16).requires_grad_()
-        attend = lambda x: regard.attention(x, x, x, normalize=normalize, backend="reference").output
-        runs = attend, torch.compile(attend, backend="aot_eager", fullgraph=True)
-        same("sparse", *(torch.autograd.grad(run(x).float().square().sum(), x)[0] for run in runs))
+@every_place
+@pytest.mark.parametrize("normalize", [regard.Sparsemax(), regard.Entmax(1.5)], ids=lambda one: one.name)
+def test_sparse_normalizers_are_one_graph(normalize: Any, at: Place) -> None:
+    x = at.draw(1, 2, 20, 16).requires_grad_()
+
+    def attend(x: Tensor) -> Tensor:
+        return regard.attention(x, x, x, normalize=normalize, backend="reference").output
+
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    same(*(torch.autograd.grad(call(x).float().square().sum(), x)[0] for call in (compiled, attend)))
 
 
-def mapped():
-    many = drawn(3, 2, 2, 40, 16)
-    for arguments in ({}, dict(mask=regard.causal()), dict(mask=regard.padding(torch.tensor([7, 40], device=device)))):
-        total = lambda x: regard.attention(x, x, x, **arguments).output.float().square().sum()
-        for transform in (torch.vmap(torch.func.grad(total)), torch.func.grad(lambda x: torch.vmap(total)(x).sum())):
-            torch._dynamo.reset()
-            same("mapped", torch.compile(transform, backend="aot_eager")(many), transform(many))
+@every_place
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # a warning of torch about its kernels in vmap
+@pytest.mark.parametrize("outside", ["vmap", "grad"])
+@pytest.mark.parametrize("mask", [None, regard.causal(), "padding"], ids=["open", "causal", "padding"])
+def test_transforms_inside_of_compiled_code(mask: Any, outside: str, at: Place) -> None:
+    many = at.draw(3, 2, 2, 40, 16)
+    mask = regard.padding(at.tensor([7, 40])) if mask == "padding" else mask
+
+    def total(x: Tensor) -> Tensor:
+        return regard.attention(x, x, x, mask=mask).output.float().square().sum()
+
+    mapped = torch.vmap(torch.func.grad(total))
+    transform = mapped if outside == "vmap" else torch.func.grad(lambda x: torch.vmap(total)(x).sum())
+    same(torch.compile(transform, backend="aot_eager")(many), transform(many))
 
 
-def lengths_of_rules():
-    rules = regard.alibi([0.5, 0.1]), regard.relative(torch.randn(2, 5, device=device).requires_grad_())
-    for rule in rules:
-        torch._dynamo.reset()
-        counter = torch._dynamo.testing.CompileCounter()
-        attend = lambda x, y: regard.attention(x, y, y, bias=rule).output
-        compiled = torch.compile(attend, backend=counter, fullgraph=True)
-        for queries, keys in ((20, 20), (21, 23), (25, 30), (30, 26), (40, 41)):
-            x, y = drawn(1, 2, queries, 16), drawn(1, 2, keys, 16)
-            same("lengths", compiled(x, y), attend(x, y))
-        assert counter.frame_count <= 3, f"{counter.frame_count} graphs"
+@every_place
+@pytest.mark.parametrize("rule", ["alibi", "relative"])
+def test_biases_of_any_length_take_few_graphs(rule: str, at: Place) -> None:
+    alibi = rule == "alibi"
+    bias = regard.alibi([0.5, 0.1]) if alibi else regard.relative(at.table(2, 5))
+    counter = torch._dynamo.testing.CompileCounter()
+
+    def attend(x: Tensor, y: Tensor) -> Tensor:
+        return regard.attention(x, y, y, bias=bias).output
+
+    compiled = torch.compile(attend, backend=counter, fullgraph=True)
+    for queries, keys in ((20, 20), (21, 23), (25, 30), (30, 26), (40, 41)):
+        x, y = at.draw(1, 2, queries, 16), at.draw(1, 2, keys, 16)
+        same(compiled(x, y), attend(x, y))
+    assert counter.frame_count <= 3
 
 
-def backward():
-    x = drawn(1, 1, 20, 8).mul_(2).requires_grad_()  # changed before, as every parameter is after a step
-    total = lambda: regard.attention(x, x, x, backend="blocked").output.float().square().sum()
+@every_place
+def test_a_compiled_backward_pass(at: Place) -> None:
+    x = at.draw(1, 1, 20, 8).mul_(2).requires_grad_()  # modified in place before, as parameters are by an optimiser
+
+    def total() -> Tensor:
+        return regard.attention(x, x, x, backend="blocked").output.float().square().sum()
+
     (wanted,) = torch.autograd.grad(total(), x)
     with torch._dynamo.config.patch(compiled_autograd=True):
         torch.compile(lambda: total().backward(), backend="eager")()
-    same("backward", x.grad, wanted)
+    assert x.grad is not None
+    same(x.grad, wanted)
 
 
-checks = {name: functools.partial(check, name, arguments) for name, arguments in calls.items()}
-checks |= {"linear": linear, "one graph": sparse, "mapped": mapped}
-checks |= {"lengths": lengths_of_rules, "the way back": backward}
-for name, ask in checks.items():
-    try:
-        ask()
-    except Exception as problem:
-        print(f"{name}: {type(problem).__name__}: {str(problem)[-1500:]}")
-    else:
-        print(name, "as without a compiler")
-"""
-
-
-def run(device: str, *wholly: str) -> None:
-    command = [sys.executable, "-c", CALLS, device, *wholly]
-    # CUDA cannot be used in a forked process.
-    done = forked.run(command) if device == "cpu" else subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
-    assert done.stdout.count("as without a compiler") == 26, done.stdout
-    assert "recompile_limit" not in done.stderr, "torch gave up: " + done.stderr
-
-
-@pytest.mark.process
-def test_on_the_cpu() -> None:
-    run("cpu")
-
-
-@pytest.mark.process
-@pytest.mark.cuda
-def test_on_a_gpu() -> None:
-    run("cuda", "plain", "window", "additive", "additive, causal")
-
-
-@pytest.mark.process
 def test_importing_regard_does_not_import_the_compiler() -> None:
     """Importing the compiler would take longer than importing all of regard."""
     ask = "import sys, regard; regard.attention, regard.nn.MultiHeadAttention; print('torch._dynamo' in sys.modules)"

@@ -233,8 +233,8 @@ def test_biases_of_heads_of_common_sizes(dtype, size, kind, learned):
 @pytest.mark.parametrize("length", [300, 1100], ids=["short", "long"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_learned_table_of_heads_of_odd_sizes(dtype, length):
-    """Calls that are given to torch's kernels for their size: sums over all pairs, which half precision could not
-    hold."""
+    """Torch's kernels compute these head sizes. A gradient of the table is a sum over all pairs, too large for half
+    precision."""
     query, key, value = (_seeded(2, 4, length, 48).add(n).cuda().to(dtype).requires_grad_() for n in range(3))
     table = _seeded(4, 9).cuda().requires_grad_()
 

@@ -30,7 +30,7 @@ def test_a_score_may_keep_statistics(asked: object) -> None:
 
 
 def of_pairs_in_one_axis(query: Tensor, key: Tensor) -> Tensor:
-    """A hidden layer over all pairs, which are one axis."""
+    """A score with a hidden layer over all pairs, which it flattens to one axis."""
     pairs = (query.unsqueeze(-2) + key.unsqueeze(-3)).reshape(-1, query.shape[-1])
     return pairs.tanh().sum(-1).reshape(*query.shape[:-1], key.shape[-2])
 
@@ -47,7 +47,7 @@ def of_pairs_in_one_axis(query: Tensor, key: Tensor) -> Tensor:
     ids=["product", "cosine", "relu", "distance", "one axis"],
 )
 def test_memory_counts_what_is_stored_for_each_pair_and_no_views_or_rows(score: object, floats: int) -> None:
-    """Three matrices of scores and weights, and those of the score itself."""
+    """The estimate is three matrices of scores and weights, plus the matrices that the score itself stores."""
     query, key = torch.randn(2, 4, 20, 8), torch.randn(2, 4, 30, 8)
     plan = regard.explain(query, key, key, score=score, backend="reference")
     assert plan.bytes == (3 + floats) * 2 * 4 * 20 * 30 * 4

@@ -286,7 +286,7 @@ def test_everything_after_value_is_by_keyword() -> None:
         regard.attention(QUERY, KEY, VALUE, regard.Dot())
 
 
-# Empty inputs
+# Tests of empty inputs, which are valid.
 
 EMPTY = {
     "batch": {"batch": 0},
@@ -327,7 +327,7 @@ def test_empty_inputs_give_the_right_shape(path: str, empty: str, mask: object) 
 
 @pytest.mark.parametrize("shape", [(0, 6, 600, 8), (2, 0, 600, 8)], ids=["batch", "heads"])
 def test_nothing_in_a_window_gives_the_right_shape(shape: tuple[int, ...]) -> None:
-    """Long enough for `sdpa` to use the band."""
+    """The sequences are so long that `sdpa` computes the band alone."""
     x = torch.randn(shape, requires_grad=True)
     output = regard.attention(x, x, x, mask=regard.window(10, 0), backend="sdpa").output
     assert output.shape == torch.autograd.grad(output.sum(), x)[0].shape == shape

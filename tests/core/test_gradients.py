@@ -35,7 +35,7 @@ def closed() -> Tensor:
     return mask.expand(1, 2, 3, 4)
 
 
-# Finite differences
+# Tests against finite differences.
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_gradcheck_through_the_weights(path: str, request_name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in FUSED_PATHS if path in SMOOTH_PATHS])
 def test_blocks_and_grouped_heads_learn_as_the_reference(path: str) -> None:
-    """Sizes that no block divides, over several blocks."""
+    """The sizes are not multiples of a block, and there are several blocks."""
     score = path.split("/")[1]
     sizes = {"heads": 4, "groups": 2, "queries": 307, "keys": 1301, "size": 3, "value_size": 2}
     results = {}
@@ -88,7 +88,7 @@ def test_blocks_and_grouped_heads_learn_as_the_reference(path: str) -> None:
         assert_close(result, expected, rtol=1e-8, atol=1e-9)
 
 
-# Learned biases
+# Tests of learned biases.
 
 
 BIASES: dict[str, tuple[tuple[int, ...], Callable[[Tensor], object]]] = {
@@ -137,7 +137,7 @@ def test_a_learned_bias_learns(path: str, bias: str, masked: bool) -> None:
     assert_close(slope(path, build), dense_reference)
 
 
-# Custom scores with captured tensors
+# Tests of the caller's own scores that hold tensors.
 
 
 class Judge(nn.Module):
@@ -264,7 +264,7 @@ def test_half_precision_keeps_its_error_budget(path: str, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("score", ["additive", "bilinear"])
 def test_what_is_learned_in_half_precision_is_summed_in_single(score: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over many blocks, because sums in bfloat16 would stop growing."""
+    """There are many blocks, so that sums in bfloat16 would stop growing."""
     monkeypatch.setattr(blocked, "_BUDGET", 2**14)
     sizes = {"batch": 1, "heads": 1, "groups": 1, "queries": 160, "keys": 160, "size": 16, "value_size": 4}
     inputs = [tensor.to(torch.bfloat16) for tensor in SCORES[score].inputs(**sizes)]
@@ -335,7 +335,7 @@ def test_queries_whose_weights_are_computed_again_must_not_change() -> None:
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 @pytest.mark.parametrize("alpha", [1.0000001, 1.00001, 1.2, 3.0, 4.0])
 def test_entmax_of_any_alpha_in_single_precision(alpha: float, backend: str) -> None:
-    """Powers of 1 / (α − 1) are steep, and so are their derivatives."""
+    """The power 1 / (α − 1) is steep for α near 1, and so is its derivative."""
     base = [torch.randn(1, 2, 50, 8, dtype=torch.float64) for _ in range(3)]
 
     def learned(dtype: torch.dtype, backend: str) -> list[Tensor]:

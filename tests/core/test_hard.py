@@ -46,7 +46,7 @@ def seeded(seed: int = 7) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-# Samples
+# Tests of the samples.
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
@@ -145,7 +145,7 @@ def test_requests_are_of_the_draw_and_entropy_of_the_distribution(backend: str, 
     assert_close(asked, expected(one_hot, distribution(scores, 2.0).reshape(1, 1, 7, 5)))
 
 
-# Log-probabilities
+# Tests of the log-probabilities.
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
@@ -212,7 +212,7 @@ def test_gradcheck_of_the_best_key(path: str) -> None:
     assert gradcheck(best, leaves, fast_mode=True)
 
 
-# Gradients of the estimators
+# Tests of the gradients of each estimator.
 
 
 def hand_derived(p: Tensor, value: Tensor, slopes: Tensor) -> Tensor:
@@ -287,7 +287,7 @@ def test_every_estimator_gives_values_the_same_gradient(backend: str, estimator:
 
 @pytest.mark.parametrize("path", paths(normalizers=["hard"]))
 def test_straight_through_learns_as_softmax_does_for_every_score(path: str) -> None:
-    """Over several blocks, with grouped heads and a mask with empty rows."""
+    """The call has several blocks, grouped heads, and a mask with empty rows."""
     score = path.split("/")[1]
     sizes = {"queries": 11, "keys": 1301, "size": 3, "value_size": 2}
     mask = regard.causal(offset=1200) & regard.padding(torch.tensor([1301, 0]))
@@ -304,7 +304,7 @@ def test_straight_through_learns_as_softmax_does_for_every_score(path: str) -> N
         assert_close(gradient, expected)
 
 
-# The expected value
+# Tests of queries that use the expected value instead of a sample.
 
 
 def test_queries_that_read_the_expected_value_by_hand() -> None:
@@ -378,7 +378,7 @@ def test_the_expected_value_has_no_blockwise_form() -> None:
         draw(SCORES_GIVEN.expand(1, 7, 5), normalize=hard, generator=seeded(), backend="blocked")
 
 
-# Learning from samples
+# Tests of `regard.reinforce`.
 
 
 def test_reinforce_by_hand() -> None:
@@ -466,7 +466,7 @@ def test_reinforce_climbs_the_expected_reward(backend: str, baseline: float | No
 @pytest.mark.usefixtures("as_installed")
 @every_backend
 def test_a_bandit_learns_its_best_arm(backend: str) -> None:
-    """With the moving baseline and the entropy term, as in Show, Attend and Tell."""
+    """Training uses the moving baseline and the entropy term, as in Show, Attend and Tell."""
     rewards = torch.tensor([0.0, 0.2, 1.0, 0.4], dtype=torch.float64)
     logits = torch.zeros(4, dtype=torch.float64, requires_grad=True)
     optimizer, baseline, generator = torch.optim.Adam([logits], lr=0.1), None, seeded()

@@ -114,7 +114,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "ROWS", 16)
 
 
-# The formula
+# Tests against the formula.
 
 
 @every_map
@@ -242,7 +242,7 @@ def test_autocast_casts_the_inputs_and_computes_in_float32() -> None:
     assert_close(output, plain, rtol=0, atol=0)
 
 
-# Shapes
+# Tests of shapes and strides.
 
 
 @every_map
@@ -291,7 +291,7 @@ def test_strides_do_not_matter(causal: bool) -> None:
     assert_close(output, regard.linear_attention(*plain, features=performer(), causal=causal))
 
 
-# Masks
+# Tests of masks.
 
 
 @every_map
@@ -359,7 +359,7 @@ def test_causal_rows_before_the_first_key_kept_give_zeros() -> None:
     assert_close(output[..., 3:, :], regard.linear_attention(*rest, features=performer(), causal=True))
 
 
-# The state of earlier positions
+# Tests of the state of earlier positions.
 
 
 @every_map
@@ -386,7 +386,7 @@ def test_the_future_is_not_touched_by_the_past_gradient() -> None:
         assert torch.count_nonzero(gradient[..., :10, :]) > 0
 
 
-# Gradients
+# Tests of gradients.
 
 
 @pytest.mark.slow
@@ -420,7 +420,7 @@ def test_second_gradients(features: feature_maps.Features, causal: bool, length:
 @both_ways
 @pytest.mark.parametrize("repeated", [0, 1, 2], ids=["query", "key", "value"])
 def test_each_repeat_of_an_input_has_its_own_gradient(repeated: int, causal: bool) -> None:
-    """Stride 0 in a leaf, in a view of one, or in axes that the call itself adds."""
+    """A repeat has stride 0: in a leaf, in a view of one, or in axes that the call itself adds."""
     plain = inputs(batch=3, queries=5, keys=5)
     one, shape, features = plain[repeated][:1], plain[repeated].shape, performer()
 
@@ -446,7 +446,7 @@ def test_each_repeat_of_an_input_has_its_own_gradient(repeated: int, causal: boo
 
 
 def test_a_memory_that_repeats_is_read_once() -> None:
-    """Cases without separate gradients for repeats: repeats by the call itself, and any without gradients."""
+    """Features are computed once for all repeats, if the call itself adds them or there are no gradients."""
     seen: list[int] = []
 
     def counting(x: Tensor) -> Tensor:
@@ -457,7 +457,7 @@ def test_a_memory_that_repeats_is_read_once() -> None:
     for memory in (key[:1].requires_grad_(), key[:1].detach().expand_as(key)):
         seen.clear()
         regard.linear_attention(query, memory, value, features=counting)
-        assert sorted(seen) == [3 * 7, 3 * 6 * 5]  # rows × keys of 3 key heads, and of 3 · 6 query heads
+        assert sorted(seen) == [3 * 7, 3 * 6 * 5]  # 3 key heads of 7 keys; 3 · 6 heads of 5 queries
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -499,7 +499,7 @@ def test_training_keeps_no_features(monkeypatch: pytest.MonkeyPatch) -> None:
         output.sum().backward()
 
 
-# Step by step
+# Tests of single steps.
 
 
 @every_map
@@ -530,7 +530,7 @@ def test_steps_without_features_use_the_same_defaults() -> None:
     assert_close(torch.cat(outputs, -2), regard.linear_attention(query, key, value, causal=True))
 
 
-# Performer features
+# Tests of Performer features.
 
 
 @pytest.mark.slow
@@ -687,7 +687,7 @@ def test_vectors_without_entries_see_all_keys_alike(causal: bool) -> None:
     assert torch.autograd.grad(output.sum(), query)[0].shape == query.shape
 
 
-# Bad calls
+# Tests of invalid calls.
 
 QUERY, KEY, VALUE = inputs()
 BAD_CALLS = {
@@ -785,7 +785,7 @@ def test_a_cuda_device_gives_the_same(name: str, causal: bool) -> None:
         )
 
 
-# Extreme values
+# Tests of extreme values.
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -847,7 +847,7 @@ def test_negative_features_that_nobody_can_read_give_nan() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_bfloat16_gradients_do_not_cancel(causal: bool) -> None:
-    """Values with a mean far from 0: the gradient of a query is a small difference of large numbers."""
+    """The mean of the values is far from 0, so the gradient of a query is a small difference of large numbers."""
     torch.manual_seed(0)
     leaves = [(torch.randn(1, 2, 70, 8) + shift).bfloat16() for shift in (0, 0, 10)]
     change = torch.randn(1, 2, 70, 8)

@@ -113,3 +113,24 @@ def test_a_weight_for_each_head_is_refused(score: regard.Score) -> None:
     query, key, value = (torch.randn(1, 2, n, 8) for n in (2, 9, 9))
     with pytest.raises(ValueError, match="one weight for all heads"):
         local_attention(query, key, value, torch.zeros(1, 2, 2), reach=2, score=score)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("keys", [23, 300])
+def test_on_a_gpu_it_is_the_same_and_a_value_outside_of_a_window_has_no_effect(dtype: torch.dtype, keys: int) -> None:
+    source = torch.Generator().manual_seed(3)
+    tensors = [torch.randn(2, 3, n, 16, generator=source).to(dtype) for n in (11, keys, keys)]
+    centre, lengths = torch.rand(2, 3, 11, generator=source) * 15, torch.tensor([keys, 9])
+    results = []
+    for device in ("cpu", "cuda"):
+        leaves = [tensor.to(device).requires_grad_() for tensor in (*tensors, centre)]
+        if device == "cuda":
+            with torch.no_grad():
+                leaves[1][1, :, 9:], leaves[2][:, :, 22:] = math.nan, math.inf
+        found = local_attention(*leaves, reach=3, lengths=lengths.to(device))
+        gradients = torch.autograd.grad(found.output.float().square().sum(), leaves)
+        results.append([t.detach().cpu() for t in (found.output, found.weights, *gradients)])
+    near = 1e-5 if dtype == torch.float32 else 5e-2
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=near, atol=near)

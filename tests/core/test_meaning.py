@@ -38,7 +38,7 @@ def assert_same(learned: Learned, expected: Learned) -> None:
         assert_close(result, wanted)
 
 
-# Rows with nothing to attend
+# Tests of rows with nothing to attend.
 
 
 def rows_closed_by(how: str) -> dict:
@@ -198,7 +198,7 @@ def test_numbers_that_overflow_behind_a_mask_have_no_effect(how: str, dtype: tor
 @pytest.mark.parametrize("how", ["causal", "window", "per head", "future"])
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "blocked", "flex", "auto"])
 def test_what_a_masked_key_holds_has_no_effect_on_cuda(backend: str, how: str) -> None:
-    """Keys masked for every query; and, on the reference paths, a future key that only the last query may attend."""
+    """Keys are masked for every query; on the reference paths, also a key that only the last query may attend."""
     if how == "future" and backend not in ("reference", "blocked"):
         pytest.skip("fused CUDA kernels multiply whole tiles: docs/attention.md says what that means")
     mask, closed = closed_keys("causal" if how == "future" else how)
@@ -259,7 +259,7 @@ def test_padded_is_packed_is_one_by_one(path: str, causal: bool) -> None:
             assert_close(gradient, expected)
 
 
-# Masks intersect
+# Tests that several masks intersect.
 
 
 @every_path
@@ -351,14 +351,14 @@ def test_a_bias_of_minus_infinity_masks(path: str) -> None:
     assert torch.count_nonzero(slopes["bias"][closed]) == 0
 
 
-# Ties, zero vectors, large scores
+# Tests of ties, zero vectors and large scores.
 
 
 @pytest.mark.parametrize("estimator", ["straight_through", "reinforce", "gumbel"])
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_the_first_of_equal_keys_wins(backend: str, score: str, estimator: str) -> None:
-    """Equal keys in different blocks, the first ones masked."""
+    """Equal keys are in different blocks, and the first of them are masked."""
     keys, first = 2003, 701
     query, key, value, *parameters = SCORES[score].inputs(keys=keys, size=3, value_size=2)
     key = torch.zeros_like(key).index_fill(-1, torch.tensor(0), 1)  # scores of one term are not rounded
@@ -428,7 +428,7 @@ def test_a_query_of_nan_gives_nan_however_few_the_keys(keys: int, score: Any, he
     assert output[..., 0::2, :].isfinite().all()
 
 
-# Values at the limits of the range
+# Tests of values at the limits of the range.
 
 
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "blocked", "reference"])

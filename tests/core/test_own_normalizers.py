@@ -91,7 +91,7 @@ class SharperGate(regard.Sigmoid):
 @pytest.mark.parametrize("mask", [None, regard.causal()], ids=["all", "causal"])
 @pytest.mark.parametrize("made", [Sharper, SharperSparse, SharperGate])
 def test_a_subclass_of_a_normaliser_is_called(made: type[regard.Normalizer], mask: regard.Mask | None) -> None:
-    """Fused kernels compute regard's own normalisers alone; doubled scores are scores of doubled queries."""
+    """No fused kernel may replace a subclass. Here the subclass doubles scores, as doubled queries do."""
     query, key, value = (torch.randn(1, 2, 40, 8, dtype=torch.float64) for _ in range(3))
     found = regard.attention(query, key, value, normalize=made(), mask=mask).output
     plain = made.__base__()

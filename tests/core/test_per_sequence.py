@@ -134,3 +134,69 @@ def test_a_repeated_call_gives_the_same(mask: regard.Mask) -> None:
         for _ in range(3):
             output = regard.attention(query, key, value, mask=mask).output
             torch.testing.assert_close(output, true.float(), atol=1e-5, rtol=1e-5)
+
+
+SHORT = 13
+SHORT_LENGTHS, SHORT_IDS = torch.tensor([13, 4, 1]), torch.tensor([[2] * 5 + [0] * 8, [1] * 13, [1, 2, 3] + [4] * 10])
+SHORT_MASKS: dict[str, tuple[Callable[[], regard.Mask], Rule]] = {
+    "padding": (lambda: regard.padding(SHORT_LENGTHS), lambda b, i, j: j < SHORT_LENGTHS[b]),
+    "an empty sequence": (lambda: regard.padding(SHORT_LENGTHS - 1), lambda b, i, j: j < SHORT_LENGTHS[b] - 1),
+    "causal padding": (
+        lambda: regard.causal() & regard.padding(SHORT_LENGTHS), lambda b, i, j: (j <= i) & (j < SHORT_LENGTHS[b])
+    ),
+    "shifted": (
+        lambda: regard.padding(SHORT_LENGTHS) & regard.causal(-2),
+        lambda b, i, j: (j <= i - 2) & (j < SHORT_LENGTHS[b]),
+    ),
+    "segments": (
+        lambda: regard.segments(SHORT_IDS, SHORT_IDS), lambda b, i, j: SHORT_IDS[b, i] == SHORT_IDS[b, j]
+    ),
+    "documents": (
+        lambda: regard.segments(SHORT_IDS, SHORT_IDS) & regard.causal(),
+        lambda b, i, j: (SHORT_IDS[b, i] == SHORT_IDS[b, j]) & (j <= i),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [8, 5], ids=["equal sizes", "values of another size"])
+@pytest.mark.parametrize("learning", [False, True], ids=["forward", "gradients"])
+@pytest.mark.parametrize("name", SHORT_MASKS)
+def test_short_sequences_with_new_masks(name: str, learning: bool, size: int) -> None:
+    """NaN and Inf at a key that nobody attends change nothing, at the first call and at later ones."""
+    make, rule = SHORT_MASKS[name]
+    torch.manual_seed(6)
+    tensors = [torch.randn(3, 7, SHORT, d) for d in (8, 8, size)]
+    b, i, j = torch.arange(3)[:, None, None], torch.arange(SHORT)[:, None], torch.arange(SHORT)[None, :]
+    allowed = rule(b, i, j)[:, None]
+    filled, masked = allowed.any(-1, keepdim=True), ~allowed.any(-2).unsqueeze(-1)
+    true = [t.double().requires_grad_() for t in tensors]
+    scores = true[0] @ true[1].mT / 8**0.5
+    scores = torch.where(allowed, scores, torch.where(filled, -torch.inf, 0.0).double())
+    real = torch.where(filled, torch.softmax(scores, -1), 0.0) @ true[2]
+    grads = torch.autograd.grad(real.square().sum(), true)
+    for bad in (None, torch.nan, torch.inf, 1e38):
+        given = [t.clone() for t in tensors]
+        if bad is not None:
+            given[1].masked_fill_(masked, bad)
+            given[2].masked_fill_(masked, bad)
+        for _ in range(2):
+            leaves = [t.clone().requires_grad_(learning) for t in given]
+            output = regard.attention(*leaves, mask=make()).output
+            torch.testing.assert_close(output, real.float(), atol=1e-5, rtol=1e-5)
+            if learning:
+                found = torch.autograd.grad(output.square().sum(), leaves)
+                for grad, exact in zip(found, grads, strict=True):
+                    torch.testing.assert_close(grad, exact.float(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["query", "key"])
+def test_an_attended_infinite_number_is_seen(name: str) -> None:
+    """Its scores may be −inf alone, which a kernel would take for masked ones."""
+    tensors = {each: torch.ones(2, 8, 20, 8) for each in ("query", "key", "value")}
+    tensors[name][0, 0, 0, 0] = -torch.inf
+    mask = regard.padding(torch.tensor([20, 18]))
+    expected = regard.attention(**tensors, mask=mask, backend="reference").output
+    for _ in range(2):
+        output = regard.attention(**tensors, mask=mask).output
+        torch.testing.assert_close(output, expected, equal_nan=True)
+    assert output[0, 0, 0].isnan().all()

@@ -34,7 +34,7 @@ def shapes(draw: st.DrawFn) -> Shape:
     return Shape(draw(st.integers(1, 3)), heads, groups, draw(sizes), draw(sizes))
 
 
-# Strides
+# Memory layouts.
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
@@ -202,7 +202,7 @@ def test_auto_never_changes_the_meaning(score: str, normalize: str, problem: Pro
         assert_close(result, expected, rtol=1e-8, atol=1e-10)
 
 
-# Particular layouts
+# Tests of particular memory layouts.
 
 
 @pytest.mark.parametrize("path", paths(scores=["scaled", "cosine", "additive", "mlp"]))
@@ -239,7 +239,7 @@ def test_expanded_keys_have_stride_zero(path: str) -> None:
         assert_close(result, expected)
 
 
-# Axes that broadcast, and missing axes
+# Tests of axes that broadcast or are missing.
 
 
 @pytest.mark.slow
@@ -338,7 +338,7 @@ def test_a_support_wider_than_usual_is_found(alpha: float) -> None:
     assert weights[1, 0] > weights[1, -1]
 
 
-# Parts
+# Tests of parts of a bias, as blocks need them.
 
 
 @given(st.integers(0, 6), st.integers(0, 6), st.integers(0, 4), st.integers(0, 4), offsets)

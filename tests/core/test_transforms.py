@@ -155,7 +155,7 @@ def test_mapped_over_masked_nan(place: str) -> None:
     "ignore:There is a performance drop:UserWarning"
 )  # a warning of torch about its kernels in vmap
 def test_mapped_over_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In several blocks, whose masks cannot be inspected."""
+    """There are several blocks, whose masks cannot be inspected."""
     monkeypatch.setattr(sdpa, "_MASK_NUMBERS", 2**14)
     x, lengths = drawn(1, 2, 200, 8), torch.tensor([3, 120, 200])
 

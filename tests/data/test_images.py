@@ -203,7 +203,7 @@ def test_wrong_settings_are_refused(options):
         decode(COLOURED["png"](), **options)
 
 
-# ---- the store
+# Tests of the image store.
 
 
 @pytest.fixture

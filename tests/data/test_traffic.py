@@ -93,7 +93,7 @@ def test_who_forces_a_decision_is_known_by_leaving_it_out():
     walker = {"kind": "pedestrian", "x": 20, "y": 1.0, "heading": -math.pi / 2, "speed": 1.5}
     other = {**LEAD, "y": -LANE, "heading": math.pi, "speed": 9}
     assert decided(other, walker).forced.tolist() == [[False, True]]
-    assert decided({**LEAD, "x": 20}, walker).forced.tolist() == [[False, False]]  # either alone suffices
+    assert decided({**LEAD, "x": 20}, walker).forced.tolist() == [[False, False]]  # braking is forced twice
     parked = {**LEAD, "x": 12, "y": 1.95}
     assert decided(walker, parked).forced.tolist() == [[True, True]]  # the first forces braking, the second steering
 

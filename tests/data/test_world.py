@@ -113,7 +113,7 @@ def test_auxiliaries_are_followed_by_the_right_form(sample):
 
 
 def test_verbs_agree_with_pronouns_and_names(sample):
-    """Checked by the first two words of a sentence."""
+    """The first two words of each sentence are checked."""
     singular_verbs = (THIRD | {"is", "has", "does", "was", "wants", "plans"}) - BASE
     plural_verbs = BASE | {"are", "have", "do", "were", "am"}
     past = {entry[2] for entry in TABLE} | {"was", "were"}

@@ -115,7 +115,7 @@ def test_front(width: int, n_best: int, vocabulary: int, steps: int, device: str
     """Compare the kernel with the reference, over searches of random logits with ties, limits and small
     vocabularies."""
     from regard.decode.beam_state import Front, advance
-    from regard.decode.graph_search import _put
+    from regard.decode.graph_search import copy_front
     from regard.decode.penalties import Gnmt, best_divisors, divisors
     from regard.decode.ranking import best
     from regard.decode.records import bounds
@@ -151,7 +151,7 @@ def test_front(width: int, n_best: int, vocabulary: int, steps: int, device: str
         shaped = [part.unflatten(0, (-1, width)) for part in (values, tokens, at_stop)]
         options = (limits, now, table[time + 1], hope[:, time])
         before = wanted.closed.clone()
-        _put(advance(wanted, shaped[0], shaped[1], shaped[2], *options), wanted)
+        copy_front(advance(wanted, shaped[0], shaped[1], shaped[2], *options), wanted)
         fused(
             *(found.tensors(), (values, tokens, at_stop)), stop=1, limit=limits.limit, table=table,
             hope=hope.contiguous(), time=now, broken=broken, trail=trail,

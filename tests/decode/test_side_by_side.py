@@ -56,7 +56,7 @@ def search(made: EncoderDecoder, way: str, rows: int = 19, captures: Captures | 
         captures = Captures(devices=EVERYWHERE)
     with pytest.MonkeyPatch.context() as patch:
         if way == "one by one":
-            patch.setattr(beam_module, "_SIDE_BY_SIDE", 0)
+            patch.setattr(beam_module, "GROUPED_WIDTH", 0)
         if way == "side by side":
             captures = Captures(devices=())
         return beam(
@@ -255,7 +255,7 @@ def test_a_search_may_begin_behind_a_prefix():
     found = []
     for side in (16, 0):
         with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(beam_module, "_SIDE_BY_SIDE", side)
+            patch.setattr(beam_module, "GROUPED_WIDTH", side)
             state = made.decoder.start(made.encoder(source, lengths), weights=True)
             for token in (BEGIN, 5, 7):
                 state = made.step(state, torch.full((19,), token)).state
@@ -359,7 +359,7 @@ def test_autocast_and_listeners_go_one_by_one():
 
 
 def test_keys_that_nobody_sees_are_dropped():
-    """Four hypotheses of one parent, repeatedly: only shared and own keys are kept."""
+    """All four hypotheses repeatedly continue one parent, so only shared keys and their own are kept."""
     made = model()
     source, lengths, _ = batch(3)
     with torch.no_grad():

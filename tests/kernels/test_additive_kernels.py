@@ -168,7 +168,7 @@ def test_wide_values(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
 # Batch, heads, key heads, whether each head and item has its own settings, dropout; the numbers of heads per call, then
 # of the whole
 HALVES = [(1, 2, 2, True, 0.0, [1, 1], [2]), (2, 1, 1, False, 0.2, [1, 1], [2])]
-# Many heads take the interpreter long.
+# The interpreter needs long for many heads.
 MORE = [(1, 4, 2, False, 0.2, [1, 1], [2]), (3, 4, 2, True, 0.0, [3, 3], [6]), (3, 2, 1, False, 0.0, [1, 2], [3])]
 
 
@@ -238,7 +238,8 @@ def test_fits_keep_their_word() -> None:
         rows = [Row(together, tuple(Series(*fit) for fit in fits)) for together, fits in table]
         assert [row.reach for row in rows] == sorted(row.reach for row in rows)
         assert [row.together for row in rows] == sorted(row.together for row in rows)
-        most = BUDGETS[dtype, direction][0] * (1.26 if direction == "forward" else 1.01)  # checked at fewer points
+        # Fits were made and checked at fewer points than here.
+        most = BUDGETS[dtype, direction][0] * (1.26 if direction == "forward" else 1.01)
         for row in rows:
             assert len({fit.harmonics for fit in row.fits}) == 1
             assert [fit.reach for fit in row.fits] == sorted((fit.reach for fit in row.fits), reverse=True)

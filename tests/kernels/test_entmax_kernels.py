@@ -94,7 +94,7 @@ def test_a_score_that_is_not_finite_spoils_its_row_alone(bad: float, device: str
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("alpha", ALPHAS[:2])
 def test_wide_rows(alpha: float, device: str) -> None:
-    """Every score is in the support: the sum has the largest rounding error."""
+    """Every score is in the support, where the sum has the largest rounding error."""
     from regard.kernels.triton import entmax
 
     torch.manual_seed(11)

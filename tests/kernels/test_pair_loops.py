@@ -14,7 +14,7 @@ from regard.kernels.additive import pair_loops
 
 pytestmark = pytest.mark.skipif(native_library.compiler() is None, reason="NO C COMPILER: the loops are not tested")
 
-# slices, rows, columns, features, size of the numbers
+# (slices, rows, columns, features, scale of the inputs)
 SHAPES = (
     (1, 1, 1, 1, 1.0),
     (2, 37, 41, 23, 1.0),

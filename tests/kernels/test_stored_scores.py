@@ -42,7 +42,7 @@ def test_compiled(name: str) -> None:
     ],
 )
 def test_one_query_and_wide_values(device: str, dtype: torch.dtype) -> None:
-    """A single query, more keys than a tile, more columns than a program processes, a weight of another dtype, gaps."""
+    """The call has a single query, more keys than a tile, wide values, a weight of another dtype, and strided rows."""
     from regard.kernels.additive.fused import additive_attention
 
     torch.manual_seed(5)
@@ -160,3 +160,12 @@ def test_other_normalizers() -> None:
         found.append((output, *torch.autograd.grad(output.square().sum(), leaves)))
     for a, b in zip(*found, strict=True):
         assert (a - b).norm() <= 1e-5 * b.norm()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("queries", "backend"), [(4, "reference"), (1500, "additive")])
+def test_small_calls_with_weights_take_the_plain_form(queries: int, backend: str) -> None:
+    query, key = (torch.zeros(2, 3, n, 64, device="cuda") for n in (queries, 1500))
+    score = regard.Additive(torch.ones(64, device="cuda"))
+    assert regard.explain(query, key, key, score=score, weights=regard.top(4)).backend == backend
+    assert regard.explain(query, key, key, score=score).backend == "additive"

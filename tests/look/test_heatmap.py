@@ -107,7 +107,7 @@ def test_plain_terminal_text_is_aligned_for_wide_characters():
     assert [re.findall(r"\d\.\d\d", line) for line in lines] == [["0.75", "0.25", "0.00"], ["0.05", "0.85", "0.10"]]
     assert lines[0].startswith("汤姆  ███ 0.75")
     assert "\x1b" not in "".join(lines)
-    # Four columns wide, as two Chinese characters.
+    # These labels are four columns wide, like two Chinese characters.
     english = terminal(WEIGHTS, ["Tom ", "chas"], COLUMNS).splitlines()[1:]
     assert [line[2:] for line in lines] == [line[4:] for line in english]
 

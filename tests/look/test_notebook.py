@@ -25,7 +25,7 @@ def trace(rows: int = 3) -> Trace:
 
 
 class Warns:
-    """`IPython.display.HTML` unmodified: it warns about a frame."""
+    """A stand-in for `IPython.display.HTML`, which warns about frames."""
 
     def __init__(self, data: str) -> None:
         if "<iframe" in data:

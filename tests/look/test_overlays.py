@@ -54,7 +54,7 @@ def test_each_row_is_clear_where_its_weight_is_largest(tmp_path, view, special):
 
 
 def test_the_title_stands_over_the_pictures_where_they_show_all_of_it(tmp_path):
-    """Without a title, or with several records, it is the name of the map."""
+    """Without a title, or with several records, the heading is the name of the map."""
 
     def title(trace: Trace) -> str:
         found = ET.parse(trace.svg(tmp_path / "a.svg")).getroot().find(f"{SVG}title")

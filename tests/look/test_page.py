@@ -326,7 +326,7 @@ def test_both_languages_have_every_word():
 
 
 def test_colours_are_those_of_the_drawings():
-    """The same constants are in Python for drawings and in JavaScript for the screen."""
+    """The constants are written twice: in Python for drawings, in JavaScript for the screen."""
     from regard.look.color_scale import DARK, LIGHT
 
     text = (FOLDER / "colors.js").read_text(encoding="utf-8")

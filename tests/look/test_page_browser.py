@@ -589,7 +589,7 @@ def test_the_gaze_is_saved_as_drawn_in_chinese_and_in_the_dark(visit):
     root = ET.fromstring(data)
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert name.endswith("-gaze.svg")
-    # On the image, and beside it.
+    # Each number is drawn twice: on the image and beside it.
     assert [text for text in texts if text in ("0", "1", "2")] == ["0", "1", "2", "0", "1", "2"]
     assert EVIL[:15] in " ".join(texts)
     assert data.count(b"<image") == 7  # the image, and two patches for each of three glimpses
@@ -759,7 +759,7 @@ def test_two_traces_side_by_side(visit):
     first = WEIGHTS["encoder.1.attention"]
     expected = [first[2, 4, 7].item(), first.roll(1, 0)[2, 4, 7].item()]
     assert [float(value) for value in told] == pytest.approx(expected, abs=5e-4)
-    # Both have one scale.
+    # Both traces are drawn on one scale.
     assert tab.locator(".legend").all_inner_texts()[0] == tab.locator(".legend").all_inner_texts()[1]
 
 
@@ -858,7 +858,7 @@ def test_served_under_a_strict_policy_with_tiles(visit, served):
     tab.until(".readout strong", "0.125")  # the number of the tile, not the mean of the pooled map
 
 
-# Sequences of a batch, and missing weights
+# Tests of several sequences, and of missing weights.
 
 
 def test_the_reader_chooses_a_sequence_of_the_batch(visit):

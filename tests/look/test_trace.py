@@ -60,7 +60,7 @@ def test_a_zero_weight_adds_no_entropy():
 
 def test_summaries_do_not_depend_on_the_block(record, monkeypatch):
     whole = record.received(), record.entropy(), record.top(3).values, record.overview(4, head=1)
-    monkeypatch.setattr("regard.look.attention_records._BLOCK_NUMBERS", 2 * H * K)
+    monkeypatch.setattr("regard.look.attention_records.BLOCK_NUMBERS", 2 * H * K)
     parts = record.received(), record.entropy(), record.top(3).values, record.overview(4, head=1)
     for expected, found in zip(whole, parts, strict=True):
         torch.testing.assert_close(found, expected)

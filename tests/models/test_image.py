@@ -120,7 +120,7 @@ def test_errors_say_what_was_expected():
         EfficientNetLite0(stage=9)
 
 
-# EfficientNet-Lite0
+# Tests of EfficientNet-Lite0.
 
 
 @pytest.mark.parametrize("stage", range(1, 9))

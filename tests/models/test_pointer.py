@@ -136,7 +136,7 @@ def test_padding_changes_nothing(matching):
 
 
 def test_the_question_may_come_in_any_order():
-    """A question without order is a bag of words."""
+    """The pointer treats the question as a set: only an encoder could make its order matter."""
     pointer = SpanPointer(PASSAGE, size=SIZE).double()
     passage, question = a_memory(WORDS, PASSAGE), a_memory(ASKED, PASSAGE)
     order = torch.tensor([3, 0, 4, 1, 2])

@@ -227,7 +227,7 @@ def test_scales_that_cannot_be_are_named(monkeypatch, as_installed):
     model = nn.Sequential(nn.Linear(3, 3))
     with pytest.raises(ValueError, match="scales must be tensor, row or None, got 'column'"):
         quantize(model, scales="column")
-    monkeypatch.setattr(quantized, "_engine", lambda: None)
+    monkeypatch.setattr(quantized, "int8_engine", lambda: None)
     with pytest.raises(ValueError, match="scales by tensor need fbgemm"):
         quantize(model, scales="tensor")
     assert type(quantize(model)[0]) is QuantizedLinear

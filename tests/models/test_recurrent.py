@@ -76,7 +76,7 @@ def close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-12)
 
 
-# The encoder.
+# Tests of the encoder.
 
 
 def gru_by_loop(cells: dict[str, Tensor], inputs: Tensor, order: list[int]) -> dict[int, Tensor]:
@@ -235,7 +235,7 @@ def test_without_attention_only_the_summary_is_seen():
     assert not torch.equal(decoder(memory, prefix).states, decoder(third, prefix).states)
 
 
-# The hand-written loop against a simple loop.
+# Tests of the hand-written loop against a simple loop.
 
 
 class Loop(nn.Module):
@@ -317,7 +317,7 @@ def test_the_fast_loop_has_the_gradients_of_differences(order):
 
 @pytest.mark.parametrize("order", ["bahdanau", "feeding"])
 def test_words_that_come_again_are_mapped_once(order):
-    """A batch large enough that distinct words are mapped, not tokens; and the gradients of both."""
+    """The batch is so large that each distinct word is mapped once; outputs and gradients are the same."""
     decoder, rows = decoder_of("additive", order), 67
     memory = memory_of()
     values, summary = (x[torch.arange(rows) % B] for x in (memory.values, memory.summary))
@@ -341,7 +341,7 @@ def test_an_empty_memory_reads_zeros_and_nan_does_not_leak(order):
 
 @pytest.mark.slow
 def test_the_compiled_scores_are_those_of_tanh(as_installed):
-    """Large enough for the exponential form; one key is out of its range."""
+    """The call is large enough for the exponential form, and one key is out of its range."""
     size, features, length = 8, 256, 64
     decoder = RecurrentDecoder(
         VOCABULARY, size, memory_size=size, attention=Attention(size, size, hidden_size=features)
@@ -365,7 +365,7 @@ def test_the_compiled_scores_are_those_of_tanh(as_installed):
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("features", [32, 19])
 def test_the_compiled_loop_is_the_loop(features, precision, monkeypatch, as_installed):
-    """Everything compiled although it is small, with features in blocks of 16 and without; in bfloat16 by autocast."""
+    """Small calls are compiled too, with and without blocks of 16 features, and in bfloat16 by autocast."""
     for module in (bahdanau_cpu, gru, query_scores):
         monkeypatch.setattr(module, "_WORTH", 0)
     decoder = RecurrentDecoder(VOCABULARY, D, memory_size=M, attention=Attention(D, M, hidden_size=features))
@@ -414,7 +414,7 @@ def test_the_kernels_are_the_loop(masked, monkeypatch):
 @pytest.mark.parametrize("order", ["bahdanau", "feeding"])
 @pytest.mark.parametrize("keys", [K, 150])
 def test_cuda_graphs_are_the_loop(keys, order):
-    """More than two calls with the same shapes: eager, captured, replayed with other numbers."""
+    """Calls of the same shapes are first eager, then captured, then replayed with other numbers."""
     decoder = decoder_of("additive", order).cuda().float()
     exact = decoder_of("additive", order).cuda()
     exact.load_state_dict(decoder.state_dict())
@@ -436,7 +436,7 @@ def test_cuda_graphs_are_the_loop(keys, order):
             torch.testing.assert_close(actual.double(), expected, rtol=0, atol=error)
 
 
-# Training.
+# Tests of training.
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -530,7 +530,7 @@ def test_a_compiler_changes_nothing():
     assert done.stdout.strip() == "equal", done.stderr
 
 
-# Invalid arguments.
+# Tests of invalid arguments.
 
 
 def test_wrong_arguments_are_named(as_installed):

@@ -83,7 +83,7 @@ def test_the_encoder_gives_rows_back_in_their_order(lengths: list[int]) -> None:
 
 
 def test_words_that_come_again_are_mapped_once_to_the_same_numbers() -> None:
-    """Many tokens of few words; the gradient of a word is the sum over its occurrences."""
+    """There are many tokens of few words; the gradient of a word is the sum over its occurrences."""
     encoder = RecurrentEncoder(VOCABULARY, D, embedding_size=E).double()
     source = torch.randint(VOCABULARY, (41, K))
     results = []
@@ -136,7 +136,7 @@ def test_the_kernels_are_the_loop_in_the_interpreter(masked: bool, monkeypatch: 
 
 @pytest.mark.cuda
 def test_the_encoder_on_cuda_is_that_on_the_cpu() -> None:
-    """Enough calls for the loop to be captured, with other tokens and lengths each time."""
+    """There are enough calls for the loop to be captured, each with other tokens and lengths."""
     encoder, device = RecurrentEncoder(VOCABULARY, D), RecurrentEncoder(VOCABULARY, D).cuda()
     device.load_state_dict(encoder.state_dict())
     for round_ in range(5):

@@ -37,7 +37,7 @@ def sequence_loss(model, source, prefix, target, lengths=None, *, smoothing=0.0)
     return loss / count.clamp(min=1)
 
 
-# ---------------------------------------------------------------- the encoder
+# ---------------------------------------------------------------- tests of the encoder
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
@@ -81,7 +81,7 @@ def test_the_summary_is_the_mean_and_an_empty_source_gives_zeros():
     assert memory.values.isfinite().all()
 
 
-# ---------------------------------------------------------------- the decoder
+# ---------------------------------------------------------------- tests of the decoder
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ def test_a_memory_of_another_size_with_values_of_its_own():
     assert not torch.allclose(whole, decoder.logits(decoder(Memory(values, keys, None, memory.summary), prefix).states))
 
 
-# ---------------------------------------------------------------- construction
+# ---------------------------------------------------------------- tests of construction
 
 
 def test_one_embedding_for_source_target_and_output():
@@ -211,7 +211,7 @@ def test_state_dict_round_trip():
     torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-# ---------------------------------------------------------------- training
+# ---------------------------------------------------------------- tests of training
 
 
 def test_the_fused_loss_is_the_plain_one():

@@ -187,7 +187,7 @@ def test_hard_attention_samples_in_training_and_decides_after() -> None:
 
 
 def test_all_queries_of_a_sequence_read_the_expected_value_or_none_does() -> None:
-    """Within a call, and between calls through the state. The fraction of 300 memories is within five deviations."""
+    """All queries agree within a call, and between calls through the state; the fraction is as configured."""
     layer = Attention(5, 7, normalize=Hard("reinforce", expected=0.3))
     query, projected = torch.randn(300, 2, 5), layer.project(torch.randn(300, 11, 7))
     first, state = layer.attend(query, projected, generator=torch.Generator().manual_seed(1))
@@ -242,7 +242,7 @@ class _Pairs(nn.Module):
 
 
 def test_a_loaded_weight_is_the_one_that_scores() -> None:
-    """Weights replaced from outside (loading by assignment, a functional call, another dtype) are those used."""
+    """The layer uses weights that were replaced from outside: by assignment, a functional call, or another dtype."""
     one, two = Attention(5, 7), Attention(5, 7)
     query, memory = torch.randn(2, 3, 5), torch.randn(2, 11, 7)
     right = one(query, memory).output
@@ -300,7 +300,7 @@ def test_autocast() -> None:
     assert_close(own.float(), alone(query).output, rtol=0.05, atol=0.05)
 
 
-# Self attention
+# Tests of `SelfAttention`.
 
 
 def test_self_attention_is_three_maps_and_a_scaled_product() -> None:

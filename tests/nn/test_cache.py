@@ -158,7 +158,7 @@ def test_an_empty_cache_reorders_to_itself() -> None:
         cache.read()
 
 
-# Capacity
+# Tests of the capacity.
 
 
 def test_room_doubles_and_copies_seldom() -> None:
@@ -325,7 +325,7 @@ def test_reset_forgets() -> None:
         assert cache.length == 7
 
 
-# The memory of an encoder
+# Tests of a cache that holds an encoder's memory.
 
 
 @torch.no_grad()
@@ -378,7 +378,7 @@ def test_positions_have_no_place_in_a_cached_memory() -> None:
         layer(rand(1, 2, 10), rand(1, 3, 10), cache=KeyValueCache())
 
 
-# Gradients, copies and graphs
+# Tests of gradients, copies and compiled graphs.
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -285,7 +285,7 @@ def test_cuda_agrees_with_the_cpu(dtype):
 
 
 def test_a_bias_shared_by_many_rows_stays_inside_float16():
-    """Its gradient is a sum over all rows, which would overflow float16."""
+    """The gradient of the bias is a sum over all rows, which would overflow in float16."""
     states, weight = torch.zeros(70_000, 4, dtype=torch.float16), torch.zeros(8, 4, dtype=torch.float16)
     bias = torch.zeros(8, requires_grad=True)
     loss, _ = linear_cross_entropy(states, weight, torch.zeros(70_000, dtype=torch.long), bias=bias)

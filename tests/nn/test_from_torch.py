@@ -134,7 +134,7 @@ def test_back_to_torch_every_number_is_the_same(sizes: dict[str, int], bias: boo
 
 @pytest.mark.parametrize(("sizes", "bias", "batch_first"), OPTIONS)
 def test_a_checkpoint_of_torch_loads(sizes: dict[str, int], bias: bool, batch_first: bool) -> None:
-    """Also in a larger model, after a copy, and without changing the given state dict."""
+    """This also holds in a larger model and after a copy, and the given state dict is not changed."""
     theirs = theirs_of(sizes, bias, batch_first)
     key_size, value_size = sizes.get("kdim", SIZE), sizes.get("vdim", SIZE)
     ours = MultiHeadAttention(SIZE, HEADS, key_size=key_size, value_size=value_size, bias=bias)
@@ -226,7 +226,7 @@ def test_layers_torch_does_not_have_stay_here(arguments: dict[str, Any], message
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_what_is_frozen_stays_frozen(sizes: dict[str, int]) -> None:
-    """Frozen modules, or frozen maps alone: keys and values may share one weight, which is trained if either is."""
+    """Modules or single maps are frozen. Keys and values may share one weight, which is trained if either is."""
     theirs = theirs_of(sizes, True, True).requires_grad_(False)
     assert not [name for name, p in MultiHeadAttention.from_torch(theirs).named_parameters() if p.requires_grad]
     theirs.out_proj.bias.requires_grad_()

@@ -138,7 +138,7 @@ def test_only_the_window_is_scored():
 
 
 def test_a_state_may_place_each_sequence_by_itself():
-    """After beams are reordered, or if sequences began at different times."""
+    """Positions differ after beams are reordered, or if sequences began at different times."""
     layer = a_layer("monotonic")
     query, memory, _ = inputs()
     projected = layer.project(memory)

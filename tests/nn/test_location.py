@@ -90,7 +90,7 @@ def test_smoothing_is_finite_for_any_scores():
     assert not Smooth()(scores, torch.zeros(1, 3, dtype=torch.bool)).any()
 
 
-# Properties of every attention with a state
+# Tests of every attention with a state.
 
 LAYERS = {
     "location": lambda: LocationAttention(SIZE, MEMORY, hidden_size=HIDDEN, filters=FILTERS, kernel_size=5),

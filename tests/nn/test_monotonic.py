@@ -126,7 +126,7 @@ def test_holes_and_padding_in_front_are_passed_over():
 
 @pytest.mark.parametrize("scale", [0.1, 3.0, 60.0])
 def test_a_thousand_steps_stay_finite_and_right(scale):
-    """In float32, over 1,009 keys, with probabilities down to e⁻¹⁰⁰, value and gradient against float64."""
+    """Values and gradients in float32, over 1,009 keys with probabilities down to e⁻¹⁰⁰, agree with float64."""
     energies = torch.randn(3, 1009) * scale
     last = torch.rand(3, 1009)
     last = last / last.sum(-1, keepdim=True)

@@ -147,7 +147,7 @@ def test_a_query_given_three_times_is_self_attention() -> None:
         assert_close(layer(x, x.clone()).output, alone, rtol=0, atol=1e-12)
 
 
-# Positions inside the layer
+# Tests of positional encodings inside the layer.
 
 
 def test_rotary_turns_queries_and_keys_not_values() -> None:
@@ -198,7 +198,7 @@ def test_relative_positions_act_inside_the_layer() -> None:
     assert_close(layer(x).output, bare(x).output, rtol=0, atol=1e-12)
 
 
-# Properties of every layer
+# Tests of properties that every layer has.
 
 
 @pytest.mark.parametrize(("score", "kind"), PAIRS)
@@ -334,7 +334,7 @@ def test_gradients_of_a_cross_call() -> None:
     assert torch.autograd.gradcheck(run, (query, memory, *parameters), fast_mode=True)
 
 
-# Parameters
+# Tests of the parameters.
 
 
 def test_parameters_are_named_and_travel() -> None:

@@ -104,7 +104,7 @@ def test_wrong_sizes_are_named(make: object, message: str) -> None:
         make()
 
 
-# Rotary
+# Tests of `Rotary`.
 
 
 def rotated(vector: list[float], position: int, base: float) -> list[float]:
@@ -142,7 +142,7 @@ def test_rotary_in_half_precision_keeps_late_angles() -> None:
     assert_close(late.float(), Rotary(6)(x.bfloat16().float(), offset=100_003), rtol=0.01, atol=0.01)
 
 
-# ALiBi
+# Tests of `Alibi`.
 
 
 def test_slopes_are_the_papers() -> None:
@@ -158,7 +158,7 @@ def test_alibi_is_minus_slope_times_distance() -> None:
     assert_close(values, torch.tensor(expected, dtype=torch.float64))
 
 
-# Attention without positions
+# Tests of attention with and without positions.
 
 
 @pytest.mark.parametrize("score", ["scaled_dot", "additive", "cosine"])

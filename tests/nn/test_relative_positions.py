@@ -81,7 +81,7 @@ def plain(
 @pytest.mark.slow
 @pytest.mark.parametrize("normalize", [Softmax(), Sparsemax(), Sigmoid()])
 def test_long_inputs_go_in_blocks_that_change_nothing(normalize: Normalizer) -> None:
-    """Large enough for several blocks: outputs and gradients equal those of one (n, n, d) tensor."""
+    """There are several blocks; outputs and gradients equal those of one (n, n, d) tensor."""
     positions = RelativePositions(2, 3).double()
     query, key, value = (t.requires_grad_() for t in random((1, 3, 997, 2), (1, 3, 997, 2), (1, 3, 997, 2)))
     mask, upstream = causal() & padding(torch.tensor([991])), torch.randn(1, 3, 997, 2, dtype=torch.float64)
@@ -161,7 +161,7 @@ class _Attends(torch.nn.Module):
 
 
 def test_dropout_takes_key_and_position_together() -> None:
-    """Values that cancel their position's: both are dropped together, so the sum stays 0."""
+    """Each value cancels the vector of its distance: both are dropped together, so the sum stays 0."""
     positions = RelativePositions(4, 2)
     with torch.no_grad():
         positions.value_table.fill_(3.0)

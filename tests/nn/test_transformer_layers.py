@@ -40,7 +40,7 @@ def decoder_layer(dropout: float = 0.0, **options) -> TransformerDecoderLayer:
     )
 
 
-# ---------------------------------------------------------------- formulas written out
+# ---------------------------------------------------------------- tests against written-out formulas
 
 
 def attended(layer: MultiHeadAttention, query: Tensor, memory: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,7 +147,7 @@ def test_feed_forward_by_loops(activation):
     torch.testing.assert_close(layer(x), torch.tensor(outer, dtype=torch.float64))
 
 
-# ---------------------------------------------------------------- torch's own layers
+# ---------------------------------------------------------------- tests against torch's own layers
 
 
 def perturbed(layer: nn.Module) -> nn.Module:
@@ -215,7 +215,7 @@ def test_other_activations_of_torch_are_refused():
         TransformerEncoderLayer.from_torch(layer)
 
 
-# ---------------------------------------------------------------- semantics
+# ---------------------------------------------------------------- tests of masks, caches and training
 
 
 def test_padding_changes_nothing():

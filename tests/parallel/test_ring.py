@@ -62,7 +62,7 @@ COUNTED = [case for case in CASES if case.queries == LENGTH and keys_sent(case, 
 @every_size
 @pytest.mark.parametrize("case", COUNTED, ids=lambda case: case.name)
 def test_bytes_sent(found: Found, case: Case, size: int) -> None:
-    """Forward the keys and values that others need; backward the same again, and the gradients of received ones."""
+    """Forward, a process sends the keys and values that others need; backward, these and gradients of received ones."""
     for rank in range(size):
         sent, received = keys_sent(case, rank, size), keys_received(case, rank, size)
         counted = found[size][rank]["cases"][case.name]

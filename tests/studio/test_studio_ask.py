@@ -43,7 +43,7 @@ def refused(answer) -> tuple[int, str]:
     return answer.status, answer.json["error"]
 
 
-# The list of runs
+# Tests of the list of runs.
 
 
 def test_runs_are_listed_with_what_they_are_asked(live: Studio):
@@ -86,7 +86,7 @@ def test_a_trained_run_still_translates_interactively(live: Studio):
     assert answer.json["source"] == ["Tom", "chases", "Jerry"]
 
 
-# Predictions
+# Tests of predictions.
 
 
 def test_text_is_answered(live: Studio, trained: Path):
@@ -225,7 +225,7 @@ def test_traces_of_answers_are_bounded():
     assert oldest.status == 404
 
 
-# The page of a run
+# Tests of the page of a run.
 
 
 def test_the_page_of_a_run(live: Studio, trained: Path):
@@ -385,7 +385,7 @@ def test_the_studio_serves_a_run_that_is_training(trained: Path, tmp_path: Path,
     assert said[-1] == "regard studio: stopped"
 
 
-# No code names a task
+# Tests that no code of the studio names a task.
 
 
 ROOT = Path(__file__).parents[2] / "src" / "regard"

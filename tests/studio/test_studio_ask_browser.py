@@ -265,7 +265,7 @@ def test_no_run_was_given(visit):
         says(visit(f"/#/{section}").locator(".none"), "regard studio RUN")
 
 
-# The page of a run
+# Tests of the page of a run.
 
 
 def test_the_page_of_a_run_shows_curves_result_and_configuration(visit, live):

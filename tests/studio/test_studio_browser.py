@@ -40,7 +40,7 @@ def choose(page, name: str, value: str) -> None:
     page.locator(f'[data-name="{name}"]').select_option(value)
 
 
-# The playground
+# Tests of the playground.
 
 
 def test_it_opens_with_the_worked_example(visit):
@@ -218,7 +218,7 @@ def test_a_refusal_is_shown_in_words(visit):
     says(page.locator(".failure"), "That did not work: text must have from 1 to 32 words, got 40")
 
 
-# Language, colours, the frame
+# Tests of language, colours and the frame of the page.
 
 
 def test_chinese_and_dark_are_remembered(visit):
@@ -266,7 +266,7 @@ def test_a_reader_with_a_keyboard_gets_everywhere(visit):
     says(page.locator("h1"), "Views")
 
 
-# The views
+# Tests of the views of example traces.
 
 
 def test_the_image_has_a_map_for_each_word(visit):
@@ -321,7 +321,7 @@ def test_a_view_is_saved(visit):
     assert text.splitlines()[1].startswith("positive,")
 
 
-# Traces
+# Tests of the list of traces.
 
 
 def test_no_trace_yet(visit):
@@ -391,7 +391,7 @@ def test_a_file_is_opened_and_closed(visit, tmp_path):
     says(page.locator(".section"), "No trace yet.")
 
 
-# Translation
+# Tests of translation.
 
 
 def word(page, text: str, side: int = 0):

@@ -84,7 +84,7 @@ def test_baselines_are_of_the_frames_of_the_test_part(drive, tmp_path):
     found = baselines(material.test)
     assert found["zero_mse"] == pytest.approx(np.mean(np.square(gold)), abs=1e-3)
     assert found["repeat_mse"] == pytest.approx(np.mean(np.square(np.subtract(gold, before))), abs=1e-3)
-    trained = set(material.records._places)
+    trained = set(material.records.places)
     assert not any(abs(one.place - place) < 4 for one in (*material.valid, *material.test) for place in trained)
 
 

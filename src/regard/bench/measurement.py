@@ -78,8 +78,8 @@ def _measure(case: Case, quick: bool, say: Callable[[str], None]) -> list[Found]
         say(name)
         try:
             run = make()
-            errors = _errors(run(), truth)  # the first call loads libraries and compiles kernels
-            readings[name] = [_seconds(run, 1, case.device)]
+            errors = relative_errors(run(), truth)  # the first call loads libraries and compiles kernels
+            readings[name] = [seconds_per_call(run, 1, case.device)]
             memory = cuda_memory(run) if case.memory and case.device == "cuda" else None
         except Exception as problem:  # the failure of a contender is a result, not the end of the run
             found[name] = Found(name, reason=why(problem))
@@ -89,12 +89,12 @@ def _measure(case: Case, quick: bool, say: Callable[[str], None]) -> list[Found]
         else:
             found[name], runs[name] = Found(name, None, None, None, memory, *errors), run
     say("times")
-    _take_turns(runs, readings, case.device, quick)
+    take_turns(runs, readings, case.device, quick)
     settle = statistics.median if case.device == "cuda" else min
     return [replace(one, seconds=settle(readings[name]) if name in readings else None) for name, one in found.items()]
 
 
-def _take_turns(runs: dict[str, Run], readings: dict[str, list[float]], device: str, quick: bool) -> None:
+def take_turns(runs: dict[str, Run], readings: dict[str, list[float]], device: str, quick: bool) -> None:
     """Add measurements until there are enough or they have taken long enough; slow calls have only one."""
     rounds, budget = (2, 0.2) if quick else (21, 0.4) if device == "cuda" else (9, 4.0)
     numbers = {name: max(1, round(BATCH / readings[name][0])) for name in runs}
@@ -130,16 +130,16 @@ def _turns(
             # Long calls stop after a limit of time, short ones after complete rounds.
             names = [name for name in (active[place] for place in order) if numbers[name] > 1 or wanted(name)]
             if names and numbers[names[0]] > 1:  # a warm-up call, because no other contender precedes the first
-                _seconds(runs[names[0]], numbers[names[0]], device)
+                seconds_per_call(runs[names[0]], numbers[names[0]], device)
             for name in names:
-                reading = _seconds(runs[name], numbers[name], device)
+                reading = seconds_per_call(runs[name], numbers[name], device)
                 readings[name].append(reading)
                 spent[name] += reading * numbers[name]
 
 
 def times(runs: dict[str, Run], device: str) -> dict[str, float]:
     """Return the seconds of each call, which has run before: interleaved, for a second each or a few calls."""
-    readings = {name: [_seconds(run, 1, device)] for name, run in runs.items()}
+    readings = {name: [seconds_per_call(run, 1, device)] for name, run in runs.items()}
     numbers = {name: max(1, round(BATCH / each[0])) for name, each in readings.items()}
     rounds, budget, settle = (21, 0.4, statistics.median) if device == "cuda" else (5, 1.0, min)
     _turns(runs, readings, numbers, device, rounds, budget, True)
@@ -160,7 +160,7 @@ def orders(count: int) -> list[list[int]]:
     return found + [order[::-1] for order in found] if count % 2 else found
 
 
-def _seconds(run: Run, number: int, device: str) -> float:
+def seconds_per_call(run: Run, number: int, device: str) -> float:
     """Return the time of one call, the mean of `number` consecutive ones after a warm-up call, which has cold caches.
 
     On a GPU the measurement starts when the warm-up ends: the next call is already enqueued, as in any sequence of
@@ -185,7 +185,7 @@ def _seconds(run: Run, number: int, device: str) -> float:
     return (time.perf_counter() - begin) / number
 
 
-def _errors(output: Tensor, truth: Tensor | None) -> tuple[float | None, float | None]:
+def relative_errors(output: Tensor, truth: Tensor | None) -> tuple[float | None, float | None]:
     """Return the largest error, which in half precision is dominated by large outputs, and the error by norm."""
     if truth is None:
         return None, None

@@ -75,10 +75,10 @@ class Machine:
     per_layer: float
     per_parameter: float
     per_logit: float
-    near: Link  # within a node
+    near: Link  # the link between devices of a node
     far: Link  # between nodes, for each device
-    node: int = 8  # devices of a node
-    memory: float = math.inf  # bytes of a device
+    node: int = 8  # number of devices in a node
+    memory: float = math.inf  # memory of a device in bytes
     activation: float = 40.0  # bytes per token, layer and unit of the size that are stored for the backward pass
     output: float = 12.0  # bytes per token and word of the vocabulary
     width: int = 4  # bytes of an entry of keys or values that is sent
@@ -139,7 +139,7 @@ def cost(way: str, work: Work, machine: Machine, devices: int) -> Cost:
     mine = work.tokens / devices
     whole, layers = FLOAT * model.parameters, FLOAT * model.layer_parameters
     share = devices if way == "fsdp2" else 1
-    slower = max(1.0, devices / machine.cores)  # processes share cores
+    slower = max(1.0, devices / machine.cores)  # processes of one machine share its cores
     passes = mine * (model.flops(work.length) / machine.flops + model.vocabulary * machine.per_logit)
     # The ring computes 2 N + 1 blocks of each layer, which is three for one process.
     added = machine.added.get(way, 0.0) * ((2 * devices + 1) / 3 if way == "context" else 1.0)
@@ -148,7 +148,7 @@ def cost(way: str, work: Work, machine: Machine, devices: int) -> Cost:
     sent, seconds, hidden = 0.0, 0.0, 0.0
     if way == "ddp":
         sent, seconds = reduced(whole, devices), exchanged(machine, whole, devices)
-        hidden = 2 / 3 * passes  # the backward pass
+        hidden = 2 / 3 * passes  # communication overlaps with the backward pass
     elif way == "fsdp2":
         # Layers are gathered for each pass, other parameters once; gradients are reduced once.
         gathered = (devices - 1) / devices * (whole + layers)

@@ -247,7 +247,7 @@ def main(plan: Path, rank: int, size: int) -> None:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{plan.parent}/meeting-{size}", rank=rank, world_size=size)
     workers = Workers(rank, size, device, grouped=True)
-    for way in WAYS:  # loads libraries
+    for way in WAYS:  # a small step of each kind first, to load libraries
         measured(way, Work(Model(64, 1, 50), 8 * size * size, 8 * size), workers, device, 1)
     found: dict[str, Any] = {"probes": probes(workers, device), "cases": []}
     for case in wanted["cases"]:

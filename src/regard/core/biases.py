@@ -157,7 +157,7 @@ class Relative(Rule):
         return tuple(self.table.shape[:-1])
 
     def at(self, distance: Int[Tensor, " n"], dtype: torch.dtype) -> Float[Tensor, "*h n"]:
-        return self.table.to(dtype).index_select(-1, distance.clamp(-self.reach, self.reach) + self.reach)
+        return self.table.to(dtype).index_select(-1, (distance + self.reach).clamp(0, 2 * self.reach))
 
 
 def alibi(slopes: Tensor | Sequence[float], offset: int = 0) -> Bias:

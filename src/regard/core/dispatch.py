@@ -8,6 +8,7 @@ are in `refuses_data`; apart from those, all calls of one signature have the sam
 
 import difflib
 import math
+from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from types import ModuleType
@@ -15,9 +16,12 @@ from types import ModuleType
 from regard.core.backends import additive, blocked, flex, reference, sdpa, short
 from regard.core.backends.result import Direct, Result
 from regard.core.problem import Problem
-from regard.core.requests import Full
+from regard.core.requests import Full, Rows
 from regard.core.scores import Additive
 from regard.core.transforms import beyond_one_derivative, mapped, transformed
+
+# Bytes of working memory up to which the plain form returns rows of weights sooner than a second pass.
+_FEW_BYTES = defaultdict(int, cpu=2**21, cuda=2**25)
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,8 @@ class Backend:
         weights = math.prod(problem.shape) * problem.dtype.itemsize
         if isinstance(problem.request, Full) and reference.working_bytes(problem) <= 5 * weights:
             return "all weights are asked for: the plain form has them anyway"
+        if isinstance(problem.request, Rows) and reference.working_bytes(problem) <= _FEW_BYTES[problem.device.type]:
+            return "small, and rows of weights are asked for: the plain form has them anyway"
         return self.module.not_worth_it(problem)
 
 

@@ -89,10 +89,7 @@ def blocks_serve(problem: Problem, given: tuple[Tensor, ...], features: Features
     )
     own = own and all(type(t) in (Tensor, torch.nn.Parameter) for t in given)
     fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None  # fake tensors have no values
-    # In half precision the gradient of a query is a small difference of large rounded numbers.
-    learning = torch.is_grad_enabled() and any(t.requires_grad for t in given)
-    exact = problem.query.dtype not in HALF or (problem.query.dtype == torch.bfloat16 and not learning)
-    return own and not fake and exact and (queries == keys or not causal)
+    return own and not fake and (queries == keys or not causal)
 
 
 def attend_in_blocks(
@@ -107,10 +104,16 @@ def attend_in_blocks(
     if keep is not None:  # elu + 1 of −inf is 0
         key, value = torch.where(keep.unsqueeze(-1), key, -torch.inf), torch.where(keep.unsqueeze(-1), value, 0)
     query, key, value = (t.reshape(-1, *t.shape[-2:]) for t in (query, key, value))
+    # In half precision the gradient of a query is a small difference of large rounded numbers.
+    if query.dtype == torch.float16 or (query.dtype in HALF and problem.differentiated):
+        query, key, value = query.float(), key.float(), value.float()
     maps: linear_blocks.Map = linear_blocks.Elu(query.shape[-1])
     if isinstance(features, PerformerFeatures):
         features.check(query)
         maps = linear_blocks.Performer(features.projection, query.dtype)
+    if chunk is not None:  # up to some length, the products of all pairs are fewer than those with sums of features
+        whole = chunk + 2 * maps.count * value.shape[-1] // (maps.count + value.shape[-1])
+        chunk = max(1, query.shape[-2]) if query.shape[-2] <= whole else chunk
     size = chunk or 64
     step = max(1, rows * 64 // (query.shape[0] * size * max(64, maps.count))) * size
     output, divisor = linear_blocks.linear_attention(maps, query, key, value, chunk, step, general)
@@ -124,5 +127,5 @@ def attend_in_blocks(
         query, key, value = (torch.where(early, t, 0) for t in (query, key, value))
         output, _ = linear_blocks.linear_attention(maps, query, key, value, chunk, step, general)
         output = torch.cat([output[:, :first], rest], 1)
-    output = output.reshape(*problem.shape[:-1], value.shape[-1])
+    output = output.reshape(*problem.shape[:-1], value.shape[-1]).to(problem.query.dtype)
     return output.squeeze(0) if problem.headless else output

@@ -1,8 +1,8 @@
 """Local attention (Luong et al. 2015, section 3.2): a position is chosen first, then a window around it is attended.
 
 The position may be learned, and differ for every query: only the keys in the window are gathered and scored, so time
-and memory are O(q · window) whatever the length of the memory. Over a short memory on the CPU, all pairs are scored
-instead, which takes less time than the copies.
+and memory are O(q · window) whatever the length of the memory. Over a short memory all pairs are scored instead, which
+takes less time than the copies.
 """
 
 import math
@@ -13,12 +13,17 @@ from torch import Tensor
 
 from regard.core import attention, sharding
 from regard.core.attention import AnyScore, Attended, gathered_attention
+from regard.core.backends.plain_form import product, weighted_sum
 from regard.core.masks import check_lengths, extent
 from regard.core.nonfinite import finite, harmless
-from regard.core.normalizers import masked_softmax
+from regard.core.normalizers import filled_with
 from regard.core.requests import full
-from regard.core.scores import Additive, Bilinear, ScaledDot, Score
+from regard.core.scores import Additive, Bilinear, Dot, ScaledDot, Score
+from regard.core.spans import all_of, positions
 from regard.core.transforms import transformed
+from regard.kernels.device_memory import affordable
+
+_SHARE = 64  # on a GPU the scores of all pairs may take one part in this many of its memory
 
 
 def local_attention(
@@ -60,13 +65,12 @@ def local_attention(
         # Lengths on a device are not inspected, so they are limited to the number of keys.
         lengths = lengths.clamp_max(keys)
     centre = centre.expand(query.shape[:-1])
-    first = torch.ceil(centre.detach() - reach).long()
-    position = first.unsqueeze(-1) + torch.arange(2 * reach + 1, device=query.device)  # (…, h, q, window)
-    end = keys if lengths is None else lengths.reshape(*lengths.shape, *(1,) * (position.ndim - lengths.ndim))
+    if isinstance(score, Score) and _dense_is_faster(query, key, value, centre, reach, score):
+        return _dense(query, key, value, centre, lengths, reach, score, gaussian)
+    position = _window(centre, reach)
+    end = _end(lengths, keys, position.ndim)
     allowed = (position >= 0) & (position < end) & (position <= centre.detach().unsqueeze(-1) + reach)
     inside = position.clamp(0, max(0, keys - 1))
-    if isinstance(score, Score) and _dense_is_faster(query, key, value, centre, reach, score):
-        return _dense(query, key, value, centre, position, allowed, end, reach, score, gaussian)
     near_key, near_value = (_gathered(tensor, inside) for tensor in (key, value))
     # Each query now has its own keys: (…, h, q, 1, d) against (…, h, q, window, d).
     found = gathered_attention(
@@ -81,18 +85,34 @@ def local_attention(
     return Attended((weights.unsqueeze(-2) @ safe).squeeze(-2), weights)
 
 
+def _window(centre: Tensor, reach: int) -> Tensor:
+    """Return the positions of each window, (…, h, q, 2 · reach + 1)."""
+    first = torch.ceil(centre.detach() - reach).long()
+    return first.unsqueeze(-1) + positions(all_of(2 * reach + 1), centre.device)
+
+
+def _end(lengths: Tensor | None, keys: int, axes: int) -> Tensor | int:
+    """Return the number of keys of each sequence, with as many axes."""
+    return keys if lengths is None else lengths.reshape(*lengths.shape, *(1,) * (axes - lengths.ndim))
+
+
 def _dense_is_faster(query: Tensor, key: Tensor, value: Tensor, centre: Tensor, reach: int, score: Score) -> bool:
     """Return whether the scores of all pairs are faster than copying keys and values for each query.
 
-    This is on the CPU only, where non-finite values, which a product would carry out of a window, can be inspected.
+    On the CPU non-finite values, which a product would carry out of a window, are inspected; on a GPU the operations of
+    `plain_form` exclude them.
     """
-    plain = type(query) is type(key) is type(value) is Tensor and query.device.type == "cpu"
+    plain = type(query) is type(key) is type(value) is Tensor and query.device.type in ("cpu", "cuda")
     if not plain or attention.listeners or torch.compiler.is_compiling() or transformed():
         return False
-    if torch.is_autocast_enabled("cpu") or 0 in (*query.shape, *key.shape, *value.shape):
+    if torch.is_autocast_enabled(query.device.type) or 0 in (*query.shape, *key.shape, *value.shape):
         return False
-    window, keys = 2 * reach + 1, key.shape[-2]
-    near = 4 * window if score.why_no_product() else window * min(query.shape[-1], value.shape[-1]) // 2
+    window, keys, size = 2 * reach + 1, key.shape[-2], min(query.shape[-1], value.shape[-1])
+    if query.device.type == "cuda":
+        matrix_bytes = 16 * math.prod(query.shape[:-1]) * keys
+        product = type(score) is Dot or (type(score) is ScaledDot and score.softcap is None)
+        return product and keys <= 8 * window * size and matrix_bytes <= affordable(query.device, 0, _SHARE)
+    near = 4 * window if score.why_no_product() else window * size // 2
     return keys <= near and finite(centre) and harmless(query, key, value, torch.is_grad_enabled())
 
 
@@ -101,24 +121,30 @@ def _dense(
     key: Tensor,
     value: Tensor,
     centre: Tensor,
-    position: Tensor,
-    allowed: Tensor,
-    end: Tensor | int,
+    lengths: Tensor | None,
     reach: int,
     score: Score,
     gaussian: bool,
 ) -> Attended:
     """Compute the same from the scores of all pairs, masked outside of each window."""
     score.check(query, key)
-    place = torch.arange(key.shape[-2], device=key.device)
-    near = (place >= position[..., :1]) & (place < end) & (place <= centre.detach().unsqueeze(-1) + reach)
-    exact = torch.promote_types(query.dtype, torch.float32)
-    weights = masked_softmax(score(query.to(exact), key.to(exact)), near)
+    place, middle = positions(all_of(key.shape[-2]), key.device), centre.unsqueeze(-1)
+    near = (place >= middle.detach() - reach) & (place <= middle.detach() + reach)
+    near = near if lengths is None else near & (place < _end(lengths, 0, near.ndim))
+    exact, cuda = torch.promote_types(query.dtype, torch.float32), query.device.type == "cuda"
+    learning = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, centre))
+    if cuda:
+        scale = score.factor(query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
+        scores = product(query, key, scale, learning, learning)
+    else:
+        scores = score(query.to(exact), key.to(exact))
+    weights = filled_with(torch.softmax(filled_with(scores, near, -math.inf), -1), near, 0.0)
     if gaussian:
-        weights = weights * torch.exp((place - centre.unsqueeze(-1)).square() * (-2.0 / reach**2)).to(exact)
-    output = (weights @ value.to(exact)).to(value.dtype)
+        weights = weights * torch.exp((place - middle).square() * (-2.0 / reach**2)).to(exact)
+    output = weighted_sum(weights, value, near, learning) if cuda else (weights @ value.to(exact)).to(value.dtype)
+    position = _window(centre, reach)
     inside = position.clamp(0, key.shape[-2] - 1)
-    return Attended(output, torch.where(allowed, weights.gather(-1, inside), 0).to(value.dtype))
+    return Attended(output, filled_with(weights.gather(-1, inside), position == inside, 0.0).to(value.dtype))
 
 
 def _gathered(tensor: Tensor, position: Tensor) -> Tensor:

@@ -19,7 +19,9 @@ from regard.kernels.availability import capturing
 T = TypeVar("T")
 _MOST = 32  # largest number of results for one mask
 _SHORT = 2**16  # largest number of entries of a mask's tensors that are compared on the CPU
-_stored: WeakKeyDictionary[Mask | Bias, dict[Hashable, tuple[tuple[Any, ...], Any]]] = WeakKeyDictionary()
+# The tensors of each mask, none if its results must not be cached, and its results with what they are valid for.
+_Entry = tuple[tuple[Tensor, ...], dict[Hashable, tuple[tuple[Any, ...], Any]]]
+_stored: WeakKeyDictionary[Mask | Bias, _Entry] = WeakKeyDictionary()
 
 
 def stored(mask: Mask | Bias, device: torch.device, key: Hashable, compute: Callable[[], T]) -> T:
@@ -27,19 +29,24 @@ def stored(mask: Mask | Bias, device: torch.device, key: Hashable, compute: Call
 
     `compute` must not return the mask, which would then never be freed.
     """
-    tensors = mask.tensors() if _is_record(mask) else ()
+    entry = _stored.get(mask)
+    if entry is None:
+        entry = mask.tensors() if _is_record(mask) else (), {}
+        if not torch.compiler.is_compiling():
+            _stored[mask] = entry
+    tensors, results = entry
     if not tensors or _uncertain(tensors, device):
         return compute()
+    on_cpu = device.type == "cpu"
     # A result belongs to one stream: another stream would have to wait for it.
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
+    stream = None if on_cpu or device.type != "cuda" else torch.cuda.current_stream(device).cuda_stream
     key = key, device, stream, torch.is_inference_mode_enabled()
-    results = _stored.setdefault(mask, {})
     found = results.get(key)
-    if found is not None and _unchanged(found[0], tensors, device):
+    if found is not None and _unchanged(found[0], tensors, on_cpu):
         return found[1]
     if len(results) >= _MOST:
         results.clear()
-    marks = tuple(t.detach().clone() if device.type == "cpu" else t._version for t in tensors)
+    marks = tuple(t.detach().clone() if on_cpu else t._version for t in tensors)
     result = compute()
     results[key] = marks, result
     return result
@@ -53,11 +60,12 @@ def _is_record(mask: Mask | Bias) -> bool:
     return all(_is_record(part) for part in parts)
 
 
-def _unchanged(marks: tuple[Any, ...], tensors: tuple[Tensor, ...], device: torch.device) -> bool:
+def _unchanged(marks: tuple[Any, ...], tensors: tuple[Tensor, ...], on_cpu: bool) -> bool:
     """Return whether the tensors' contents, or on a GPU their versions, are unchanged."""
-    if device.type == "cpu":
-        return all(torch.equal(t, mark) for t, mark in zip(tensors, marks, strict=True))
-    return all(t._version == mark for t, mark in zip(tensors, marks, strict=True))
+    for tensor, mark in zip(tensors, marks, strict=True):
+        if not torch.equal(tensor, mark) if on_cpu else tensor._version != mark:
+            return False
+    return True
 
 
 def _uncertain(tensors: tuple[Tensor, ...], device: torch.device) -> bool:
@@ -68,11 +76,13 @@ def _uncertain(tensors: tuple[Tensor, ...], device: torch.device) -> bool:
     """
     if torch.compiler.is_compiling() or transformed() or capturing(device) or torch._C._len_torch_dispatch_stack():
         return True
-    if any(type(t) is not Tensor or t.requires_grad for t in tensors):  # a result without a graph may be stored
-        return True
-    if device.type == "cpu":
-        return sum(t.numel() for t in tensors) > _SHORT
-    return any(t.is_inference() for t in tensors)
+    entries, on_cpu = 0, device.type == "cpu"
+    for t in tensors:
+        # A result without a graph may be stored.
+        if type(t) is not Tensor or t.requires_grad or (not on_cpu and t.is_inference()):
+            return True
+        entries += t.numel()
+    return on_cpu and entries > _SHORT
 
 
 def aligned(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Mask:

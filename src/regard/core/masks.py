@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from regard.core.spans import Span, align_first, positions, take
+from regard.core.spans import Span, align_first, constant, positions, take
 
 _FAR = 2**62  # positions and distances are int64: beyond this, their sums would overflow
 _LONG = 2**30  # longer than any sequence
@@ -107,6 +107,13 @@ class Band(Mask):
     offset: int = field(default=0, compare=False)  # the caller's offset, which low and high already include
 
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
+        if isinstance(rows, Tensor) or isinstance(columns, Tensor):
+            return self._allowed(rows, columns, device)
+        key = ("band", self.low, self.high, rows.start, rows.stop, columns.start, columns.stop)
+        numbers = (rows.stop - rows.start) * (columns.stop - columns.start)
+        return constant(key, device, lambda: self._allowed(rows, columns, device), numbers)
+
+    def _allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
         distance = positions(columns, device) - positions(rows, device).unsqueeze(-1)
         if self.low is None:
             return torch.ones_like(distance, dtype=torch.bool) if self.high is None else distance <= self.high

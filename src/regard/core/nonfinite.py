@@ -48,6 +48,11 @@ def harmless(query: Tensor, key: Tensor, value: Tensor, differentiated: bool) ->
     """Return whether all values are finite and none is so large that its products overflow."""
     dtype = torch.float32 if query.dtype in HALF else query.dtype
     limit = math.sqrt(torch.finfo(dtype).max) / 256
+    if query.device.type != "cpu":  # one synchronisation instead of six
+        extremes = [
+            end.to(dtype) for tensor in (query, key, value) if tensor.numel() for end in tensor.detach().aminmax()
+        ]
+        return not extremes or all(-limit < end < limit for end in torch.stack(extremes).tolist())
     if not (_largest(key) < limit and _largest(query) < limit):
         return False
     # In the forward pass values are only multiplied by weights, so being finite suffices and is faster to test.
@@ -124,6 +129,22 @@ def cleaned(problem: Problem) -> tuple[Problem, Tensor | None]:
         bad_keys=bad,
     )
     return problem, marks
+
+
+def finite_keys(problem: Problem) -> Problem:
+    """Return the problem with finite keys, for weights alone, without inspecting values on a GPU.
+
+    A masked score is replaced, whatever it is, so only gradients need finite keys, and finite queries in rows with
+    nothing to attend.
+    """
+    if problem.device.type == "cpu" or isinstance(problem.score, Custom) or torch.compiler.is_compiling():
+        return cleaned(problem)[0]
+    if not (problem.masked and problem.differentiated) or problem.bad_keys is not None or 0 in problem.shape:
+        return problem
+    key = problem.key.detach()
+    bad = key @ key.new_zeros(key.shape[-1]) != 0  # 0 · NaN and 0 · Inf are NaN
+    query = torch.where(_filled(problem), problem.query, 0)
+    return replace(problem, query=query, key=torch.where(bad.unsqueeze(-1), 0, problem.key), bad_keys=bad)
 
 
 def _one_of(rows: Tensor, good: Bool[Tensor, "... n"]) -> Tensor:

@@ -14,7 +14,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.core.scores import finite
+from regard.core.spans import constant
 from regard.core.transforms import forwards, transformed, twice
+from regard.kernels import entmax_rows
 
 _LIKELY = 128  # number of keys that contain the support of nearly every row of sparsemax and entmax
 
@@ -99,6 +101,19 @@ def masked(scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
     """
     filled = allowed.any(-1, keepdim=True)
     return torch.where(allowed, scores, torch.where(filled, -math.inf, 0.0).to(scores.dtype)), filled
+
+
+def filled_with(numbers: Tensor, allowed: Tensor, other: float) -> Tensor:
+    """Return the numbers, and the other number where nothing may attend."""
+    if numbers.device.type == "cpu":
+        return torch.where(allowed, numbers, other)
+    # A Python number would be written to the GPU in a launch of its own.
+    number = constant(
+        ("number", other, numbers.dtype),
+        numbers.device,
+        lambda: torch.full((), other, dtype=numbers.dtype, device=numbers.device),
+    )
+    return torch.where(allowed, numbers, number)
 
 
 def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
@@ -309,6 +324,10 @@ class _Entmax(torch.autograd.Function):
 
     @staticmethod
     def forward(scores: Tensor, alpha: float) -> Tensor:
+        if _by_kernel(scores, alpha):
+            from regard.kernels.triton.entmax import entmax  # imported here, because it imports Triton
+
+            return entmax(scores, alpha)
         return entmax_weights(scores, entmax_threshold(scores, alpha), alpha)
 
     @staticmethod
@@ -324,6 +343,13 @@ class _Entmax(torch.autograd.Function):
         total = slope.sum(-1, keepdim=True)
         mean = (slope * grad).sum(-1, keepdim=True) / torch.where(total > 0, total, 1)
         return (slope * (grad - mean)).to(grad.dtype), None
+
+
+def _by_kernel(scores: Tensor, alpha: float) -> bool:
+    """Return whether a kernel computes these rows: one launch instead of a dozen."""
+    if not scores.is_cuda or scores.dtype != torch.float32 or not entmax_rows.climbs(alpha, scores.shape[-1]):
+        return False
+    return scores.numel() > 0 and not torch.compiler.is_compiling() and not transformed()
 
 
 def entmax_weights(scores: Tensor, threshold: Tensor, alpha: float) -> Tensor:

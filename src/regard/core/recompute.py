@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from regard.core import kernel_scores, summaries
 from regard.core.backward_checks import Unchanged
 from regard.core.custom import Custom
-from regard.core.nonfinite import cleaned
+from regard.core.nonfinite import finite_keys
 from regard.core.normalizers import Hard, log_sum_exp, one_hot
 from regard.core.problem import Problem
 from regard.core.requests import Entropy, Full, LogSumExp, Received, Request, Rows, Top, TopWeights
@@ -37,12 +37,12 @@ def weights(problem: Problem, chosen: Tensor | None, lse: Tensor | None = None) 
         return summaries.weights(problem, lse)
     if lse is not None and summaries.sums_serve(problem):
         return summaries.sums(problem, lse)
-    problem, _ = cleaned(kernel_scores.by_kernel(problem))
+    problem = finite_keys(kernel_scores.by_kernel(problem))
     queries = problem.shape[-2]
     if isinstance(request, Full):
         return _rows(problem, all_of(queries), chosen)
     if isinstance(request, Rows):
-        return _rows(problem, request.positions(queries).to(problem.device), chosen)
+        return _rows(problem, request.positions_on(problem.device, queries), chosen)
 
     whole: list[Tensor] = []
     for rows in cut(queries, _block_rows(problem)) or [all_of(0)]:

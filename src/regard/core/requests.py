@@ -9,7 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.core.masks import integer
-from regard.core.transforms import forwards
+from regard.core.spans import constant
+from regard.core.transforms import forwards, mapped
+
+_FEW = 64  # number of rows up to which their positions are stored
 
 
 class Top(NamedTuple):
@@ -60,8 +63,15 @@ class Rows(Request):
                 wrong = high if high >= queries else low
                 raise ValueError(f"rows() asks for query {wrong}, but there are {queries} queries")
 
+    def positions_on(self, device: torch.device, queries: int) -> Tensor:
+        """Return `positions` on a device; a few rows are copied there once, because the host waits for each copy."""
+        found = self.positions(queries)
+        if found.device == device or len(found) > _FEW or torch.compiler.is_compiling() or mapped():
+            return found.to(device)
+        return constant(("rows", *found.tolist()), device, lambda: found.to(device), len(found))
+
     def of(self, weights: Float[Tensor, "*lead q k"]) -> Tensor:
-        return weights.index_select(-2, self.positions(weights.shape[-2]).to(weights.device))
+        return weights.index_select(-2, self.positions_on(weights.device, weights.shape[-2]))
 
 
 @dataclass(frozen=True)

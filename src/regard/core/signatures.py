@@ -12,8 +12,8 @@ from torch.autograd import forward_ad
 
 from regard.core.biases import Alibi, DenseBias, Relative
 from regard.core.masks import And, Band, Dense, Padding, Segments
-from regard.core.normalizers import Entmax, Sigmoid, Softmax, Sparsemax
-from regard.core.requests import Entropy, Full, LogSumExp, Received, TopWeights
+from regard.core.normalizers import Entmax, Hard, Sigmoid, Softmax, Sparsemax
+from regard.core.requests import Entropy, Full, LogSumExp, Received, Rows, TopWeights
 from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot
 from regard.core.transforms import peek
 from regard.kernels import cuda_graphs
@@ -112,6 +112,18 @@ def _holding(name: str, *others: str) -> Callable[[Any], Any]:
     return described
 
 
+def _rows(request: Rows) -> Any:
+    if isinstance(request.index, slice):
+        edges = (request.index.start, request.index.stop, request.index.step)
+        return (Rows, slice, *edges) if all(edge is None or type(edge) is int for edge in edges) else _UNKNOWN
+    few = request.index.device.type == "cpu" and request.index.numel() <= 64
+    return (Rows, *request.index.tolist()) if few and type(request.index) is Tensor else _UNKNOWN
+
+
+def _hard(normalize: Hard) -> Any:
+    return _UNKNOWN if isinstance(normalize.expected, Tensor) else normalize
+
+
 def _itself(record: Any) -> Any:
     return record
 
@@ -129,6 +141,8 @@ _KINDS: dict[type, Callable[[Any], Any]] = {
     DenseBias: _holding("tensor", "plain"),
     Alibi: _holding("slopes", "plain", "offset"),
     Relative: _holding("table", "plain", "offset"),
+    Rows: _rows,
+    Hard: _hard,
     Tensor: _tensor,
     torch.nn.Parameter: _tensor,
     **dict.fromkeys((Entmax, Sparsemax, Sigmoid, Full, TopWeights, Received, Entropy, LogSumExp), _itself),

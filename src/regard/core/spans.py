@@ -1,9 +1,17 @@
 """Spans: rows or columns of the score matrix, as a contiguous range or a tensor of positions."""
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from regard.core.transforms import transformed
+from regard.kernels.availability import capturing
+
+_MOST = 128  # the largest number of constants
+_NUMBERS = 2**20  # the largest number of entries of a constant
+_constants: dict[Hashable, Tensor] = {}
 
 
 @dataclass(frozen=True)
@@ -27,11 +35,37 @@ def all_of(length: int) -> Stretch:
     return Stretch(0, length)
 
 
+def constant(key: Hashable, device: torch.device, compute: Callable[[], Tensor], numbers: int = 1) -> Tensor:
+    """Return compute(), or its earlier result for this key and device; nobody may change it in place.
+
+    The key must determine the result, which has this number of entries. A large one is not stored, and none while
+    graphs are captured or compiled, because their replays would outlive the cache.
+    """
+    if numbers > _NUMBERS or device.type not in ("cpu", "cuda") or torch.compiler.is_compiling() or transformed():
+        return compute()
+    if capturing(device) or torch._C._len_torch_dispatch_stack():
+        return compute()
+    # A result belongs to one stream: another stream would have to wait for it.
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
+    key = key, device, stream, torch.is_inference_mode_enabled()
+    found = _constants.get(key)
+    if found is None:
+        if len(_constants) >= _MOST:
+            _constants.clear()
+        found = _constants[key] = compute()
+    return found
+
+
 def positions(span: Span, device: torch.device) -> Tensor:
     """Return the positions of a span as a 1-D integer tensor."""
     if isinstance(span, Tensor):
         return span.to(device)
-    return torch.arange(span.start, span.stop, device=device)
+    return constant(
+        ("positions", span.start, span.stop),
+        device,
+        lambda: torch.arange(span.start, span.stop, device=device),
+        span.stop - span.start,
+    )
 
 
 def take(tensor: Tensor, axis: int, span: Span) -> Tensor:

@@ -17,7 +17,7 @@ from regard.decode.records import Bounds, Hypothesis, StepFunction, bounds, chec
 
 # With grouped hypotheses each attends to the keys of all others of its row; beyond this width, separate copies are
 # faster.
-_SIDE_BY_SIDE = 16
+GROUPED_WIDTH = 16
 
 
 def beam(
@@ -81,7 +81,7 @@ def searched(
     """Run the search by the fastest method for this state."""
     if limits.start.shape[0] == 0:
         return []
-    if width <= _SIDE_BY_SIDE:
+    if width <= GROUPED_WIDTH:
         state = grouped(state)
         found = captured_search(step, state, limits, table, width=width, n_best=n_best, captures=captures)
         if found is not None:

@@ -168,7 +168,7 @@ class _Session:
             mine.zero_()
             mine[:rows] = theirs
         fresh = Front.fresh(self.limits, self.width, self.n_best, slots=self.width)
-        _put(fresh, self.front)
+        copy_front(fresh, self.front)
         self.front.closed[rows:] = True
         self.broken.zero_()
         self.time.zero_()
@@ -212,7 +212,7 @@ class _Session:
         front = advance(self.front, values, tokens, at_stop, self.limits, self.time, divisor, hope)
         for storage, part in zip(self.trail, (front.tokens, front.parents, front.values), strict=False):
             storage.index_copy_(0, self.time, part.to(storage.dtype).unsqueeze(0))
-        _put(front, self.front)
+        copy_front(front, self.front)
 
     def _fused(self, found: tuple[Tensor, Tensor, Tensor]) -> None:
         """Advance by one token in one kernel."""
@@ -231,7 +231,7 @@ class _Session:
         )
 
 
-def _put(new: Front, held: Front) -> None:
+def copy_front(new: Front, held: Front) -> None:
     """Copy the values of one state into the storage of another."""
     for each in fields(Front):
         if each.name != "width":

@@ -6,6 +6,7 @@ True; otherwise `regard.core.linear`, the reference implementation, must compute
 as bfloat16, with logarithms of features and sums over blocks in float32.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from regard.kernels.dtypes import HALF
 
 # Bounds of values and of Σ_j φ(q_i)·φ(k_j), within which products neither overflow nor underflow.
 _VALUE, _LEAST, _MOST = 1e12, 1e-25, 1e25
+_EXPONENT = 80.0  # above e^−80, features do not underflow in float32
 Again = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -45,15 +47,19 @@ class Performer:
         self.count, size = projection.shape
         self.rows = projection.to(_wide(dtype)) / size**0.25
         self.narrow, self.half = self.rows.to(dtype), 0.5 / math.sqrt(size)
-        # An exponent is at least −|w| |x'| − |x'|²/2: above −80, nothing underflows in float32.
+        # An exponent is at least −|w| |x'| − |x'|²/2.
         longest = float(torch.linalg.vector_norm(self.rows, dim=-1).max()) if projection.numel() else 0.0
-        self.reach = (math.sqrt(longest**2 + 4 * self.half * 80) - longest) / (2 * self.half)
+        self.reach = (math.sqrt(longest**2 + 4 * self.half * _EXPONENT) - longest) / (2 * self.half)
+        self.least = math.inf  # the smallest exponent so far, of vectors beyond this reach
 
     def __call__(self, x: Tensor) -> Tensor:
         dtype, x = x.dtype, x.to(self.rows.dtype)
         logs = (x.reshape(-1, x.shape[-1]) @ self.rows.mT).view(*x.shape[:-1], self.count)
         squares = (x * x).sum(-1, keepdim=True).mul_(self.half).add_(math.log(self.count) / 2)
-        return logs.sub_(squares).exp_().to(dtype)
+        logs.sub_(squares)
+        if self.least > -_EXPONENT and not float(squares.max()) < self.half * self.reach**2:
+            self.least = min(float(logs.min()), self.least)  # NaN remains in the first place
+        return logs.exp_().to(dtype)
 
     def gradient(self, x: Tensor, mapped: Tensor, change: Tensor) -> Tensor:
         change = change.mul_(mapped)
@@ -70,7 +76,7 @@ def sound(features: Map, query: Tensor, key: Tensor, value: Tensor, divisor: Ten
     """Return whether all features, values and divisors are within the bounds. NaN is outside."""
     ends = [float(end) for t in (value, divisor) for end in t.aminmax()]
     within = -_VALUE < ends[0] <= ends[1] < _VALUE and _LEAST < ends[2] <= ends[3] < _MOST
-    return within and (isinstance(features, Elu) or all(bool(features.fits(x).all()) for x in (query, key)))
+    return within and (isinstance(features, Elu) or features.least > -_EXPONENT)
 
 
 def sound_rows(features: Map, query: Tensor, key: Tensor, value: Tensor, divisor: Tensor) -> int:
@@ -93,6 +99,11 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return output, divisors, S and z if every query attends all keys."""
     dtype, wide = value.dtype, _wide(value.dtype)
+    if max(query.shape[1], key.shape[1]) <= step:  # one block: no tensor is filled part by part
+        keys, queries = features(key), features(query)
+        sums, total = torch.bmm(keys.mT, value), keys.sum(1, dtype=wide)
+        divisor = torch.bmm(queries, total.to(dtype).unsqueeze(-1))
+        return torch.bmm(queries, sums).div_(divisor), divisor, sums.to(wide), total
     sums = total = None
     for at in _spans(key.shape[1], step):
         keys = features(key[:, at])
@@ -155,10 +166,30 @@ def _running(before: Tensor, added: Tensor, backwards: bool = False) -> tuple[Te
     return sums, before
 
 
-def _causal_forward(
-    features: Map, query: Tensor, key: Tensor, value: Tensor, chunk: int, step: int
-) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+def _pairs_forward(features: Map, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+    """Return output and divisors of a causal pass over one chunk, from the products of all pairs."""
+    pairs = torch.bmm(features(query), features(key).mT).tril_()
+    divisor = pairs.sum(-1, keepdim=True)
+    return torch.bmm(pairs, value).div_(divisor), divisor
+
+
+def _pairs_backward(
+    features: Map, query: Tensor, key: Tensor, value: Tensor, saved: tuple[Any, ...], change: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    output, divisor = saved
+    queries, keys = features(query), features(key)
+    above = change / divisor
+    delta = (above * output).sum(-1, keepdim=True)
+    dvalue = torch.bmm(torch.bmm(queries, keys.mT).tril_().mT, above)
+    inner = torch.bmm(above, value.mT).sub_(delta).tril_()
+    dquery, dkey = torch.bmm(inner, keys), torch.bmm(inner.mT, queries)
+    return features.gradient(query, queries, dquery), features.gradient(key, keys, dkey), dvalue
+
+
+def _causal_forward(features: Map, query: Tensor, key: Tensor, value: Tensor, chunk: int, step: int) -> tuple[Any, ...]:
     """Return output, divisors and, for each segment, S and z of the keys before each of its chunks."""
+    if query.shape[1] <= chunk:
+        return _pairs_forward(features, query, key, value)
     dtype, wide, b = value.dtype, _wide(value.dtype), value.shape[0]
     sums = value.new_zeros(b, features.count, value.shape[-1], dtype=wide)
     total = key.new_zeros(b, features.count, dtype=wide)
@@ -188,6 +219,8 @@ def _causal_backward(
     chunk: int,
     step: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if query.shape[1] <= chunk:
+        return _pairs_backward(features, query, key, value, saved, change)
     output, divisor, kept, ones = saved
     dtype, wide, b = value.dtype, _wide(value.dtype), value.shape[0]
     later = value.new_zeros(b, features.count, value.shape[-1], dtype=wide)
@@ -254,4 +287,7 @@ def linear_attention(
     With `chunk`, query i attends keys j ≤ i, and there are as many keys as queries. Blocks have at most `step`
     positions. `again` computes the same output and is differentiated for second derivatives.
     """
-    return _Blocks.apply(features, query, key, value, chunk, step, again)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)):
+        return _Blocks.apply(features, query, key, value, chunk, step, again)
+    forward = functools.partial(_causal_forward, chunk=chunk) if chunk is not None else _forward
+    return forward(features, query, key, value, step=step)[:2]

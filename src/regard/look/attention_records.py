@@ -12,7 +12,7 @@ from regard.look.batch_items import CheckOf, GradientPart, Part, Places
 from regard.look.labels import Labels
 from regard.look.pooling import Pool, pooled
 
-_BLOCK_NUMBERS = 2**22  # number of weights that are computed at a time
+BLOCK_NUMBERS = 2**22  # number of weights that are computed at a time
 ROUNDING = 1e-6  # weights above −ROUNDING do not count as negative
 
 
@@ -326,7 +326,7 @@ class Record:
     def _blocks(self, head: int | None, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield rows and their weights, as many at a time as fit the block."""
         heads, item = self._range(head), self._item(batch)
-        step = max(1, _BLOCK_NUMBERS // max(1, len(heads) * self.keys))
+        step = max(1, BLOCK_NUMBERS // max(1, len(heads) * self.keys))
         for start in range(0, max(1, self.queries), step):
             rows = torch.arange(start, min(start + step, self.queries))
             yield rows, self.source.rows(item, heads, rows)

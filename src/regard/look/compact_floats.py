@@ -62,7 +62,7 @@ Numbers = Exact | Short
 
 class _Halves(NamedTuple):
     high: Tensor  # int16: sign, exponent and 7 bits of the fraction
-    low: Tensor  # uint8: 8 more bits
+    low: Tensor  # uint8: the next 8 bits of the fraction
 
 
 def _split(tensor: Tensor) -> _Halves:

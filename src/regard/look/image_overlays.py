@@ -218,7 +218,7 @@ def _enlarged(picture: "Image") -> int:
 
 
 def _address(picture: "Image") -> str:
-    """Return a picture embedded in a document."""
+    """Return a picture as a data: URL, to embed it in a document."""
     with io.BytesIO() as file:
         picture.save(file, "PNG", optimize=True)
         return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -22,7 +22,7 @@ def plans(
     batch: int | Sequence[int] | None,
     strictly: bool,
 ) -> list[tuple[Record, list[Labels | None]]]:
-    """Return the records that labels of rows or columns fit, each with its new labels; strictly: they must fit all."""
+    """Return the records that the labels fit, each with its new labels. With `strictly`, all records must fit."""
     lengths = {len(one) for one in labels}
     if len(lengths) > 1:
         raise ValueError(

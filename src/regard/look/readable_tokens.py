@@ -116,7 +116,7 @@ def _in_word(character: str) -> bool:
 
 
 def _bytes_of(piece: str, by_bytes: bool, by_words: bool) -> bytes | None:
-    """Return the text of a piece, with the blank before a word; None if it must be shown unchanged."""
+    """Return the bytes of a piece as UTF-8, with the blank before a word; None if it must be shown unchanged."""
     if by_bytes:
         letters = byte_letters()
         return bytes(letters[c] for c in piece) if all(c in letters for c in piece) else None

@@ -324,7 +324,7 @@ class Trace:
 
 
 def _named_as(path: str | Path, suffix: str) -> Path:
-    """Return the path; raise if its name is that of another format."""
+    """Return the path; raise if it has the suffix of another format."""
     target = Path(path)
     if target.suffix.lower() not in ("", suffix):
         raise ValueError(f"{suffix[1:]} writes a {suffix} file, got {str(path)!r}")

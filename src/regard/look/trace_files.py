@@ -154,7 +154,7 @@ def _halved(values: Tensor) -> Tensor:
 
 
 def _narrow(parts: list[Tensor]) -> Tensor:
-    """Return parts of one tensor: in half precision if each of them is."""
+    """Return the parts stacked: in half precision if all of them are, else in float32."""
     wide = any(part.dtype == torch.float32 for part in parts)
     return torch.stack([part.float() for part in parts] if wide else parts)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.models.memory import Decoded, Memory
 
-_LOGITS = 2**25  # largest number of logits in memory at a time
+LOGITS = 2**25  # largest number of logits in memory at a time
 
 
 def log_likelihood(
@@ -34,7 +34,7 @@ def log_likelihood(
     decoded: Decoded = decoder(single, prefix.repeat_interleave(count, 0))
     index = target.clamp(min=0).repeat_interleave(count, 0).flatten()
     states = decoded.states.flatten(0, 1)
-    rows = max(1, _LOGITS // len(decoder.output_weight))
+    rows = max(1, LOGITS // len(decoder.output_weight))
     parts = zip(states.split(rows), index.split(rows), strict=True)
     found = [_chosen(decoder.logits(some), tokens) for some, tokens in parts]
     likely = torch.cat(found).view(batch, count, prefix.shape[1]).transpose(1, 2)

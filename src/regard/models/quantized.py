@@ -36,13 +36,13 @@ def quantize(model: Model, *, scales: Literal["tensor", "row"] | None = None) ->
     """
     if scales not in (None, "tensor", "row"):
         raise ValueError(f"scales must be tensor, row or None, got {scales!r}")
-    if scales == "tensor" and not _engine():
+    if scales == "tensor" and not int8_engine():
         raise ValueError("scales by tensor need fbgemm, which this torch has not: use row")
-    by_tensor = scales == "tensor" or (scales is None and _engine() is not None)
+    by_tensor = scales == "tensor" or (scales is None and int8_engine() is not None)
     return _copied(model, TensorQuantizedLinear if by_tensor else QuantizedLinear, "int8")
 
 
-def _engine() -> str | None:
+def int8_engine() -> str | None:
     """Return the engine of torch that rounds and multiplies in one call, if there is one."""
     known = torch.backends.quantized.supported_engines
     return next((name for name in ("x86", "fbgemm") if name in known), None)
@@ -179,7 +179,7 @@ def _packed(rounded: Tensor, bias: Tensor | None) -> Any:
     """Return the weight packed for the engine; torch's global choice of an engine is unchanged."""
     settings: Any = torch.backends.quantized
     before = settings.engine
-    settings.engine = _engine()
+    settings.engine = int8_engine()
     try:
         return torch.ops.quantized.linear_prepack(rounded, bias)
     finally:

@@ -23,7 +23,7 @@ class Stacked:
 
     logits: Float[Tensor, "b n classes"]
     weights: tuple[Tensor | Top, ...] = ()
-    log_prob: Float[Tensor, "b n hops"] | None = None  # log-probability of hard choices
+    log_prob: Float[Tensor, "b n hops"] | None = None  # log-probability of the sampled keys of hard attention
 
 
 class StackedClassifier(nn.Module):

@@ -178,7 +178,7 @@ def _nearest(key: str, known: Mapping[str, Setting]) -> list[str]:
 
 
 def _grouped(known: Mapping[str, Setting]) -> str:
-    """Return the names, with one line for each part."""
+    """Return the names of all settings as text, grouped by the part of the configuration."""
     groups: dict[str, list[str]] = {}
     for name in known:
         part, _, last = name.rpartition(".")

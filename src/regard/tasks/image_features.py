@@ -38,7 +38,7 @@ def cached_maps(
     if not path.is_file():
         part = path.with_suffix(".part")
         _write(part, store, function, device, flip, say)
-        os.replace(part, path)  # renamed when it is complete
+        os.replace(part, path)  # the file gets this name when it is complete
     return np.load(path, mmap_mode="r")
 
 

@@ -14,7 +14,7 @@ from regard.look.watch import watch
 from regard.tasks.loading import Loaded
 from regard.tasks.task import InputError, Prediction
 
-_WEIGHTS = 2**20  # largest number of self-attention weights of one answer, over all heads and layers
+MOST_WEIGHTS = 2**20  # largest number of self-attention weights of one answer, over all heads and layers
 _BYTES = 2**28  # bytes of queries and keys that are stored while one input is answered
 
 
@@ -72,8 +72,10 @@ def _watched(loaded: Loaded, given: Any, options: dict[str, Any]) -> Prediction 
     total = 0
     for layer in layers:
         total += layer.heads * layer.queries * layer.keys
-        if total > _WEIGHTS:
-            dropped.append(f"{layer.name!r} did not fit: a page shows {_WEIGHTS:,} weights of self-attention an answer")
+        if total > MOST_WEIGHTS:
+            dropped.append(
+                f"{layer.name!r} did not fit: a page shows {MOST_WEIGHTS:,} weights of self-attention an answer"
+            )
             continue
         labels = _labels(shown, layer.keys)
         layer.row_labels = layer.column_labels = labels

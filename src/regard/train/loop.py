@@ -243,7 +243,7 @@ class _Loop:
         return True
 
     def _shortage(self, where: str, error: Exception) -> OutOfMemory:
-        """Return the error of one of several workers; the last checkpoint stays unchanged."""
+        """Return the error of a worker without memory. No checkpoint is written, because the other workers wait."""
         why = str(error).partition("\n")[0]
         advice = "give a batch fewer tokens, or take more workers"
         return OutOfMemory(f"out of memory {where} ({why}): {advice}", self._last_checkpoint())

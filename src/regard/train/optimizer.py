@@ -63,7 +63,7 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: 
 
 
 def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Return bytes that training holds on this worker: of sharded tensors its part.
+    """Return bytes that training holds on this worker: of sharded tensors, only its shard.
 
     >>> model = nn.Linear(3, 5)
     >>> state_bytes(model, torch.optim.AdamW(model.parameters()))

@@ -24,7 +24,7 @@ class Standing:
     loss: float
     learning_rate: float
     tokens_per_second: float
-    best: str  # such as "bleu 31.2 at step 400"; empty at first
+    best: str  # the best score so far, such as "bleu 31.2 at step 400"
 
 
 @runtime_checkable

@@ -1,8 +1,8 @@
 """Additive attention without a tanh for each pair and without the hidden layer of all pairs in memory.
 
 On the CPU, `blocked` runs with the score in its exponential form, compiled where there is a C compiler; any normaliser,
-mask and bias is supported. Plain calls whose scores fit the cache store all of them; calls too small to compile for use
-the logistic form. On CUDA, Triton kernels compute
+mask and bias is supported. Softmax under lengths or a causal mask is one call of compiled code; calls too small to
+compile for use the logistic form. On CUDA, Triton kernels compute
 softmax attention: small and middle sizes store their scores, with a tanh for each pair and hidden unit; large ones use
 the exponential form in float32, a sine series on the tensor cores in half precision.
 """
@@ -19,19 +19,22 @@ from regard.core.backends import blocked, decoding_step, reference
 from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments, mask_pairs
 from regard.core.backends.result import Direct, Result
 from regard.core.biases import DenseBias, Rule
-from regard.core.clauses import clauses
+from regard.core.clauses import Clauses, clauses
 from regard.core.mask_cache import stored
 from regard.core.masks import Mask
 from regard.core.problem import HALF, Problem
 from regard.core.requests import LogSumExp
 from regard.core.scores import Additive
-from regard.kernels.additive import exponential, logistic, pair_loops
+from regard.kernels.additive import exponential, logistic, native_attention, pair_loops
 from regard.kernels.additive.small_calls import stores_scores
 from regard.kernels.availability import TRITON
 
 NAME = "additive"
 _WORTH = 2**22  # from this number of pair-features on, compile the loops (takes a second, once per machine)
+_STORED = 2**23  # the number of pairs up to which a backward pass stores their weights
+_EVERY = native_attention.Visible(None, None)
 _MANY = 2**24  # without a compiler, the exponential form is faster than the logistic one from here on
+_PLAIN = 2**26  # bytes of all pairs up to which weights on CUDA take less time by the plain form than by a second pass
 _SOME = 2**17  # from this number of pair-features on, the logistic form is faster than tanh
 
 
@@ -86,8 +89,12 @@ def _kernels_refuse(problem: Problem) -> str | None:
 
 def not_worth_it(problem: Problem) -> str | None:
     """Return a reason where the reference implementation is as fast, or None."""
+    if problem.device.type == "cuda":
+        asked = problem.request is not None and not isinstance(problem.request, LogSumExp)
+        few = asked and reference.working_bytes(problem) <= _PLAIN
+        return "small, and weights are requested: the plain form computes them with the output" if few else None
     least = _SOME if problem.dtype == torch.float32 and not torch.compiler.is_compiling() else _MANY
-    if problem.device.type != "cpu" or _features(problem) >= least:
+    if _features(problem) >= least:
         return None
     return "small: the plain form is the fastest"
 
@@ -98,8 +105,8 @@ def working_bytes(problem: Problem) -> int:
     Small calls on CUDA store their scores instead.
     """
     if problem.device.type == "cpu":
-        if _stores_all(problem):
-            return 12 * math.prod(problem.shape)
+        if problem.request is None and _native_serves(problem):
+            return 8 * math.prod(problem.shape) if problem.differentiated else 0
         if _logistic_serves(problem):
             return (reference if blocked.not_worth_it(problem) else blocked).working_bytes(problem)
         return blocked.working_bytes(_exponential(problem))
@@ -127,9 +134,12 @@ def attend(problem: Problem) -> Result:
     """Compute attention by the logistic or the exponential form, or by the Triton kernels."""
     if problem.device.type == "cuda":
         return _by_kernels(problem)
-    if _stores_all(problem):
+    if problem.request is None and _native_serves(problem):
         assert isinstance(problem.score, Additive)
-        return Result(exponential.attention(problem.query, problem.key, problem.value, problem.score.weight))
+        visible = _visible(clauses(problem.mask, *problem.shape[-2:]), problem.shape)
+        output = native_attention.attention(problem.query, problem.key, problem.value, problem.score.weight, visible)
+        if output is not None:
+            return Result(output)
     plain = _logistic_serves(problem) and blocked.not_worth_it(problem)
     backend: Any = reference if plain else blocked
     problem = quicker(problem)
@@ -137,17 +147,6 @@ def attend(problem: Problem) -> Result:
     if problem.request is None or result.weights is not None:
         return result
     return result._replace(weights=recompute.weights(problem, result.chosen))
-
-
-def _stores_all(problem: Problem) -> bool:
-    """Return whether a call on the CPU is softmax over all keys, whose scores are few enough to store."""
-    changed = problem.masked or problem.bad_keys is not None or problem.dropout > 0.0 or problem.request is not None
-    if changed or not problem.normalize.is_softmax or problem.group > 1 or problem.empty:
-        return False
-    assert isinstance(problem.score, Additive)
-    if {t.dtype for t in (problem.query, problem.value, problem.score.weight)} != {torch.float32}:
-        return False
-    return 12 * math.prod(problem.shape) <= reference.SMALL and _builds(problem)
 
 
 def quicker(problem: Problem) -> Problem:
@@ -190,8 +189,8 @@ def direct(problem: Problem) -> Direct | None:
     Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
     """
     if problem.device.type == "cpu":
-        return _direct_on_cpu if _stores_all(problem) else None
-    if problem.device.type != "cuda" or problem.bias is not None or problem.dropout > 0.0 or _is_step(problem):
+        return _direct_native(problem)
+    if problem.device.type != "cuda" or problem.bias is not None or problem.dropout > 0.0:
         return None
     query, key, value = problem.query, problem.key, problem.value
     if query.ndim != 4 or value.shape[-1] == 0 or not query.dtype == key.dtype == value.dtype:
@@ -200,13 +199,48 @@ def direct(problem: Problem) -> Direct | None:
     weight = problem.score.weight
     if (weight.ndim == 2 and len(weight) != query.shape[1]) or weight.dtype == torch.float64:
         return None
+    if _is_step(problem):
+        return decoding_step.direct(problem, weight, 1.0)
     if stores_scores(query.shape, key.shape, problem.score.activation, "auto"):
         return _direct_stored(problem.shape)
     return None if problem.masked or problem.group > 1 else _direct_large
 
 
-def _direct_on_cpu(query: Tensor, key: Tensor, value: Tensor, score: Additive, *_: object) -> Tensor:
-    return exponential.attention(query, key, value, score.weight)
+def _native_serves(problem: Problem) -> bool:
+    """Return whether one call of compiled code on the CPU computes softmax under a mask of lengths or a causal one."""
+    query, value, shape = problem.query, problem.value, problem.shape
+    assert isinstance(problem.score, Additive)
+    if problem.bias is not None or problem.dropout > 0.0 or not problem.normalize.is_softmax or problem.group > 1:
+        return False
+    found = clauses(problem.mask, *shape[-2:])
+    if found is None or found.low is not None or found.segments or found.dense or found.by_head:
+        return False
+    if query.ndim != 4 or query.dtype != torch.float32 or value.shape[-1] == 0 or math.prod(shape) > _STORED:
+        return False
+    tanh = problem.score.activation == "tanh" and problem.score.weight.dtype == torch.float32
+    return tanh and not problem.empty and _builds(problem)
+
+
+def _direct_native(problem: Problem) -> Direct | None:
+    if not _native_serves(problem):
+        return None
+    shape = problem.shape
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Additive, mask: Any, _: object) -> Tensor | None:
+        visible = _EVERY
+        if mask is not None:
+            made = lambda: _visible(clauses(mask.aligned(shape), *shape[-2:]), shape)  # noqa: E731
+            visible = stored(mask, query.device, ("visible", shape), made)
+        return native_attention.attention(query, key, value, score.weight, visible)
+
+    return attended
+
+
+def _visible(found: Clauses | None, shape: tuple[int, ...]) -> native_attention.Visible:
+    """Return lengths for each slice and the band of a mask."""
+    assert found is not None  # checked by _native_serves
+    lengths = None if found.lengths is None else found.lengths.long().expand(shape[:2]).reshape(-1).contiguous()
+    return native_attention.Visible(lengths, found.high)
 
 
 def _direct_stored(shape: tuple[int, ...]) -> Direct:

@@ -1,11 +1,15 @@
 """Decoding steps on CUDA: the condition for a call to be one, and the call of their kernel."""
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.core.clauses import clauses
+from regard.core.backends.result import Direct
+from regard.core.clauses import Clauses, clauses
+from regard.core.mask_cache import stored
+from regard.core.masks import Mask, Padding
 from regard.core.problem import HALF, Problem
 from regard.core.transforms import transformed
 from regard.kernels.availability import TRITON
@@ -35,12 +39,69 @@ def attend(problem: Problem, query: Tensor, key: Tensor, weight: Tensor | None, 
     found = clauses(problem.mask, *problem.shape[-2:])
     lead = problem.query.shape[:-3]
     assert found is not None  # checked by serves()
-    lengths = None if found.lengths is None else found.lengths.expand(*lead, 1).reshape(-1)
-    mask = None
-    if found.dense:
-        keys = problem.shape[-1]
-        mask = functools.reduce(torch.logical_and, found.dense).expand(*lead, 1, 1, keys).reshape(-1, keys)
+    lengths, mask = _seen(found, lead, problem.shape[-1])
     query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, problem.value))
-    workers = torch.cuda.get_device_properties(problem.device).multi_processor_count
-    output = decode(query, key, value, weight, lengths, mask, scale, workers)
+    output = decode(query, key, value, weight, lengths, mask, scale, _workers(problem.device))
     return output.reshape(*lead, *output.shape[-3:])
+
+
+def direct(problem: Problem, weight: Tensor | None, scale: float) -> Direct | None:
+    """Return a function that runs the kernel alone, for all calls with the signature of this step, or None.
+
+    The weight of an additive score must lie in memory as this one does; it is (f,) or (h, f).
+    """
+    if problem.query.ndim != 4 or (weight is not None and weight.stride(-1) != 1):
+        return None
+    from regard.kernels.triton.decode_attention import Steps, prepare  # imported here, because it imports Triton
+
+    shape, (queries, keys), batch = problem.shape, problem.shape[-2:], problem.shape[0]
+    query, key, value = problem.query, problem.key, problem.value
+    found = clauses(problem.mask, queries, keys)
+    assert found is not None  # checked by serves()
+    shared = found.lengths is None or found.lengths.numel() == 1
+    steps = Steps(
+        (query.shape, key.shape, value.shape), (query.stride(), key.stride(), value.stride()), key.element_size(),
+        None if weight is None else weight.stride(0) if weight.ndim == 2 else 0,
+        0 if shared else 1, scale, _workers(problem.device),
+    )  # fmt: skip
+    run, places = prepare(steps), None if weight is None else weight.stride()
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Any, mask: Any, _: object) -> Tensor | None:
+        device, own = query.device, None if places is None else score.weight
+        if device.index != torch.cuda.current_device() or (own is not None and own.stride() != places):
+            return None
+        if mask is None:
+            return run(query, key, value, own, None, None)
+        if type(mask) is Padding and not mask.plain:
+            lengths = mask.lengths
+            if not shared and (lengths.shape[0] != batch or lengths.stride(0) != 1):
+                return None
+            return run(query, key, value, own, lengths, None)
+        if not isinstance(mask, Mask):
+            return None
+        seen = stored(mask, device, ("step", shape), lambda: _seen_by(mask, shape, device))
+        return run(query, key, value, own, *seen)
+
+    return attended
+
+
+def _workers(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _seen(found: Clauses, lead: torch.Size, keys: int) -> tuple[Tensor | None, Tensor | None]:
+    """Return lengths (b,) and a mask (b, k), each or None."""
+    lengths = None if found.lengths is None else found.lengths.expand(*lead, 1).reshape(-1)
+    if not found.dense:
+        return lengths, None
+    mask = functools.reduce(torch.logical_and, found.dense).expand(*lead, 1, 1, keys)
+    return lengths, mask.reshape(-1, keys)
+
+
+def _seen_by(mask: Mask, shape: tuple[int, ...], device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+    """Return the mask of a checked call with four axes as the prepared kernel takes it."""
+    found = clauses(mask.on(device).aligned(shape), *shape[-2:])
+    assert found is not None  # checked by serves()
+    lengths, dense = _seen(found, torch.Size(shape[:1]), shape[-1])
+    dense = None if dense is None else dense.contiguous().view(torch.uint8)
+    return None if lengths is None else lengths.contiguous(), dense

@@ -23,7 +23,7 @@ from regard.core.mask_cache import stored
 from regard.core.masks import Band, Blocks, Coarse
 from regard.core.nonfinite import zero_masked_keys
 from regard.core.problem import HALF, Problem
-from regard.core.scores import ScaledDot
+from regard.core.scores import Dot, ScaledDot
 from regard.kernels.availability import TRITON
 
 NAME = "flex"
@@ -43,14 +43,20 @@ def refuses(problem: Problem) -> str | None:
         return "it has no dropout"
     if problem.query.dtype not in (*HALF, torch.float32):
         return f"it does not compute in {problem.query.dtype}"
-    if clauses(problem.mask, *problem.shape[-2:]) is None:
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if found is None:
         return "masks with | or ~ have no cheap list of blocks"
     if problem.bias_learned and torch.are_deterministic_algorithms_enabled():
         return "its gradient of a learned bias is summed in no fixed order"
     sizes = (problem.query.shape[-1], problem.value.shape[-1])
-    if any(size < 16 or size & (size - 1) for size in sizes):
+    if not all(map(_whole, sizes)) and not ranges.serves(problem, found):
         return f"sizes must be powers of two from 16, got {sizes[0]} and {sizes[1]}"
     return None
+
+
+def _whole(size: int) -> bool:
+    """Return whether FlexAttention takes vectors of this size."""
+    return size >= 16 and size & (size - 1) == 0
 
 
 def not_worth_it(problem: Problem) -> str | None:
@@ -133,7 +139,12 @@ def _narrow(problem: Problem, found: Clauses) -> bool:
         return False
     plain = problem.bias is None and _softcap(problem) is None and problem.query.dtype in HALF
     sizes = problem.query.shape[-1], problem.value.shape[-1]
-    small = max(sizes) <= 128 and found.high - found.low <= _NARROW and math.prod(problem.shape[:-2]) <= _PROGRAMS
+    small = (
+        max(sizes) <= 128
+        and all(map(_whole, sizes))
+        and found.high - found.low <= _NARROW
+        and math.prod(problem.shape[:-2]) <= _PROGRAMS
+    )
     near = _near(problem.shape[-3], problem.query, problem.key, problem.value)
     return plain and small and near and TRITON and not torch.compiler.is_compiling()
 
@@ -151,16 +162,18 @@ def direct(problem: Problem) -> Direct | None:
     Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
     """
     found = clauses(problem.mask, *problem.shape[-2:])
-    if found is None or problem.query.ndim != 4 or not isinstance(problem.score, ScaledDot):
+    if found is None or problem.query.ndim != 4:
         return None
     if not _narrow(problem, found):
-        return ranges.direct(problem, problem.score) if ranges.serves(problem, found) else None
+        return ranges.direct(problem, found) if ranges.serves(problem, found) else None
+    if not isinstance(problem.score, (Dot, ScaledDot)):
+        return None
     low, high, square = found.low, found.high, problem.query.shape == problem.key.shape
     if low is None or high is None or not (square and low <= 0 <= high):
         return None
     from regard.kernels.triton.window_attention import window_attention  # imported here, because it imports Triton
 
-    scale = problem.score.factor(problem.query.shape[-1])
+    scale = problem.score.factor(problem.query.shape[-1]) if isinstance(problem.score, ScaledDot) else 1.0
 
     def attended(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor | None:
         if query.device.index != torch.cuda.current_device():

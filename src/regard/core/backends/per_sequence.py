@@ -11,20 +11,26 @@ from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core.backends import torch_sdpa
 from regard.core.backends.result import Direct
 from regard.core.clauses import Clauses, clauses
 from regard.core.mask_cache import stored
-from regard.core.masks import Mask
+from regard.core.masks import And, Band, Mask, Padding, Segments
 from regard.core.nonfinite import harmless
 from regard.core.problem import Problem
-from regard.core.scores import Score
+from regard.core.scores import ScaledDot, Score
 from regard.core.spans import Stretch, all_of
 
 _CALL = 2**14  # number of pairs whose time equals the overhead of one more call
 _TILE = 64  # number of rows and keys below which the kernel is not faster
+_ROW = 4  # number of queries that take as long as a single one: the kernel reads the keys in either case
+# Two products and a softmax are faster than the kernel for at least so many slices, up to so many queries and keys in
+# the forward pass alone and with gradients, and for steps of so many queries over any number of keys.
+_PLAIN_SLICES, _PLAIN, _PLAIN_LENGTH, _STEP = 16, 32, 256, 2
+_PLAIN_PAIRS = 2**22  # number of pairs up to which their scores are stored
 
 
 class Piece(NamedTuple):
@@ -54,10 +60,8 @@ def packed(found: Clauses | None, shape: tuple[int, ...]) -> list[Packed] | None
     if max(queries, keys) <= _TILE and (batch > 1 or found.segments):
         return None  # splitting would save no time
     lengths = [keys] * batch if found.lengths is None else found.lengths.expand(*lead, 1).flatten().tolist()
-    if not found.segments:  # the most frequent case is decided without listing the calls
-        saved, further = batch * keys - sum(lengths), sum(a != b for a, b in pairwise(lengths))
-        if heads * queries * saved < _CALL * further:
-            return None
+    if not found.segments and not _worth_splitting(lengths, shape):
+        return None
     runs = _runs(found, lead, queries, keys)
     if _CALL * sum(map(len, runs[0])) > heads * batch * queries * keys + _CALL:
         return None
@@ -71,6 +75,22 @@ def packed(found: Clauses | None, shape: tuple[int, ...]) -> list[Packed] | None
         return calls
     cost = sum(_cost(piece, heads * call.batch) for call in calls for piece in call.pieces)
     return calls if cost < heads * batch * queries * keys + _CALL else None
+
+
+def _worth_splitting(lengths: list[int], shape: tuple[int, ...]) -> bool:
+    """Return whether the keys that are not read take longer than the further calls, without listing the calls."""
+    *_, heads, queries, keys = shape
+    saved, further = len(lengths) * keys - sum(lengths), sum(a != b for a, b in pairwise(lengths))
+    return heads * max(_ROW, queries) * saved >= _CALL * further
+
+
+def _by_length(lengths: list[int], shape: tuple[int, ...]) -> list[Packed] | None:
+    """Return the calls for sequences of these lengths without segments and bands; None if one call is faster."""
+    queries, keys = shape[-2:]
+    if (max(queries, keys) <= _TILE and len(lengths) > 1) or not _worth_splitting(lengths, shape):
+        return None
+    rows, columns = all_of(queries), all_of(keys)
+    return [Packed(len(list(alike)), [Piece(rows, columns, length, False)]) for length, alike in groupby(lengths)]
 
 
 def _cost(piece: Piece, heads: int) -> int:
@@ -124,36 +144,150 @@ def _pieces(own: Runs, other: Runs, length: int, high: int | None) -> list[Piece
     return pieces
 
 
+class Numbers(NamedTuple):
+    """A mask as numbers to add to scores, 0 or −inf, (b or 1, 1, q or 1, k), and whether every row attends a key."""
+
+    tensor: Tensor
+    full: bool
+
+
+def plain_serves(problem: Problem) -> bool:
+    """Return whether two products and a softmax are faster than the kernel for a call in one piece.
+
+    They need contiguous tensors, which are multiplied without a copy. Values of another size would have to be padded
+    for the kernel.
+    """
+    tensors, (*_, queries, keys) = (problem.query, problem.key, problem.value), problem.shape
+    slices = math.prod(problem.shape[:-2])
+    if problem.group > 1 or problem.query.dtype != problem.dtype or slices * queries * keys > _PLAIN_PAIRS:
+        return False
+    if problem.value.shape[-1] != problem.key.shape[-1]:
+        return keys <= _PLAIN_LENGTH
+    if not all(t.is_contiguous() for t in tensors) or slices < _PLAIN_SLICES:
+        return False
+    longest = _PLAIN_LENGTH if problem.differentiated else _PLAIN
+    return max(queries, keys) <= longest or (queries <= _STEP and not problem.differentiated)
+
+
 def direct(problem: Problem) -> Direct:
     """Return a function that computes all calls with the signature of this one, by sequences or with a mask tensor."""
-    shape, learning, grouped = problem.shape, problem.differentiated, problem.group > 1
+    shape, learning, grouped, dtype = problem.shape, problem.differentiated, problem.group > 1, problem.dtype
+    as_it_is, plain = isinstance(problem.score, ScaledDot), plain_serves(problem)
+    scale = problem.score.factor(problem.query.shape[-1]) if isinstance(problem.score, ScaledDot) else 1.0
+    equal = problem.key.shape[-1] == problem.value.shape[-1]
+    place = "lowered", shape, dtype, equal
 
     def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-        options = {"attn_mask": mask, "is_causal": causal, "scale": scale, "enable_gqa": grouped}
-        return torch_sdpa.attend(query, key, value, **options)
+        if causal or grouped or scale <= 0:
+            options = {"attn_mask": mask, "is_causal": causal, "scale": scale, "enable_gqa": grouped}
+            return torch_sdpa.attend(query, key, value, **options)
+        return F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
 
     def attended(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, _: object) -> Tensor | None:
-        if not harmless(query, key, value, learning):
+        if learning and not harmless(query, key, value, True):
             return None
-        lowered = stored(mask, query.device, ("lowered", shape), lambda: _lowered(mask, shape))
-        product = score.as_product(query, key)
-        assert product is not None  # checked by refuses()
-        if isinstance(lowered, Tensor):
-            return kernel(product.query, product.key, value, lowered, False, product.scale)
-        return attend(product.query, product.key, value, lowered, functools.partial(kernel, scale=product.scale))
+        lowered = stored(mask, query.device, place, lambda: _lowered(mask, shape, dtype, equal))
+        factor, given = scale, (query, key)
+        if not as_it_is:
+            product = score.as_product(query, key)
+            assert product is not None  # checked by refuses()
+            query, key, factor = product
+        # In the forward pass alone, NaN and Inf of any value, and products that overflow, reach the output; those of
+        # queries and keys reach the scores, but may be lost among the weights.
+        if plain and isinstance(lowered, Numbers) and lowered.full:
+            scores = query @ key.mT
+            if not learning and not _finite(scores):
+                return None
+            output = torch.add(lowered.tensor, scores, alpha=factor).softmax(-1) @ value
+        elif not equal or not (learning or (_finite(given[0]) and _finite(given[1]))):
+            return None
+        elif isinstance(lowered, Numbers):
+            output = kernel(query, key, value, lowered.tensor, False, factor)
+        else:
+            output = attend(query, key, value, lowered, functools.partial(kernel, scale=factor))
+        return output if learning or _finite(output) else None
 
     return attended
 
 
-def _lowered(mask: Mask, shape: tuple[int, ...]) -> list[Packed] | Tensor:
-    """Return the calls for a mask of scores (b, h, q, k), or the mask as a tensor if one call is faster."""
+def _finite(tensor: Tensor) -> bool:
+    """Return whether a tensor without a graph holds no NaN or Inf; a finite sum shows it in the shortest time."""
+    return math.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())
+
+
+def _lowered(mask: Mask, shape: tuple[int, ...], dtype: torch.dtype, split: bool) -> list[Packed] | Numbers:
+    """Return the calls for a mask of scores (b, h, q, k), or the mask as numbers if one call is faster.
+
+    Without `split` it is one call.
+    """
+    queries, keys = shape[-2:]
+    if max(queries, keys) <= _TILE or type(mask) is Padding:
+        lowered = _of_simple_rules(mask, shape, dtype, split)
+        if lowered is not None:
+            return lowered
     mask = mask.aligned(shape)
-    found = clauses(mask, *shape[-2:])
-    calls = packed(found, shape)
-    if calls is not None or found is None:
-        return calls or []
-    allowed = mask.allowed(all_of(1 if found.by_key else shape[-2]), all_of(shape[-1]), torch.device("cpu"))
-    return allowed.reshape((1,) * (4 - allowed.ndim) + tuple(allowed.shape))
+    found = clauses(mask, queries, keys)
+    calls = packed(found, shape) if split else None
+    if calls is not None:
+        return calls
+    by_key = found is not None and found.by_key
+    allowed = mask.allowed(all_of(1 if by_key else queries), all_of(keys), torch.device("cpu"))
+    allowed = allowed.reshape((1,) * (4 - allowed.ndim) + tuple(allowed.shape))
+    full = bool(allowed.any(-1).all())
+    return Numbers(_minus_infinity(~allowed, dtype), full)
+
+
+def _of_simple_rules(
+    mask: Mask, shape: tuple[int, ...], dtype: torch.dtype, split: bool
+) -> list[Packed] | Numbers | None:
+    """Return `_lowered` for a band, one length for each sequence, one list of ids, or two of these; None otherwise."""
+    batch, _, queries, keys = shape
+    band, lengths, ids = None, None, None
+    for part in (mask.left, mask.right) if type(mask) is And else (mask,):
+        if type(part) is Band and band is None:
+            band = part
+        elif type(part) is Padding and lengths is None and part.lengths.shape == (batch,) and not part.plain:
+            lengths = part.lengths
+        elif type(part) is Segments and ids is None and part.query_ids is part.key_ids and not part.plain:
+            ids = part.query_ids
+            if ids.shape != (batch, queries) or queries != keys:
+                return None
+        else:
+            return None
+    masked, least = None, keys
+    if lengths is not None:
+        numbers = lengths.tolist()
+        least = min(numbers)
+        if least < 0 or max(numbers) > keys:
+            return None
+        calls = _by_length(numbers, shape) if split and type(mask) is Padding else None
+        if calls is not None:
+            return calls
+        masked = torch.arange(keys) >= lengths.view(-1, 1, 1, 1)
+    if ids is not None:
+        apart = ids.view(batch, 1, queries, 1) != ids.view(batch, 1, 1, keys)
+        masked = apart if masked is None else masked | apart
+    low, high = (None, None) if band is None else (band.low, band.high)
+    if band is not None:
+        outside = _outside(low, high, queries, keys)
+        masked = outside if masked is None else masked | outside
+    assert masked is not None  # the mask has lengths or ids
+    # With ids alone every query may attend the key at its own position, with lengths alone the first key.
+    to_first = ids is None and least > 0 and low is None and (high is None or high >= 0)
+    to_own = lengths is None and (low or 0) <= 0 <= (high or 0)
+    return Numbers(_minus_infinity(masked, dtype), to_first or to_own or bool((~masked).any(-1).all()))
+
+
+@functools.lru_cache(maxsize=64)
+def _outside(low: int | None, high: int | None, queries: int, keys: int) -> Tensor:
+    """Return which pairs of a small matrix are outside of a band."""
+    with torch.inference_mode(False):
+        return ~Band(low, high).allowed(all_of(queries), all_of(keys), torch.device("cpu"))
+
+
+def _minus_infinity(masked: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return −inf where a pair is masked, else 0."""
+    return torch.zeros(masked.shape, dtype=dtype).masked_fill_(masked, -math.inf)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, calls: list[Packed], kernel: Callable[..., Tensor]) -> Tensor:

@@ -10,19 +10,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.core.backends import decoding_step
 from regard.core.backends.result import Direct, Result
 from regard.core.biases import Alibi
 from regard.core.clauses import Clauses, clauses
 from regard.core.mask_cache import stored
-from regard.core.masks import Mask
+from regard.core.masks import And, Band, Mask, Padding
 from regard.core.nonfinite import seen_keys, zero_masked_keys, zeroed
 from regard.core.problem import HALF, Problem
 from regard.core.scores import Bilinear, Dot, ScaledDot
 from regard.kernels.availability import TRITON
 
 KERNEL = "triton ranges"
-_LEAST = 65  # smallest number of queries and keys: shorter sequences have their own kernel
-_SIZES = (16, 32, 64, 128)
+_SIZE = 256  # the largest size of queries, keys and values
+_LEARNED = 128  # the same in float32 with gradients
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
@@ -41,7 +42,10 @@ def serves(problem: Problem, found: Clauses | None) -> bool:
         return False
     if isinstance(problem.score, Bilinear) and problem.query.dtype == torch.float16:
         return False  # query times weight could overflow float16
-    return _worth_it(found, problem.bias) and _fits(problem.query, problem.key, problem.value)
+    if not _worth_it(found, problem.bias) or decoding_step.serves(problem):
+        return False
+    narrow = problem.query.dtype == torch.float32 and problem.differentiated
+    return _fits(problem.query, problem.key, problem.value, _LEARNED if narrow else _SIZE)
 
 
 def _simple(found: Clauses) -> bool:
@@ -53,16 +57,18 @@ def _worth_it(found: Clauses, bias: object) -> bool:
     return bias is not None or not by_torch or found.lengths is not None or len(found.segments) > 0
 
 
-def _fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
+def _fits(query: Tensor, key: Tensor, value: Tensor, most: int) -> bool:
     """Return whether the kernel supports these shapes and dtypes; query heads may share key heads."""
-    queries, keys, heads = query.shape[-2], key.shape[-2], query.shape[-3]
-    if query.dtype not in HALF or min(queries, keys) < _LEAST or not TRITON or torch.compiler.is_compiling():
+    queries, keys, heads, size = query.shape[-2], key.shape[-2], query.shape[-3], max(key.shape[-1], value.shape[-1])
+    if query.dtype not in (*HALF, torch.float32) or not TRITON or torch.compiler.is_compiling():
         return False
-    if key.shape[-1] not in _SIZES or value.shape[-1] not in _SIZES or math.prod(query.shape[:-2]) > _PROGRAMS:
+    if size > most or math.prod(query.shape[:-2]) > _PROGRAMS:
+        return False
+    if 0 in (queries, keys, key.shape[-1], value.shape[-1]):
         return False
     # The kernel's 32-bit offsets must reach all heads and rows of a batch row, also in a contiguous copy.
     tensors = (query, key, value)
-    reach = max(128 * max(queries, keys), *(t.stride(-3) for t in tensors))
+    reach = max(_SIZE * max(queries, keys), *(t.stride(-3) for t in tensors))
     return heads * reach < 2**31 and max(queries, keys) * max(t.stride(-2) for t in tensors) < 2**31
 
 
@@ -99,29 +105,51 @@ def attend(problem: Problem, found: Clauses) -> Result:
     return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]))
 
 
-def direct(problem: Problem, score: ScaledDot) -> Direct:
-    """Return a function that runs the kernel alone, for all calls with the signature of this one."""
+def direct(problem: Problem, found: Clauses) -> Direct | None:
+    """Return a function that runs the kernel alone, for all calls with the signature of this one, or None."""
     from regard.kernels.triton.range_attention import range_attention  # imported here, because it imports Triton
+    from regard.kernels.triton.range_pairs import Rules
 
-    shape, heads, scale = problem.shape, problem.shape[-3], score.factor(problem.query.shape[-1])
+    as_it_is = isinstance(problem.score, (Dot, ScaledDot))
+    if problem.differentiated and not as_it_is:  # masked keys may have to be cleaned before they are transformed
+        return None
+    product = problem.score.as_product(problem.query, problem.key) if as_it_is else None
+    shape, (batch, heads), band = problem.shape, problem.shape[:2], Rules(found.low, found.high)
+    scale = 1.0 if product is None else product.scale
+    shared = found.lengths is not None and found.lengths.numel() == 1
+    padded, packed = found.lengths is not None, bool(found.segments)
 
-    def attended(query: Tensor, key: Tensor, value: Tensor, score: object, mask: Any, bias: Any) -> Tensor | None:
-        device = query.device
-        if device.index != torch.cuda.current_device():
+    def rules_of(mask: Any, device: torch.device) -> Any:
+        if not padded and not packed:
+            return band
+        padding = None if packed else beside_a_band(mask)
+        if type(padding) is Padding and not padding.plain and (shared or len(padding.lengths) == batch):
+            return band._replace(lengths=padding.lengths, lengths_b=0 if shared else padding.lengths.stride(0))
+        lowered = stored(mask, device, ("ranges", shape), lambda: _lowered_for(mask, shape, device))
+        return None if lowered.seen is not None else lowered.rules
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Any, mask: Any, bias: Any) -> Tensor | None:
+        device, factor = query.device, scale
+        rules = rules_of(mask, device) if device.index == torch.cuda.current_device() else None
+        if rules is None:
             return None
-        if mask is None:
-            lowered = _lowered(Clauses(), shape, device)
-        else:
-            lowered = stored(mask, device, ("ranges", shape), lambda: _lowered_for(mask, shape, device))
-        if lowered.seen is not None:
-            return None
-        rules = lowered.rules
         if bias is not None:
             slopes = stored(bias, device, ("slopes", heads), lambda: bias.on(device).slopes.detach().expand(heads))
             rules = rules._replace(slopes=slopes, slopes_h=slopes.stride(0), offset=bias.offset)
-        return range_attention(query, key, value, rules, scale)
+        if not as_it_is:
+            query, key, factor = score.as_product(query, key)
+        return range_attention(query, key, value, rules, factor)
 
     return attended
+
+
+def beside_a_band(mask: Any) -> Any:
+    """Return the part of a mask beside a band, or the mask."""
+    if not isinstance(mask, And):
+        return mask
+    if isinstance(mask.left, Band):
+        return mask.right
+    return mask.left if isinstance(mask.right, Band) else mask
 
 
 def _lowered_for(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Lowered:
@@ -132,7 +160,7 @@ def _lowered_for(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Lo
 
 
 def _lowered(found: Clauses, shape: tuple[int, ...], device: torch.device) -> Lowered:
-    from regard.kernels.triton.range_attention import Rules  # imported here, because it imports Triton
+    from regard.kernels.triton.range_pairs import Rules  # imported here, because it imports Triton
     from regard.kernels.triton.segment_bounds import segment_bounds
 
     lead, (queries, keys) = shape[:-3], shape[-2:]

@@ -6,6 +6,7 @@ differentiable. Every other backend is compared with this one.
 
 import torch
 
+from regard.core.backends import plain_form
 from regard.core.backends.result import Direct, Result
 from regard.core.custom import Custom
 from regard.core.hard import choose
@@ -62,7 +63,11 @@ def direct(problem: Problem) -> Direct | None:
 
 
 def attend(problem: Problem) -> Result:
-    """Compute softmax(score(Q, K) + bias) V as written."""
+    """Compute softmax(score(Q, K) + bias) V as written, or by `plain_form`, unless chosen by name."""
+    if plain_form.serves(problem):
+        result = plain_form.attend(problem)
+        if result is not None:
+            return result
     problem, marks = cleaned(problem)
     query, key, value = (t.to(problem.dtype) for t in (problem.query, problem.key, problem.value))
     rows, columns = all_of(problem.shape[-2]), all_of(problem.shape[-1])

@@ -25,7 +25,7 @@ from regard.core.masks import Band, Dense, Mask
 from regard.core.nonfinite import all_finite, finite, harmless, needs_cleaning, zero_masked_keys
 from regard.core.problem import HALF, Problem
 from regard.core.requests import LogSumExp, Rows
-from regard.core.scores import Bilinear, ScaledDot, Score
+from regard.core.scores import Bilinear, Dot, ScaledDot, Score
 from regard.core.spans import Stretch, all_of, cut, take
 from regard.core.transforms import mapped
 
@@ -37,6 +37,7 @@ _STORED_NUMBERS = 2**20  # number of entries up to which a mask is stored
 _BAND_NUMBERS = 2**15  # the same with a route, of which there are many
 _SHORT = 64  # keys up to which the plain form takes less time on the CPU than padding to one size
 _COLUMNS = 128  # number of keys in one step of the search for visible keys
+_MEMORY = 512  # number of keys from which on a step in float32 takes less time by the decoding kernel
 
 
 def refuses(problem: Problem) -> str | None:
@@ -75,7 +76,7 @@ def not_worth_it(problem: Problem) -> str | None:
     asked = problem.request is not None and not isinstance(problem.request, LogSumExp | Rows)
     if asked and problem.device.type == "cpu" and reference.working_bytes(problem) <= reference.SMALL:
         return "small, and weights are requested: the plain form computes them with the output"
-    padded = problem.value.shape[-1] != problem.key.shape[-1]
+    padded = problem.value.shape[-1] != problem.key.shape[-1] and not _at_once(problem)
     if padded and problem.device.type == "cpu" and problem.shape[-1] <= _SHORT and reference.small(problem):
         return "few keys, and values of another size: the plain form is faster than padding"
     if plain(problem) and working_bytes(problem) > _affordable(problem.device):
@@ -159,7 +160,11 @@ def _like_kernels(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 def _is_step(problem: Problem, found: Clauses | None) -> bool:
     """Return whether the decoding kernel runs, which never loads padding, so the memory needs no cleaning."""
-    return found is not None and found.lengths is not None and decoding_step.serves(problem)
+    if found is None or not decoding_step.serves(problem):
+        return False
+    # Without padding torch has kernels for steps in half precision; in float32 one program reads all keys of a head.
+    long = problem.query.dtype == torch.float32 and not torch.compiler.is_compiling() and problem.shape[-1] >= _MEMORY
+    return found.lengths is not None or long
 
 
 def attend(problem: Problem) -> Result:
@@ -235,14 +240,16 @@ def direct(problem: Problem) -> Direct | None:
     found, (queries, keys) = clauses(problem.mask, *problem.shape[-2:]), problem.shape[-2:]
     if found is None or problem.query.ndim != 4:
         return None
+    if _is_step(problem, found):
+        return _step(problem)
     if problem.bias is not None:
         return _with_slopes(problem, found)
     causal, pairs = _is_causal_alone(found), _pairs_at_once(problem)
     if problem.device.type == "cpu" and (found.lengths is not None or found.segments):
         small = found.by_key or (problem.matrices * queries * keys <= _STORED_NUMBERS and not found.dense)
-        equal = problem.key.shape[-1] == problem.value.shape[-1]
+        served = problem.key.shape[-1] == problem.value.shape[-1] or per_sequence.plain_serves(problem)
         return (
-            per_sequence.direct(problem) if small and equal and problem.dropout == 0.0 and found.low is None else None
+            per_sequence.direct(problem) if small and served and problem.dropout == 0.0 and found.low is None else None
         )
     band = None if causal else _small_band(problem, found)
     if (
@@ -286,6 +293,14 @@ def direct(problem: Problem) -> Direct | None:
         return output if output.shape[-1] == size else output[..., :size]
 
     return attended
+
+
+def _step(problem: Problem) -> Direct | None:
+    """Return `direct` for decoding steps on CUDA."""
+    if not isinstance(problem.score, (Dot, ScaledDot)):
+        return None
+    product = problem.score.as_product(problem.query, problem.key)
+    return None if product is None else decoding_step.direct(problem, None, product.scale)
 
 
 def _with_slopes(problem: Problem, found: Clauses) -> Direct | None:
@@ -337,6 +352,15 @@ def _pairs_at_once(problem: Problem) -> torch.Size | None:
     if not isinstance(mask, Dense) or problem.device.type != "cpu" or _rows_at_once(problem) < problem.shape[-2]:
         return None
     return mask.tensor.shape
+
+
+def _at_once(problem: Problem) -> bool:
+    """Return whether `direct` computes padding or documents by two products and a softmax."""
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if found is None or problem.bias is not None or problem.request is not None or problem.dropout > 0.0:
+        return False
+    masked = (found.lengths is not None or bool(found.segments)) and found.low is None and not found.dense
+    return masked and problem.query.ndim == 4 and per_sequence.plain_serves(problem)
 
 
 def _sequences(problem: Problem, found: Clauses | None) -> list[per_sequence.Packed] | None:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from regard.core.backends import decoding_step
+from regard.core.backends.ranges import beside_a_band
 from regard.core.backends.result import Direct, Result
 from regard.core.clauses import clauses
-from regard.core.masks import And, Band, Dense, Padding
+from regard.core.masks import Dense, Padding
 from regard.core.nonfinite import zero_masked_keys
 from regard.core.problem import HALF, Problem
 from regard.core.scores import Bilinear, Dot, ScaledDot
@@ -137,7 +138,7 @@ def direct(problem: Problem) -> Direct | None:
     batch, keys = problem.shape[0], problem.shape[-1]
 
     def attended(query: Tensor, key: Tensor, value: Tensor, score: object, mask: Any, _: object) -> Tensor | None:
-        device, padding = query.device, _padding(mask) if padded else None
+        device, padding = query.device, beside_a_band(mask) if padded else None
         if device.index != torch.cuda.current_device() or (padding is not None and padding.plain):
             return None
         lengths = None if padding is None else padding.lengths
@@ -151,17 +152,8 @@ def direct(problem: Problem) -> Direct | None:
 
 def _lengths_alone(problem: Problem) -> bool:
     """Return whether the mask is one length for each sequence, causal or not."""
-    mask = _padding(problem.mask)
+    mask = beside_a_band(problem.mask)
     return isinstance(mask, Padding) and mask.lengths.shape == (problem.query.shape[0], 1)
-
-
-def _padding(mask: Any) -> Any:
-    """Return the mask, or the part of it beside a band."""
-    if not isinstance(mask, And):
-        return mask
-    if isinstance(mask.left, Band):
-        return mask.right
-    return mask.left if isinstance(mask.right, Band) else mask
 
 
 def _four_axes(tensor: Tensor) -> Tensor:

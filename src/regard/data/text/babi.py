@@ -27,7 +27,7 @@ class _Told(NamedTuple):
     sentences: tuple[str, ...] = ()
     question: str = ""
     answer: str = ""
-    support: tuple[int, ...] = ()  # sentences, counted from 0
+    support: tuple[int, ...] = ()  # indices of the supporting sentences, from 0
     fault: str = ""
 
 

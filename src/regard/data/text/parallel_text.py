@@ -93,7 +93,7 @@ class Limits:
 
 EVERYTHING = Limits()
 _TOO_LONG = f"a line of more than {LONGEST_LINE:,} bytes"
-_CHARACTERS = 100  # characters per allowed word
+_CHARACTERS = 100  # largest number of characters per allowed word
 _IGNORED = "ignored: "  # prefix of ignored columns in a tally
 
 

@@ -254,7 +254,7 @@ def _answers(asked: dict[str, Any]) -> tuple[tuple[tuple[str, int | None], ...],
     found = asked.get("answers", asked.get("answer"))
     if isinstance(found, str):
         found = [{"text": found, "answer_start": asked.get("answer_start")}]
-    if isinstance(found, dict):  # {"text": […], "answer_start": […]}
+    if isinstance(found, dict):  # the form of the hub: {"text": […], "answer_start": […]}
         texts, starts = found.get("text"), found.get("answer_start")
         if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
             found = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]

@@ -17,7 +17,7 @@ _MOST = 2 * len(NUMBERS)
 _TRIES = 200
 
 Regions = tuple[Box, ...]
-Words = tuple[str, str, str]  # size, colour, kind
+Words = tuple[str, str, str]  # description of a shape: size, colour, kind
 
 
 @dataclass(frozen=True, slots=True)

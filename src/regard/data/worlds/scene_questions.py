@@ -30,7 +30,7 @@ FORMS = ("colour", "shape", "count", "presence", "place", "relation", "compariso
 _MOST = 6
 _TRIES = 200
 
-Look = tuple[str, str]  # colour, kind
+Look = tuple[str, str]  # description of a shape: colour, kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def _some_look(dice: Dice) -> Look:
 
 
 def _others(dice: Dice, looks: dict[int, Look], total: int, allowed: Callable[[Look], bool]) -> list[Look]:
-    """Return the looks of all shapes: the given ones, and `allowed` ones for the rest."""
+    """Return colour and kind of all shapes: the given ones, and random ones that are `allowed` for the rest."""
     filled = []
     for number in range(total):
         look = looks.get(number)

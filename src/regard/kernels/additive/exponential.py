@@ -22,7 +22,7 @@ from regard.kernels.derivatives import REFERENCE, once_only
 # e^{2a} and its inverse are normal float32 numbers up to this |a|. A product of two may overflow or underflow; tanh is
 # ±1 there, and the formula gives ±1 too.
 REACH = 43.0
-_NEAR = 2.0  # the largest |q| + |k| for which the form for small numbers is used
+NEAR = 2.0  # the largest |q| + |k| for which the form for small numbers is used
 
 
 def scores(query: Tensor, key: Tensor, weight: Tensor, build: bool) -> Tensor:
@@ -31,14 +31,6 @@ def scores(query: Tensor, key: Tensor, weight: Tensor, build: bool) -> Tensor:
     Reference implementation: `regard.core.scores.Additive`.
     """
     return _Scores.apply(query, key, weight, build)
-
-
-def attention(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-    """Return softmax(w · tanh(q + k)) V by the compiled loops, with all scores in memory.
-
-    Reference implementation: `regard.core.backends.reference`.
-    """
-    return scores(query, key, weight, build=True).softmax(-1) @ value
 
 
 class _Scores(torch.autograd.Function):
@@ -72,7 +64,7 @@ def _form(query: Tensor, key: Tensor, build: bool) -> tuple[Tensor, Tensor, "_Fo
     """Return rows and columns as the loops take them, and the loops for their range of values."""
     query, key = _slices(query), _slices(key)
     reach = _largest(query) + _largest(key)
-    if reach <= _NEAR:
+    if reach <= NEAR:
         rows, columns, forms = torch.expm1(2 * query), torch.expm1(2 * key), (_eager_near, _compiled_near)
     elif (factors := _factors(query, key)) is not None:
         rows, columns, forms = *factors, (_eager_far, _compiled_far)

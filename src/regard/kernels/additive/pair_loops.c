@@ -8,6 +8,7 @@
  * computed by one thread in a fixed order: the result does not depend on the number of threads.
  */
 
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -25,6 +26,9 @@ typedef __m512 vec;
 #define FMA(a, b, c) _mm512_fmadd_ps(a, b, c)  /* a b + c */
 #define FNMA(a, b, c) _mm512_fnmadd_ps(a, b, c) /* c - a b */
 #define GUESS(x) _mm512_rcp14_ps(x)
+#define MAX(a, b) _mm512_max_ps(a, b)
+#define ROUND(x) _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#define SCALE(x, n) _mm512_scalef_ps(x, n) /* x 2^n */
 static inline float sum(vec x) { return _mm512_reduce_add_ps(x); }
 #elif defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
@@ -43,6 +47,10 @@ static inline vec inverse_guess(vec x) { /* accurate to 12 bits; the Newton step
     return _mm256_mul_ps(r, _mm256_fnmadd_ps(x, r, _mm256_set1_ps(2.0f)));
 }
 #define GUESS(x) inverse_guess(x)
+#define MAX(a, b) _mm256_max_ps(a, b)
+#define ROUND(x) _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#define SCALE(x, n) \
+    MUL(x, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23)))
 static inline float sum(vec x) {
     float part[8], total = 0.0f;
     _mm256_storeu_ps(part, x);
@@ -61,6 +69,9 @@ typedef float vec;
 #define FMA(a, b, c) ((a) * (b) + (c))
 #define FNMA(a, b, c) ((c) - (a) * (b))
 #define GUESS(x) (1.0f / (x))
+#define MAX(a, b) ((b) > (a) ? (b) : (a))
+#define ROUND(x) rintf(x)
+#define SCALE(x, n) ldexpf(x, (int)(n))
 static inline float sum(vec x) { return x; }
 #endif
 
@@ -74,6 +85,19 @@ int regard_lanes(void) { return LANES; }
 static inline vec inverse(vec x) {
     vec r = GUESS(x);
     return MUL(r, FNMA(x, r, ALL(2.0f)));
+}
+
+/* e^x for |x| < 87, by the polynomial of the Cephes library; smaller x give about 1e-38. */
+static inline vec exponential(vec x) {
+    x = MIN(MAX(x, ALL(-87.0f)), ALL(87.0f));
+    vec n = ROUND(MUL(x, ALL(1.44269504f))), r = FNMA(n, ALL(0.693359375f), x), p = ALL(1.9875691500e-4f);
+    r = FNMA(n, ALL(-2.12194440e-4f), r);
+    p = FMA(p, r, ALL(1.3981999507e-3f));
+    p = FMA(p, r, ALL(8.3334519073e-3f));
+    p = FMA(p, r, ALL(4.1665795894e-2f));
+    p = FMA(p, r, ALL(1.6666665459e-1f));
+    p = FMA(p, r, ALL(5.0000001201e-1f));
+    return SCALE(ADD(FMA(MUL(p, r), r, r), ALL(1.0f)), n);
 }
 
 static inline vec far_r(vec a, vec b) { return inverse(MIN(FMA(a, b, ALL(1.0f)), ALL(HUGE_ONE))); }
@@ -90,15 +114,24 @@ typedef struct {
     long segments, units, unit_pairs; /* a slice has `units` parts of `unit_pairs` pair-features each, divided among threads */
     void (*work)(const void *, long, long);
     atomic_long next;
+    /* Attention: values (z, k, e), gradients and outputs (z, q, e), log-sum-exps (z, q), lengths (z) or none, and the
+     * last column of row i, i + high, or -1 for none. */
+    const float *values, *change, *result;
+    const long *lengths;
+    float *totals;
+    long size, high, banded;
+    int *bad; /* set where a result is not finite */
 } job;
 
+/* The number of columns that a row attends. */
+static inline long visible(const job *j, long z, long i) {
+    long count = j->lengths ? j->lengths[z] : j->n_columns;
+    if (j->banded && i + j->high + 1 < count) count = i + j->high + 1;
+    return count > 0 ? count : 0;
+}
+
 #define SCORES(NAME, TERM, RESULT)                                                                  \
-    static void NAME(const void *given, long z, long i) {                                           \
-        const job *j = given;                                                                       \
-        long f = j->features, k = j->n_columns;                                                     \
-        const float *a = j->rows + (z * j->n_rows + i) * f, *w = j->third + z * f;                  \
-        const float *b = j->columns + z * k * f;                                                    \
-        float *out = j->first + (z * j->n_rows + i) * k;                                            \
+    static inline void NAME##_into(const float *a, const float *b, const float *w, long f, long k, float *out) { \
         vec all = ALL(0.0f);                                                                        \
         for (long x = 0; x < f; x += LANES) all = ADD(all, LOAD(w + x));                            \
         float whole = sum(all);                                                                     \
@@ -118,7 +151,91 @@ typedef struct {
             for (long x = 0; x < f; x += LANES) t = FMA(LOAD(w + x), TERM(LOAD(a + x), LOAD(b + c * f + x)), t); \
             out[c] = RESULT(whole, sum(t));                                                         \
         }                                                                                           \
+    }                                                                                               \
+    static void NAME(const void *given, long z, long i) {                                           \
+        const job *j = given;                                                                       \
+        long f = j->features, k = j->n_columns, row = z * j->n_rows + i;                            \
+        NAME##_into(j->rows + row * f, j->columns + z * k * f, j->third + z * f, f, k, j->first + row * k); \
+    }                                                                                               \
+    static void NAME##_attended(const void *given, long z, long i) {                                \
+        const job *j = given;                                                                       \
+        long f = j->features, k = j->n_columns, row = z * j->n_rows + i, count = visible(j, z, i);  \
+        float *scores = malloc((size_t)(count + LANES) * sizeof(float));                            \
+        if (!scores) abort();                                                                       \
+        NAME##_into(j->rows + row * f, j->columns + z * k * f, j->third + z * f, f, count, scores); \
+        weigh(j, z, row, count, scores);                                                            \
+        free(scores);                                                                               \
+    }                                                                                               \
+    static void NAME##_changed(const void *given, long z, long i) {                                 \
+        const job *j = given;                                                                       \
+        long f = j->features, k = j->n_columns, row = z * j->n_rows + i, count = visible(j, z, i);  \
+        float *weights = j->second + row * k, *changes = j->first + row * k;                        \
+        NAME##_into(j->rows + row * f, j->columns + z * k * f, j->third + z * f, f, count, weights); \
+        change(j, z, row, count, weights, changes);                                                 \
     }
+
+/* Softmax of a row's scores, and the weighted sum of the values. `scores` has room for one more vector. */
+static void weigh(const job *j, long z, long row, long count, float *scores) {
+    long e = j->size, x = 0;
+    const float *values = j->values + z * j->n_columns * e;
+    float *out = j->first + row * e, most = -INFINITY;
+    for (long c = 0; c < count; c++) most = scores[c] > most ? scores[c] : most;
+    for (int n = 0; n < LANES; n++) scores[count + n] = -INFINITY; /* adds about 1e-38 to a sum of at least 1 */
+    vec total = ALL(0.0f);
+    for (long c = 0; c < count; c += LANES) {
+        vec p = exponential(ADD(LOAD(scores + c), ALL(-most)));
+        STORE(scores + c, p);
+        total = ADD(total, p);
+    }
+    float whole = sum(total), check = 0.0f, inverted;
+    inverted = count > 0 ? 1.0f / whole : 0.0f;
+    for (; x + LANES <= e;) {
+        vec t[TOGETHER];
+        long many = (e - x) / LANES < TOGETHER ? (e - x) / LANES : TOGETHER;
+        for (int u = 0; u < TOGETHER; u++) t[u] = ALL(0.0f);
+        if (many == TOGETHER)
+            for (long c = 0; c < count; c++)
+                for (int u = 0; u < TOGETHER; u++) t[u] = FMA(ALL(scores[c]), LOAD(values + c * e + x + u * LANES), t[u]);
+        else
+            for (long c = 0; c < count; c++)
+                for (int u = 0; u < many; u++) t[u] = FMA(ALL(scores[c]), LOAD(values + c * e + x + u * LANES), t[u]);
+        for (int u = 0; u < many; u++, x += LANES) STORE(out + x, MUL(t[u], ALL(inverted)));
+    }
+    for (; x < e; x++) {
+        float t = 0.0f;
+        for (long c = 0; c < count; c++) t += scores[c] * values[c * e + x];
+        out[x] = t * inverted;
+    }
+    for (x = 0; x < e; x++) check += out[x] * 0.0f;
+    if (!(check == 0.0f) || !(whole < INFINITY)) *j->bad = 1;
+    j->totals[row] = count > 0 ? most + logf(whole) : -INFINITY;
+}
+
+/* From the scores of a row: its weights, and the gradients of its scores. */
+static void change(const job *j, long z, long row, long count, float *weights, float *changes) {
+    long e = j->size, k = j->n_columns, whole_e = e / LANES * LANES;
+    const float *values = j->values + z * k * e, *by = j->change + row * e, *out = j->result + row * e;
+    float delta = 0.0f, total = j->totals[row];
+    for (long x = 0; x < e; x++) delta += by[x] * out[x];
+    for (long c = 0; c < count; c++) {
+        vec t = ALL(0.0f);
+        for (long x = 0; x < whole_e; x += LANES) t = FMA(LOAD(by + x), LOAD(values + c * e + x), t);
+        float s = sum(t);
+        for (long x = whole_e; x < e; x++) s += by[x] * values[c * e + x];
+        changes[c] = s - delta;
+    }
+    long c = 0;
+    for (; c + LANES <= count; c += LANES) {
+        vec p = exponential(ADD(LOAD(weights + c), ALL(-total)));
+        STORE(weights + c, p);
+        STORE(changes + c, MUL(p, LOAD(changes + c)));
+    }
+    for (; c < count; c++) {
+        weights[c] = expf(weights[c] - total);
+        changes[c] *= weights[c];
+    }
+    for (; c < k; c++) weights[c] = changes[c] = 0.0f;
+}
 
 #define FAR_SCORE(whole, total) ((whole) - 2.0f * (total))
 #define NEAR_SCORE(whole, total) (total)
@@ -252,3 +369,61 @@ SCORES_CALL(regard_far_scores, far_score_row)
 SCORES_CALL(regard_near_scores, near_score_row)
 SUMS_CALL(regard_far_sums, far_sum_block)
 SUMS_CALL(regard_near_sums, near_sum_block)
+
+/* The largest |x|; NaN if there is a NaN or inf. */
+float regard_largest(const float *given, long count) {
+    vec most = ALL(0.0f), bad = ALL(0.0f);
+    long n = 0;
+    for (; n + LANES <= count; n += LANES) {
+        vec x = LOAD(given + n);
+        most = MAX(most, MAX(x, MUL(x, ALL(-1.0f))));
+        bad = FMA(x, ALL(0.0f), bad); /* NaN if x is NaN or inf */
+    }
+    float part[LANES], result = 0.0f, wrong = sum(bad);
+    STORE(part, most);
+    for (int u = 0; u < LANES; u++) result = part[u] > result ? part[u] : result;
+    for (; n < count; n++) {
+        result = fabsf(given[n]) > result ? fabsf(given[n]) : result;
+        wrong += given[n] * 0.0f;
+    }
+    return wrong == 0.0f ? result : NAN;
+}
+
+/* e^{2x}, or with `near` e^{2x} - 1, of rows (n, f) into rows padded with zeros. */
+void regard_exponentials(const float *given, float *target, long rows, long features, long padded, long near) {
+    for (long i = 0; i < rows; i++) {
+        const float *from = given + i * features;
+        float *to = target + i * padded;
+        long x = 0;
+        if (!near)
+            for (; x + LANES <= features; x += LANES) STORE(to + x, exponential(MUL(ALL(2.0f), LOAD(from + x))));
+        for (; x < features; x++) to[x] = near ? expm1f(2.0f * from[x]) : expf(2.0f * from[x]);
+        for (; x < padded; x++) to[x] = 0.0f;
+    }
+}
+
+#define ATTEND_CALL(NAME, ROW)                                                                       \
+    int regard_##NAME##_attention(const float *rows, const float *columns, const float *weight, const float *values, \
+                                  const long *lengths, float *output, float *totals, long slices, long n_rows, \
+                                  long n_columns, long features, long size, long high, long banded, long threads) { \
+        int bad = 0;                                                                                 \
+        job j = {.rows = rows, .columns = columns, .third = weight, .first = output, .slices = slices, \
+                 .n_rows = n_rows, .n_columns = n_columns, .features = features, .segments = 1, .units = n_rows, \
+                 .unit_pairs = n_columns * (features + size / 4), .work = ROW##_attended, .values = values, \
+                 .lengths = lengths, .totals = totals, .size = size, .high = high, .banded = banded, .bad = &bad}; \
+        run(&j, threads);                                                                            \
+        return bad;                                                                                  \
+    }                                                                                                \
+    void regard_##NAME##_changes(const float *rows, const float *columns, const float *weight, const float *values, \
+                                 const long *lengths, const float *change, const float *result, float *totals, \
+                                 float *changes, float *weights, long slices, long n_rows, long n_columns, \
+                                 long features, long size, long high, long banded, long threads) {   \
+        job j = {.rows = rows, .columns = columns, .third = weight, .first = changes, .second = weights, \
+                 .slices = slices, .n_rows = n_rows, .n_columns = n_columns, .features = features, .segments = 1, \
+                 .units = n_rows, .unit_pairs = n_columns * (features + size / 4), .work = ROW##_changed, \
+                 .values = values, .change = change, .result = result, .lengths = lengths, .totals = totals, \
+                 .size = size, .high = high, .banded = banded};                                      \
+        run(&j, threads);                                                                            \
+    }
+ATTEND_CALL(far, far_score_row)
+ATTEND_CALL(near, near_score_row)

@@ -1,7 +1,9 @@
 """The pair loops of `exponential` in compiled C: scores, and the sums of their gradients."""
 
 import ctypes
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -59,19 +61,38 @@ def _segments(slices: int, rows: int, features: int) -> int:
     return max(1, min(rows // _ROWS, _UNITS // max(1, slices * -(-features // 64))))
 
 
-def _padded(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return features padded with zeros to whole SIMD vectors: zeros add nothing to any sum."""
+@functools.cache
+def lanes() -> int:
+    """Return the number of float32 in a SIMD vector of the library."""
     loaded = library(__package__ or "", _FILE)
     assert loaded is not None  # checked by available()
-    missing = -tensors[0].shape[-1] % int(loaded.regard_lanes())
+    return int(loaded.regard_lanes())
+
+
+def _padded(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return features padded with zeros to whole SIMD vectors: zeros add nothing to any sum."""
+    missing = -tensors[0].shape[-1] % lanes()
     return tuple(F.pad(t, (0, missing)) if missing else t for t in tensors)
 
 
 def _call(name: str, rows: Tensor, columns: Tensor, others: tuple[Tensor, ...], *numbers: int) -> None:
-    for tensor in (rows, columns, *others):
-        assert tensor.is_contiguous()
-        assert tensor.dtype == torch.float32
-    places = [ctypes.c_void_p(t.data_ptr()) for t in (rows, columns, *others)]
     slices, n_rows, features = rows.shape
-    numbers = (slices, n_rows, columns.shape[-2], features, *numbers, torch.get_num_threads())
-    getattr(library(__package__ or "", _FILE), name)(*places, *map(ctypes.c_long, numbers))
+    sizes = (slices, n_rows, columns.shape[-2], features, *numbers, torch.get_num_threads())
+    call_native(name, (rows, columns, *others), *sizes)
+
+
+def call_native(name: str, tensors: tuple[Tensor | None, ...], *numbers: int, result: Any = None) -> Any:
+    """Call a function of the library with contiguous tensors (float32, or int64 lengths; None is a null pointer)."""
+    function = _function(name, len(tensors), len(numbers), result)
+    for tensor in tensors:
+        assert tensor is None or (tensor.is_contiguous() and tensor.dtype in (torch.float32, torch.int64))
+    return function(*[None if tensor is None else tensor.data_ptr() for tensor in tensors], *numbers)
+
+
+@functools.cache
+def _function(name: str, tensors: int, numbers: int, result: Any) -> Any:
+    loaded = library(__package__ or "", _FILE)
+    assert loaded is not None  # checked by available()
+    function = getattr(loaded, name)
+    function.argtypes, function.restype = [ctypes.c_void_p] * tensors + [ctypes.c_long] * numbers, result
+    return function

@@ -5,7 +5,7 @@
 - `short_attention`: sequences of at most 64, each head in one tile;
 - `window_attention`: a window of keys around each query;
 - `range_attention`: a range of keys for each block of queries, from bands, lengths and segments, with ALiBi;
-  `segment_bounds`: the ranges of segments;
+  `range_pairs`: its masks, tile by tile; `segment_bounds`: the ranges of segments;
 - `weight_summaries`: log-sum-exp, entropy and received weights of softmax, without a value;
 - `largest_weights`: the largest weights of softmax and their keys, without a value;
 - `linear/`: attention in O(n) with elu or Performer features, in chunks;
@@ -17,5 +17,6 @@
 - `few_row_products`: float32 products of a few rows;
 - `softmax_loss`: loss and gradient of rows of logits;
 - `row_norms`: rows divided by their norm;
+- `attended_values`: weighted sums in which a masked value of NaN has no effect;
 - `relu_dropout`: relu and dropout in one kernel.
 """

@@ -172,3 +172,12 @@ def entmax_threshold(scores: Tensor, alpha: float) -> Tensor:
     found = torch.empty(1, flat.shape[2], 2, dtype=scores.dtype, device=scores.device)
     weigh(flat, found, alpha, i0=0, j0=0, n=n, weights=False)
     return found.view(*scores.shape[:-1], 2)
+
+
+def entmax(scores: Tensor, alpha: float) -> Tensor:
+    """Return the weights of each row; must equal `regard.core.normalizers.Entmax`."""
+    n = scores.shape[-1]
+    weights: Any = scores.clone(memory_format=torch.contiguous_format)
+    flat = weights.view(1, 1, -1, n)
+    weigh(flat, torch.empty(1, flat.shape[2], 2, dtype=scores.dtype, device=scores.device), alpha, i0=0, j0=0, n=n)
+    return weights

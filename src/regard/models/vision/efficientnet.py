@@ -84,7 +84,7 @@ class EfficientNetLite0(nn.Module):
 
         Raises if one that is needed is missing or has another shape.
         """
-        names = {name: _published(name) for name in self.state_dict()}
+        names = {name: published_name(name) for name in self.state_dict()}
         if missing := [old for old in names.values() if old not in state]:
             raise ValueError(f"state has no {missing[0]!r}, nor {len(missing) - 1} others this network needs")
         self.load_state_dict({name: state[old] for name, old in names.items()})
@@ -153,7 +153,7 @@ _INNER = {
 }
 
 
-def _published(name: str) -> str:
+def published_name(name: str) -> str:
     """Return the published name of a parameter: `_blocks.3._bn0.bias` for `blocks.3.expand.norm.bias`."""
     *place, layer, kind, tensor = name.split(".")
     names = (_INNER if place else _OUTER)[layer]

@@ -93,7 +93,7 @@ def _held_out(train: Part, valid: Part, test: Part, config: CaptioningConfig) ->
 
 
 def _picked(items: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
-    """Return some items by index."""
+    """Return the items at these indices, each loaded at access."""
     kept = np.array(places, np.int64)
     return Lazy(len(kept), lambda place: items[kept[place]])
 

@@ -117,14 +117,14 @@ class Windows(Sequence[Record]):
     them."""
 
     def __init__(self, footage: Footage, places: Sequence[int], *, flip: bool) -> None:
-        self._footage, self._places, self._flip = footage, places, flip
+        self._footage, self.places, self._flip = footage, places, flip
 
     def __len__(self) -> int:
-        return len(self._places) * (2 if self._flip else 1)
+        return len(self.places) * (2 if self._flip else 1)
 
     def __getitem__(self, number: Any) -> Any:
-        mirrored, place = divmod(int(number), len(self._places))
-        return self._footage.record(self._places[place], mirrored=bool(mirrored))
+        mirrored, place = divmod(int(number), len(self.places))
+        return self._footage.record(self.places[place], mirrored=bool(mirrored))
 
 
 def camera_material(config: DrivingConfig, cache: Path, codec: CameraCodec | None, say: Say) -> Material:

@@ -25,7 +25,7 @@ _TOKENS = 8192  # number of passage words per batch, including padding
 _WORDS = 5000  # the largest number of words of a passage, and of a question
 PADS = dict.fromkeys(
     f"{name}{part}" for name in ("passage", "question") for part in ("", "_features", "_letters")
-)  # fields that are padded
+)  # fields of a record that are padded
 
 
 def collated(records: Sequence[Mapping[str, Any]], *, grid: int = 1, rows: int = 0) -> Any:

@@ -60,7 +60,7 @@ def make_material(config: SpeechConfig, cache: Path, codec: SpeechCodec | None, 
 
 
 def only(files: Sequence[Path]) -> Path:
-    """Return the single path."""
+    """Return the path of the transcripts; more than one is an error."""
     if len(files) != 1:
         raise DataError(f"expected one folder or file of transcripts, got {len(files)}")
     return Path(files[0])

@@ -108,7 +108,7 @@ def file_material(
     say(f"reading {' and '.join(path.name for path in train)}")
     corpus = index(find_rows(train), cache, limits=limits)
     say(str(corpus.report))
-    rows, held = _split(
+    rows, held = split_by_source(
         corpus,
         settings.valid if not valid else 0,
         settings.test if not test else 0,
@@ -262,7 +262,9 @@ def _named(folder: Path, names: tuple[str, ...], settings: DataSettings) -> list
     return single[:1]
 
 
-def _split(corpus: TextCorpus, valid: int, test: int) -> tuple[NDArray[np.int64], tuple[list[Example], list[Example]]]:
+def split_by_source(
+    corpus: TextCorpus, valid: int, test: int
+) -> tuple[NDArray[np.int64], tuple[list[Example], list[Example]]]:
     """Return training rows and held-out examples, split by source sentence: no source is in two parts."""
     if not valid and not test:
         return np.arange(len(corpus)), ([], [])

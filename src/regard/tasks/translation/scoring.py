@@ -128,7 +128,7 @@ def links_told(
         pairs = [(source.numbers, numbers) for source, (numbers, _) in zip(read, targets, strict=True)]
         owners = [(source.owners, words) for source, (_, words) in zip(read, targets, strict=True)]
         told: dict[Told, Tensor] = {}
-        for layer, weights in enumerate(_weights(translator, pairs)):
+        for layer, weights in enumerate(layer_weights(translator, pairs)):
             for head in (None, *range(weights.shape[1] if weights.shape[1] > 1 else 0)):
                 rows = weights.mean(1) if head is None else weights[:, head]
                 told |= {Told(layer, head, "predicted"): rows, Told(layer, head, "read"): rows[:, 1:]}
@@ -143,7 +143,7 @@ def links_told(
     return found
 
 
-def _weights(translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Tensor]:
+def layer_weights(translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Tensor]:
     """Return the weights (b, h, t, s) of each layer for given targets; none without attention."""
     model = translator.model
     training = model.training

@@ -70,15 +70,16 @@ _MANY = 16384
 
 def launch(
     kernel: Any, grid: tuple[int, int, int], *args: Any, block: Block | None = None, known: Any = None, **constants: Any
-) -> None:
+) -> Any:
     """Launch kernel[grid](*args, **constants); a cached choice bypasses Triton's dispatcher, which costs 0.1 ms.
 
-    `known` is a cache key for the properties of all arguments, if the caller can provide one.
+    `known` is a cache key for the properties of all arguments, if the caller can provide one. Return the compiled
+    kernel; None in the interpreter.
     """
     options = {} if block is None else block.options
     if not isinstance(kernel, triton.runtime.JITFunction):  # the interpreter
         kernel[grid](*args, **constants, **options)
-        return
+        return None
     traits = tuple(map(trait, args)) if known is None else known
     key = (kernel, torch.cuda.current_device(), block, traits, *constants.values())
     found = _compiled.get(key)
@@ -90,6 +91,34 @@ def launch(
     else:
         compiled, names = found
         compiled[grid](*args, *(constants[name] for name in names))
+    return compiled
+
+
+class Prepared:
+    """A launch whose grid, numbers and constants are fixed: only its tensors, or tuples of them, are given.
+
+    Triton's dispatcher inspects every argument, which takes 0.1 ms; here only those given are inspected.
+    """
+
+    def __init__(
+        self, kernel: Any, grid: tuple[int, int, int], numbers: tuple[Any, ...], constants: dict[str, Any], block: Block
+    ) -> None:
+        self.kernel, self.grid, self.numbers, self.constants, self.block = kernel, grid, numbers, constants, block
+        self.compiled: dict[Any, Any] = {}
+
+    def __call__(self, *tensors: Tensor | tuple[Any, ...] | None) -> None:
+        if not isinstance(self.kernel, triton.runtime.JITFunction):  # the interpreter
+            self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.block.options)
+            return
+        key = torch.cuda.current_device(), *map(trait, tensors)
+        found = self.compiled.get(key)
+        if found is None:
+            compiled = launch(self.kernel, self.grid, *tensors, *self.numbers, **self.constants, block=self.block)
+            names = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
+            self.compiled[key] = compiled[self.grid], (*self.numbers, *(self.constants[name] for name in names))
+        else:
+            run, rest = found
+            run(*tensors, *rest)
 
 
 def _up(n: int, step: int) -> int:

@@ -1,0 +1,331 @@
+"""The plain form in few operations, for calls that `auto` gives to `reference`: the same formula, fewer launches.
+
+Values are not inspected on a GPU, where the host would wait for them. A masked score is replaced, whatever it is;
+masked values are excluded by `attended`; the backward pass multiplies with finite numbers alone. On the CPU the values
+are inspected, and `reference` computes calls with NaN or Inf. Products of half precision are in half precision with
+sums in float32; everything between them is in float32.
+"""
+
+import math
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from regard.core.backends.result import Result
+from regard.core.biases import DenseBias
+from regard.core.kernel_scores import by_kernel
+from regard.core.mask_cache import stored
+from regard.core.masks import Band
+from regard.core.nonfinite import finite, harmless
+from regard.core.normalizers import (
+    Entmax,
+    Hard,
+    Sigmoid,
+    Softmax,
+    Sparsemax,
+    filled_with,
+    log_sum_exp,
+    one_hot,
+)
+from regard.core.problem import HALF, Problem
+from regard.core.requests import Entropy, LogSumExp
+from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot
+from regard.core.spans import all_of
+from regard.core.transforms import transformed
+from regard.kernels.availability import TRITON
+
+_SCORES = (Dot, ScaledDot, Cosine, Bilinear, Additive)
+_NORMALIZERS = (Softmax, Entmax, Sparsemax, Sigmoid, Hard)
+_STORED_NUMBERS = 2**20  # number of entries up to which mask and bias are stored
+
+
+def serves(problem: Problem) -> bool:
+    """Return whether the call qualifies: regard's own records, no sampling, and plain tensors outside of compilers."""
+    if problem.named or problem.sample or problem.dropout > 0.0 or problem.bad_keys is not None or problem.empty:
+        return False
+    if type(problem.score) not in _SCORES or type(problem.normalize) not in _NORMALIZERS:
+        return False
+    if not all(type(t) in (Tensor, torch.nn.Parameter) for t in (problem.query, problem.key, problem.value)):
+        return False
+    if torch.compiler.is_compiling() or transformed() or torch.jit.is_tracing():
+        return False
+    return problem.device.type in ("cpu", "cuda")
+
+
+def attend(problem: Problem) -> Result | None:
+    """Compute the call; None if a value is not finite, on the CPU, where `reference` takes over."""
+    learning, inspected = problem.differentiated, problem.masked and inspects(problem)
+    if inspected and not (
+        harmless(problem.query, problem.key, problem.value, True) if learning else finite(problem.key)
+    ):
+        return None
+    allowed, bias = mask_and_bias(problem)
+    cautious = allowed is not None and not inspected
+    scores = _scores(problem, cautious and learning)
+    if bias is not None:
+        scores = scores + bias if learning else scores.add_(bias)
+    if isinstance(problem.normalize, Hard):
+        return _hard(problem, scores, allowed)
+    weights = _weights(problem, scores, allowed, learning)
+    output = weighted_sum(weights, problem.value, allowed if cautious else None, learning)
+    if inspected and not learning and not finite(output):
+        return None
+    if isinstance(problem.request, LogSumExp):
+        return Result(output, log_sum_exp(scores, allowed))
+    return Result(output, problem.request.of(weights) if problem.request is not None else None)
+
+
+def inspects(problem: Problem) -> bool:
+    """Return whether values are inspected: on the CPU, where that takes little time."""
+    return problem.device.type == "cpu"
+
+
+def mask_and_bias(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
+    """Return which pairs may attend, by mask and bias, and the bias; None if all may, and if there is no bias."""
+    rows, columns = all_of(problem.shape[-2]), all_of(problem.shape[-1])
+    mask, rule, device = problem.mask, problem.bias, problem.device
+    few = problem.matrices * len(rows) * len(columns) <= _STORED_NUMBERS
+    allowed: Tensor | None = None
+    if mask is not None:
+        if few:
+            allowed = stored(mask, device, ("allowed", rows, columns), lambda: mask.allowed(rows, columns, device))
+        else:
+            allowed = mask.allowed(rows, columns, device)
+    if rule is None:
+        return allowed, None
+
+    def evaluated() -> tuple[Tensor, Tensor | None]:
+        numbers = rule.values(rows, columns, problem.dtype)
+        return numbers, numbers.detach() != -math.inf if rule.may_mask else None
+
+    if few and not isinstance(rule, DenseBias):
+        bias, finite_bias = stored(rule, device, ("values", rows, columns, problem.dtype), evaluated)
+    else:
+        bias, finite_bias = evaluated()
+    if finite_bias is not None:
+        allowed = finite_bias if allowed is None else allowed & finite_bias
+    return allowed, bias
+
+
+def _scores(problem: Problem, clean: bool) -> Tensor:
+    """Return the scores (…, h, q, k) in at least float32, without mask and bias; `clean`: see `product`."""
+    score, query, key, learning = problem.score, problem.query, problem.key, problem.differentiated
+    softcap = score.softcap if isinstance(score, ScaledDot) else None
+    scale = score.factor(query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
+    if type(score) in (Dot, ScaledDot) and softcap is None:
+        return product(query, key, scale, clean, learning)
+    spoilt = None
+    if clean:  # more than a product: its gradient would be 0 · NaN
+        # NaN for a vector with NaN or Inf, else 0.
+        of_query, of_key = (t.detach() @ t.new_zeros(t.shape[-1]) for t in (query, key))
+        spoilt = of_query.unsqueeze(-1) + problem.repeat(of_key.unsqueeze(-1)).mT
+        query, key = (cast(Tensor, _Finite.apply(t)) for t in (query, key))
+    if softcap is not None:
+        scores = softcap * torch.tanh(product(query, key, scale, False, learning) / softcap)
+    elif isinstance(score, Additive):
+        scores = by_kernel(problem).score(query.to(problem.dtype), problem.repeat(key.to(problem.dtype)))
+    else:
+        wide = isinstance(score, Bilinear) and query.dtype == torch.float16  # query times weight can overflow float16
+        given = score.as_product(query.float(), key.float()) if wide else score.as_product(query, key)
+        assert given is not None  # products, both of them
+        scores = product(given.query, given.key, given.scale, False, learning)
+    return scores if spoilt is None else scores + spoilt
+
+
+def _weights(problem: Problem, scores: Tensor, allowed: Tensor | None, learning: bool) -> Tensor:
+    """Return the normalised scores, 0 where masked."""
+    normalize = problem.normalize
+    if isinstance(normalize, Sigmoid) and normalize.bias:
+        scores = scores + normalize.bias
+    masked = scores if allowed is None else filled_with(scores, allowed, -math.inf)
+    if not normalize.is_softmax:
+        weights = torch.sigmoid(masked) if isinstance(normalize, Sigmoid) else normalize(masked)
+        # The gradient of a masked weight may be Inf, and is excluded here.
+        return filled_with(weights, allowed, 0.0) if learning and allowed is not None else weights
+    if allowed is None:
+        return torch.softmax(scores, -1)
+    weights = torch.softmax(masked, -1)
+    return weights if no_row_empty(problem, allowed) else filled_with(weights, allowed, 0.0)
+
+
+def _hard(problem: Problem, scores: Tensor, allowed: Tensor | None) -> Result | None:
+    """Return the value of the best key, its log-probability, and what is requested."""
+    hard, request = problem.normalize, problem.request
+    assert isinstance(hard, Hard)
+    if inspects(problem) and not finite(problem.value):
+        return None
+    full = allowed is None or no_row_empty(problem, allowed)
+    scores = scores if hard.sharpness == 1.0 else scores * hard.sharpness
+    scores = scores if allowed is None else filled_with(scores, allowed, -math.inf)
+    index = scores.detach().argmax(-1, keepdim=True)
+    logarithms = torch.log_softmax(scores, -1)
+    value = problem.repeat(problem.value)
+    found = [
+        value.gather(-2, index.expand(*index.shape[:-1], value.shape[-1])),
+        logarithms.gather(-1, index),
+        logarithms.exp() if isinstance(request, Entropy) else None,
+    ]
+    if allowed is not None and not full:
+        filled = allowed.any(-1, keepdim=True)
+        found = [None if tensor is None else filled_with(tensor, filled, 0.0) for tensor in found]
+    output, log_prob, distribution = found
+    assert output is not None
+    assert log_prob is not None
+    index = index.squeeze(-1)
+    if request is not None and distribution is None:
+        distribution = one_hot(index, scores.detach(), None if full else allowed)
+    weights = request.of(distribution) if request is not None and distribution is not None else None
+    return Result(output, weights, log_prob.squeeze(-1), index)
+
+
+def no_row_empty(problem: Problem, allowed: Tensor) -> bool:
+    """Return whether every row has a key to attend for certain; a GPU's mask is not inspected."""
+    mask, (queries, keys) = problem.mask, problem.shape[-2:]
+    if isinstance(mask, Band) and (problem.bias is None or not problem.bias.may_mask):
+        low, high = 1 - queries if mask.low is None else mask.low, keys - 1 if mask.high is None else mask.high
+        return low <= high and high >= 0 and queries - 1 + low < keys
+    return inspects(problem) and bool(allowed.any(-1).all())
+
+
+class _Finite(torch.autograd.Function):
+    """Zeros for NaN and Inf; the gradient is passed on as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return _finite(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    return torch.nan_to_num(tensor, 0.0, 0.0, 0.0)
+
+
+def product(query: Tensor, key: Tensor, scale: float, clean: bool, learning: bool) -> Tensor:
+    """Return scale · query @ keyᵀ, (…, h, q, k), for keys of h or fewer heads, in at least float32.
+
+    `clean`: NaN and Inf are zeros in the backward pass, so that masked pairs get no gradient of 0 · NaN.
+    """
+    return cast(Tensor, _Product.apply(query, key, scale, clean)) if learning else _scaled_product(query, key, scale)
+
+
+def _scaled_product(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    queries, heads = query.shape[-2], query.shape[-3]
+    scores = wide_product(_grouped(query, key.shape[-3]), key.mT)
+    if scale != 1.0:
+        scores = scores * scale if torch.is_grad_enabled() and scores.requires_grad else scores.mul_(scale)
+    return scores.view(*query.shape[:-3], heads, queries, key.shape[-2])
+
+
+def wide_product(left: Tensor, right: Tensor) -> Tensor:
+    """Return left @ right in at least float32."""
+    if left.dtype not in HALF:
+        return left @ right
+    if left.device.type == "cpu":
+        return (left @ right).float() if in_half(left) else left.float() @ right.float()
+    batched = [t.reshape(-1, *t.shape[-2:]) for t in (left, right)]
+    return torch.bmm(*batched, out_dtype=torch.float32).view(*left.shape[:-1], right.shape[-1])
+
+
+def in_half(tensor: Tensor) -> bool:
+    """Return whether products of the tensor are computed in half precision, with sums in float32."""
+    return tensor.device.type == "cuda" or (tensor.dtype == torch.bfloat16 and _BFLOAT16)
+
+
+_BFLOAT16 = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _grouped(tensor: Tensor, heads: int) -> Tensor:
+    """Return (…, h, n, d) as (…, heads, h / heads · n, d): the rows of all heads that share a key head."""
+    h, n, d = tensor.shape[-3:]
+    return tensor if h == heads else tensor.reshape(*tensor.shape[:-3], heads, h // heads * n, d)
+
+
+class _Product(torch.autograd.Function):
+    """`product`; its backward pass consists of torch operations, so it differentiates again."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, scale: float, clean: bool) -> Tensor:
+        ctx.save_for_backward(query, key)
+        ctx.scale, ctx.clean = scale, clean
+        return _scaled_product(query, key, scale)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key = ctx.saved_tensors
+        query, key = (_finite(query), _finite(key)) if ctx.clean else (query, key)
+        change = grads[0] if ctx.scale == 1.0 else grads[0] * ctx.scale
+        change = _grouped(_narrowed(change, query), key.shape[-3])
+        dquery = dkey = None
+        if ctx.needs_input_grad[0]:
+            dquery = (change @ _like(key, change)).to(query.dtype).view(query.shape)
+        if ctx.needs_input_grad[1]:
+            dkey = (change.mT @ _like(_grouped(query, key.shape[-3]), change)).to(key.dtype)
+        return dquery, dkey, None, None
+
+
+def _narrowed(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return the tensor in the dtype in which it is multiplied with another."""
+    return tensor.to(like.dtype) if like.dtype not in HALF or in_half(like) else tensor
+
+
+def _like(tensor: Tensor, other: Tensor) -> Tensor:
+    return tensor if tensor.dtype == other.dtype else tensor.to(other.dtype)
+
+
+def weighted_sum(weights: Tensor, value: Tensor, allowed: Tensor | None, learning: bool) -> Tensor:
+    """Return weights @ value, (…, h, q, e), in the dtype of the values; masked values have no effect."""
+    return cast(Tensor, _Sum.apply(weights, value, allowed)) if learning else _sum(weights, value, allowed)
+
+
+def _sum(weights: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
+    narrow = _narrowed(weights, value)
+    output = _grouped(narrow, value.shape[-3]) @ _like(value, narrow)
+    output = output.view(*weights.shape[:-1], value.shape[-1]).to(value.dtype)
+    return output if allowed is None else attended(output, narrow, value, allowed)
+
+
+def attended(output: Tensor, weights: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
+    """Return output = weights @ value such that a value of NaN or Inf has an effect only where it may be attended."""
+    group = weights.shape[-3] // value.shape[-3]
+    if weights.device.type == "cuda" and TRITON and value.dtype != torch.float64:
+        from regard.kernels.triton.attended_values import repair  # imported here, because it imports Triton
+
+        given = (output, weights, value)
+        output, weights, value = (t if t.ndim == 4 else t.reshape(-1, *t.shape[-3:]) for t in given)
+        repair(output, weights, value, allowed if allowed.ndim <= 4 else allowed.flatten(0, -4))
+        return given[0]
+    wide = torch.promote_types(value.dtype, torch.float32)
+    value = value.detach().repeat_interleave(group, -3).to(wide) if group > 1 else value.detach().to(wide)
+    seen = allowed.expand(weights.shape).to(wide)
+    above, below = ((seen @ (~side).to(wide)) > 0 for side in (value < math.inf, value > -math.inf))
+    marks = torch.where(above, math.inf, 0.0) + torch.where(below, -math.inf, 0.0)
+    return (weights.to(wide) @ _finite(value) + marks).to(output.dtype)
+
+
+class _Sum(torch.autograd.Function):
+    """`weighted_sum`; its backward pass consists of torch operations, so it differentiates again."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
+        ctx.clean = allowed is not None
+        # The weights themselves, not a rounded copy, so that a second derivative can reach them.
+        ctx.save_for_backward(weights, value)
+        return _sum(weights, value, allowed)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        weights, value = ctx.saved_tensors
+        heads = value.shape[-3]
+        change = _grouped(grads[0], heads)
+        dweights = dvalue = None
+        if ctx.needs_input_grad[0]:
+            finite_value = _finite(value) if ctx.clean else value
+            dweights = wide_product(change, finite_value.mT).to(weights.dtype).view(weights.shape)
+        if ctx.needs_input_grad[1]:
+            narrow = _grouped(_narrowed(weights, value), heads)
+            dvalue = (narrow.mT @ _like(change, narrow)).to(value.dtype)
+        return dweights, dvalue, None

@@ -1,0 +1,174 @@
+"""Masks that are ranges of keys as arguments of kernels: device functions that give the tiles that a block visits, the
+rows of a tile, and the scores of its pairs."""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from regard.kernels.triton.additive.pairs import LOG2E
+from regard.kernels.triton.segment_bounds import SPAN
+
+
+class Rules(NamedTuple):
+    """Conditions on a pair (query i, key j), and the bias of its score; None disables a part."""
+
+    low: Any = None  # low <= j - i
+    high: Any = None  # j - i <= high
+    lengths: Any = None  # (b,): j < lengths[b]
+    lengths_b: Any = None  # strides
+    query_ids: Any = None  # (b, q)
+    query_b: Any = None
+    query_n: Any = None
+    key_ids: Any = None  # (b, k): equal ids
+    key_b: Any = None
+    key_n: Any = None
+    row_bounds: Any = None  # (b, q / SPAN, 4): range of keys of a span of queries, from `segment_bounds`
+    key_bounds: Any = None  # (b, k / SPAN, 4): range of queries of a span of keys
+    slopes: Any = None  # (h,): -slope * |i + offset - j|
+    slopes_h: Any = None
+    offset: Any = None
+
+
+@triton.jit
+def _by_segments(bounds, b, at, n, start, whole_start, whole_stop, stop, COUNT: tl.constexpr):
+    """Return the range, narrowed to the bounds of COUNT spans from a position on."""
+    spans = (n + SPAN - 1) // SPAN
+    index = tl.minimum(at // SPAN + tl.arange(0, COUNT), spans - 1)
+    place = bounds + (b * spans + index) * 4
+    start = tl.maximum(start, tl.min(tl.load(place), 0))
+    whole_start = tl.maximum(whole_start, tl.max(tl.load(place + 1), 0))
+    whole_stop = tl.minimum(whole_stop, tl.min(tl.load(place + 2), 0))
+    stop = tl.minimum(stop, tl.max(tl.load(place + 3), 0))
+    return start, whole_start, whole_stop, stop
+
+
+@triton.jit
+def _in_tiles(start, whole_start, whole_stop, stop, STEP: tl.constexpr):
+    """Return a range in tiles: start, number of tiles before the unmasked ones, their start and stop, number to test.
+
+    Tile t of those to test begins at start + t · STEP, or after the unmasked tiles if it is not before them.
+    """
+    start = tl.maximum(start, 0) // STEP * STEP
+    stop = tl.maximum(stop, start)
+    whole_start = (tl.maximum(whole_start, 0) + STEP - 1) // STEP * STEP
+    whole_stop = tl.maximum(whole_stop, 0) // STEP * STEP
+    none = whole_start >= whole_stop
+    whole_start = tl.where(none, stop, whole_start)
+    whole_stop = tl.where(none, stop, whole_stop)
+    before = (whole_start - start + STEP - 1) // STEP
+    return start, before, whole_start, whole_stop, before + (stop - whole_stop + STEP - 1) // STEP
+
+
+@triton.jit
+def limits(rules, b, n_q, n_k):
+    """Return first and limit: no query attends a key outside first <= j < limit."""
+    first = 0
+    limit = n_k
+    if rules.lengths is not None:
+        limit = tl.minimum(tl.load(rules.lengths + b * rules.lengths_b), n_k).to(tl.int32)
+    if rules.low is not None:
+        first = rules.low
+    if rules.high is not None:
+        limit = tl.minimum(limit, n_q + rules.high)
+    return first, limit
+
+
+@triton.jit
+def keys_of(rules, b, i0, n_q, limit, BM: tl.constexpr, BN: tl.constexpr):
+    """Return the range of keys of rows i0 .. i0 + BM, in tiles of BN."""
+    last = tl.minimum(i0 + BM, n_q) - 1
+    start = i0 * 0
+    whole_start = i0 * 0
+    stop = i0 * 0 + limit
+    whole_stop = stop
+    if rules.low is not None:
+        start = tl.maximum(start, i0 + rules.low)
+        whole_start = tl.maximum(whole_start, last + rules.low)
+    if rules.high is not None:
+        stop = tl.minimum(stop, last + rules.high + 1)
+        whole_stop = tl.minimum(whole_stop, i0 + rules.high + 1)
+    if rules.row_bounds is not None:
+        start, whole_start, whole_stop, stop = _by_segments(
+            rules.row_bounds, b, i0, n_q, start, whole_start, whole_stop, stop, BM // SPAN
+        )
+    return _in_tiles(start, whole_start, whole_stop, stop, BN)
+
+
+@triton.jit
+def queries_of(rules, b, j0, n_q, n_k, limit, BM: tl.constexpr, BN: tl.constexpr):
+    """Return the range of queries of keys j0 .. j0 + BN, in tiles of BM."""
+    start = j0 * 0
+    whole_start = j0 * 0
+    stop = tl.where(j0 < limit, n_q, 0)
+    whole_stop = tl.where(j0 + BN <= limit, n_q, 0)
+    if rules.high is not None:
+        start = tl.maximum(start, j0 - rules.high)
+        whole_start = tl.maximum(whole_start, j0 + BN - 1 - rules.high)
+    if rules.low is not None:
+        stop = tl.minimum(stop, tl.minimum(j0 + BN, limit) - rules.low)
+        whole_stop = tl.minimum(whole_stop, j0 - rules.low + 1)
+    if rules.key_bounds is not None:
+        start, whole_start, whole_stop, stop = _by_segments(
+            rules.key_bounds, b, j0, n_k, start, whole_start, whole_stop, stop, BN // SPAN
+        )
+    return _in_tiles(start, whole_start, whole_stop, stop, BM)
+
+
+@triton.jit
+def rows_of(x, row, first, limit, step, SIZE: tl.constexpr, BLOCK: tl.constexpr, TESTED: tl.constexpr):
+    """Load rows of a matrix, with zeros from SIZE to BLOCK; if TESTED, those outside first <= row < limit are 0 and are
+    not loaded."""
+    column = tl.arange(0, BLOCK)[None, :]
+    at = x + (row * step)[:, None] + column
+    if TESTED:
+        inside = ((row >= first) & (row < limit))[:, None]
+        if SIZE < BLOCK:
+            inside = inside & (column < SIZE)
+        return tl.load(at, mask=inside, other=0.0)
+    elif SIZE < BLOCK:
+        return tl.load(at, mask=column < SIZE, other=0.0)
+    else:
+        return tl.load(at)
+
+
+@triton.jit
+def put_rows(x, row, limit, step, values, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Store rows of a matrix, those before the limit."""
+    column = tl.arange(0, BLOCK)[None, :]
+    inside = (row < limit)[:, None]
+    if SIZE < BLOCK:
+        inside = inside & (column < SIZE)
+    tl.store(x + (row * step)[:, None] + column, values.to(x.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def ids_of(ids, b, row, n, step_b, step_n):
+    return tl.load(ids + b * step_b + row.to(tl.int64) * step_n, mask=row < n, other=0)
+
+
+@triton.jit
+def masked_scores(
+    s, i, j, own_id, rules, b, h, n_q, n_k, first, limit, factor, TESTED: tl.constexpr, KEYS_OWN: tl.constexpr
+):
+    """Return scores in base 2 from products, -inf where a pair must not attend.
+
+    i and j broadcast to the tile in either order; `own_id` are the ids of the program's keys or queries.
+    """
+    s = s * factor
+    if rules.slopes is not None:
+        slope = tl.load(rules.slopes + h * rules.slopes_h).to(tl.float32) * LOG2E
+        s -= slope * tl.abs(i + rules.offset - j).to(tl.float32)
+    if TESTED:
+        allowed = (j >= first) & (j < limit) & (i < n_q)
+        if rules.low is not None:
+            allowed = allowed & (j - i >= rules.low)
+        if rules.high is not None:
+            allowed = allowed & (j - i <= rules.high)
+        if rules.query_ids is not None:
+            if KEYS_OWN:
+                allowed = allowed & (own_id == ids_of(rules.query_ids, b, i, n_q, rules.query_b, rules.query_n))
+            else:
+                allowed = allowed & (own_id == ids_of(rules.key_ids, b, j, n_k, rules.key_b, rules.key_n))
+        s = tl.where(allowed, s, float("-inf"))
+    return s

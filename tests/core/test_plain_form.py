@@ -1,0 +1,153 @@
+"""The plain form in few operations, as on a GPU, where values are not inspected: compared with `reference`."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import regard
+from regard.core.backends import plain_form
+
+NORMALIZERS = [
+    regard.Softmax(), regard.Sigmoid(-0.5), regard.Sparsemax(), regard.Entmax(1.5), regard.Hard(sample=False),
+]  # fmt: skip
+SCORES = {
+    "dot": regard.Dot(),
+    "softcap": regard.ScaledDot(softcap=3.0),
+    "cosine": regard.Cosine(4.0),
+    "bilinear": regard.Bilinear(torch.linspace(-1, 1, 49).view(7, 7)),
+    "additive": regard.Additive(torch.linspace(-1, 1, 7)),
+}
+EMPTY = torch.arange(5)[:, None] != 2  # the third query may attend nothing
+MASKS: dict[str, dict[str, Any]] = {
+    "causal": {"mask": regard.causal()},
+    "late": {"mask": regard.causal(-2)},
+    "window": {"mask": regard.window(1, 1) & regard.padding([11, 4])},
+    "dense": {"mask": EMPTY & (torch.arange(11) != 6)},
+    "bias": {"bias": torch.zeros(5, 11).masked_fill(~EMPTY | (torch.arange(11) > 7), -math.inf)},
+    "both": {"mask": regard.window(3, 2), "bias": regard.relative(torch.linspace(-1, 1, 7))},
+    "alibi": {"mask": regard.causal(3), "bias": regard.alibi([0.5, 0.25])},
+}
+REQUESTS = {
+    "full": regard.full(), "rows": regard.rows([0, -1]), "top": regard.top(3), "received": regard.received(),
+    "entropy": regard.entropy(),
+}  # fmt: skip
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_form, "inspects", lambda problem: False)
+
+
+def drawn(seed: int, *, groups: int = 2) -> list[Tensor]:
+    source = torch.Generator().manual_seed(seed)
+    return [torch.randn(2, heads, n, 7, generator=source) for heads, n in ((2, 5), (groups, 11), (groups, 11))]
+
+
+def computed(tensors: list[Tensor], backend: str, learning: bool, **settings: Any) -> list[Tensor]:
+    """Return output, requested weights and gradients."""
+    leaves = [tensor.clone().requires_grad_(learning) for tensor in tensors]
+    found = regard.attention(*leaves, backend=backend, **settings)
+    results = [found.output, *([] if found.weights is None else [found.weights])]
+    results = [part for result in results for part in (result if isinstance(result, tuple) else (result,))]
+    if learning:
+        change = torch.linspace(-1, 2, found.output.numel()).view_as(found.output)
+        results += torch.autograd.grad(found.output, leaves, change.to(found.output.dtype), materialize_grads=True)
+    return [result.detach() for result in results]
+
+
+def agree(tensors: list[Tensor], learning: bool, **settings: Any) -> None:
+    settings.setdefault("weights", regard.full())  # so that `auto` takes the plain form
+    assert regard.explain(*tensors, **settings).backend == "reference"
+    found = computed(tensors, "auto", learning, **settings)
+    if isinstance(settings.get("bias"), Tensor):
+        settings["bias"] = settings["bias"].double()
+    if isinstance(score := settings.get("score"), regard.Score):
+        settings["score"] = score.holding(lambda tensor: tensor.double())
+    true = computed([tensor.double() for tensor in tensors], "reference", learning, **settings)
+    for one, other in zip(found, true, strict=True):
+        assert_close(one.double(), other.double(), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("normalize", NORMALIZERS, ids=lambda record: record.name)
+@pytest.mark.parametrize("learning", [False, True], ids=["", "gradients"])
+def test_every_mask_and_normalizer(mask: str, normalize: regard.Normalizer, learning: bool) -> None:
+    agree(drawn(1), learning, normalize=normalize, **MASKS[mask])
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("score", [*SCORES])
+@pytest.mark.parametrize("learning", [False, True], ids=["", "gradients"])
+def test_every_score_with_shared_key_heads(score: str, learning: bool) -> None:
+    agree(drawn(2, groups=1), learning, score=SCORES[score], mask=regard.padding([9, 11]) & regard.causal(2))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("request_", [*REQUESTS])
+@pytest.mark.parametrize("normalize", NORMALIZERS, ids=lambda record: record.name)
+def test_every_request(request_: str, normalize: regard.Normalizer) -> None:
+    agree(drawn(3), False, normalize=normalize, mask=MASKS["dense"]["mask"], weights=REQUESTS[request_])
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("score", [*SCORES])
+@pytest.mark.parametrize("normalize", NORMALIZERS[:4], ids=lambda record: record.name)
+def test_masked_keys_and_values_have_no_effect(poison: float, score: str, normalize: regard.Normalizer) -> None:
+    """Key 6 is masked for all queries. A value that only the last query may attend has an effect on it alone."""
+    tensors = drawn(4)
+    mask = (torch.arange(11) != 6) & ((torch.arange(11) != 8) | (torch.arange(5)[:, None] == 4))
+    settings: dict[str, Any] = {"score": SCORES[score], "normalize": normalize, "mask": mask, "weights": regard.full()}
+    clean = computed(tensors, "auto", True, **settings)
+    tensors[1][:, :, 6] = tensors[2][:, :, 6] = poison
+    for one, other in zip(computed(tensors, "auto", True, **settings), clean, strict=True):
+        assert_close(one, other)
+    tensors[2][0, :, 8, 3] = poison
+    output = computed(tensors, "auto", False, **settings)[0]
+    assert torch.equal(output.isfinite(), torch.ones_like(clean[0]).index_put_(
+        tuple(torch.tensor(index) for index in ([0, 0], [0, 1], [4, 4], [3, 3])), torch.zeros(2)).bool())  # fmt: skip
+    tensors[1][0, :, 8] = math.nan
+    output, _, query, _, _ = computed(tensors, "auto", True, **settings)
+    assert_close(query[:, :, :4], clean[2][:, :, :4])
+    assert output[0, :, 4].isnan().all()
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_query_of_nan_in_an_empty_row_has_no_effect() -> None:
+    tensors = drawn(5)
+    clean = computed(tensors, "auto", True, weights=regard.full(), **MASKS["dense"])
+    tensors[0][:, :, 2] = math.nan
+    for one, other in zip(computed(tensors, "auto", True, weights=regard.full(), **MASKS["dense"]), clean, strict=True):
+        assert_close(one, other)
+
+
+READS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal"}
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("normalize", NORMALIZERS, ids=lambda record: record.name)
+@pytest.mark.parametrize("learning", [False, True], ids=["", "gradients"])
+def test_no_value_is_read_on_the_host(normalize: regard.Normalizer, learning: bool) -> None:
+    """A read would wait for the GPU. Tensors of masks are inspected on the CPU alone, so these masks have none."""
+    for mask, request in itertools.product((regard.causal(-2), regard.window(1, 1)), REQUESTS.values()):
+        settings = {"normalize": normalize, "mask": mask, "weights": request}
+        computed(drawn(6), "auto", learning, **settings)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as events:
+            computed(drawn(6), "auto", learning, **settings)
+        names = {event.name for event in events.events()} - {"aten::item"}
+        assert not names & READS, (mask, request, names & READS)
+
+
+def test_the_second_derivative_is_that_of_the_reference() -> None:
+    leaves = [tensor[:1, :1, :3, :2].double().requires_grad_() for tensor in drawn(7)]
+
+    def learned(*tensors: Tensor) -> Tensor:
+        return regard.attention(*tensors, mask=regard.causal(), weights=regard.full()).output
+
+    assert torch.autograd.gradgradcheck(learned, leaves, gen_non_contig_grad_outputs=True)
