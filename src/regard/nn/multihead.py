@@ -20,7 +20,7 @@ from regard.nn import convert
 from regard.nn.argument_checks import check_input, check_sizes
 from regard.nn.cache import KeyValueCache, later_bias, later_mask
 from regard.nn.positions import Alibi, RelativePositions, Rotary
-from regard.nn.projection import HeadProjection, OwnedScore, own, settled
+from regard.nn.projection import HeadProjection, OwnedScore, applied, own, settled
 
 
 class MultiHeadAttention(nn.Module):
@@ -177,7 +177,7 @@ class MultiHeadAttention(nn.Module):
             elif isinstance(self.positions, Rotary):
                 queries, keys = self.positions(queries), self.positions(keys)
         found = self._attend(queries, keys, values, offset, mask, bias, weights, generator)
-        joined = own(self, "output")(found.output.transpose(1, 2).flatten(-2))
+        joined = applied(own(self, "output"), found.output.transpose(1, 2).flatten(-2))
         return Attended(joined, found.weights, found.log_prob)
 
     def _itself(self, x: Tensor, offset: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -74,7 +74,10 @@ class _Residual(nn.Module):
         if self.dropout > 0.0 and self.training:
             added = F.dropout(added, self.dropout)
         x = x + added if self.residual else added
-        return x if self.first else own(self, "norm")(x).to(dtype)
+        if self.first:
+            return x
+        x = own(self, "norm")(x)
+        return x if x.dtype == dtype else x.to(dtype)
 
     def extra_repr(self) -> str:
         without = "" if self.residual else ", residual=False"
