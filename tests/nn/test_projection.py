@@ -1,4 +1,4 @@
-"""Linear maps of layers run without a module's call only where nobody could tell."""
+"""Linear maps and normalisations of layers run without a module's call only where nobody could tell."""
 
 from collections.abc import Callable
 
@@ -20,6 +20,14 @@ class Doubled(nn.Module):
 def test_a_linear_map(bias: bool) -> None:
     layer, x = nn.Linear(3, 5, bias=bias), torch.randn(7, 3)
     assert torch.equal(applied(layer, x), x @ layer.weight.mT + (layer.bias if bias else 0))
+
+
+def test_a_normalisation() -> None:
+    layer, x = nn.LayerNorm(3, eps=0.5), torch.tensor([[1.0, 2.0, 3.0]])
+    nn.init.constant_(layer.weight, 2.0)
+    expected = torch.tensor([[-1.0, 0.0, 1.0]]) * 2 / (2 / 3 + 0.5) ** 0.5
+    torch.testing.assert_close(applied(layer, x), expected)
+    assert torch.equal(applied(nn.LayerNorm(3, elementwise_affine=False), x), nn.LayerNorm(3)(x))
 
 
 HOOKS: dict[str, Callable[[nn.Module, Callable[..., None]], torch.utils.hooks.RemovableHandle]] = {

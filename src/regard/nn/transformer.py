@@ -22,7 +22,7 @@ from regard.nn.argument_checks import check_input
 from regard.nn.cache import KeyValueCache
 from regard.nn.feedforward import FeedForward
 from regard.nn.multihead import MultiHeadAttention
-from regard.nn.projection import own
+from regard.nn.projection import applied, own
 
 Norm = Literal["pre", "post"]
 Normalization = Callable[[int], nn.Module]  # nn.LayerNorm, nn.RMSNorm, a partial of one, or `unnormalized`
@@ -62,7 +62,7 @@ class _Residual(nn.Module):
 
     def enter(self, x: Tensor) -> Tensor:
         """Return the input of the part."""
-        return own(self, "norm")(x) if self.first else x
+        return applied(own(self, "norm"), x) if self.first else x
 
     def leave(self, x: Tensor, added: Tensor) -> Tensor:
         """Return the residual stream after the part.
@@ -76,7 +76,7 @@ class _Residual(nn.Module):
         x = x + added if self.residual else added
         if self.first:
             return x
-        x = own(self, "norm")(x)
+        x = applied(own(self, "norm"), x)
         return x if x.dtype == dtype else x.to(dtype)
 
     def extra_repr(self) -> str:
