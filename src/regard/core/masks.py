@@ -308,8 +308,13 @@ def causal(offset: int = 0) -> Mask:
     Where the queries are the last of c + q keys, the offset is c. A layer with a cache adds the cache's length itself:
     write `causal()` there.
     """
+    if type(offset) is int and offset == 0:
+        return _CAUSAL
     offset = position(offset, "offset of causal()")
     return Band(None, _edge(offset), offset)
+
+
+_CAUSAL = Band(None, 0)  # made once, because many calls make this mask
 
 
 def window(before: int, after: int, offset: int = 0) -> Mask:
