@@ -238,6 +238,20 @@ def test_other_masks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("size", [64, 72])
+def test_tensors_that_begin_between_the_steps_of_a_wide_load(size: int) -> None:
+    """First the query, then the key, then the value: each needs its own compiled kernel."""
+    torch.manual_seed(7)
+    mask = regard.padding(torch.tensor([90, 41], device="cuda"))
+    for place in range(3):
+        room = [torch.randn(2 * 3 * 90 * size + 8, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+        tensors = [t[4 * (n == place) :][: 2 * 3 * 90 * size].view(2, 3, 90, size) for n, t in enumerate(room)]
+        found = regard.attention(*tensors, mask=mask).output
+        plain = regard.attention(*(t.double() for t in tensors), mask=mask, backend="reference").output
+        assert (found.double() - plain).norm() <= 1e-2 * plain.norm()
+
+
+@pytest.mark.cuda
 def test_no_call_waits_for_the_device() -> None:
     """This holds for new masks, for a reused mask whose ids change in between, and in a captured graph."""
     torch.manual_seed(6)
