@@ -98,7 +98,7 @@ def _cost(piece: Piece, heads: int) -> int:
     return _CALL + heads * max(_TILE, len(piece.rows)) * max(_TILE, piece.count)
 
 
-Runs = tuple[tuple[int, Stretch], ...]  # ranges of positions with the same id
+Runs = tuple[tuple[int, Stretch], ...]  # ranges of one id
 
 
 def _runs(found: Clauses, lead: list[int], queries: int, keys: int) -> tuple[list[Runs], list[Runs]]:
@@ -211,7 +211,7 @@ def direct(problem: Problem) -> Direct:
 
 
 def _finite(tensor: Tensor) -> bool:
-    """Return whether a tensor without a graph holds no NaN or Inf; tested by its sum, which is the fastest test."""
+    """Return whether a tensor without a graph holds no NaN or Inf; a finite sum shows it in the shortest time."""
     return math.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())
 
 
@@ -315,7 +315,7 @@ def _of_rows(pieces: list[Piece], query: Tensor, key: Tensor, value: Tensor, ker
 
 
 def _of_piece(piece: Piece, query: Tensor, key: Tensor, value: Tensor, kernel: Callable[..., Tensor]) -> Tensor:
-    if piece.count == 0:  # empty sums give the inputs gradients of zeros
+    if piece.count == 0:  # sums of nothing, so that the output has a gradient, of zeros
         nothing = query[..., :0].sum() + key[..., :0].sum() + value[..., :0].sum()
         return query.new_zeros(*query.shape[:-1], value.shape[-1]) + nothing
     key, value = (t if t.shape[-2] == piece.count else t[..., : piece.count, :] for t in (key, value))
