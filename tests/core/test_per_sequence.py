@@ -119,7 +119,7 @@ def test_many_small_sequences_stay_together() -> None:
     "mask", [regard.padding([20, 7]), regard.window(3, 2), regard.causal(-2)], ids=["padding", "window", "shifted"]
 )
 def test_a_repeated_call_gives_the_same(mask: regard.Mask) -> None:
-    """The second call of a kind takes a shorter path; values of another size too."""
+    """The second call of a signature takes a shorter path, also for values of another size than keys."""
     torch.manual_seed(4)
     query, key = torch.randn(2, 2, 20, 8), torch.randn(2, 2, 20, 8)
     i, j = torch.arange(20)[:, None], torch.arange(20)[None, :]

@@ -52,7 +52,7 @@ def test_lengths_under_the_interpreter(queries: int, keys: int, workers: int, na
 @pytest.mark.interpreted
 @pytest.mark.parametrize(("queries", "keys", "workers", "name"), PLAIN)
 def test_masks_under_the_interpreter(queries: int, keys: int, workers: int, name: str) -> None:
-    """Keys masked one by one, whole blocks, and all keys; masked keys hold NaN."""
+    """The masks exclude single keys, whole blocks, or all keys; masked keys hold NaN."""
     from regard.kernels.triton.decode_attention import decode
 
     torch.manual_seed(5)
@@ -67,6 +67,30 @@ def test_masks_under_the_interpreter(queries: int, keys: int, workers: int, name
     found = decode(query, key, value, weight, None, mask, 0.3, workers)
     torch.testing.assert_close(found.double(), plain, atol=1e-5, rtol=1e-5)
     assert not found[1].any()
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(
+    ("queries", "heads", "keys", "masked"), [(3, 4, 37, False), (1, 6, 700, True), (5, 2, 700, False)]
+)
+def test_rows_that_share_keys_in_half_precision(queries: int, heads: int, keys: int, masked: bool) -> None:
+    """Grouped heads and several queries in one program; one range of keys and three, whose padding holds NaN."""
+    from regard.kernels.triton.decode_attention import decode
+
+    torch.manual_seed(5)
+    sizes = (19, 11) if keys == 37 else (70, 130)
+    shapes = (heads, queries, sizes[0]), (2, keys, sizes[0]), (2, keys, sizes[1])
+    query, key, value = (torch.randn(2, *shape).half() for shape in shapes)
+    lengths, mask = torch.tensor([keys, 20]), torch.rand(2, keys) < 0.5 if masked else None
+    key[1, :, 20:], value[1, :, 20:] = torch.nan, torch.inf
+    allowed: Any = regard.padding(lengths)
+    if mask is not None:
+        mask[0, 100:350] = False
+        allowed = allowed & regard.dense(mask[:, None, None])
+    tensors = [tensor.double() for tensor in (query, key, value)]
+    plain = regard.attention(*tensors, score=regard.ScaledDot(0.3), mask=allowed, backend="reference").output
+    found = decode(query, key, value, None, lengths, mask, 0.3, 40)
+    torch.testing.assert_close(found.double(), plain, atol=2e-3, rtol=2e-3)
 
 
 STEP_MASKS = {

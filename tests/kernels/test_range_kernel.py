@@ -89,7 +89,7 @@ def rules(case: Case, device: str) -> Any:
     if case.lengths is not None:
         given |= {"lengths": torch.tensor(case.lengths, device=device), "lengths_b": 1}
     if case.query_ids is not None:
-        # ids of two widths, and with gaps in memory
+        # ids of queries and keys have different widths, and are strided views
         ids = (
             torch.tensor(case.query_ids, device=device),
             torch.tensor(case.key_ids, device=device).int().T.contiguous().T,
@@ -133,7 +133,7 @@ def test_outputs_and_gradients(case: Case, device: str, dtype: torch.dtype) -> N
 
 @pytest.mark.interpreted
 def test_bounds_of_segments() -> None:
-    """Spans of 32: [first, first whole, after the last whole, after the last], computed by hand."""
+    """The bounds of spans of 32 positions are [start, whole start, whole stop, stop], computed by hand."""
     from regard.kernels.triton.segment_bounds import segment_bounds
 
     far = 32 * 2**24
@@ -176,7 +176,7 @@ MASKS = {
 @pytest.mark.interpreted
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the shortcut and by a `Problem`; fully masked keys may be NaN and do not leak, not even into a gradient."""
+    """Direct calls and calls with a `Problem` are tested; NaN in fully masked keys leaks into no output or gradient."""
     from regard.core.backends import flex, ranges
     from regard.core.clauses import clauses
     from regard.core.problem import build
@@ -235,6 +235,20 @@ def test_other_masks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
             None, None,
         )  # fmt: skip
         assert not ranges.serves(problem, clauses(problem.mask, 131, 131))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("size", [64, 72])
+def test_tensors_that_begin_between_the_steps_of_a_wide_load(size: int) -> None:
+    """First the query, then the key, then the value: each needs its own compiled kernel."""
+    torch.manual_seed(7)
+    mask = regard.padding(torch.tensor([90, 41], device="cuda"))
+    for place in range(3):
+        room = [torch.randn(2 * 3 * 90 * size + 8, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+        tensors = [t[4 * (n == place) :][: 2 * 3 * 90 * size].view(2, 3, 90, size) for n, t in enumerate(room)]
+        found = regard.attention(*tensors, mask=mask).output
+        plain = regard.attention(*(t.double() for t in tensors), mask=mask, backend="reference").output
+        assert (found.double() - plain).norm() <= 1e-2 * plain.norm()
 
 
 @pytest.mark.cuda

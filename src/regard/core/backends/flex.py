@@ -1,6 +1,6 @@
 """FlexAttention on CUDA: windows, segments, ALiBi, softcaps and relative biases inside one compiled kernel.
 
-In half precision two of our own kernels take precedence: one for windows alone, and `ranges` for bands, lengths,
+Two of our own kernels take precedence: one for windows alone in half precision, and `ranges` for bands, lengths,
 segments and ALiBi together. FlexAttention gets a mask twice: as a function of single pairs, and as a list of blocks
 that are not fully masked, from `Mask.coarse`, so that no n × n tensor is allocated; both are computed once for a mask
 object.

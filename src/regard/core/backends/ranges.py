@@ -15,7 +15,7 @@ from regard.core.backends.result import Direct, Result
 from regard.core.biases import Alibi
 from regard.core.clauses import Clauses, clauses
 from regard.core.mask_cache import stored
-from regard.core.masks import And, Band, Mask, Padding
+from regard.core.masks import And, Band, Mask, Padding, Segments
 from regard.core.nonfinite import seen_keys, zero_masked_keys, zeroed
 from regard.core.problem import HALF, Problem
 from regard.core.scores import Bilinear, Dot, ScaledDot
@@ -118,14 +118,18 @@ def direct(problem: Problem, found: Clauses) -> Direct | None:
     scale = 1.0 if product is None else product.scale
     shared = found.lengths is not None and found.lengths.numel() == 1
     padded, packed = found.lengths is not None, bool(found.segments)
+    itself = all(own is other for own, other in found.segments) and _reaches_itself(band)
 
     def rules_of(mask: Any, device: torch.device) -> Any:
         if not padded and not packed:
             return band
-        padding = None if packed else beside_a_band(mask)
-        if type(padding) is Padding and not padding.plain and (shared or len(padding.lengths) == batch):
-            return band._replace(lengths=padding.lengths, lengths_b=0 if shared else padding.lengths.stride(0))
-        lowered = stored(mask, device, ("ranges", shape), lambda: _lowered_for(mask, shape, device))
+        part = beside_a_band(mask)
+        if type(part) is Padding and not part.plain and (shared or len(part.lengths) == batch):
+            return band._replace(lengths=part.lengths, lengths_b=0 if shared else part.lengths.stride(0))
+        if itself and type(part) is Segments and not part.plain and part.query_ids.shape == (batch, shape[-1]):
+            lowered = stored(mask, device, ("ranges", shape), lambda: _packed(band, part.query_ids))
+        else:
+            lowered = stored(mask, device, ("ranges", shape), lambda: _lowered_for(mask, shape, device))
         return None if lowered.seen is not None else lowered.rules
 
     def attended(query: Tensor, key: Tensor, value: Tensor, score: Any, mask: Any, bias: Any) -> Tensor | None:
@@ -172,13 +176,32 @@ def _lowered(found: Clauses, shape: tuple[int, ...], device: torch.device) -> Lo
         return Lowered(rules, None)
     ((of_queries, of_keys),) = found.segments
     own, other = (t.expand(*lead, 1, -1).reshape(-1, t.shape[-1]) for t in (of_queries, of_keys))
-    row_bounds = segment_bounds(own, other)
+    if of_queries is of_keys and _reaches_itself(rules):
+        return _packed(rules, own)
     rules = rules._replace(
-        query_ids=own, query_b=own.stride(0), query_n=own.stride(1), row_bounds=row_bounds,
-        key_ids=other, key_b=other.stride(0), key_n=other.stride(1),
-        key_bounds=row_bounds if of_queries is of_keys else segment_bounds(other, own),
+        query_ids=own, query_b=own.stride(0), query_n=own.stride(1), row_bounds=segment_bounds(own, other),
+        key_ids=other, key_b=other.stride(0), key_n=other.stride(1), key_bounds=segment_bounds(other, own),
     )  # fmt: skip
-    # In packed self-attention every key can be attended by the query at its own position; the kernel tests lengths and
-    # bands.
-    alone = of_queries is not of_keys or (found.low or 0) > 0 or (found.high or 0) < 0
-    return Lowered(rules, seen_keys(found, queries, keys, device) if alone else None)
+    return Lowered(rules, seen_keys(found, queries, keys, device))
+
+
+def _reaches_itself(rules: Any) -> bool:
+    """Return whether the band contains the key at the query's own position."""
+    return (rules.low or 0) <= 0 <= (rules.high or 0)
+
+
+def _packed(rules: Any, ids: Tensor) -> Lowered:
+    """Return the rules with segments that are the same for queries and keys, ids (b, n).
+
+    Every key can be attended by the query at its own position; the kernel tests lengths and bands.
+    """
+    from regard.kernels.triton.segment_bounds import segment_bounds  # imported here, because it imports Triton
+
+    bounds, (batch, step) = segment_bounds(ids, ids), ids.stride()
+    return Lowered(
+        rules._replace(
+            query_ids=ids, query_b=batch, query_n=step, row_bounds=bounds,
+            key_ids=ids, key_b=batch, key_n=step, key_bounds=bounds,
+        ),
+        None,
+    )  # fmt: skip

@@ -21,6 +21,7 @@ _LEAST = 2**17  # the smallest cost of a row, in products, at which a second lau
 _PART = 2**15  # the smallest cost of a range
 _WAVES = 8  # the number of programs for each multiprocessor
 _COLUMNS = 128  # the number of value columns that a program merges
+_TOGETHER = 64  # the largest number of rows of a program
 
 
 @triton.jit
@@ -118,6 +119,65 @@ def _step(
 
 
 @triton.jit
+def _shared_step(
+    query, key, value, weight, lengths, mask, output,
+    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, q_f, k_f, v_e, w_h, l_b,
+    scale, heads, group, queries, keys, stretch, splits,
+    WHOLE: tl.constexpr, UNIT: tl.constexpr, F: tl.constexpr, E: tl.constexpr,
+    BK: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """Compute the rows that share a key head, (heads of the group · queries), at once, with dot scores as `_step`."""
+    y, part = tl.program_id(0), tl.program_id(1)
+    groups = heads // group
+    g = y % groups
+    b = (y // groups).to(tl.int64)
+    stop = tl.minimum(keys, (part + 1) * stretch)
+    if lengths is not None:
+        stop = tl.minimum(tl.load(lengths + b * l_b), stop).to(tl.int32)
+    r, f, e = tl.arange(0, BR), tl.arange(0, BF), tl.arange(0, BE)
+    rows = group * queries
+    h, i = g * group + r // queries, r % queries
+    q = tl.load(
+        query + (b * q_b + h[:, None] * q_h + i[:, None] * q_n) * UNIT + f[None, :] * q_f,
+        mask=(r < rows)[:, None] & (f < F)[None, :],
+        other=0.0,
+    )
+    best = tl.full((BR,), float("-inf"), tl.float32)
+    total = tl.zeros((BR,), tl.float32)
+    acc = tl.zeros((BR, BE), tl.float32)
+    key_at = key + (b * k_b + g * k_h) * UNIT + f[None, :] * k_f
+    value_at = value + (b * v_b + g * v_h) * UNIT + e[None, :] * v_e
+    for j0 in tl.range(part * stretch, stop, BK):
+        j = j0 + tl.arange(0, BK)
+        inside = j < stop
+        if mask is not None:
+            inside = inside & (tl.load(mask + b * keys + j, mask=inside, other=0) != 0)
+        at = j[:, None].to(tl.int64)
+        k = tl.load(key_at + at * (k_n * UNIT), mask=inside[:, None] & (f < F)[None, :], other=0.0)
+        scores = tl.dot(q, k.T, input_precision="ieee") * scale
+        scores = tl.where(inside[None, :], scores.to(tl.float32), float("-inf"))
+        new_best = tl.maximum(best, tl.max(scores, 1))
+        pivot = tl.where(new_best == float("-inf"), 0.0, new_best)  # no key so far
+        weights = tl.exp(scores - pivot[:, None])
+        fade = tl.exp(best - pivot)
+        total = total * fade + tl.sum(weights, 1)
+        v = tl.load(value_at + at * (v_n * UNIT), mask=inside[:, None] & (e < E)[None, :], other=0.0)
+        acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+        best = new_best
+    row = y.to(tl.int64) * rows + r
+    if WHOLE:
+        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        to = output + row[:, None] * E + e[None, :]
+        tl.store(to, acc.to(output.dtype.element_ty), mask=(r < rows)[:, None] & (e < E)[None, :])
+    else:
+        at = row * splits + part
+        parts = tl.num_programs(0).to(tl.int64) * rows * splits
+        tl.store(output + at[:, None] * E + e[None, :], acc, mask=(r < rows)[:, None] & (e < E)[None, :])
+        tl.store(output + parts * E + at, best, mask=r < rows)
+        tl.store(output + parts * (E + 1) + at, total, mask=r < rows)
+
+
+@triton.jit
 def _join(sums, output, splits, E: tl.constexpr, BS: tl.constexpr, BE: tl.constexpr):
     """Merge the ranges of one row, each scaled by its best score relative to the best of all."""
     row = tl.program_id(0).to(tl.int64)
@@ -147,8 +207,8 @@ class Layout(NamedTuple):
 
 def layout(rows: int, keys: int, f_size: int, e_size: int, additive: bool, itemsize: int, workers: int) -> Layout:
     """Return the tiles of a step; `workers` is the number of multiprocessors."""
-    block_values = triton.next_power_of_2(e_size)
-    block_features = min(128 if additive else 256, triton.next_power_of_2(f_size))
+    block_values = max(16, triton.next_power_of_2(e_size))
+    block_features = max(16, min(128 if additive else 256, triton.next_power_of_2(f_size)))
     block_keys = max(16, _TILE // itemsize // max(block_features, block_values))
     block_keys = min(128, block_keys, max(16, triton.next_power_of_2(keys)))
     cost = (4 if additive else 1) * f_size + e_size  # of one key
@@ -184,18 +244,24 @@ def prepare(steps: Steps) -> Step:
     `regard.core.backends.reference` with `Additive(weight)` or `ScaledDot(scale)`.
     """
     (batch, heads, queries, f_size), (_, groups, keys, e_size) = steps.shapes[0], steps.shapes[2]
-    rows, additive = batch * heads * queries, steps.weight_step is not None
-    tiles = layout(rows, keys, f_size, e_size, additive, steps.itemsize, steps.workers)
+    rows, additive, together = batch * heads * queries, steps.weight_step is not None, heads // groups * queries
+    # In half precision the rows that share a key head are multiplied with it at once, by the matrix unit.
+    shared = not additive and steps.itemsize == 2 and 1 < together <= _TOGETHER and max(f_size, e_size) <= 256
+    programs = batch * groups if shared else rows
+    tiles = layout(programs, keys, f_size, e_size, additive, steps.itemsize, steps.workers)
     places = [place[:3] for place in steps.strides]
     unit = next(n for n in (16, 8, 4, 2, 1) if all(step % n == 0 for place in places for step in place))
     numbers = (
         *(step // unit for place in places for step in place), *(place[3] for place in steps.strides),
         steps.weight_step or 0, steps.length_step, 1.0 if additive else float(steps.scale),
-        heads, heads // max(1, groups), queries, keys, tiles.stretch, tiles.splits,
+        heads, heads // groups, queries, keys, tiles.stretch, tiles.splits,
     )  # fmt: skip
     sizes = {"BK": tiles.block_keys, "BF": tiles.block_features, "BE": tiles.block_values}
     constants = {"WHOLE": tiles.splits == 1, "UNIT": unit, "F": f_size, "E": e_size, **sizes}
-    step = Prepared(_step, (rows, tiles.splits, 1), numbers, constants, Block(1, tiles.block_keys, warps=4))
+    if shared:
+        constants["BR"] = max(16, triton.next_power_of_2(together))
+    block = Block(1, tiles.block_keys, warps=4)
+    step = Prepared(_shared_step if shared else _step, (programs, tiles.splits, 1), numbers, constants, block)
     columns = min(_COLUMNS, tiles.block_values)
     grid = rows, triton.cdiv(e_size, columns), 1
     merged = {"E": e_size, "BS": triton.next_power_of_2(tiles.splits), "BE": columns}

@@ -1,12 +1,14 @@
 """The bounds of segments: the range of other positions with the ids of a span, for kernels that visit ranges of
 keys."""
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.kernels.triton.additive.plan import launch
+from regard.kernels.triton.additive.plan import Block, Prepared
 
 SPAN = tl.constexpr(32)  # number of positions that share an entry of the bounds
 FAR = tl.constexpr(2**24)  # a number of spans beyond any sequence
@@ -49,10 +51,16 @@ def bounds_of_segments(own, other, bounds, own_b, own_n, other_b, other_n, n_own
     tl.store(place + 3, stop * SPAN)
 
 
+@functools.lru_cache(maxsize=1024)
+def _launch(shapes: tuple[torch.Size, torch.Size], strides: tuple[tuple[int, ...], ...]) -> Prepared:
+    (batch, queries), (_, keys) = shapes
+    numbers = (*strides[0], *strides[1], queries, keys)
+    return Prepared(bounds_of_segments, (-(-queries // SPAN.value), batch, 1), numbers, {"CHUNK": 32}, Block(1, 32))
+
+
 def segment_bounds(own: Tensor, other: Tensor) -> Tensor:
     """Return the bounds (b, spans, 4) within `other` (b, m) of the ids of each span of `own` (b, n), in one launch."""
-    batch, spans = own.shape[0], -(-own.shape[1] // SPAN.value)
-    bounds = torch.empty(batch, spans, 4, device=own.device, dtype=torch.int32)
-    steps = (*own.stride(), *other.stride(), own.shape[1], other.shape[1])
-    launch(bounds_of_segments, (spans, batch, 1), own, other, bounds, *steps, CHUNK=32)
+    shape = own.shape
+    bounds = torch.empty((shape[0], -(-shape[1] // SPAN.value), 4), device=own.device, dtype=torch.int32)
+    _launch((shape, other.shape), (own.stride(), other.stride()))(own, other, bounds)
     return bounds

@@ -211,7 +211,7 @@ class Inputs:
 
 
 class Gradients(NamedTuple):
-    """Gradients; those of weight, bias and table are float32, so that their sums lose no digits."""
+    """Gradients; those of weight, bias and table are sums in float32, so that they lose no digits."""
 
     query: Tensor
     key: Tensor
