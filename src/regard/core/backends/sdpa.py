@@ -275,12 +275,22 @@ def direct(problem: Problem) -> Direct | None:
     if run is not None and not (on_cpu and (masked or few)):
         return run
     options = {"dropout_p": dropout, "is_causal": causal, "enable_gqa": problem.group > 1}
+    afterwards = on_cpu and masked and not learning
+
+    def sound(query: Tensor, key: Tensor, value: Tensor) -> bool:
+        if learning:
+            return harmless(query, key, value, True)
+        # NaN and Inf of values, and products that overflow, reach the output, which is checked afterwards.
+        return per_sequence.finite_sum(query) and per_sequence.finite_sum(key)
+
+    def checked(output: Tensor | None) -> Tensor | None:
+        return output if not afterwards or output is None or per_sequence.finite_sum(output) else None
 
     def attended(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, bias: object) -> Tensor | None:
-        if on_cpu and (not harmless(query, key, value, learning) if masked else few and not finite(query, key, value)):
+        if on_cpu and (not sound(query, key, value) if masked else few and not finite(query, key, value)):
             return None
         if run is not None:
-            return run(query, key, value, score, mask, bias)
+            return checked(run(query, key, value, score, mask, bias))
         given = band
         if pairs is not None:
             if not isinstance(mask, (Tensor, Dense)):  # an intersection of which only this tensor masks anything
@@ -293,7 +303,7 @@ def direct(problem: Problem) -> Direct | None:
             query, key, factor = product
         query, key, value = torch_sdpa.padded(query, key, value, given is not None)
         output = torch_sdpa.attend(query, key, value, attn_mask=given, scale=factor, **options)
-        return output if output.shape[-1] == size else output[..., :size]
+        return checked(output if output.shape[-1] == size else output[..., :size])
 
     return attended
 
@@ -307,14 +317,15 @@ def _step(problem: Problem) -> Direct | None:
 
 
 def _small_band(problem: Problem, found: Clauses) -> Tensor | None:
-    """Return the mask of a small band alone on the CPU, which is stored with the route of its calls, or None."""
+    """Return the mask of a small band alone on the CPU as numbers, stored with the route of its calls, or None."""
     (queries, keys), device = problem.shape[-2:], problem.device
     alone = found.banded and found.lengths is None and not found.segments and not found.dense
     if problem.mask is None or not alone or device.type != "cpu" or queries * keys > _BAND_NUMBERS:
         return None
     if banded.worth_it(found, queries, keys):
         return None
-    return problem.mask.allowed(all_of(queries), all_of(keys), device)
+    allowed = problem.mask.allowed(all_of(queries), all_of(keys), device)
+    return torch.zeros(allowed.shape, dtype=problem.dtype).masked_fill_(~allowed, -math.inf)
 
 
 def _pairs_at_once(problem: Problem) -> torch.Size | None:
