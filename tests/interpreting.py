@@ -145,7 +145,7 @@ def serve(options: list[str]) -> int:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)  # no output here: the test process prints the reports
-    plugins = ["-p", "no:cacheprovider", "-p", "no:xdist"]
+    plugins = ["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:benchmark"]
     return pytest.main([str(Path(__file__).parent), *plugins, *options], plugins=[Server(requests, answers)])
 
 

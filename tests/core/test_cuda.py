@@ -100,8 +100,8 @@ def test_fused_backends_stay_within_the_error_budget(backend, mask, bias, score,
     exact = _run(double, "reference", mask, _double(bias), _double(score))
     plain = _plain(inputs, mask, bias, score)
     for index, (a, b, c) in enumerate(zip(found, exact, plain, strict=True)):
-        # Float32 kernels sum in their own order, and the gradient of a learned rule is summed by atomics.
-        least = torch.finfo(dtype).eps * (100 if index > 3 else 4)
+        # Float32 kernels sum in their own order; the gradient of a learned rule is a sum that cancels, by atomics.
+        least = torch.finfo(dtype).eps * (300 if index > 3 else 4)
         budget = (2 if index == 0 else 3) * max(_error(c, b), least)
         assert a.isfinite().all()
         assert _error(a, b) <= budget, (index, _error(a, b), budget)
