@@ -17,8 +17,9 @@ help:  ## List the targets
 demo: $(VENV)/.ready  ## Train a translator on this machine, and see where each word came from
 	@$(BIN)/regard demo
 
-# One thread in each worker: two test processes with two threads each would only wait for one another. Each begins with
-# one half of the tests, and takes from the other what is left. Bytecode is kept: tests start many processes.
+# Each worker has one thread, because two test processes with two threads each would wait for one another. The tests are
+# divided among the workers, and one that is done takes tests of another. Bytecode is cached, because tests start many
+# processes.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 LONG   := slow or browser or interpreted or installed or process or cuda
 
@@ -31,7 +32,7 @@ quick: check  ## Lint, types and the tests that take no second, no browser and n
 test-gpu: $(VENV)/.ready  ## The tests that need a GPU; WORKERS=8 runs eight at once
 	@$(PYTEST) -m cuda
 
-# The pages are tested in a real browser: the Chromium that is there, or Debian's where it may be installed.
+# The pages are tested in a real browser: an installed Chromium, or Debian's package if it can be installed.
 browser:
 	@command -v chromium >/dev/null 2>&1 || { \
 	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && echo "Installing Chromium for the browser tests ..." && \
@@ -63,8 +64,9 @@ $(BIN)/python:
 	@echo "Creating $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-# The stamp is as old as the last complete install, so a changed pin or dependency installs again. pip comes first
-# (a new Python ships one that knows no dependency groups), then torch alone, so that nothing else picks its version.
+# The stamp has the time of the last complete install, so a changed pin or dependency causes a new one. pip is updated
+# first, because older ones do not support dependency groups; then torch is installed alone, so that no other package
+# selects its version.
 $(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing regard and its tools into $(VENV) (torch is large: the first time takes minutes) ..."
 	@$(INSTALL) --constraint constraints.txt --upgrade pip

@@ -14,9 +14,9 @@ import interpreting
 # One compile thread: each worker process of the compiler would import torch for only a few kernels.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
-# Nothing above imports the library: from here on, its modules are checked as they load. Not on a CUDA machine, where
-# FlexAttention would have to compile the checks; not under Triton's interpreter, which runs kernels from their source;
-# and not where torch.compile traces the library.
+# Nothing above imports the library: from here on, its modules are checked as they load. There are three exceptions: a
+# CUDA machine, where FlexAttention would have to compile the checks; Triton's interpreter, which runs kernels from
+# their source; and items for which torch.compile traces the library.
 if not torch.cuda.is_available() and not interpreting.INSIDE and not interpreting.INSTALLED:
     shaped = ("core", "decode", "kernels", "models", "nn", "parallel")  # packages whose signatures have shapes
     jaxtyping.install_import_hook([f"regard.{name}" for name in shaped], "beartype.beartype")

@@ -115,7 +115,7 @@ def test_demo_context_by_hand_and_by_call_agree(demo):
 def test_demo_mechanisms(demo):
     printed, _ = demo
     assert row(printed, "ScaledDot()") == ["1.00", "0.00", "0.00", "1.00", "0", "0", "1.00", "0", "0"]
-    # Cosines 60/(15√26), 1/√2, 1/√2 times 10: softmax e^−0.774; sparsemax 1/3 + 2/3 · 0.774, the rest shared
+    # The scores are 10 times the cosines 60/(15√26), 1/√2 and 1/√2, which differ by 0.774.
     assert row(printed, "Cosine(scale=10)")[:6] == ["0.52", "0.24", "0.24", "0.85", "0.08", "0.08"]
 
 

@@ -31,7 +31,7 @@ def test_weights_and_context(backend: str, score: object, gap: float) -> None:
     attended = regard.attention(QUERY, HIDDEN, HIDDEN, score=score, weights=regard.full(), backend=backend)
 
     assert_close(attended.weights, torch.tensor([[near, far, far]], dtype=torch.float64), rtol=1e-9, atol=0)
-    # 5·near + far, far + far, near + far
+    # The context is (5·near + far, far + far, near + far).
     context = torch.tensor([[5 * near + far, 2 * far, near + far]], dtype=torch.float64)
     assert_close(attended.output, context, rtol=1e-9, atol=0)
 

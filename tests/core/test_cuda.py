@@ -225,7 +225,7 @@ def test_biases_of_heads_of_common_sizes(dtype, size, kind, learned):
     exact = learn("reference")
     for backend in ("auto", "flex", "sdpa"):
         for index, (found, wanted) in enumerate(zip(learn(backend), exact, strict=True)):
-            # flex, chosen by name, adds the gradient of a learned rule by atomics, pair by pair.
+            # FlexAttention sums the gradient of a learned bias by atomic additions, in no fixed order.
             exactly = dtype == torch.float32 and not (backend == "flex" and index > 3)
             assert _error(found, wanted.double()) < (2e-3 if exactly else 2e-2)
 

@@ -57,7 +57,7 @@ def test_gradgradcheck(path: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "request_name"),
-    # Two requests for each path, cycled so that each occurs with every backend and normaliser.
+    # Each path is tested with two requests, chosen so that each request occurs with every backend and normaliser.
     [(path, name) for n, path in enumerate(SMOOTH_PATHS) for m, name in enumerate(REQUESTS) if (m - n) % 5 < 2],
 )
 def test_gradcheck_through_the_weights(path: str, request_name: str) -> None:
@@ -193,7 +193,7 @@ def test_a_closure_learns_on_blocked_as_on_reference(kind: str, normalize: str) 
         assert_close(gradient, expected)
 
 
-# Half precision: errors relative to those of the reference, not a fixed tolerance
+# Tests in half precision: errors are compared with those of the reference, not with a fixed tolerance.
 
 
 def plain_scores(name: str, query: Tensor, key: Tensor, *parameters: Tensor) -> Tensor:

@@ -486,7 +486,7 @@ def test_a_bandit_learns_its_best_arm(backend: str) -> None:
 
 
 def test_each_choice_may_have_a_reward_of_its_own() -> None:
-    """(3 - 2)(-1) and (1 - 2)(-2): their mean is 1/2."""
+    """The terms are (3 - 2)(-1) and (1 - 2)(-2), whose mean is 1/2."""
     log_prob = torch.tensor([[[-1.0, -2.0]]], requires_grad=True)
     found = regard.reinforce(log_prob, torch.tensor([[[3.0, 1.0]]]))
     assert_close(found.loss, torch.tensor(-0.5))

@@ -21,7 +21,7 @@ def ask(path: str, place: str, inputs: list[Tensor], **arguments: object) -> reg
 
 
 def plain_log_sum_exp(path: str, place: str, inputs: list[Tensor]) -> Tensor:
-    """Return the same from the score, mask and bias by torch's own functions, differentiable."""
+    """Return the log-sum-exp from score, mask and bias by torch's own functions; it is differentiable."""
     where = PLACES[place]
     query, key, _, *parameters = inputs
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
@@ -104,7 +104,7 @@ def test_it_costs_no_second_pass_on_the_cpu(backend: str) -> None:
 
 def test_without_a_head_axis() -> None:
     x = torch.randn(5, 4)
-    assert regard.attention(x, x, x, weights=regard.logsumexp()).weights.shape == (5,)
+    assert_close(regard.attention(x, x, x, weights=regard.logsumexp()).weights, (x @ x.T / 2).logsumexp(-1))
 
 
 @pytest.mark.parametrize("normalize", [regard.Sparsemax(), regard.Entmax(1.5), regard.Sigmoid(), regard.Hard()])
@@ -115,9 +115,16 @@ def test_only_softmax_has_a_log_sum_exp(normalize: object) -> None:
 
 
 def test_a_layer_returns_it_for_each_head() -> None:
-    layer = regard.nn.MultiHeadAttention(8, heads=2, positions=regard.nn.RelativePositions(4, 3))
-    attended = layer(torch.randn(3, 5, 8), weights=regard.logsumexp())
-    assert attended.weights.shape == (3, 2, 5)
+    """A weight is exp(score − log-sum-exp), and a table of zeros adds nothing to the scores."""
+    positions = regard.nn.RelativePositions(4, 3)
+    layer = regard.nn.MultiHeadAttention(8, heads=2, positions=positions)
+    with torch.no_grad():
+        for table in positions.parameters():
+            table.zero_()
+    x = torch.randn(3, 5, 8)
+    query, key, _ = layer.projection(x).split(2, 1)
+    total = layer(x, weights=regard.logsumexp()).weights
+    assert_close(total, (query @ key.mT / 2).logsumexp(-1))
 
 
 def parts_of(path: str, place: str, inputs: list[Tensor], cuts: list[list[int]]) -> list[regard.Attended]:
@@ -173,7 +180,7 @@ def test_gradients_of_merged_parts(path: str, place: str) -> None:
 
 
 def test_worked_by_hand() -> None:
-    """Weights 3 : 1 for the two parts; one row attends only the second part, one attends nothing."""
+    """The two parts have weights 3 : 1; one row attends only the second part, one attends nothing."""
     first = (torch.tensor([[4.0], [torch.nan], [0.0]]), torch.tensor([math.log(3.0), -math.inf, -math.inf]))
     second = (torch.tensor([[8.0], [7.0], [0.0]]), torch.tensor([0.0, 2.0, -math.inf]))
     merged = regard.merge([first, second])

@@ -144,6 +144,28 @@ def test_no_value_is_read_on_the_host(normalize: regard.Normalizer, learning: bo
         assert not names & READS, (mask, request, names & READS)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("mask", ["band", "lengths", "dense", "bias"])
+@pytest.mark.parametrize("normalize", NORMALIZERS, ids=lambda record: record.name)
+@pytest.mark.parametrize("learning", [False, True], ids=["", "gradients"])
+def test_the_host_does_not_wait_for_a_gpu(mask: str, normalize: regard.Normalizer, learning: bool) -> None:
+    tensors = [tensor.cuda() for tensor in drawn(8)]
+    settings: dict[str, Any] = {
+        "band": {"mask": regard.causal(-2)},
+        "lengths": {"mask": regard.padding(torch.tensor([11, 4], device="cuda")) & regard.window(3, 3)},
+        "dense": {"mask": MASKS["dense"]["mask"].cuda()},
+        "bias": {"bias": regard.relative(torch.linspace(-1, 1, 7).cuda()), "mask": regard.causal()},
+    }[mask]
+    for request in REQUESTS.values():
+        computed(tensors, "auto", learning, normalize=normalize, weights=request, **settings)
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            computed(tensors, "auto", learning, normalize=normalize, weights=request, **settings)
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+
 def test_the_second_derivative_is_that_of_the_reference() -> None:
     leaves = [tensor[:1, :1, :3, :2].double().requires_grad_() for tensor in drawn(7)]
 

@@ -269,7 +269,7 @@ def test_leading_axes_broadcast(path: str) -> None:
     "path", [path for path in paths() if path.split("/")[1] not in ("bilinear-heads", "additive-heads")]
 )
 def test_no_head_axis(path: str, axes: int) -> None:
-    """(q, d) and (b, q, d) mean one head; a mask's axes follow."""
+    """Tensors (q, d) and (b, q, d) have one head, and masks have no head axis either."""
     query, key, value, *parameters = SCORES[path.split("/")[1]].inputs(heads=1, groups=1)
     lengths = torch.tensor([4, 6])
     expected = attend(path, [query, key, value, *parameters], mask=regard.padding(lengths), weights=regard.full())

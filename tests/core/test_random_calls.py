@@ -112,7 +112,7 @@ def test_a_batch_without_a_key_has_a_gradient_of_zeros(mask: regard.Mask) -> Non
 
 
 def test_an_intersection_of_which_one_part_masks_nothing() -> None:
-    """One query behind eleven keys: the causal part allows everything, and the dense one is all that is left."""
+    """For one query after eleven keys the causal mask allows everything, so only the dense mask remains."""
     query, key, value = (torch.randn(2, 1, n, 4) for n in (1, 12, 12))
     mask = regard.dense(torch.arange(12) % 2 == 0) & regard.causal(offset=11)
     for _ in range(2):

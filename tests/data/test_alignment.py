@@ -44,7 +44,7 @@ def test_error_rate_by_hand():
     sure = [{(0, 0), (1, 1), (2, 2)}, {(0, 0)}]
     possible = [{(0, 0), (1, 1), (2, 2), (3, 2)}, {(0, 0), (1, 0)}]
     found = [{(0, 0), (1, 1), (3, 2), (3, 3)}, {(1, 0)}]
-    # A∩S = 2 + 0, A∩P = 3 + 1, |A| = 4 + 1, |S| = 3 + 1: 1 − 6/9.
+    # |A ∩ S| = 2 + 0, |A ∩ P| = 3 + 1, |A| = 4 + 1 and |S| = 3 + 1, so the rate is 1 − 6/9.
     assert alignment_error_rate(found, sure, possible) == pytest.approx(1 / 3)
     assert alignment_error_rate(sure, sure, possible) == 0.0
     assert alignment_error_rate([set()], [{(0, 0)}], [set()]) == 1.0
@@ -75,7 +75,7 @@ def test_pieces_are_summed_over_the_source_and_averaged_over_the_target():
     merged = words_of_weights(weights, source=[0, 1, 1, 2], target=[0, 0, 1])
     expected = torch.tensor([[0.25, 0.45, 0.125], [0.30, 0.10, 0.20]], dtype=torch.float64)
     torch.testing.assert_close(merged, expected)
-    # As pieces, the first attends source piece 0 most; as words, the two pieces of word 1 have more weight.
+    # The first target piece attends source piece 0 most, but the two pieces of source word 1 have more weight together.
     assert links_from_weights(weights, source=[0, 1, 1, 2], target=[0, 0, 1]) == {(1, 0), (0, 1)}
     with pytest.raises(ValueError, match=r"weights are \(4, 5\), but 4 × 6 pieces are given"):
         words_of_weights(weights, source=[0, 1, 2, 3, 4, 5])

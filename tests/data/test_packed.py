@@ -75,7 +75,7 @@ def _questions(folder: Path, names: list[str]) -> Path:
     ("write", "load"), [(_captions, load_captions), (_questions, load_image_questions)], ids=["captions", "questions"]
 )
 def test_a_picture_more_takes_few_bytes(tmp_path, write, load):
-    """With Python objects for path, record and texts it was about 1,000 bytes."""
+    """With Python objects for path, record and texts, a picture would take about 1,000 bytes."""
     kept = {}
     for count in (50, 250):
         folder = tmp_path / str(count)

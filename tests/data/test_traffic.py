@@ -69,7 +69,7 @@ def decided(*objects, speed=10.0, limit=10.0, y=0.0, heading=0.0):
         (10.0, [{**LEAD, "x": -8, "speed": 14}], "hold"),  # a faster vehicle behind
         (10.0, [{**LEAD, "x": 20, "y": -LANE, "heading": math.pi, "speed": 12}], "hold"),  # in the oncoming lane
         (10.0, [{"kind": "pedestrian", "x": 20, "y": 2.9, "heading": -math.pi / 2, "speed": 0}], "hold"),
-        # Across it is 1.5 metres away (1.9 and 0.5 by two, 0.3 beside), so from 0.93 s on; along from 1.6 s on.
+        # In y the gap is 1.5 metres (half widths 0.95 and 0.25, margin 0.3), closed after 0.93 s; in x after 1.6 s.
         (10.0, [{"kind": "pedestrian", "x": 20, "y": 2.9, "heading": -math.pi / 2, "speed": 1.5}], "brake"),
     ],
 )
@@ -79,7 +79,7 @@ def test_the_expert_acts_by_time_to_collision(speed, objects, action):
 
 
 def test_the_expert_steers_around_what_stands_at_the_side():
-    parked = {**LEAD, "x": 25, "y": 1.95}  # its edge is at 1.0: 0.8 + 0.95 metres from it is y = −0.75
+    parked = {**LEAD, "x": 25, "y": 1.95}  # its edge is at y = 1.0; the ego passes it at 1.0 − 0.8 − 0.95 = −0.75
     found = decided(parked)
     assert found.steering[0] == pytest.approx(-0.75 / 12 / 4 / 0.05)
     assert ACTIONS[found.action[0]] == "hold"

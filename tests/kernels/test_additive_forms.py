@@ -70,7 +70,7 @@ def test_which_form_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     query, key, value, weight = drawn(SOME, scale=1e-3)
     key[:, :, 60:] = 10.0  # masked keys do not change the choice of the form
     assert not used(query, key, value, weight, mask=regard.padding([60, 60]))
-    key[:, :, 0, 0] = 1e4  # one large number does not change it either
+    key[:, :, 0, 0] = 1e4  # one large number does not change the form
     assert not used(query, key, value, weight)
 
 

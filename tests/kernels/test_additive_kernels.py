@@ -150,7 +150,7 @@ def test_repeatable(dtype: torch.dtype, form: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_wide_values(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values of many columns are processed in parts: the same output and the same gradients."""
+    """Values of many columns are processed in parts, which change neither the output nor the gradients."""
     from regard.kernels.additive import fused
 
     torch.manual_seed(10)

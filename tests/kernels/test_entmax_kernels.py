@@ -155,7 +155,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         pytest.param(name, *device.values, marks=device.marks, id=f"{name}-{device.id}")
         for device in DEVICES
         for name in ATTENTION
-        # "both" is causal too, and "entmax" without a mask: the interpreter is slow.
+        # The slow interpreter skips two cases: "both" is causal too, and "entmax" has no mask either.
         if device.id == "cuda" or name not in ("none", "causal")
     ],
 )

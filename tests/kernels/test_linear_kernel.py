@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from interpreting import DEVICES
 
-# Batch, heads, key heads, queries, keys, size, value size, causal, masked keys
+# (batch, heads, key heads, queries, keys, size, value size, causal, whether keys are masked)
 CASES = {
     "full": (2, 2, 2, 71, 37, 16, 16, False, False),
     "causal": (1, 2, 1, 331, 331, 16, 24, True, False),

@@ -89,7 +89,7 @@ def rules(case: Case, device: str) -> Any:
     if case.lengths is not None:
         given |= {"lengths": torch.tensor(case.lengths, device=device), "lengths_b": 1}
     if case.query_ids is not None:
-        # ids of two widths, and with gaps in memory
+        # ids of queries and keys have different widths, and are strided views
         ids = (
             torch.tensor(case.query_ids, device=device),
             torch.tensor(case.key_ids, device=device).int().T.contiguous().T,
@@ -133,7 +133,7 @@ def test_outputs_and_gradients(case: Case, device: str, dtype: torch.dtype) -> N
 
 @pytest.mark.interpreted
 def test_bounds_of_segments() -> None:
-    """Spans of 32: [first, first whole, after the last whole, after the last], computed by hand."""
+    """The bounds of spans of 32 positions are [start, whole start, whole stop, stop], computed by hand."""
     from regard.kernels.triton.segment_bounds import segment_bounds
 
     far = 32 * 2**24
@@ -176,7 +176,7 @@ MASKS = {
 @pytest.mark.interpreted
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the shortcut and by a `Problem`; fully masked keys may be NaN and do not leak, not even into a gradient."""
+    """Direct calls and calls with a `Problem` are tested; NaN in fully masked keys leaks into no output or gradient."""
     from regard.core.backends import flex, ranges
     from regard.core.clauses import clauses
     from regard.core.problem import build

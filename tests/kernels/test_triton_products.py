@@ -5,7 +5,7 @@ import torch
 
 from interpreting import DEVICES
 
-# Count, rows, summed length, columns, parts of the sum, rows of the addend
+# (number of products, rows, summed length, columns, parts of the sum, rows of the addend)
 CASES = [(*shape, 1, added) for shape in ((1, 3, 5, 7), (2, 37, 131, 67)) for added in (0, 1, shape[1])]
 CASES += [(2, 33, 203, 70, 2, 0), (1, 5, 70, 9, 3, 0)]
 

@@ -55,7 +55,7 @@ def test_outputs_and_gradients(shape: tuple[int, ...], device: str, dtype: torch
 
 @pytest.mark.cuda
 def test_a_scale_is_the_callers_own() -> None:
-    """An integer scale first: Triton must not specialise the kernel on it for the next call."""
+    """The first scale is an integer: Triton must not compile the kernel for this number alone."""
     query, key, value = (torch.randn(1, 2, 1500, 32, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     for scale in (1, 0.125, 2):
         settings = {"score": regard.ScaledDot(scale), "mask": regard.window(40, 0)}

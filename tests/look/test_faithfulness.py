@@ -51,7 +51,7 @@ def test_deletion_and_sufficiency_differ_where_inputs_stand_in_for_each_other():
 def test_against_a_given_baseline():
     baseline = torch.tensor([0.0, 0.0, 1.0, 0.0])
     found = faithfulness(linear, torch.tensor([5.0, 1.0, 0.0, 2.0]), baselines={"gradient × input": baseline}, steps=4)
-    # Order 2, then ties in the order of the inputs: 0, 1, 3.
+    # Input 2 comes first, then the ties in the order of the inputs: 0, 1, 3.
     assert found.deletion["gradient × input"].scores == (8.0, 8.0, 3.0, 2.0, 0.0)
     removed = (8 / 2 + 8 / 2 + 8 / 2 + 3 / 2 + 3 / 2 + 2 / 2 + 2 / 2) / 4
     assert found.deletion["gradient × input"].area == pytest.approx(removed)

@@ -154,8 +154,8 @@ def test_entropy_and_distance_by_hand():
     # positions.
     mean = -2 * 0.4 * math.log(0.4) - 3 * 0.2 / 3 * math.log(0.2 / 3)
     assert entry["entropy"] == pytest.approx([1.609, 0, 0, mean], abs=1e-3)
-    # Uniform: the mean of |i − j| over 5 × 5. Each row of the third head attends the one before, the first row four
-    # ahead.
+    # The uniform head has the mean of |i − j| over 5 × 5. In the third head a row attends the row before it, and the
+    # first row attends the last.
     assert entry["distance"] == pytest.approx([1.6, 0, (4 + 4) / 5, (1.6 + 0 + 1.6) / 3], abs=1e-3)
 
 
@@ -376,7 +376,7 @@ def test_calls_with_names_of_their_own_stay_apart():
 
 
 def test_pages_stay_small():
-    """Twelve layers of twelve heads over 32 tokens: 6.4 MB in the usual viewer, whose page grows quadratically."""
+    """For twelve layers of twelve heads over 32 tokens, the page of bertviz has 6.4 MB."""
     trace = Trace.from_weights({f"layer.{n}": softmax(12, 32, 32) for n in range(12)})
     assert len(page(trace)) < 1_000_000
 

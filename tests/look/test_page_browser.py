@@ -648,7 +648,7 @@ def test_tokens_that_are_none_of_the_image_stand_beside_it(visit):
     scale = ["0", "0.37", "0.74"]
     assert said == ["“[CLS]” looks at", "largest weight 0.740", *scale, "[CLS]", "0.020", "[REG]", "0.020"]
     places = {text: (edge["x"] + x, edge["y"] + y) for text, x, y in chips}
-    # Initially the attention of the class token: the top left.
+    # At first the page shows the attention of the class token, to the top left.
     corners = ((edge["x"] + 12, edge["y"] + 12), (edge["x"] + 400, edge["y"] + 300))
     assert sum(tab.color(*corners[0])) > sum(tab.color(*corners[1])) + 200
     tab.mouse.click(*places["[REG]"])
@@ -795,7 +795,7 @@ def test_narrow_screens_need_no_scrolling_sideways(visit, name):
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-# Under the policy of a studio: the same modules, with a source that can show finer tiles.
+# The same modules run under the security policy of the studio, with a source of finer tiles.
 
 
 class Served(SimpleHTTPRequestHandler):

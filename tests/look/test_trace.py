@@ -329,8 +329,7 @@ def blocks(pixels, color) -> list[tuple[int, int, int, int]]:
 
 
 def test_a_png_has_a_cell_for_each_weight_in_its_colour_and_its_value(tmp_path):
-    """Weights 1 and 0 of two keys: the darkest blue at the left and at the end of the bar, the lightest at the
-    right."""
+    """For weights 1 and 0 the left cell and the end of the bar are the darkest blue, the right cell is the lightest."""
     trace = Trace.from_weights({"x": torch.tensor([[[1.0, 0.0]]])}, rows=["r"], columns=["a", "b"])
     pixels = drawn_pixels(trace.png(tmp_path / "a.png"))
     bar = len(pixels) - 2 * (24 + 24)  # start of the bar in pixels; it is 320 wide from pixel 48 on
@@ -351,7 +350,7 @@ def test_a_png_has_a_cell_for_each_weight_in_its_colour_and_its_value(tmp_path):
 
 
 def test_a_png_of_the_mean_is_the_mean(tmp_path):
-    """Heads (1, 0) and (0, 1): their mean has one colour in both cells."""
+    """The mean of the heads (1, 0) and (0, 1) has the same colour in both cells."""
     trace = Trace.from_weights({"x": torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])}, rows=["r"], columns=["a", "b"])
     pixels = drawn_pixels(trace.png(tmp_path / "a.png", head="mean"))
     [(left, _, right, _)] = blocks(pixels[:-96], (0, 64, 160))

@@ -134,7 +134,7 @@ def test_each_stage_gives_its_channels_and_stride(stage):
 
 
 def test_the_whole_network_has_the_published_number_of_parameters():
-    # 4,652,008 with the classifier of 1,000 classes over 1,280 features, which is not part of an encoder.
+    # The published 4,652,008 parameters include the classifier of 1,000 classes, which is not part of an encoder.
     parameters = sum(p.numel() for p in EfficientNetLite0().parameters())
     assert parameters == 4_652_008 - 1_000 * 1_280 - 1_000
 

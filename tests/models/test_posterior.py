@@ -81,7 +81,7 @@ def test_what_is_not_known_has_no_say():
 def test_the_posterior_by_hand():
     weights = torch.tensor([[[0.5, 0.25, 0.25, 0.0], [0.0, 0.0, 0.0, 0.0]]])
     likely = torch.tensor([[[0.1, 0.4, 0.2, 0.9], [0.1, 0.2, 0.3, 0.4]]]).log()
-    # 0.05, 0.1, 0.05 and 0, divided by 0.2; masked positions stay 0.
+    # The products are 0.05, 0.1, 0.05 and 0, which are divided by their sum 0.2; masked positions stay 0.
     expected = torch.tensor([[[0.25, 0.5, 0.25, 0.0], [0.0, 0.0, 0.0, 0.0]]])
     torch.testing.assert_close(posterior(weights, likely), expected)
     # The result does not depend on the overall likelihood of the word.

@@ -151,7 +151,7 @@ def test_one_direction_and_wrong_lengths(as_installed):
         encoder(tokens(2, 3), torch.tensor([2]))
 
 
-# The decoder: one pass over a prefix equals single steps.
+# Tests of the decoder: one pass over a prefix equals single steps.
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def test_each_score_is_its_formula(score: str, value_size: int | None) -> None:
 
 
 def test_additive_attention_by_hand() -> None:
-    """w = (1, 1), W_q = W_k = 1: tanh 0 = 0 against 2 tanh 1, so weights 1 : e^(2 tanh 1)."""
+    """With w = (1, 1) and W_q = W_k = 1 the scores are 0 and 2 tanh 1, so the weights are 1 : e^(2 tanh 1)."""
     layer = Attention(2, score="additive")
     assert layer.query is not None
     assert layer.key is not None
@@ -104,7 +104,7 @@ def test_bilinear_projects_the_memory_to_the_query() -> None:
 
 @pytest.mark.parametrize("score", SCORES)
 def test_it_is_what_a_decoder_asks_for(score: str) -> None:
-    """A memory projected once, with queries at once or one by one, under the memory's mask: all equal."""
+    """Queries give the same result at once and one by one, with a memory that is projected once, and its mask."""
     layer: Attends = Attention(5, 7, score=score, hidden_size=6, value_size=3).double()
     query, memory = rand(2, 4, 5), rand(2, 11, 7)
     mask = torch.arange(11) < torch.tensor([[11], [6]])

@@ -455,7 +455,7 @@ for positions in (None, Rotary(4), Alibi(3), RelativePositions(4, 2)):
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_compiled_step_is_compiled_once() -> None:
-    """Fixed shapes and a length on the device: one graph for every step, and storage is never reallocated.
+    """With fixed shapes and a length on the device, all steps use one graph, and storage is never reallocated.
 
     Runs in a separate process, because the shape checks of these tests cannot be compiled.
     """

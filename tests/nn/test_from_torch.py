@@ -36,7 +36,7 @@ KEY_MASKS: dict[str, Tensor | None] = {
     "bool": LATE,
     "float": torch.zeros(BATCH, KEYS).masked_fill(LATE, -torch.inf),
 }
-# torch itself does not accept two kinds at once
+# torch itself does not accept a bool mask and a float mask at once
 MASKS = [
     (pair, key)
     for pair, key in itertools.product(PAIR_MASKS, KEY_MASKS)
@@ -68,7 +68,7 @@ def turned(layer: nn.MultiheadAttention, tensors: tuple[Tensor, ...]) -> tuple[T
 @pytest.mark.slow
 @pytest.mark.parametrize(("pair_mask", "key_mask"), MASKS)
 def test_the_same_outputs_and_weights(pair_mask: str, key_mask: str) -> None:
-    """Sizes, biases and layouts, with each kind of mask."""
+    """All sizes, biases and layouts are tested with each kind of mask."""
     attn_mask, padding = PAIR_MASKS[pair_mask], KEY_MASKS[key_mask]
     worst = 0.0
     for sizes, bias, batch_first in OPTIONS:
@@ -134,7 +134,7 @@ def test_back_to_torch_every_number_is_the_same(sizes: dict[str, int], bias: boo
 
 @pytest.mark.parametrize(("sizes", "bias", "batch_first"), OPTIONS)
 def test_a_checkpoint_of_torch_loads(sizes: dict[str, int], bias: bool, batch_first: bool) -> None:
-    """This also holds in a larger model and after a copy, and the given state dict is not changed."""
+    """A checkpoint also loads in a larger model and after a copy; the given state dict is not changed."""
     theirs = theirs_of(sizes, bias, batch_first)
     key_size, value_size = sizes.get("kdim", SIZE), sizes.get("vdim", SIZE)
     ours = MultiHeadAttention(SIZE, HEADS, key_size=key_size, value_size=value_size, bias=bias)
@@ -190,7 +190,7 @@ SEQUENCE_FIRST: dict[str, tuple[Callable[..., nn.Module], Callable[..., nn.Modul
 
 @pytest.mark.parametrize("kind", SEQUENCE_FIRST)
 def test_a_layer_that_takes_the_length_first_is_refused_until_told(kind: str) -> None:
-    """The same call would take the batch for the length: other numbers, without an error if the shapes fit."""
+    """The same call would confuse batch and length, and if the shapes fit, give other numbers without an error."""
     made, from_torch = SEQUENCE_FIRST[kind]
     theirs = made(SIZE, HEADS)
     message = r"batch_first=False .* \(length, batch, size\): .* \(batch, length, size\); write .*batch_first=True"

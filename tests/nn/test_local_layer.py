@@ -39,7 +39,7 @@ def times(linear: torch.nn.Linear, vector: list[float]) -> list[float]:
 
 
 def by_hand(layer: LocalAttention, query: list, memory: list) -> tuple[list, list]:
-    """Return weights over the whole memory and outputs of one sequence, with scaled dots of both projected."""
+    """Return weights over the whole memory and outputs of one sequence, by scaled dot products of projections."""
     outputs, rows = [], []
     for t, q in enumerate(query):
         if layer.kind == "predictive":

@@ -73,7 +73,7 @@ def test_it_is_the_papers_loop(normalize):
 
 
 def test_it_sees_where_it_looked_last():
-    """The same query twice: only the location can make a difference."""
+    """The query is given twice, so only the location can make a difference."""
     layer = LocationAttention(SIZE, MEMORY, kernel_size=3).double()
     query, memory, _ = inputs()
     twice = layer(query[:, :1].expand(-1, 2, -1), memory, weights=full()).weights

@@ -109,10 +109,10 @@ def test_guided_alignment_is_finite_where_a_gold_key_got_nothing():
 
 def test_coverage_penalty_by_hand():
     weights = torch.tensor([[[0.6, 0.4], [0.5, 0.5], [0.9, 0.1]]], dtype=torch.float64)
-    # Before each row: (0, 0), (0.6, 0.4), (1.1, 0.9).
+    # The coverage before each row is (0, 0), (0.6, 0.4), (1.1, 0.9).
     torch.testing.assert_close(coverage_penalty(weights), number((0 + 0.9 + 1.0) / 3))
     began = torch.tensor([[0.1, 1.0]], dtype=torch.float64)
-    # With earlier weights: (0.1, 1), (0.7, 1.4), (1.2, 1.9).
+    # With earlier weights the coverage is (0.1, 1), (0.7, 1.4), (1.2, 1.9).
     torch.testing.assert_close(coverage_penalty(weights, coverage=began), number((0.5 + 1.0 + 1.0) / 3))
 
 

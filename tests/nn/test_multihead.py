@@ -37,7 +37,7 @@ def positions_of(kind: str, heads: int, head_size: int) -> Rotary | Alibi | Rela
 def by_loops(
     layer: MultiHeadAttention, score: str, query: Tensor, key: Tensor, value: Tensor, allowed: oracles.Allowed
 ) -> tuple[Tensor, Tensor]:
-    """Project, split into heads, attend in loops, concatenate, project."""
+    """Compute multi-head attention: project, split into heads, attend in loops, concatenate, project."""
     q_rows, kv_rows = layer.heads * layer.head_size, layer.kv_heads * layer.head_size
     parameters = dict(layer.named_parameters())
     if "projection.weight" in parameters:

@@ -147,7 +147,7 @@ def test_rotary_in_half_precision_keeps_late_angles() -> None:
 
 def test_slopes_are_the_papers() -> None:
     assert Alibi(8).slopes.tolist() == [1 / 2**i for i in range(1, 9)]
-    # Twelve heads (as in the paper's code): those of eight, then every other one of sixteen.
+    # Twelve heads have the slopes of eight heads, then every other slope of sixteen, as in the paper's code.
     assert_close(Alibi(12).slopes[8:], torch.tensor([2.0**-0.5, 2.0**-1.5, 2.0**-2.5, 2.0**-3.5]))
     assert len(Alibi(1).slopes) == 1
 

@@ -102,7 +102,7 @@ def test_requests_are_answered_across_blocks(request_: Request) -> None:
     right = request_.of(plain(positions, query, key, value, Softmax(), causal())[1])
     if isinstance(found, Top):
         assert isinstance(right, Top)
-        # Before that, there are fewer keys than requested.
+        # At earlier steps there are fewer keys than requested.
         assert torch.equal(found.indices[:, :, 3:], right.indices[:, :, 3:])
         found, right = found.values, right.values
     assert_close(found, right, rtol=0, atol=1e-12)
@@ -122,7 +122,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_no_tensor_for_each_pair_of_positions() -> None:
-    """Forward and backward of 1009 positions of size 64: never n · n · d numbers, at most a block of scores."""
+    """For 1009 positions of size 64 no tensor of both passes has n · n · d numbers, only a block of scores."""
     positions = RelativePositions(64, 5)
     query, key, value = (torch.randn(1, 8, 1009, 64, requires_grad=True) for _ in range(3))
     with Largest() as forward:

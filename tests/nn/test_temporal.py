@@ -20,7 +20,7 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def test_by_hand():
-    """Dot scores of a known query: 0 and ln 3, so weights ¼ and ¾."""
+    """The dot scores of the query are 0 and ln 3, so the weights are ¼ and ¾."""
     layer = TemporalAttention(2, score="dot")
     frames = torch.tensor([[[1.0, 0.0], [0.0, math.log(3.0)]]])
     found = layer(frames, torch.tensor([[0.0, 1.0]]), weights=full())

@@ -44,7 +44,7 @@ def decoder_layer(dropout: float = 0.0, **options) -> TransformerDecoderLayer:
 
 
 def attended(layer: MultiHeadAttention, query: Tensor, memory: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute every head separately, in matrix products; allowed (q, k)."""
+    """Compute every head separately, in matrix products; `allowed` is (q, k)."""
     matrices, width = layer.projection.parts(), SIZE // HEADS
     shifts = layer.projection.bias.split([SIZE, SIZE, SIZE])
     q, k, v = (x @ w.T + b for x, w, b in zip((query, memory, memory), matrices, shifts, strict=True))

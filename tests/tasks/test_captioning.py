@@ -65,7 +65,7 @@ def predictor(world):
 def test_bleu_of_two_captions_by_hand():
     captions = [("a", "red", "red", "star"), ("a", "dog")]
     references = [[("a", "red", "star", "here"), ("red", "a")], [("a", "cat", "sits")]]
-    # Words: a, red, star (red counts once) and a: 4 of 6. Bigrams: "a red", "red star" of 4. No trigram is right. The
+    # Four of six words are right (a, red, star; a: "red" counts once), two of four bigrams, and no trigram. The
     # closest lengths are 4 and 3: r = 7, c = 6.
     brevity = np.exp(1 - 7 / 6)
     expected = [100 * brevity * 4 / 6, 100 * brevity * (4 / 6 * 2 / 4) ** 0.5, 0.0, 0.0]
@@ -123,7 +123,7 @@ def test_the_twin_has_as_many_parameters(order, cell):
 
 
 def test_moments_by_hand():
-    """One channel that is 1 at the right end of the upper row of 2 × 3 cells: x = 1, y = −1, six cells."""
+    """One channel is 1 at the right end of the upper row of 2 × 3 cells, where x = 1 and y = −1."""
     summary = Moments(1, 6)
     torch.nn.init.eye_(summary.project.weight)
     torch.nn.init.constant_(summary.project.bias, 1.0)

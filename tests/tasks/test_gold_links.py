@@ -108,7 +108,7 @@ def test_a_word_is_told_from_the_step_that_predicts_it_or_from_the_one_that_read
     assert found["aer"] == 0.0
     assert found["by_layer"]["predicted"][0] == 0.0
     assert found["by_layer"]["read"][1] == 0.0
-    # Shifted by one: right for the first word only.
+    # With weights shifted by one word, only the first link is right.
     assert found["by_layer"]["predicted"][1] == pytest.approx(2 / 3, abs=1e-4)
     assert rates(monkeypatch, "read")["when"] == "read"
     assert rates(monkeypatch, "predicted") == {"aer": 0.0, "when": "predicted"}
@@ -133,7 +133,7 @@ def test_heads_are_judged_one_by_one_too(monkeypatch) -> None:
     found = judged()
     assert found["best_head"] == {"aer": 0.0, "layer": 0, "head": 1, "when": "predicted"}
     monkeypatch.setattr(scoring, "layer_weights", lambda *_: [torch.stack((second, second))[None]])
-    # Predicted: one of three links is right, 2/3. Read: 0 from 0 is right, 1 from 2 is wrong, 2 from the end: 1 - 2/5.
+    # By the predicting step one of three links is right: 2/3. By the next step one of two links is right: 1 − 2/5.
     assert judged()["aer"] == judged()["best_head"]["aer"] == 0.6
 
 

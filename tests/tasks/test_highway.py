@@ -148,7 +148,7 @@ def test_an_episode_is_shown_with_the_vehicles_at_their_places():
     assert len(columns.extra["ego"]) == 4 * scenes
     present = np.array(columns.extra["present"]).reshape(scenes, -1)
     assert (weights.numpy()[present == 0] == 0).all()
-    # It comes from the south, in the right lane, and starts to the right of the page.
+    # The ego vehicle comes from the south in the right lane; on the page it starts to the right.
     env.reset(seed=3)
     assert columns.extra["ego"][:2] == pytest.approx([-env.vehicle.position[1], env.vehicle.position[0]], abs=1e-3)
     assert columns.extra["ego"][2] == pytest.approx(0, abs=0.1)

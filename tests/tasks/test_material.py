@@ -31,7 +31,7 @@ def test_no_source_stands_in_two_parts(tmp_path: Path) -> None:
 
 
 def test_a_split_does_not_hold_the_texts_in_memory(tmp_path: Path) -> None:
-    """The text is 6 MB; numbers for 3,000 lines are 0.02 MB."""
+    """The text takes 6 MB, one number for each of 3,000 lines 0.02 MB."""
     corpus = corpus_of(tmp_path, 3_000, 400)
     tracemalloc.start()
     try:

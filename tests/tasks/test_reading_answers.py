@@ -42,7 +42,7 @@ def test_weights_are_those_of_the_first_word():
 
 def test_a_span_is_no_longer_than_allowed():
     [english] = answers(Pointed(POINTED.start_logits[:1], POINTED.end_logits[:1]), [FIRST], longest=1)
-    assert english.span == (6, 6)  # 0.8 · 0.1, against 0.1 · 0.5 and 0.1 · 0.4
+    assert english.span == (6, 6)  # its probability 0.8 · 0.1 exceeds 0.1 · 0.5 and 0.1 · 0.4
 
 
 def test_the_record_is_json():

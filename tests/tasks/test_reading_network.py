@@ -150,8 +150,9 @@ def test_gradients_reach_every_parameter(attention, align):
 def test_hard_choices_have_their_probability():
     _, codec, records = some(3)
     network = build(SMALL.model_copy(update={"attention": "hard"}), codec.vocabulary.size)
-    found = point(network, records)
+    found, real = point(network, records), batch(records).passage > 0
     assert found.log_prob.shape == found.start_logits.shape
+    assert (found.log_prob[real] < 0).all()
 
 
 def test_a_question_without_a_span_adds_no_loss():

@@ -29,7 +29,7 @@ def config(*settings: str):
     return configure(SPEECH, "tiny", [], dict(one.split("=", 1) for one in (*SMALL, *settings)))
 
 
-# jiwer 4.0: wer and cer of the same pairs.
+# The expected rates are those of jiwer 4.0.
 JIWER = [
     ("one two three four", "one too three", 0.5, 1 / 3),
     ("a b c", "x a b c d", 2 / 3, 0.8),

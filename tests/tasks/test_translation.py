@@ -142,7 +142,7 @@ def test_an_unknown_name_is_copied_from_where_the_model_looks():
 
 @pytest.mark.process
 def test_files_are_read_split_and_learned(tmp_path):
-    """Sub-words, a held-out split by source, and a second evaluation on other files."""
+    """The run uses sub-words and a split by source, and is evaluated a second time on other files."""
     pairs = [(f"the cat number {n} sleeps", f"die Katze Nummer {n} schläft") for n in range(120)]
     for side, suffix in enumerate(("en", "de")):
         text = "".join(pair[side] + "\n" for pair in pairs)
@@ -233,6 +233,9 @@ def test_every_mechanism_translates_and_learns(attention):
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "relative", "rotary", "alibi", "none"])
 def test_every_kind_of_positions(positions):
     changes = {"kind": "transformer", "positions": positions, "size": 8, "heads": 2, "layers": 1}
-    model = build(tiny().model.model_copy(update=changes), (11, 11), shared=True)
-    decoded = model(torch.randint(3, 11, (2, 7)), torch.randint(3, 11, (2, 5)), torch.tensor([7, 4]))
-    assert decoded.states.shape == (2, 5, 8)
+    model = build(tiny().model.model_copy(update=changes), (11, 11), shared=True).eval()
+    source, prefix = torch.arange(3, 10)[None], torch.tensor([[3, 4, 5, 6, 7]])
+    states = model(source, prefix).states
+    assert states.shape == (1, 5, 8)
+    swapped = model(source[:, [0, 2, 1, 3, 4, 5, 6]], prefix).states
+    assert torch.allclose(swapped, states, atol=1e-5) == (positions == "none"), "only positions make order matter"

@@ -52,11 +52,11 @@ def held_out() -> list[Tensor]:
 
 
 class Cut(Exception):  # noqa: N818
-    """Raised as if the process had ended here."""
+    """Raised to simulate the end of the process."""
 
 
 def cut_at(calls: int):
-    """Return the loss, until it has been called this number of times."""
+    """Return a loss function that raises `Cut` after this number of calls."""
     count = 0
 
     def cutting(model: nn.Module, batch: Tensor) -> Loss:
@@ -118,7 +118,7 @@ def test_looking_more_often_changes_nothing(tmp_path, average):
 
 
 def test_an_update_is_adamw_on_the_mean_over_tokens(tmp_path):
-    """By hand in float64: two batches of different sizes, clipped, with decay on the hidden matrix alone."""
+    """The update is computed by hand in float64: two batches of different sizes, clipping, and weight decay."""
     batches = Shuffled(2)
     model = make(dropout=0.0).double()
     twin = make(dropout=0.0).double()
@@ -290,8 +290,7 @@ def test_a_checkpoint_that_a_signal_wrote_does_not_join_the_mean(tmp_path, momen
 @pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize(("average", "step"), [("none", 5), ("checkpoints", 8), ("checkpoints", 12)])
 def test_a_damaged_checkpoint_that_the_end_relies_on_is_made_again(tmp_path, average, step):
-    """The best at step 5, or one of the mean of 8, 12, 13, is damaged: the run goes back, and ends with the same
-    weights."""
+    """The best checkpoint, or one that is averaged, is damaged: the run goes back, and ends with the same weights."""
     scores = {5: 3.0, 10: 1.0, 13: 2.0}
     options = {"steps": 13, "average": average, "average_last": 3, "watch": "score", "watch_for": "highest"}
     if average == "none":

@@ -195,7 +195,7 @@ def test_results_and_card(tmp_path):
 
 
 class Odd(nn.Module):
-    """A shared matrix, a buffer, a view of a larger storage, and an integer."""
+    """A module with a shared matrix, a buffer, a view of a larger storage, and an integer."""
 
     def __init__(self) -> None:
         super().__init__()

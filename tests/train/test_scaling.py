@@ -17,7 +17,7 @@ from time_limits import HANG_SECONDS
 WAYS = ("ddp", "fsdp2", "context")
 MODEL = Model(64, 2, 101)
 TOKENS, LENGTH = 64, 32
-# 10 FLOP/s, a second for each byte on a link, and no other costs.
+# A machine of 10 FLOP/s that sends a byte per second, and has no other costs.
 FREE = {"per_layer": 0.0, "per_parameter": 0.0, "per_logit": 0.0, "activation": 0.0, "output": 0.0}
 SIMPLE = Machine("simple", flops=10.0, near=Link(1.0, 0.0), far=Link(0.5, 0.0), node=2, width=4, **FREE)
 
@@ -31,7 +31,7 @@ def test_the_formula_counts_the_parameters_of_the_model(model):
 
 
 def test_costs_worked_by_hand():
-    """d 2, one layer, v 3: 12·4 + 26 = 74 parameters in the layer, 74 + 12 + 4 = 90 in all; 360 and 296 bytes."""
+    """For d = 2 and v = 3 a layer has 12·4 + 26 = 74 parameters (296 bytes), the model 74 + 12 + 4 = 90 (360 bytes)."""
     work = Work(Model(2, 1, 3), tokens=8, length=4)
     flops = 6 * (48 + 6) + 6 * 4 * 2  # operations per token: weights, and causal attention over 4 positions
     alone = cost("plain", work, SIMPLE, 1)
@@ -39,13 +39,13 @@ def test_costs_worked_by_hand():
     # Two devices of one node: an all-reduce sends as many bytes as the gradients, half of them in each pass.
     two = cost("ddp", work, replace(SIMPLE, overlaps=False), 2)
     assert (two.sent, two.seconds, two.states) == (360, 4 * flops / 10 + 360, 4 * 360)
-    # Sharded: half of everything in each of two gathers of the layer, one of the rest, and one reduction.
+    # FSDP2 sends half of all parameters in one gather, half of the layer in another, and half of the gradients.
     sharded = cost("fsdp2", work, replace(SIMPLE, overlaps=False), 2)
     assert (sharded.sent, sharded.states) == (180 + 148 + 180, 2 * 360)
-    # Four devices in two nodes: within a node half of the bytes, between nodes half of the half, at half the speed.
+    # Four devices in two nodes send half of the bytes within a node, and half of that between nodes at half the speed.
     four = cost("ddp", work, replace(SIMPLE, overlaps=False), 4)
     assert (four.sent, four.seconds) == (540, 2 * flops / 10 + 2 * (180 + 180))
-    # A ring of two: 9/4 of 4 positions with 2·2·4 bytes, and the gradients.
+    # In a ring of two, 9/4 of 4 positions with 2·2·4 bytes are sent, and the gradients.
     assert cost("context", work, SIMPLE, 2).sent == 2.25 * 4 * 16 + 360
 
 
@@ -109,7 +109,7 @@ def test_two_processes_send_the_bytes_of_the_formula(measured, way):
 def test_two_processes_hold_the_states_of_the_formula(measured, way):
     states = [sum(one["states"].values()) for one in measured[way]]
     expected = cost(way, Work(MODEL, TOKENS, LENGTH), SIMPLE, 2).states
-    # Plus AdamW's counters, and rows that do not divide evenly.
+    # The tolerance is for AdamW's counters, and for rows that do not divide evenly.
     assert math.isclose(max(states), expected, rel_tol=0.02)
     assert math.isclose(sum(states), 2 * expected, rel_tol=0.02)
 

@@ -19,7 +19,7 @@ from regard.train.weight_files import read_tensors
 
 TINY = (
     *("steps=6", "validate_every=2", "log_every=1", "warmup=1", "keep_last=3", "data.train=60", "data.valid=5"),
-    # Batches of few rows: with three workers some have no row of a batch.
+    # Batches have few rows: with three workers some get no row of a batch.
     *("data.test=5", "longer=0", "lengths=[3, 8]", "model.size=8", "batch_tokens=24", "learning_rate=1e-3"),
 )
 # Adam divides by the root of the second moment: where a gradient is only rounding error, so is the direction of the
@@ -128,7 +128,7 @@ def test_saved_sharded_and_resumed_plain(trained, tmp_path, way, files):
 
 @pytest.mark.process
 def test_a_killed_worker_is_started_again_and_nothing_changes(trained, tmp_path):
-    """torchrun's agent: worker 1 dies by SIGKILL in step 3, both start again from the checkpoint of step 2.
+    """Worker 1 is killed in step 3, and torchrun's agent starts both workers again from the checkpoint of step 2.
 
     The result equals that of two undisturbed workers bit for bit, including dropout.
     """

@@ -45,7 +45,7 @@ class Shuffled:
 
 
 class Tied(nn.Module):
-    """Embedding, dropout, a hidden layer, and the embedding again as output matrix."""
+    """A model of an embedding, dropout, a hidden layer, and the same embedding as output matrix."""
 
     def __init__(self, size: int = 8, dropout: float = 0.3) -> None:
         super().__init__()

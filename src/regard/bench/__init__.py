@@ -3,6 +3,7 @@
 - `attention_bench`: `bench attention`
 - `attention_cases`: its cases
 - `attention_peers`: other libraries
+- `cold_start`: `bench cold`, the first call of a process
 - `decoding_bench`: `bench decoding`
 - `decoding_peers`: HF Marian and CTranslate2
 - `layers_bench`: `bench layers`

@@ -38,7 +38,7 @@ class Case:
     what: str
     device: str
     build: Callable[[], Field]
-    work: float | None = None  # work of one call, in `unit`, for a rate
+    work: float | None = None  # amount of work of one call, from which a rate per second is computed
     unit: str = "pair-features"
     threads: int | None = None
     memory: bool = True  # whether peak memory is measured

@@ -42,7 +42,7 @@ class Axis(NamedTuple):
 
 
 def axis(values: Sequence[float], base: float) -> Axis:
-    """Return the powers around some values above 0.
+    """Return the axis of powers that contains some positive values.
 
     >>> axis([3.0, 40.0], 10.0)
     Axis(base=10.0, low=0, high=2)

@@ -327,6 +327,18 @@ def _bench_scaling(
     scaling(workers=workers, steps=steps, device=device, as_json=as_json, out=out)
 
 
+@_bench.command("cold")
+def _bench_cold(
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu or cuda; cuda where there is one.", metavar="DEVICE")
+    ] = None,
+) -> None:
+    """Measure the first call of each mechanism in new processes, with empty caches and with filled ones."""
+    from regard.bench.cold_start import cold
+
+    cold(device)
+
+
 @_bench.command("sweep")
 def _bench_sweep(
     seed: Annotated[int, typer.Option(help="Another seed draws other calls.", metavar="N")] = 0,

@@ -4,7 +4,7 @@ The call:
 - `attention`: `attention` and `explain`, the public functions;
 - `problem`: the checked arguments of a call, as every backend takes them;
 - `dispatch`: the table from which a call's backend is chosen;
-- `signatures`: the key under which that choice is stored;
+- `signatures`, `recent_calls`: the key under which that choice is stored; a faster check for calls made before;
 - `backends/`: the implementations of the call;
 - `scores`, `custom`: the score of a query and a key, of this library or of the caller;
 - `normalizers`, `hard`: from scores to weights; sampling one key;

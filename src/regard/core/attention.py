@@ -20,6 +20,7 @@ from regard.core.fields import as_lines, as_table
 from regard.core.masks import Mask
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import Problem, build, rebuild
+from regard.core.recent_calls import recall, remember
 from regard.core.requests import LogSumExp, Request, Top
 from regard.core.scores import ScaledDot, Score
 from regard.core.signatures import signature
@@ -119,14 +120,20 @@ def attention(
         return _sharded(sharding.current, query, key, value, score, normalize, mask, bias, dropout, weights, backend)
     described: Hashable | None = None
     if backend == "auto" and generator is None and not listeners:
+        if bias is None and weights is None and (direct := recall(query, key, value, score, normalize, mask, dropout)):
+            output = direct(query, key, value, score, mask, bias)
+            if output is not None:
+                return _with_output(output)
         described = signature(query, key, value, score, normalize, mask, bias, dropout, weights)
         # If torch.compile traced the stored routes, it would compile again whenever one is added.
         route = None if described is None else stored(described)
         if route is not None:
             output = None if route.direct is None else route.direct(query, key, value, score, mask, bias)
-            if output is not None:
+            if output is not None and route.direct is not None:
+                if bias is None and weights is None:
+                    remember(query, key, value, score, normalize, mask, dropout, route.direct)
                 return _with_output(output)
-            assert isinstance(score, Score)  # functions have no signature
+            assert isinstance(score, Score)  # a score that is a function has no signature, so no stored route
             problem = rebuild(query, key, value, score, normalize, mask, bias, dropout, weights)
             return _run(problem, route.choose(problem))
     if described is not None or not _autocasts(query):

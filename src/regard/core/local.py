@@ -109,6 +109,8 @@ def _dense_is_faster(query: Tensor, key: Tensor, value: Tensor, centre: Tensor, 
         return False
     window, keys, size = 2 * reach + 1, key.shape[-2], min(query.shape[-1], value.shape[-1])
     if query.device.type == "cuda":
+        if query.device.index != torch.cuda.current_device():  # Triton launches kernels on the current device
+            return False
         matrix_bytes = 16 * math.prod(query.shape[:-1]) * keys
         product = type(score) is Dot or (type(score) is ScaledDot and score.softcap is None)
         return product and keys <= 8 * window * size and matrix_bytes <= affordable(query.device, 0, _SHARE)

@@ -11,12 +11,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from regard.core.biases import Bias
-from regard.core.masks import Mask
+from regard.core.biases import Alibi, Bias, DenseBias, Relative
+from regard.core.masks import Band, Dense, Mask, Padding, Segments
 from regard.core.transforms import transformed
 from regard.kernels.availability import capturing
 
 T = TypeVar("T")
+_SIMPLE = (Band, Padding, Segments, Dense, Alibi, Relative, DenseBias)  # records without parts
 _MOST = 32  # largest number of results for one mask
 _SHORT = 2**16  # largest number of entries of a mask's tensors that are compared on the CPU
 # The tensors of each mask, none if its results must not be cached, and its results with what they are valid for.
@@ -54,6 +55,8 @@ def stored(mask: Mask | Bias, device: torch.device, key: Hashable, compute: Call
 
 def _is_record(mask: Mask | Bias) -> bool:
     """Return whether the mask consists of regard's own records; a class of the caller's may depend on anything."""
+    if type(mask) in _SIMPLE:
+        return True
     if not type(mask).__module__.startswith("regard."):
         return False
     parts = [part for part in (getattr(mask, name, None) for name in ("left", "right", "mask")) if part is not None]

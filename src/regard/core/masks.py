@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from regard.core.spans import Span, align_first, constant, positions, take
+from regard.core.spans import Span, align_first, broadcast, constant, positions, take
 
 _FAR = 2**62  # positions and distances are int64: beyond this, their sums would overflow
-_LONG = 2**30  # longer than any sequence
+_LONG = 2**30  # a length beyond that of any sequence
 
 
 class Blocks(NamedTuple):
@@ -188,7 +188,7 @@ class Segments(Mask):
                 axis = "queries" if name == "query_ids" else "keys"
                 raise ValueError(f"{name} of segments() must end in {length} {axis}, got shape {tuple(ids.shape)}")
         query_ids = align_first(self.query_ids, 1, shape, "query_ids of segments()")
-        if self.key_ids is self.query_ids:  # keep it one tensor, for code that compares identities
+        if self.key_ids is self.query_ids:  # stays one tensor, because other code compares identities
             return Segments(query_ids, query_ids)
         return Segments(query_ids, align_first(self.key_ids, 1, shape, "key_ids of segments()"))
 
@@ -196,7 +196,7 @@ class Segments(Mask):
         return (self.query_ids,) if self.key_ids is self.query_ids else (self.query_ids, self.key_ids)
 
     def lead(self) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(self.query_ids.shape[:-1], self.key_ids.shape[:-1]))
+        return broadcast(tuple(self.query_ids.shape[:-1]), tuple(self.key_ids.shape[:-1]))
 
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
         return take(self.query_ids, -1, rows).unsqueeze(-1) == take(self.key_ids, -1, columns).unsqueeze(-2)
@@ -249,7 +249,7 @@ class Joined(Mask):
         return self.left.tensors() + self.right.tensors()
 
     def lead(self) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(self.left.lead(), self.right.lead()))
+        return broadcast(self.left.lead(), self.right.lead())
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,8 +308,13 @@ def causal(offset: int = 0) -> Mask:
     Where the queries are the last of c + q keys, the offset is c. A layer with a cache adds the cache's length itself:
     write `causal()` there.
     """
+    if type(offset) is int and offset == 0:
+        return _CAUSAL
     offset = position(offset, "offset of causal()")
     return Band(None, _edge(offset), offset)
+
+
+_CAUSAL = Band(None, 0)  # made once, because many calls make this mask
 
 
 def window(before: int, after: int, offset: int = 0) -> Mask:

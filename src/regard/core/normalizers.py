@@ -340,6 +340,10 @@ class _Entmax(torch.autograd.Function):
         (grad,) = grads
         (weights,) = ctx.saved_tensors
         slope = entmax_slope(weights, ctx.alpha)
+        if ctx.alpha == 2:
+            inside = slope * grad
+            mean = inside.sum(-1, keepdim=True) / slope.sum(-1, keepdim=True).clamp_min(1)
+            return inside - slope * mean, None
         total = slope.sum(-1, keepdim=True)
         mean = (slope * grad).sum(-1, keepdim=True) / torch.where(total > 0, total, 1)
         return (slope * (grad - mean)).to(grad.dtype), None

@@ -19,7 +19,7 @@ from regard.core.masks import And, Band, Mask, as_mask
 from regard.core.normalizers import Hard, Normalizer, normalized
 from regard.core.requests import LogSumExp, Request
 from regard.core.scores import Score, finite, float_tensor
-from regard.core.spans import Contiguous, Span
+from regard.core.spans import Contiguous, Span, broadcast
 from regard.kernels.dtypes import HALF as HALF
 
 
@@ -76,7 +76,7 @@ class Problem:
     def matrices(self) -> int:
         """Return the number of matrices in mask and bias, before they broadcast over batch and heads."""
         parts = [part.lead() for part in (self.mask, self.bias) if part is not None]
-        return math.prod(torch.broadcast_shapes(*parts))
+        return math.prod(broadcast(*parts))
 
     @property
     def learned(self) -> tuple[Tensor, ...]:
@@ -200,7 +200,8 @@ def _assembled(
     """Return the problem, with mask and bias shaped for its scores."""
     shape = (*query.shape[:-1], key.shape[-2])
     if mask is not None:
-        mask = aligned(as_mask(mask), shape, query.device)
+        # A tensor has no mask object for which results could be stored.
+        mask = aligned(mask, shape, query.device) if isinstance(mask, Mask) else as_mask(mask).aligned(shape)
         _check_devices("mask", mask.tensors(), query)
         mask = mask if torch.compiler.is_compiling() else _restricting(mask, *shape[-2:])
     if bias is not None:

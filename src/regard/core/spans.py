@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -77,9 +78,17 @@ def take(tensor: Tensor, axis: int, span: Span) -> Tensor:
     return tensor.narrow(axis, span.start, span.stop - span.start)
 
 
+def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of shapes that broadcast together; `torch.broadcast_shapes` takes ten times as long."""
+    if len(shapes) < 2 or torch.compiler.is_compiling():
+        return tuple(torch.broadcast_shapes(*shapes)) if len(shapes) != 1 else shapes[0]
+    axes = zip_longest(*map(reversed, shapes), fillvalue=1)
+    return tuple(next((size for size in sizes if size != 1), 1) for sizes in axes)[::-1]
+
+
 def cut(length: int, size: int) -> list[Stretch]:
     """Return consecutive ranges of at most `size` that cover 0 … length."""
-    if 0 < length <= size:  # avoids a loop, which torch.compile would specialise on the length
+    if 0 < length <= size:  # one range without a loop: torch.compile would specialise the loop on the length
         return [all_of(length)]
     return [Stretch(start, min(start + size, length)) for start in range(0, length, size)]
 

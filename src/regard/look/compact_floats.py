@@ -86,7 +86,7 @@ class Shorter(NamedTuple):
 
 
 def shorter(query: Numbers, key: Numbers, scale: float | None) -> Shorter | None:
-    """Return both in 24 bits per number; None if that saves nothing.
+    """Return queries and keys in 24 bits per number; None if that saves nothing.
 
     `scale` is the factor of the scores, if they are dot products.
     """

@@ -11,6 +11,7 @@ from regard.core.scores import float_tensor
 from regard.kernels import cuda_graphs
 from regard.kernels.availability import TRITON
 from regard.nn.argument_checks import check_sizes
+from regard.nn.projection import applied, own
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 GATED = "swiglu"
@@ -54,18 +55,18 @@ class FeedForward(nn.Module):
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Apply the two maps to each position (…, d)."""
         float_tensor(x, "x")
-        if x.shape[-1:] != (self.size,):
+        if x.ndim == 0 or x.shape[-1] != self.size:
             raise ValueError(f"x must be (…, {self.size}), got shape {tuple(x.shape)}")
-        inner = self.inner(x)
+        inner, outer = applied(own(self, "inner"), x), own(self, "outer")
         drops = self.training and self.dropout > 0.0
         if self.activation == GATED:
             gate, linear = inner.chunk(2, -1)
             hidden = F.silu(gate) * linear
         elif drops and self.activation == "relu" and _fuses(inner):
-            return self.outer(_relu_dropout(inner, self.dropout))
+            return applied(outer, _relu_dropout(inner, self.dropout))
         else:
             hidden = ACTIVATIONS[self.activation](inner)
-        return self.outer(F.dropout(hidden, self.dropout) if drops else hidden)
+        return applied(outer, F.dropout(hidden, self.dropout) if drops else hidden)
 
     def extra_repr(self) -> str:
         return f"activation={self.activation!r}, dropout={self.dropout}"

@@ -20,7 +20,7 @@ from regard.nn import convert
 from regard.nn.argument_checks import check_input, check_sizes
 from regard.nn.cache import KeyValueCache, later_bias, later_mask
 from regard.nn.positions import Alibi, RelativePositions, Rotary
-from regard.nn.projection import HeadProjection, OwnedScore, settled
+from regard.nn.projection import HeadProjection, OwnedScore, applied, own, settled
 
 
 class MultiHeadAttention(nn.Module):
@@ -177,15 +177,16 @@ class MultiHeadAttention(nn.Module):
             elif isinstance(self.positions, Rotary):
                 queries, keys = self.positions(queries), self.positions(keys)
         found = self._attend(queries, keys, values, offset, mask, bias, weights, generator)
-        return Attended(self.output(found.output.transpose(1, 2).flatten(-2)), found.weights, found.log_prob)
+        joined = applied(own(self, "output"), found.output.transpose(1, 2).flatten(-2))
+        return Attended(joined, found.weights, found.log_prob)
 
     def _itself(self, x: Tensor, offset: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of one sequence; rotary positions are applied while they are one tensor."""
         if isinstance(self.positions, Rotary):
-            turned, value = self.projection.apart(x, (self.heads + self.kv_heads, self.kv_heads))
+            turned, value = own(self, "projection").apart(x, (self.heads + self.kv_heads, self.kv_heads))
             query, key = self.positions(turned, offset=offset).split([self.heads, self.kv_heads], 1)
         else:
-            query, key, value = self.projection.apart(x)
+            query, key, value = own(self, "projection").apart(x)
         return query, key, value
 
     def _later(
@@ -219,11 +220,13 @@ class MultiHeadAttention(nn.Module):
         weights: Request | None,
         generator: torch.Generator | None,
     ) -> Attended:
-        owned = self.score
-        score = owned.record if owned.weight is None else owned()
+        owned = own(self, "score")
+        score = owned() if owned.learned else owned.record
         normalize = settled(self.normalize, self.training or generator is not None)
         dropout = self.dropout if self.training else 0.0
-        if isinstance(self.positions, RelativePositions) and isinstance(score, Score):
+        if self.positions is None:
+            pass
+        elif isinstance(self.positions, RelativePositions) and isinstance(score, Score):
             return self.positions.attend(
                 query,
                 key,
@@ -237,7 +240,7 @@ class MultiHeadAttention(nn.Module):
                 generator=generator,
                 offset=offset,
             )
-        if isinstance(self.positions, Alibi):
+        elif isinstance(self.positions, Alibi):
             slopes = later_bias(self.positions.bias(), offset, query, key.shape[-2])
             bias = slopes if bias is None else _sum(slopes, bias, query, key.shape[-2])
         return attention(

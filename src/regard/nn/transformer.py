@@ -22,6 +22,7 @@ from regard.nn.argument_checks import check_input
 from regard.nn.cache import KeyValueCache
 from regard.nn.feedforward import FeedForward
 from regard.nn.multihead import MultiHeadAttention
+from regard.nn.projection import applied, own
 
 Norm = Literal["pre", "post"]
 Normalization = Callable[[int], nn.Module]  # nn.LayerNorm, nn.RMSNorm, a partial of one, or `unnormalized`
@@ -61,7 +62,7 @@ class _Residual(nn.Module):
 
     def enter(self, x: Tensor) -> Tensor:
         """Return the input of the part."""
-        return self.norm(x) if self.first else x
+        return applied(own(self, "norm"), x) if self.first else x
 
     def leave(self, x: Tensor, added: Tensor) -> Tensor:
         """Return the residual stream after the part.
@@ -73,7 +74,10 @@ class _Residual(nn.Module):
         if self.dropout > 0.0 and self.training:
             added = F.dropout(added, self.dropout)
         x = x + added if self.residual else added
-        return x if self.first else self.norm(x).to(dtype)
+        if self.first:
+            return x
+        x = applied(own(self, "norm"), x)
+        return x if x.dtype == dtype else x.to(dtype)
 
     def extra_repr(self) -> str:
         without = "" if self.residual else ", residual=False"
@@ -123,12 +127,12 @@ class TransformerEncoderLayer(nn.Module):
         if unknown:
             torch_names.refuse("TransformerEncoderLayer", self.forward, unknown, torch_names.ENCODER_CALL)
         check_input(x, "x", self.size)
-        attended = self.attention(
-            self.around_attention.enter(x), mask=mask, weights=weights, **_given(generator=generator)
-        )
-        x = self.around_attention.leave(x, attended.output)
-        added = self.feed_forward(self.around_feed_forward.enter(x))
-        return Layered(self.around_feed_forward.leave(x, added), attended.weights)
+        first, second = own(self, "around_attention"), own(self, "around_feed_forward")
+        given: dict[str, Any] = {} if generator is None else {"generator": generator}
+        attended = own(self, "attention")(first.enter(x), mask=mask, weights=weights, **given)
+        x = first.leave(x, attended.output)
+        added = own(self, "feed_forward")(second.enter(x))
+        return Layered(second.leave(x, added), attended.weights)
 
     @classmethod
     def from_torch(

@@ -30,7 +30,7 @@ from regard.kernels.additive.small_calls import stores_scores
 from regard.kernels.availability import TRITON
 
 NAME = "additive"
-_WORTH = 2**22  # from this number of pair-features on, compile the loops (takes a second, once per machine)
+_WORTH = 2**20  # from this number of pair-features on, compile the loops (takes a second, once per machine)
 _STORED = 2**23  # the number of pairs up to which a backward pass stores their weights
 _EVERY = native_attention.Visible(None, None)
 _MANY = 2**24  # without a compiler, the exponential form is faster than the logistic one from here on

@@ -3,9 +3,10 @@
 Values are not inspected on a GPU, where the host would wait for them. A masked score is replaced, whatever it is;
 masked values are excluded by `attended`; the backward pass multiplies with finite numbers alone. On the CPU the values
 are inspected, and `reference` computes calls with NaN or Inf. Products of half precision are in half precision with
-sums in float32; everything between them is in float32.
+sums in float32; everything between them is in float32, on the CPU rounded to bfloat16.
 """
 
+import functools
 import math
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from regard.core.backends.result import Result
 from regard.core.biases import DenseBias
 from regard.core.kernel_scores import by_kernel
 from regard.core.mask_cache import stored
-from regard.core.masks import Band
+from regard.core.masks import Band, Dense
 from regard.core.nonfinite import finite, harmless
 from regard.core.normalizers import (
     Entmax,
@@ -73,6 +74,8 @@ def attend(problem: Problem) -> Result | None:
         return None
     if isinstance(problem.request, LogSumExp):
         return Result(output, log_sum_exp(scores, allowed))
+    if isinstance(problem.request, Entropy):
+        weights = weights.to(problem.dtype)
     return Result(output, problem.request.of(weights) if problem.request is not None else None)
 
 
@@ -88,7 +91,7 @@ def mask_and_bias(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
     few = problem.matrices * len(rows) * len(columns) <= _STORED_NUMBERS
     allowed: Tensor | None = None
     if mask is not None:
-        if few:
+        if few and not isinstance(mask, (Dense, Band)):
             allowed = stored(mask, device, ("allowed", rows, columns), lambda: mask.allowed(rows, columns, device))
         else:
             allowed = mask.allowed(rows, columns, device)
@@ -109,14 +112,16 @@ def mask_and_bias(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _scores(problem: Problem, clean: bool) -> Tensor:
-    """Return the scores (…, h, q, k) in at least float32, without mask and bias; `clean`: see `product`."""
+    """Return the scores (…, h, q, k) without mask and bias; `clean`: see `product`."""
     score, query, key, learning = problem.score, problem.query, problem.key, problem.differentiated
+    if problem.device.type == "cpu" and not _rounds(problem):
+        query, key = query.to(problem.dtype), key.to(problem.dtype)
     softcap = score.softcap if isinstance(score, ScaledDot) else None
     scale = score.factor(query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
     if type(score) in (Dot, ScaledDot) and softcap is None:
         return product(query, key, scale, clean, learning)
     spoilt = None
-    if clean:  # more than a product: its gradient would be 0 · NaN
+    if clean:  # the gradient of other scores would be 0 · NaN
         # NaN for a vector with NaN or Inf, else 0.
         of_query, of_key = (t.detach() @ t.new_zeros(t.shape[-1]) for t in (query, key))
         spoilt = of_query.unsqueeze(-1) + problem.repeat(of_key.unsqueeze(-1)).mT
@@ -128,9 +133,16 @@ def _scores(problem: Problem, clean: bool) -> Tensor:
     else:
         wide = isinstance(score, Bilinear) and query.dtype == torch.float16  # query times weight can overflow float16
         given = score.as_product(query.float(), key.float()) if wide else score.as_product(query, key)
-        assert given is not None  # products, both of them
+        assert given is not None  # both scores have a form as a product
         scores = product(given.query, given.key, given.scale, False, learning)
     return scores if spoilt is None else scores + spoilt
+
+
+def _rounds(problem: Problem) -> bool:
+    """Return whether scores may be rounded to bfloat16: not if the best of them counts, or their differences."""
+    if isinstance(problem.request, LogSumExp):
+        return False
+    return problem.normalize.is_softmax or isinstance(problem.normalize, Sigmoid)
 
 
 def _weights(problem: Problem, scores: Tensor, allowed: Tensor | None, learning: bool) -> Tensor:
@@ -189,7 +201,7 @@ def no_row_empty(problem: Problem, allowed: Tensor) -> bool:
 
 
 class _Finite(torch.autograd.Function):
-    """Zeros for NaN and Inf; the gradient is passed on as it is."""
+    """Replace NaN and Inf by zeros; the gradient is passed on unchanged."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
@@ -205,7 +217,7 @@ def _finite(tensor: Tensor) -> Tensor:
 
 
 def product(query: Tensor, key: Tensor, scale: float, clean: bool, learning: bool) -> Tensor:
-    """Return scale · query @ keyᵀ, (…, h, q, k), for keys of h or fewer heads, in at least float32.
+    """Return scale · query @ keyᵀ, (…, h, q, k), for keys of h or fewer heads, in the dtype of `wide_product`.
 
     `clean`: NaN and Inf are zeros in the backward pass, so that masked pairs get no gradient of 0 · NaN.
     """
@@ -221,21 +233,24 @@ def _scaled_product(query: Tensor, key: Tensor, scale: float) -> Tensor:
 
 
 def wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """Return left @ right in at least float32."""
+    """Return left @ right in at least float32; on the CPU in bfloat16, where its operations compute in float32."""
     if left.dtype not in HALF:
         return left @ right
     if left.device.type == "cpu":
-        return (left @ right).float() if in_half(left) else left.float() @ right.float()
+        return left @ right if in_half(left) else left.float() @ right.float()
     batched = [t.reshape(-1, *t.shape[-2:]) for t in (left, right)]
     return torch.bmm(*batched, out_dtype=torch.float32).view(*left.shape[:-1], right.shape[-1])
 
 
 def in_half(tensor: Tensor) -> bool:
     """Return whether products of the tensor are computed in half precision, with sums in float32."""
-    return tensor.device.type == "cuda" or (tensor.dtype == torch.bfloat16 and _BFLOAT16)
+    return tensor.device.type == "cuda" or (tensor.dtype == torch.bfloat16 and _has_bfloat16())
 
 
-_BFLOAT16 = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+@functools.cache
+def _has_bfloat16() -> bool:
+    """Return whether the CPU multiplies matrices of bfloat16."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _grouped(tensor: Tensor, heads: int) -> Tensor:
@@ -294,7 +309,7 @@ def attended(output: Tensor, weights: Tensor, value: Tensor, allowed: Tensor) ->
     if weights.device.type == "cuda" and TRITON and value.dtype != torch.float64:
         from regard.kernels.triton.attended_values import repair  # imported here, because it imports Triton
 
-        given = (output, weights, value)
+        given = (output, weights if weights.stride(-1) == 1 else weights.contiguous(), value)
         output, weights, value = (t if t.ndim == 4 else t.reshape(-1, *t.shape[-3:]) for t in given)
         repair(output, weights, value, allowed if allowed.ndim <= 4 else allowed.flatten(0, -4))
         return given[0]

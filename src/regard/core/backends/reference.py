@@ -5,6 +5,7 @@ differentiable. Every other backend is compared with this one.
 """
 
 import torch
+from torch import Tensor
 
 from regard.core.backends import plain_form
 from regard.core.backends.result import Direct, Result
@@ -14,12 +15,14 @@ from regard.core.nonfinite import cleaned
 from regard.core.normalizers import Hard, log_sum_exp, of_the_caller
 from regard.core.problem import Problem
 from regard.core.requests import Entropy, LogSumExp
+from regard.core.scores import Dot, ScaledDot
 from regard.core.spans import all_of
 from regard.kernels.device_memory import affordable
 
 NAME = "reference"
 SMALL = 32 * 2**20  # bytes of working memory up to which this backend is the fastest on a CPU
-_SHARE = 64  # on a GPU it may take one part in this many of its memory
+_BFLOAT16_BYTES = 64 * 2**20  # the same in bfloat16, on a CPU that multiplies it
+_SHARE = 32  # on a GPU it may take one part in this many of its memory
 
 
 def refuses(problem: Problem) -> str | None:
@@ -43,8 +46,17 @@ def working_bytes(problem: Problem) -> int:
 
 def small(problem: Problem) -> bool:
     """Return whether the plain form needs little memory, or no more than query, key and value."""
+    if in_bfloat16(problem):
+        return True
     given = sum(t.numel() for t in (problem.query, problem.key, problem.value)) * problem.query.element_size()
     return working_bytes(problem) <= max(affordable(problem.device, SMALL, _SHARE), given)
+
+
+def in_bfloat16(problem: Problem) -> bool:
+    """Return whether the CPU multiplies matrices of bfloat16, and the plain form is then the fastest."""
+    if problem.device.type != "cpu" or problem.query.dtype != torch.bfloat16 or not plain_form.in_half(problem.query):
+        return False
+    return plain_form.serves(problem) and working_bytes(problem) <= _BFLOAT16_BYTES
 
 
 def kernel(problem: Problem) -> str:
@@ -57,9 +69,27 @@ def direct(problem: Problem) -> Direct | None:
     if problem.mask is not None or problem.bias is not None or problem.dropout > 0.0 or problem.group > 1:
         return None
     normalize = problem.normalize
-    if problem.query.dtype != problem.dtype or problem.query.ndim < 3 or isinstance(normalize, Hard):
+    if problem.query.ndim < 3 or isinstance(normalize, Hard):
+        return None
+    if in_bfloat16(problem) and normalize.is_softmax and type(problem.score) in (Dot, ScaledDot):
+        return _in_bfloat16(problem)
+    if problem.query.dtype != problem.dtype:
         return None
     return lambda query, key, value, score, mask, bias: normalize(score(query, key)) @ value
+
+
+def _in_bfloat16(problem: Problem) -> Direct | None:
+    """Return softmax of scaled dot products in bfloat16."""
+    score, learning = problem.score, problem.differentiated
+    if isinstance(score, ScaledDot) and score.softcap is not None:
+        return None
+    scale = score.factor(problem.query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
+        weights = torch.softmax(plain_form.product(query, key, scale, False, learning), -1)
+        return plain_form.weighted_sum(weights, value, None, learning)
+
+    return attended
 
 
 def attend(problem: Problem) -> Result:

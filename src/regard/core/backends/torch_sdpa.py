@@ -10,8 +10,10 @@ the other kernels are used.
 They are also used for gradients of head sizes other than 64 and 128: torch 2.11's cuDNN gave NaN gradients in
 bfloat16 for 64 keys of size 96 where weights are nearly 0 or 1 (docs/experiments.md).
 
-Small calls exclude cuDNN too: there the host takes longer than the device, cuDNN's set-up on the host takes longer than
-that of the flash kernel, and its gradients need a hook in Python.
+Small calls and all calls in float32 run torch's efficient or flash kernel as an operator: there the host takes longer
+than the device, `F.scaled_dot_product_attention` and cuDNN's set-up take longer on the host, and cuDNN's gradients need
+a hook in Python. Few queries over many keys in float32 are two matrix products: torch's kernel has one block of threads
+for each head there, which goes through all keys.
 
 torch's kernels have no grouped heads in float32, nor beside a mask without cuDNN: torch would form the whole matrix.
 Keys and values are repeated there instead, as a view if there is one key head.
@@ -33,9 +35,16 @@ from regard.core.transforms import mapped, transformed
 R = TypeVar("R")
 _BY_CUDNN = (torch.bfloat16, torch.float16)
 _CUDNN_SIZES = (64, 128)  # head sizes whose gradients cuDNN computes correctly
-_SMALL = 2**29  # pairs times head size: up to here the host takes longer than the kernels
-_FEW = 4  # number of queries up to which two matrix products are faster than torch's kernels in float32
+_HEAD = 256  # the largest head size of the operators
+# Pairs times head size up to which a kernel takes less time than cuDNN's, whose set-up on the host is longer, and the
+# number of keys up to which the efficient kernel does.
+_EFFICIENT, _FLASH, _FLASH_LEARNING, _KEYS = 2**28, 2**29, 2**31, 256
+_FEW, _MANY = 8, 1024  # the numbers of queries and keys for which two matrix products are faster in float32
 _KERNELS = {1: "flash", 2: "efficient", 3: "cudnn"}  # values of torch.nn.attention.SDPBackend
+# torch's own functions, which are faster to call than their wrappers in Python. The operators have no stubs.
+_ENABLED = {"flash": torch._C._get_flash_sdp_enabled, "efficient": torch._C._get_mem_efficient_sdp_enabled}
+_flash_operator: Any = getattr(torch, "_scaled_dot_product_flash_attention", None)
+_efficient_operator: Any = getattr(torch, "_scaled_dot_product_efficient_attention", None)
 
 
 def sizes(query: Tensor, value: Tensor, masked: bool) -> tuple[int, int, int]:
@@ -86,74 +95,124 @@ def attend(
     """Compute torch's fused attention by the fastest kernel that serves."""
     if scale is not None and scale <= 0:  # some kernels mask with −inf before scaling, which then gives +inf or NaN
         query, scale = (-query, -scale) if scale < 0 else (query * 0, 1.0)
-    if not query.is_cuda:
-        options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
-    plain = attn_mask is None and not is_causal and dropout_p == 0.0 and scale is not None
-    if plain and scale is not None and by_products(query, key, value):
-        return _products(query, key, value, scale)
-    others = excludes_cudnn(query, key, value, attn_mask is not None)
-    if enable_gqa and _has_no_groups(query, key, attn_mask is not None, is_causal, others):
-        key, value, enable_gqa = _repeated(key, query.shape[-3]), _repeated(value, query.shape[-3]), False
-    run = functools.partial(F.scaled_dot_product_attention, query, key, value, attn_mask, dropout_p, is_causal)
-    run = functools.partial(run, scale=scale, enable_gqa=enable_gqa)
-    return _by_others(run) if others else _fed_alike(run())
+    scale = 1.0 / math.sqrt(max(1, query.shape[-1])) if scale is None else scale
+    eager = query.is_cuda and attn_mask is None and query.ndim == 4
+    if eager and not torch.compiler.is_compiling() and not transformed():
+        output = prepared(query, key, value, is_causal, dropout_p, scale)(query, key, value, None, None, None)
+        assert output is not None  # no kernel here refuses data
+        return output
+    return _by_choice(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
 def prepared(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: float, scale: float) -> Direct:
     """Return `attend` without a mask for eager calls with the signature of this one; it decides nothing again."""
-    grouped, on_cuda = query.shape[1] != key.shape[1], query.is_cuda
-    others = on_cuda and excludes_cudnn(query, key, value, False)
-    learning = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    products = on_cuda and not causal and dropout == 0.0 and by_products(query, key, value)
-    options: dict[str, Any] = {"scale": scale, "enable_gqa": grouped}
-    if scale <= 0 or products or (grouped and on_cuda and _has_no_groups(query, key, False, causal, others)):
-        options |= {"dropout_p": dropout, "is_causal": causal}
+    heads, grouped = query.shape[1], query.shape[1] != key.shape[1]
+    kernel = "" if scale <= 0 else operator(query, key, value, causal, dropout)
+
+    def by_products(query: Tensor, key: Tensor, value: Tensor, score: object, mask: object, bias: object) -> Tensor:
+        rows = query.reshape(key.shape[0], key.shape[1], -1, query.shape[3])  # queries of a group are rows
+        output = torch.softmax(rows @ key.mT * scale, -1) @ value
+        return output.view(*query.shape[:3], value.shape[3])
+
+    if kernel == "products":
+        return by_products
+    if not kernel:
+        return _chosen(query, key, value, causal, dropout, scale)
+    learning, enabled = _learning(query, key, value), _ENABLED[kernel]
+    flash = _flash_operator if kernel == "flash" else None
+
+    def by_operator(query: Tensor, key: Tensor, value: Tensor, score: object, mask: object, bias: object) -> Tensor:
+        # The kernels load 16 bytes at a time.
+        if not enabled() or (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15:
+            return _by_choice(query, key, value, None, dropout, causal, scale, grouped)
+        if flash is not None:
+            return flash(query, key, value, dropout, causal, False, scale=scale)[0]
+        if grouped:
+            key, value = _repeated(key, heads), _repeated(value, heads)
+        return _efficient_operator(query, key, value, None, learning, dropout, causal, scale=scale)[0]
+
+    return by_operator
+
+
+def _chosen(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: float, scale: float) -> Direct:
+    """Return `_by_choice` without a mask for calls with the signature of this one."""
+    grouped = query.shape[1] != key.shape[1]
+    if scale <= 0:
+        options: dict[str, Any] = {"dropout_p": dropout, "is_causal": causal, "scale": scale, "enable_gqa": grouped}
         return lambda query, key, value, score, mask, bias: attend(query, key, value, **options)
+    half = query.dtype in _BY_CUDNN and _learning(query, key, value)
+    if query.is_cuda and (half or grouped or excludes_cudnn(query, key, value)):
+        arguments = (None, dropout, causal, scale, grouped)
+        return lambda query, key, value, score, mask, bias: _by_choice(query, key, value, *arguments)
     kernel: Any = F.scaled_dot_product_attention
     if grouped or scale != 1.0 / math.sqrt(query.shape[-1]):  # options take torch half a microsecond to read
-        kernel = functools.partial(kernel, **options)
-
-    def plain(query: Tensor, key: Tensor, value: Tensor, score: object, mask: object, bias: object) -> Tensor:
-        return kernel(query, key, value, None, dropout, causal)
-
-    def excluding(query: Tensor, key: Tensor, value: Tensor, score: object, mask: object, bias: object) -> Tensor:
-        return _by_others(kernel, query, key, value, None, dropout, causal)
-
-    def fed_alike(query: Tensor, key: Tensor, value: Tensor, score: object, mask: object, bias: object) -> Tensor:
-        return _fed_alike(kernel(query, key, value, None, dropout, causal))
-
-    return excluding if others else fed_alike if learning and on_cuda and query.dtype in _BY_CUDNN else plain
+        kernel = functools.partial(kernel, scale=scale, enable_gqa=grouped)
+    if not causal and dropout == 0.0:
+        return lambda query, key, value, score, mask, bias: kernel(query, key, value)
+    return lambda query, key, value, score, mask, bias: kernel(query, key, value, None, dropout, causal)
 
 
-def by_products(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Return whether this is a call of few queries in float32 on CUDA that two matrix products compute faster.
+def _by_choice(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    causal: bool,
+    scale: float,
+    grouped: bool,
+) -> Tensor:
+    """Compute attention by the kernel that torch picks."""
+    kernel: Any = F.scaled_dot_product_attention
+    if not query.is_cuda:
+        return kernel(query, key, value, mask, dropout, causal, scale=scale, enable_gqa=grouped)
+    others = excludes_cudnn(query, key, value)
+    if grouped and _has_no_groups(query, key, mask is not None, causal, others):
+        key, value, grouped = _repeated(key, query.shape[-3]), _repeated(value, query.shape[-3]), False
+    run = functools.partial(kernel, scale=scale, enable_gqa=grouped)
+    if others:
+        return _by_others(run, query, key, value, mask, dropout, causal)
+    return _fed_alike(run(query, key, value, mask, dropout, causal))
 
-    torch's kernel has one block of threads for each head there, which goes through all keys. The products read keys and
-    values once if batch and heads are one axis in memory; else they would copy them.
-    """
-    if query.dtype != torch.float32 or not query.is_cuda or query.ndim != 4 or query.shape[2] > _FEW:
-        return False
+
+def operator(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: float) -> str:
+    """Return the kernel that an eager call without a mask runs directly: flash, efficient, products, or none."""
+    if not query.is_cuda or query.dtype == torch.float64 or torch.are_deterministic_algorithms_enabled():
+        return ""
+    tensors, queries, keys = (query, key, value), query.shape[2], key.shape[2]
+    if torch.is_autocast_enabled("cuda") or not has_flash(query.device) or _efficient_operator is None:
+        return ""
+    # The products read keys and values once if batch and heads are one axis in memory; else they would copy them.
     joined = all(t.shape[0] == 1 or t.stride(0) == t.stride(1) * t.shape[1] for t in (key, value))
-    return joined and not torch.is_autocast_enabled("cuda")
+    few = queries <= _FEW and keys >= _MANY and not causal and dropout == 0.0
+    if query.dtype == torch.float32 and few and joined:
+        return "products"
+    step = 16 // query.element_size()
+    if any(t.shape[3] % step or t.shape[3] > _HEAD or t.stride(3) != 1 for t in tensors):
+        return ""
+    if any(stride % step for t in tensors for stride in t.stride()[:3]):
+        return ""
+    if query.dtype == torch.float32:
+        return "efficient"
+    work, learning, grouped = query.numel() * keys, _learning(query, key, value), query.shape[1] != key.shape[1]
+    others, equal = excludes_cudnn(query, key, value), query.shape[3] == value.shape[3]
+    small = work <= _EFFICIENT and keys <= _KEYS and not grouped
+    if small or (others and not equal):
+        return "efficient"
+    # Some GPUs have no gradients of large heads.
+    if not equal or (causal and queries != keys) or (learning and query.shape[3] > 192) or _flash_operator is None:
+        return ""
+    return "flash" if others or work <= (_FLASH_LEARNING if learning else _FLASH) else ""
 
 
-def _products(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Compute softmax(scale · Q Kᵀ) V; queries of a group are rows of one product."""
-    rows = (query * scale).reshape(key.shape[0], key.shape[1], -1, query.shape[3])
-    output = torch.softmax(rows @ key.mT, -1) @ value
-    return output.view(*query.shape[:3], value.shape[3])
+def _learning(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    return torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
 
 
 @functools.cache
 def has_flash(device: torch.device) -> bool:
     """Return whether torch has its flash kernel for this GPU."""
     return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def small(query: Tensor, key: Tensor) -> bool:
-    """Return whether the host takes longer for such a call in half precision on CUDA than the device."""
-    return query.dtype in _BY_CUDNN and query.numel() * key.shape[-2] <= _SMALL
 
 
 def _has_no_groups(query: Tensor, key: Tensor, masked: bool, causal: bool, others: bool) -> bool:
@@ -176,7 +235,7 @@ def attend_with_lse(query: Tensor, key: Tensor, value: Tensor, *, causal: bool, 
     if scale <= 0 or query.shape[-1] % 8 or query.shape[-3] != key.shape[-3] or query.dtype not in _BY_CUDNN:
         return None
     picked = functools.partial(torch._fused_sdp_choice, scale=scale)
-    others = excludes_cudnn(query, key, value, False)
+    others = excludes_cudnn(query, key, value)
     choice = (functools.partial(_by_others, picked) if others else picked)(query, key, value, None, 0.0, causal)
     if choice == SDPBackend.CUDNN_ATTENTION.value:
         cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
@@ -194,10 +253,11 @@ def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropo
     """Return the name of the kernel that torch would pick for these tensors, without computing any values."""
     if query.device.type not in ("cpu", "cuda"):
         return "math"
-    if mask is None and not causal and dropout == 0.0 and by_products(query, key, value):
-        return "products"
+    eager = mask is None and query.ndim == 4 and not torch.compiler.is_compiling() and not transformed()
+    if eager and (named := operator(query, key, value, causal, dropout)) and (named == "products" or _ENABLED[named]()):
+        return named
     grouped = query.shape[-3] != key.shape[-3]
-    others = query.is_cuda and excludes_cudnn(query, key, value, mask is not None)
+    others = query.is_cuda and excludes_cudnn(query, key, value)
     if grouped and query.is_cuda and _has_no_groups(query, key, mask is not None, causal, others):
         key, value, grouped = _repeated(key, query.shape[-3]), _repeated(value, query.shape[-3]), False
     picked = functools.partial(torch._fused_sdp_choice, enable_gqa=grouped)
@@ -205,17 +265,13 @@ def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropo
     return _KERNELS.get(choice, "math")
 
 
-def excludes_cudnn(query: Tensor, key: Tensor, value: Tensor, masked: bool) -> bool:
-    """Return whether cuDNN is excluded: for gradients whose layout cannot be changed or of other head sizes, and for
-    small calls."""
+def excludes_cudnn(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Return whether cuDNN must be excluded: for gradients whose layout cannot be changed, or of other head sizes."""
     if transformed() and (mapped() or torch.compiler.is_compiling()):
         return True
-    half = query.dtype in _BY_CUDNN or torch.is_autocast_enabled("cuda")
-    if half and torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        sizes = query.shape[-1], value.shape[-1]
-        if sizes[0] != sizes[1] or sizes[0] not in _CUDNN_SIZES:
-            return True
-    return not masked and not torch.compiler.is_compiling() and small(query, key)
+    if not (query.dtype in _BY_CUDNN or torch.is_autocast_enabled("cuda")) or not _learning(query, key, value):
+        return False
+    return query.shape[-1] != value.shape[-1] or query.shape[-1] not in _CUDNN_SIZES
 
 
 def _by_others(kernel: Callable[..., R], *arguments: Any) -> R:

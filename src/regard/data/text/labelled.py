@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Options for reading labelled texts: columns by name or number, labels by other names.
+    """Options for reading labelled texts: which columns to use, and how to rename labels.
 
     `merge` renames labels; an empty name skips their rows. `phrases` includes the phrases of trees.
     """

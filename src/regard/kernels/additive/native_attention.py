@@ -1,4 +1,4 @@
-"""Additive attention on the CPU in compiled C: one parallel region for the forward pass, a few for the backward pass.
+"""Additive attention on the CPU in compiled C: one parallel region for the forward pass, two for the backward pass.
 
 On a machine with other busy processes each parallel region may wait for a core, so their number matters more there than
 their work. Each row is scored, normalised and multiplied with the values by one thread, over the keys that it attends;
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.kernels.additive.exponential import NEAR, REACH
-from regard.kernels.additive.pair_loops import call_native, lanes, sums
+from regard.kernels.additive.pair_loops import call_native, lanes, segments
 from regard.kernels.derivatives import REFERENCE, once_only
 
 
@@ -67,13 +67,13 @@ def _prepared(query: Tensor, key: Tensor, weight: Tensor) -> _Prepared | None:
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible
 ) -> tuple[Tensor, Tensor, _Prepared] | None:
-    """Return output, log-sum-exps (z, q) and what was prepared."""
+    """Return output, the largest score and inverse sum of each row (z, q, 2), and what was prepared."""
     made = _prepared(query.detach(), key.detach(), weight.detach())
     if made is None:
         return None
     value = value.detach().contiguous()
     output = value.new_empty(*query.shape[:3], value.shape[-1])
-    totals = value.new_empty(made.rows.shape[:2])
+    totals = value.new_empty(*made.rows.shape[:2], 2)
     given = made.rows, made.columns, made.weight, value, visible.lengths, output, totals
     name = "regard_near_attention" if made.near else "regard_far_attention"
     bad = call_native(name, given, *_sizes(made, value, visible), torch.get_num_threads(), result=ctypes.c_int)
@@ -102,22 +102,23 @@ class _Attention(torch.autograd.Function):
         once_only("backend 'additive'", REFERENCE)
         query, key, value, weight, output, totals = ctx.saved_tensors
         made = _prepared(query, key, weight)
-        assert made is not None  # as in the forward pass
+        assert made is not None  # the forward pass prepared the same inputs
         values, change = value.contiguous(), upstream[0].contiguous()
         slices, queries, keys = *made.rows.shape[:2], made.columns.shape[1]
         changes, weights = (values.new_empty(slices, queries, keys) for _ in range(2))
         given = made.rows, made.columns, made.weight, values, ctx.visible.lengths, change, output, totals
         name = "regard_near_changes" if made.near else "regard_far_changes"
         call_native(name, (*given, changes, weights), *_sizes(made, values, ctx.visible), torch.get_num_threads())
-        query_slope, plain, key_slope = sums(near=made.near)(made.rows, made.columns, changes)
-        size = query.shape[-1]
-        vector = made.weight.view(slices, 1, -1)[..., :size]
-        dvalue = torch.bmm(weights.mT, change.view(slices, queries, -1))
-        dweight = plain[..., :size].sum(1).view(*query.shape[:2], size).sum_to_size(weight.shape)
-        return (
-            (vector * query_slope[..., :size]).view(query.shape),
-            (vector * key_slope[..., :size]).view(key.shape),
-            dvalue.view(value.shape),
-            dweight,
-            None,
-        )
+        parts = segments(*made.rows.shape)
+        room = [
+            torch.empty_like(made.rows),
+            torch.empty_like(made.rows),
+            made.columns.new_empty(parts, *made.columns.shape),
+        ]
+        grads = [values.new_empty(t.shape) for t in (query, key)]
+        dweight, dvalue = values.new_empty(*query.shape[:2], query.shape[-1]), torch.empty_like(values)
+        given = made.rows, made.columns, made.weight, changes, weights, change, ctx.visible.lengths
+        numbers = *_sizes(made, values, ctx.visible), parts, query.shape[-1], torch.get_num_threads()
+        name = "regard_near_gradients" if made.near else "regard_far_gradients"
+        call_native(name, (*given, *room, *grads, dweight, dvalue), *numbers)
+        return grads[0], grads[1], dvalue, dweight.sum_to_size(weight.shape), None

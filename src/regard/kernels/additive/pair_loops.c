@@ -11,7 +11,9 @@
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -114,12 +116,12 @@ typedef struct {
     long segments, units, unit_pairs; /* a slice has `units` parts of `unit_pairs` pair-features each, divided among threads */
     void (*work)(const void *, long, long);
     atomic_long next;
-    /* Attention: values (z, k, e), gradients and outputs (z, q, e), log-sum-exps (z, q), lengths (z) or none, and the
-     * last column of row i, i + high, or -1 for none. */
+    /* Attention: values (z, k, e), gradients and outputs (z, q, e), each row's largest score and inverse sum (z, q, 2),
+     * lengths (z) or none, and the last column of row i, i + high, if `banded`. */
     const float *values, *change, *result;
     const long *lengths;
-    float *totals;
-    long size, high, banded;
+    float *totals; /* in the sums of a backward pass: the gradients of the values */
+    long size, high, banded, sum_units;
     int *bad; /* set where a result is not finite */
 } job;
 
@@ -208,14 +210,15 @@ static void weigh(const job *j, long z, long row, long count, float *scores) {
     }
     for (x = 0; x < e; x++) check += out[x] * 0.0f;
     if (!(check == 0.0f) || !(whole < INFINITY)) *j->bad = 1;
-    j->totals[row] = count > 0 ? most + logf(whole) : -INFINITY;
+    j->totals[2 * row] = most;
+    j->totals[2 * row + 1] = inverted;
 }
 
 /* From the scores of a row: its weights, and the gradients of its scores. */
 static void change(const job *j, long z, long row, long count, float *weights, float *changes) {
     long e = j->size, k = j->n_columns, whole_e = e / LANES * LANES;
     const float *values = j->values + z * k * e, *by = j->change + row * e, *out = j->result + row * e;
-    float delta = 0.0f, total = j->totals[row];
+    float delta = 0.0f, most = j->totals[2 * row], inverted = j->totals[2 * row + 1];
     for (long x = 0; x < e; x++) delta += by[x] * out[x];
     for (long c = 0; c < count; c++) {
         vec t = ALL(0.0f);
@@ -226,12 +229,12 @@ static void change(const job *j, long z, long row, long count, float *weights, f
     }
     long c = 0;
     for (; c + LANES <= count; c += LANES) {
-        vec p = exponential(ADD(LOAD(weights + c), ALL(-total)));
+        vec p = MUL(exponential(ADD(LOAD(weights + c), ALL(-most))), ALL(inverted));
         STORE(weights + c, p);
         STORE(changes + c, MUL(p, LOAD(changes + c)));
     }
     for (; c < count; c++) {
-        weights[c] = expf(weights[c] - total);
+        weights[c] = expf(weights[c] - most) * inverted;
         changes[c] *= weights[c];
     }
     for (; c < k; c++) weights[c] = changes[c] = 0.0f;
@@ -312,6 +315,41 @@ SCORES(near_score_row, near_tanh, NEAR_SCORE)
 SUMS(far_sum_block, FAR_TERMS, FAR_SLOPE, FAR_PLAIN)
 SUMS(near_sum_block, NEAR_TERMS, NEAR_SLOPE, NEAR_PLAIN)
 
+/* Gradients of WIDTH columns of the values of a slice: sum over rows of weight times gradient of the output. */
+static void value_block(const job *j, long z, long unit) {
+    long e = j->size, k = j->n_columns, x = unit * WIDTH, width = e - x < WIDTH ? e - x : WIDTH;
+    float *sums = calloc((size_t)k, WIDTH * sizeof(float));
+    if (!sums) abort();
+    for (long i = 0; i < j->n_rows; i++) {
+        const float *weights = j->result + (z * j->n_rows + i) * k;
+        float row[WIDTH] = {0};
+        vec by[TOGETHER];
+        for (long n = 0; n < width; n++) row[n] = j->change[(z * j->n_rows + i) * e + x + n];
+        for (int u = 0; u < TOGETHER; u++) by[u] = LOAD(row + u * LANES);
+        long count = visible(j, z, i);
+        for (long c = 0; c < count; c++) {
+            vec p = ALL(weights[c]);
+            float *to = sums + c * WIDTH;
+            for (int u = 0; u < TOGETHER; u++) STORE(to + u * LANES, FMA(p, by[u], LOAD(to + u * LANES)));
+        }
+    }
+    for (long c = 0; c < k; c++)
+        for (long n = 0; n < width; n++) j->totals[(z * k + c) * e + x + n] = sums[c * WIDTH + n];
+    free(sums);
+}
+
+static void far_gradients(const void *given, long z, long unit) {
+    const job *j = given;
+    if (unit < j->sum_units) far_sum_block(given, z, unit);
+    else value_block(j, z, unit - j->sum_units);
+}
+
+static void near_gradients(const void *given, long z, long unit) {
+    const job *j = given;
+    if (unit < j->sum_units) near_sum_block(given, z, unit);
+    else value_block(j, z, unit - j->sum_units);
+}
+
 #ifndef _OPENMP
 static void *take_blocks(void *given) {
     job *j = given;
@@ -389,16 +427,33 @@ float regard_largest(const float *given, long count) {
     return wrong == 0.0f ? result : NAN;
 }
 
+/* e^x for |x| < 700 in double precision, to nine digits. */
+static inline double precise_exponential(double x) {
+    double n = rint(x * 1.4426950408889634), r = x - n * 0.6931471805599453, p = 1.0 / 40320;
+    int64_t bits = ((int64_t)n + 1023) << 52;
+    double power;
+    memcpy(&power, &bits, sizeof power);
+    p = p * r + 1.0 / 5040;
+    p = p * r + 1.0 / 720;
+    p = p * r + 1.0 / 120;
+    p = p * r + 1.0 / 24;
+    p = p * r + 1.0 / 6;
+    p = p * r + 0.5;
+    p = p * r + 1.0;
+    p = p * r + 1.0;
+    return p * power;
+}
+
 /* e^{2x}, or with `near` e^{2x} - 1, of rows (n, f) into rows padded with zeros. */
 void regard_exponentials(const float *given, float *target, long rows, long features, long padded, long near) {
     for (long i = 0; i < rows; i++) {
         const float *from = given + i * features;
         float *to = target + i * padded;
-        long x = 0;
-        if (!near)
-            for (; x + LANES <= features; x += LANES) STORE(to + x, exponential(MUL(ALL(2.0f), LOAD(from + x))));
-        for (; x < features; x++) to[x] = near ? expm1f(2.0f * from[x]) : expf(2.0f * from[x]);
-        for (; x < padded; x++) to[x] = 0.0f;
+        if (near)
+            for (long x = 0; x < features; x++) to[x] = expm1f(2.0f * from[x]);
+        else
+            for (long x = 0; x < features; x++) to[x] = (float)precise_exponential(2.0 * (double)from[x]);
+        for (long x = features; x < padded; x++) to[x] = 0.0f;
     }
 }
 
@@ -427,3 +482,40 @@ void regard_exponentials(const float *given, float *target, long rows, long feat
     }
 ATTEND_CALL(far, far_score_row)
 ATTEND_CALL(near, near_score_row)
+
+/* Gradients of rows (z, q, size_f), columns (z, k, size_f), weights (z, size_f) and values (z, k, e), from the gradients
+ * of the scores and the weights of all pairs. `slope`, `plain` (z, q, f) and `parts` (segments, z, k, f) are room. */
+#define GRADIENTS_CALL(NAME)                                                                         \
+    void regard_##NAME##_gradients(                                                                  \
+        const float *rows, const float *columns, const float *weight, const float *changes, const float *weights, \
+        const float *change, const long *lengths, float *slope, float *plain, float *parts, float *drows, \
+        float *dcolumns, float *dweight, float *dvalues, long slices, long n_rows, long n_columns, long features, \
+        long size, long high, long banded, long segments, long size_f, long threads) {               \
+        long units = (features + WIDTH - 1) / WIDTH * segments;                                      \
+        job j = {.rows = rows, .columns = columns, .third = changes, .first = slope, .second = plain, .fourth = parts, \
+                 .slices = slices, .n_rows = n_rows, .n_columns = n_columns, .features = features,   \
+                 .segments = segments, .units = units + (size + WIDTH - 1) / WIDTH,                  \
+                 .unit_pairs = n_rows / segments * n_columns * WIDTH, .work = NAME##_gradients,      \
+                 .change = change, .result = weights, .lengths = lengths, .totals = dvalues, .size = size, \
+                 .high = high, .banded = banded, .sum_units = units};                                \
+        run(&j, threads);                                                                            \
+        for (long z = 0; z < slices; z++) {                                                          \
+            const float *w = weight + z * features;                                                  \
+            float *dw = dweight + z * size_f;                                                        \
+            for (long x = 0; x < size_f; x++) dw[x] = 0.0f;                                          \
+            for (long i = z * n_rows; i < (z + 1) * n_rows; i++)                                     \
+                for (long x = 0; x < size_f; x++) {                                                  \
+                    drows[i * size_f + x] = w[x] * slope[i * features + x];                          \
+                    dw[x] += plain[i * features + x];                                                \
+                }                                                                                    \
+            for (long c = z * n_columns; c < (z + 1) * n_columns; c++)                               \
+                for (long x = 0; x < size_f; x++) {                                                  \
+                    float total = 0.0f;                                                              \
+                    for (long s = 0; s < segments; s++)                                              \
+                        total += parts[(s * slices * n_columns + c) * features + x];                 \
+                    dcolumns[c * size_f + x] = w[x] * total;                                         \
+                }                                                                                    \
+        }                                                                                            \
+    }
+GRADIENTS_CALL(far)
+GRADIENTS_CALL(near)

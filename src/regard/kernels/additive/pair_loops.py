@@ -42,7 +42,7 @@ def sums(near: bool) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor,
     def run(rows: Tensor, columns: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         size = rows.shape[-1]
         rows, columns = _padded(rows, columns)
-        parts = _segments(*rows.shape)
+        parts = segments(*rows.shape)
         slope, plain, by_column = (
             torch.empty_like(rows),
             torch.empty_like(rows),
@@ -55,7 +55,7 @@ def sums(near: bool) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor,
     return run
 
 
-def _segments(slices: int, rows: int, features: int) -> int:
+def segments(slices: int, rows: int, features: int) -> int:
     """Return the number of row segments that keep many cores busy; only the shape decides, so the sums have a fixed
     order."""
     return max(1, min(rows // _ROWS, _UNITS // max(1, slices * -(-features // 64))))

@@ -61,7 +61,7 @@ def _outcome(network: Any, batch: Any, config: DrivingConfig, attention: bool) -
 
 
 def _object_outcome(network: Any, batch: Any, config: DrivingConfig, attention: bool) -> Outcome:
-    """Return cross-entropy of the action and squared error of the steering; both also reward hard choices."""
+    """Return cross-entropy of the action plus squared error of the steering; its negative rewards hard choices."""
     done = network(batch.objects, batch.present, weights=full() if attention else None)
     wrong = F.cross_entropy(done.logits.float(), batch.action, reduction="none")
     wrong = wrong + config.learning.steering_weight * (done.controls[:, 0].float() - batch.steering).square()

@@ -66,7 +66,7 @@ class ReadingCodec:
 
 
 def asked(story: Story) -> Asked:
-    """Return a generated story in the form of any other question."""
+    """Return a generated story as the record that questions of files have."""
     passage = Passage.joined([written(sentence) for sentence in story.sentences])
     return Asked(passage, words(written(story.question)), (written(story.answer),), story.span, story.support)
 

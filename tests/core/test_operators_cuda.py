@@ -1,0 +1,85 @@
+"""Calls without a mask on CUDA: the kernel that runs, and its output and gradients beside float64."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import regard
+
+pytestmark = pytest.mark.cuda
+
+HALF, SINGLE = torch.bfloat16, torch.float32
+# Batch, query heads, key heads, queries, keys, size, size of values, dtype, whether causal; the kernel in training.
+CALLS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "short": ((2, 3, 3, 31, 31, 64, 64, HALF, True), "efficient"),
+    "long": ((2, 3, 3, 300, 300, 64, 64, HALF, True), "flash"),
+    "grouped": ((2, 4, 2, 31, 31, 96, 96, HALF, False), "flash"),
+    "one key head": ((2, 4, 1, 33, 50, 64, 64, SINGLE, False), "efficient"),
+    "grouped in float32": ((2, 4, 2, 33, 33, 64, 64, SINGLE, True), "efficient"),
+    "another size of values": ((2, 3, 3, 31, 31, 96, 40, HALF, True), "efficient"),
+    "another size in float32": ((2, 3, 3, 31, 29, 40, 96, SINGLE, False), "efficient"),
+    "few queries": ((2, 3, 3, 3, 1100, 64, 64, SINGLE, False), "products"),
+    "few queries in groups": ((2, 6, 2, 2, 1100, 64, 32, SINGLE, False), "products"),
+}
+
+
+def tensors(call: str) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    batch, heads, groups, queries, keys, size, value_size, dtype, causal = CALLS[call][0]
+    shapes = ((heads, queries, size), (groups, keys, size), (groups, keys, value_size))
+    made = [torch.randn(batch, *shape, device="cuda", dtype=dtype, requires_grad=True) for shape in shapes]
+    return made, {"mask": regard.causal()} if causal else {}
+
+
+def misaligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy whose memory does not begin at a multiple of 16 bytes."""
+    copy = torch.empty(tensor.numel() + 1, device="cuda", dtype=tensor.dtype)[1:].view(tensor.shape)
+    return copy.copy_(tensor.detach()).requires_grad_()
+
+
+def near(found: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> None:
+    limit = 2e-2 if dtype == HALF else 1e-5
+    assert (found.double() - exact).norm() <= limit * exact.norm()
+
+
+@pytest.mark.parametrize("aligned", [True, False], ids=["aligned", "misaligned"])
+@pytest.mark.parametrize("call", CALLS)
+def test_output_and_gradients_are_those_of_float64(call: str, aligned: bool) -> None:
+    leaves, options = tensors(call)
+    if not aligned:
+        leaves = [misaligned(leaf) for leaf in leaves]
+    elif CALLS[call][1] != "products":  # with its gradients; a step without them may have another kernel
+        assert regard.explain(*leaves, **options).kernel == CALLS[call][1]
+    double = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    exact = regard.attention(*double, **options, backend="reference").output
+    upstream = torch.randn_like(exact).to(leaves[0].dtype)
+    expected = torch.autograd.grad(exact, double, upstream.double())
+    for _ in range(3):  # checked, stored and recalled
+        output = regard.attention(*leaves, **options).output
+        near(output, exact, leaves[0].dtype)
+        for found, known in zip(torch.autograd.grad(output, leaves, upstream), expected, strict=True):
+            near(found, known, leaves[0].dtype)
+    with torch.no_grad():
+        near(regard.attention(*leaves, **options).output, exact, leaves[0].dtype)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_kernel_that_is_disabled_does_not_run(call: str) -> None:
+    leaves, options = tensors(call)
+    expected = regard.attention(*leaves, **options).output
+    with sdpa_kernel(SDPBackend.MATH):
+        output = regard.attention(*leaves, **options).output
+        assert regard.explain(*leaves, **options).kernel in ("math", "products")
+    near(output, expected.double(), leaves[0].dtype)
+
+
+def test_grouped_heads_in_float32_form_no_matrix() -> None:
+    query, key = (torch.randn(1, heads, 2048, 64, device="cuda", requires_grad=True) for heads in (8, 2))
+    regard.attention(query, key, key).output.sum().backward()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    regard.attention(query, key, key).output.sum().backward()
+    matrix = 8 * 2048 * 2048 * 4
+    assert torch.cuda.max_memory_allocated() - before < matrix / 2

@@ -1,0 +1,137 @@
+"""A call is recalled only if everything that a route depends on is as it was, and its result is then the same."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
+
+import regard
+from regard.core.recent_calls import recall
+
+SHAPE = (2, 3, 23, 16)
+OFTEN = 70  # calls after which a call takes the place of one that was remembered before
+
+
+class Own(torch.Tensor):
+    """A tensor of the caller's own."""
+
+
+def recalled(*tensors: Any, mask: Any = None, dropout: Any = 0.0, score: Any = regard.ScaledDot()) -> bool:
+    return recall(*tensors, score, regard.Softmax(), mask, dropout) is not None
+
+
+@pytest.fixture
+def known() -> list[torch.Tensor]:
+    """Return the tensors of a call that ran often."""
+    tensors = [torch.randn(SHAPE) for _ in range(3)]
+    for _ in range(OFTEN):
+        regard.attention(*tensors)
+    assert recalled(*tensors)
+    return tensors
+
+
+def test_other_values_are_recalled_and_give_the_same_result_as_the_reference(known: list[torch.Tensor]) -> None:
+    others = [torch.randn(SHAPE) for _ in range(3)]
+    assert recalled(*others)
+    expected = regard.attention(*others, backend="reference").output
+    torch.testing.assert_close(regard.attention(*others).output, expected)
+
+
+def test_one_tensor_may_be_query_key_and_value(known: list[torch.Tensor]) -> None:
+    assert recalled(*[known[0]] * 3)
+
+
+CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "dtype": lambda x: x.double(),
+    "length": lambda x: x[:, :, :22].contiguous(),
+    "strides": lambda x: x.mT.contiguous().mT,
+    "gradient": lambda x: x.clone().requires_grad_(),
+    "device": lambda x: x.to("meta"),
+    "parameter": lambda x: torch.nn.Parameter(x, requires_grad=False),
+    "subclass": lambda x: x.as_subclass(Own),
+    "sparse": lambda x: x.to_sparse(),
+    "number": lambda x: 1.0,
+    "nothing": lambda x: None,
+}
+
+
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["query", "key", "value"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_tensor_is_not_recalled(known: list[torch.Tensor], change: str, place: int) -> None:
+    tensors: list[Any] = list(known)
+    tensors[place] = CHANGES[change](known[place])
+    assert not recalled(*tensors)
+
+
+# torch warns that nested tensors are a prototype.
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["query", "key", "value"])
+def test_a_nested_tensor_is_not_recalled(known: list[torch.Tensor], place: int) -> None:
+    """torch's check would end the process."""
+    tensors = list(known)
+    tensors[place] = torch.nested.nested_tensor([known[0][0], known[0][1]])
+    assert not recalled(*tensors)
+
+
+@pytest.mark.parametrize(
+    "records", [{"mask": regard.causal()}, {"dropout": 0.5}, {"score": regard.ScaledDot(2.0)}, {"score": regard.Dot()}]
+)
+def test_other_records_are_not_recalled(known: list[torch.Tensor], records: dict[str, Any]) -> None:
+    assert not recalled(*known, **records)
+
+
+def test_equal_bands_are_recalled_by_value() -> None:
+    x = torch.randn(2, 3, 29, 16)
+    for _ in range(OFTEN):
+        regard.attention(x, x, x, mask=regard.causal())
+    assert recalled(x, x, x, mask=regard.causal())
+    assert not recalled(x, x, x, mask=regard.causal(1))
+    assert not recalled(x, x, x, mask=regard.window(3, 0))
+
+
+MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "autocast": lambda: torch.autocast("cpu"),
+    "inference": torch.inference_mode,
+    "dispatch mode": lambda: FlopCounterMode(display=False),
+    "dual numbers": forward_ad.dual_level,
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_another_mode_is_not_recalled(known: list[torch.Tensor], mode: str) -> None:
+    with MODES[mode]():
+        assert not recalled(*known)
+
+
+def test_grad_mode_is_part_of_a_call() -> None:
+    leaf = torch.randn(2, 3, 31, 16, requires_grad=True)
+    for context in (nullcontext, torch.no_grad):
+        with context():
+            assert not recalled(leaf, leaf, leaf)
+            for _ in range(OFTEN):
+                assert regard.attention(leaf, leaf, leaf).output.requires_grad is (context is nullcontext)
+
+
+@pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.grad])
+def test_inside_torch_func_nothing_is_recalled(known: list[torch.Tensor], transform: Callable[..., Any]) -> None:
+    seen: list[bool] = []
+
+    def watched(x: torch.Tensor) -> torch.Tensor:
+        seen.extend([recalled(x, x, x), recalled(*known)])
+        return x.sum()
+
+    transform(watched)(known[0] if transform is torch.func.grad else known[0].expand(2, *SHAPE))
+    assert seen == [False, False]
+
+
+def test_deterministic_algorithms_are_part_of_a_call(known: list[torch.Tensor]) -> None:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(not before)
+    try:
+        assert not recalled(*known)
+    finally:
+        torch.use_deterministic_algorithms(before)

@@ -1,0 +1,96 @@
+"""Additive attention by compiled C on the CPU, against float64 softmax over a dense mask."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from regard.kernels.additive import pair_loops
+from regard.kernels.additive.native_attention import Visible, attention
+
+pytestmark = pytest.mark.skipif(not pair_loops.available(), reason="there is no C compiler")
+
+BATCH, HEADS, QUERIES, KEYS = 3, 2, 7, 23
+LENGTHS = torch.tensor([23, 5, 0])
+VISIBLE = {
+    "all keys": (Visible(None, None), lambda b, i, j: j < KEYS),
+    "lengths": (Visible(LENGTHS.repeat_interleave(HEADS), None), lambda b, i, j: j < LENGTHS[b]),
+    "causal": (Visible(None, 0), lambda b, i, j: j <= i),
+    "shifted": (Visible(None, -2), lambda b, i, j: j <= i - 2),
+    "both": (Visible(LENGTHS.repeat_interleave(HEADS), 1), lambda b, i, j: (j <= i + 1) & (j < LENGTHS[b])),
+}
+
+
+def drawn(size: int, value_size: int, scale: float, by_head: bool) -> list[Tensor]:
+    source = torch.Generator().manual_seed(size)
+    shapes = ((BATCH, HEADS, QUERIES, size), (BATCH, HEADS, KEYS, size), (BATCH, HEADS, KEYS, value_size))
+    query, key, value = (torch.randn(shape, generator=source) for shape in shapes)
+    weight = torch.randn(*((HEADS, size) if by_head else (size,)), generator=source)
+    return [query * scale, key * scale, value, weight]
+
+
+def exact(tensors: list[Tensor], allowed: Tensor, direction: Tensor) -> list[Tensor]:
+    query, key, value, weight = (t.double().requires_grad_() for t in tensors)
+    hidden = torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3))
+    scores = (hidden * (weight if weight.ndim == 1 else weight[:, None, None])).sum(-1)
+    filled = allowed.any(-1, keepdim=True)
+    scores = torch.where(allowed, scores, torch.where(filled, -torch.inf, 0.0).double())
+    output = torch.where(filled, scores.softmax(-1), 0.0) @ value
+    return [output.detach(), *torch.autograd.grad(output, (query, key, value, weight), direction.double())]
+
+
+@pytest.mark.parametrize("name", VISIBLE)
+@pytest.mark.parametrize(
+    ("size", "value_size", "scale", "by_head"),
+    [(5, 3, 1.0, False), (16, 64, 0.1, True), (67, 149, 5.0, False)],
+    ids=["small", "near", "wide"],
+)
+def test_output_and_gradients(name: str, size: int, value_size: int, scale: float, by_head: bool) -> None:
+    """NaN at keys and values that no query attends changes nothing."""
+    visible, rule = VISIBLE[name]
+    tensors = drawn(size, value_size, scale, by_head)
+    b, i, j = torch.arange(BATCH)[:, None, None], torch.arange(QUERIES)[:, None], torch.arange(KEYS)[None, :]
+    allowed = rule(b, i, j).expand(BATCH, QUERIES, KEYS)[:, None]
+    direction = torch.arange(BATCH * HEADS * QUERIES * value_size).cos().reshape(BATCH, HEADS, QUERIES, value_size)
+    true = exact(tensors, allowed, direction)
+    masked = ~allowed.any(-2).unsqueeze(-1)
+    tensors[2] = tensors[2].masked_fill(masked, torch.nan)
+    leaves = [t.clone().requires_grad_() for t in tensors]
+    output = attention(leaves[0], leaves[1], leaves[2], leaves[3], visible)
+    alone = attention(tensors[0], tensors[1], tensors[2], tensors[3], visible)
+    assert output is not None
+    assert alone is not None
+    assert torch.equal(output, alone)
+    found = [output.detach(), *torch.autograd.grad(output, leaves, direction)]
+    for one, right in zip(found, true, strict=True):
+        torch.testing.assert_close(one, right.float(), rtol=1e-4, atol=2e-5 * max(1.0, float(right.abs().max())))
+
+
+@pytest.mark.parametrize(("place", "number"), [(0, 44.0), (1, torch.nan), (2, torch.inf), (3, torch.inf)])
+@pytest.mark.parametrize("learning", [False, True], ids=["forward", "gradients"])
+def test_numbers_beyond_its_range_are_refused(place: int, number: float, learning: bool) -> None:
+    tensors = drawn(5, 3, 1.0, False)
+    tensors[place].view(-1)[-1] = number
+    query, key, value, weight = (t.requires_grad_(learning) for t in tensors)
+    assert attention(query, key, value, weight, Visible(None, None)) is None
+
+
+@pytest.mark.parametrize("tokens_first", [False, True], ids=["heads first", "tokens first"])
+@pytest.mark.parametrize("masked", [False, True], ids=["no mask", "mask"])
+def test_a_call_by_the_public_function(tokens_first: bool, masked: bool) -> None:
+    """The call is large enough for compiled code; a sequence that ends early and NaN behind it change nothing."""
+    torch.manual_seed(3)
+    shape = (2, 61, 3, 67) if tokens_first else (2, 3, 61, 67)
+    query, key, value = (torch.randn(shape) for _ in range(3))
+    if tokens_first:
+        query, key, value = (t.transpose(1, 2) for t in (query, key, value))
+    weight, lengths = torch.randn(67), torch.tensor([61, 13])
+    mask = regard.causal() & regard.padding(lengths) if masked else None
+    i, j = torch.arange(61)[:, None], torch.arange(61)[None, :]
+    allowed = (j <= i) & (j < lengths[:, None, None, None]) if masked else torch.ones(2, 1, 61, 61, dtype=torch.bool)
+    right = exact([query, key, value, weight], allowed, torch.ones(2, 3, 61, 67))[0]
+    if masked:
+        key[1, :, 13:], value[1, :, 13:] = torch.nan, torch.inf
+    for _ in range(2):
+        output = regard.attention(query, key, value, score=regard.Additive(weight), mask=mask).output
+        torch.testing.assert_close(output, right.float(), rtol=1e-4, atol=1e-5)
