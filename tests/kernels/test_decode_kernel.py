@@ -73,10 +73,13 @@ def test_masks_under_the_interpreter(queries: int, keys: int, workers: int, name
 @pytest.mark.parametrize(
     ("queries", "heads", "keys", "masked"), [(3, 4, 37, False), (1, 6, 700, True), (5, 2, 700, False)]
 )
-def test_rows_that_share_keys_in_half_precision(queries: int, heads: int, keys: int, masked: bool) -> None:
+def test_rows_that_share_keys_in_half_precision(
+    queries: int, heads: int, keys: int, masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Grouped heads and several queries in one program; one range of keys and three, whose padding holds NaN."""
-    from regard.kernels.triton.decode_attention import decode
+    from regard.kernels.triton import decode_attention
 
+    monkeypatch.setattr(decode_attention, "TOGETHER", 64)
     torch.manual_seed(5)
     sizes = (19, 11) if keys == 37 else (70, 130)
     shapes = (heads, queries, sizes[0]), (2, keys, sizes[0]), (2, keys, sizes[1])
@@ -89,7 +92,7 @@ def test_rows_that_share_keys_in_half_precision(queries: int, heads: int, keys: 
         allowed = allowed & regard.dense(mask[:, None, None])
     tensors = [tensor.double() for tensor in (query, key, value)]
     plain = regard.attention(*tensors, score=regard.ScaledDot(0.3), mask=allowed, backend="reference").output
-    found = decode(query, key, value, None, lengths, mask, 0.3, 40)
+    found = decode_attention.decode(query, key, value, None, lengths, mask, 0.3, 40)
     torch.testing.assert_close(found.double(), plain, atol=2e-3, rtol=2e-3)
 
 

@@ -44,8 +44,10 @@ def serves(problem: Problem, found: Clauses | None) -> bool:
         return False  # query times weight could overflow float16
     if not _worth_it(found, problem.bias) or decoding_step.serves(problem):
         return False
-    narrow = problem.query.dtype == torch.float32 and problem.differentiated
-    return _fits(problem.query, problem.key, problem.value, _LEARNED if narrow else _SIZE)
+    single = problem.query.dtype == torch.float32
+    if single and (problem.bias is not None or (found.low is None and not found.segments)):
+        return False  # few blocks are skipped: torch's kernels take a mask or bias in float32
+    return _fits(problem.query, problem.key, problem.value, _LEARNED if single and problem.differentiated else _SIZE)
 
 
 def _simple(found: Clauses) -> bool:

@@ -166,8 +166,13 @@ def _is_step(problem: Problem, found: Clauses | None) -> bool:
     if found is None or not decoding_step.serves(problem):
         return False
     # Without padding torch has kernels for steps in half precision; in float32 one program reads all keys of a head.
-    long = problem.query.dtype == torch.float32 and not torch.compiler.is_compiling() and problem.shape[-1] >= _MEMORY
-    return found.lengths is not None or long
+    if found.lengths is not None:
+        return True
+    if problem.query.dtype != torch.float32 or torch.compiler.is_compiling() or problem.shape[-1] < _MEMORY:
+        return False
+    tensors = problem.query, problem.key, problem.value
+    plain = problem.mask is None and problem.query.ndim == 4
+    return not plain or torch_sdpa.operator(*tensors, False, 0.0) != "products"
 
 
 def attend(problem: Problem) -> Result:

@@ -21,7 +21,8 @@ _LEAST = 2**17  # the smallest cost of a row, in products, at which a second lau
 _PART = 2**15  # the smallest cost of a range
 _WAVES = 8  # the number of programs for each multiprocessor
 _COLUMNS = 128  # the number of value columns that a program merges
-_TOGETHER = 64  # the largest number of rows of a program
+# The largest number of rows of a program in `_shared_step`, 64 at most. It is off: it was not yet run on a device.
+TOGETHER = 0
 
 
 @triton.jit
@@ -246,7 +247,7 @@ def prepare(steps: Steps) -> Step:
     (batch, heads, queries, f_size), (_, groups, keys, e_size) = steps.shapes[0], steps.shapes[2]
     rows, additive, together = batch * heads * queries, steps.weight_step is not None, heads // groups * queries
     # In half precision the rows that share a key head are multiplied with it at once, by the matrix unit.
-    shared = not additive and steps.itemsize == 2 and 1 < together <= _TOGETHER and max(f_size, e_size) <= 256
+    shared = not additive and steps.itemsize == 2 and 1 < together <= TOGETHER and max(f_size, e_size) <= 256
     programs = batch * groups if shared else rows
     tiles = layout(programs, keys, f_size, e_size, additive, steps.itemsize, steps.workers)
     places = [place[:3] for place in steps.strides]

@@ -13,8 +13,6 @@ from regard.kernels.triton.additive.plan import Block, Gradients, Inputs, trait
 _WARPS = 4
 _KEYS = 64  # number of keys of a program that multiplies matrices
 _PROGRAMS = 264  # two for each multiprocessor of an H200
-_ROWS, _COLUMNS = 16, 128  # the tile of a program that adds up rows
-_FEW = 256  # the largest number of rows that one program adds up; more are added by torch
 
 
 class Tiles(NamedTuple):
@@ -78,13 +76,6 @@ class Recipe:
                 {**pairwise, "QB": min(tiles.rows, queries), "KQ": tiles.quads, "WARPS": _WARPS},
                 Block(tiles.rows, 32, registers=128),  # four programs per multiprocessor
             ),
-            **{
-                name: (
-                    stored_gradient.sum_of_rows, (_up(size, _COLUMNS), 1, 1), {"BR": _ROWS, "BC": _COLUMNS},
-                    Block(_ROWS, _COLUMNS),
-                )
-                for name, size in (("query", b * h * q * self.f), ("weight", inputs.weight.numel()))
-            },
         }  # fmt: skip
 
     def launch(self, name: str, *args: Any, kind: Any = None) -> None:
@@ -160,19 +151,8 @@ def feature_gradients(inputs: Inputs, pairs: Pairs, plan: Recipe, slab: Tensor) 
     )
     plan.launch("features", query, *query.stride(), key, *key.stride(), inputs.weight, inputs.weight_step, pairs, slab,
                 parts, grad_key, by_weight, *plan.numbers, plan.f)  # fmt: skip
-    grad_query = parts[0] if plan.parts == 1 else _sum(plan, "query", parts, query)
-    return grad_query, grad_key, _sum(plan, "weight", by_weight, inputs.weight)
-
-
-def _sum(plan: Recipe, name: str, parts: Tensor, like: Tensor) -> Tensor:
-    """Return the sum over the leading axes that a tensor of the given shape does not have, in its dtype."""
-    size = like.numel()
-    rows = parts.numel() // size
-    if rows > _FEW:
-        return parts.view(rows, *like.shape).sum(0).to(like.dtype)
-    total = torch.empty(like.shape, device=like.device, dtype=like.dtype)
-    plan.launch(name, parts, total, rows, size)
-    return total
+    grad_query = parts[0] if plan.parts == 1 else parts.sum(0).to(query.dtype)
+    return grad_query, grad_key, by_weight.sum(0) if inputs.weight.dim() == 2 else by_weight.sum((0, 1))
 
 
 def backward(

@@ -175,16 +175,3 @@ def feature_gradients(
     tl.store(to + f_size, all2.to(dtype), mask=(j + 1 < n_k) & inside)
     tl.store(to + 2 * f_size, all3.to(dtype), mask=(j + 2 < n_k) & inside)
     tl.store(to + 3 * f_size, all4.to(dtype), mask=(j + 3 < n_k) & inside)
-
-
-@triton.jit
-def sum_of_rows(parts, out, rows, size, BR: tl.constexpr, BC: tl.constexpr):
-    """Compute the sum of rows of numbers, rounded once to the dtype of the output."""
-    column = tl.program_id(0).to(tl.int64) * BC + tl.arange(0, BC)
-    total = tl.zeros((BC,), tl.float32)
-    for first in range(0, rows, BR):
-        row = first + tl.arange(0, BR)
-        inside = (row < rows)[:, None] & (column < size)[None, :]
-        at = parts + row[:, None].to(tl.int64) * size + column[None, :]
-        total += tl.sum(tl.load(at, mask=inside, other=0.0).to(tl.float32), 0)
-    tl.store(out + column, total.to(out.dtype.element_ty), mask=column < size)
