@@ -194,7 +194,9 @@ def test_what_a_kernel_makes_of_an_empty_row_does_not_change_the_meaning(
     }[how]
     calls = []
 
-    def kernel(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, scale: float, **_: object) -> Tensor:
+    def kernel(
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, *_: object, scale: float, **__: object
+    ) -> Tensor:
         calls.append(attn_mask.shape)
         scores = query @ key.mT * scale
         return torch.softmax(torch.where(attn_mask, scores, closed_as), -1) @ value

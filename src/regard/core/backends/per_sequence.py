@@ -196,21 +196,21 @@ def direct(problem: Problem) -> Direct:
         # queries and keys reach the scores, but may be lost among the weights.
         if plain and isinstance(lowered, Numbers) and lowered.full:
             scores = query @ key.mT
-            if not learning and not _finite(scores):
+            if not learning and not finite_sum(scores):
                 return None
             output = torch.add(lowered.tensor, scores, alpha=factor).softmax(-1) @ value
-        elif not equal or not (learning or (_finite(given[0]) and _finite(given[1]))):
+        elif not equal or not (learning or (finite_sum(given[0]) and finite_sum(given[1]))):
             return None
         elif isinstance(lowered, Numbers):
             output = kernel(query, key, value, lowered.tensor, False, factor)
         else:
             output = attend(query, key, value, lowered, functools.partial(kernel, scale=factor))
-        return output if learning or _finite(output) else None
+        return output if learning or finite_sum(output) else None
 
     return attended
 
 
-def _finite(tensor: Tensor) -> bool:
+def finite_sum(tensor: Tensor) -> bool:
     """Return whether a tensor without a graph holds no NaN or Inf; a finite sum shows it in the shortest time."""
     return math.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())
 
