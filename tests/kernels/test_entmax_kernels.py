@@ -76,6 +76,9 @@ def test_rows(alpha: float, size: int, device: str) -> None:
     assert not dscores[:, 83:].any()
     threshold = entmax.entmax_threshold(scores, alpha)
     torch.testing.assert_close(threshold, found[0], rtol=1e-6, atol=1e-7)
+    before = scores.clone()
+    torch.testing.assert_close(entmax.entmax(scores.view(7, 1, -1), alpha)[:, 0].double(), true, rtol=2e-4, atol=2e-6)
+    assert torch.equal(scores, before)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -226,9 +226,10 @@ def product(query: Tensor, key: Tensor, scale: float, clean: bool, learning: boo
 
 def _scaled_product(query: Tensor, key: Tensor, scale: float) -> Tensor:
     queries, heads = query.shape[-2], query.shape[-3]
-    scores = wide_product(_grouped(query, key.shape[-3]), key.mT)
-    if scale != 1.0:
-        scores = scores * scale if torch.is_grad_enabled() and scores.requires_grad else scores.mul_(scale)
+    # Queries are smaller than scores; in half precision a product with a power of two is exact.
+    early = scale != 1.0 and (query.dtype not in HALF or math.frexp(scale)[0] in (0.5, -0.5))
+    scores = wide_product(_grouped(query * scale if early else query, key.shape[-3]), key.mT)
+    scores = scores if early or scale == 1.0 else scores.mul_(scale)
     return scores.view(*query.shape[:-3], heads, queries, key.shape[-2])
 
 
@@ -272,13 +273,16 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key = ctx.saved_tensors
         query, key = (_finite(query), _finite(key)) if ctx.clean else (query, key)
-        change = grads[0] if ctx.scale == 1.0 else grads[0] * ctx.scale
+        late = ctx.scale != 1.0 and 2 * query.shape[-1] < key.shape[-2]  # then vectors are smaller than scores
+        change = grads[0] if late or ctx.scale == 1.0 else grads[0] * ctx.scale
         change = _grouped(_narrowed(change, query), key.shape[-3])
         dquery = dkey = None
         if ctx.needs_input_grad[0]:
-            dquery = (change @ _like(key, change)).to(query.dtype).view(query.shape)
+            dquery = change @ _like(key, change)
+            dquery = (dquery * ctx.scale if late else dquery).to(query.dtype).view(query.shape)
         if ctx.needs_input_grad[1]:
-            dkey = (change.mT @ _like(_grouped(query, key.shape[-3]), change)).to(key.dtype)
+            dkey = change.mT @ _like(_grouped(query, key.shape[-3]), change)
+            dkey = (dkey * ctx.scale if late else dkey).to(key.dtype)
         return dquery, dkey, None, None
 
 
