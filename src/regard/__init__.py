@@ -64,7 +64,7 @@ _MORE = ("bench", "cli", "core", "data", "decode", "look", "studio", "tasks", "t
 
 __all__ = ["__version__", *_HOME, *_FOLDERS]
 
-if TYPE_CHECKING:  # the same list, for type checkers and editors
+if TYPE_CHECKING:  # repeats the public names for type checkers and editors
     from regard import models as models
     from regard import nn as nn
     from regard import parallel as parallel

@@ -191,7 +191,7 @@ def test_short_sequences_with_new_masks(name: str, learning: bool, size: int) ->
 
 @pytest.mark.parametrize("name", ["query", "key"])
 def test_an_attended_infinite_number_is_seen(name: str) -> None:
-    """Its scores may be −inf alone, which a kernel would take for masked ones."""
+    """All scores of an infinite vector may be −inf, which a kernel would treat as masked."""
     tensors = {each: torch.ones(2, 8, 20, 8) for each in ("query", "key", "value")}
     tensors[name][0, 0, 0, 0] = -torch.inf
     mask = regard.padding(torch.tensor([20, 18]))

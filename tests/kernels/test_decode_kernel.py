@@ -15,7 +15,7 @@ WEIGHTS = {
     "a column": lambda size: torch.randn(size, 3)[:, 1],
     "of each head, turned": lambda size: torch.randn(size, 4).T,
 }
-# Queries, keys, workers: one range of keys, four to eight, one. The sizes of keys and values belong to a step.
+# (queries, keys, workers); the keys are split into one range, four to eight, and one.
 STEPS = [(1, 37, 1), (1, 523, 40), (3, 263, 264)]
 SIZES = {37: (19, 11), 523: (130, 150), 263: (19, 11)}
 # The layout of a weight does not depend on the number of queries.
@@ -168,7 +168,7 @@ def test_a_step_equals_the_plain_form_on_cuda(keys: int, score: str, dtype: torc
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_a_long_memory_is_split_on_cuda(dtype: torch.dtype) -> None:
-    """Several ranges for each row and sizes that are no power of two; twice, because a second call is routed anew."""
+    """Each row has several ranges, and sizes are no powers of two. The second call takes the stored route."""
     query, key, value = (
         torch.randn(2, 3, n, e, device="cuda", dtype=dtype) for n, e in ((2, 72), (5003, 72), (5003, 200))
     )

@@ -133,7 +133,7 @@ def attention(
                 if bias is None and weights is None:
                     remember(query, key, value, score, normalize, mask, dropout, route.direct)
                 return _with_output(output)
-            assert isinstance(score, Score)  # functions have no signature
+            assert isinstance(score, Score)  # a score that is a function has no signature, so no stored route
             problem = rebuild(query, key, value, score, normalize, mask, bias, dropout, weights)
             return _run(problem, route.choose(problem))
     if described is not None or not _autocasts(query):

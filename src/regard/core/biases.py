@@ -96,7 +96,7 @@ class Rule(Bias):
         # Each row is the row above shifted by one, a slice of the values at all distances. The gradient is then summed
         # along diagonals first; otherwise one entry of a table would receive millions of additions.
         queries, keys = rows.stop - rows.start, columns.stop - columns.start
-        every = Stretch(columns.start - rows.stop + 1, columns.stop - rows.start + 1)  # one more entry, for the shift
+        every = Stretch(columns.start - rows.stop + 1, columns.stop - rows.start + 1)  # one more, for the shift
         line = _rounded(self.at(positions(every, device) - self.offset, exact), dtype)
         step = queries + keys - 1
         flat = line.unsqueeze(-2).expand(*line.shape[:-1], queries, step + 1).flatten(-2)

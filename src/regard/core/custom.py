@@ -65,7 +65,7 @@ class Custom(Score):
             raise _tried_on(ValueError(str(error)), *few) from None
 
     def _said_of_all(self, query: Tensor, key: Tensor, group: int) -> str | None:
-        """Return the error in the shape of all scores, in the sizes of the call; None if the shape is right."""
+        """Return an error about the shape of the scores, in the sizes of the call; None if the shape is right."""
         from torch._subclasses.fake_tensor import FakeTensorMode  # imported only for an error message
 
         try:

@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.core.spans import Span, align_first, broadcast, constant, positions, take
 
 _FAR = 2**62  # positions and distances are int64: beyond this, their sums would overflow
-_LONG = 2**30  # longer than any sequence
+_LONG = 2**30  # a length beyond that of any sequence
 
 
 class Blocks(NamedTuple):
@@ -188,7 +188,7 @@ class Segments(Mask):
                 axis = "queries" if name == "query_ids" else "keys"
                 raise ValueError(f"{name} of segments() must end in {length} {axis}, got shape {tuple(ids.shape)}")
         query_ids = align_first(self.query_ids, 1, shape, "query_ids of segments()")
-        if self.key_ids is self.query_ids:  # keep it one tensor, for code that compares identities
+        if self.key_ids is self.query_ids:  # stays one tensor, because other code compares identities
             return Segments(query_ids, query_ids)
         return Segments(query_ids, align_first(self.key_ids, 1, shape, "key_ids of segments()"))
 

@@ -26,7 +26,7 @@ Found = TypeVar("Found", Tensor, "Tensor | Top")
 
 _BLOCK_BYTES = 8 * 2**20  # bytes of the scores of one block of rows on a CPU
 _FEATURE_BYTES = 32 * 2**20  # bytes of intermediate tensors of a score (additive: a hidden layer for each pair)
-_SHARE = 512  # on a GPU each may take one part in this many of its memory
+_SHARE = 512  # on a GPU each of the two may take 1 / _SHARE of the memory
 
 
 def weights(problem: Problem, chosen: Tensor | None, lse: Tensor | None = None) -> Tensor | Top:

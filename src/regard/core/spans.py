@@ -88,7 +88,7 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 def cut(length: int, size: int) -> list[Stretch]:
     """Return consecutive ranges of at most `size` that cover 0 … length."""
-    if 0 < length <= size:  # avoids a loop, which torch.compile would specialise on the length
+    if 0 < length <= size:  # one range without a loop: torch.compile would specialise the loop on the length
         return [all_of(length)]
     return [Stretch(start, min(start + size, length)) for start in range(0, length, size)]
 

@@ -55,7 +55,7 @@ def aside(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    with torch.cuda.device(device):  # it may differ from the current device
+    with torch.cuda.device(device):  # the given device may differ from the current one
         usual, side = torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(usual)
         with torch.cuda.stream(side):

@@ -37,7 +37,7 @@ class Elu:
 
     def fits(self, x: Tensor) -> Tensor:
         """Return which vectors have features that neither overflow nor underflow."""
-        return (x < torch.inf).all(-1)  # the bounds of the divisors cover the rest
+        return (x < torch.inf).all(-1)  # underflow is found by the bounds of the divisors
 
 
 class Performer:
@@ -58,7 +58,7 @@ class Performer:
         squares = (x * x).sum(-1, keepdim=True).mul_(self.half).add_(math.log(self.count) / 2)
         logs.sub_(squares)
         if self.least > -_EXPONENT and not float(squares.max()) < self.half * self.reach**2:
-            self.least = min(float(logs.min()), self.least)  # NaN remains in the first place
+            self.least = min(float(logs.min()), self.least)  # as the first argument of `min`, NaN is kept
         return logs.exp_().to(dtype)
 
     def gradient(self, x: Tensor, mapped: Tensor, change: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return output, divisors, S and z if every query attends all keys."""
     dtype, wide = value.dtype, _wide(value.dtype)
-    if max(query.shape[1], key.shape[1]) <= step:  # one block: no tensor is filled part by part
+    if max(query.shape[1], key.shape[1]) <= step:  # one block suffices, without sums over blocks
         keys, queries = features(key), features(query)
         sums, total = torch.bmm(keys.mT, value), keys.sum(1, dtype=wide)
         divisor = torch.bmm(queries, total.to(dtype).unsqueeze(-1))
@@ -110,7 +110,7 @@ def _forward(
         added, ones = torch.bmm(keys.mT, value[:, at]), keys.sum(1, dtype=wide)
         sums = added.to(wide) if sums is None else sums.add_(added)
         total = ones if total is None else total.add_(ones)
-    assert sums is not None  # there are keys
+    assert sums is not None  # there is at least one block of keys
     assert total is not None
     output, divisor = query.new_empty(*query.shape[:2], value.shape[-1]), query.new_empty(*query.shape[:2], 1)
     near, ones = sums.to(dtype), total.to(dtype).unsqueeze(1)

@@ -62,7 +62,7 @@ _HOME = {
 
 __all__ = [*_HOME]
 
-if TYPE_CHECKING:  # the same list, for type checkers and editors
+if TYPE_CHECKING:  # repeats the public names for type checkers and editors
     from regard.models.classifier import Classified as Classified
     from regard.models.classifier import Classifier as Classifier
     from regard.models.frame import EncoderDecoder as EncoderDecoder

@@ -56,7 +56,7 @@ _MODULES = ("losses",)  # a module of functions, imported at first use
 
 __all__ = [*_HOME]
 
-if TYPE_CHECKING:  # the same list, for type checkers and editors
+if TYPE_CHECKING:  # repeats the public names for type checkers and editors
     from regard.nn import losses as losses
     from regard.nn.attention import Attention as Attention
     from regard.nn.attention import SelfAttention as SelfAttention

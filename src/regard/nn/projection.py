@@ -129,7 +129,7 @@ class HeadProjection(nn.Module):
 
     @property
     def rows(self) -> tuple[int, int, int]:
-        """Return rows of the weight for queries, keys and values."""
+        """Return the numbers of rows of the weight for queries, keys and values."""
         return self.heads * self.head_size, self.kv_heads * self.head_size, self.kv_heads * self.head_size
 
     def extra_repr(self) -> str:

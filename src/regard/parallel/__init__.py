@@ -27,7 +27,7 @@ _HOME = {
 
 __all__ = [*_HOME]
 
-if TYPE_CHECKING:  # the same list, for type checkers and editors
+if TYPE_CHECKING:  # repeats the public names for type checkers and editors
     from regard.parallel.calls import attention as attention
     from regard.parallel.calls import context as context
     from regard.parallel.exchange import Traffic as Traffic

@@ -36,12 +36,12 @@ class Measured:
     first: float | None = None  # seconds of its first call, which loads libraries and compiles kernels
     peers: dict[str, float] = field(default_factory=dict)  # seconds of each peer
     left_out: dict[str, str] = field(default_factory=dict)  # peers that did not take part, with the reason
-    errors: dict[str, float] = field(default_factory=dict)  # relative to the budget
+    errors: dict[str, float] = field(default_factory=dict)  # errors divided by their budgets
     host: float | None = None  # seconds until regard's call returns on CUDA
     kernels: int | None = None  # number of kernels on CUDA
     synchronisations: int | None = None
     memory: int | None = None  # bytes above those before the call, at the peak
-    peer_memory: int | None = None  # the same for the best peer
+    peer_memory: int | None = None  # bytes of the best peer above those before its call, at the peak
     failed: str | None = None  # the reason why regard's call did not run
 
     @property
@@ -94,7 +94,7 @@ def _measure(case: Case, found: Measured) -> None:
             off = error_budgets.budgets(case, field, peer, truth)["output"]
             if not off <= WRONG:
                 raise ValueError(f"its output is off by {off:.0f} budgets")
-            _run(case, peer)()  # a second call: what is kept from the first must serve it
+            _run(case, peer)()  # results cached by the first call must be valid in a second one
             contenders[name] = peer
         except Exception as problem:  # the failure of a peer is a result
             found.left_out[name] = why(problem)

@@ -38,7 +38,7 @@ from regard.kernels.device_memory import affordable
 
 NAME = "blocked"
 _BUDGET = 24 * 2**20  # bytes of one block of scores with its intermediate tensors on a CPU
-_SHARE = 256  # on a GPU a block may take one part in this many of its memory
+_SHARE = 256  # on a GPU a block may take 1 / _SHARE of the memory
 _CUDA_ROWS = 48 * 2**20  # bytes of whole rows on a GPU, which needs larger blocks to be busy
 _CUDA_COLUMNS = 8192  # keys in one block on a GPU
 
@@ -254,7 +254,7 @@ class _Sums:
         rows, columns = self.job.grid.rows[r], self.job.grid.columns[c]
         query = take(self.inputs[0], -2, rows).detach().to(problem.dtype).requires_grad_()
         key = take(self.inputs[1], -2, columns).detach().to(problem.dtype).requires_grad_()
-        custom = isinstance(problem.score, Custom)  # its captured tensors can only be replaced by a torch function mode
+        custom = isinstance(problem.score, Custom)  # only a function mode can replace what it captured
         with torch.enable_grad(), Swapped(self._swapped) if custom else nullcontext():
             raw, allowed = self.job.scores(query, key, r, c)
         self._refuse_strangers(raw, query, key)

@@ -121,7 +121,7 @@ def _scores(problem: Problem, clean: bool) -> Tensor:
     if type(score) in (Dot, ScaledDot) and softcap is None:
         return product(query, key, scale, clean, learning)
     spoilt = None
-    if clean:  # more than a product: its gradient would be 0 · NaN
+    if clean:  # the gradient of other scores would be 0 · NaN
         # NaN for a vector with NaN or Inf, else 0.
         of_query, of_key = (t.detach() @ t.new_zeros(t.shape[-1]) for t in (query, key))
         spoilt = of_query.unsqueeze(-1) + problem.repeat(of_key.unsqueeze(-1)).mT
@@ -133,7 +133,7 @@ def _scores(problem: Problem, clean: bool) -> Tensor:
     else:
         wide = isinstance(score, Bilinear) and query.dtype == torch.float16  # query times weight can overflow float16
         given = score.as_product(query.float(), key.float()) if wide else score.as_product(query, key)
-        assert given is not None  # products, both of them
+        assert given is not None  # both scores have a form as a product
         scores = product(given.query, given.key, given.scale, False, learning)
     return scores if spoilt is None else scores + spoilt
 
@@ -201,7 +201,7 @@ def no_row_empty(problem: Problem, allowed: Tensor) -> bool:
 
 
 class _Finite(torch.autograd.Function):
-    """Zeros for NaN and Inf; the gradient is passed on as it is."""
+    """Replace NaN and Inf by zeros; the gradient is passed on unchanged."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from regard.kernels.availability import TRITON
 
 KERNEL = "triton ranges"
 _SIZE = 256  # the largest size of queries, keys and values
-_LEARNED = 128  # the same in float32 with gradients
+_LEARNED = 128  # the largest size in float32 with gradients
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from regard.core import summaries
-from regard.core.backends import banded, decoding_step, per_sequence, reference, torch_sdpa
+from regard.core.backends import alibi_numbers, banded, decoding_step, per_sequence, reference, torch_sdpa
 from regard.core.backends.block_grid import survey
 from regard.core.backends.result import Direct, Result
-from regard.core.biases import Alibi, Rule
+from regard.core.biases import Rule
 from regard.core.clauses import Clauses, clauses
 from regard.core.mask_cache import stored
-from regard.core.masks import Band, Dense, Mask
+from regard.core.masks import Dense, Mask
 from regard.core.nonfinite import all_finite, finite, harmless, needs_cleaning, zero_masked_keys
 from regard.core.problem import HALF, Problem
 from regard.core.requests import LogSumExp, Rows
@@ -32,9 +32,9 @@ from regard.core.transforms import mapped
 NAME = "sdpa"
 FEW = 16  # with fewer keys than this, torch's CPU kernels return 0 for a query of NaN
 _MASK_NUMBERS = 2**22  # entries of a mask built at a time
-_CUDA_NUMBERS = 2**26  # the same on a GPU, which needs larger blocks to be busy
+_CUDA_NUMBERS = 2**26  # entries built at a time on a GPU, which needs larger blocks to be busy
 _STORED_NUMBERS = 2**20  # number of entries up to which a mask is stored
-_BAND_NUMBERS = 2**15  # the same with a route, of which there are many
+_BAND_NUMBERS = 2**15  # number of entries up to which a band is stored with a route; there are many routes
 _SHORT = 64  # keys up to which the plain form takes less time on the CPU than padding to one size
 _COLUMNS = 128  # number of keys in one step of the search for visible keys
 _MEMORY = 512  # number of keys from which on a step in float32 takes less time by the decoding kernel
@@ -203,7 +203,7 @@ def attend(problem: Problem) -> Result:
             dropout_p=problem.dropout,
             is_causal=causal,
             scale=product.scale,
-            enable_gqa=bool(query.shape[-3] != key.shape[-3]),  # a tensor in torch.jit.trace
+            enable_gqa=bool(query.shape[-3] != key.shape[-3]),  # torch.jit.trace makes a tensor of it
         )
         return output if filled is None else torch.where(filled, output, 0)
 
@@ -246,7 +246,7 @@ def direct(problem: Problem) -> Direct | None:
     if _is_step(problem, found):
         return _step(problem)
     if problem.bias is not None:
-        return _with_slopes(problem, found)
+        return alibi_numbers.direct(problem, found)
     causal, pairs = _is_causal_alone(found), _pairs_at_once(problem)
     if problem.device.type == "cpu" and (found.lengths is not None or found.segments):
         small = found.by_key or (problem.matrices * queries * keys <= _STORED_NUMBERS and not found.dense)
@@ -314,38 +314,6 @@ def _step(problem: Problem) -> Direct | None:
         return None
     product = problem.score.as_product(problem.query, problem.key)
     return None if product is None else decoding_step.direct(problem, None, product.scale)
-
-
-def _with_slopes(problem: Problem, found: Clauses) -> Direct | None:
-    """Return `direct` for ALiBi with a band or without a mask on the CPU; its values are stored for the bias object."""
-    if not isinstance(problem.bias, Alibi) or problem.bias_learned or problem.device.type != "cpu":
-        return None
-    shape, dtype, band = problem.shape, problem.dtype, Band(found.low, found.high)
-    if math.prod(shape[-3:]) > _STORED_NUMBERS or found.lengths is not None or found.segments or found.dense:
-        return None
-    if problem.dropout > 0.0 or problem.key.shape[-1] != problem.value.shape[-1]:
-        return None
-    learning, grouped = problem.differentiated, problem.group > 1
-
-    def attended(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: object, bias: Alibi) -> Tensor | None:
-        if not harmless(query, key, value, learning):
-            return None
-        numbers = stored(bias, query.device, ("scores", shape, band, dtype), lambda: _slopes(bias, shape, band, dtype))
-        product = score.as_product(query, key)
-        assert product is not None  # checked by refuses()
-        options = {"attn_mask": numbers, "scale": product.scale, "enable_gqa": grouped}
-        return torch_sdpa.attend(product.query, product.key, value, **options)
-
-    return attended
-
-
-def _slopes(bias: Alibi, shape: tuple[int, ...], band: Band, dtype: torch.dtype) -> Tensor:
-    """Return bias and band as numbers that are added to scores of this shape, (1, h, q, k)."""
-    rows, columns, device = all_of(shape[-2]), all_of(shape[-1]), torch.device("cpu")
-    numbers = bias.on(device).aligned(shape).values(rows, columns, dtype)
-    if band.low is not None or band.high is not None:
-        numbers = torch.where(band.allowed(rows, columns, device), numbers, -math.inf)
-    return numbers.reshape((1,) * (4 - numbers.ndim) + tuple(numbers.shape))
 
 
 def _small_band(problem: Problem, found: Clauses) -> Tensor | None:

@@ -102,7 +102,7 @@ class _Attention(torch.autograd.Function):
         once_only("backend 'additive'", REFERENCE)
         query, key, value, weight, output, totals = ctx.saved_tensors
         made = _prepared(query, key, weight)
-        assert made is not None  # as in the forward pass
+        assert made is not None  # the forward pass prepared the same inputs
         values, change = value.contiguous(), upstream[0].contiguous()
         slices, queries, keys = *made.rows.shape[:2], made.columns.shape[1]
         changes, weights = (values.new_empty(slices, queries, keys) for _ in range(2))

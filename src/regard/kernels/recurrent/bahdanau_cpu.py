@@ -139,7 +139,7 @@ def _backward(given: Given, kept: _Kept, upstream: Unrolled) -> tuple[Tensor | N
     dmapping = dgates.flatten(0, 1).t() @ kept.contexts.flatten(0, 1)
     flat = dproducts.flatten(0, 1)
     drecurrent = flat.t() @ kept.states[:-1].flatten(0, 1)
-    dbias = (flat.new_ones(1, len(flat)) @ flat).squeeze(0)  # twice as fast as a sum over rows
+    dbias = (flat.new_ones(1, len(flat)) @ flat).squeeze(0)  # a product is twice as fast as a sum over rows
     return dgates, dkeys, dscore, dvalues, dmapping, dstate, drecurrent, dbias
 
 

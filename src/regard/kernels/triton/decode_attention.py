@@ -211,7 +211,7 @@ def layout(rows: int, keys: int, f_size: int, e_size: int, additive: bool, items
     block_features = max(16, min(128 if additive else 256, triton.next_power_of_2(f_size)))
     block_keys = max(16, _TILE // itemsize // max(block_features, block_values))
     block_keys = min(128, block_keys, max(16, triton.next_power_of_2(keys)))
-    cost = (4 if additive else 1) * f_size + e_size  # of one key
+    cost = (4 if additive else 1) * f_size + e_size  # cost of one key
     splits = 1
     if keys * cost >= _LEAST:
         splits = max(1, min(64, _WAVES * workers // max(1, rows), keys * cost // _PART, triton.cdiv(keys, block_keys)))

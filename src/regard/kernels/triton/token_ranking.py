@@ -32,7 +32,7 @@ def _parts(
     cells = (row * parts + part) * COUNT
     for rank in tl.static_range(COUNT):
         most = tl.max(x, 0)
-        where = tl.min(tl.where(x == most, place, vocabulary - 1), 0)  # a row of NaN still gets a valid token
+        where = tl.min(tl.where(x == most, place, vocabulary - 1), 0)  # even a row of NaN gets a valid token
         tl.store(values + cells + rank, most)
         tl.store(tokens + cells + rank, where)
         x = tl.where(place == where, -float("inf"), x)

@@ -108,7 +108,7 @@ def backward(
     if form != "exact" and series_serves(inputs):
         choice = choose(inputs, "backward")
         turns = _turns(inputs)
-        made = room_for_features(s, turns[-1], device, dtype, "backward")  # the last is the largest
+        made = room_for_features(s, turns[-1], device, dtype, "backward")  # the last turn is the largest
     else:
         turns = [range(s.b * s.g)]
     plan, found = choice.plan if choice else None, ranges(inputs) if inputs.factored else None

@@ -31,13 +31,14 @@ from regard.kernels.triton.additive.pairs import (
 from regard.kernels.triton.additive.prepare import LIMIT, reciprocal, span_place
 
 # D' = u D, the denominator 1 + e^{2x} of a tanh times a reciprocal weight u of at most 1e8; x is the largest sum.
-QUIET = tl.constexpr(11.0)  # x + ln(u) / 2 up to here: the product of four D' fits float32
-# ... and here of two; beyond, saturated slopes in the gradient must be 0, not a rounding error.
+QUIET = tl.constexpr(11.0)  # if x + ln(u) / 2 is at most this, the product of four D' fits float32
+# Up to this x + ln(u) / 2 the product of two D' fits float32. Beyond it, saturated slopes in the gradient must be 0,
+# not a rounding error.
 CALM = tl.constexpr(12.0)
 CAP = tl.constexpr(1e18)  # a larger |D'| counts as infinite; the product of two does not overflow
 TWO_LOG2E = tl.constexpr(2.8853900817779268)
 CALM_REACH = tl.constexpr(34.0)  # scores of weights with Σ|w| below this span less than a hundred powers of two
-CALM_FLOAT16 = tl.constexpr(8.3)  # ... and below this less than 24 of them
+CALM_FLOAT16 = tl.constexpr(8.3)  # scores of weights with Σ|w| below this span less than 24 powers of two
 WARPS = tl.constexpr(4)  # warps of a program: each has a part of the tile's keys, each thread one query of every span
 SATURATED = tl.constexpr(34.6)  # log2(e^24): beyond, 1 - tanh is below float32 rounding
 

@@ -17,7 +17,7 @@ class Pairs(NamedTuple):
     lengths: Any = None  # (b,): j < lengths[b]
     query_ids: Any = None  # (b, q)
     key_ids: Any = None  # (b, k), integers of the same width
-    query_least: Any = None  # (b, q / SPAN): least id of each span, and so on
+    query_least: Any = None  # (b, q / SPAN): smallest id of each span; the largest follow, then those of keys
     query_most: Any = None
     key_least: Any = None
     key_most: Any = None

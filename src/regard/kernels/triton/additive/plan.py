@@ -22,7 +22,7 @@ class Block(NamedTuple):
     depth: int = 64  # columns, features or rows per step
     warps: int = 4
     stages: int = 3
-    registers: int | None = None  # the largest number per thread, so that more programs fit a multiprocessor
+    registers: int | None = None  # limit per thread, so that more programs fit a multiprocessor
 
     @property
     def options(self) -> dict[str, int]:
@@ -41,7 +41,7 @@ class Tuning(NamedTuple):
     series_score: Block = Block(128, 128, 64, warps=8, stages=4)
     series_feature: Block = Block(128, 256, 64, warps=8, stages=3)
     pieces: int = 2  # number of parts in which the series' forward softmax processes a tile
-    slab_bytes: int = 64 << 20  # bytes of dS held at once, at least
+    slab_bytes: int = 64 << 20  # smallest size of a slab of dS in bytes
     programs: int = 1024  # number of programs that fill a device; smaller launches are split into segments
 
 

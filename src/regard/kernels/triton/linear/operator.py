@@ -33,13 +33,13 @@ class Tuning(NamedTuple):
 
     causal: Block = Block(32, 32, warps=4, stages=2)
     full: Block = Block(128, 64, warps=8, stages=2)
-    wide: Block = Block(64, 64, warps=4, stages=2)  # the same for sizes above 64 in float32, for shared memory
+    wide: Block = Block(64, 64, warps=4, stages=2)  # a full pass for sizes above 64 in float32: shared memory
     sums: Block = Block(32, 64, warps=2, stages=1)
     gradient: Block = Block(32, 32, warps=4, stages=2)
     features: int = 64  # number of features per step
-    paired_features: int = 32  # the same in a causal pass, whose pairs take registers too
-    project: str = "split"  # precision of projections in half precision
-    whole: str = "dot"  # precision of products of half precision with sums
+    paired_features: int = 32  # number of features per step in a causal pass, whose pairs take registers too
+    project: str = "split"  # how half-precision inputs are multiplied by the directions
+    whole: str = "dot"  # how half-precision features are multiplied by float32 sums
 
 
 TUNING = Tuning()

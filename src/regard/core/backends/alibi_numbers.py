@@ -1,0 +1,51 @@
+"""ALiBi on the CPU by torch's kernels: bias and band as one tensor of numbers, stored for the bias object."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from regard.core.backends import torch_sdpa
+from regard.core.backends.result import Direct
+from regard.core.biases import Alibi
+from regard.core.clauses import Clauses
+from regard.core.mask_cache import stored
+from regard.core.masks import Band
+from regard.core.nonfinite import harmless
+from regard.core.problem import Problem
+from regard.core.scores import Score
+from regard.core.spans import all_of
+
+_STORED = 2**20  # number of entries up to which the numbers are stored
+
+
+def direct(problem: Problem, found: Clauses) -> Direct | None:
+    """Return the function that runs the kernel for ALiBi with a band or without a mask; None for other calls."""
+    if not isinstance(problem.bias, Alibi) or problem.bias_learned or problem.device.type != "cpu":
+        return None
+    shape, dtype, band = problem.shape, problem.dtype, Band(found.low, found.high)
+    if math.prod(shape[-3:]) > _STORED or found.lengths is not None or found.segments or found.dense:
+        return None
+    if problem.dropout > 0.0 or problem.key.shape[-1] != problem.value.shape[-1]:
+        return None
+    learning, grouped = problem.differentiated, problem.group > 1
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: object, bias: Alibi) -> Tensor | None:
+        if not harmless(query, key, value, learning):
+            return None
+        numbers = stored(bias, query.device, ("scores", shape, band, dtype), lambda: _numbers(bias, shape, band, dtype))
+        product = score.as_product(query, key)
+        assert product is not None  # checked by refuses()
+        options = {"attn_mask": numbers, "scale": product.scale, "enable_gqa": grouped}
+        return torch_sdpa.attend(product.query, product.key, value, **options)
+
+    return attended
+
+
+def _numbers(bias: Alibi, shape: tuple[int, ...], band: Band, dtype: torch.dtype) -> Tensor:
+    """Return bias and band as numbers that are added to scores of this shape, (1, h, q, k)."""
+    rows, columns, device = all_of(shape[-2]), all_of(shape[-1]), torch.device("cpu")
+    numbers = bias.on(device).aligned(shape).values(rows, columns, dtype)
+    if band.low is not None or band.high is not None:
+        numbers = torch.where(band.allowed(rows, columns, device), numbers, -math.inf)
+    return numbers.reshape((1,) * (4 - numbers.ndim) + tuple(numbers.shape))
