@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -159,8 +160,9 @@ def test_the_host_does_not_wait_for_a_gpu(mask: str, normalize: regard.Normalize
     for request in REQUESTS.values():
         computed(tensors, "auto", learning, normalize=normalize, weights=request, **settings)
         before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
         try:
+            with warnings.catch_warnings(action="ignore"):  # torch warns that the mode is a prototype
+                torch.cuda.set_sync_debug_mode("error")
             computed(tensors, "auto", learning, normalize=normalize, weights=request, **settings)
         finally:
             torch.cuda.set_sync_debug_mode(before)

@@ -172,8 +172,8 @@ class HeadProjection(nn.Module):
         packed, counts = self._of_itself(x), counts or (self.heads, self.kv_heads, self.kv_heads)
         batch, length, _ = packed.shape
         if counts[0] == counts[-1] and not packed.requires_grad:  # one view is faster to make
-            return packed.view(batch, length, -1, counts[0], self.head_size).permute(2, 0, 3, 1, 4).unbind()
-        parts = packed.view(batch, length, -1, self.head_size).split_with_sizes(counts, 2)
+            return packed.view(batch, length, len(counts), counts[0], self.head_size).permute(2, 0, 3, 1, 4).unbind()
+        parts = packed.view(batch, length, sum(counts), self.head_size).split_with_sizes(counts, 2)
         return tuple([part.transpose(1, 2) for part in parts])
 
     def _of_itself(self, x: Tensor) -> Tensor:

@@ -122,9 +122,10 @@ def prepared(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: f
     flash = _flash_operator if kernel == "flash" else None
 
     def by_operator(query: Tensor, key: Tensor, value: Tensor, score: object, mask: object, bias: object) -> Tensor:
-        # The kernels load 16 bytes at a time.
-        if not enabled() or (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15:
+        if not enabled():
             return _by_choice(query, key, value, None, dropout, causal, scale, grouped)
+        if (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15:
+            query, key, value = _aligned(query, key, value)
         if flash is not None:
             return flash(query, key, value, dropout, causal, False, scale=scale)[0]
         if grouped:
@@ -147,6 +148,8 @@ def _chosen(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: fl
     kernel: Any = F.scaled_dot_product_attention
     if grouped or scale != 1.0 / math.sqrt(query.shape[-1]):  # options take torch half a microsecond to read
         kernel = functools.partial(kernel, scale=scale, enable_gqa=grouped)
+    if query.is_cuda:
+        return lambda query, key, value, score, mask, bias: kernel(*_aligned(query, key, value), None, dropout, causal)
     if not causal and dropout == 0.0:
         return lambda query, key, value, score, mask, bias: kernel(query, key, value)
     return lambda query, key, value, score, mask, bias: kernel(query, key, value, None, dropout, causal)
@@ -166,6 +169,7 @@ def _by_choice(
     kernel: Any = F.scaled_dot_product_attention
     if not query.is_cuda:
         return kernel(query, key, value, mask, dropout, causal, scale=scale, enable_gqa=grouped)
+    query, key, value = _aligned(query, key, value)
     others = excludes_cudnn(query, key, value)
     if grouped and _has_no_groups(query, key, mask is not None, causal, others):
         key, value, grouped = _repeated(key, query.shape[-3]), _repeated(value, query.shape[-3]), False
@@ -173,6 +177,19 @@ def _by_choice(
     if others:
         return _by_others(run, query, key, value, mask, dropout, causal)
     return _fed_alike(run(query, key, value, mask, dropout, causal))
+
+
+def _aligned(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return copies of tensors that do not begin at a multiple of 16 bytes.
+
+    The kernels load 16 bytes at a time, and torch 2.11 runs them on other tensors too: with wrong results, or errors.
+    """
+    if torch.compiler.is_compiling() or transformed():
+        return tensors
+    try:
+        return tuple(t.clone() if t.data_ptr() & 15 else t for t in tensors)
+    except RuntimeError:  # a fake tensor has no memory
+        return tensors
 
 
 def operator(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: float) -> str:
