@@ -30,11 +30,12 @@ def stored(mask: Mask | Bias, device: torch.device, key: Hashable, compute: Call
 
     `compute` must not return the mask, which would then never be freed.
     """
+    if torch.compiler.is_compiling():  # guards on a weak dictionary would fail
+        return compute()
     entry = _stored.get(mask)
     if entry is None:
         entry = mask.tensors() if _is_record(mask) else (), {}
-        if not torch.compiler.is_compiling():
-            _stored[mask] = entry
+        _stored[mask] = entry
     tensors, results = entry
     if not tensors or _uncertain(tensors, device):
         return compute()

@@ -76,9 +76,10 @@ def not_worth_it(problem: Problem) -> str | None:
     asked = problem.request is not None and not isinstance(problem.request, LogSumExp | Rows)
     if asked and problem.device.type == "cpu" and reference.working_bytes(problem) <= reference.SMALL:
         return "small, and weights are requested: the plain form computes them with the output"
-    simple = problem.mask is None or (isinstance(problem.mask, Band) and problem.mask.low is None)
-    if (simple or (problem.shape[-1] <= 2 * _SHORT and not _at_once(problem))) and reference.in_bfloat16(problem):
-        return "products of bfloat16 on this CPU: the plain form is faster"
+    if reference.in_bfloat16(problem) and not torch.compiler.is_compiling():
+        simple = problem.mask is None or (isinstance(problem.mask, Band) and problem.mask.low is None)
+        if simple or (problem.shape[-1] <= 2 * _SHORT and not _at_once(problem)):
+            return "products of bfloat16 on this CPU: the plain form is faster"
     padded = problem.value.shape[-1] != problem.key.shape[-1] and not _at_once(problem)
     if padded and problem.device.type == "cpu" and problem.shape[-1] <= _SHORT and reference.small(problem):
         return "few keys, and values of another size: the plain form is faster than padding"
