@@ -37,7 +37,7 @@ def all_of(length: int) -> Stretch:
 
 
 def constant(key: Hashable, device: torch.device, compute: Callable[[], Tensor], numbers: int = 1) -> Tensor:
-    """Return compute(), or its earlier result for this key and device; nobody may change it in place.
+    """Return compute(), or its earlier result for this key and device; callers must not modify it in place.
 
     The key must determine the result, which has this number of entries. A large one is not stored, and none while
     graphs are captured or compiled, because their replays would outlive the cache.

@@ -53,7 +53,7 @@ def serve(
         app = create(opened, given, host=host, port=port)
         say(f"regard studio: {address}  (Ctrl-C stops it)")
         if not is_loopback(host):
-            say(f"warning: {host} can be reached from other machines, and the studio asks nobody for a password")
+            say(f"warning: {host} can be reached from other machines, and the studio has no password")
         if open:
             webbrowser.open(f"{address}#/ask" if opened else address)
         warming = threading.Timer(0.3, _warm)  # torch is imported after the first page is sent

@@ -2,9 +2,9 @@
 
 On the CPU, `blocked` runs with the score in its exponential form, compiled where there is a C compiler; any normaliser,
 mask and bias is supported. Softmax under lengths or a causal mask is one call of compiled code; calls too small to
-compile for use the logistic form. On CUDA, Triton kernels compute
-softmax attention: small and middle sizes store their scores, with a tanh for each pair and hidden unit; large ones use
-the exponential form in float32, a sine series on the tensor cores in half precision.
+compile for use the logistic form. On CUDA, Triton kernels compute softmax attention: small and middle sizes store their
+scores, with a tanh for each pair and hidden unit; large ones use the exponential form in float32, a sine series on the
+tensor cores in half precision.
 """
 
 import math

@@ -29,10 +29,15 @@ def serves(problem: Problem) -> bool:
     """Return whether the problem is dot-product attention on the CPU with finite inputs."""
     if problem.device.type != "cpu" or problem.empty or problem.value.shape[-1] == 0:
         return False
-    plain = type(problem.score) is Dot or (type(problem.score) is ScaledDot and problem.score.softcap is None)
-    if not plain or not problem.normalize.is_softmax or problem.bias is not None or problem.dropout > 0.0:
+    if not plain_softmax(problem):
         return False
-    return _scale(problem) > 0 and not needs_cleaning(problem) and all_finite(problem)
+    return scale_of(problem) > 0 and not needs_cleaning(problem) and all_finite(problem)
+
+
+def plain_softmax(problem: Problem) -> bool:
+    """Return whether the problem is softmax of dot products, without a softcap, a bias or dropout."""
+    plain = type(problem.score) is Dot or (type(problem.score) is ScaledDot and problem.score.softcap is None)
+    return plain and problem.normalize.is_softmax and problem.bias is None and problem.dropout == 0.0
 
 
 def attend(problem: Problem) -> Result:
@@ -82,7 +87,7 @@ def part_forward(problem: Problem) -> tuple[Tensor, Tensor]:
         for tile in _tiles(problem):
             output, total = _FORWARD(
                 take(query, -2, tile.rows), take(key, -2, tile.columns), take(value, -2, tile.columns),
-                0.0, tile.causal, attn_mask=_numbers(tile, query), scale=_scale(problem),
+                0.0, tile.causal, attn_mask=_numbers(tile, query), scale=scale_of(problem),
             )  # fmt: skip
             if tile.mask is not None:  # for a row with nothing to attend the kernel returns a log-sum-exp of 0
                 total = torch.where(tile.mask.any(-1), total, -math.inf)
@@ -107,7 +112,7 @@ def part_backward(problem: Problem, output: Tensor, total: Tensor, doutput: Tens
                 *(take(t, -2, tile.rows) for t in (doutput, query)),
                 *(take(t, -2, tile.columns) for t in (key, value)),
                 take(output, -2, tile.rows), take(total, -1, tile.rows),
-                0.0, tile.causal, attn_mask=_numbers(tile, query), scale=_scale(problem),
+                0.0, tile.causal, attn_mask=_numbers(tile, query), scale=scale_of(problem),
             )  # fmt: skip
             for grad, part, span in zip(grads, parts, (tile.rows, tile.columns, tile.columns), strict=True):
                 target = take(grad, -2, span)
@@ -122,7 +127,8 @@ def part_backward(problem: Problem, output: Tensor, total: Tensor, doutput: Tens
         return dquery, dkey, dvalue
 
 
-def _scale(problem: Problem) -> float:
+def scale_of(problem: Problem) -> float:
+    """Return the factor of the dot products."""
     score = problem.score
     return score.factor(problem.query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
 

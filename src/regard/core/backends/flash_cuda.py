@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from regard.core.backends import blocked, torch_sdpa
+from regard.core.backends.flash import plain_softmax, scale_of
 from regard.core.clauses import clauses
 from regard.core.problem import HALF, Problem
-from regard.core.scores import Dot, ScaledDot
 from regard.core.transforms import transformed
 
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention
@@ -21,11 +21,10 @@ def serves(problem: Problem) -> bool:
     """Return whether the problem is dot-product attention in half precision without a mask, or causal."""
     if problem.device.type != "cuda" or problem.query.dtype not in HALF or problem.empty:
         return False
-    plain = type(problem.score) is Dot or (type(problem.score) is ScaledDot and problem.score.softcap is None)
-    if not plain or not problem.normalize.is_softmax or problem.bias is not None or problem.dropout > 0.0:
+    if not plain_softmax(problem):
         return False
     sizes = {t.shape[-1] for t in (problem.query, problem.key, problem.value)}
-    if len(sizes) > 1 or max(sizes) > _SIZE or max(sizes) % 8 or _scale(problem) <= 0:
+    if len(sizes) > 1 or max(sizes) > _SIZE or max(sizes) % 8 or scale_of(problem) <= 0:
         return False
     if transformed() or torch.compiler.is_compiling() or not torch_sdpa.has_flash(problem.device):
         return False
@@ -36,7 +35,7 @@ def part_forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp over a part of the keys, in float32 and without a graph."""
     with torch.no_grad():
         query, key, value = _four_axes(problem)
-        output, total, *_ = _FORWARD(query, key, value, 0.0, _causal(problem) or False, False, scale=_scale(problem))
+        output, total, *_ = _FORWARD(query, key, value, 0.0, _causal(problem) or False, False, scale=scale_of(problem))
         lead = problem.shape[:-1]
         return output.reshape(*lead, -1).float(), total[..., : lead[-1]].reshape(lead)
 
@@ -51,7 +50,7 @@ def part_backward(problem: Problem, output: Tensor, total: Tensor, doutput: Tens
         # The kernel takes lengths of packed sequences and the state of dropout, of which there are none here.
         grads = _BACKWARD(
             doutput, query, key, value, output, total, None, None, queries, keys, 0.0, _causal(problem) or False,
-            *torch.zeros(2, dtype=torch.int64, device=query.device).unbind(), scale=_scale(problem),
+            *torch.zeros(2, dtype=torch.int64, device=query.device).unbind(), scale=scale_of(problem),
         )  # fmt: skip
         lead, size = problem.query.shape[:-3], query.shape[-1]
         heads = (grads[0], *(blocked.summed_groups(t.float(), problem.group) for t in grads[1:]))
@@ -68,11 +67,6 @@ def _causal(problem: Problem) -> bool | None:
     if not found.banded:
         return False
     return True if found.low is None and found.high == 0 and queries == keys else None
-
-
-def _scale(problem: Problem) -> float:
-    score = problem.score
-    return score.factor(problem.query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
 
 
 def _four_axes(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
