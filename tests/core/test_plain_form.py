@@ -56,7 +56,7 @@ def computed(tensors: list[Tensor], backend: str, learning: bool, **settings: An
     results = [found.output, *([] if found.weights is None else [found.weights])]
     results = [part for result in results for part in (result if isinstance(result, tuple) else (result,))]
     if learning:
-        change = torch.linspace(-1, 2, found.output.numel()).view_as(found.output)
+        change = torch.linspace(-1, 2, found.output.numel(), device=found.output.device).view_as(found.output)
         results += torch.autograd.grad(found.output, leaves, change.to(found.output.dtype), materialize_grads=True)
     return [result.detach() for result in results]
 
@@ -139,7 +139,7 @@ def test_no_value_is_read_on_the_host(normalize: regard.Normalizer, learning: bo
     for mask, request in itertools.product((regard.causal(-2), regard.window(1, 1)), REQUESTS.values()):
         settings = {"normalize": normalize, "mask": mask, "weights": request}
         computed(drawn(6), "auto", learning, **settings)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as events:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as events:
             computed(drawn(6), "auto", learning, **settings)
         names = {event.name for event in events.events()} - {"aten::item"}
         assert not names & READS, (mask, request, names & READS)
