@@ -39,6 +39,7 @@ def query_gradients(
     CAUSAL: tl.constexpr, KEEP: tl.constexpr, PERFORMER: tl.constexpr, PROJECT: tl.constexpr, DOT: tl.constexpr,
     PRECISION: tl.constexpr, WHOLE: tl.constexpr, M: tl.constexpr, SIZE: tl.constexpr, E: tl.constexpr,
     D: tl.constexpr, EB: tl.constexpr, MB: tl.constexpr, NF: tl.constexpr, MP: tl.constexpr, BM: tl.constexpr,
+    BC: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of the queries; that of a logarithm l_im is φ(q_im)/d_i (do_i·S_m − δ_i z_m)."""
     i0, z = tl.program_id(0) * BM, tl.program_id(1)
@@ -56,15 +57,17 @@ def query_gradients(
     far = False
     paired = False
     if CAUSAL:
-        paired = tl.program_id(0) < p.chunks
-        slot = yy * p.slots + tl.minimum(tl.program_id(0), p.chunks)
+        c = i0 // BC
+        paired = c < p.chunks
+        slot = yy * p.slots + tl.minimum(c, p.chunks)
         far = paired & far_apart(rows, p.plane, tl.where(paired, slot, yy * p.slots), M, MP)
-        inside = kept(keep + b * p.m_b + h // p.group * p.m_h, i, p.n_k, KEEP)
-        k = rows_of(key + b * p.k_b + h // p.group * p.k_h, i, inside, p.k_n, SIZE, D)
-        v = rows_of(value + b * p.v_b + h // p.group * p.v_h, i, inside, p.v_n, E, EB)
+        j = c * BC + tl.arange(0, BC)
+        inside = kept(keep + b * p.m_b + h // p.group * p.m_h, j, p.n_k, KEEP)
+        k = rows_of(key + b * p.k_b + h // p.group * p.k_h, j, inside, p.k_n, SIZE, D)
+        v = rows_of(value + b * p.v_b + h // p.group * p.v_h, j, inside, p.v_n, E, EB)
         half = half_squares(k, p.half)
-        seen = (i[None, :] <= i[:, None]) & inside[None, :]
-        da = product(do.to(DOT), tl.trans(v.to(DOT)), tl.zeros((BM, BM), tl.float32), PRECISION) - delta[:, None]
+        seen = (j[None, :] <= i[:, None]) & inside[None, :]
+        da = product(do.to(DOT), tl.trans(v.to(DOT)), tl.zeros((BM, BC), tl.float32), PRECISION) - delta[:, None]
         da = tl.where(seen, da, 0.0)
     for f in range(NF):
         m = f * MB + tl.arange(0, MB)
@@ -73,7 +76,7 @@ def query_gradients(
         state, total, shift = get_state(sums, rows, p.plane, slot, m, M, M, E, EB)
         split = shift
         if CAUSAL:
-            own = key_logs(k, half, inside, w, f * MB, PERFORMER, PROJECT, M, MB, BM)
+            own = key_logs(k, half, inside, w, f * MB, PERFORMER, PROJECT, M, MB, BC)
             if paired & (not far):
                 at = rows + p.plane + (slot + 1).to(tl.int64) * M + m
                 split = tl.load(at, mask=m < M, other=float("-inf"))
@@ -86,10 +89,10 @@ def query_gradients(
             dl = product(da.to(DOT), keys.to(DOT), dl, PRECISION)
         dl *= tl.exp2(tl.minimum((logs + split[None, :]) - peak[:, None], 0.0)) * inverse[:, None]
         if CAUSAL and far:
-            for j in range(BM):
-                x = (logs + row_of(own, j, BM)[None, :]) - peak[:, None]
-                by = row_of(tl.trans(da), j, BM) * inverse
-                reached = i >= i0 + j
+            for t in range(BC):
+                x = (logs + row_of(own, t, BC)[None, :]) - peak[:, None]
+                by = row_of(tl.trans(da), t, BC) * inverse
+                reached = i >= c * BC + t
                 dl += tl.where(reached[:, None], tl.exp2(tl.minimum(x, 0.0)) * by[:, None], 0.0)
         if PERFORMER:
             acc = product(dl.to(DOT), w.to(DOT), acc, PRECISION)
@@ -111,6 +114,7 @@ def key_gradients(
     CAUSAL: tl.constexpr, KEEP: tl.constexpr, PERFORMER: tl.constexpr, PROJECT: tl.constexpr, DOT: tl.constexpr,
     PRECISION: tl.constexpr, WHOLE: tl.constexpr, M: tl.constexpr, SIZE: tl.constexpr, E: tl.constexpr,
     D: tl.constexpr, EB: tl.constexpr, MB: tl.constexpr, NF: tl.constexpr, MP: tl.constexpr, BM: tl.constexpr,
+    BC: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of keys and values; that of a logarithm l_jm is φ(k_jm) (v_j·T_m + t_m)."""
     j0, yy = tl.program_id(0) * BM, tl.program_id(1)
@@ -127,23 +131,26 @@ def key_gradients(
     slot = yy * later_slots + later_chunks
     far = False
     count = 1
+    c = 0
     if CAUSAL:
-        slot = yy * later_slots + later_chunks - 1 - tl.program_id(0)
-        far = far_apart(rows, p.plane, yy * p.slots + tl.program_id(0), M, MP)
+        c = j0 // BC
+        slot = yy * later_slots + later_chunks - 1 - c
+        far = far_apart(rows, p.plane, yy * p.slots + c, M, MP)
         count = p.group
+    i = c * BC + tl.arange(0, BC)  # queries of the same chunk
     plane = tl.num_programs(1).to(tl.int64) * p.group * p.n_q
     for r in range(count):
         h = g * p.group + r
         if CAUSAL:
-            row = (b * p.heads + h) * p.n_q + j
-            q = rows_of(query + b * p.q_b + h * p.q_h, j, j < p.n_q, p.q_n, SIZE, D)
+            row = (b * p.heads + h) * p.n_q + i
+            q = rows_of(query + b * p.q_b + h * p.q_h, i, i < p.n_q, p.q_n, SIZE, D)
             do, delta, peak, inverse = _upstream(
-                change + b * c_b + h * c_h, output, peaks, j, row, j < p.n_q, c_n, plane, E, EB
+                change + b * c_b + h * c_h, output, peaks, i, row, i < p.n_q, c_n, plane, E, EB
             )
-            seen = (j[:, None] <= j[None, :]) & inside[:, None]
-            da = product(v.to(DOT), tl.trans(do.to(DOT)), tl.zeros((BM, BM), tl.float32), PRECISION) - delta[None, :]
+            seen = (j[:, None] <= i[None, :]) & inside[:, None]
+            da = product(v.to(DOT), tl.trans(do.to(DOT)), tl.zeros((BM, BC), tl.float32), PRECISION) - delta[None, :]
             da = tl.where(seen, da, 0.0)
-            a = tl.zeros((BM, BM), tl.float32)
+            a = tl.zeros((BM, BC), tl.float32)
         for f in range(NF):
             m = f * MB + tl.arange(0, MB)
             w = directions(projection, f * MB, p.scale, PERFORMER, M, SIZE, D, MB)
@@ -156,17 +163,17 @@ def key_gradients(
                 dl = (dl + total[None, :]) * mapped
                 grad_v = with_sums(mapped, state, grad_v, WHOLE, DOT, PRECISION)
             if CAUSAL:
-                own = query_logs(q, w, f * MB, PERFORMER, PROJECT, M, MB, BM)
+                own = query_logs(q, w, f * MB, PERFORMER, PROJECT, M, MB, BC)
                 if far:
-                    for i in range(BM):
-                        x = (logs + row_of(own, i, BM)[None, :]) - number_of(peak, i, BM)
-                        one = tl.exp2(tl.minimum(x, 0.0)) * number_of(inverse, i, BM)
-                        reached = (j <= j0 + i) & inside
+                    for t in range(BC):
+                        x = (logs + row_of(own, t, BC)[None, :]) - number_of(peak, t, BC)
+                        one = tl.exp2(tl.minimum(x, 0.0)) * number_of(inverse, t, BC)
+                        reached = (j <= c * BC + t) & inside
                         one = tl.where(reached[:, None], one, 0.0)
-                        dl += tl.where(reached, row_of(tl.trans(da), i, BM), 0.0)[:, None] * one
-                        grad_v += tl.sum(one, 1)[:, None] * row_of(do.to(tl.float32), i, BM)[None, :]
+                        dl += tl.where(reached, row_of(tl.trans(da), t, BC), 0.0)[:, None] * one
+                        grad_v += tl.sum(one, 1)[:, None] * row_of(do.to(tl.float32), t, BC)[None, :]
                 else:
-                    at = rows + p.plane + (yy * p.slots + tl.program_id(0) + 1).to(tl.int64) * M + m
+                    at = rows + p.plane + (yy * p.slots + c + 1).to(tl.int64) * M + m
                     split = tl.load(at, mask=m < M, other=float("-inf"))
                     keys = tl.exp2(logs - finite(split)[None, :])
                     queries = tl.exp2(tl.minimum((own + split[None, :]) - peak[:, None], 0.0)) * inverse[:, None]

@@ -150,8 +150,12 @@ def read(
     CAUSAL: tl.constexpr, KEEP: tl.constexpr, PERFORMER: tl.constexpr, PROJECT: tl.constexpr, DOT: tl.constexpr,
     PRECISION: tl.constexpr, WHOLE: tl.constexpr, M: tl.constexpr, SIZE: tl.constexpr, E: tl.constexpr,
     D: tl.constexpr, EB: tl.constexpr, MB: tl.constexpr, NF: tl.constexpr, MP: tl.constexpr, BM: tl.constexpr,
+    BC: tl.constexpr,
 ):  # fmt: skip
-    """Compute output_i, the largest exponent of each row and d_i divided by 2^exponent. A causal chunk is one tile."""
+    """Compute output_i, the largest exponent of each row and d_i divided by 2^exponent.
+
+    A causal chunk has BC positions, one or several tiles of queries; each tile is paired with all keys of the chunk.
+    """
     i0, z = tl.program_id(0) * BM, tl.program_id(1)
     b, h = (z // p.heads).to(tl.int64), z % p.heads
     yy = z // p.heads * (p.heads // p.group) + h // p.group
@@ -164,14 +168,16 @@ def read(
     far = False
     paired = False
     if CAUSAL:
-        paired = tl.program_id(0) < p.chunks
-        slot = yy * p.slots + tl.minimum(tl.program_id(0), p.chunks)
+        c = i0 // BC
+        paired = c < p.chunks
+        slot = yy * p.slots + tl.minimum(c, p.chunks)
         far = paired & far_apart(rows, p.plane, tl.where(paired, slot, yy * p.slots), M, MP)
-        inside = kept(keep + b * p.m_b + h // p.group * p.m_h, i, p.n_k, KEEP)
-        k = rows_of(key + b * p.k_b + h // p.group * p.k_h, i, inside, p.k_n, SIZE, D)
-        v = rows_of(value + b * p.v_b + h // p.group * p.v_h, i, inside, p.v_n, E, EB)
+        j = c * BC + tl.arange(0, BC)
+        inside = kept(keep + b * p.m_b + h // p.group * p.m_h, j, p.n_k, KEEP)
+        k = rows_of(key + b * p.k_b + h // p.group * p.k_h, j, inside, p.k_n, SIZE, D)
+        v = rows_of(value + b * p.v_b + h // p.group * p.v_h, j, inside, p.v_n, E, EB)
         half = half_squares(k, p.half)
-        a = tl.zeros((BM, BM), tl.float32)
+        a = tl.zeros((BM, BC), tl.float32)
     for f in range(NF):
         m = f * MB + tl.arange(0, MB)
         w = directions(projection, f * MB, p.scale, PERFORMER, M, SIZE, D, MB)
@@ -179,7 +185,7 @@ def read(
         state, total, shift = get_state(sums, rows, p.plane, slot, m, M, M, E, EB)
         split = shift
         if CAUSAL:
-            own = key_logs(k, half, inside, w, f * MB, PERFORMER, PROJECT, M, MB, BM)
+            own = key_logs(k, half, inside, w, f * MB, PERFORMER, PROJECT, M, MB, BC)
             if paired & (not far):
                 at = rows + p.plane + (slot + 1).to(tl.int64) * M + m
                 split = tl.load(at, mask=m < M, other=float("-inf"))
@@ -194,15 +200,14 @@ def read(
         d = d * fade + tl.sum(mapped * total[None, :], 1)
         if CAUSAL:
             if far:
-                for j in range(BM):
-                    seen = i >= i0 + j
-                    x = logs + row_of(own, j, BM)[None, :]
-                    peak, acc, d = _met(x, peak, acc, d, row_of(v.to(tl.float32), j, BM), seen)
+                for t in range(BC):
+                    x = logs + row_of(own, t, BC)[None, :]
+                    peak, acc, d = _met(x, peak, acc, d, row_of(v.to(tl.float32), t, BC), i >= c * BC + t)
             else:
                 keys = tl.exp2(own - finite(split)[None, :])
                 a = product(mapped.to(DOT), tl.trans(keys.to(DOT)), a * fade[:, None], PRECISION)
     if CAUSAL and not far:
-        a = tl.where(i[None, :] <= i[:, None], a, 0.0)
+        a = tl.where(j[None, :] <= i[:, None], a, 0.0)
         d += tl.sum(a, 1)
         acc = product(a.to(DOT), v.to(DOT), acc, PRECISION)
     acc = tl.where((d == 0.0)[:, None], 0.0, acc / tl.where(d == 0.0, 1.0, d)[:, None])

@@ -10,6 +10,7 @@ t = −Σ φ(q_i)/d_i δ_i. Features are recomputed in each pass, a block of the
 float32. Must equal `regard.core.linear.linear_attention`.
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -18,14 +19,14 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.kernels.triton.additive.plan import Block, launch
+from regard.kernels.triton.additive.plan import Block, Prepared
 from regard.kernels.triton.linear.backward import key_gradients, query_gradients
 from regard.kernels.triton.linear.forward import Places, chunk_sums, read
 from regard.kernels.triton.linear.log_features import running_sums
 
 
 class Tuning(NamedTuple):
-    """Tile sizes of the kernels; benchmarks try others. A causal chunk has as many positions as a tile has rows.
+    """Tile sizes of the kernels; benchmarks try others. The columns of `causal` are the positions of a causal chunk.
 
     Tiles with pairs have 32 rows: from 64 rows on Triton 3.6 uses Hopper's asynchronous products, and the results of
     small head sizes are then wrong.
@@ -45,52 +46,94 @@ class Tuning(NamedTuple):
 TUNING = Tuning()
 
 
-class _Call(NamedTuple):
-    """One call: its lengths, strides and compile-time constants."""
+class _Signature(NamedTuple):
+    """The properties of a call that determine its launches."""
 
-    places: Places
-    constants: dict[str, Any]
+    query: torch.Size
+    value: torch.Size
+    strides: tuple[tuple[int, ...], ...]  # of query, key and value
+    keep: tuple[int, ...] | None  # strides of the mask of keys
+    dtype: torch.dtype
+    cuda: bool  # False in the interpreter
+    directions: int | None  # number of Performer's directions; None for elu features
     causal: bool
-    chunk: int
-    batch: int
-    groups: int
+    tuning: Tuning
 
-    @classmethod
-    def of(cls, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, projection: Tensor | None,
-           causal: bool) -> "_Call":  # fmt: skip
-        (b, h, q, d), (_, g, k, e) = query.shape, value.shape
+
+_SUMS = ("PERFORMER", "PROJECT", "DOT", "PRECISION", "M", "SIZE", "E", "D", "EB", "MB", "NF")
+
+
+class _Plan:
+    """The launches of calls with one signature."""
+
+    def __init__(self, call: _Signature) -> None:
+        self.call = call
+        (b, h, q, d), (_, g, k, e), tuning = call.query, call.value, call.tuning
         # Without a causal mask there are a few large chunks, enough to keep the device busy.
-        chunk = TUNING.causal.rows if causal else max(256, -(-k // 64 // 64) * 64)
-        chunks, features = -(-k // chunk), d if projection is None else projection.shape[0]
-        steps = (0, 0) if keep is None else keep.stride()[:2]
-        places = Places(
-            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *steps, h, h // g, q, k, chunk, chunks,
-            chunks + 1, b * g * (chunks + 1) * features, d**-0.25 / math.log(2), 0.5 / math.sqrt(d) / math.log(2),
+        self.chunk = tuning.causal.columns if call.causal else max(256, -(-k // 64 // 64) * 64)
+        self.chunks, features = -(-k // self.chunk), call.directions or d
+        self.constants = _constants(call, features)
+        self.places = Places(
+            *call.strides[0][:3], *call.strides[1][:3], *call.strides[2][:3], *(call.keep or (0, 0)), h, h // g, q, k,
+            self.chunk, self.chunks, self.chunks + 1, b * g * (self.chunks + 1) * features, d**-0.25 / math.log(2),
+            0.5 / math.sqrt(d) / math.log(2),
         )  # fmt: skip
-        return cls(places, _constants(query, features, d, e, projection is not None, causal), causal, chunk, b, g)
+        self.options = {"CAUSAL": call.causal, "KEEP": call.keep is not None, **self.constants, "BC": self.chunk}
+        self.sums = self._summed(False, k, call.strides[1], call.strides[2])
+        wide = call.dtype == torch.float32 and max(d, e) > 64
+        block = tuning.causal if call.causal else tuning.wide if wide else tuning.full
+        grid = (-(-q // block.rows), b * h, 1)
+        self.read = Prepared(read, grid, (self.places,), self._tiled(block), block)
+        self.gradients = functools.lru_cache(maxsize=16)(self._gradients)  # by the strides of the output's gradient
 
-    def rooms(self, chunks: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    def rooms(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Allocate the sums of chunks, and one more; totals, shifts and logarithms of first keys."""
         m, e = self.constants["M"], self.constants["E"]
-        shape = (self.batch * self.groups, chunks + 1)
-        return torch.empty(*shape, m, e, device=like.device), torch.empty(3, *shape, m, device=like.device)
+        shape = (self.call.value[0] * self.call.value[1], -(-length // self.chunk) + 1)
+        return torch.empty(*shape, m, e, device=device), torch.empty(3, *shape, m, device=device)
 
-    def only(self, *names: str) -> dict[str, Any]:
-        return {name: self.constants[name] for name in names}
+    def _tiled(self, block: Block) -> dict[str, Any]:
+        return {**self.options, "BM": block.rows}
+
+    def _summed(self, queries: bool, n: int, x: tuple[int, ...], y: tuple[int, ...]) -> tuple[Prepared, Prepared]:
+        """Prepare sums over the keys before each chunk, or over the queries after it; the total follows the last."""
+        block, constants = self.call.tuning.sums, self.constants
+        chunks, heads = -(-n // self.chunk), self.call.value[0] * self.call.value[1]
+        m, e, wide = constants["M"], constants["E"], constants["EB"]
+        slots = (chunks, chunks + 1, heads * (chunks + 1) * m)
+        names = {name: constants[name] for name in _SUMS}
+        keep = self.call.keep is not None and not queries
+        options = {"QUERIES": queries, "CAUSAL": self.call.causal, "KEEP": keep, **names}
+        options["BN"] = min(block.rows, self.chunk)
+        grid = (chunks * constants["NF"], heads, 1)
+        each = Prepared(chunk_sums, grid, (self.places, *x[:3], *y[:3], n, *slots), options, block)
+        few = max(1, min(16, 512 // wide))
+        sizes = {"ALL": self.call.causal, "M": m, "E": e, "EB": wide, "RB": few}
+        numbers = (slots[2], *slots[:2])
+        running = Block(few, wide, warps=1, stages=1)
+        return each, Prepared(running_sums, (-(-m // few), heads, 1), numbers, sizes, running)
+
+    def _gradients(self, change: tuple[int, ...]) -> tuple[Prepared, tuple[Prepared, Prepared], Prepared]:
+        """Prepare the backward pass."""
+        (b, h, q, _), (_, g, k, _), block = self.call.query, self.call.value, self.call.tuning.gradient
+        options, chunks = self._tiled(block), -(-q // self.chunk)
+        first = Prepared(query_gradients, (-(-q // block.rows), b * h, 1), (self.places, *change), options, block)
+        numbers = (self.places, *change, chunks, chunks + 1, b * g * (chunks + 1) * self.constants["M"])
+        last = Prepared(key_gradients, (-(-k // block.rows), b * g, 1), numbers, options, block)
+        return first, self._summed(True, q, self.call.strides[0], change), last
 
 
-def _constants(
-    query: Tensor, features: int, size: int, value_size: int, performer: bool, causal: bool
-) -> dict[str, Any]:
+def _constants(call: _Signature, features: int) -> dict[str, Any]:
     dot, precision, project, whole = tl.float32, "three", "three", "three"
-    if not query.is_cuda:
+    if not call.cuda:
         precision = project = whole = "interpreted"
-    elif query.dtype != torch.float32:
+    elif call.dtype != torch.float32:
         # Features of half precision need the range of float32, which float16 lacks.
-        dot, precision = (tl.bfloat16, "ieee") if query.dtype == torch.bfloat16 else (tl.float32, "tf32")
-        project, whole = TUNING.project, TUNING.whole
+        dot, precision = (tl.bfloat16, "ieee") if call.dtype == torch.bfloat16 else (tl.float32, "tf32")
+        project, whole = call.tuning.project, call.tuning.whole
+    size, value_size, performer = call.query[-1], call.value[-1], call.directions is not None
     wide = [max(16, 1 << (n - 1).bit_length()) for n in (size, value_size, features)]
-    most = TUNING.paired_features if causal else TUNING.features
+    most = call.tuning.paired_features if call.causal else call.tuning.features
     block = min(most, wide[2]) if performer else wide[0]
     return {
         "PERFORMER": performer, "PROJECT": project, "DOT": dot, "PRECISION": precision, "WHOLE": whole, "M": features,
@@ -99,79 +142,47 @@ def _constants(
     }  # fmt: skip
 
 
-_SUMS = ("PERFORMER", "PROJECT", "DOT", "PRECISION", "M", "SIZE", "E", "D", "EB", "MB", "NF")
+_plan = functools.lru_cache(maxsize=512)(_Plan)
 
 
-def _summed(call: _Call, queries: bool, x: Tensor, y: Tensor, keep: Tensor | None, projection: Tensor,
-            output: Tensor, peaks: Tensor) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Compute sums over the keys before each chunk, or over the queries after it; the total follows the last."""
-    block = TUNING.sums
-    n = x.shape[2]
-    chunks, heads = -(-n // call.chunk), call.batch * call.groups
-    sums, rows = call.rooms(chunks, x)
-    tile = min(block.rows, call.chunk)
-    launch(
-        chunk_sums, (chunks * call.constants["NF"], heads, 1), x, y, x if keep is None else keep, projection, output,
-        peaks, sums, rows, call.places, *x.stride()[:3], *y.stride()[:3], n, chunks, chunks + 1, rows[0].numel(),
-        QUERIES=queries, CAUSAL=call.causal, KEEP=keep is not None, **call.only(*_SUMS), BN=tile, block=block,
-    )  # fmt: skip
-    m, e, wide = call.constants["M"], call.constants["E"], call.constants["EB"]
-    few = max(1, min(16, 512 // wide))
-    launch(
-        running_sums, (-(-m // few), heads, 1), sums, rows, rows[0].numel(), chunks, chunks + 1, ALL=call.causal,
-        M=m, E=e, EB=wide, RB=few, block=Block(few, wide, warps=1, stages=1),
-    )  # fmt: skip
-    return sums, rows
-
-
-def _full_block(query: Tensor, value: Tensor) -> Block:
-    wide = query.dtype == torch.float32 and max(query.shape[-1], value.shape[-1]) > 64
-    return TUNING.wide if wide else TUNING.full
+def _forward(plan: _Plan, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None,
+             projection: Tensor | None) -> tuple[Tensor, ...]:  # fmt: skip
+    """Return the output, the exponents and divisors of its rows, and the sums before each chunk."""
+    (b, h, q, _), device = query.shape, query.device
+    random, hidden = query if projection is None else projection, key if keep is None else keep
+    output = torch.empty(b, h, q, value.shape[-1], device=device, dtype=query.dtype)
+    peaks = torch.empty(2, b, h, q, device=device)
+    sums, rows = plan.rooms(key.shape[2], device)
+    plan.sums[0](key, value, hidden, random, output, peaks, sums, rows)
+    plan.sums[1](sums, rows)
+    plan.read(query, key, value, hidden, random, sums, rows, output, peaks)
+    return output, peaks, sums, rows
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, projection: Tensor | None,
-                causal: bool) -> Tensor:  # fmt: skip
-        call = _Call.of(query, key, value, keep, projection, causal)
-        block = TUNING.causal if causal else _full_block(query, value)
-        (b, h, q, _), e = query.shape, value.shape[-1]
-        random = query if projection is None else projection
-        output = torch.empty(b, h, q, e, device=query.device, dtype=query.dtype)
-        peaks = torch.empty(2, b, h, q, device=query.device)
-        sums, rows = _summed(call, False, key, value, keep, random, output, peaks)
-        launch(
-            read, (-(-q // block.rows), b * h, 1), query, key, value, key if keep is None else keep, random, sums, rows,
-            output, peaks, call.places, CAUSAL=causal, KEEP=keep is not None, **call.constants, BM=block.rows,
-            block=block,
-        )  # fmt: skip
-        ctx.save_for_backward(query, key, value, keep, projection, output, peaks, sums, rows)
-        ctx.call = call
+                plan: _Plan) -> Tensor:  # fmt: skip
+        output, *rest = _forward(plan, query, key, value, keep, projection)
+        ctx.save_for_backward(query, key, value, keep, projection, output, *rest)
+        ctx.plan = plan
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, keep, projection, output, peaks, sums, rows = ctx.saved_tensors
-        call: _Call = ctx.call
-        (b, h, q, _), g, k = query.shape, call.groups, key.shape[2]
-        block = TUNING.gradient._replace(rows=call.chunk) if call.causal else TUNING.gradient
+        plan: _Plan = ctx.plan
         change = change if change.stride(-1) == 1 else change.contiguous()
         random, hidden = query if projection is None else projection, key if keep is None else keep
         grads = [torch.empty(t.shape, device=t.device, dtype=t.dtype) for t in (query, key, value)]
         given = (query, key, value, hidden, random, change, output, peaks, sums, rows)
-        options = {"CAUSAL": call.causal, "KEEP": keep is not None, **call.constants, "BM": block.rows}
-        steps = change.stride()[:3]
-        launch(
-            query_gradients, (-(-q // block.rows), b * h, 1), *given, grads[0], call.places, *steps, **options,
-            block=block,
-        )  # fmt: skip
-        later, later_rows = _summed(call, True, query, change, None, random, output, peaks)
-        slots = later.shape[1]
-        launch(
-            key_gradients, (-(-k // block.rows), b * g, 1), *given, later, later_rows, *grads[1:], call.places, *steps,
-            slots - 1, slots, later_rows[0].numel(), **options, block=block,
-        )  # fmt: skip
+        first, (each, running), last = plan.gradients(change.stride()[:3])
+        first(*given, grads[0])
+        later, later_rows = plan.rooms(query.shape[2], query.device)
+        each(query, change, query, random, output, peaks, later, later_rows)
+        running(later, later_rows)
+        last(*given, later, later_rows, *grads[1:])
         return *grads, None, None, None
 
 
@@ -186,4 +197,13 @@ def linear_attention(
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     projection = None if projection is None else projection.detach().contiguous()
     keep = None if keep is None else keep.contiguous().view(torch.uint8)
-    return _Linear.apply(query, key, value, keep, projection, causal)
+    plan = _plan(
+        _Signature(
+            query.shape, value.shape, (query.stride(), key.stride(), value.stride()),
+            None if keep is None else keep.stride()[:2], query.dtype, query.is_cuda,
+            None if projection is None else projection.shape[0], causal, TUNING,
+        )
+    )  # fmt: skip
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return _Linear.apply(query, key, value, keep, projection, plan)
+    return _forward(plan, query, key, value, keep, projection)[0]
