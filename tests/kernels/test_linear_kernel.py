@@ -1,6 +1,7 @@
 """The kernel of linear attention, interpreted on the CPU and compiled on a GPU, against explicit weights in float64."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -59,6 +60,46 @@ def explicit(
 def test_outputs_and_gradients(case: str, features: str, device: str, dtype: torch.dtype) -> None:
     from regard.kernels.triton.linear.operator import linear_attention
 
+    compare(linear_attention, case, features, device, dtype)
+
+
+@pytest.mark.parametrize(("device", "dtype"), [kind for kind in DTYPES if kind.id != "cuda-float16"])
+@pytest.mark.parametrize("case", CASES)
+def test_products(case: str, device: str, dtype: torch.dtype) -> None:
+    compare(products(CASES[case][-2]), case, "elu", device, dtype)
+
+
+def products(causal: bool) -> Callable[..., Tensor]:
+    """Return linear attention by products, full or causal, as a function with the kernels' arguments."""
+    from regard.kernels.triton.linear import causal_products
+    from regard.kernels.triton.linear import products as full_products
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, *_: object) -> Tensor:
+        if not causal:
+            return full_products.linear_attention(query, key, value if keep is None else value.nan_to_num(), keep)
+        group = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+        keep = None if keep is None else keep.repeat_interleave(group, 1)
+        return causal_products.linear_attention(query, key, value, keep)
+
+    return attend
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_products_of_large_and_small_features(device: str) -> None:
+    """Query features of 1e25 and of e⁻⁵⁰ give the weighted mean of the values that these keys give alone."""
+    from regard.kernels.triton.linear.products import linear_attention
+
+    value = torch.tensor([[2.0, 0.0], [5.0, 4.0]], device=device)
+    key = torch.tensor([[1e20, 1e20], [1e20, 1e20]], device=device)
+    query = torch.tensor([[1e25, 1e25], [-50.0, -50.0], [math.nan, 0.0]], device=device)
+    output = linear_attention(*(x[None, None] for x in (query, key, value)), None)[0, 0]
+    assert_close(output[:2], torch.tensor([[3.5, 2.0], [3.5, 2.0]], device=device))
+    assert output[2].isnan().all()
+
+
+def compare(attend: Callable[..., Tensor], case: str, features: str, device: str, dtype: torch.dtype) -> None:
+    """Compare output and gradients with explicit weights in float64."""
     b, h, g, q, k, d, e, causal, hides = CASES[case]
     count, factor = MAPS[features]
     if factor > 2 and dtype != torch.float32:
@@ -74,7 +115,7 @@ def test_outputs_and_gradients(case: str, features: str, device: str, dtype: tor
         leaves[2] = torch.where(keep.unsqueeze(-1), leaves[2], torch.nan)
     mine = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in leaves]
     true = [x.double().nan_to_num(0.0).requires_grad_() for x in leaves]
-    out = linear_attention(*mine, keep if hides else None, projection, causal)
+    out = attend(*mine, keep if hides else None, projection, causal)
     real = explicit(*true, keep, projection, causal)
     change = torch.randn_like(real)
     # Where exponents reach thousands, rounding errors are multiplied by as much.
@@ -85,13 +126,14 @@ def test_outputs_and_gradients(case: str, features: str, device: str, dtype: tor
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("count", [None, 19], ids=["elu", "performer"])
+@pytest.mark.parametrize("count", [None, 0, 19], ids=["elu", "elu by products", "performer"])
 @pytest.mark.parametrize("change", [1e3, math.nan, math.inf], ids=str)
 def test_later_positions_do_not_change_earlier_ones(change: float, count: int | None, device: str) -> None:
-    from regard.kernels.triton.linear.operator import linear_attention
+    from regard.kernels.triton.linear import operator
 
+    linear_attention = products(True) if count == 0 else operator.linear_attention
     leaves = [torch.randn(1, 1, 100, 16).to(device) for _ in range(3)]
-    projection = None if count is None else torch.randn(count, 16).to(device)
+    projection = torch.randn(count, 16).to(device) if count else None
     changed = [x.clone().requires_grad_() for x in leaves]
     with torch.no_grad():
         for x in changed:
@@ -99,6 +141,7 @@ def test_later_positions_do_not_change_earlier_ones(change: float, count: int | 
     output = linear_attention(*leaves, None, projection, True)
     other = linear_attention(*changed, None, projection, True)
     assert_close(other[..., :71, :], output[..., :71, :])
+    assert math.isfinite(change) or not other[..., 71:, :].isfinite().any()
 
 
 @pytest.mark.parametrize("device", DEVICES)

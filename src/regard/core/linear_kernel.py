@@ -19,14 +19,21 @@ from regard.kernels.availability import TRITON
 _SIZE = 128  # the largest size of keys and values: the sum of their products is in registers
 _CHUNK, _SUMS = 32, 4 << 30  # positions of a causal chunk, and the largest size of all chunks' sums in bytes
 _WIDE = 220_000  # bytes of shared memory that a size of 128 takes in float32
+_WIDEST = 2048  # the largest size of keys and values by products
+# Dtypes in which attention with elu features is faster by products.
+PRODUCTS: tuple[torch.dtype, ...] = (torch.float32,)
+CAUSAL_PRODUCTS: tuple[torch.dtype, ...] = ()
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
 def serves(problem: Problem, features: Features, causal: bool) -> bool:
-    """Return whether the kernels compute this call."""
+    """Return whether the kernels, or products of matrices between kernels, compute this call."""
     if problem.device.type != "cuda" or not TRITON or torch.compiler.is_compiling() or transformed():
         return False
     if problem.query.dtype not in (*HALF, torch.float32) or problem.empty or problem.value.shape[-1] == 0:
+        return False
+    heads, size = problem.query[..., 0, 0].numel(), problem.value.shape[-1]
+    if heads > _PROGRAMS:
         return False
     if isinstance(features, PerformerFeatures):
         count = features.projection.shape[0]
@@ -34,13 +41,22 @@ def serves(problem: Problem, features: Features, causal: bool) -> bool:
             return False
     elif isinstance(features, EluFeatures):
         count = problem.query.shape[-1]
+        if _by_products(problem, features, causal):
+            return True
     else:
         return False
-    heads, size = problem.query[..., 0, 0].numel(), problem.value.shape[-1]
     chunks = problem.shape[-1] // _CHUNK if causal else 0
     fits = heads * chunks * count * size * 4 <= _SUMS
     most = _SIZE if problem.query.dtype in HALF or _shared_memory(problem.device) >= _WIDE else _SIZE // 2
-    return fits and max(problem.query.shape[-1], size) <= most and heads <= _PROGRAMS
+    return fits and max(problem.query.shape[-1], size) <= most
+
+
+def _by_products(problem: Problem, features: Features, causal: bool) -> bool:
+    """Return whether torch's products of matrices are faster than the kernels, or the only ones for these sizes."""
+    if not isinstance(features, EluFeatures):
+        return False
+    wide = max(problem.query.shape[-1], problem.value.shape[-1])
+    return wide <= _WIDEST and (wide > _SIZE or problem.query.dtype in (CAUSAL_PRODUCTS if causal else PRODUCTS))
 
 
 @functools.cache
@@ -57,9 +73,10 @@ def attend(problem: Problem, features: Features, causal: bool) -> Tensor:
         features.check(problem.query)
         projection = features.projection
     query, key, value, keep = problem.query, problem.key, problem.value, kept_keys(problem)
+    products = _by_products(problem, features, causal)
+    if problem.group > 1 and ((products and causal) or (keep is not None and keep.shape[-2] > 1)):
+        key, value = problem.repeat(key), problem.repeat(value)
     if keep is not None:
-        if keep.shape[-2] > 1 and problem.group > 1:  # query heads that share a key head have different masks
-            key, value = problem.repeat(key), problem.repeat(value)
         # A query with nothing to attend must not affect any result, even if it is NaN.
         query = torch.where(filled(keep, query.shape[-2], causal).unsqueeze(-1), query, 0)
         keep = keep.expand(*key.shape[:-1]).reshape(-1, *key.shape[-3:-1])
@@ -67,9 +84,26 @@ def attend(problem: Problem, features: Features, causal: bool) -> Tensor:
         seen = query.shape[-2]
         key, value, keep = key[..., :seen, :], value[..., :seen, :], None if keep is None else keep[..., :seen]
     rows, keys, values = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, value))
-    output = linear_attention(rows, keys, values, keep, projection, causal)
+    if products:
+        output = _multiplied(rows, keys, values, keep, causal)
+    else:
+        output = linear_attention(rows, keys, values, keep, projection, causal)
     output = output.reshape(*problem.shape[:-1], value.shape[-1])
     return output.squeeze(0) if problem.headless else output
+
+
+def _multiplied(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, causal: bool) -> Tensor:
+    """Return the output by products of matrices."""
+    from regard.kernels.triton.linear import causal_products, products  # imported here, because they import Triton
+
+    dtype = query.dtype
+    if dtype == torch.float16:  # sums over many keys exceed its range
+        query, key, value = query.float(), key.float(), value.float()
+    if causal:
+        return causal_products.linear_attention(query, key, value, keep).to(dtype)
+    if keep is not None:  # a masked value may be NaN
+        value = torch.where(keep.unsqueeze(-1), value, 0)
+    return products.linear_attention(query, key, value, keep).to(dtype)
 
 
 def blocks_serve(problem: Problem, given: tuple[Tensor, ...], features: Features, causal: bool) -> bool:

@@ -1,0 +1,159 @@
+"""Causal linear attention with elu features by the matrix products of torch, in chunks of positions.
+
+The pairs of a chunk are formed, those of a query with later keys set to 0; the keys before a chunk enter as their sum.
+Kernels compute what is between the products (`elu_rows`, `elu_chunks`). Query features are divided by the largest of
+their row, so that they never overflow. Must equal `regard.core.linear.linear_attention`.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from regard.kernels.triton.additive.plan import Block, Prepared
+from regard.kernels.triton.linear.elu_chunks import causal_pairs, causal_quotients, key_chunks, sums_before
+from regard.kernels.triton.linear.elu_rows import elu_features, elu_gradients, upstream
+
+_BLOCK, _NUMBERS = Block(16, 128, warps=4, stages=1), 4096  # numbers of a tile
+_SUMS = Block(1, 128, warps=1, stages=1)
+CHUNK = 128  # largest number of positions of a chunk
+
+
+class _Signature(NamedTuple):
+    """The properties of a call that determine its launches."""
+
+    query: torch.Size
+    value: torch.Size
+    strides: tuple[tuple[int, ...], ...]  # of query, key and value
+    keep: tuple[int, ...] | None  # strides of the mask of keys
+    chunk: int
+
+
+class _Plan:
+    """The launches of calls with one signature."""
+
+    def __init__(self, call: _Signature) -> None:
+        (b, h, q, d), (_, _, k, e), c = call.query, call.value, min(call.chunk, 1 << (call.query[2] - 1).bit_length())
+        self.chunk = c = max(16, c)
+        self.chunks, self.heads, self.sizes = -(-q // c), b * h, (d, e)
+        padded, masked = self.chunks * c, call.keep is not None
+        wide = [max(16, 1 << (n - 1).bit_length()) for n in (d, e)]
+        tile = max(1, min(c, _NUMBERS // max(*wide, c)))
+        key, value, size = {"SIZE": d, "D": wide[0]}, {"E": e, "EB": wide[1]}, {"C": c, "R": tile}
+        of_queries = {"QUERIES": True, "KEEP": False, **key, "R": tile}
+        of_keys = {"QUERIES": False, "KEEP": masked, **key, "R": tile}
+        tiles, keep = (padded // tile, self.heads, 1), call.keep or (0, 0)
+        at_query, at_key = (h, *call.strides[0][:3], 0, 0, q), (h, *call.strides[1][:3], *keep, k)
+        at_value = (h, *call.strides[2][:3], *keep)
+        self.queries = Prepared(elu_features, tiles, (*at_query, padded), of_queries, _BLOCK)
+        self.keys = Prepared(
+            key_chunks, (self.chunks, self.heads, 1), (*at_key[:4], *at_value[1:4], *keep, k, self.chunks),
+            {"KEEP": masked, **key, **value, **size}, _BLOCK,
+        )  # fmt: skip
+        pairs = (self.heads * padded // tile, 1, 1)
+        self.pairs, self.inner = (
+            Prepared(causal_pairs, pairs, (), {"FORWARD": forward, **key, "E": e, **size}, _BLOCK)
+            for forward in (True, False)
+        )
+        self.divide = Prepared(
+            causal_quotients, tiles, (*at_value, q, k, self.chunks), {"KEEP": masked, "SIZE": d, **value, **size},
+            _BLOCK,
+        )  # fmt: skip
+        self.query_gradients = Prepared(elu_gradients, tiles, (*at_query, padded, 1, c, d + e), of_queries, _BLOCK)
+        self.key_gradients = Prepared(elu_gradients, tiles, (*at_key, padded, 1, c, d), of_keys, _BLOCK)
+        self.before = {width: self._before(width, False) for width in (d * e, d + e)}
+        self.after = {width: self._before(width, True) for width in (d * e, d)}
+        self.upstream = functools.lru_cache(maxsize=16)(  # by the strides of the output's gradient
+            lambda change: Prepared(upstream, tiles, (h, *change, q, padded), {**value, "R": tile}, _BLOCK)
+        )
+
+    def _before(self, width: int, reverse: bool) -> Prepared:
+        block = min(512, max(32, 1 << (width - 1).bit_length()))
+        grid = (-(-width // block), self.heads, 1)
+        return Prepared(sums_before, grid, (self.chunks, width), {"REVERSE": reverse, "W": block}, _SUMS)
+
+
+_plan = functools.lru_cache(maxsize=512)(_Plan)
+
+
+def _forward(plan: _Plan, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> tuple[Tensor, ...]:
+    """Return the output, and in chunks φ(q), φ(k), finite values, pairs, sums before each chunk and divisors."""
+    (d, e), c, chunks, heads = plan.sizes, plan.chunk, plan.chunks, plan.heads
+    count, hidden = heads * chunks, key if keep is None else keep
+    queries, keys, values = (query.new_empty(count, c, n) for n in (d, d, e))
+    stats = torch.empty(2, count, d + e, device=query.device)  # those of each chunk, and their sums before it
+    divisor = torch.empty(count, c, device=query.device)
+    plan.queries(query, query, queries)
+    plan.keys(key, value, hidden, keys, values, stats[0])
+    plan.before[d + e](stats[0], stats[1])
+    pairs = torch.bmm(queries, keys.mT)
+    plan.pairs(pairs, queries, stats[1], divisor, divisor)
+    if chunks == 1:
+        before, sums = None, torch.bmm(pairs, values)
+    else:
+        before = torch.bmm(keys.mT, values)
+        plan.before[d * e](before, before)
+        sums = torch.bmm(queries, before).baddbmm_(pairs, values)
+    output = torch.empty(*query.shape[:-1], e, device=query.device, dtype=query.dtype)
+    plan.divide(sums, divisor, stats[0], stats[1], value, hidden, output)
+    return output, queries, keys, values, pairs, before, stats[1], divisor
+
+
+def _backward(
+    plan: _Plan, inputs: tuple[Tensor, Tensor, Tensor | None], saved: tuple[Any, ...], change: Tensor
+) -> list[Tensor]:
+    query, key, keep = inputs
+    output, queries, keys, values, pairs, before, stats, divisor = saved
+    (d, e), c, chunks = plan.sizes, plan.chunk, plan.chunks
+    above, delta = torch.empty_like(values), torch.empty_like(divisor)
+    plan.upstream(change.stride()[:3])(change, output, divisor, above, delta)
+    inner = torch.bmm(above, values.mT)
+    plan.inner(inner, queries, stats, divisor, delta)
+    grads = [torch.empty(t.shape, device=t.device, dtype=t.dtype) for t in (query, key)]
+    of_queries, of_keys, of_values = torch.bmm(inner, keys), torch.bmm(inner.mT, queries), torch.bmm(pairs.mT, above)
+    rest = torch.bmm(delta.to(queries.dtype).unsqueeze(1), queries)
+    if chunks > 1:
+        later = torch.bmm(queries.mT, above)
+        plan.after[d * e](later, later)
+        of_queries.baddbmm_(above, before.mT)
+        of_keys.baddbmm_(values, later.mT)
+        of_values.baddbmm_(keys, later)
+    plan.after[d](rest, rest)
+    plan.query_gradients(query, query, of_queries, delta, stats, grads[0])
+    plan.key_gradients(key, key if keep is None else keep, of_keys, delta, rest, grads[1])
+    shape = (query.shape[0], query.shape[1], chunks * c, e)
+    return [*grads, of_values.view(shape)[:, :, : key.shape[2]]]
+
+
+class _Products(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, plan: _Plan) -> Tensor:
+        output, *rest = _forward(plan, query, key, value, keep)
+        ctx.save_for_backward(query, key, keep, output, *rest)
+        ctx.plan = plan
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, keep, *saved = ctx.saved_tensors
+        change = change if change.stride(-1) == 1 else change.contiguous()
+        with torch.autocast(query.device.type, enabled=False):  # a backward pass may run inside autocast
+            return *_backward(ctx.plan, (query, key, keep), tuple(saved), change), None, None
+
+
+def linear_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
+    """Return the output of query (b, h, q, d), key (b, h, k, d) and value (b, h, k, e), k ≤ q: keys j ≤ i of query i.
+
+    `keep` (b, h, k) masks keys where it is False.
+    """
+    query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
+    keep = None if keep is None else keep.contiguous().view(torch.uint8)
+    strides = (query.stride(), key.stride(), value.stride())
+    steps = None if keep is None else keep.stride()[:2]
+    plan = _plan(_Signature(query.shape, value.shape, strides, steps, CHUNK))
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return _Products.apply(query, key, value, keep, plan)
+    return _forward(plan, query, key, value, keep)[0]
