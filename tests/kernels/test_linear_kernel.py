@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+import regard
 from interpreting import DEVICES
+from regard.core import linear, linear_kernel
 
 # (batch, heads, key heads, queries, keys, size, value size, causal, whether keys are masked)
 CASES = {
@@ -83,6 +85,46 @@ def products(causal: bool) -> Callable[..., Tensor]:
         return causal_products.linear_attention(query, key, value, keep)
 
     return attend
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"), [("cpu", torch.float32), pytest.param("cuda", torch.float32, marks=pytest.mark.cuda)]
+)
+@pytest.mark.parametrize("case", ["full", "hidden", "wide"])
+def test_performer_products(case: str, device: str, dtype: torch.dtype) -> None:
+    from regard.kernels.performer_products import linear_attention
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, projection: Tensor, _: bool) -> Tensor:
+        flat = [x.flatten(0, 1) for x in (query, key, value.nan_to_num())]
+        logarithms = regard.PerformerFeatures(projection).log_features
+        output = linear_attention(logarithms, projection, *flat, None if keep is None else keep.flatten(0, 1))
+        return output.unflatten(0, query.shape[:2])
+
+    compare(attend, case, "performer", device, dtype)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("masked", [False, True], ids=["every key", "masked"])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(("size", "dtype"), [(10, torch.float32), (130, torch.float16)], ids=["float32", "wide half"])
+def test_grouped_heads_and_masks_by_products(
+    size: int, dtype: torch.dtype, causal: bool, masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences without keys give 0; what is behind the mask changes nothing."""
+    monkeypatch.setattr(linear_kernel, "CAUSAL_PRODUCTS", (torch.float32,))
+    query, key, value = (torch.randn(2, h, 37, s).to(dtype) for h, s in ((4, size), (2, size), (2, 7)))
+    mask = regard.padding(torch.tensor([0, 13])) if masked else None
+    if masked:
+        key[:, :, 13:], value[:, :, 13:], value[0] = math.nan, math.nan, math.inf
+    leaves = [x.requires_grad_() for x in (query, key, value)]
+    true = [x.detach().double().requires_grad_() for x in leaves]
+    problem, _ = linear._checked(*leaves, mask)
+    output = linear_kernel.attend(problem, regard.EluFeatures(), causal)
+    real = regard.linear_attention(*true, features=regard.EluFeatures(), causal=causal, mask=mask)
+    change = torch.randn_like(output)
+    results = (output, *torch.autograd.grad(output, leaves, change))
+    for a, t in zip(results, (real, *torch.autograd.grad(real, true, change.double())), strict=True):
+        assert_close(a, t.to(dtype), rtol=1e-5 if size == 10 else 2e-3, atol=1e-5 if size == 10 else 2e-3)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -4,6 +4,7 @@
 """
 
 import functools
+import math
 from collections.abc import Callable
 
 import torch
@@ -13,7 +14,7 @@ from regard.core.features import EluFeatures, Features, PerformerFeatures
 from regard.core.linear_masks import filled, kept_keys
 from regard.core.problem import HALF, Problem
 from regard.core.transforms import transformed
-from regard.kernels import linear_blocks
+from regard.kernels import linear_blocks, performer_products
 from regard.kernels.availability import TRITON
 
 _SIZE = 128  # the largest size of keys and values: the sum of their products is in registers
@@ -23,6 +24,7 @@ _WIDEST = 2048  # the largest size of keys and values by products
 # Dtypes in which attention with elu features is faster by products.
 PRODUCTS: tuple[torch.dtype, ...] = (torch.float32,)
 CAUSAL_PRODUCTS: tuple[torch.dtype, ...] = ()
+PERFORMER_PRODUCTS: tuple[torch.dtype, ...] = ()  # likewise with Performer features, full attention
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
@@ -41,10 +43,10 @@ def serves(problem: Problem, features: Features, causal: bool) -> bool:
             return False
     elif isinstance(features, EluFeatures):
         count = problem.query.shape[-1]
-        if _by_products(problem, features, causal):
-            return True
     else:
         return False
+    if _by_products(problem, features, causal):
+        return True
     chunks = problem.shape[-1] // _CHUNK if causal else 0
     fits = heads * chunks * count * size * 4 <= _SUMS
     most = _SIZE if problem.query.dtype in HALF or _shared_memory(problem.device) >= _WIDE else _SIZE // 2
@@ -53,10 +55,14 @@ def serves(problem: Problem, features: Features, causal: bool) -> bool:
 
 def _by_products(problem: Problem, features: Features, causal: bool) -> bool:
     """Return whether torch's products of matrices are faster than the kernels, or the only ones for these sizes."""
-    if not isinstance(features, EluFeatures):
+    wide, dtype = max(problem.query.shape[-1], problem.value.shape[-1]), problem.query.dtype
+    if isinstance(features, EluFeatures):
+        return wide <= _WIDEST and (wide > _SIZE or dtype in (CAUSAL_PRODUCTS if causal else PRODUCTS))
+    if causal or not isinstance(features, PerformerFeatures):
         return False
-    wide = max(problem.query.shape[-1], problem.value.shape[-1])
-    return wide <= _WIDEST and (wide > _SIZE or problem.query.dtype in (CAUSAL_PRODUCTS if causal else PRODUCTS))
+    rows = math.prod(problem.query.shape[:-1]) + math.prod(problem.key.shape[:-1])
+    fits = rows * features.projection.shape[0] * 4 <= _SUMS  # all features are in memory
+    return fits and (wide > _SIZE or dtype in PERFORMER_PRODUCTS)
 
 
 @functools.cache
@@ -85,25 +91,35 @@ def attend(problem: Problem, features: Features, causal: bool) -> Tensor:
         key, value, keep = key[..., :seen, :], value[..., :seen, :], None if keep is None else keep[..., :seen]
     rows, keys, values = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, value))
     if products:
-        output = _multiplied(rows, keys, values, keep, causal)
+        output = _multiplied(rows, keys, values, keep, features, causal)
     else:
         output = linear_attention(rows, keys, values, keep, projection, causal)
     output = output.reshape(*problem.shape[:-1], value.shape[-1])
     return output.squeeze(0) if problem.headless else output
 
 
-def _multiplied(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, causal: bool) -> Tensor:
+def _multiplied(
+    query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, features: Features, causal: bool
+) -> Tensor:
     """Return the output by products of matrices."""
     from regard.kernels.triton.linear import causal_products, products  # imported here, because they import Triton
 
-    dtype = query.dtype
-    if dtype == torch.float16:  # sums over many keys exceed its range
+    dtype, performer = query.dtype, features if isinstance(features, PerformerFeatures) else None
+    # Sums over many keys exceed the range of float16, and logarithms of features need float32.
+    if dtype == torch.float16 or (performer and dtype in HALF):
         query, key, value = query.float(), key.float(), value.float()
     if causal:
         return causal_products.linear_attention(query, key, value, keep).to(dtype)
     if keep is not None:  # a masked value may be NaN
         value = torch.where(keep.unsqueeze(-1), value, 0)
-    return products.linear_attention(query, key, value, keep).to(dtype)
+        key = torch.where(keep.unsqueeze(-1), key, 0) if performer else key
+    if performer is None:
+        return products.linear_attention(query, key, value, keep).to(dtype)
+    (b, h, q, d), g = query.shape, key.shape[1]
+    flat = query.reshape(b * g, h // g * q, d), key.flatten(0, 1), value.flatten(0, 1)
+    keep = None if keep is None else keep.flatten(0, 1)
+    output = performer_products.linear_attention(performer.log_features, performer.projection, *flat, keep)
+    return output.view(b, h, q, -1).to(dtype)
 
 
 def blocks_serve(problem: Problem, given: tuple[Tensor, ...], features: Features, causal: bool) -> bool:

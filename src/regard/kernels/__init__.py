@@ -8,6 +8,7 @@ Each function names the reference implementation that it must equal. The caller 
 - `triton/`: the kernels written in Triton; each module is imported in the function that launches it;
 - `entmax_rows`: sparsemax and entmax attention on CUDA, a block of whole rows at a time;
 - `linear_blocks`: linear attention on the CPU, with its backward pass;
+- `performer_products`: linear attention with Performer features by torch's products of matrices on CUDA;
 - `weight_sums`: received weights and entropy on the CPU, computed from the log-sum-exp;
 - `cross_entropy`: output layer and cross-entropy without all logits in memory;
 - `products`: matrix products on the CPU, by MKL or oneDNN;

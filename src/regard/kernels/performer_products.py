@@ -1,0 +1,81 @@
+"""Linear attention with Performer features, every query attending all keys, by the matrix products of torch.
+
+Features are exponentials. Those of the keys are divided by the largest value of each feature, and those of a query by
+the largest of its row after the same factors, so that none exceeds 1. Must equal
+`regard.core.linear.linear_attention`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.kernels.derivatives import once_only
+
+Logarithms = Callable[[Tensor], Tensor]
+
+
+def _forward(
+    logarithms: Logarithms, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Return the output, φ(q) and φ(k), S, z and the divisors."""
+    keys = logarithms(key)
+    if keep is not None:
+        keys.masked_fill_(~keep.unsqueeze(-1), -torch.inf)
+    shift = keys.amax(1, keepdim=True).clamp_min_(torch.finfo(keys.dtype).min / 4)  # finite if all keys are masked
+    keys.sub_(shift).exp_()
+    queries = logarithms(query).add_(shift)
+    queries.sub_(queries.amax(-1, keepdim=True)).exp_()
+    sums, total = torch.bmm(keys.mT, value), keys.sum(1).unsqueeze(-1)
+    divisor = torch.bmm(queries, total)
+    divisor.masked_fill_(divisor == 0, torch.inf)  # without keys, the output is 0
+    return torch.bmm(queries, sums).div_(divisor), queries, keys, sums, total, divisor
+
+
+class _Products(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logarithms: Logarithms,
+        projection: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        keep: Tensor | None,
+    ) -> Tensor:
+        output, *rest = _forward(logarithms, query, key, value, keep)
+        ctx.save_for_backward(projection, key, value, output, *rest)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:
+        once_only("linear attention by products on CUDA")
+        change: Tensor = upstream[0]
+        projection, key, value, output, queries, keys, sums, total, divisor = ctx.saved_tensors
+        size = key.shape[-1]
+        rows = projection.to(key.dtype) / size**0.25
+        with torch.autocast(key.device.type, enabled=False):  # a backward pass may run inside autocast
+            above = change / divisor
+            delta = (above * output).sum(-1, keepdim=True)
+            # A row of queries' logarithms has gradients with the sum 0, so the term of its length vanishes.
+            of_queries = torch.bmm(above, sums.mT).addcmul_(delta, total.mT, value=-1).mul_(queries)
+            later, rest = torch.bmm(queries.mT, above), torch.bmm(queries.mT, delta)
+            of_keys = torch.bmm(value, later.mT).sub_(rest.mT).mul_(keys)
+            lengths = of_keys.sum(-1, keepdim=True)
+            key_grad = (of_keys @ rows).addcmul_(key, lengths, value=-1 / math.sqrt(size))
+            return None, None, of_queries @ rows, key_grad, torch.bmm(keys, later), None
+
+
+def linear_attention(
+    logarithms: Logarithms, projection: Tensor, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None
+) -> Tensor:
+    """Return the output (b, q, e) of query (b, q, d), key (b, k, d) and value (b, k, e), all of one dtype.
+
+    `logarithms` returns the logarithms of features for `projection`, Performer's directions. `keep` (b, k) masks keys
+    where it is False; masked keys and values must be finite.
+    """
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return _Products.apply(logarithms, projection, query, key, value, keep)
+    return _forward(logarithms, query, key, value, keep)[0]
