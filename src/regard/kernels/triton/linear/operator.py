@@ -78,7 +78,8 @@ class _Plan:
             self.chunk, self.chunks, self.chunks + 1, b * g * (self.chunks + 1) * features, d**-0.25 / math.log(2),
             0.5 / math.sqrt(d) / math.log(2),
         )  # fmt: skip
-        self.options = {"CAUSAL": call.causal, "KEEP": call.keep is not None, **self.constants, "BC": self.chunk}
+        pairs = self.chunk if call.causal else 16  # positions of a chunk that is formed pair by pair
+        self.options = {"CAUSAL": call.causal, "KEEP": call.keep is not None, **self.constants, "BC": pairs}
         self.sums = self._summed(False, k, call.strides[1], call.strides[2])
         wide = call.dtype == torch.float32 and max(d, e) > 64
         block = tuning.causal if call.causal else tuning.wide if wide else tuning.full
