@@ -153,7 +153,9 @@ def attend_in_blocks(
     query, key, value, keep = problem.query, problem.key, problem.value, kept_keys(problem)
     if keep is not None:  # elu + 1 of −inf is 0
         key, value = torch.where(keep.unsqueeze(-1), key, -torch.inf), torch.where(keep.unsqueeze(-1), value, 0)
-    query, key, value = (t.reshape(-1, *t.shape[-2:]) for t in (query, key, value))
+    whole = all(t.is_contiguous() for t in (query, key, value))
+    # Sequences that are not contiguous are copied a few at a time.
+    query, key, value = (t.reshape(-1, *t.shape[-2 if whole else -3 :]) for t in (query, key, value))
     # In half precision the gradient of a query is a small difference of large rounded numbers.
     if query.dtype == torch.float16 or (query.dtype in HALF and problem.differentiated):
         query, key, value = query.float(), key.float(), value.float()
@@ -161,21 +163,29 @@ def attend_in_blocks(
     if isinstance(features, PerformerFeatures):
         features.check(query)
         maps = linear_blocks.Performer(features.projection, query.dtype)
-    if chunk is not None:  # up to some length, the products of all pairs are fewer than those with sums of features
-        whole = chunk + 2 * maps.count * value.shape[-1] // (maps.count + value.shape[-1])
-        chunk = max(1, query.shape[-2]) if query.shape[-2] <= whole else chunk
-    size = chunk or 64
-    step = max(1, rows * 64 // (query.shape[0] * size * max(64, maps.count))) * size
-    output, divisor = linear_blocks.linear_attention(maps, query, key, value, chunk, step, general)
-    constants = query.detach(), key.detach(), value.detach(), divisor
-    if not linear_blocks.sound(maps, *constants):
+    plan = _plan(problem, maps.count, chunk, rows)
+    output, divisor, sound = linear_blocks.linear_attention(maps, query, key, value, plan, general)
+    if not sound:
+        constants = query.detach(), key.detach(), value.detach(), divisor
         first = 0 if chunk is None else linear_blocks.sound_rows(maps, *constants)
         if first == 0:
             return None
         early = torch.arange(query.shape[-2], device=query.device).unsqueeze(-1) < first
-        rest = general(query, key, value)[:, first:]
+        rest = general(query, key, value)[..., first:, :]
         query, key, value = (torch.where(early, t, 0) for t in (query, key, value))
-        output, _ = linear_blocks.linear_attention(maps, query, key, value, chunk, step, general)
-        output = torch.cat([output[:, :first], rest], 1)
+        output = linear_blocks.linear_attention(maps, query, key, value, plan, general)[0]
+        output = torch.cat([output[..., :first, :], rest], -2)
     output = output.reshape(*problem.shape[:-1], value.shape[-1]).to(problem.query.dtype)
     return output.squeeze(0) if problem.headless else output
+
+
+def _plan(problem: Problem, count: int, chunk: int | None, rows: int) -> linear_blocks.Plan:
+    """Return blocks of about `rows` rows of 64 features, causal with a `chunk`."""
+    (*lead, queries, keys), size = problem.shape, problem.value.shape[-1]
+    rows = max(1, rows * 64 // max(64, count))
+    length = max(queries, keys)
+    if chunk is not None and queries > chunk + 2 * count * size // (count + size):
+        return linear_blocks.Plan(chunk, max(1, rows // (math.prod(lead) * chunk)) * chunk, max(1, rows // chunk))
+    # Up to some length, the products of all pairs are fewer than those with sums of features.
+    pairs = None if chunk is None else max(1, queries)
+    return linear_blocks.Plan(pairs, max(64, rows), max(1, rows // max(1, length)))

@@ -9,7 +9,7 @@ as bfloat16, with logarithms of features and sums over blocks in float32.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,8 +72,8 @@ class Performer:
 Map = Elu | Performer
 
 
-def sound(features: Map, query: Tensor, key: Tensor, value: Tensor, divisor: Tensor) -> bool:
-    """Return whether all features, values and divisors are within the bounds. NaN is outside."""
+def sound(features: Map, value: Tensor, divisor: Tensor) -> bool:
+    """Return whether all features so far, values and divisors are within the bounds. NaN is outside."""
     ends = [float(end) for t in (value, divisor) for end in t.aminmax()]
     within = -_VALUE < ends[0] <= ends[1] < _VALUE and _LEAST < ends[2] <= ends[3] < _MOST
     return within and (isinstance(features, Elu) or features.least > -_EXPONENT)
@@ -83,7 +83,7 @@ def sound_rows(features: Map, query: Tensor, key: Tensor, value: Tensor, divisor
     """Return the number of leading positions at which everything is within the bounds in all sequences."""
     fine = features.fits(query) & features.fits(key) & (value.abs() < _VALUE).all(-1)
     fine &= ((divisor > _LEAST) & (divisor < _MOST)).squeeze(-1)
-    return int(fine.all(0).cumprod(0).sum())
+    return int(fine.flatten(0, -2).all(0).cumprod(0).sum())
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -245,26 +245,61 @@ def _causal_backward(
     return grads[0], grads[1], grads[2]
 
 
+def _parts(query: Tensor, sequences: int) -> list[slice]:
+    """Return slices of the first axis with about this number of sequences each."""
+    return _spans(query.shape[0], max(1, sequences // math.prod(query.shape[1:-2])))
+
+
+def _flat(x: Tensor, at: slice) -> Tensor:
+    """Return part of x (…, n, d) as (b, n, d)."""
+    return x[at].reshape(-1, *x.shape[-2:])
+
+
+def _computed(
+    features: Map, query: Tensor, key: Tensor, value: Tensor, plan: "Plan"
+) -> tuple[Tensor, Tensor, list[tuple[Any, ...]], bool]:
+    """Return outputs, divisors, the sums of each part and whether all of them are sound."""
+    forward = _forward if plan.chunk is None else functools.partial(_causal_forward, chunk=plan.chunk)
+    parts, shape, fine = _parts(query, plan.sequences), query.shape[:-1], True
+    kept: list[tuple[Any, ...]] = []
+    output, divisor = query.new_empty(0), query.new_empty(0)
+    for at in parts:
+        few = _flat(value, at)
+        rows, count, *sums = forward(features, _flat(query, at), _flat(key, at), few, step=plan.step)
+        fine = fine and sound(features, few, count)
+        kept.append(tuple(sums))
+        if len(parts) == 1:
+            return rows.view(*shape, -1), count.view(*shape, 1), kept, fine
+        if at.start == 0:
+            output, divisor = query.new_empty(*shape, rows.shape[-1]), query.new_empty(*shape, 1)
+        output[at], divisor[at] = rows.view(output[at].shape), count.view(divisor[at].shape)
+    return output, divisor, kept, fine
+
+
+class Plan(NamedTuple):
+    """How a call is divided into blocks that stay in the caches."""
+
+    chunk: int | None  # number of positions of a causal chunk; None for full attention
+    step: int  # largest number of positions of a block
+    sequences: int  # number of sequences that are computed together
+
+
 class _Blocks(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, features: Map, query: Tensor, key: Tensor, value: Tensor, chunk: int | None, step: int, again: Again
-    ) -> tuple[Tensor, Tensor]:
-        if chunk is None:
-            output, divisor, *sums = _forward(features, query, key, value, step)
-        else:
-            output, divisor, *sums = _causal_forward(features, query, key, value, chunk, step)
+        ctx: Any, features: Map, query: Tensor, key: Tensor, value: Tensor, plan: Plan, again: Again
+    ) -> tuple[Tensor, Tensor, bool]:
+        output, divisor, sums, fine = _computed(features, query, key, value, plan)
         ctx.save_for_backward(query, key, value, output, divisor)
-        ctx.sums, ctx.settings = sums, (features, chunk, step, again)
+        ctx.sums, ctx.settings = sums, (features, plan, again)
         ctx.mark_non_differentiable(divisor)
-        return output, divisor
+        return output, divisor, fine
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:
         change: Tensor = upstream[0]
         query, key, value, output, divisor = ctx.saved_tensors
-        features, chunk, step, again = ctx.settings
-        saved = output, divisor, *ctx.sums
+        features, plan, again = ctx.settings
         with torch.autocast(query.device.type, enabled=False):  # a backward pass may run inside autocast
             if torch.is_grad_enabled():  # the general path provides second derivatives
                 learned = [
@@ -272,22 +307,31 @@ class _Blocks(torch.autograd.Function):
                 ]
                 found = iter(torch.autograd.grad(again(query, key, value), learned, change, create_graph=True))
                 grads = [next(found) if needed else None for needed in ctx.needs_input_grad[1:4]]
-            elif chunk is None:
-                grads = _backward(features, query, key, value, saved, change, step)
-            else:
-                grads = _causal_backward(features, query, key, value, saved, change, chunk, step)
-        return None, *grads, None, None, None
+                return None, *grads, None, None
+            backward = _backward if plan.chunk is None else functools.partial(_causal_backward, chunk=plan.chunk)
+            parts = _parts(query, plan.sequences)
+            whole = [t.new_empty(t.shape) for t in (query, key, value)] if len(parts) > 1 else []
+            for at, sums in zip(parts, ctx.sums, strict=True):
+                some = (_flat(t, at) for t in (query, key, value))
+                saved = _flat(output, at), _flat(divisor, at), *sums
+                grads = backward(features, *some, saved=saved, change=_flat(change, at), step=plan.step)
+                for t, grad in zip(whole, grads, strict=False):
+                    t[at] = grad.view(t[at].shape)
+                if not whole:
+                    whole = [grad.view(t.shape) for t, grad in zip((query, key, value), grads, strict=True)]
+        return None, *whole, None, None
 
 
 def linear_attention(
-    features: Map, query: Tensor, key: Tensor, value: Tensor, chunk: int | None, step: int, again: Again
-) -> tuple[Tensor, Tensor]:
-    """Return the output (b, q, e) of query (b, q, d), key (b, k, d) and value (b, k, e), and the divisors (b, q, 1).
+    features: Map, query: Tensor, key: Tensor, value: Tensor, plan: Plan, again: Again
+) -> tuple[Tensor, Tensor, bool]:
+    """Return the output (…, q, e) of query (…, q, d), key (…, k, d) and value (…, k, e), and the divisors (…, q, 1).
 
-    With `chunk`, query i attends keys j ≤ i, and there are as many keys as queries. Blocks have at most `step`
-    positions. `again` computes the same output and is differentiated for second derivatives.
+    Also return whether all features, values and divisors are within the bounds. In a causal pass query i attends keys
+    j ≤ i, and there are as many keys as queries. `again` computes the same output and is differentiated for second
+    derivatives.
     """
     if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)):
-        return _Blocks.apply(features, query, key, value, chunk, step, again)
-    forward = functools.partial(_causal_forward, chunk=chunk) if chunk is not None else _forward
-    return forward(features, query, key, value, step=step)[:2]
+        return _Blocks.apply(features, query, key, value, plan, again)
+    output, divisor, _, fine = _computed(features, query, key, value, plan)
+    return output, divisor, fine
