@@ -21,10 +21,9 @@ _SIZE = 128  # the largest size of keys and values: the sum of their products is
 _CHUNK, _SUMS = 32, 4 << 30  # positions of a causal chunk, and the largest size of all chunks' sums in bytes
 _WIDE = 220_000  # bytes of shared memory that a size of 128 takes in float32
 _WIDEST = 2048  # the largest size of keys and values by products
-# Dtypes in which attention with elu features is faster by products.
-PRODUCTS: tuple[torch.dtype, ...] = (torch.float32,)
-CAUSAL_PRODUCTS: tuple[torch.dtype, ...] = ()
-PERFORMER_PRODUCTS: tuple[torch.dtype, ...] = ()  # likewise with Performer features, full attention
+# Which calls with elu features are faster by products, measured on an H200. The kernels multiply float32 in three
+# parts, which takes too many registers for a size of 128.
+_MANY = 1 << 18  # rows over all heads: with fewer, the larger number of launches takes more time than it saves
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
@@ -56,13 +55,17 @@ def serves(problem: Problem, features: Features, causal: bool) -> bool:
 def _by_products(problem: Problem, features: Features, causal: bool) -> bool:
     """Return whether torch's products of matrices are faster than the kernels, or the only ones for these sizes."""
     wide, dtype = max(problem.query.shape[-1], problem.value.shape[-1]), problem.query.dtype
-    if isinstance(features, EluFeatures):
-        return wide <= _WIDEST and (wide > _SIZE or dtype in (CAUSAL_PRODUCTS if causal else PRODUCTS))
-    if causal or not isinstance(features, PerformerFeatures):
+    if isinstance(features, PerformerFeatures):
+        rows = math.prod(problem.query.shape[:-1]) + math.prod(problem.key.shape[:-1])
+        fits = rows * features.projection.shape[0] * 4 <= _SUMS  # all features are in memory
+        return fits and wide > _SIZE and not causal
+    if not isinstance(features, EluFeatures) or wide > _WIDEST:
         return False
-    rows = math.prod(problem.query.shape[:-1]) + math.prod(problem.key.shape[:-1])
-    fits = rows * features.projection.shape[0] * 4 <= _SUMS  # all features are in memory
-    return fits and (wide > _SIZE or dtype in PERFORMER_PRODUCTS)
+    if not causal or wide > _SIZE:
+        return dtype == torch.float32 or wide > _SIZE
+    if dtype == torch.float32:
+        return wide > _SIZE // 2
+    return dtype == torch.bfloat16 and wide > _SIZE // 4 and math.prod(problem.query.shape[:-1]) >= _MANY
 
 
 @functools.cache
