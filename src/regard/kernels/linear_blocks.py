@@ -32,8 +32,8 @@ class Elu:
         return x.clamp_max(0).exp_().add_(x.clamp_min(0))
 
     def gradient(self, x: Tensor, mapped: Tensor, change: Tensor) -> Tensor:
-        """Return the gradient of x from that of its features. Both tensors of features are overwritten."""
-        return change.mul_(mapped.clamp_max_(1))
+        """Return the gradient of x from that of its features, which is overwritten."""
+        return change.mul_(mapped.clamp_max(1))
 
     def fits(self, x: Tensor) -> Tensor:
         """Return which vectors have features that neither overflow nor underflow."""
@@ -94,16 +94,14 @@ def _spans(length: int, step: int) -> list[slice]:
     return [slice(first, min(first + step, length)) for first in range(0, length, step)]
 
 
-def _forward(
-    features: Map, query: Tensor, key: Tensor, value: Tensor, step: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return output, divisors, S and z if every query attends all keys."""
+def _forward(features: Map, query: Tensor, key: Tensor, value: Tensor, step: int) -> tuple[Tensor, ...]:
+    """Return output, divisors, S and z if every query attends all keys; in one block, also φ(q) and φ(k)."""
     dtype, wide = value.dtype, _wide(value.dtype)
     if max(query.shape[1], key.shape[1]) <= step:  # one block suffices, without sums over blocks
         keys, queries = features(key), features(query)
         sums, total = torch.bmm(keys.mT, value), keys.sum(1, dtype=wide)
         divisor = torch.bmm(queries, total.to(dtype).unsqueeze(-1))
-        return torch.bmm(queries, sums).div_(divisor), divisor, sums.to(wide), total
+        return torch.bmm(queries, sums).div_(divisor), divisor, sums.to(wide), total, queries, keys
     sums = total = None
     for at in _spans(key.shape[1], step):
         keys = features(key[:, at])
@@ -124,13 +122,13 @@ def _forward(
 def _backward(
     features: Map, query: Tensor, key: Tensor, value: Tensor, saved: tuple[Tensor, ...], change: Tensor, step: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    output, divisor, sums, total = saved
+    output, divisor, sums, total, *mapped = saved
     dtype, wide = value.dtype, _wide(value.dtype)
     near, ones = sums.to(dtype).mT, total.to(dtype).unsqueeze(1)
     grads = [t.new_empty(t.shape) for t in (query, key, value)]
     later, rest = torch.zeros_like(sums), torch.zeros_like(total)
     for at in _spans(query.shape[1], step):
-        queries, above = features(query[:, at]), change[:, at] / divisor[:, at]
+        queries, above = mapped[0] if mapped else features(query[:, at]), change[:, at] / divisor[:, at]
         delta = (above * output[:, at]).sum(-1, keepdim=True)
         later += queries.mT @ above
         rest -= (queries * delta).sum(1, dtype=wide)
@@ -138,7 +136,7 @@ def _backward(
         grads[0][:, at] = features.gradient(query[:, at], queries, grad)
     near, ones = later.to(dtype), rest.to(dtype).unsqueeze(1)
     for at in _spans(key.shape[1], step):
-        keys = features(key[:, at])
+        keys = mapped[1] if mapped else features(key[:, at])
         grads[2][:, at] = keys @ near
         grads[1][:, at] = features.gradient(key[:, at], keys, (value[:, at] @ near.mT).add_(ones))
     return grads[0], grads[1], grads[2]
@@ -167,17 +165,18 @@ def _running(before: Tensor, added: Tensor, backwards: bool = False) -> tuple[Te
 
 
 def _pairs_forward(features: Map, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-    """Return output and divisors of a causal pass over one chunk, from the products of all pairs."""
-    pairs = torch.bmm(features(query), features(key).mT).tril_()
+    """Return output, divisors, φ(q) and φ(k) of a causal pass over one chunk, from the products of all pairs."""
+    queries, keys = features(query), features(key)
+    pairs = torch.bmm(queries, keys.mT).tril_()
     divisor = pairs.sum(-1, keepdim=True)
-    return torch.bmm(pairs, value).div_(divisor), divisor
+    return torch.bmm(pairs, value).div_(divisor), divisor, queries, keys
 
 
 def _pairs_backward(
     features: Map, query: Tensor, key: Tensor, value: Tensor, saved: tuple[Any, ...], change: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    output, divisor = saved
-    queries, keys = features(query), features(key)
+    output, divisor, *mapped = saved
+    queries, keys = mapped or (features(query), features(key))
     above = change / divisor
     delta = (above * output).sum(-1, keepdim=True)
     dvalue = torch.bmm(torch.bmm(queries, keys.mT).tril_().mT, above)
@@ -252,7 +251,8 @@ def _parts(query: Tensor, sequences: int) -> list[slice]:
 
 def _flat(x: Tensor, at: slice) -> Tensor:
     """Return part of x (…, n, d) as (b, n, d)."""
-    return x[at].reshape(-1, *x.shape[-2:])
+    part = x if at.stop - at.start == x.shape[0] else x[at]
+    return part if x.ndim == 3 else part.reshape(-1, *x.shape[-2:])
 
 
 def _computed(
@@ -262,16 +262,17 @@ def _computed(
     forward = _forward if plan.chunk is None else functools.partial(_causal_forward, chunk=plan.chunk)
     parts, shape, fine = _parts(query, plan.sequences), query.shape[:-1], True
     kept: list[tuple[Any, ...]] = []
-    output, divisor = query.new_empty(0), query.new_empty(0)
+    if len(parts) == 1:  # small enough for the features to be stored
+        few = _flat(value, parts[0])
+        rows, count, *sums = forward(features, _flat(query, parts[0]), _flat(key, parts[0]), few, step=plan.step)
+        kept.append(tuple(sums))
+        return rows.view(*shape, -1), count.view(*shape, 1), kept, sound(features, few, count)
+    output, divisor = query.new_empty(*shape, value.shape[-1]), query.new_empty(*shape, 1)
     for at in parts:
         few = _flat(value, at)
         rows, count, *sums = forward(features, _flat(query, at), _flat(key, at), few, step=plan.step)
-        fine = fine and sound(features, few, count)
-        kept.append(tuple(sums))
-        if len(parts) == 1:
-            return rows.view(*shape, -1), count.view(*shape, 1), kept, fine
-        if at.start == 0:
-            output, divisor = query.new_empty(*shape, rows.shape[-1]), query.new_empty(*shape, 1)
+        fine = sound(features, few, count) and fine
+        kept.append(tuple(sums[: 0 if query.shape[-2] == plan.chunk else 2]))
         output[at], divisor[at] = rows.view(output[at].shape), count.view(divisor[at].shape)
     return output, divisor, kept, fine
 
