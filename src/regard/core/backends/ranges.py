@@ -18,12 +18,13 @@ from regard.core.mask_cache import stored
 from regard.core.masks import And, Band, Mask, Padding, Segments
 from regard.core.nonfinite import seen_keys, zero_masked_keys, zeroed
 from regard.core.problem import HALF, Problem
-from regard.core.scores import Bilinear, Dot, ScaledDot
+from regard.core.scores import Dot, ScaledDot
 from regard.kernels.availability import TRITON
 
 KERNEL = "triton ranges"
 _SIZE = 256  # the largest size of queries, keys and values
 _LEARNED = 128  # the largest size in float32 with gradients
+_ANY_SINGLE = False  # whether float32 calls with lengths or ALiBi alone run the kernel
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
@@ -40,12 +41,10 @@ def serves(problem: Problem, found: Clauses | None) -> bool:
         return False
     if problem.bias is not None and (type(problem.bias) is not Alibi or problem.bias_learned):
         return False
-    if isinstance(problem.score, Bilinear) and problem.query.dtype == torch.float16:
-        return False  # query times weight could overflow float16
     if not _worth_it(found, problem.bias) or decoding_step.serves(problem):
         return False
     single = problem.query.dtype == torch.float32
-    if single and (problem.bias is not None or (found.low is None and not found.segments)):
+    if single and not _ANY_SINGLE and (problem.bias is not None or (found.low is None and not found.segments)):
         return False  # few blocks are skipped: torch's kernels take a mask or bias in float32
     return _fits(problem.query, problem.key, problem.value, _LEARNED if single and problem.differentiated else _SIZE)
 
@@ -113,11 +112,12 @@ def direct(problem: Problem, found: Clauses) -> Direct | None:
     from regard.kernels.triton.range_pairs import Rules
 
     as_it_is = isinstance(problem.score, (Dot, ScaledDot))
-    if problem.differentiated and not as_it_is:  # masked keys may have to be cleaned before they are transformed
-        return None
-    product = problem.score.as_product(problem.query, problem.key) if as_it_is else None
+    product = problem.score.as_product(problem.query, problem.key)
+    assert product is not None  # checked by serves()
+    if problem.differentiated and product.key is not problem.key:
+        return None  # masked keys may have to be cleaned before they are transformed
     shape, (batch, heads), band = problem.shape, problem.shape[:2], Rules(found.low, found.high)
-    scale = 1.0 if product is None else product.scale
+    scale = product.scale
     shared = found.lengths is not None and found.lengths.numel() == 1
     padded, packed = found.lengths is not None, bool(found.segments)
     itself = all(own is other for own, other in found.segments) and _reaches_itself(band)
@@ -135,7 +135,7 @@ def direct(problem: Problem, found: Clauses) -> Direct | None:
         return None if lowered.seen is not None else lowered.rules
 
     def attended(query: Tensor, key: Tensor, value: Tensor, score: Any, mask: Any, bias: Any) -> Tensor | None:
-        device, factor = query.device, scale
+        device = query.device
         rules = rules_of(mask, device) if device.index == torch.cuda.current_device() else None
         if rules is None:
             return None
@@ -143,8 +143,8 @@ def direct(problem: Problem, found: Clauses) -> Direct | None:
             slopes = stored(bias, device, ("slopes", heads), lambda: bias.on(device).slopes.detach().expand(heads))
             rules = rules._replace(slopes=slopes, slopes_h=slopes.stride(0), offset=bias.offset)
         if not as_it_is:
-            query, key, factor = score.as_product(query, key)
-        return range_attention(query, key, value, rules, factor)
+            query, key, _ = score.as_product(query, key)
+        return range_attention(query, key, value, rules, scale)
 
     return attended
 

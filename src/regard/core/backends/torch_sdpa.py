@@ -141,18 +141,27 @@ def _chosen(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: fl
     if scale <= 0:
         options: dict[str, Any] = {"dropout_p": dropout, "is_causal": causal, "scale": scale, "enable_gqa": grouped}
         return lambda query, key, value, score, mask, bias: attend(query, key, value, **options)
-    half = query.dtype in _BY_CUDNN and _learning(query, key, value)
-    if query.is_cuda and (half or grouped or excludes_cudnn(query, key, value)):
-        arguments = (None, dropout, causal, scale, grouped)
-        return lambda query, key, value, score, mask, bias: _by_choice(query, key, value, *arguments)
+    heads, others = query.shape[1], query.is_cuda and excludes_cudnn(query, key, value)
+    repeats = grouped and query.is_cuda and _has_no_groups(query, key, False, causal, others)
     kernel: Any = F.scaled_dot_product_attention
-    if grouped or scale != 1.0 / math.sqrt(query.shape[-1]):  # options take torch half a microsecond to read
-        kernel = functools.partial(kernel, scale=scale, enable_gqa=grouped)
-    if query.is_cuda:
-        return lambda query, key, value, score, mask, bias: kernel(*_aligned(query, key, value), None, dropout, causal)
-    if not causal and dropout == 0.0:
+    if (grouped and not repeats) or scale != 1.0 / math.sqrt(query.shape[-1]):  # torch reads options in half a µs
+        kernel = functools.partial(kernel, scale=scale, enable_gqa=grouped and not repeats)
+    if not query.is_cuda and not causal and dropout == 0.0:
         return lambda query, key, value, score, mask, bias: kernel(query, key, value)
-    return lambda query, key, value, score, mask, bias: kernel(query, key, value, None, dropout, causal)
+    if not query.is_cuda:
+        return lambda query, key, value, score, mask, bias: kernel(query, key, value, None, dropout, causal)
+    learning = query.dtype in _BY_CUDNN and _learning(query, key, value)
+
+    def run(query: Tensor, key: Tensor, value: Tensor, score: object, mask: object, bias: object) -> Tensor:
+        query, key, value = _aligned(query, key, value)
+        if repeats:
+            key, value = _repeated(key, heads), _repeated(value, heads)
+        if others:
+            return _by_others(kernel, query, key, value, None, dropout, causal)
+        output = kernel(query, key, value, None, dropout, causal)
+        return _fed_alike(output) if learning else output
+
+    return run
 
 
 def _by_choice(
