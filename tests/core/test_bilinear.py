@@ -16,7 +16,7 @@ def scores(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
     return product.scale * product.query.double() @ product.key.double().mT
 
 
-@pytest.mark.parametrize("queries, keys", [(2, 3), (3, 2)], ids=["the queries are transformed", "the keys are"])
+@pytest.mark.parametrize(("queries", "keys"), [(2, 3), (3, 2)], ids=["the queries are transformed", "the keys are"])
 def test_a_product_beyond_float16_is_computed(queries: int, keys: int) -> None:
     query = torch.full((1, 1, queries, 4), 300.0, dtype=torch.float16)
     key = torch.full((1, 1, keys, 4), 2.0**-10, dtype=torch.float16)
