@@ -35,6 +35,7 @@ from regard.core.transforms import mapped, transformed
 R = TypeVar("R")
 _BY_CUDNN = (torch.bfloat16, torch.float16)
 _CUDNN_SIZES = (64, 128)  # head sizes whose gradients cuDNN computes correctly
+_CUDNN_UNMASKED: tuple[tuple[int, int], ...] = ()  # sizes of keys and values for which it does without a mask tensor
 _HEAD = 256  # the largest head size of the operators
 # Pairs times head size up to which a kernel takes less time than cuDNN's, whose set-up on the host is longer, and the
 # number of keys up to which the efficient kernel does.
@@ -179,7 +180,7 @@ def _by_choice(
     if not query.is_cuda:
         return kernel(query, key, value, mask, dropout, causal, scale=scale, enable_gqa=grouped)
     query, key, value = _aligned(query, key, value)
-    others = excludes_cudnn(query, key, value)
+    others = excludes_cudnn(query, key, value, mask is not None)
     if grouped and _has_no_groups(query, key, mask is not None, causal, others):
         key, value, grouped = _repeated(key, query.shape[-3]), _repeated(value, query.shape[-3]), False
     run = functools.partial(kernel, scale=scale, enable_gqa=grouped)
@@ -283,7 +284,7 @@ def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropo
     if eager and (named := operator(query, key, value, causal, dropout)) and (named == "products" or _ENABLED[named]()):
         return named
     grouped = query.shape[-3] != key.shape[-3]
-    others = query.is_cuda and excludes_cudnn(query, key, value)
+    others = query.is_cuda and excludes_cudnn(query, key, value, mask is not None)
     if grouped and query.is_cuda and _has_no_groups(query, key, mask is not None, causal, others):
         key, value, grouped = _repeated(key, query.shape[-3]), _repeated(value, query.shape[-3]), False
     picked = functools.partial(torch._fused_sdp_choice, enable_gqa=grouped)
@@ -291,13 +292,16 @@ def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropo
     return _KERNELS.get(choice, "math")
 
 
-def excludes_cudnn(query: Tensor, key: Tensor, value: Tensor) -> bool:
+def excludes_cudnn(query: Tensor, key: Tensor, value: Tensor, masked: bool = False) -> bool:
     """Return whether cuDNN must be excluded: for gradients whose layout cannot be changed, or of other head sizes."""
     if transformed() and (mapped() or torch.compiler.is_compiling()):
         return True
     if not (query.dtype in _BY_CUDNN or torch.is_autocast_enabled("cuda")) or not _learning(query, key, value):
         return False
-    return query.shape[-1] != value.shape[-1] or query.shape[-1] not in _CUDNN_SIZES
+    size, value_size = query.shape[-1], value.shape[-1]
+    if size == value_size and size in _CUDNN_SIZES:
+        return False
+    return masked or (size, value_size) not in _CUDNN_UNMASKED
 
 
 def _by_others(kernel: Callable[..., R], *arguments: Any) -> R:
