@@ -129,5 +129,6 @@ class Draw:
 
     def __str__(self) -> str:
         shape = f"B{self.batch} H{self.heads}/{self.groups} n{self.queries} m{self.keys} d{self.size} v{self.values}"
-        records = f"{self.score} {self.normalize} {self.mask} bias {type(self.bias).__name__} {self.request}"
+        mask = "dense" if isinstance(self.mask, Tensor) else self.mask
+        records = f"{type(self.score).__name__} {self.normalize} {mask} bias {type(self.bias).__name__} {self.request}"
         return f"{shape} {self.dtype} {'gradients ' * self.learns}{records}"

@@ -32,7 +32,7 @@ def test_calls_after_the_first_agree_with_the_reference(seed: int) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("seed", range(160))
 def test_calls_on_a_gpu_agree_with_the_reference(seed: int) -> None:
-    """The bound of an error is that of the reference in the same dtype, with room for another order of the sums."""
+    """The bound is four times the error of the reference in the same dtype, and the rounding of a few operations."""
     drawn = Draw(seed, CUDA)
     for turn in range(3):
         tensors = drawn.tensors()
@@ -43,7 +43,7 @@ def test_calls_on_a_gpu_agree_with_the_reference(seed: int) -> None:
         true = drawn.call([tensor.double() for tensor in tensors], "reference")
         for one, other, exact in zip(found, plain, true, strict=True):
             assert torch.equal(one.isnan(), exact.isnan()), drawn
-            scale = exact.nan_to_num().abs().max().item()
+            scale = max(exact.nan_to_num().abs().max().item(), 0.05)  # a gradient of 0 is a difference of rounded sums
             rounding = (other.double() - exact).nan_to_num().abs().max().item()
             bound = 4 * rounding + 8 * torch.finfo(drawn.dtype).eps * scale + 1e-6
             assert_close(one.double(), exact, rtol=0, atol=bound, equal_nan=True, msg=lambda text: f"{drawn}: {text}")
