@@ -297,9 +297,8 @@ def _fitting(x: Tensor, weight: Tensor, other: Tensor) -> Tensor:
 
     It is computed on the device, from the largest entries; it is 1 for ordinary numbers, and beside NaN or Inf.
     """
-    of_x, of_weight, of_other = (
-        torch.linalg.vector_norm(t.detach(), math.inf, dtype=torch.float32) for t in (x, weight, other)
-    )
+    # In the dtype of the tensor: torch would cast all of it first.
+    of_x, of_weight, of_other = (torch.linalg.vector_norm(t.detach(), math.inf).float() for t in (x, weight, other))
     largest = of_x * of_weight * max(weight.shape[-2:])  # at least the largest entry of the product
     factor = (_ROOM / largest).maximum(of_other / _ROOM).clamp_max(1.0)
     return torch.where((largest < math.inf) & (of_other < math.inf), factor, 1.0)

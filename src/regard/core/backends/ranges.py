@@ -25,7 +25,6 @@ from regard.kernels.availability import TRITON
 KERNEL = "triton ranges"
 _SIZE = 256  # the largest size of queries, keys and values
 _LEARNED = 128  # the largest size in float32 with gradients
-_ANY_SINGLE = False  # whether float32 calls with lengths or ALiBi alone run the kernel
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
@@ -46,8 +45,6 @@ def serves(problem: Problem, found: Clauses | None) -> bool:
     if not _worth_it(found, problem.bias) or decoding_step.serves(problem):
         return False
     single = problem.query.dtype == torch.float32
-    if single and not _ANY_SINGLE and (problem.bias is not None or (found.low is None and not found.segments)):
-        return False  # few blocks are skipped: torch's kernels take a mask or bias in float32
     return _fits(problem.query, problem.key, problem.value, _LEARNED if single and problem.differentiated else _SIZE)
 
 

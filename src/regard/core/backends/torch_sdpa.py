@@ -7,8 +7,9 @@ a plain one, is read as if it were laid out like the first: the gradients are wr
 follows the query's, so a gradient laid out like the output always fits. Under vmap the layout cannot be controlled, so
 the other kernels are used.
 
-They are also used for gradients of head sizes other than 64 and 128: torch 2.11's cuDNN gave NaN gradients in
-bfloat16 for 64 keys of size 96 where weights are nearly 0 or 1 (docs/experiments.md).
+They are also used for gradients of head sizes other than 64 and 128, 80 and 96 over long sequences without a mask
+excepted: torch 2.11's cuDNN gave NaN gradients in bfloat16 for 64 keys of size 96 with padding where weights are nearly
+0 or 1 (docs/experiments.md).
 
 Small calls and all calls in float32 run torch's efficient or flash kernel as an operator: there the host takes longer
 than the device, `F.scaled_dot_product_attention` and cuDNN's set-up take longer on the host, and cuDNN's gradients need
@@ -35,7 +36,8 @@ from regard.core.transforms import mapped, transformed
 R = TypeVar("R")
 _BY_CUDNN = (torch.bfloat16, torch.float16)
 _CUDNN_SIZES = (64, 128)  # head sizes whose gradients cuDNN computes correctly
-_CUDNN_UNMASKED: tuple[tuple[int, int], ...] = ()  # sizes of keys and values for which it does without a mask tensor
+# Further ones for which it does without a mask tensor and takes less time, from a number of queries and keys on.
+_CUDNN_LONG, _LONG = (80, 96), 512
 _HEAD = 256  # the largest head size of the operators
 # Pairs times head size up to which a kernel takes less time than cuDNN's, whose set-up on the host is longer, and the
 # number of keys up to which the efficient kernel does.
@@ -301,7 +303,8 @@ def excludes_cudnn(query: Tensor, key: Tensor, value: Tensor, masked: bool = Fal
     size, value_size = query.shape[-1], value.shape[-1]
     if size == value_size and size in _CUDNN_SIZES:
         return False
-    return masked or (size, value_size) not in _CUDNN_UNMASKED
+    long = size == value_size and size in _CUDNN_LONG and min(query.shape[-2], key.shape[-2]) >= _LONG
+    return masked or not long
 
 
 def _by_others(kernel: Callable[..., R], *arguments: Any) -> R:

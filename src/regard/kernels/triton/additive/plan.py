@@ -1,7 +1,7 @@
 """Tile sizes, shapes and slabs of the Triton kernels, and how they are launched."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -64,7 +64,6 @@ def trait(x: Any) -> Any:
     return (x.dtype, x.data_ptr() & 15) if isinstance(x, Tensor) else kind
 
 
-_BARE = False  # whether prepared launches bypass Triton's hooks
 _compiled: dict[Any, Any] = {}
 _MANY = 16384
 
@@ -95,18 +94,6 @@ def launch(
     return compiled
 
 
-def _bare(compiled: Any, grid: tuple[int, int, int], device: int) -> Callable[..., None]:
-    """Return compiled[grid] without Triton's hooks, for tensors given by their addresses."""
-    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-    stream: Any = torch._C._cuda_getCurrentRawStream
-
-    def launched(*args: Any) -> None:
-        places = [x.data_ptr() if isinstance(x, Tensor) else x for x in args]
-        run(*grid, stream(device), function, metadata, None, None, None, *places)
-
-    return launched
-
-
 class Prepared:
     """A launch whose grid, numbers and constants are fixed: only its tensors, or tuples of them, are given.
 
@@ -129,8 +116,7 @@ class Prepared:
         if found is None:
             compiled = launch(self.kernel, self.grid, *tensors, *self.numbers, **self.constants, block=self.block)
             names = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
-            run = _bare(compiled, self.grid, key[0]) if _BARE else compiled[self.grid]
-            self.compiled[key] = run, (*self.numbers, *(self.constants[name] for name in names))
+            self.compiled[key] = compiled[self.grid], (*self.numbers, *(self.constants[name] for name in names))
         else:
             run, rest = found
             run(*tensors, *rest)
