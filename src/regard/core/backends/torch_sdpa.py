@@ -42,6 +42,7 @@ _HEAD = 256  # the largest head size of the operators
 # Pairs times head size up to which a kernel takes less time than cuDNN's, whose set-up on the host is longer, and the
 # number of keys up to which the efficient kernel does.
 _EFFICIENT, _FLASH, _FLASH_LEARNING, _KEYS = 2**28, 2**29, 2**31, 256
+_SHORT = 64  # the number of keys up to which cuDNN's backward pass takes less time than flash's
 _FEW, _MANY = 8, 1024  # the numbers of queries and keys for which two matrix products are faster in float32
 _KERNELS = {1: "flash", 2: "efficient", 3: "cudnn"}  # values of torch.nn.attention.SDPBackend
 # torch's own functions, which are faster to call than their wrappers in Python. The operators have no stubs.
@@ -231,7 +232,8 @@ def operator(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: f
     # Some GPUs have no gradients of large heads.
     if not equal or (causal and queries != keys) or (learning and query.shape[3] > 192) or _flash_operator is None:
         return ""
-    return "flash" if others or work <= (_FLASH_LEARNING if learning else _FLASH) else ""
+    most = 0 if learning and keys <= _SHORT else _FLASH_LEARNING if learning else _FLASH
+    return "flash" if others or work <= most else ""
 
 
 def _learning(query: Tensor, key: Tensor, value: Tensor) -> bool:
