@@ -24,7 +24,7 @@ from regard.kernels.availability import TRITON
 
 KERNEL = "triton ranges"
 _SIZE = 256  # the largest size of queries, keys and values
-_LEARNED = 128  # the largest size in float32 with gradients
+_SINGLE = 128  # the largest size in float32 with gradients, or where few blocks of keys are skipped
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
@@ -44,8 +44,9 @@ def serves(problem: Problem, found: Clauses | None) -> bool:
         return False
     if not _worth_it(found, problem.bias) or decoding_step.serves(problem):
         return False
-    single = problem.query.dtype == torch.float32
-    return _fits(problem.query, problem.key, problem.value, _LEARNED if single and problem.differentiated else _SIZE)
+    sparse = found.low is not None or bool(found.segments)
+    small = problem.query.dtype == torch.float32 and (problem.differentiated or not sparse)
+    return _fits(problem.query, problem.key, problem.value, _SINGLE if small else _SIZE)
 
 
 def _simple(found: Clauses) -> bool:
