@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from regard.core.backends.result import Result
+from regard.core.backends.result import Asked, Result
 from regard.core.biases import DenseBias
 from regard.core.kernel_scores import by_kernel
 from regard.core.mask_cache import stored
@@ -30,7 +30,7 @@ from regard.core.normalizers import (
     one_hot,
 )
 from regard.core.problem import HALF, Problem
-from regard.core.requests import Entropy, LogSumExp
+from regard.core.requests import Entropy, Full, LogSumExp, Request, Top
 from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot
 from regard.core.spans import all_of
 from regard.core.transforms import transformed
@@ -77,6 +77,35 @@ def attend(problem: Problem) -> Result | None:
     if isinstance(problem.request, Entropy):
         weights = weights.to(problem.dtype)
     return Result(output, problem.request.of(weights) if problem.request is not None else None)
+
+
+def asked(problem: Problem) -> Asked | None:
+    """Return a function that computes output and request for all calls with the signature of this one, or None.
+
+    It serves softmax of dot products without a mask: nothing is inspected, and no `Problem` is built.
+    """
+    request, score, learning, dtype = problem.request, problem.score, problem.differentiated, problem.dtype
+    if request is None or isinstance(request, LogSumExp) or problem.masked or not serves(problem):
+        return None
+    if type(score) not in (Dot, ScaledDot) or type(problem.normalize) is not Softmax:
+        return None
+    if problem.device.type == "cpu" and problem.query.dtype != dtype:
+        return None
+    scale = score.factor(problem.query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
+    if isinstance(score, ScaledDot) and score.softcap is not None:
+        return None
+
+    def computed(query: Tensor, key: Tensor, value: Tensor, request: Request) -> tuple[Tensor, Tensor | Top]:
+        weights = torch.softmax(product(query, key, scale, False, learning), -1)
+        if isinstance(request, Full):  # rounded once
+            weights = _like(weights, query)
+        output = weighted_sum(weights, value, None, learning)
+        found, dtype = request.of(weights), query.dtype
+        if isinstance(found, Top):
+            return output, found if found.values.dtype == dtype else Top(found.values.to(dtype), found.indices)
+        return output, _like(found, query)
+
+    return computed
 
 
 def inspects(problem: Problem) -> bool:
@@ -228,9 +257,13 @@ def _scaled_product(query: Tensor, key: Tensor, scale: float) -> Tensor:
     queries, heads = query.shape[-2], query.shape[-3]
     # Queries are smaller than scores; in half precision a product with a power of two is exact.
     early = scale != 1.0 and (query.dtype not in HALF or math.frexp(scale)[0] in (0.5, -0.5))
+    shape = (*query.shape[:-3], heads, queries, key.shape[-2])
+    if early and query.is_cuda and query.dtype not in HALF:  # the product applies the scale
+        left, right = (t.reshape(-1, *t.shape[-2:]) for t in (_grouped(query, key.shape[-3]), key.mT))
+        return torch.baddbmm(left.new_empty(()), left, right, beta=0.0, alpha=scale).view(shape)
     scores = wide_product(_grouped(query * scale if early else query, key.shape[-3]), key.mT)
     scores = scores if early or scale == 1.0 else scores.mul_(scale)
-    return scores.view(*query.shape[:-3], heads, queries, key.shape[-2])
+    return scores.view(shape)
 
 
 def wide_product(left: Tensor, right: Tensor) -> Tensor:

@@ -1,0 +1,102 @@
+"""All softmax weights of a call, written tile by tile in the dtype that the caller gets: the only traffic is one write.
+
+A program computes the log-sum-exp of its rows, unless it is given, and then the weights exp(s − L) of each tile.
+The result must equal the plain weights (`regard.core.backends.reference`).
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from regard.kernels.triton.additive.pairs import key_range, power_of_two, tile_state
+from regard.kernels.triton.additive.plan import Block, launch
+from regard.kernels.triton.weight_summaries import Scored, known_sums, over_rows, pair_scores, tile_rows
+
+_HALF = Block(128, 128, warps=8, stages=3)
+_LARGE = Block(64, 64, warps=4, stages=2)  # for head sizes above 128
+_SINGLE = Block(64, 32, warps=4, stages=2)
+
+
+@triton.jit
+def _row_sums(
+    q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, SIZE: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Return the log-sum-exp of each row in base 2; +inf for rows that attend nothing, whose weights are then 0."""
+    i = i0 + tl.arange(0, BM)
+    most = tl.full((BM,), float("-inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    for j0 in range(start, stop, BN):
+        some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
+        if some:
+            j = j0 + tl.arange(0, BN)
+            k = tile_rows(key, j, n_k, k_n, SIZE, D)
+            s = pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
+            new_most = tl.maximum(most, tl.max(s, 1))
+            pivot = tl.where(new_most == float("-inf"), 0.0, new_most)
+            total = total * tl.exp2(most - pivot) + tl.sum(
+                power_of_two(s - pivot[:, None], PRECISION != "interpreted"), 1
+            )
+            most = new_most
+    return tl.where(total == 0.0, float("inf"), most + tl.log2(tl.where(total == 0.0, 1.0, total)))
+
+
+@triton.jit
+def _put(weights, tile, i, j, n_q, n_k, BM: tl.constexpr):
+    """Store a tile of the weights; `weights` points to the first row of the tile."""
+    place = tl.arange(0, BM)[:, None] * n_k + j[None, :]
+    tl.store(weights + place, tile.to(weights.dtype.element_ty), mask=(i < n_q)[:, None] & (j < n_k)[None, :])
+
+
+@triton.jit
+def full(
+    query, key, pairs, known, weights, q_b, q_h, q_n, k_b, k_h, k_n, heads, group, n_q, n_k, scale,
+    SIZE: tl.constexpr, KNOWN: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr,
+):  # fmt: skip
+    """Write the weights of a block of rows over all keys, zeros where masked."""
+    # long rows of a causal mask start first, so that the launch does not end with a few long programs
+    i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
+    b, h = z // heads, z % heads
+    i = i0 + tl.arange(0, BM)
+    q = tile_rows(query + b.to(tl.int64) * q_b + h * q_h, i, n_q, q_n, SIZE, D)
+    key += b.to(tl.int64) * k_b + (h // group) * k_h
+    weights += (z.to(tl.int64) * n_q + i0) * n_k
+    start, stop = key_range(pairs, b, i0, n_k, BM, BN)
+    if KNOWN:
+        row = known_sums(known, z.to(tl.int64) * n_q + i, i < n_q)
+    else:
+        row = _row_sums(q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, SIZE, PRECISION, D, BM, BN)
+    for j0 in range(start, stop, BN):
+        some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
+        j = j0 + tl.arange(0, BN)
+        if some:
+            k = tile_rows(key, j, n_k, k_n, SIZE, D)
+            s = pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
+            p = power_of_two(s - row[:, None], PRECISION != "interpreted")
+            if not every:
+                p = tl.where(s == float("-inf"), 0.0, p)  # also if the row's sum is NaN
+            _put(weights, p, i, j, n_q, n_k, BM)
+        else:
+            _put(weights, tl.zeros((BM, BN), tl.float32), i, j, n_q, n_k, BM)
+    after = start + (tl.maximum(stop - start, 0) + BN - 1) // BN * BN
+    nothing = tl.zeros((BM, BN), tl.float32)
+    for j0 in range(0, tl.minimum(start, n_k), BN):
+        _put(weights, nothing, i, j0 + tl.arange(0, BN), n_q, n_k, BM)
+    for j0 in range(after, n_k, BN):
+        _put(weights, nothing, i, j0 + tl.arange(0, BN), n_q, n_k, BM)
+
+
+def full_weights(scored: Scored, lse: Tensor | None, block: Block | None = None) -> Tensor:
+    """Return the weights (b, h, q, k) in the dtype of the queries; `lse` (b, h, q) is the log-sum-exp if known."""
+    (b, h, q, d), k, dtype = scored.query.shape, scored.key.shape[2], scored.query.dtype
+    weights = torch.empty(b, h, q, k, device=scored.query.device, dtype=dtype)
+    if block is None:
+        block = _SINGLE if dtype == torch.float32 else _LARGE if d > 128 else _HALF
+    known = weights if lse is None else lse
+    launch(
+        full, over_rows(scored, block), scored.query, scored.key, scored.pairs, known, weights, *scored.numbers,
+        **scored.constants, KNOWN=lse is not None, BM=block.rows, BN=block.columns, block=block,
+    )  # fmt: skip
+    return weights
