@@ -118,6 +118,27 @@ def test_all_weights(case: str, known: bool, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("b", "h", "g", "q", "k", "d", "e"), [(2, 4, 2, 70, 131, 24, 17), (1, 3, 3, 5, 7, 64, 40), (1, 1, 1, 1, 1, 1, 1)]
+)
+def test_output_and_weights_by_one_kernel(
+    b: int, h: int, g: int, q: int, k: int, d: int, e: int, dtype: torch.dtype, device: str
+) -> None:
+    from regard.kernels.triton.full_weights import attended
+
+    torch.manual_seed(4)
+    query = torch.randn(b, q, h, d, device=device).to(dtype).transpose(1, 2)
+    key, value = (torch.randn(b, g, k, size, device=device).to(dtype) for size in (d, e))
+    output, weights = attended(query, key, value, 0.3, torch.float32)(query, key, value)
+    real = expected(query.double(), key.double(), 0.3, torch.ones(b, h, q, k, device=device).bool(), 0.0, "full")
+    torch.testing.assert_close(weights.double(), real, rtol=1e-5, atol=1e-6)
+    limit = 1e-5 if dtype == torch.float32 else 2e-3
+    true = real @ value.double().repeat_interleave(h // g, 1)
+    torch.testing.assert_close(output.double(), true, rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_masked_weights_of_a_query_of_nan_are_zero(device: str) -> None:
     from regard.core import summaries
 

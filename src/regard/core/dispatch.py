@@ -15,7 +15,7 @@ from types import ModuleType
 
 from regard.core import summaries
 from regard.core.backends import additive, blocked, flex, reference, sdpa, short
-from regard.core.backends.plain_form import asked
+from regard.core.backends.plain_form import asked, asks
 from regard.core.backends.result import Asked, Direct, Result
 from regard.core.problem import Problem
 from regard.core.requests import Full, Rows
@@ -105,7 +105,7 @@ class Backend:
         written = summaries.writes(problem) and self.module is not blocked
         if isinstance(problem.request, Full) and not written and reference.working_bytes(problem) <= 5 * weights:
             return "all weights are asked for: the plain form has them anyway"
-        few = isinstance(problem.request, Rows) or (problem.device.type == "cuda" and asked(problem) is not None)
+        few = isinstance(problem.request, Rows) or (problem.device.type == "cuda" and asks(problem))
         if few and reference.working_bytes(problem) <= _FEW_BYTES[problem.device.type]:
             return "small, and weights are asked for: the plain form has them anyway"
         return self.module.not_worth_it(problem)

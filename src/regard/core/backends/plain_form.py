@@ -39,6 +39,8 @@ from regard.kernels.availability import TRITON
 _SCORES = (Dot, ScaledDot, Cosine, Bilinear, Additive)
 _NORMALIZERS = (Softmax, Entmax, Sparsemax, Sigmoid, Hard)
 _STORED_NUMBERS = 2**20  # number of entries up to which mask and bias are stored
+_SIZE = 128  # the largest sizes of queries, keys and values whose weights and output one kernel computes
+_PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
 def serves(problem: Problem) -> bool:
@@ -79,33 +81,54 @@ def attend(problem: Problem) -> Result | None:
     return Result(output, problem.request.of(weights) if problem.request is not None else None)
 
 
-def asked(problem: Problem) -> Asked | None:
-    """Return a function that computes output and request for all calls with the signature of this one, or None.
-
-    It serves softmax of dot products without a mask: nothing is inspected, and no `Problem` is built.
-    """
-    request, score, learning, dtype = problem.request, problem.score, problem.differentiated, problem.dtype
-    if request is None or isinstance(request, LogSumExp) or problem.masked or not serves(problem):
-        return None
-    if type(score) not in (Dot, ScaledDot) or type(problem.normalize) is not Softmax:
-        return None
-    if problem.device.type == "cpu" and problem.query.dtype != dtype:
-        return None
-    scale = score.factor(problem.query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
+def asks(problem: Problem) -> bool:
+    """Return whether weights are requested of softmax of dot products without a mask: nothing must be inspected."""
+    if problem.request is None or isinstance(problem.request, LogSumExp) or problem.masked or not serves(problem):
+        return False
+    score, normalize = problem.score, problem.normalize
+    if type(score) not in (Dot, ScaledDot) or type(normalize) is not Softmax:
+        return False
     if isinstance(score, ScaledDot) and score.softcap is not None:
+        return False
+    return problem.device.type == "cuda" or problem.query.dtype == problem.dtype
+
+
+def asked(problem: Problem) -> Asked | None:
+    """Return a function that computes output and request for all calls with the signature of this one, or None."""
+    if not asks(problem):
         return None
+    score, learning, query = problem.score, problem.differentiated, problem.query
+    scale = score.factor(query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
+    exact = query.dtype if isinstance(problem.request, Full) else problem.dtype  # the dtype of the weights
+    run = None
+    if by_one_kernel(problem):
+        from regard.kernels.triton.full_weights import attended as prepared  # imported here, because it imports Triton
+
+        run = prepared(query, problem.key, problem.value, scale, exact)
 
     def computed(query: Tensor, key: Tensor, value: Tensor, request: Request) -> tuple[Tensor, Tensor | Top]:
-        weights = torch.softmax(product(query, key, scale, False, learning), -1)
-        if isinstance(request, Full):  # rounded once
-            weights = _like(weights, query)
-        output = weighted_sum(weights, value, None, learning)
+        if run is not None and query.device.index == torch.cuda.current_device():
+            output, weights = run(query, key, value)
+        else:
+            weights = torch.softmax(product(query, key, scale, False, learning), -1)
+            weights = weights if weights.dtype == exact else weights.to(exact)
+            output = weighted_sum(weights, value, None, learning)
         found, dtype = request.of(weights), query.dtype
         if isinstance(found, Top):
             return output, found if found.values.dtype == dtype else Top(found.values.to(dtype), found.indices)
         return output, _like(found, query)
 
     return computed
+
+
+def by_one_kernel(problem: Problem) -> bool:
+    """Return whether one kernel computes output and weights."""
+    tensors = (problem.query, problem.key, problem.value)
+    if not asks(problem) or problem.device.type != "cuda" or problem.differentiated or problem.query.ndim != 4:
+        return False
+    if not TRITON or problem.query.dtype not in (*HALF, torch.float32) or math.prod(problem.shape[:-2]) > _PROGRAMS:
+        return False
+    return all(t.shape[-1] <= _SIZE and t.stride(-1) == 1 for t in tensors)
 
 
 def inspects(problem: Problem) -> bool:

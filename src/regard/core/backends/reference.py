@@ -60,8 +60,8 @@ def in_bfloat16(problem: Problem) -> bool:
 
 
 def kernel(problem: Problem) -> str:
-    """Return the name of the code that runs: torch operations."""
-    return NAME
+    """Return the name of the code that runs: torch operations, or one kernel for output and weights."""
+    return "triton weights" if plain_form.by_one_kernel(problem) else NAME
 
 
 def direct(problem: Problem) -> Direct | None:

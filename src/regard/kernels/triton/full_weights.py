@@ -1,16 +1,18 @@
 """All softmax weights of a call, written tile by tile in the dtype that the caller gets: the only traffic is one write.
 
-A program computes the log-sum-exp of its rows, unless it is given, and then the weights exp(s − L) of each tile.
-The result must equal the plain weights (`regard.core.backends.reference`).
+A program computes the log-sum-exp of its rows, unless it is given, then the weights exp(s − L) of each tile and, if
+values are given, their weighted sum. The results must equal `regard.core.backends.reference`.
 """
+
+from collections.abc import Callable
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.kernels.triton.additive.pairs import key_range, power_of_two, tile_state
-from regard.kernels.triton.additive.plan import Block, launch
+from regard.kernels.triton.additive.pairs import EVERY, key_limit, key_range, power_of_two, product, tile_state
+from regard.kernels.triton.additive.plan import Block, Prepared, launch
 from regard.kernels.triton.weight_summaries import Scored, known_sums, over_rows, pair_scores, tile_rows
 
 _HALF = Block(128, 128, warps=8, stages=3)
@@ -51,11 +53,12 @@ def _put(weights, tile, i, j, n_q, n_k, BM: tl.constexpr):
 
 @triton.jit
 def full(
-    query, key, pairs, known, weights, q_b, q_h, q_n, k_b, k_h, k_n, heads, group, n_q, n_k, scale,
-    SIZE: tl.constexpr, KNOWN: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr,
+    query, key, value, pairs, known, weights, output, q_b, q_h, q_n, k_b, k_h, k_n, heads, group, n_q, n_k, scale,
+    v_b, v_h, v_n,
+    SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr, KNOWN: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr,
+    E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Write the weights of a block of rows over all keys, zeros where masked."""
+    """Write the weights of a block of rows over all keys, zeros where masked, and the output if there are values."""
     # long rows of a causal mask start first, so that the launch does not end with a few long programs
     i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
     b, h = z // heads, z % heads
@@ -68,6 +71,9 @@ def full(
         row = known_sums(known, z.to(tl.int64) * n_q + i, i < n_q)
     else:
         row = _row_sums(q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, SIZE, PRECISION, D, BM, BN)
+    acc = tl.zeros((BM, E), tl.float32)
+    if value is not None:
+        value += b.to(tl.int64) * v_b + (h // group) * v_h
     for j0 in range(start, stop, BN):
         some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
         j = j0 + tl.arange(0, BN)
@@ -78,8 +84,15 @@ def full(
             if not every:
                 p = tl.where(s == float("-inf"), 0.0, p)  # also if the row's sum is NaN
             _put(weights, p, i, j, n_q, n_k, BM)
+            if value is not None:
+                v = tile_rows(value, j, key_limit(pairs, b, n_k), v_n, VALUE_SIZE, E)
+                acc = product(p.to(v.dtype), v, acc, PRECISION)
         else:
             _put(weights, tl.zeros((BM, BN), tl.float32), i, j, n_q, n_k, BM)
+    if value is not None:
+        c = tl.arange(0, E)
+        to = output + (z.to(tl.int64) * n_q + i)[:, None] * VALUE_SIZE + c[None, :]
+        tl.store(to, acc.to(output.dtype.element_ty), mask=(i < n_q)[:, None] & (c < VALUE_SIZE)[None, :])
     after = start + (tl.maximum(stop - start, 0) + BN - 1) // BN * BN
     nothing = tl.zeros((BM, BN), tl.float32)
     for j0 in range(0, tl.minimum(start, n_k), BN):
@@ -94,9 +107,33 @@ def full_weights(scored: Scored, lse: Tensor | None, block: Block | None = None)
     weights = torch.empty(b, h, q, k, device=scored.query.device, dtype=dtype)
     if block is None:
         block = _SINGLE if dtype == torch.float32 else _LARGE if d > 128 else _HALF
-    known = weights if lse is None else lse
     launch(
-        full, over_rows(scored, block), scored.query, scored.key, scored.pairs, known, weights, *scored.numbers,
-        **scored.constants, KNOWN=lse is not None, BM=block.rows, BN=block.columns, block=block,
+        full, over_rows(scored, block), scored.query, scored.key, None, scored.pairs, lse, weights, None,
+        *scored.numbers, 0, 0, 0, **scored.constants, VALUE_SIZE=0, KNOWN=lse is not None, E=16, BM=block.rows,
+        BN=block.columns, block=block,
     )  # fmt: skip
     return weights
+
+
+def attended(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, dtype: torch.dtype, block: Block | None = None
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return a function of (query, key, value) that returns output and weights of calls like this one, unmasked.
+
+    `dtype` is that of the weights. Shapes, strides and dtypes are fixed: (b, h, q, d), (b, g, k, d) and (b, g, k, e),
+    with sizes of at most 128, whose last axes are contiguous.
+    """
+    scored, (b, h, q, _), k, e = Scored(query, key, EVERY, scale), query.shape, key.shape[2], value.shape[3]
+    block = block or (_SINGLE if query.dtype == torch.float32 else _LARGE)
+    constants = {
+        **scored.constants, "VALUE_SIZE": e, "KNOWN": False, "E": max(16, 1 << (e - 1).bit_length()),
+        "BM": block.rows, "BN": block.columns,
+    }  # fmt: skip
+    run = Prepared(full, over_rows(scored, block), (*scored.numbers, *value.stride()[:3]), constants, block)
+
+    def computed(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        weights, output = query.new_empty((b, h, q, k), dtype=dtype), query.new_empty((b, h, q, e))
+        run(query, key, value, EVERY, None, weights, output)
+        return output, weights
+
+    return computed
