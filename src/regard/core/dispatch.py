@@ -15,7 +15,7 @@ from types import ModuleType
 
 from regard.core import summaries
 from regard.core.backends import additive, blocked, flex, reference, sdpa, short
-from regard.core.backends.plain_form import asked, asks
+from regard.core.backends.plain_form import asked, asks, by_one_kernel
 from regard.core.backends.result import Asked, Direct, Result
 from regard.core.problem import Problem
 from regard.core.requests import Full, Rows
@@ -102,7 +102,7 @@ class Backend:
         # If all weights are requested, a matrix of that size is allocated in any case, so the reference costs no more
         # memory unless the score needs intermediate tensors.
         weights = math.prod(problem.shape) * problem.dtype.itemsize
-        written = summaries.writes(problem) and self.module is not blocked
+        written = self.module is not blocked and not by_one_kernel(problem) and summaries.writes(problem)
         if isinstance(problem.request, Full) and not written and reference.working_bytes(problem) <= 5 * weights:
             return "all weights are asked for: the plain form has them anyway"
         few = isinstance(problem.request, Rows) or (problem.device.type == "cuda" and asks(problem))

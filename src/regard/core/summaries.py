@@ -22,6 +22,7 @@ from regard.kernels.weight_sums import weight_sums
 
 _SIZE = 256  # the largest query and key size: whole tiles are in registers and shared memory
 _COUNT = 32  # the largest number of weights that `top` may request
+_WRITTEN = 128  # the largest size of queries and keys for which a kernel writes all weights sooner
 _FEW = 2**22  # number of pairs up to which the plain form returns all weights sooner
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
@@ -49,9 +50,9 @@ def serves(problem: Problem) -> bool:
 
 def writes(problem: Problem) -> bool:
     """Return whether a kernel writes all weights, after the output is computed, sooner than the plain form has both."""
-    if not isinstance(problem.request, Full) or problem.dropout > 0.0:
+    if not isinstance(problem.request, Full) or problem.dropout > 0.0 or problem.query.dtype not in HALF:
         return False
-    return math.prod(problem.shape) > _FEW and serves(problem)
+    return problem.query.shape[-1] <= _WRITTEN and math.prod(problem.shape) > _FEW and serves(problem)
 
 
 def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:

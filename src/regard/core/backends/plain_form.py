@@ -40,6 +40,7 @@ _SCORES = (Dot, ScaledDot, Cosine, Bilinear, Additive)
 _NORMALIZERS = (Softmax, Entmax, Sparsemax, Sigmoid, Hard)
 _STORED_NUMBERS = 2**20  # number of entries up to which mask and bias are stored
 _SIZE = 128  # the largest sizes of queries, keys and values whose weights and output one kernel computes
+_SINGLE = 2**13  # the largest number of keys times their size in float32, where products are slower than torch's
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
@@ -58,6 +59,8 @@ def serves(problem: Problem) -> bool:
 
 def attend(problem: Problem) -> Result | None:
     """Compute the call; None if a value is not finite, on the CPU, where `reference` takes over."""
+    if problem.request is not None and by_one_kernel(problem) and (computed := asked(problem)) is not None:
+        return Result(*computed(problem.query, problem.key, problem.value, problem.request))
     learning, inspected = problem.differentiated, problem.masked and inspects(problem)
     if inspected and not (
         harmless(problem.query, problem.key, problem.value, True) if learning else finite(problem.key)
@@ -124,9 +127,12 @@ def asked(problem: Problem) -> Asked | None:
 def by_one_kernel(problem: Problem) -> bool:
     """Return whether one kernel computes output and weights."""
     tensors = (problem.query, problem.key, problem.value)
-    if not asks(problem) or problem.device.type != "cuda" or problem.differentiated or problem.query.ndim != 4:
+    if problem.device.type != "cuda" or problem.query.ndim != 4 or problem.differentiated or not asks(problem):
         return False
     if not TRITON or problem.query.dtype not in (*HALF, torch.float32) or math.prod(problem.shape[:-2]) > _PROGRAMS:
+        return False
+    size = max(problem.query.shape[-1], problem.value.shape[-1])
+    if problem.query.dtype == torch.float32 and problem.shape[-1] * size > _SINGLE:
         return False
     return all(t.shape[-1] <= _SIZE and t.stride(-1) == 1 for t in tensors)
 

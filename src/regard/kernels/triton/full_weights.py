@@ -17,6 +17,7 @@ from regard.kernels.triton.weight_summaries import Scored, known_sums, over_rows
 
 _HALF = Block(128, 128, warps=8, stages=3)
 _LARGE = Block(64, 64, warps=4, stages=2)  # for head sizes above 128
+_VALUES = Block(64, 64, warps=4, stages=3)  # with values
 _SINGLE = Block(64, 32, warps=4, stages=2)
 
 
@@ -101,12 +102,11 @@ def full(
         _put(weights, nothing, i, j0 + tl.arange(0, BN), n_q, n_k, BM)
 
 
-def full_weights(scored: Scored, lse: Tensor | None, block: Block | None = None) -> Tensor:
+def full_weights(scored: Scored, lse: Tensor | None) -> Tensor:
     """Return the weights (b, h, q, k) in the dtype of the queries; `lse` (b, h, q) is the log-sum-exp if known."""
     (b, h, q, d), k, dtype = scored.query.shape, scored.key.shape[2], scored.query.dtype
     weights = torch.empty(b, h, q, k, device=scored.query.device, dtype=dtype)
-    if block is None:
-        block = _SINGLE if dtype == torch.float32 else _LARGE if d > 128 else _HALF
+    block = _SINGLE if dtype == torch.float32 else _LARGE if d > 128 else _HALF
     launch(
         full, over_rows(scored, block), scored.query, scored.key, None, scored.pairs, lse, weights, None,
         *scored.numbers, 0, 0, 0, **scored.constants, VALUE_SIZE=0, KNOWN=lse is not None, E=16, BM=block.rows,
@@ -116,7 +116,7 @@ def full_weights(scored: Scored, lse: Tensor | None, block: Block | None = None)
 
 
 def attended(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, dtype: torch.dtype, block: Block | None = None
+    query: Tensor, key: Tensor, value: Tensor, scale: float, dtype: torch.dtype
 ) -> Callable[..., tuple[Tensor, Tensor]]:
     """Return a function of (query, key, value) that returns output and weights of calls like this one, unmasked.
 
@@ -124,7 +124,7 @@ def attended(
     with sizes of at most 128, whose last axes are contiguous.
     """
     scored, (b, h, q, _), k, e = Scored(query, key, EVERY, scale), query.shape, key.shape[2], value.shape[3]
-    block = block or (_SINGLE if query.dtype == torch.float32 else _LARGE)
+    block = _SINGLE if query.dtype == torch.float32 else _VALUES
     constants = {
         **scored.constants, "VALUE_SIZE": e, "KNOWN": False, "E": max(16, 1 << (e - 1).bit_length()),
         "BM": block.rows, "BN": block.columns,

@@ -18,7 +18,7 @@ MISSING = tl.constexpr(-(2**31))  # the mark of an empty place among ranks, and 
 TAKEN = tl.constexpr(1 - 2**31)
 _BITS = 10  # the largest number of bits of a rank that hold the number of its tile
 _LARGEST = Block(32, 128, warps=8, stages=3), Block(32, 64, warps=4, stages=2)
-_RANKED = Block(128, 64, warps=8, stages=3), Block(64, 64, warps=4, stages=2)
+_RANKED = Block(64, 64, warps=4, stages=3), Block(64, 64, warps=4, stages=2)
 
 
 @triton.jit
@@ -195,11 +195,10 @@ def largest(
         best = tl.where(here, float("-inf"), best)
 
 
-def top(scored: Scored, lse: Tensor, count: int, block: Block | None = None) -> tuple[Tensor, Tensor]:
+def top(scored: Scored, lse: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` largest weights of each row, largest first, and their keys; −1 for weights of 0."""
-    (b, h, q, _), keys_total = scored.query.shape, scored.key.shape[2]
-    ranked = block or scored.block(*_RANKED)
-    bits = max(1, (-(-keys_total // ranked.columns) - 1).bit_length())
+    (b, h, q, _), ranked = scored.query.shape, scored.block(*_RANKED)
+    bits = max(1, (-(-scored.key.shape[2] // ranked.columns) - 1).bit_length())
     if scored.query.dtype == torch.float32 or count > FEW.value or bits > _BITS:
         bits, ranked = 0, scored.block(*_LARGEST)
     values = torch.empty(b, h, q, count, device=lse.device, dtype=torch.float32)
