@@ -171,9 +171,7 @@ def test_weights_on_request_equal_the_plain_ones(request_):
 
 @pytest.mark.parametrize("mask", [None, regard.window(90, 0), regard.causal(-3)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize(
-    ("queries", "keys", "size"), [(53, 71, 24), (1061, 1301, 40)], ids=["few pairs", "many pairs"]
-)
+@pytest.mark.parametrize(("queries", "keys", "size"), [(53, 71, 24), (1061, 1301, 40)], ids=["few pairs", "many pairs"])
 def test_all_weights_and_their_sum(queries: int, keys: int, size: int, dtype: torch.dtype, mask) -> None:
     """Few pairs, many, with and without a mask are computed by different code."""
     torch.manual_seed(6)
