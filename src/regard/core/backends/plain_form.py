@@ -102,7 +102,8 @@ def asked(problem: Problem) -> Asked | None:
         return None
     score, learning, query = problem.score, problem.differentiated, problem.query
     scale = score.factor(query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
-    exact = query.dtype if isinstance(problem.request, Full) else problem.dtype  # the dtype of the weights
+    # All weights are rounded once; gradients and summaries are computed from weights that are not rounded.
+    exact = query.dtype if isinstance(problem.request, Full) and not learning else problem.dtype
     run = None
     if by_one_kernel(problem):
         from regard.kernels.triton.full_weights import attended as prepared  # imported here, because it imports Triton
