@@ -16,8 +16,8 @@ from regard.kernels.triton.additive.plan import Block, Prepared, launch
 from regard.kernels.triton.weight_summaries import Scored, known_sums, over_rows, pair_scores, tile_rows
 
 _HALF = Block(128, 128, warps=8, stages=3)
-_LARGE = Block(64, 64, warps=4, stages=2)  # for head sizes above 128
-_VALUES = Block(64, 64, warps=4, stages=3)  # with values
+_LARGE = Block(64, 64, warps=4, stages=2)  # for head sizes above 128, with values above 64: two programs fit
+_VALUES = Block(64, 64, warps=4, stages=3)
 _SINGLE = Block(64, 32, warps=4, stages=2)
 
 
@@ -124,7 +124,7 @@ def attended(
     with sizes of at most 128, whose last axes are contiguous.
     """
     scored, (b, h, q, _), k, e = Scored(query, key, EVERY, scale), query.shape, key.shape[2], value.shape[3]
-    block = _SINGLE if query.dtype == torch.float32 else _VALUES
+    block = _SINGLE if query.dtype == torch.float32 else _VALUES if max(query.shape[3], e) <= 64 else _LARGE
     constants = {
         **scored.constants, "VALUE_SIZE": e, "KNOWN": False, "E": max(16, 1 << (e - 1).bit_length()),
         "BM": block.rows, "BN": block.columns,
