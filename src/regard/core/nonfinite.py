@@ -209,11 +209,12 @@ def zeroed_with_row(problem: Problem, found: Clauses | None) -> tuple[Problem, T
     """Return `zero_masked_keys`, and the mask (…, 1, 1, k) as numbers to add if all queries may attend the same keys.
 
     A sequence with nothing to attend gets its first key, which is zero like its value and the queries: so are the
-    output and the gradients. The row is None on the CPU, and for masks that differ between queries or heads.
+    output and the gradients. The row is None on the CPU, in compiled code, and for masks that differ between queries or
+    heads.
     """
-    if problem.device.type == "cpu" or problem.bias is not None or 0 in problem.shape or found is None:
+    if problem.device.type == "cpu" or torch.compiler.is_compiling() or problem.bias is not None or 0 in problem.shape:
         return zero_masked_keys(problem), None
-    if not found.by_key or found.by_head or any(t.shape[-3] > 1 for t in found.dense):
+    if found is None or not found.by_key or found.by_head or any(t.shape[-3] > 1 for t in found.dense):
         return zero_masked_keys(problem), None
     queries, keys = problem.shape[-2:]
     seen = seen_keys(found, queries, keys, problem.device)
