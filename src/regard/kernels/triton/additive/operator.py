@@ -1,6 +1,6 @@
 """The Triton kernels as differentiable PyTorch operators, which torch.compile does not trace into."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from regard.kernels.triton.additive.backward import backward
 from regard.kernels.triton.additive.forward import forward
 from regard.kernels.triton.additive.pairs import EVERY, Pairs
 from regard.kernels.triton.additive.plan import SPAN, Inputs
+
+_MANY = 64  # the largest number of alignments and masks for which a call of one signature keeps its launches
 
 
 def _spans(ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -217,27 +219,85 @@ class _Stored(torch.autograd.Function):
     """Compute a checked call with stored scores, without learned biases."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs) -> Tensor:
-        inputs = Inputs(query, key, value, weight, pairs.lengths, "tanh")
-        output, lse, scores = stored.forward(inputs, pairs)
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs, plan: stored.Recipe
+    ) -> Tensor:
+        output, lse, scores, _ = plan.forward(query, key, value, weight, pairs)
         ctx.save_for_backward(query, key, value, weight, output, lse, scores)
-        ctx.pairs = pairs
+        ctx.pairs, ctx.plan = pairs, plan
         return output
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, weight, output, lse, scores = ctx.saved_tensors
-        inputs = Inputs(query, key, value, weight, ctx.pairs.lengths, "tanh")
-        found = stored.backward(inputs, ctx.pairs, output, lse, grad, None, scores=scores)
-        return found.query, found.key, found.value, found.weight.to(weight.dtype), None
+    def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:
+        return (_once if torch.is_grad_enabled() else _stored_gradients)(ctx, *upstream)
 
 
-def stored_attention(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs) -> Tensor:
-    """Return the output alone, for operands that the caller has checked: of one dtype, with a contiguous weight."""
+class _Weighted(torch.autograd.Function):
+    """Compute a checked call with stored scores and all of its weights."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs, plan: stored.Recipe
+    ) -> tuple[Tensor, Tensor | None]:
+        output, lse, scores, weights = plan.forward(query, key, value, weight, pairs, weights=True)
+        ctx.save_for_backward(query, key, value, weight, output, lse, scores)
+        ctx.pairs, ctx.plan = pairs, plan
+        ctx.set_materialize_grads(False)
+        return output, weights
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:
+        return (_once if torch.is_grad_enabled() else _stored_gradients)(ctx, *upstream)
+
+
+def _stored_gradients(ctx: Any, grad: Tensor | None, grad_weights: Tensor | None = None) -> tuple[Tensor | None, ...]:
+    query, key, value, weight, output, lse, scores = ctx.saved_tensors
+    if grad is None:
+        grad = torch.zeros_like(output)
+    if grad_weights is not None:
+        grad_weights = grad_weights.contiguous()
+    found = ctx.plan.backward(
+        query, key, value, weight, ctx.pairs, output, lse, scores, grad, None, grad_weights
+    )  # fmt: skip
+    return (*found[:4], None, None)
+
+
+# The decorator costs as much as a launch, so only calls whose gradients are differentiated again, which it refuses,
+# pass through it.
+_once = once_differentiable(_stored_gradients)
+
+
+def stored_call(learning: bool) -> Callable[[Tensor, Tensor, Tensor, Tensor, Pairs, Hashable], Tensor]:
+    """Return a function that computes the output of calls whose operands agree in shape, stride, dtype and device.
+
+    The caller has checked the operands: they have one dtype, and the weight's rows are contiguous. The last argument
+    describes the pairs: it differs where `trait(pairs)` does. Where nothing is differentiated, `learning` is False.
+    """
+    plans: dict[Any, stored.Recipe] = {}
+
+    def run(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs, kind: Hashable) -> Tensor:
+        places = query.data_ptr() & 15, key.data_ptr() & 15, value.data_ptr() & 15, weight.data_ptr() & 15
+        known = places, weight.stride(), kind
+        plan = plans.get(known)
+        if plan is None:
+            if len(plans) >= _MANY:
+                plans.clear()
+            plan = plans[known] = stored.recipe(Inputs(query, key, value, weight, pairs.lengths, "tanh"), pairs)
+        if learning:
+            return _Stored.apply(query, key, value, weight, pairs, plan)
+        return plan.forward(query, key, value, weight, pairs)[0]
+
+    return run
+
+
+def stored_weights(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """Return the output and all weights (b, h, q, k) of a checked call, by the kernels that store its scores."""
+    plan = stored.recipe(Inputs(query, key, value, weight, pairs.lengths, "tanh"), pairs)
     if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value, weight)):
-        return _Stored.apply(query, key, value, weight, pairs)
-    return stored.forward(Inputs(query, key, value, weight, pairs.lengths, "tanh"), pairs)[0]
+        return _Weighted.apply(query, key, value, weight, pairs, plan)
+    output, _, _, weights = plan.forward(query, key, value, weight, pairs, weights=True)
+    assert weights is not None
+    return output, weights
 
 
 def additive(*arguments: Any) -> tuple[Tensor, Tensor]:
