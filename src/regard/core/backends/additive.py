@@ -247,7 +247,10 @@ def _visible(found: Clauses | None, shape: tuple[int, ...]) -> native_attention.
 
 def _direct_stored(problem: Problem) -> Direct:
     """Return the function for calls that store their scores; kernel arguments of a mask are cached with the mask."""
-    from regard.kernels.triton.additive.operator import stored_call  # imported here, because it imports Triton
+    from regard.kernels.triton.additive.operator import (  # imported here, because it imports Triton
+        kernel_pairs,
+        stored_call,
+    )
     from regard.kernels.triton.additive.pairs import EVERY, Pairs
     from regard.kernels.triton.additive.plan import trait
 
@@ -274,6 +277,9 @@ def _direct_stored(problem: Problem) -> Direct:
             if lengths.shape == (batch,) and lengths.stride(0) == 1:
                 kind = lengths.dtype, lengths.data_ptr() & 15
                 return run(query, key, value, weight, Pairs(lengths=lengths), kind)
+        if type(mask) is Tensor and mask.dtype == torch.bool and mask.ndim == 4:
+            pairs = kernel_pairs(shape, None, None, None, None, None, mask, None, None)
+            return run(query, key, value, weight, pairs, trait(pairs))
         if not isinstance(mask, Mask):
             return None
         known = stored(mask, device, ("additive", shape), lambda: described(mask, device))

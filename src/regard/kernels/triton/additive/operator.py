@@ -137,11 +137,11 @@ def _run_backward(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor, lengths: Tensor | None, query_ids: Tensor | None,
     key_ids: Tensor | None, mask: Tensor | None, bias: Tensor | None, table: Tensor | None, output: Tensor,
     lse: Tensor, grad_output: Tensor, grad_lse: Tensor | None, low: int | None, high: int | None, activation: str,
-    dropout: float, seed: int, form: str, bias_gradients: bool, scores: Tensor | None = None,
+    dropout: float, seed: int, form: str, bias_gradients: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     pairs = kernel_pairs(_shape(query, key), low, high, lengths, query_ids, key_ids, mask, bias, table, dropout, seed)
     small = stores_scores(query.shape, key.shape, activation, form)
-    rest: dict[str, Any] = {"scores": scores} if small else {"form": form}
+    rest: dict[str, Any] = {} if small else {"form": form}
     found = (stored.backward if small else backward)(
         Inputs(query, key, value, weight, lengths, activation), pairs, output, lse.contiguous(), grad_output,
         None if grad_lse is None else grad_lse.contiguous(),
@@ -172,13 +172,13 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _gradients(
-    ctx: Any, run: Callable[..., tuple[Tensor, ...]], grad_output: Tensor | None, grad_lse: Tensor | None, **more: Any
+    ctx: Any, run: Callable[..., tuple[Tensor, ...]], grad_output: Tensor | None, grad_lse: Tensor | None
 ) -> tuple[Any, ...]:
     *operands, output, lse = ctx.saved_tensors[:12]
     if grad_output is None:
         grad_output = torch.zeros_like(output)
     wanted = ctx.needs_input_grad[8] or ctx.needs_input_grad[9]
-    *grads, grad_bias, grad_table = run(*operands, output, lse, grad_output, grad_lse, *ctx.settings, wanted, **more)
+    *grads, grad_bias, grad_table = run(*operands, output, lse, grad_output, grad_lse, *ctx.settings, wanted)
     biases = [grad if ctx.needs_input_grad[at] else None for at, grad in ((8, grad_bias), (9, grad_table))]
     return (*grads, None, None, None, None, *biases, *(None for _ in ctx.settings), None)
 
@@ -198,10 +198,12 @@ class _Learning(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         query, key, value, weight, lengths, *rest = arguments
         ids_to_table, (low, high, activation, dropout, seed, form) = rest[:5], rest[5:]
-        scores = None
+        scores, ctx.kept = None, None
         if stores_scores(query.shape, key.shape, activation, form):
             pairs = kernel_pairs(_shape(query, key), low, high, lengths, *ids_to_table, dropout, seed)
-            output, lse, scores = stored.forward(Inputs(query, key, value, weight, lengths, activation), pairs)
+            plan = stored.recipe(Inputs(query, key, value, weight, lengths, activation), pairs)
+            output, lse, scores, _ = plan.forward(query, key, value, weight, pairs)
+            ctx.kept = plan, pairs
         else:
             output, lse = _run_forward(*arguments, True)
         ctx.save_for_backward(*arguments[:10], output, lse, scores)
@@ -212,7 +214,14 @@ class _Learning(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
-        return _gradients(ctx, _run_backward, grad_output, grad_lse, scores=ctx.saved_tensors[12])[:-1]
+        if ctx.kept is None:
+            return _gradients(ctx, _run_backward, grad_output, grad_lse)[:-1]
+        (plan, pairs), needed = ctx.kept, ctx.needs_input_grad
+        *operands, output, lse, scores = ctx.saved_tensors
+        grad_output = torch.zeros_like(output) if grad_output is None else grad_output
+        biases = [x if wanted else None for x, wanted in zip(operands[8:], needed[8:10], strict=True)]
+        found = stored.gradients(plan, operands[:4], pairs, output, lse, scores, grad_output, grad_lse, *biases)
+        return (*found[:4], None, None, None, None, *found[4:], *(None for _ in ctx.settings))
 
 
 class _Stored(torch.autograd.Function):
@@ -223,7 +232,7 @@ class _Stored(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs, plan: stored.Recipe
     ) -> Tensor:
         output, lse, scores, _ = plan.forward(query, key, value, weight, pairs)
-        ctx.save_for_backward(query, key, value, weight, output, lse, scores)
+        ctx.save_for_backward(query, key, value, weight, output, lse, scores, pairs.lengths)
         ctx.pairs, ctx.plan = pairs, plan
         return output
 
@@ -240,7 +249,7 @@ class _Weighted(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs, plan: stored.Recipe
     ) -> tuple[Tensor, Tensor | None]:
         output, lse, scores, weights = plan.forward(query, key, value, weight, pairs, weights=True)
-        ctx.save_for_backward(query, key, value, weight, output, lse, scores)
+        ctx.save_for_backward(query, key, value, weight, output, lse, scores, pairs.lengths)
         ctx.pairs, ctx.plan = pairs, plan
         ctx.set_materialize_grads(False)
         return output, weights
@@ -251,7 +260,8 @@ class _Weighted(torch.autograd.Function):
 
 
 def _stored_gradients(ctx: Any, grad: Tensor | None, grad_weights: Tensor | None = None) -> tuple[Tensor | None, ...]:
-    query, key, value, weight, output, lse, scores = ctx.saved_tensors
+    # the lengths are saved, although `pairs` has them, because torch checks that saved tensors are unchanged
+    query, key, value, weight, output, lse, scores, _ = ctx.saved_tensors
     if grad is None:
         grad = torch.zeros_like(output)
     if grad_weights is not None:

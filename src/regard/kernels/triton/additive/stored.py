@@ -236,21 +236,36 @@ def backward(
     *,
     bias: Tensor | None = None,
     table: Tensor | None = None,
-    scores: Tensor | None = None,
     tiles: Tiles = DEFAULT,
 ) -> Gradients:
-    """Compute all gradients; the scores are recomputed if the forward pass did not pass them on."""
+    """Compute all gradients without the forward pass's scores, which are computed again."""
     plan = recipe(inputs, pairs, tiles)
     four = inputs.query, inputs.key, inputs.value, inputs.weight
-    scores = plan.pair_scores(inputs.query, inputs.key, inputs.weight, pairs) if scores is None else scores
-    change = None if grad_lse is None else grad_lse.float()
-    *grads, work = plan.backward(*four, pairs, output, lse, scores, grad_output, change)
+    scores = plan.pair_scores(inputs.query, inputs.key, inputs.weight, pairs)
+    return gradients(plan, four, pairs, output, lse, scores, grad_output, grad_lse, bias, table)
+
+
+def gradients(
+    plan: Recipe,
+    operands: tuple[Tensor, Tensor, Tensor, Tensor],
+    pairs: Pairs,
+    output: Tensor,
+    lse: Tensor,
+    scores: Tensor,
+    grad_output: Tensor,
+    grad_lse: Tensor | None,
+    bias: Tensor | None,
+    table: Tensor | None,
+) -> Gradients:
+    """Return the gradients of query, key, value and weight, and of those of `bias` and `table` that are not None."""
+    change = None if grad_lse is None else grad_lse.float().contiguous()
+    *grads, work = plan.backward(*operands, pairs, output, lse, scores, grad_output, change)
     heads, _, n_q, n_k, q_pad, k_pad = plan.numbers
     grad_bias, grad_table = None, None
     if bias is not None:
         slab = work[: plan.weight_at].view(-1, heads, q_pad, k_pad)
-        grad_bias = slab[:, :, :n_q, :n_k].sum_to_size(bias.shape)
+        grad_bias = slab[:, :, :n_q, :n_k].sum_to_size(bias.shape).to(bias.dtype)
     if table is not None:
         wide = bias_gradient.by_distance(work, None, plan.room, (n_q, n_k), 0, table)
-        grad_table = wide.view(-1, heads, table.shape[1]).sum(0)
+        grad_table = wide.view(-1, heads, table.shape[1]).sum(0).to(table.dtype)
     return Gradients(*grads, grad_bias, grad_table)
