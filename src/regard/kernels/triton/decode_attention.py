@@ -18,6 +18,7 @@ from regard.kernels.triton.additive.plan import Block, Prepared
 from regard.kernels.triton.additive.stored_scores import approximate_tanh
 
 _TILE = 2**14  # the number of bytes of keys or values that a program loads at a time
+_FEW = 128  # up to this number of keys, wide values in half precision are loaded twice as many at a time
 _LEAST = 2**17  # the smallest cost of a row, in products, at which a second launch is worth its time
 _PART = 2**15  # the smallest cost of a range
 _WAVES = 8  # the number of programs for each multiprocessor
@@ -26,8 +27,8 @@ _COLUMNS = 128  # the number of value columns that a program merges
 TOGETHER = 0
 
 
-# Whether half precision uses the device's own tanh, accurate to 11 bits.
-APPROXIMATE = False
+# Whether half precision uses the device's own tanh, accurate to 11 bits, as training does.
+APPROXIMATE = True
 
 
 @triton.jit
@@ -218,7 +219,8 @@ def layout(rows: int, keys: int, f_size: int, e_size: int, additive: bool, items
     """Return the tiles of a step; `workers` is the number of multiprocessors."""
     block_values = max(16, triton.next_power_of_2(e_size))
     block_features = max(16, min(128 if additive else 256, triton.next_power_of_2(f_size)))
-    block_keys = max(16, _TILE // itemsize // max(block_features, block_values))
+    few = additive and itemsize == 2 and block_values >= 512 and keys <= _FEW
+    block_keys = max(16, _TILE * (2 if few else 1) // itemsize // max(block_features, block_values))
     block_keys = min(128, block_keys, max(16, triton.next_power_of_2(keys)))
     cost = (4 if additive else 1) * f_size + e_size  # cost of one key
     splits = 1
