@@ -18,7 +18,7 @@ from regard.kernels.triton.additive.plan import Block, Prepared
 from regard.kernels.triton.additive.stored_scores import approximate_tanh
 
 _TILE = 2**14  # the number of bytes of keys or values that a program loads at a time
-_FEW = 128  # up to this number of keys, wide values in half precision are loaded twice as many at a time
+_FEW = 128  # the number of keys up to which a program loads twice as many bytes of wide values at a time
 _LEAST = 2**17  # the smallest cost of a row, in products, at which a second launch is worth its time
 _PART = 2**15  # the smallest cost of a range
 _WAVES = 8  # the number of programs for each multiprocessor
