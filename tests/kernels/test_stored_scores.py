@@ -131,6 +131,25 @@ def test_all_weights(device: str, learned: str) -> None:
         torch.testing.assert_close(a.double(), t, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_weights_beside_nan(device: str) -> None:
+    """A NaN in a key makes the rows that attend to it NaN, and no others."""
+    from regard.kernels.triton.additive.operator import kernel_pairs, stored_weights
+
+    torch.manual_seed(9)
+    query, key, value = (torch.randn(1, 1, n, 4, device=device) for n in (3, 7, 7))
+    key[0, 0, 5], value[0, 0, 6] = torch.nan, torch.inf
+    weight = torch.ones(4, device=device)
+    pairs = kernel_pairs((1, 1, 3, 7), None, 3, None, *[None] * 5)
+    found = stored_weights(query, key, value, weight, pairs)
+    settings = {"score": regard.Additive(weight), "mask": regard.causal(offset=3), "weights": regard.full()}
+    true = regard.attention(query, key, value, backend="reference", **settings)
+    for a, t in zip(found, (true.output, true.weights), strict=True):
+        torch.testing.assert_close(a, t, rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert found[1][0, 0, 2].isnan().all()
+    assert found[1][0, 0, :2].isfinite().all()
+
+
 @pytest.mark.parametrize("backend", ["additive", "reference"])
 @pytest.mark.cuda
 def test_weights_beside_the_output(backend: str) -> None:

@@ -254,6 +254,7 @@ def weighted_values(
                 j = j0 + tl.arange(0, BN)
                 inside = (i < n_q)[:, None] & (j < n_k)[None, :]
                 s = tl.load(s_at + j[None, :], mask=inside, other=float("-inf"))
-                p = tl.where(s == float("-inf"), 0.0, power_of_two(s - (row_lse * LOG2E)[:, None], NATIVE))
+                p = power_of_two(s - tl.where(most == float("-inf"), 0.0, most)[:, None], NATIVE)
+                p = p / tl.where(empty, 1.0, total)[:, None]  # a row whose total is NaN is NaN, masked pairs too
                 to = weights + (z.to(tl.int64) * n_q + i)[:, None] * n_k + j[None, :]
                 tl.store(to, p.to(weights.dtype.element_ty), mask=inside)
