@@ -785,6 +785,26 @@ def test_a_cuda_device_gives_the_same(name: str, causal: bool) -> None:
         )
 
 
+@pytest.mark.parametrize("largest", [1.0, 1e15], ids=["moderate", "large value"])
+@both_ways
+def test_many_sequences_are_computed_a_few_at_a_time(causal: bool, largest: float) -> None:
+    """The result and its gradients equal explicit products of all pairs in float64, with the tokens' axis first."""
+    leaves = [torch.randn(450, 20, 2, 8).transpose(1, 2).requires_grad_() for _ in range(3)]
+    with torch.no_grad():
+        leaves[2][-1, -1, -1, 0] = largest
+    true = [x.detach().double().requires_grad_() for x in leaves]
+    query, key = (torch.where(x > 0, x + 1, x.exp()) for x in true[:2])
+    pairs = query @ key.mT
+    pairs = pairs.tril() if causal else pairs
+    real = pairs @ true[2] / pairs.sum(-1, keepdim=True)
+    output = regard.linear_attention(*leaves, features=regard.EluFeatures(), causal=causal)
+    change = torch.randn_like(output)
+    results = (output, *torch.autograd.grad(output, leaves, change))
+    for mine, exact in zip(results, (real, *torch.autograd.grad(real, true, change.double())), strict=True):
+        assert_close(mine[:-1], exact[:-1].float(), rtol=1e-4, atol=1e-5)
+        assert_close(mine[-1], exact[-1].float(), rtol=1e-4, atol=1e-5 * largest)
+
+
 # Tests of extreme values.
 
 
