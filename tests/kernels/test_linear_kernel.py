@@ -108,8 +108,11 @@ def test_performer_products(case: str, device: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("masked", [False, True], ids=["every key", "masked"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize(("size", "dtype"), [(66, torch.float32), (130, torch.float16)], ids=["float32", "wide half"])
-def test_grouped_heads_and_masks_by_products(size: int, dtype: torch.dtype, causal: bool, masked: bool) -> None:
+def test_grouped_heads_and_masks_by_products(
+    size: int, dtype: torch.dtype, causal: bool, masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Sequences without keys give 0; what is behind the mask changes nothing."""
+    monkeypatch.setattr(linear_kernel, "TRIAL", True)
     query, key, value = (torch.randn(2, h, 37, s).to(dtype) for h, s in ((4, size), (2, size), (2, 7)))
     mask = regard.padding(torch.tensor([0, 13])) if masked else None
     if masked:

@@ -21,9 +21,8 @@ _SIZE = 128  # the largest size of keys and values: the sum of their products is
 _CHUNK, _SUMS = 32, 4 << 30  # positions of a causal chunk, and the largest size of all chunks' sums in bytes
 _WIDE = 220_000  # bytes of shared memory that a size of 128 takes in float32
 _WIDEST = 2048  # the largest size of keys and values by products
-# Which calls with elu features are faster by products, measured on an H200. The kernels multiply float32 in three
-# parts, which takes too many registers for a size of 128.
 _MANY = 1 << 18  # rows over all heads: with fewer, the larger number of launches takes more time than it saves
+TRIAL = False  # whether products also serve calls for which their time has not been measured on a GPU
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
@@ -58,14 +57,15 @@ def _by_products(problem: Problem, features: Features, causal: bool) -> bool:
     if isinstance(features, PerformerFeatures):
         rows = math.prod(problem.query.shape[:-1]) + math.prod(problem.key.shape[:-1])
         fits = rows * features.projection.shape[0] * 4 <= _SUMS  # all features are in memory
-        return fits and wide > _SIZE and not causal
+        return TRIAL and fits and wide > _SIZE and not causal
     if not isinstance(features, EluFeatures) or wide > _WIDEST:
         return False
-    if not causal or wide > _SIZE:
-        return dtype == torch.float32 or wide > _SIZE
-    if dtype == torch.float32:
-        return wide > _SIZE // 2
-    return dtype == torch.bfloat16 and wide > _SIZE // 4 and math.prod(problem.query.shape[:-1]) >= _MANY
+    if dtype == torch.float32 and not causal:  # the kernels multiply float32 in three parts, in too many registers
+        return True
+    if TRIAL and (wide > _SIZE or (dtype == torch.float32 and wide > _SIZE // 2)):
+        return True
+    many = math.prod(problem.query.shape[:-1]) >= _MANY
+    return causal and dtype == torch.bfloat16 and _SIZE // 4 < wide <= _SIZE // 2 and many
 
 
 @functools.cache

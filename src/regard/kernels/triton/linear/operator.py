@@ -45,7 +45,7 @@ class Tuning(NamedTuple):
 
 
 TUNING = Tuning()
-SUMS = 512 << 20  # largest size in bytes of the sums of all chunks in a forward pass without gradients
+SUMS = 4 << 30  # largest size in bytes of the sums of all chunks in a forward pass without gradients
 
 
 class _Signature(NamedTuple):
