@@ -7,7 +7,7 @@ import torch
 from torch.autograd import forward_ad
 
 import regard
-from regard.core.backends import sdpa
+from regard.core.backends import mask_blocks
 
 # Device, dtype and relative tolerance: a loop may use a fused kernel where a transform uses the reference.
 PLACES = {"cpu": ("cpu", torch.float64, 1e-12)}
@@ -156,7 +156,7 @@ def test_mapped_over_masked_nan(place: str) -> None:
 )  # a warning of torch about its kernels in vmap
 def test_mapped_over_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """There are several blocks, whose masks cannot be inspected."""
-    monkeypatch.setattr(sdpa, "_MASK_NUMBERS", 2**14)
+    monkeypatch.setattr(mask_blocks, "CPU_NUMBERS", 2**14)
     x, lengths = drawn(1, 2, 200, 8), torch.tensor([3, 120, 200])
 
     def attend(length: torch.Tensor) -> torch.Tensor:

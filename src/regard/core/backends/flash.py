@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.core.backends import blocked, sdpa
+from regard.core.backends import blocked, mask_blocks, sdpa
 from regard.core.backends.result import Result
 from regard.core.backward_checks import Unchanged, once_only
 from regard.core.clauses import clauses
@@ -159,11 +159,11 @@ def _tiles(problem: Problem) -> Iterator[_Tile]:
     if found is not None and by_band and (not found.banded or (found.low is None and found.high == 0)):
         yield _Tile(all_of(queries), all_of(keys), None, found.banded)
         return
-    for rows, columns in sdpa.visible(problem):
+    for rows, columns in mask_blocks.visible(problem):
         assert problem.mask is not None  # without a mask there is one tile
         allowed = problem.mask.allowed(rows, columns, problem.device)
         allowed = allowed.expand(*allowed.shape[:-2], len(rows), len(columns))
-        yield _Tile(rows, columns, sdpa.four_axes(allowed, problem), False)
+        yield _Tile(rows, columns, mask_blocks.four_axes(allowed, problem), False)
 
 
 def _numbers(tile: _Tile, like: Tensor) -> Tensor | None:

@@ -15,28 +15,22 @@ import torch
 from torch import Tensor
 
 from regard.core import summaries
-from regard.core.backends import alibi_numbers, banded, decoding_step, per_sequence, reference, torch_sdpa
-from regard.core.backends.block_grid import survey
+from regard.core.backends import alibi_numbers, banded, decoding_step, mask_blocks, per_sequence, reference, torch_sdpa
 from regard.core.backends.result import Direct, Result
-from regard.core.biases import Rule
 from regard.core.clauses import Clauses, clauses
 from regard.core.mask_cache import stored
-from regard.core.masks import Band, Dense, Mask
+from regard.core.masks import Band, Dense
 from regard.core.nonfinite import all_finite, finite, harmless, needs_cleaning, zeroed_with_row
 from regard.core.problem import HALF, Problem
 from regard.core.requests import LogSumExp, Rows
 from regard.core.scores import Bilinear, Dot, ScaledDot, Score
-from regard.core.spans import Stretch, all_of, cut, take
+from regard.core.spans import all_of, take
 from regard.core.transforms import mapped
 
 NAME = "sdpa"
 FEW = 16  # with fewer keys than this, torch's CPU kernels return 0 for a query of NaN
-_MASK_NUMBERS = 2**22  # entries of a mask built at a time
-_CUDA_NUMBERS = 2**26  # entries built at a time on a GPU, which needs larger blocks to be busy
-_STORED_NUMBERS = 2**20  # number of entries up to which a mask is stored
 _BAND_NUMBERS = 2**15  # number of entries up to which a band is stored with a route; there are many routes
 _SHORT = 64  # keys up to which the plain form takes less time on the CPU than padding to one size
-_COLUMNS = 128  # number of keys in one step of the search for visible keys
 _MEMORY = 512  # number of keys from which on a step in float32 takes less time by the decoding kernel
 
 
@@ -108,8 +102,8 @@ def working_bytes(problem: Problem) -> int:
         key_bytes = math.prod(problem.key.shape) // problem.shape[-1] * problem.key.element_size()
         return banded.working_bytes(found, queries=problem.shape[-2], keys=problem.shape[-1], row_bytes=key_bytes)
     if problem.device.type == "cpu":
-        return min(_MASK_NUMBERS, math.prod(problem.shape)) * 4
-    numbers = min(_CUDA_NUMBERS, problem.matrices * math.prod(problem.shape[-2:]))
+        return min(mask_blocks.CPU_NUMBERS, math.prod(problem.shape)) * 4
+    numbers = min(mask_blocks.CUDA_NUMBERS, problem.matrices * math.prod(problem.shape[-2:]))
     return numbers * (4 if problem.bias is None else 3 * problem.query.element_size())
 
 
@@ -140,7 +134,7 @@ def kernel(problem: Problem) -> str:
         mask = torch.empty(1, 1, 1, key.shape[-2], dtype=torch.bool, device=query.device) if masked else None
     else:
         kind = torch.bool if problem.bias is None else query.dtype
-        rows = min(query.shape[-2], _rows_at_once(problem))
+        rows = min(query.shape[-2], mask_blocks.rows_at_once(problem))
         mask = torch.empty(1, 1, 1, key.shape[-2], dtype=kind, device=query.device).expand(1, 1, rows, -1)
         mask = mask.requires_grad_(problem.bias_learned) if kind != torch.bool else mask
         query = query[..., :rows, :]
@@ -185,7 +179,7 @@ def attend(problem: Problem) -> Result:
     step, row = _is_step(problem, found), None
     if not step:  # clean before any product with the keys: in the backward pass 0 · NaN would be NaN
         problem, row = zeroed_with_row(problem, found)
-        row = None if row is None else four_axes(row, problem)
+        row = None if row is None else mask_blocks.four_axes(row, problem)
     product = problem.score.as_product(problem.query, problem.key)
     assert product is not None  # checked by refuses()
     if step:
@@ -218,7 +212,7 @@ def attend(problem: Problem) -> Result:
         output = per_sequence.attend(query, key, value, calls, kernel)
     elif problem.bias is None and found is not None and _needs_no_block(found):
         one_row = found.lengths is not None or bool(found.dense)
-        mask = _mask(problem, all_of(1), all_of(problem.shape[-1])) if one_row and row is None else row
+        mask = mask_blocks.built(problem, all_of(1), all_of(problem.shape[-1])) if one_row and row is None else row
         both = None
         # The summary kernels need the log-sum-exp.
         if mask is None and problem.dropout == 0.0 and summaries.serves(problem):
@@ -232,9 +226,12 @@ def attend(problem: Problem) -> Result:
     else:
         parts = [
             kernel(
-                take(query, -2, rows), take(key, -2, columns), take(value, -2, columns), _mask(problem, rows, columns)
+                take(query, -2, rows),
+                take(key, -2, columns),
+                take(value, -2, columns),
+                mask_blocks.built(problem, rows, columns),
             )
-            for rows, columns in visible(problem)
+            for rows, columns in mask_blocks.visible(problem)
         ]
         output = parts[0] if len(parts) == 1 else torch.cat(parts, -2)
     output = output[..., :size]
@@ -255,7 +252,7 @@ def direct(problem: Problem) -> Direct | None:
         return alibi_numbers.direct(problem, found)
     causal, pairs = _is_causal_alone(found), _pairs_at_once(problem)
     if problem.device.type == "cpu" and (found.lengths is not None or found.segments):
-        small = found.by_key or (problem.matrices * queries * keys <= _STORED_NUMBERS and not found.dense)
+        small = found.by_key or (problem.matrices * queries * keys <= mask_blocks.STORED_NUMBERS and not found.dense)
         served = problem.key.shape[-1] == problem.value.shape[-1] or per_sequence.plain_serves(problem)
         return (
             per_sequence.direct(problem) if small and served and problem.dropout == 0.0 and found.low is None else None
@@ -354,7 +351,11 @@ def _small_band(problem: Problem, found: Clauses) -> Tensor | None:
 def _pairs_at_once(problem: Problem) -> torch.Size | None:
     """Return the shape of a mask tensor that the CPU kernel takes unchanged, or None."""
     mask = problem.mask
-    if not isinstance(mask, Dense) or problem.device.type != "cpu" or _rows_at_once(problem) < problem.shape[-2]:
+    if (
+        not isinstance(mask, Dense)
+        or problem.device.type != "cpu"
+        or mask_blocks.rows_at_once(problem) < problem.shape[-2]
+    ):
         return None
     return mask.tensor.shape
 
@@ -427,60 +428,3 @@ def _as_kernels_want(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     tensors = (problem.query, problem.key, problem.value)
     query, key, value = (t if t.ndim == 4 else t.flatten(0, -4) if t.ndim > 4 else t.unsqueeze(0) for t in tensors)
     return torch_sdpa.padded(query, key, value, problem.masked)
-
-
-def visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
-    """Return blocks of queries, each with the range of keys that it may attend."""
-    queries, keys = problem.shape[-2:]
-    rows = cut(queries, _rows_at_once(problem))
-    if problem.mask is None or len(rows) < 2:
-        return [(block, all_of(keys)) for block in rows]
-    mask, device, columns = problem.mask, problem.device, cut(keys, _COLUMNS)
-    some, _ = stored(mask, device, ("survey", problem.shape), lambda: survey(mask, rows, columns, device))
-    spans = []
-    for block, sees in zip(rows, some, strict=True):
-        found = [c for c, any_seen in enumerate(sees) if any_seen] or [0]
-        spans.append((block, Stretch(columns[found[0]].start, columns[found[-1]].stop)))
-    return spans
-
-
-def _rows_at_once(problem: Problem) -> int:
-    """Return the number of queries in a block: small on the CPU, because fewer queries may attend fewer keys."""
-    queries, keys = problem.shape[-2:]
-    if problem.device.type != "cpu":
-        return min(queries, max(64, _CUDA_NUMBERS // max(1, keys * problem.matrices)))
-    slices = max(1, math.prod(problem.shape[:-2]))
-    if queries * keys * slices <= _MASK_NUMBERS:
-        return queries
-    return max(64, min(512, _MASK_NUMBERS // (keys * slices)))
-
-
-def _mask(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
-    """Return mask and bias of a block as one tensor with four axes: bool, or numbers to add."""
-    allowed = None if problem.mask is None else _allowed(problem.mask, rows, columns, problem.device)
-    if problem.bias is None:
-        return None if allowed is None else four_axes(allowed, problem)
-    # CPU kernels accept a float32 bias with half-precision queries; CUDA kernels require the queries' dtype.
-    cpu = problem.device.type == "cpu"
-    numbers = problem.bias.values(rows, columns, problem.dtype if cpu else problem.query.dtype)
-    if allowed is not None:
-        numbers = torch.where(allowed, numbers, -math.inf)
-    elif not cpu and isinstance(problem.bias, Rule):
-        numbers = numbers.contiguous()  # the CPU kernels need aligned rows
-    return four_axes(numbers, problem)
-
-
-def _allowed(mask: Mask, rows: Stretch, columns: Stretch, device: torch.device) -> Tensor:
-    """Return the mask of a block; a small one is stored for the mask object."""
-    # A compiler would make constants of the lengths.
-    if torch.compiler.is_compiling() or math.prod(mask.lead()) * len(rows) * len(columns) > _STORED_NUMBERS:
-        return mask.allowed(rows, columns, device)
-    return stored(mask, device, ("allowed", rows, columns), lambda: mask.allowed(rows, columns, device))
-
-
-def four_axes(tensor: Tensor, problem: Problem) -> Tensor:
-    """Return the tensor as (batch, heads, rows, columns), with 1 on axes that broadcast."""
-    lead = problem.query.shape[:-3]
-    if tensor.ndim < 4:
-        return tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape))
-    return tensor if len(lead) < 2 else tensor.expand(*lead, *tensor.shape[-3:]).flatten(0, -4)
