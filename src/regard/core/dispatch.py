@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from types import ModuleType
 
-from regard.core.backends import additive, blocked, flex, reference, sdpa, short
+from regard.core.backends import additive, blocked, dot_loops, flex, reference, sdpa, short
 from regard.core.backends.result import Direct, Result
 from regard.core.problem import Problem
 from regard.core.requests import Full, Rows
@@ -124,8 +124,9 @@ BACKENDS = {
 class Route:
     """How calls of one signature are computed.
 
-    `backends` are those that support them, in order; all but the last may refuse the data. `direct` runs the kernel of
-    the first one without a `Problem`; it is None if that is not possible, and returns None if it refuses the data.
+    `backends` are those that support them, in order; all but the last may refuse the data. `direct` runs the compiled
+    loops of short sequences, or the kernel of the first one, without a `Problem`; it is None if that is not possible,
+    and returns None if it refuses the data.
     """
 
     backends: tuple[Backend, ...]
@@ -150,11 +151,13 @@ def store(signature: Hashable, problem: Problem, given: bool) -> Route:
             backends.append(backend)
             if not backend.inspects:
                 break
-    direct = getattr(backends[0].module, "direct", None)
     plain = given and not problem.empty and problem.request is None
+    direct = dot_loops.direct(problem) if plain else None
+    if plain and direct is None and (of_backend := getattr(backends[0].module, "direct", None)) is not None:
+        direct = of_backend(problem)
     if len(_ROUTES) >= _MOST:
         _ROUTES.clear()
-    route = Route(tuple(backends), direct(problem) if plain and direct is not None else None)
+    route = Route(tuple(backends), direct)
     _ROUTES[signature] = route
     return route
 
