@@ -178,7 +178,7 @@ KERNELS = {
     "few additive": (FEW, {"score": regard.Additive(WEIGHT)}, "additive", "tanh (compiled)"),
     "some sigmoid": (SOME, {"score": regard.Additive(WEIGHT), "normalize": regard.Sigmoid()}, "additive", "logistic"),
     "few sigmoid": (FEW, {"score": regard.Additive(WEIGHT), "normalize": regard.Sigmoid()}, "reference", "reference"),
-    "sparsemax": (LONG, {"normalize": regard.Sparsemax()}, "blocked", "blocks"),
+    "sparsemax": (VERY_LONG, {"normalize": regard.Sparsemax()}, "blocked", "blocks"),
     "nothing": ([t[..., :0, :] for t in LONG], {"backend": "sdpa"}, "sdpa", "reference"),
 }
 

@@ -30,6 +30,8 @@ CALLS: dict[str, tuple[dict[str, Any], Limits]] = {
     "slopes": ({"offset": 4}, Limits(slopes=torch.tensor([0.1, 1.0, 0.0, 0.5]))),
     "softcap": ({"softcap": 3.0, "band": (None, 0)}, Limits()),
     "sigmoid": ({"normalizer": "sigmoid", "shift": -2.0, "band": (None, 0)}, Limits()),
+    "sparsemax": ({"normalizer": "sparsemax", "band": (None, 0)}, Limits(lengths=torch.tensor([41, 5, 0]))),
+    "entmax": ({"normalizer": "entmax", "band": (-9, 4)}, Limits(slopes=torch.tensor([0.1, 1.0, 0.0, 0.5]))),
     "negative scale": ({"scale": -0.3}, Limits()),
 }
 
@@ -43,8 +45,8 @@ def drawn(size: int, value_size: int, queries: int, dtype: torch.dtype, tokens_f
     return made
 
 
-def exact(tensors: list[Tensor], options: dict[str, Any], limits: Limits) -> Tensor:
-    """Return the output in float64; NaN at masked pairs of the bias is −inf."""
+def exact(tensors: list[Tensor], options: dict[str, Any], limits: Limits) -> tuple[Tensor, Tensor]:
+    """Return output and weights in float64."""
     query, key, value = tensors
     key, value = (t.repeat_interleave(GROUP, 1) for t in (key, value))
     scores = query @ key.mT * options.get("scale", 0.3)
@@ -56,7 +58,7 @@ def exact(tensors: list[Tensor], options: dict[str, Any], limits: Limits) -> Ten
     if limits.bias is not None:
         scores = scores + limits.bias.double()[:, :, : scores.shape[-2]]
     if limits.slopes is not None:
-        scores = scores - limits.slopes.double()[:, None, None] * (i + options["offset"] - j).abs()
+        scores = scores - limits.slopes.double()[:, None, None] * (i + options.get("offset", 0) - j).abs()
     if limits.lengths is not None:
         allowed = allowed & (j < limits.lengths[:, None, None, None])
     if limits.query_ids is not None and limits.key_ids is not None:
@@ -64,11 +66,30 @@ def exact(tensors: list[Tensor], options: dict[str, Any], limits: Limits) -> Ten
     if limits.allowed is not None:
         allowed = allowed & limits.allowed[:, :, : len(i)]
     allowed = allowed & (scores > -math.inf)
-    if options.get("normalizer") == "sigmoid":
-        return torch.where(allowed, torch.sigmoid(scores + options["shift"]), 0.0) @ value
+    weights = normalised(options.get("normalizer", "softmax"), scores + options.get("shift", 0.0), allowed)
+    return weights @ value, weights
+
+
+def normalised(name: str, scores: Tensor, allowed: Tensor) -> Tensor:
+    if name == "sigmoid":
+        return torch.where(allowed, torch.sigmoid(scores), 0.0)
     filled = allowed.any(-1, keepdim=True)
-    scores = torch.where(allowed, scores, torch.where(filled, -math.inf, 0.0).double())
-    return torch.where(filled, scores.softmax(-1), 0.0) @ value
+    if name == "softmax":
+        lowest = torch.where(filled, -math.inf, 0.0).double()
+        return torch.where(filled, torch.where(allowed, scores, lowest).softmax(-1), 0.0)
+    # The threshold by sorting (Martins and Astudillo 2016; Peters, Niculae and Martins 2019).
+    scores = torch.where(allowed, scores, -1e9) / (2.0 if name == "entmax" else 1.0)
+    ordered = scores.sort(-1, descending=True).values
+    count = torch.arange(1, scores.shape[-1] + 1)
+    mean = ordered.cumsum(-1) / count
+    if name == "sparsemax":
+        threshold = mean - 1 / count
+    else:
+        spread = (1 - (ordered.square().cumsum(-1) - count * mean.square())) / count
+        threshold = mean - spread.clamp(min=1e-12).sqrt()
+    support = (threshold < ordered).sum(-1, keepdim=True)
+    weights = (scores - threshold.gather(-1, support - 1)).clamp(min=0)
+    return torch.where(allowed & filled, weights.square() if name == "entmax" else weights, 0.0)
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -94,18 +115,44 @@ def test_output_and_gradients(
     form = dot_attention.form(tensors[0], tensors[1], tensors[2], **{"scale": 0.3, **options})
     alone = dot_attention.attention(tensors[0], tensors[1], tensors[2], form, limits, learning=False)
     leaves = [t.detach().requires_grad_() for t in tensors]
-    output = dot_attention.attention(leaves[0], leaves[1], leaves[2], form, limits, learning=True)
-    assert output is not None
+    made = dot_attention.with_weights(leaves[0], leaves[1], leaves[2], form, limits, learning=True)
+    assert made is not None
     assert alone is not None
-    assert torch.equal(output, alone)
-    direction = torch.arange(output.numel()).cos().reshape(output.shape).to(dtype)
-    found = [output.detach(), *torch.autograd.grad(output, leaves, direction)]
+    assert torch.equal(made[0], alone)
+    directions = [torch.arange(t.numel()).cos().reshape(t.shape).to(t.dtype) for t in made]
     doubles = [t.double().requires_grad_() for t in tensors]
     right = exact(doubles, options, limits)
-    true = [right.detach(), *torch.autograd.grad(right, doubles, direction.double())]
+    found, true = list(made), list(right)
+    # The output alone, then output and weights together.
+    for number in (1, 2):
+        found += torch.autograd.grad(made[:number], leaves, directions[:number], retain_graph=True)
+        wide = [t.double() for t in directions[:number]]
+        true += torch.autograd.grad(right[:number], doubles, wide, retain_graph=True)
     near = 1e-5 if dtype == torch.float32 else 1e-2
     for one, other in zip(found, true, strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=near, atol=near * max(1.0, float(other.abs().max())))
+        torch.testing.assert_close(
+            one.detach().double(), other.detach(), rtol=near, atol=near * max(1.0, float(other.detach().abs().max()))
+        )
+
+
+@pytest.mark.parametrize("shape", [(1, 4, QUERIES, KEYS), (3, 1, 1, KEYS)], ids=str)
+def test_the_gradient_of_a_bias(shape: tuple[int, ...]) -> None:
+    """A softcap of 0.1 is reached by most scores; the bias is added after it."""
+    query, key, value = drawn(16, 16, QUERIES, torch.float32, False)
+    bias = torch.arange(math.prod(shape)).sin().reshape(shape)
+    grads = []
+    for dtype in (torch.float32, torch.float64):
+        leaf = bias.to(dtype).requires_grad_()
+        limits, given = Limits(bias=leaf), [t.to(dtype) for t in (query, key, value)]
+        form = dot_attention.form(query, key, value, scale=0.3, softcap=0.1, band=(None, 0))
+        options = {"softcap": 0.1, "band": (None, 0)}
+        wide = dtype == torch.float64
+        output = (
+            exact(given, options, limits)[0] if wide else dot_attention.attention(*given, form, limits, learning=True)
+        )
+        assert output is not None
+        grads.append(torch.autograd.grad(output.cos().sum(), leaf)[0])
+    torch.testing.assert_close(grads[0].double(), grads[1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["query", "key", "value"])
@@ -168,7 +215,7 @@ def test_second_derivatives(call: str) -> None:
     assert output is not None
     found, true = (
         torch.autograd.grad(sum(g.square().sum() for g in torch.autograd.grad(y.sum(), x, create_graph=True)), x)
-        for y, x in ((output, leaves), (exact(doubles, options, limits), doubles))
+        for y, x in ((output, leaves), (exact(doubles, options, limits)[0], doubles))
     )
     for one, other in zip(found, true, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4 * max(1.0, float(other.abs().max())))

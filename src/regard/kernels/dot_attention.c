@@ -13,7 +13,7 @@
 #define UNITS 8              /* number of units below which the rows of a head are divided */
 #define LOWEST -86.0f        /* the exponential of anything less is 0 */
 
-enum { SOFTMAX, SIGMOID };
+enum { SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX }; /* entmax with alpha = 1.5 */
 
 /* What calls with one signature have in common; Python fills an array of `long` in this order. */
 typedef struct {
@@ -32,6 +32,8 @@ typedef struct {
     const float *bias, *slopes;
     const unsigned char *allowed;
     char *output, *dquery, *dkey, *dvalue; /* gradients are contiguous */
+    float *weights, *dscores;              /* (batch, heads, queries, keys), if requested */
+    const float *dweights;
     float scale, softcap, shift;
     long parts;
     int *bad;
@@ -212,6 +214,27 @@ static block block_of(const call *c, long b, long h, long row, long rows, long o
     return found;
 }
 
+/* Sparsemax or entmax of scores whose largest is `big`: [s - t]_+ or ([s / 2 - t]_+)^2 with t such that they sum to 1.
+ * Newton's method from below is monotonic, because the sum is convex in t. */
+static void project(float *scores, long width, float big, int square) {
+    float factor = square ? 0.5f : 1.0f, t = -1.0f; /* the largest weight is at most 1 */
+    for (int step = 0; step < 50; step++) {
+        vec total = ALL(0.0f), count = ALL(0.0f), at = ALL(-t);
+        for (long x = 0; x < width; x += LANES) {
+            vec y = FMA(ADD(LOAD(scores + x), ALL(-big)), ALL(factor), at), p = MAX(y, ALL(0.0f));
+            total = ADD(total, square ? MUL(p, p) : p);
+            count = ADD(count, square ? ADD(p, p) : ABOVE(y, ALL(0.0f), ALL(1.0f)));
+        }
+        float move = (sum(total) - 1.0f) / sum(count);
+        t += move;
+        if (!(move > 1e-7f)) break;
+    }
+    for (long x = 0; x < width; x += LANES) {
+        vec p = MAX(FMA(ADD(LOAD(scores + x), ALL(-big)), ALL(factor), ALL(-t)), ALL(0.0f));
+        STORE(scores + x, square ? MUL(p, p) : p);
+    }
+}
+
 /* From products to weights, in place, for row i of a block whose columns begin at key `first` and are padded to `width`.
  * With `slope` (backward): the derivative of the score by the product goes there, 0 where masked.
  * Returns whether every number was finite. */
@@ -280,6 +303,10 @@ static int weigh(const call *c, const block *at, long i, long width, float *scor
     }
     if (big == -INFINITY) {
         memset(scores, 0, (size_t)width * sizeof(float));
+        return !wrong;
+    }
+    if (s->normalizer == SPARSEMAX || s->normalizer == ENTMAX) {
+        project(scores, width, big, s->normalizer == ENTMAX);
         return !wrong;
     }
     for (long x = 0; x < width; x += LANES) {
@@ -379,6 +406,11 @@ static void forward_unit(const call *c, long unit) {
                 *c->bad = 1;
         }
         if (*c->bad) return;
+        for (long i = 0; c->weights && i < at.rows; i++) {
+            float *to = c->weights + (z * s->queries + row + i) * s->keys;
+            memset(to, 0, (size_t)s->keys * sizeof(float));
+            for (long x = 0; x < count; x++) to[at.first + x] = scores[i * width + x] * by[i];
+        }
         multiply(at.rows, out_width, count, scores, width, 1, v + shift * value_row, value_row, out, out_width, 0);
         for (long x = 0; x < at.rows * out_width; x += LANES) check = FMA(LOAD(out + x), ALL(0.0f), check);
         if (!(sum(check) == 0.0f)) {
@@ -387,6 +419,28 @@ static void forward_unit(const call *c, long unit) {
         }
         char *to = (char *)slice(c->output, s->output, half, b, h) + row * s->output[2] * bytes(s);
         save(out, out_width, half, at.rows, s->value_size, to, s->output[2], by);
+    }
+}
+
+/* The gradients of a row's scores, in place, from those of its weights. A masked pair has weight 0; its gradient is 0
+ * even where the gradient of the output is NaN. */
+static void differentiate(long normalizer, const float *weights, float *changes, long width) {
+    vec delta = ALL(0.0f), count = ALL(0.0f);
+    for (long x = 0; x < width && normalizer != SIGMOID; x += LANES) {
+        vec w = LOAD(weights + x);
+        if (normalizer == SPARSEMAX) w = ABOVE(w, ALL(0.0f), ALL(1.0f));
+        if (normalizer == ENTMAX) w = ROOT(w);
+        delta = ADD(delta, ABOVE(w, ALL(0.0f), MUL(w, LOAD(changes + x))));
+        count = ADD(count, w);
+    }
+    float total = sum(count);
+    if (normalizer != SIGMOID) delta = ALL(total > 0.0f ? sum(delta) / (normalizer == SOFTMAX ? 1.0f : total) : 0.0f);
+    for (long x = 0; x < width; x += LANES) {
+        vec w = LOAD(weights + x), y = ADD(LOAD(changes + x), MUL(delta, ALL(-1.0f))), given = w;
+        if (normalizer == SIGMOID) w = FNMA(w, w, w);
+        if (normalizer == SPARSEMAX) w = ABOVE(w, ALL(0.0f), ALL(1.0f));
+        if (normalizer == ENTMAX) w = ROOT(w);
+        STORE(changes + x, ABOVE(given, ALL(0.0f), MUL(w, y)));
     }
 }
 
@@ -427,18 +481,14 @@ static void backward_unit(const call *c, long unit) {
             for (long i = 0; i < at.rows; i++) {
                 float *weights = p + i * width, *slopes = slope + i * width, *changes = ds + i * width;
                 weigh(c, &at, row + i, columns, weights, slopes);
-                vec delta = ALL(0.0f);
-                if (s->normalizer == SOFTMAX) {
-                    for (long x = 0; x < columns; x += LANES) delta = FMA(LOAD(weights + x), LOAD(changes + x), delta);
-                    delta = ALL(sum(delta));
+                long place = (z * s->queries + row + i) * s->keys;
+                for (long x = 0; c->dweights && x < count; x++) changes[x] += c->dweights[place + at.first + x];
+                differentiate(s->normalizer, weights, changes, columns);
+                if (c->dscores) {
+                    memset(c->dscores + place, 0, (size_t)s->keys * sizeof(float));
+                    memcpy(c->dscores + place + at.first, changes, (size_t)count * sizeof(float));
                 }
-                for (long x = 0; x < columns; x += LANES) {
-                    vec w = LOAD(weights + x), y = ADD(LOAD(changes + x), MUL(delta, ALL(-1.0f)));
-                    if (s->normalizer == SIGMOID) w = FNMA(w, w, w);
-                    y = MUL(MUL(w, y), LOAD(slopes + x));
-                    /* A masked pair has slope 0; its gradient is 0 even where the gradient of the output is NaN. */
-                    STORE(changes + x, ABOVE(MUL(LOAD(slopes + x), LOAD(slopes + x)), ALL(0.0f), y));
-                }
+                for (long x = 0; x < columns; x += LANES) STORE(changes + x, MUL(LOAD(changes + x), LOAD(slopes + x)));
             }
             multiply(at.rows, wide, count, ds, width, 1, k + shift * key_row, key_row, dq, wide, 0);
             multiply(count, wide, at.rows, ds, 1, width, q, query_row, dk + shift * wide, wide, 1);
@@ -468,11 +518,11 @@ static void run(const call *c, long units, long threads, void (*work)(const call
 /* Returns 0, or 1 if a number was not finite or a length is out of range. */
 int regard_dot_attention(const shape *s, const void *query, const void *key, const void *value, const long *lengths,
                          const long *query_ids, const long *key_ids, const float *bias, const float *slopes,
-                         const unsigned char *allowed, void *output, double scale, double softcap, double shift,
-                         long threads) {
+                         const unsigned char *allowed, void *output, float *weights, double scale, double softcap,
+                         double shift, long threads) {
     int bad = 0;
     call c = {.s = s, .query = query, .key = key, .value = value, .lengths = lengths, .query_ids = query_ids,
-              .key_ids = key_ids, .bias = bias, .slopes = slopes, .allowed = allowed, .output = output,
+              .key_ids = key_ids, .bias = bias, .slopes = slopes, .allowed = allowed, .output = output, .weights = weights,
               .scale = (float)scale, .softcap = (float)softcap, .shift = (float)shift, .parts = 1, .bad = &bad};
     for (long b = 0; lengths && b < s->batch; b++)
         if (lengths[b] < 0 || lengths[b] > s->keys) return 1;
@@ -485,12 +535,12 @@ int regard_dot_attention(const shape *s, const void *query, const void *key, con
 
 void regard_dot_gradients(const shape *s, const void *query, const void *key, const void *value, const long *lengths,
                           const long *query_ids, const long *key_ids, const float *bias, const float *slopes,
-                          const unsigned char *allowed, const void *change, void *dquery, void *dkey, void *dvalue,
-                          double scale, double softcap, double shift, long threads) {
+                          const unsigned char *allowed, const void *change, const float *dweights, void *dquery, void *dkey,
+                          void *dvalue, float *dscores, double scale, double softcap, double shift, long threads) {
     int bad = 0;
     call c = {.s = s, .query = query, .key = key, .value = value, .lengths = lengths, .query_ids = query_ids,
               .key_ids = key_ids, .bias = bias, .slopes = slopes, .allowed = allowed, .change = change,
-              .dquery = dquery, .dkey = dkey, .dvalue = dvalue, .scale = (float)scale, .softcap = (float)softcap,
+              .dweights = dweights, .dscores = dscores, .dquery = dquery, .dkey = dkey, .dvalue = dvalue, .scale = (float)scale, .softcap = (float)softcap,
               .shift = (float)shift, .parts = 1, .bad = &bad};
     run(&c, s->batch * s->kv_heads, threads, backward_unit);
 }

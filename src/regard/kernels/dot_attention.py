@@ -17,7 +17,7 @@ from regard.kernels.native_library import library
 
 _FILE = "dot_attention.c"
 _PARALLEL = 2**20  # products of pairs and sizes from which on a call uses several threads
-_NORMALIZERS = {"softmax": 0, "sigmoid": 1}
+_NORMALIZERS = {"softmax": 0, "sigmoid": 1, "sparsemax": 2, "entmax": 3}  # entmax with α = 1.5
 
 
 class Limits(NamedTuple):
@@ -102,16 +102,31 @@ def form(
 def attention(query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, learning: bool) -> Tensor | None:
     """Return the output (b, h, q, e); None if a number is not finite, or a length is out of range."""
     if not learning:
-        return _forward(query, key, value, form, limits)
-    output = cast(Tensor, _Attention.apply(query, key, value, form, *limits))
+        return _forward(query, key, value, form, limits, None)
+    output = cast(Tensor, _Attention.apply(query, key, value, limits.bias, form, limits, False))
     return None if output.numel() == 0 else output
 
 
-def _forward(query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits) -> Tensor | None:
+def with_weights(
+    query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, learning: bool
+) -> tuple[Tensor, Tensor] | None:
+    """Return the output, and the weights (b, h, q, k) in float32, or None as `attention` does."""
+    if learning:
+        pair = cast(tuple[Tensor, Tensor], _Attention.apply(query, key, value, limits.bias, form, limits, True))
+        return None if pair[0].numel() == 0 else pair
+    weights = torch.empty((*form.shape[:3], key.shape[2]))
+    output = _forward(query, key, value, form, limits, weights)
+    return None if output is None else (output, weights)
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, weights: Tensor | None
+) -> Tensor | None:
     output = torch.empty_strided(form.shape, form.strides, dtype=form.dtype)
     bad = _functions()[0](
         _numbers(form, limits), query.data_ptr(), key.data_ptr(), value.data_ptr(), *_pointers(limits),
-        output.data_ptr(), *form.factors, torch.get_num_threads() if form.parallel else 1,
+        output.data_ptr(), None if weights is None else weights.data_ptr(), *form.factors,
+        torch.get_num_threads() if form.parallel else 1,
     )  # fmt: skip
     return None if bad else output
 
@@ -127,14 +142,14 @@ def _numbers(form: Form, limits: Limits) -> Any:
     bias, allowed, ids = limits.bias, limits.allowed, limits.query_ids
     if bias is None and allowed is None and ids is None:
         return form.numbers
-    numbers = type(form.numbers)(*form.numbers)
+    numbers = type(form.numbers).from_buffer_copy(form.numbers)
     for place, tensor in ((_BIAS, bias), (_BIAS + 4, allowed)):
         if tensor is not None:
-            numbers[place : place + 4] = [
-                0 if length == 1 else step for length, step in zip(tensor.shape, tensor.stride(), strict=True)
-            ]
+            for axis, (length, step) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+                numbers[place + axis] = 0 if length == 1 else step
     if ids is not None and limits.key_ids is not None:
-        numbers[_IDS : _IDS + 2] = [0 if t.shape[0] == 1 else t.shape[1] for t in (ids, limits.key_ids)]
+        numbers[_IDS] = 0 if len(ids) == 1 else ids.shape[1]
+        numbers[_IDS + 1] = 0 if len(limits.key_ids) == 1 else limits.key_ids.shape[1]
     return numbers
 
 
@@ -143,16 +158,17 @@ def _functions() -> tuple[Any, Any]:
     loaded = library(__package__ or "", _FILE)
     assert loaded is not None  # checked by available()
     forward, backward = loaded.regard_dot_attention, loaded.regard_dot_gradients
-    forward.argtypes = [_ANY] * 11 + [ctypes.c_double] * 3 + [ctypes.c_long]
-    backward.argtypes = [_ANY] * 14 + [ctypes.c_double] * 3 + [ctypes.c_long]
+    forward.argtypes = [_ANY] * 12 + [ctypes.c_double] * 3 + [ctypes.c_long]
+    backward.argtypes = [_ANY] * 16 + [ctypes.c_double] * 3 + [ctypes.c_long]
     forward.restype, backward.restype = ctypes.c_int, None
     return forward, backward
 
 
-def formula(query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits) -> Tensor:
-    """Return the output of a call that the loops did not refuse, in torch operations that differentiate again."""
+def formula(query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits) -> tuple[Tensor, Tensor]:
+    """Return output and weights of a call that the loops did not refuse, in operations that differentiate again."""
     scale, softcap, shift = form.factors
     group, device = query.shape[1] // key.shape[1], query.device
+    key_given, value_given = key, value
     # The loops have read finite numbers alone; others are masked for all queries.
     key, value = (t.float().nan_to_num(0.0, 0.0, 0.0).repeat_interleave(group, 1) for t in (key, value))
     scores = query.float().nan_to_num(0.0, 0.0, 0.0) @ key.mT * scale
@@ -171,37 +187,91 @@ def formula(query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limit
         allowed = allowed & (limits.query_ids[:, None, :, None] == limits.key_ids[:, None, None, :])
     if form.normalizer == "sigmoid":
         weights = torch.sigmoid(torch.where(allowed, scores, 0.0) + shift)
+    elif form.normalizer != "softmax":
+        weights = torch.empty(scores.shape)
+        _forward(query.detach(), key_given.detach(), value_given.detach(), form, limits, weights)
+        weights = _on_support(torch.where(allowed, scores, 0.0), weights > 0, form.normalizer == "entmax")
     else:
         lowest = torch.where(allowed.any(-1, keepdim=True), -math.inf, 0.0)
         weights = torch.softmax(torch.where(allowed, scores, lowest), -1)
-    return (torch.where(allowed, weights, 0.0) @ value).to(query.dtype)
+    weights = torch.where(allowed, weights, 0.0)
+    return (weights @ value).to(query.dtype), weights
+
+
+def _on_support(scores: Tensor, support: Tensor, square: bool) -> Tensor:
+    """Return sparsemax or entmax with α = 1.5, where the keys with a weight above 0 are known.
+
+    The threshold is then a mean for sparsemax, and the root of a quadratic equation for entmax.
+    """
+    count, scores = support.sum(-1, keepdim=True).clamp_min(1), scores / 2 if square else scores
+    mean = torch.where(support, scores, 0.0).sum(-1, keepdim=True) / count
+    if not square:
+        return torch.where(support, scores - mean + 1 / count, 0.0)
+    spread = torch.where(support, scores - mean, 0.0).square().sum(-1, keepdim=True)
+    filled = support.any(-1, keepdim=True)
+    root = torch.where(filled, (1 - spread) / count, 1.0).clamp_min(1e-12).sqrt()
+    return torch.where(support, scores - mean + root, 0.0).square()
 
 
 class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, form: Form, *given: Tensor | None) -> Tensor:
-        output = _forward(query, key, value, form, Limits(*given))
-        if output is None:
-            return query.new_empty(0)
-        ctx.save_for_backward(query, key, value, *given)
-        ctx.form = form
-        return output
+    """Output, and weights if requested; `bias` is that of the limits, which has a gradient."""
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None,
+        form: Form,
+        limits: Limits,
+        weighted: bool,
+    ) -> Any:
+        weights = torch.empty((*form.shape[:3], key.shape[2])) if weighted else None
+        output = _forward(query, key, value, form, limits, weights)
+        if output is None:
+            return (query.new_empty(0), query.new_empty(0)) if weighted else query.new_empty(0)
+        # Tensors of the limits are saved too: torch raises if one was changed in place before the backward pass.
+        ctx.save_for_backward(query, key, value, *(() if limits is NO_LIMITS else limits))
+        ctx.form, ctx.weighted = form, weighted
+        ctx.set_materialize_grads(False)
+        return output if weights is None else (output, weights)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         query, key, value, *given = ctx.saved_tensors
-        form, limits = ctx.form, Limits(*given)
+        form, limits, learned = ctx.form, Limits(*given) if given else NO_LIMITS, ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():  # the gradients are differentiated again
-            wanted = [n for n in range(3) if ctx.needs_input_grad[n]]
-            given = [ctx.saved_tensors[n] for n in wanted]
-            found = torch.autograd.grad(formula(query, key, value, form, limits), given, upstream[0], create_graph=True)
-            of_each = dict(zip(wanted, found, strict=True))
-            return *[of_each.get(n) for n in range(3)], *(None,) * 7
-        change = upstream[0].contiguous()
+            return *_again(query, key, value, form, limits, learned, upstream), None, None, None
+        change = upstream[0]
+        change = torch.zeros(form.shape, dtype=form.dtype) if change is None else change.contiguous()
+        dweights = upstream[1].contiguous() if ctx.weighted and upstream[1] is not None else None
         grads = [torch.empty(t.shape, dtype=form.dtype) for t in (query, key, value)]
+        dscores = torch.empty((*form.shape[:3], key.shape[2])) if learned[3] else None
         _functions()[1](
             _numbers(form, limits), query.data_ptr(), key.data_ptr(), value.data_ptr(), *_pointers(limits),
-            change.data_ptr(), *[grad.data_ptr() for grad in grads], *form.factors,
+            change.data_ptr(), None if dweights is None else dweights.data_ptr(), *[grad.data_ptr() for grad in grads],
+            None if dscores is None else dscores.data_ptr(), *form.factors,
             torch.get_num_threads() if form.parallel else 1,
         )  # fmt: skip
-        return *grads, *(None,) * 7
+        dbias = None if dscores is None or limits.bias is None else dscores.sum_to_size(limits.bias.shape)
+        return *grads, dbias, None, None, None
+
+
+def _again(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    form: Form,
+    limits: Limits,
+    learned: tuple[bool, ...],
+    upstream: tuple[Tensor | None, ...],
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of query, key, value and bias with a graph."""
+    pairs = [(y, g) for y, g in zip(formula(query, key, value, form, limits), upstream, strict=False) if g is not None]
+    leaves = [t for t, one in zip((query, key, value, limits.bias), learned, strict=True) if one and t is not None]
+    if not pairs or not leaves:
+        return (None,) * 4
+    outputs, changes = zip(*pairs, strict=True)
+    found = iter(torch.autograd.grad(outputs, leaves, changes, create_graph=True, allow_unused=True))
+    return tuple([next(found) if one else None for one in learned])

@@ -24,6 +24,7 @@ typedef __m512 vec;
 #define ROUND(x) _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 #define SCALE(x, n) _mm512_scalef_ps(x, n) /* x 2^n */
 #define ABOVE(x, y, p) _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, y, _CMP_GT_OQ), p) /* p where x > y, else 0 */
+#define ROOT(x) _mm512_sqrt_ps(x)
 #define ANY_NAN(x) (_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0)
 static inline float sum(vec x) { return _mm512_reduce_add_ps(x); }
 static inline float largest(vec x) { return _mm512_reduce_max_ps(x); }
@@ -49,6 +50,7 @@ static inline vec inverse_guess(vec x) { /* accurate to 12 bits; the Newton step
 #define SCALE(x, n) \
     MUL(x, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23)))
 #define ABOVE(x, y, p) _mm256_and_ps(_mm256_cmp_ps(x, y, _CMP_GT_OQ), p)
+#define ROOT(x) _mm256_sqrt_ps(x)
 #define ANY_NAN(x) (_mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0)
 static inline float sum(vec x) {
     float part[8], total = 0.0f;
@@ -79,6 +81,7 @@ typedef float vec;
 #define ROUND(x) rintf(x)
 #define SCALE(x, n) ldexpf(x, (int)(n))
 #define ABOVE(x, y, p) ((x) > (y) ? (p) : 0.0f)
+#define ROOT(x) sqrtf(x)
 #define ANY_NAN(x) ((x) != (x))
 static inline float sum(vec x) { return x; }
 static inline float largest(vec x) { return x; }

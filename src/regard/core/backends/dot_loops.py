@@ -1,10 +1,14 @@
-"""Short sequences on the CPU: softmax or sigmoid attention with dot products in one call of compiled code.
+"""Short sequences on the CPU: attention with dot products in one call of compiled code.
 
 `auto` tries it before the chosen backend, which computes the calls that it refuses: those with a number that is not
-finite. Lengths, bands, segments, mask tensors, a softcap and biases without a gradient are evaluated in the loops.
+finite. Softmax, sigmoid, sparsemax and entmax with α = 1.5, lengths, bands, segments, mask tensors, a softcap and
+biases are evaluated in the loops. Where weights are requested, all of them are stored, and the request is computed from
+them.
 """
 
 import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,8 +19,9 @@ from regard.core.biases import Alibi, Bias, DenseBias, Relative
 from regard.core.mask_cache import stored
 from regard.core.masks import And, Band, Dense, Mask, Padding, Segments
 from regard.core.nonfinite import harmless
-from regard.core.normalizers import Sigmoid, Softmax
+from regard.core.normalizers import Entmax, Sigmoid, Softmax, Sparsemax
 from regard.core.problem import Problem
+from regard.core.requests import LogSumExp
 from regard.core.scores import Bilinear, Cosine, Dot, ScaledDot, Score
 from regard.core.spans import all_of
 from regard.core.transforms import transformed
@@ -28,6 +33,7 @@ _LONGEST = 1024  # number of keys up to which the loops are as fast as torch's k
 _HALF_LONGEST = 192  # the same in bfloat16, where torch's products are faster
 _DOCUMENTS = 128  # number of keys up to which masked pairs of other segments cost less than a call for each segment
 _WIDEST = 256  # the largest size of a vector
+_STORED = 2**23  # number of pairs up to which weights are stored for a request
 _KINDS = (Band, Padding, Segments, Dense)
 
 
@@ -36,13 +42,15 @@ def serves(problem: Problem) -> bool:
     tensors, query = (problem.query, problem.key, problem.value), problem.query
     if problem.device.type != "cpu" or problem.named or problem.gathered or problem.empty:
         return False
-    if problem.request is not None or problem.bad_keys is not None or not _eager(tensors):
+    if problem.bad_keys is not None or not _eager(tensors):
+        return False
+    if isinstance(problem.request, LogSumExp) or (problem.request and math.prod(problem.shape) > _STORED):
         return False
     if query.dtype not in (torch.float32, torch.bfloat16) or any(t.dtype != query.dtype for t in tensors):
         return False
     if any(t.ndim != 4 or t.stride(-1) != 1 for t in tensors) or not 0 < problem.value.shape[-1] <= _WIDEST:
         return False
-    if type(problem.normalize) not in (Softmax, Sigmoid) or problem.dropout > 0.0 or query.shape[-1] > _WIDEST:
+    if _normalizer(problem) is None or problem.dropout > 0.0 or query.shape[-1] > _WIDEST:
         return False
     if type(problem.score) not in (Dot, ScaledDot, Cosine, Bilinear) or not _short(problem):
         return False
@@ -58,13 +66,24 @@ def _eager(tensors: tuple[Tensor, ...]) -> bool:
     return all(type(t) in (Tensor, torch.nn.Parameter) and t.layout is torch.strided for t in tensors)
 
 
+def _normalizer(problem: Problem) -> str | None:
+    """Return the name of the normaliser in the loops; None if they do not have it."""
+    normalize = problem.normalize
+    if isinstance(normalize, Entmax):
+        return {1.0: "softmax", 1.5: "entmax", 2.0: "sparsemax"}.get(normalize.alpha)
+    return normalize.name if type(normalize) in (Softmax, Sigmoid, Sparsemax) else None
+
+
 def attend(problem: Problem) -> Result | None:
     """Compute the call as its stored route would; None if the loops do not serve it or refuse its numbers."""
-    run = direct(problem)
+    run = _prepared(problem)
     if run is None:
         return None
-    output = run(problem.query, problem.key, problem.value, problem.score, problem.mask, problem.bias)
-    return None if output is None else Result(output)
+    request, weighted = problem.request, problem.request is not None
+    made = run(problem.query, problem.key, problem.value, problem.score, problem.mask, problem.bias, weighted)
+    if made is None or request is None:
+        return None if made is None else Result(made)
+    return Result(made[0], request.of(made[1]))
 
 
 def _short(problem: Problem) -> bool:
@@ -95,9 +114,9 @@ def _bias_fits(problem: Problem) -> bool:
     bias = problem.bias
     if bias is None:
         return True
-    if problem.bias_learned or type(bias) not in (DenseBias, Alibi, Relative):
+    if type(bias) not in (DenseBias, Alibi, Relative):
         return False
-    if isinstance(bias, Alibi) and bias.slopes.shape != problem.query.shape[1:2]:
+    if isinstance(bias, Alibi) and (problem.bias_learned or bias.slopes.shape != problem.query.shape[1:2]):
         return False
     return all(t.dtype != torch.float64 for t in bias.tensors())
 
@@ -113,6 +132,11 @@ def direct(problem: Problem) -> Direct | None:
 
     The tensors are those of the caller, and there is no request.
     """
+    return _prepared(problem)
+
+
+def _prepared(problem: Problem) -> Callable[..., Any] | None:
+    """Return `direct`; the function takes a further argument, whether to return the weights beside the output."""
     if not serves(problem):
         return None
     score, learning, bias = problem.score, problem.differentiated, problem.bias
@@ -128,21 +152,26 @@ def direct(problem: Problem) -> Direct | None:
         scale=score.factor(query.shape[-1]) if isinstance(score, ScaledDot) else product.scale if product else 1.0,
         softcap=(score.softcap or 0.0) if isinstance(score, ScaledDot) else 0.0,
         shift=problem.normalize.bias if isinstance(problem.normalize, Sigmoid) else 0.0,
-        normalizer=problem.normalize.name,
+        normalizer=_normalizer(problem) or "softmax",
         band=band,
         offset=bias.offset if isinstance(bias, Alibi) else 0,
     )
     free = bias is None and all(type(part) is Band for part in _parts(problem.mask))
     limits, masked, strides = functools.partial(_limits, problem.shape), problem.masked, (query.stride(), key.stride())
-    attention = dot_attention.attention
+    attention, with_weights = dot_attention.attention, dot_attention.with_weights
     if product is None:
 
-        def attended(query: Tensor, key: Tensor, value: Tensor, _: object, mask: Any, bias: Any) -> Tensor | None:
-            return attention(query, key, value, form, NO_LIMITS if free else limits(mask, bias), learning)
+        def attended(
+            query: Tensor, key: Tensor, value: Tensor, _: object, mask: Any, bias: Any, weighted: bool = False
+        ) -> Any:
+            run = with_weights if weighted else attention
+            return run(query, key, value, form, NO_LIMITS if free else limits(mask, bias), learning)
 
         return attended
 
-    def by_product(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, bias: Any) -> Tensor | None:
+    def by_product(
+        query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, bias: Any, weighted: bool = False
+    ) -> Any:
         # The backward pass of the product reads masked keys too.
         if learning and masked and not harmless(query, key, value, True):
             return None
@@ -150,7 +179,8 @@ def direct(problem: Problem) -> Direct | None:
         assert made is not None  # checked by serves()
         if (made.query.stride(), made.key.stride()) != strides:
             return None
-        return attention(made.query, made.key, value, form, NO_LIMITS if free else limits(mask, bias), learning)
+        run = with_weights if weighted else attention
+        return run(made.query, made.key, value, form, NO_LIMITS if free else limits(mask, bias), learning)
 
     return by_product
 
@@ -160,16 +190,17 @@ def _limits(shape: tuple[int, ...], mask: Mask | Tensor | None, bias: Bias | Ten
     lengths = query_ids = key_ids = numbers = slopes = allowed = None
     for part in _parts(mask):
         if type(part) is Padding:
-            lengths = part.lengths.long().contiguous()
+            lengths = _integers(part.lengths)
         elif type(part) is Segments:
-            query_ids = part.query_ids.long().reshape(-1, shape[-2]).contiguous()
+            query_ids = _integers(part.query_ids).view(-1, shape[-2])
             key_ids = query_ids
             if part.key_ids is not part.query_ids:
-                key_ids = part.key_ids.long().reshape(-1, shape[-1]).contiguous()
+                key_ids = _integers(part.key_ids).view(-1, shape[-1])
         elif type(part) is not Band:
             allowed = _four_axes(part if isinstance(part, Tensor) else part.tensor)
     if isinstance(bias, Alibi):
-        slopes = bias.slopes.float().contiguous()
+        slopes = bias.slopes if bias.slopes.is_contiguous() else bias.slopes.contiguous()
+        slopes = slopes.float()
     elif isinstance(bias, Relative):
         spans = all_of(shape[-2]), all_of(shape[-1])
         numbers = stored(bias, bias.table.device, ("numbers", *spans), lambda: bias.values(*spans, torch.float32))
@@ -177,6 +208,10 @@ def _limits(shape: tuple[int, ...], mask: Mask | Tensor | None, bias: Bias | Ten
     elif bias is not None:
         numbers = _four_axes((bias if isinstance(bias, Tensor) else bias.tensor).float())  # pyrefly: ignore
     return Limits(lengths, query_ids, key_ids, numbers, slopes, allowed)
+
+
+def _integers(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.int64 and tensor.is_contiguous() else tensor.long().contiguous()
 
 
 def _four_axes(tensor: Tensor) -> Tensor:
