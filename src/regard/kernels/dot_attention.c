@@ -9,7 +9,7 @@
 
 #define BLOCK 32             /* rows whose scores are stored together */
 #define TILE (LANES == 16 ? 8 : 4) /* rows of a product whose sums are in registers */
-#define FEW 3                /* up to this number of queries a transposed copy of the keys does not pay */
+#define FEW 4                /* up to this number of queries a transposed copy of the keys does not pay */
 #define UNITS 8              /* number of units below which the rows of a head are divided */
 #define LOWEST -86.0f        /* the exponential of anything less is 0 */
 
@@ -371,7 +371,7 @@ static void forward_unit(const call *c, long unit) {
     if (start >= stop) return;
     block all = block_of(c, b, h, start, stop - start, 0);
     long n = all.last - all.first, width = whole(n), out_width = whole(s->value_size), size = s->size;
-    int few = stop - start <= FEW;
+    int few = stop - start <= (size % LANES ? FEW / 2 : FEW); /* single numbers after the vectors take longer */
     int simple = c->scale > 0.0f && !(c->softcap > 0.0f || c->bias || c->slopes || c->shift != 0.0f || c->allowed
                                       || c->query_ids || s->normalizer != SOFTMAX);
     long key_room = half ? n * size : 0, value_room = half || s->value_size < out_width ? n * out_width : 0;

@@ -30,9 +30,13 @@ from regard.kernels.dot_attention import NO_LIMITS, Limits
 
 KERNEL = "compiled loops"
 _LONGEST = 1024  # number of keys up to which the loops are as fast as torch's kernels
-_HALF_LONGEST = 192  # the same in bfloat16, where torch's products are faster
+_FEW = 64  # number of queries up to which they are as fast for twice as many keys
+# The same in bfloat16, with gradients or a band, and otherwise, where torch's products of bfloat16 are faster.
+_HALF_LONGEST, _HALF_FULL = 512, 192
 _DOCUMENTS = 128  # number of keys up to which masked pairs of other segments cost less than a call for each segment
 _WIDEST = 256  # the largest size of a vector
+_TINY = 2**18  # number of products up to which the host takes longer than the gradients of a call
+_SEEN = 16  # number of keys from which on torch's kernels need no inspection of the values
 _STORED = 2**23  # number of pairs up to which weights are stored for a request
 _KINDS = (Band, Padding, Segments, Dense)
 
@@ -87,10 +91,23 @@ def attend(problem: Problem) -> Result | None:
 
 
 def _short(problem: Problem) -> bool:
-    keys = problem.shape[-1]
-    if any(type(part) is Segments for part in _parts(problem.mask)) and keys > _DOCUMENTS:
+    """Return whether the loops are likely to be the fastest for these sizes."""
+    keys, score = problem.shape[-1], problem.score
+    if problem.differentiated and not problem.masked and problem.request is None and problem.normalize.is_softmax:
+        # torch's own gradients of the smallest calls take less time on the host.
+        dot = isinstance(score, Dot) or (isinstance(score, ScaledDot) and score.softcap is None)
+        equal = problem.key.shape[-1] == problem.value.shape[-1] and problem.query.dtype == torch.float32
+        if dot and equal and keys >= _SEEN and math.prod(problem.shape) * problem.key.shape[-1] < _TINY:
+            return False
+    simple = problem.normalize.is_softmax and problem.bias is None and problem.request is None
+    kinds = [type(part) for part in _parts(problem.mask)]
+    if simple and Segments in kinds and keys > _DOCUMENTS:
         return False
-    return keys <= (_LONGEST if problem.query.dtype == torch.float32 else _HALF_LONGEST)
+    if problem.shape[-2] <= _FEW:
+        return keys <= 2 * _LONGEST
+    if problem.query.dtype == torch.float32:
+        return keys <= _LONGEST
+    return keys <= (_HALF_LONGEST if problem.differentiated or Band in kinds else _HALF_FULL)
 
 
 def _mask_fits(problem: Problem) -> bool:
