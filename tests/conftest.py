@@ -1,5 +1,6 @@
 """Fixtures of all tests: shapes and types of the library are checked at run time; random numbers are seeded."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -42,6 +43,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
         if item.get_closest_marker("interpreted") and interpreting.MISSING:
             item.add_marker(pytest.mark.skip(reason=interpreting.MISSING))
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # the items and modules stay until the end: the collector need not visit them after every test
 
 
 APART = pytest.StashKey[dict[str, interpreting.Apart]]()

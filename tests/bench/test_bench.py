@@ -142,6 +142,7 @@ def test_a_contender_that_fails_keeps_its_place_with_the_reason():
     assert all(one.seconds is None for one in found[1:])
 
 
+@pytest.mark.slow
 def test_peers_are_measured_where_regard_fails():
     def broken() -> cases.Run:
         raise ValueError

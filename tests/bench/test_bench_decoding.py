@@ -68,6 +68,7 @@ def test_the_table_is_on_the_screen_and_on_the_page(measured, capsys, monkeypatc
     assert decoding_bench.write(record, page.parent).read_text() == text  # writing again changes nothing
 
 
+@pytest.mark.slow
 def test_marian_says_the_same_as_the_model():
     model = decoding_bench.model_of(TINY, "cpu")
     peer = decoding_peers.marian(model, positions=16)
@@ -101,6 +102,7 @@ def test_a_model_marian_cannot_be_is_refused():
         decoding_peers.marian(model, positions=16)
 
 
+@pytest.mark.slow
 def test_a_side_that_fails_keeps_its_place(monkeypatch):
     def missing(*_):
         raise ModuleNotFoundError("No module named 'ctranslate2'", name="ctranslate2")

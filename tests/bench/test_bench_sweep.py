@@ -390,6 +390,7 @@ def small_index() -> int:
     return next(c.index for c in DRAWN["cpu"] if c.kind == "attention" and c.pairs < 2000 and not c.compiled)
 
 
+@pytest.mark.slow
 def test_a_case_is_measured_again_by_its_index(quickly, tmp_path: Path):
     index, to = small_index(), tmp_path / "deep" / "sweep.json"
     done = CliRunner().invoke(
@@ -412,6 +413,7 @@ def test_a_sweep_that_reaches_its_minutes_says_so():
     assert "ended after 0 minutes: 0 of 9 cases" in done.output
 
 
+@pytest.mark.slow
 def test_json_alone_goes_to_standard_output(quickly, capsys):
     command.sweep(seed=11, cases=1, only=small_index(), device="cpu", minutes=None, to="-")
     printed = capsys.readouterr()

@@ -169,6 +169,29 @@ def test_weights_on_request_equal_the_plain_ones(request_):
     torch.testing.assert_close(found, plain, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("mask", [None, regard.window(90, 0), regard.causal(-3)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("queries", "keys", "size"), [(53, 71, 24), (1061, 1301, 40)], ids=["few pairs", "many pairs"])
+def test_all_weights_and_their_sum(queries: int, keys: int, size: int, dtype: torch.dtype, mask) -> None:
+    """Few pairs, many, with and without a mask are computed by different code."""
+    torch.manual_seed(6)
+    query = torch.randn(2, queries, 6, size, device="cuda", dtype=dtype).transpose(1, 2)
+    key, value = (torch.randn(2, 2, keys, width, device="cuda", dtype=dtype) for width in (size, 17))
+    doubles = [t.double() for t in (query, key.repeat_interleave(3, 1), value.repeat_interleave(3, 1))]
+    scores = doubles[0] @ doubles[1].mT / size**0.5
+    if mask is not None:
+        allowed = mask.allowed(range(queries), range(keys), query.device)
+        scores = scores.masked_fill(~allowed, -torch.inf)
+    real = scores.softmax(-1).nan_to_num(0.0)
+    limit = 1e-5 if dtype == torch.float32 else 1e-2
+    for _ in range(2):  # the second call takes the stored route
+        found = regard.attention(query, key, value, mask=mask, weights=regard.full())
+        assert found.weights.dtype == dtype
+        torch.testing.assert_close(found.weights.double(), real, atol=limit / 4, rtol=limit)
+        torch.testing.assert_close(found.output.double(), real @ doubles[2], atol=limit, rtol=limit)
+    assert (found.weights[real == 0] == 0).all()
+
+
 @pytest.mark.parametrize(
     "normalize", [regard.Sparsemax(), regard.Entmax(1.5), regard.Sigmoid(), regard.Hard()], ids=str
 )

@@ -333,6 +333,7 @@ def test_nothing_in_a_window_gives_the_right_shape(shape: tuple[int, ...]) -> No
     assert output.shape == torch.autograd.grad(output.sum(), x)[0].shape == shape
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalize", NORMALIZERS)
 def test_a_call_leaves_its_input_alone(normalize: str) -> None:
     """No path modifies its inputs."""

@@ -862,6 +862,7 @@ def test_bfloat16_gradients_do_not_cancel(causal: bool) -> None:
         assert (one.double() - other).norm() <= 0.05 * other.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learned", [(0,), (1, 2)], ids=str)
 def test_second_derivatives_of_some_inputs(learned: tuple[int, ...]) -> None:
     tensors = [torch.randn(1, 1, 6, 3, dtype=torch.float64) for _ in range(3)]

@@ -52,6 +52,7 @@ def test_a_change_in_place_is_seen(name: str) -> None:
     assert make(mask) is second
 
 
+@pytest.mark.slow
 def test_a_result_goes_with_its_mask() -> None:
     mask = regard.padding(torch.tensor([2, 3]))
     result = weakref.ref(make(mask))

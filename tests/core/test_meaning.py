@@ -457,6 +457,7 @@ def test_a_scale_may_be_negative_or_nothing(score: regard.Cosine, mask: object, 
         assert_close(a.double(), b, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("far", [0.0, 50.0])
 @pytest.mark.parametrize("length", [2, 300, 1100])
 @pytest.mark.parametrize("backend", ["auto", "additive", "blocked"])

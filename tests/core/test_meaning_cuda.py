@@ -101,6 +101,7 @@ def near(way: Way, found: Tensor, true: Tensor) -> None:
     assert error <= way.near, f"{way}: off by {float(error):.1e}"
 
 
+@pytest.mark.slow
 @on_a_gpu
 @pytest.mark.parametrize("length", [19, 64, 192])
 @pytest.mark.parametrize("how", ["band", "window", "dense", "bias"])

@@ -131,6 +131,7 @@ def test_a_query_of_nan_in_an_empty_row_has_no_effect() -> None:
 READS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("normalize", NORMALIZERS, ids=lambda record: record.name)
 @pytest.mark.parametrize("learning", [False, True], ids=["", "gradients"])

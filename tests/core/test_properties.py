@@ -341,6 +341,7 @@ def test_a_support_wider_than_usual_is_found(alpha: float) -> None:
 # Tests of parts of a bias, as blocks need them.
 
 
+@pytest.mark.slow
 @given(st.integers(0, 6), st.integers(0, 6), st.integers(0, 4), st.integers(0, 4), offsets)
 def test_any_part_of_a_rule_is_that_of_its_distances(q: int, k: int, row: int, column: int, offset: int) -> None:
     table, slopes = randn(2, 5).requires_grad_(), randn(2).requires_grad_()

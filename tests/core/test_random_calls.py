@@ -4,88 +4,15 @@ Outputs, requested weights and gradients are compared with the reference in floa
 mask may change in place, and closed keys may hold NaN.
 """
 
-import math
-import random
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
 import regard
+from random_calls import CUDA, Draw
 
 TOLERANCE = {torch.float32: 2e-4, torch.float64: 1e-9}
-
-
-class Draw:
-    """One random call: its records, and tensors with new values as often as they are needed."""
-
-    def __init__(self, seed: int) -> None:
-        self.random, self.generator = random.Random(seed), torch.Generator().manual_seed(seed)
-        choice = self.random.choice
-        self.batch, self.heads = choice((1, 2, 3)), choice((1, 2, 4))
-        self.groups = choice([n for n in (1, 2, 4) if self.heads % n == 0])
-        self.queries = choice((1, 2, 3, 7, 16, 17, 33, 64))
-        self.keys = self.queries if self.random.random() < 0.6 else choice((1, 2, 5, 16, 40, 65))
-        self.size = choice((1, 4, 7, 16, 64))
-        self.values = self.size if self.random.random() < 0.7 else choice((1, 3, 24))
-        self.dtype = choice((torch.float32, torch.float32, torch.float64))
-        self.learns = self.random.random() < 0.5
-        self.lengths, self.ids, self.kept = (torch.zeros(0) for _ in range(3))
-        self.change()
-        self.score = choice([*[regard.ScaledDot()] * 4, regard.Dot(), regard.ScaledDot(-0.4), regard.Cosine(3.0)])
-        self.normalize = choice([*[regard.Softmax()] * 6, regard.Sparsemax(), regard.Sigmoid()])
-        self.mask, self.bias = choice(self.masks()), choice(self.biases())
-        self.request = choice([*[None] * 6, regard.full(), regard.entropy(), regard.received(), regard.rows([0])])
-
-    def numbers(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self.generator, dtype=self.dtype)
-
-    def change(self) -> None:
-        """Change the tensors of the masks in place."""
-        lengths = torch.randint(self.keys + 1, (self.batch,), generator=self.generator)
-        ids = torch.randint(3, (self.batch, self.keys), generator=self.generator).sort(-1).values
-        kept = torch.rand(self.batch, 1, 1, self.keys, generator=self.generator) < 0.6
-        if self.lengths.numel() == 0:
-            self.lengths, self.ids, self.kept = lengths, ids, kept
-        else:
-            self.lengths.copy_(lengths), self.ids.copy_(ids), self.kept.copy_(kept)
-
-    def masks(self) -> list[Any]:
-        causal, padding, kept = regard.causal(), regard.padding(self.lengths), regard.dense(self.kept)
-        pairs = torch.rand(self.queries, self.keys, generator=self.generator) < 0.5
-        found = [None, None, causal, regard.causal(-2), regard.window(2, 0), regard.window(1, 1, offset=-3), padding]
-        found += [padding & causal, kept, kept & causal, self.kept, pairs, ~padding, regard.window(3, 2) & padding]
-        if self.queries == self.keys:
-            documents = regard.segments(self.ids, self.ids)
-            found += [documents, documents & causal, documents & causal & padding]
-        return found
-
-    def biases(self) -> list[Any]:
-        closed = torch.rand(self.queries, self.keys, generator=self.generator) < 0.3
-        numbers = self.numbers(self.queries, self.keys)
-        slopes = [0.1 * (head + 1) for head in range(self.heads)]
-        return [*[None] * 6, regard.alibi(slopes), numbers, numbers.masked_fill(closed, -math.inf)]
-
-    def tensors(self) -> list[Tensor]:
-        shapes = (self.heads, self.queries, self.size), (self.groups, self.keys, self.size)
-        tensors = [self.numbers(self.batch, *shape) for shape in (*shapes, (self.groups, self.keys, self.values))]
-        if self.random.random() < 0.2:
-            tensors[self.random.choice((1, 2))][..., self.random.randrange(self.keys), :] = math.nan
-        return tensors
-
-    def call(self, tensors: list[Tensor], backend: str) -> list[Tensor]:
-        """Return the output, the requested weights, and the gradients if all values are finite."""
-        leaves = [tensor.clone().requires_grad_(self.learns) for tensor in tensors]
-        bias = self.bias.to(leaves[0].dtype) if isinstance(self.bias, Tensor) else self.bias
-        options = {"score": self.score, "normalize": self.normalize, "mask": self.mask, "bias": bias}
-        found = regard.attention(*leaves, **options, weights=self.request, backend=backend)
-        results = [found.output] if found.weights is None else [found.output, found.weights]
-        if self.learns and all(tensor.isfinite().all() for tensor in tensors):
-            change = torch.cos(torch.arange(found.output.numel(), dtype=leaves[0].dtype)).view_as(found.output)
-            results += torch.autograd.grad(found.output, leaves, change, materialize_grads=True)
-        return results
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -100,6 +27,26 @@ def test_calls_after_the_first_agree_with_the_reference(seed: int) -> None:
         tolerance = TOLERANCE[drawn.dtype]
         for one, other in zip(found, true, strict=True):
             assert_close(one.double(), other, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("seed", range(160))
+def test_calls_on_a_gpu_agree_with_the_reference(seed: int) -> None:
+    """The bound is four times the error of the reference in the same dtype, and the rounding of a few operations."""
+    drawn = Draw(seed, CUDA)
+    for turn in range(3):
+        tensors = drawn.tensors()
+        if turn == 2:
+            drawn.change()
+        found = drawn.call(tensors, "auto")
+        plain = drawn.call(tensors, "reference")
+        true = drawn.call([tensor.double() for tensor in tensors], "reference")
+        for one, other, exact in zip(found, plain, true, strict=True):
+            assert torch.equal(one.isnan(), exact.isnan()), drawn
+            scale = max(exact.nan_to_num().abs().max().item(), 0.05)  # a gradient of 0 is a difference of rounded sums
+            rounding = (other.double() - exact).nan_to_num().abs().max().item()
+            bound = 4 * rounding + 8 * torch.finfo(drawn.dtype).eps * scale + 1e-6
+            assert_close(one.double(), exact, rtol=0, atol=bound, equal_nan=True, msg=lambda text: f"{drawn}: {text}")
 
 
 @pytest.mark.parametrize("mask", [regard.padding([0]), regard.padding([0]) & regard.causal()], ids=str)

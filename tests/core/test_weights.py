@@ -155,6 +155,7 @@ def test_dropout_keeps_or_drops_each_weight(path: str) -> None:
     assert_close(gradient, by_head.unflatten(1, (3, 2)).sum(dim=2))
 
 
+@pytest.mark.slow
 @without_hard
 def test_dropout_follows_the_seed_and_ends_at_nothing(path: str) -> None:
     assert torch.equal(dropped(path, 0.5)[0], dropped(path, 0.5)[0])

@@ -120,6 +120,7 @@ def test_a_forced_decision_is_another_one_without_the_object_and_any_other_stays
     assert not decisions.forced[~scenes.present].any()
 
 
+@pytest.mark.slow
 def test_a_seed_makes_the_same_scenes_and_another_seed_others(recorded):
     again, other = record(7, 600), record(8, 600)
     for name in ("ego", "place", "velocity", "present"):
@@ -173,6 +174,7 @@ def test_a_collision_ends_a_drive_and_is_counted_once():
     assert drive([wall], expert_policy).collided.tolist() == [False]
 
 
+@pytest.mark.slow
 def test_many_drives_are_as_each_of_them_alone():
     roads = [road(3, number) for number in range(5)]
     together = drive(roads, expert_policy)

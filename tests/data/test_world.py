@@ -71,6 +71,7 @@ def test_tom_chases_jerry():
     assert pair.links == pair.possible == {(0, 0), (1, 1), (2, 2)}
 
 
+@pytest.mark.slow
 def test_its_words_are_those_of_the_grammar(sample):
     asked = example().source
     translations = {
@@ -131,6 +132,7 @@ def test_verbs_agree_with_pronouns_and_names(sample):
     assert min(seen["singular"], seen["plural"]) > 60, seen
 
 
+@pytest.mark.slow
 def test_nouns_agree_with_their_determiners(sample):
     plurals = {noun.plural for table in NOUNS.values() for noun in table}
     singulars = {noun.singular for table in NOUNS.values() for noun in table}
@@ -185,6 +187,7 @@ def short() -> dict[tuple[str, ...], Pair]:
     return {pair.source: pair for pair in written(2, 6000, 3, 5)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("english", "chinese", "aligned"),
     [
@@ -206,6 +209,7 @@ def test_sentences_translated_and_aligned_by_hand(short, english, chinese, align
     assert {f"{pair.source[i]}-{pair.target[j]}" for i, j in pair.links} == set(aligned.split())
 
 
+@pytest.mark.slow
 def test_the_chinese_is_a_function_of_the_english():
     known: dict[tuple[str, ...], Pair] = {}
     again = 0

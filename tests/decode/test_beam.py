@@ -74,6 +74,7 @@ def same(found: list[Hypothesis], other: list[Hypothesis]) -> None:
             assert torch.equal(one.weights, two.weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PENALTIES)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_beam_wide_enough_is_exhaustive_search(seed, name):
@@ -133,6 +134,7 @@ def test_width_one_is_greedy(seed):
             assert torch.equal(one.weights, two.weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shrink", [0.25, 0.01, None])
 @pytest.mark.parametrize("patience", [1, 3])
 def test_batched_is_one_by_one(shrink, patience, monkeypatch):

@@ -48,6 +48,7 @@ def translator(kind: str) -> Translator:
 TEXTS = ["5 6 7", "", "8 9 10 11 12 13", "14", "15 16"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["transformer", "recurrent"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
 def test_answers_are_nearly_the_same(kind, precision, as_installed):

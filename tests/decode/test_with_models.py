@@ -67,6 +67,7 @@ def check(model: EncoderDecoder, source: Tensor, length: int, hypothesis: Hypoth
     assert not hypothesis.weights[:, length:].any()
 
 
+@pytest.mark.slow
 def test_beams_agree_with_the_whole_model(model):
     found = search(model, sources(), LENGTHS, width=3, n_best=3)
     assert len({each.tokens for row in found for each in row}) > 4
@@ -76,6 +77,7 @@ def test_beams_agree_with_the_whole_model(model):
             check(model, source, length, hypothesis)
 
 
+@pytest.mark.slow
 def test_batched_is_one_by_one(model):
     together = search(model, sources(), LENGTHS, width=3, n_best=2)
     for i, length in enumerate(LENGTHS.tolist()):

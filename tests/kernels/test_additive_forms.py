@@ -29,6 +29,7 @@ def learned(tensors: list[Tensor], backend: str, **settings: object) -> list[Ten
     return [output.detach(), *torch.autograd.grad(output, (query, key, value, weight), direction)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heavy", [1.0, 25.0])
 @pytest.mark.parametrize("scale", [1e-3, 0.1, 0.3, 1.0, 3.0, 100.0])
 @pytest.mark.parametrize("shape", [FEW, SOME], ids=["exponential", "logistic"])

@@ -285,7 +285,9 @@ MASKS = {
     "causal": regard.causal,
     "padding": lambda: regard.padding(torch.tensor([150, 61], device="cuda")),
     "padding & causal": lambda: regard.padding(torch.tensor([0, 61], device="cuda")) & regard.causal(),
+    "padding of 32 bits": lambda: regard.padding(torch.tensor([150, 61], device="cuda", dtype=torch.int32)),
     "dense": lambda: (torch.arange(150, device="cuda") % 3 > 0).expand(150, -1),
+    "dense, one row": lambda: (torch.arange(150, device="cuda") % 3 > 0)[None, None, None],
 }
 
 

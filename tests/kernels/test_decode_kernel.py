@@ -217,3 +217,20 @@ def test_lengths_may_lie_in_memory_as_they_like(lengths: str) -> None:
             for backend in ("auto", "reference")
         )
         torch.testing.assert_close(found, plain, atol=5e-2, rtol=2e-2)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_additive_steps_of_wide_values(dtype: torch.dtype) -> None:
+    """Tiles of 32 keys and the device's own tanh, in a sequence of one, some and all keys; padded keys hold NaN."""
+    torch.manual_seed(3)
+    query, key, value = (torch.randn(3, 2, n, 512, device="cuda", dtype=dtype) for n in (1, 64, 64))
+    key[1, :, 41:], value[1, :, 41:] = torch.nan, torch.inf
+    weight = (torch.randn(512, device="cuda") / 23).to(dtype)
+    mask = regard.padding(torch.tensor([1, 41, 64], device="cuda"))
+    assert regard.explain(query, key, value, score=regard.Additive(weight), mask=mask).kernel == "triton decode"
+    wide = [t.double() for t in (query, key, value)]
+    plain = regard.attention(*wide, score=regard.Additive(weight.double()), mask=mask, backend="reference").output
+    for _ in range(2):
+        found = regard.attention(query, key, value, score=regard.Additive(weight), mask=mask).output
+        assert (found.double() - plain).norm() <= (4e-3 if dtype == torch.bfloat16 else 1e-3) * plain.norm()

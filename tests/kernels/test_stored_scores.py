@@ -79,7 +79,7 @@ def test_without_stored_scores(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_checked_call(device: str) -> None:
     """The function for checked calls gives the result of the operator."""
-    from regard.kernels.triton.additive.operator import additive, kernel_pairs, stored_attention
+    from regard.kernels.triton.additive.operator import additive, kernel_pairs, stored_call
 
     torch.manual_seed(6)
     leaves = [torch.randn(2, 1, n, d, device=device).requires_grad_() for n, d in ((3, 4), (5, 4), (5, 2))]
@@ -88,12 +88,87 @@ def test_a_checked_call(device: str) -> None:
     rest = (lengths, None, None, None, None, None, None, 1, "tanh", 0.0, 0, "auto")
     pairs = kernel_pairs((2, 1, 3, 5), None, 1, lengths, *[None] * 5)
     found = []
-    for out in (additive(*leaves, *rest)[0], stored_attention(*leaves, pairs)):
+    for out in (additive(*leaves, *rest)[0], stored_call(learning=True)(*leaves, pairs, None)):
         found.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
     with torch.no_grad():
-        torch.testing.assert_close(stored_attention(*leaves, pairs), found[0][0], rtol=0, atol=0)
+        bare = stored_call(learning=False)(*leaves, pairs, None)
+        torch.testing.assert_close(bare, found[0][0], rtol=0, atol=0)
+    out = stored_call(learning=True)(*leaves, pairs, None)
+    lengths.fill_(4)  # the backward pass reads the lengths again
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(out.sum(), leaves)
+
+
+@pytest.mark.parametrize("learned", ["both", "output", "weights"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_all_weights(device: str, learned: str) -> None:
+    """Output and weights of one call, and their gradients: two tiles of keys, lengths of 64 bits, a sequence without
+    keys."""
+    from regard.kernels.triton.additive.operator import kernel_pairs, stored_weights
+
+    torch.manual_seed(7)
+    leaves = [torch.randn(3, 2, n, d, device=device) for n, d in ((5, 7), (67, 7), (67, 3))]
+    leaves = [x.requires_grad_() for x in (*leaves, torch.randn(2, 7, device=device))]
+    lengths = torch.tensor([67, 0, 66], device=device)
+    pairs = kernel_pairs((3, 2, 5, 67), None, 62, lengths, *[None] * 5)
+    i, j = torch.arange(5, device=device)[:, None], torch.arange(67, device=device)
+    allowed = (j - i <= 62) & (j < lengths[:, None, None, None])
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    scores = (torch.tanh(wide[0][..., :, None, :] + wide[1][..., None, :, :]) * wide[3][:, None, None]).sum(-1)
+    powers = scores.exp() * allowed
+    weights = powers / powers.sum(-1, keepdim=True).clamp_min(1e-30)
+    found, true = stored_weights(*leaves, pairs), (weights @ wide[2], weights)
+    upstream = [torch.randn(x.shape, device=device) for x in true]
+    used = {"both": (0, 1), "output": (0,), "weights": (1,)}[learned]
+    grads = [
+        torch.autograd.grad([x[n] for n in used], y, [upstream[n].to(x[n].dtype) for n in used], allow_unused=True)
+        for x, y in ((found, leaves), (true, wide))
+    ]
+    for a, t in zip((*found, *grads[0]), (*true, *grads[1]), strict=True):
+        t = torch.zeros_like(a).double() if t is None else t
+        torch.testing.assert_close(a.double(), t, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_weights_beside_nan(device: str) -> None:
+    """A NaN in a key makes the rows that attend to it NaN, and no others."""
+    from regard.kernels.triton.additive.operator import kernel_pairs, stored_weights
+
+    torch.manual_seed(9)
+    query, key, value = (torch.randn(1, 1, n, 4, device=device) for n in (3, 7, 7))
+    key[0, 0, 5], value[0, 0, 6] = torch.nan, torch.inf
+    weight = torch.ones(4, device=device)
+    pairs = kernel_pairs((1, 1, 3, 7), None, 3, None, *[None] * 5)
+    found = stored_weights(query, key, value, weight, pairs)
+    settings = {"score": regard.Additive(weight), "mask": regard.causal(offset=3), "weights": regard.full()}
+    true = regard.attention(query, key, value, backend="reference", **settings)
+    for a, t in zip(found, (true.output, true.weights), strict=True):
+        torch.testing.assert_close(a, t, rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert found[1][0, 0, 2].isnan().all()
+    assert found[1][0, 0, :2].isfinite().all()
+
+
+@pytest.mark.parametrize("backend", ["additive", "reference"])
+@pytest.mark.cuda
+def test_weights_beside_the_output(backend: str) -> None:
+    """`weights=full()` of a small call uses the kernels, and equals float64 with its gradients."""
+    torch.manual_seed(8)
+    leaves = [torch.randn(2, 3, n, d, device="cuda") for n, d in ((37, 24), (71, 24), (71, 5))]
+    leaves = [x.requires_grad_() for x in (*leaves, torch.randn(24, device="cuda") / 5)]
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    settings = {"mask": regard.padding([71, 40]) & regard.causal(offset=30), "weights": regard.full()}
+    found = regard.attention(*leaves[:3], score=regard.Additive(leaves[3]), backend=backend, **settings)
+    true = regard.attention(*wide[:3], score=regard.Additive(wide[3]), backend="reference", **settings)
+    assert regard.explain(*leaves[:3], score=regard.Additive(leaves[3]), **settings).backend == "additive"
+    both = [(x.output, x.weights) for x in (found, true)]
+    grads = [
+        torch.autograd.grad(x[0].square().sum() + x[1].square().sum(), y)
+        for x, y in zip(both, (leaves, wide), strict=True)
+    ]
+    for a, t in zip((*both[0], *grads[0]), (*both[1], *grads[1]), strict=True):
+        assert (a.double() - t).norm() <= 1e-5 * t.norm()
 
 
 @pytest.mark.interpreted

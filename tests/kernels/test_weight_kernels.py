@@ -67,7 +67,7 @@ def problem_of(case: str, device: str, kind: str):  # type: ignore[no-untyped-de
         bias[..., 3] = -torch.inf
     query, key = (t.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for t in (query, key))
     mask, scale = mask_of(given, b, q, k, device), given.get("scale", 0.3)
-    request = {"full": regard.top(5)}.get(kind) or getattr(regard, kind)()
+    request = regard.top(5) if kind == "top" else getattr(regard, kind)()
     problem = build(
         query, key, torch.zeros(b, g, k, 1, device=device), regard.ScaledDot(scale), regard.Softmax(), mask, bias, 0.0,
         request, None,
@@ -103,11 +103,60 @@ def test_summaries(case: str, known: bool, kind: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("case", "known"), [(case, False) for case in CASES] + [("padding", True)])
+def test_all_weights(case: str, known: bool, device: str) -> None:
+    from regard.core import summaries
+
+    problem, leaves, (scale, allowed, bias) = problem_of(case, device, "full")
+    true = [t.detach().double() for t in leaves]
+    lse = expected(*true, scale, allowed, bias, "logsumexp") if known else None
+    found = summaries.weights(problem, lse)
+    assert isinstance(found, Tensor)
+    real = expected(*true, scale, allowed, bias, "full")
+    torch.testing.assert_close(found.double(), real, rtol=1e-5, atol=2e-4 if case == "large scores" else 1e-5)
+    assert (found[~allowed] == 0).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("b", "h", "g", "q", "k", "d", "e"), [(2, 4, 2, 70, 131, 24, 17), (1, 3, 3, 5, 7, 64, 40), (1, 1, 1, 1, 1, 1, 1)]
+)
+def test_output_and_weights_by_one_kernel(
+    b: int, h: int, g: int, q: int, k: int, d: int, e: int, dtype: torch.dtype, device: str
+) -> None:
+    from regard.kernels.triton.full_weights import attended
+
+    torch.manual_seed(4)
+    query = torch.randn(b, q, h, d, device=device).to(dtype).transpose(1, 2)
+    key, value = (torch.randn(b, g, k, size, device=device).to(dtype) for size in (d, e))
+    output, weights = attended(query, key, value, 0.3, torch.float32)(query, key, value)
+    real = expected(query.double(), key.double(), 0.3, torch.ones(b, h, q, k, device=device).bool(), 0.0, "full")
+    torch.testing.assert_close(weights.double(), real, rtol=1e-5, atol=1e-6)
+    limit = 1e-5 if dtype == torch.float32 else 2e-3
+    true = real @ value.double().repeat_interleave(h // g, 1)
+    torch.testing.assert_close(output.double(), true, rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_masked_weights_of_a_query_of_nan_are_zero(device: str) -> None:
+    from regard.core import summaries
+
+    problem, leaves, (scale, allowed, bias) = problem_of("causal", device, "full")
+    real = expected(*(t.detach().double() for t in leaves), scale, allowed, bias, "full")
+    real[0, 1, 7, :8] = torch.nan
+    problem.query.detach()[0, 1, 7, 3] = torch.nan
+    found = summaries.weights(problem)
+    assert isinstance(found, Tensor)
+    torch.testing.assert_close(found.double(), real, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", [case for case in CASES if case != "large scores"])
 def test_largest(case: str, device: str) -> None:
     from regard.core import summaries
 
-    problem, leaves, (scale, allowed, bias) = problem_of(case, device, "full")
+    problem, leaves, (scale, allowed, bias) = problem_of(case, device, "top")
     real = expected(*(t.detach().double() for t in leaves), scale, allowed, bias, "full")
     values, indices = summaries.weights(problem)
     torch.testing.assert_close(values.double(), real.topk(5, -1).values, rtol=1e-5, atol=1e-5)
@@ -119,20 +168,46 @@ def test_largest(case: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("count", "high"), [(8, None), (5, 0), (8, -3)])
+def test_largest_of_half_precision(count: int, high: int | None, dtype: torch.dtype, device: str) -> None:
+    """Scores, not their ranks, give the weights; a row may have fewer keys than requested, or none."""
+    from regard.kernels.triton.additive.pairs import Pairs
+    from regard.kernels.triton.largest_weights import top
+    from regard.kernels.triton.weight_summaries import Scored
+
+    torch.manual_seed(3)
+    query, key = (torch.randn(1, heads, 141, 24, device=device).to(dtype) for heads in (2, 1))
+    scores = query.double() @ key.double().mT * 0.5
+    if high is not None:
+        distance = torch.arange(141, device=device) - torch.arange(141, device=device).unsqueeze(-1)
+        scores = scores.masked_fill(distance > high, -torch.inf)
+    real = scores.softmax(-1).nan_to_num(0.0)
+    values, indices = top(Scored(query, key, Pairs(high=high), 0.5), scores.logsumexp(-1).float(), count)
+    torch.testing.assert_close(values.double(), real.topk(count, -1).values, rtol=1e-5, atol=1e-6)
+    assert ((indices == -1) == (values == 0)).all()
+    named = torch.where(indices < 0, 0.0, real.gather(-1, indices.clamp_min(0)))
+    torch.testing.assert_close(named, values.double(), rtol=1e-5, atol=1e-6)
+    repeated = indices.sort(-1).values
+    assert ((repeated[..., 1:] != repeated[..., :-1]) | (repeated[..., 1:] == -1)).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("step", [64, 128])
 @pytest.mark.parametrize("count", [5, 11])
-def test_largest_weights_at_equal_distances(count: int, step: int, device: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_largest_weights_at_equal_distances(dtype: torch.dtype, count: int, step: int, device: str) -> None:
     """More of the largest scores are in one column of the tiles than a column holds."""
     from regard.kernels.triton.additive.pairs import Pairs
     from regard.kernels.triton.largest_weights import top
     from regard.kernels.triton.weight_summaries import Scored
 
     length = 6 * step + 1
-    scores = torch.rand(1, 1, length, 1, device=device)
-    scores[0, 0, 7::step] += 1 + torch.arange(6, device=device).unsqueeze(-1)
-    query = torch.ones(1, 1, 3, 1, device=device)
+    scores = (torch.randperm(length, device=device) / 1024).reshape(1, 1, length, 1)  # exact in half precision
+    scores[0, 0, 7::step] = 2.0 + torch.arange(scores[0, 0, 7::step].shape[0], device=device).unsqueeze(-1)
+    query = torch.ones(1, 1, 3, 1, device=device, dtype=dtype)
     lse = scores.squeeze(-1).logsumexp(-1, keepdim=True).expand(1, 1, 3).contiguous()
-    values, indices = top(Scored(query, scores, Pairs(), 1.0), lse, count)
+    values, indices = top(Scored(query, scores.to(dtype), Pairs(), 1.0), lse, count)
     real, order = scores[0, 0, :, 0].softmax(0).topk(count)
     assert torch.equal(indices, order.expand(1, 1, 3, count))
     torch.testing.assert_close(values, real.expand(1, 1, 3, count))

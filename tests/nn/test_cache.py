@@ -58,6 +58,7 @@ def test_token_by_token_equals_the_whole_pass(score: str, kind: str, static: boo
         assert cache.length == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize(
     ("name", "mask"),

@@ -82,6 +82,7 @@ def test_coverage_turns_attention_away_from_what_was_read():
     assert weights[1].argmax() == 1
 
 
+@pytest.mark.slow
 def test_a_long_sum_keeps_small_readings_in_half_precision():
     """A sum in bfloat16 would stop at 256 · 2⁻⁸ = 1 for equal weights."""
     layer = CoverageAttention(2, 2).bfloat16()

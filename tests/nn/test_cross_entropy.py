@@ -204,6 +204,7 @@ def test_logits_never_stand_whole():
     assert narrow.numbers == 11 * words
 
 
+@pytest.mark.slow
 def test_compiled_in_one_graph_for_any_number_of_tokens(as_installed):
     from torch._dynamo.testing import CompileCounterWithBackend
 

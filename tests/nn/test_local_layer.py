@@ -146,6 +146,7 @@ def test_a_state_may_place_each_sequence_by_itself():
     assert [row.nonzero().flatten().tolist() for row in found.weights[:, 0]] == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("score", ["dot", "scaled_dot", "cosine", "bilinear", "additive", Cosine(3.0)])
 def test_any_score_and_its_gradients(kind, score):

@@ -157,6 +157,7 @@ def test_a_memory_without_a_real_place_gives_zeros(name):
     assert not layer(query, memory[:, :0]).output.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOFT)
 def test_gradients(name):
     layer = LAYERS[name]().double()

@@ -94,6 +94,7 @@ def test_long_inputs_go_in_blocks_that_change_nothing(normalize: Normalizer) -> 
         assert_close(own, right, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("request_", [full(), rows([5, 0, -1, 900]), top(3), received(), entropy()])
 def test_requests_are_answered_across_blocks(request_: Request) -> None:
     positions = RelativePositions(2, 3).double()

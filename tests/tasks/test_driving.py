@@ -209,6 +209,7 @@ def test_a_run_begins_with_a_forced_decision_and_its_page_with_a_drive(run):
     assert set(DRIVING.asked(material.test[1])["scene"]) == {"ego", "objects"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -55,6 +55,7 @@ def test_the_page_of_a_run_has_the_layers_of_the_encoder(runs, name, tmp_path):
         assert labels[own[1]["rows"]]["items"] == labels[own[0]["columns"]]["items"]
 
 
+@pytest.mark.slow
 def test_the_page_of_an_answer_has_them_too(runs, tmp_path):
     done = regard("predict", runs["translation"], "Tom chases Jerry", "Tom", "--look", tmp_path / "page.html")
     assert done.exit_code == 0, done.output

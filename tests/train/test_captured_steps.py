@@ -114,6 +114,7 @@ def test_captured_gradients_are_the_plain_ones_over_several_updates(device, kind
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_gets_no_gradient_keeps_none():
     model = network(dtype=torch.float32)
     model.spare = nn.Linear(3, 3)

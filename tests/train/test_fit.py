@@ -103,6 +103,7 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path):
     assert not torch.equal(weights[0]["hidden.weight"], weights[2]["hidden.weight"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("average", ["none", "ema"])
 def test_looking_more_often_changes_nothing(tmp_path, average):
     def noisy(model: nn.Module) -> dict[str, float]:
@@ -154,6 +155,7 @@ def test_how_tokens_fall_into_batches_makes_no_difference(tmp_path):
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_it_learns(tmp_path):
     model = make(size=16, dropout=0.0)
     fitted = train(tmp_path, model, steps=250, learning_rate=0.03, held_out=held_out(), validate_every=50)
@@ -262,6 +264,7 @@ def test_weights_that_are_not_finite_are_not_validated(tmp_path):
     assert Run.open(tmp_path).checkpoints.steps() == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize("moments", [[3], [7, 9], [1, 2, 3, 5, 6, 7, 9]])
 def test_a_checkpoint_that_a_signal_wrote_does_not_join_the_mean(tmp_path, moments):
@@ -287,6 +290,7 @@ def test_a_checkpoint_that_a_signal_wrote_does_not_join_the_mean(tmp_path, momen
     same_weights(cut.state_dict(), whole.state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize(("average", "step"), [("none", 5), ("checkpoints", 8), ("checkpoints", 12)])
 def test_a_damaged_checkpoint_that_the_end_relies_on_is_made_again(tmp_path, average, step):
@@ -388,6 +392,7 @@ def test_memory_that_runs_out_while_validating(tmp_path):
         train(tmp_path, steps=7, validate=hungry)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_validating_breaks_it_off(tmp_path, number):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
@@ -453,6 +458,7 @@ def test_the_lines_of_metrics(tmp_path):
     assert lines[0]["learning_rate"] == pytest.approx(1e-3 * 3 / 5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_installed")
 def test_a_compiled_model_is_trained_all_the_same(tmp_path, monkeypatch):
     plain, compiled = make(dropout=0.0), make(dropout=0.0)

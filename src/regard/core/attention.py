@@ -128,6 +128,8 @@ def attention(
         # If torch.compile traced the stored routes, it would compile again whenever one is added.
         route = None if described is None else stored(described)
         if route is not None:
+            if route.asked is not None and weights is not None:
+                return Attended(*route.asked(query, key, value, weights))
             output = None if route.direct is None else route.direct(query, key, value, score, mask, bias)
             if output is not None and route.direct is not None:
                 if bias is None and weights is None:
@@ -228,6 +230,8 @@ def _attend(
         given = problem.query is query and problem.key is key and problem.value is value
         route = dispatch.store(described, problem, given)
         # The first call of a signature must give the same bits as the next ones, so that runs can be resumed.
+        if route.asked is not None and weights is not None:
+            return Attended(*route.asked(query, key, value, weights))
         output = None if route.direct is None else route.direct(query, key, value, score, mask, bias)
         if output is not None:
             return Attended(output)

@@ -13,8 +13,10 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from types import ModuleType
 
+from regard.core import summaries
 from regard.core.backends import additive, blocked, dot_loops, flex, reference, sdpa, short
-from regard.core.backends.result import Direct, Result
+from regard.core.backends.plain_form import asked, asks, by_one_kernel
+from regard.core.backends.result import Asked, Direct, Result
 from regard.core.problem import Problem
 from regard.core.requests import Full, Rows
 from regard.core.scores import Additive
@@ -100,10 +102,12 @@ class Backend:
         # If all weights are requested, a matrix of that size is allocated in any case, so the reference costs no more
         # memory unless the score needs intermediate tensors.
         weights = math.prod(problem.shape) * problem.dtype.itemsize
-        if isinstance(problem.request, Full) and reference.working_bytes(problem) <= 5 * weights:
+        written = self.module is not blocked and not by_one_kernel(problem) and summaries.writes(problem)
+        if isinstance(problem.request, Full) and not written and reference.working_bytes(problem) <= 5 * weights:
             return "all weights are asked for: the plain form has them anyway"
-        if isinstance(problem.request, Rows) and reference.working_bytes(problem) <= _FEW_BYTES[problem.device.type]:
-            return "small, and rows of weights are asked for: the plain form has them anyway"
+        few = isinstance(problem.request, Rows) or (problem.device.type == "cuda" and asks(problem))
+        if few and reference.working_bytes(problem) <= _FEW_BYTES[problem.device.type]:
+            return "small, and weights are asked for: the plain form has them anyway"
         return self.module.not_worth_it(problem)
 
 
@@ -126,11 +130,12 @@ class Route:
 
     `backends` are those that support them, in order; all but the last may refuse the data. `direct` runs the compiled
     loops of short sequences, or the kernel of the first one, without a `Problem`; it is None if that is not possible,
-    and returns None if it refuses the data.
+    and returns None if it refuses the data. `asked` does the same for the plain form of calls that request weights.
     """
 
     backends: tuple[Backend, ...]
     direct: Direct | None
+    asked: Asked | None = None
 
     def choose(self, problem: Problem) -> Backend:
         """Return the backend for a problem of the signature."""
@@ -157,7 +162,9 @@ def store(signature: Hashable, problem: Problem, given: bool) -> Route:
         direct = of_backend(problem)
     if len(_ROUTES) >= _MOST:
         _ROUTES.clear()
-    route = Route(tuple(backends), direct)
+    plain_form = given and backends[0].module is reference and problem.request is not None
+    plain_form = plain_form and not dot_loops.serves(problem)
+    route = Route(tuple(backends), direct, asked(problem) if plain_form else None)
     _ROUTES[signature] = route
     return route
 

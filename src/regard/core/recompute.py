@@ -59,7 +59,12 @@ def weights(problem: Problem, chosen: Tensor | None, lse: Tensor | None = None) 
 
 
 def working_bytes(problem: Problem) -> int:
-    """Return the bytes of scores, weights and results of one block of rows, or of all requested rows."""
+    """Return the bytes of scores, weights and results of one block of rows, or of all requested rows.
+
+    The kernels of `summaries` need one number for each row.
+    """
+    if summaries.serves(problem):
+        return 4 * math.prod(problem.shape[:-1])
     problem = kernel_scores.by_kernel(problem)
     rows = rows_asked(problem)
     if not isinstance(problem.request, (Full, Rows)):

@@ -4,6 +4,7 @@ On the CPU received weights and entropy are computed from the log-sum-exp that t
 computes the same for every mechanism and device; it is the specification.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -14,13 +15,15 @@ from regard.core.biases import DenseBias, Rule
 from regard.core.clauses import clauses
 from regard.core.nonfinite import zero_masked_keys
 from regard.core.problem import HALF, Problem
-from regard.core.requests import Entropy, LogSumExp, Received, Top, TopWeights
+from regard.core.requests import Entropy, Full, LogSumExp, Received, Top, TopWeights
 from regard.core.transforms import transformed
 from regard.kernels.availability import TRITON
 from regard.kernels.weight_sums import weight_sums
 
 _SIZE = 256  # the largest query and key size: whole tiles are in registers and shared memory
 _COUNT = 32  # the largest number of weights that `top` may request
+_WRITTEN = 128  # the largest size of queries and keys for which a kernel writes all weights sooner
+_FEW = 2**22  # number of pairs up to which the plain form returns all weights sooner
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
@@ -28,13 +31,15 @@ def serves(problem: Problem) -> bool:
     """Return whether the kernels can compute what is requested."""
     if problem.device.type != "cuda" or not TRITON or torch.compiler.is_compiling() or transformed():
         return False
-    if not isinstance(problem.request, (Entropy, LogSumExp, Received, TopWeights)) or problem.empty:
+    if not isinstance(problem.request, (Entropy, Full, LogSumExp, Received, TopWeights)) or problem.empty:
         return False
     if not problem.normalize.is_softmax or problem.score.why_no_product() is not None or problem.bias_learned:
         return False
     if problem.query.dtype not in (*HALF, torch.float32) or max(problem.query.shape[-1], problem.key.shape[-1]) > _SIZE:
         return False
-    if isinstance(problem.request, TopWeights) and (problem.request.count > _COUNT or problem.differentiated):
+    if isinstance(problem.request, (Full, TopWeights)) and problem.differentiated:
+        return False
+    if isinstance(problem.request, TopWeights) and problem.request.count > _COUNT:
         return False
     if problem.bias is not None and not isinstance(problem.bias, (DenseBias, Rule)):
         return False
@@ -43,9 +48,19 @@ def serves(problem: Problem) -> bool:
     return found is not None and not found.by_head and len(found.segments) <= 1 and heads <= _PROGRAMS
 
 
+def writes(problem: Problem) -> bool:
+    """Return whether a kernel writes all weights, after the output is computed, sooner than the plain form has both."""
+    if not isinstance(problem.request, Full) or problem.dropout > 0.0 or problem.query.dtype not in HALF:
+        return False
+    return problem.query.shape[-1] <= _WRITTEN and math.prod(problem.shape) > _FEW and serves(problem)
+
+
 def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
-    """Return what the problem requests, in float32; `lse` (…, h, q) is the log-sum-exp of the scores if known."""
-    from regard.kernels.triton import largest_weights  # imported here, because it imports Triton
+    """Return what the problem requests, all weights in the queries' dtype and summaries in float32.
+
+    `lse` (…, h, q) is the log-sum-exp of the scores if known.
+    """
+    from regard.kernels.triton import full_weights, largest_weights  # imported here, because they import Triton
     from regard.kernels.triton import weight_summaries as kernels
 
     problem = zero_masked_keys(problem)
@@ -55,8 +70,11 @@ def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
     query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key))
     pairs = _pairs(problem, (*query.shape[:3], key.shape[2]))
     lse = None if lse is None else lse.reshape(query.shape[:3])
+    scored = kernels.Scored(query, key, pairs, product.scale)
+    if isinstance(request, Full):
+        found = full_weights.full_weights(scored, None if lse is None else lse.float().contiguous())
+        return found.reshape(problem.shape)
     if isinstance(request, TopWeights):
-        scored = kernels.Scored(query, key, pairs, product.scale)
         lse = kernels.log_sum_exp(scored)[0] if lse is None else lse.float().contiguous()
         values, keys = largest_weights.top(scored, lse, min(request.count, problem.shape[-1]))
         return Top(*(t.reshape(*lead, *t.shape[-2:]) for t in (values, keys)))

@@ -21,9 +21,9 @@ from regard.core.backends.result import Direct, Result
 from regard.core.biases import DenseBias, Rule
 from regard.core.clauses import Clauses, clauses
 from regard.core.mask_cache import stored
-from regard.core.masks import Mask
+from regard.core.masks import Mask, Padding
 from regard.core.problem import HALF, Problem
-from regard.core.requests import LogSumExp
+from regard.core.requests import Full, LogSumExp
 from regard.core.scores import Additive
 from regard.kernels.additive import exponential, logistic, native_attention, pair_loops
 from regard.kernels.additive.small_calls import stores_scores
@@ -90,6 +90,8 @@ def _kernels_refuse(problem: Problem) -> str | None:
 def not_worth_it(problem: Problem) -> str | None:
     """Return a reason where the reference implementation is as fast, or None."""
     if problem.device.type == "cuda":
+        if _stores_weights(problem):
+            return None
         asked = problem.request is not None and not isinstance(problem.request, LogSumExp)
         few = asked and reference.working_bytes(problem) <= _PLAIN
         return "small, and weights are requested: the plain form computes them with the output" if few else None
@@ -204,7 +206,7 @@ def direct(problem: Problem) -> Direct | None:
     if _is_step(problem):
         return decoding_step.direct(problem, weight, 1.0)
     if stores_scores(query.shape, key.shape, problem.score.activation, "auto"):
-        return _direct_stored(problem.shape)
+        return _direct_stored(problem)
     return None if problem.masked or problem.group > 1 else _direct_large
 
 
@@ -247,20 +249,45 @@ def _visible(found: Clauses | None, shape: tuple[int, ...]) -> native_attention.
     return native_attention.Visible(lengths, found.high)
 
 
-def _direct_stored(shape: tuple[int, ...]) -> Direct:
+def _direct_stored(problem: Problem) -> Direct:
     """Return the function for calls that store their scores; kernel arguments of a mask are cached with the mask."""
-    from regard.kernels.triton.additive.operator import stored_attention  # imported here, because it imports Triton
-    from regard.kernels.triton.additive.pairs import EVERY
+    from regard.kernels.triton.additive.operator import (  # imported here, because it imports Triton
+        kernel_pairs,
+        stored_call,
+    )
+    from regard.kernels.triton.additive.pairs import EVERY, Pairs
+    from regard.kernels.triton.additive.plan import trait
+
+    shape, batch, run = problem.shape, problem.shape[0], stored_call(problem.differentiated)
+    fixed: tuple[Pairs, Any] | None = None  # the arguments of a mask without tensors follow from the signature
+    if problem.mask is not None and not problem.mask.tensors():
+        pairs = mask_pairs(problem.mask, shape, problem.device)
+        fixed = pairs, trait(pairs)
+
+    def described(mask: Mask, device: torch.device) -> tuple[Pairs, Any]:
+        pairs = mask_pairs(mask, shape, device)
+        return pairs, trait(pairs)
 
     def attended(query: Tensor, key: Tensor, value: Tensor, score: Additive, mask: Any, *_: object) -> Tensor | None:
-        device, weight, pairs = query.device, score.weight, EVERY
+        device, weight = query.device, score.weight
         if device.index != torch.cuda.current_device() or weight.stride(-1) != 1:
             return None
-        if mask is not None:
-            if not isinstance(mask, Mask):
-                return None
-            pairs = stored(mask, device, ("additive", shape), lambda: mask_pairs(mask, shape, device))
-        return stored_attention(query, key, value, weight, pairs)
+        if mask is None:
+            return run(query, key, value, weight, EVERY, None)
+        if fixed is not None:
+            return run(query, key, value, weight, *fixed)
+        if type(mask) is Padding and not mask.plain:
+            lengths = mask.lengths
+            if lengths.shape == (batch,) and lengths.stride(0) == 1:
+                kind = lengths.dtype, lengths.data_ptr() & 15
+                return run(query, key, value, weight, Pairs(lengths=lengths), kind)
+        if type(mask) is Tensor and mask.dtype == torch.bool and mask.ndim == 4:
+            pairs = kernel_pairs(shape, None, None, None, None, None, mask, None, None)
+            return run(query, key, value, weight, pairs, trait(pairs))
+        if not isinstance(mask, Mask):
+            return None
+        known = stored(mask, device, ("additive", shape), lambda: described(mask, device))
+        return run(query, key, value, weight, *known)
 
     return attended
 
@@ -278,12 +305,38 @@ def _is_step(problem: Problem) -> bool:
     return isinstance(problem.score, Additive) and problem.score.activation == "tanh" and decoding_step.serves(problem)
 
 
+def _stores_weights(problem: Problem) -> bool:
+    """Return whether the kernels that store scores return all weights with the output."""
+    query, score = problem.query, problem.score
+    if not isinstance(problem.request, Full) or not isinstance(score, Additive) or score.weight.dtype == torch.float64:
+        return False
+    if problem.bias is not None or problem.dropout > 0.0 or torch.compiler.is_compiling() or query.ndim != 4:
+        return False
+    if not query.dtype == problem.key.dtype == problem.value.dtype or problem.value.shape[-1] == 0:
+        return False
+    return stores_scores(query.shape, problem.key.shape, score.activation, "auto")
+
+
+def _with_weights(problem: Problem, weight: Tensor) -> Result:
+    from regard.kernels.triton.additive.operator import stored_weights  # imported here, because it imports Triton
+    from regard.kernels.triton.additive.pairs import EVERY
+
+    shape, device = problem.shape, problem.device
+    pairs, mask = EVERY, problem.mask
+    if mask is not None:
+        pairs = stored(mask, device, ("weights", shape), lambda: mask_pairs(mask, shape, device))
+    weight = weight if weight.stride(-1) == 1 else weight.contiguous()
+    return Result(*stored_weights(problem.query, problem.key, problem.value, weight, pairs))
+
+
 def _by_kernels(problem: Problem) -> Result:
     from regard.kernels.additive.fused import additive_attention  # imported here, because it imports Triton
 
     assert isinstance(problem.score, Additive)
     lead, weight = problem.query.shape[:-3], problem.score.weight
     weight = weight.squeeze(0) if weight.ndim == 2 and len(weight) == 1 else weight
+    if _stores_weights(problem):
+        return _with_weights(problem, weight)
     if _is_step(problem):
         return Result(decoding_step.attend(problem, problem.query, problem.key, weight, 1.0))
     query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (problem.query, problem.key, problem.value))

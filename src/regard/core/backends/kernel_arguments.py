@@ -27,7 +27,10 @@ def mask_pairs(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Any:
     assert found is not None  # the caller has checked this
     given: dict[str, Any] = dict.fromkeys(("mask", "lengths", "query_ids", "key_ids"))
     given |= _clause_arguments(found, torch.Size(shape[:1]))
-    return kernel_pairs(shape, *given.pop("band"), **narrowed(given, shape[-1]), bias=None, table=None)
+    lengths, given["lengths"] = given["lengths"], None
+    given = narrowed(given, shape[-1])
+    given["lengths"] = None if lengths is None else lengths.contiguous()  # of any integer dtype
+    return kernel_pairs(shape, *given.pop("band"), **given, bias=None, table=None)
 
 
 def narrowed(given: dict[str, Any], keys: int) -> dict[str, Any]:

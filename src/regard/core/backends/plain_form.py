@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from regard.core.backends.result import Result
+from regard.core.backends.result import Asked, Result
 from regard.core.biases import DenseBias
 from regard.core.kernel_scores import by_kernel
 from regard.core.mask_cache import stored
@@ -30,7 +30,7 @@ from regard.core.normalizers import (
     one_hot,
 )
 from regard.core.problem import HALF, Problem
-from regard.core.requests import Entropy, LogSumExp
+from regard.core.requests import Entropy, Full, LogSumExp, Request, Top
 from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot
 from regard.core.spans import all_of
 from regard.core.transforms import transformed
@@ -39,6 +39,9 @@ from regard.kernels.availability import TRITON
 _SCORES = (Dot, ScaledDot, Cosine, Bilinear, Additive)
 _NORMALIZERS = (Softmax, Entmax, Sparsemax, Sigmoid, Hard)
 _STORED_NUMBERS = 2**20  # number of entries up to which mask and bias are stored
+_SIZE = 128  # the largest sizes of queries, keys and values whose weights and output one kernel computes
+_SINGLE = 2**13  # the largest number of keys times their size in float32, where products are slower than torch's
+_PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
 def serves(problem: Problem) -> bool:
@@ -56,6 +59,8 @@ def serves(problem: Problem) -> bool:
 
 def attend(problem: Problem) -> Result | None:
     """Compute the call; None if a value is not finite, on the CPU, where `reference` takes over."""
+    if problem.request is not None and by_one_kernel(problem) and (computed := asked(problem)) is not None:
+        return Result(*computed(problem.query, problem.key, problem.value, problem.request))
     learning, inspected = problem.differentiated, problem.masked and inspects(problem)
     if inspected and not (
         harmless(problem.query, problem.key, problem.value, True) if learning else finite(problem.key)
@@ -77,6 +82,60 @@ def attend(problem: Problem) -> Result | None:
     if isinstance(problem.request, Entropy):
         weights = weights.to(problem.dtype)
     return Result(output, problem.request.of(weights) if problem.request is not None else None)
+
+
+def asks(problem: Problem) -> bool:
+    """Return whether weights are requested of softmax of dot products without a mask: nothing must be inspected."""
+    if problem.request is None or isinstance(problem.request, LogSumExp) or problem.masked or not serves(problem):
+        return False
+    score, normalize = problem.score, problem.normalize
+    if type(score) not in (Dot, ScaledDot) or type(normalize) is not Softmax:
+        return False
+    if isinstance(score, ScaledDot) and score.softcap is not None:
+        return False
+    return problem.device.type == "cuda" or problem.query.dtype == problem.dtype
+
+
+def asked(problem: Problem) -> Asked | None:
+    """Return a function that computes output and request for all calls with the signature of this one, or None."""
+    if not asks(problem):
+        return None
+    score, learning, query = problem.score, problem.differentiated, problem.query
+    scale = score.factor(query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
+    # All weights are rounded once; gradients and summaries are computed from weights that are not rounded.
+    exact = query.dtype if isinstance(problem.request, Full) and not learning else problem.dtype
+    run = None
+    if by_one_kernel(problem):
+        from regard.kernels.triton.full_weights import attended as prepared  # imported here, because it imports Triton
+
+        run = prepared(query, problem.key, problem.value, scale, exact)
+
+    def computed(query: Tensor, key: Tensor, value: Tensor, request: Request) -> tuple[Tensor, Tensor | Top]:
+        if run is not None and query.device.index == torch.cuda.current_device():
+            output, weights = run(query, key, value)
+        else:
+            weights = torch.softmax(product(query, key, scale, False, learning), -1)
+            weights = weights if weights.dtype == exact else weights.to(exact)
+            output = weighted_sum(weights, value, None, learning)
+        found, dtype = request.of(weights), query.dtype
+        if isinstance(found, Top):
+            return output, found if found.values.dtype == dtype else Top(found.values.to(dtype), found.indices)
+        return output, _like(found, query)
+
+    return computed
+
+
+def by_one_kernel(problem: Problem) -> bool:
+    """Return whether one kernel computes output and weights."""
+    tensors = (problem.query, problem.key, problem.value)
+    if problem.device.type != "cuda" or problem.query.ndim != 4 or problem.differentiated or not asks(problem):
+        return False
+    if not TRITON or problem.query.dtype not in (*HALF, torch.float32) or math.prod(problem.shape[:-2]) > _PROGRAMS:
+        return False
+    size = max(problem.query.shape[-1], problem.value.shape[-1])
+    if problem.query.dtype == torch.float32 and problem.shape[-1] * size > _SINGLE:
+        return False
+    return all(t.shape[-1] <= _SIZE and t.stride(-1) == 1 for t in tensors)
 
 
 def inspects(problem: Problem) -> bool:
@@ -228,9 +287,13 @@ def _scaled_product(query: Tensor, key: Tensor, scale: float) -> Tensor:
     queries, heads = query.shape[-2], query.shape[-3]
     # Queries are smaller than scores; in half precision a product with a power of two is exact.
     early = scale != 1.0 and (query.dtype not in HALF or math.frexp(scale)[0] in (0.5, -0.5))
+    shape = (*query.shape[:-3], heads, queries, key.shape[-2])
+    if early and query.is_cuda and query.dtype not in HALF:  # the product applies the scale
+        left, right = (t.reshape(-1, *t.shape[-2:]) for t in (_grouped(query, key.shape[-3]), key.mT))
+        return torch.baddbmm(left.new_empty(()), left, right, beta=0.0, alpha=scale).view(shape)
     scores = wide_product(_grouped(query * scale if early else query, key.shape[-3]), key.mT)
     scores = scores if early or scale == 1.0 else scores.mul_(scale)
-    return scores.view(*query.shape[:-3], heads, queries, key.shape[-2])
+    return scores.view(shape)
 
 
 def wide_product(left: Tensor, right: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from regard.core.hard import choose
 from regard.core.nonfinite import cleaned
 from regard.core.normalizers import Hard, log_sum_exp, of_the_caller
 from regard.core.problem import Problem
-from regard.core.requests import Entropy, LogSumExp
+from regard.core.requests import Entropy, Full, LogSumExp
 from regard.core.scores import Dot, ScaledDot
 from regard.core.spans import all_of
 from regard.kernels.device_memory import affordable
@@ -37,6 +37,8 @@ def not_worth_it(problem: Problem) -> str | None:
 
 def working_bytes(problem: Problem) -> int:
     """Return the bytes of scores, weights and intermediate tensors of all pairs at once."""
+    if isinstance(problem.request, Full) and plain_form.by_one_kernel(problem):
+        return 0
     pairs = torch.Size(problem.shape).numel()
     floats = 3 + problem.score.floats(problem.query.shape[-1])
     if of_the_caller(problem.normalize) and (problem.masked or isinstance(problem.score, Custom)):
@@ -60,8 +62,8 @@ def in_bfloat16(problem: Problem) -> bool:
 
 
 def kernel(problem: Problem) -> str:
-    """Return the name of the code that runs: torch operations."""
-    return NAME
+    """Return the name of the code that runs: torch operations, or one kernel for output and weights."""
+    return "triton weights" if plain_form.by_one_kernel(problem) else NAME
 
 
 def direct(problem: Problem) -> Direct | None:

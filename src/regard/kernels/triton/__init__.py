@@ -8,6 +8,7 @@
   `range_pairs`: its masks, tile by tile; `segment_bounds`: the ranges of segments;
 - `weight_summaries`: log-sum-exp, entropy and received weights of softmax, without a value;
 - `largest_weights`: the largest weights of softmax and their keys, without a value;
+- `full_weights`: all weights of softmax, written tile by tile;
 - `linear/`: attention in O(n) with elu or Performer features, in chunks;
 - `entmax`: sparsemax and entmax of whole rows, forward and backward;
 - `beam_attention`: attention of a beam's hypotheses over one row's keys, and a sum with layer norm;

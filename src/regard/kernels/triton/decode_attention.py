@@ -15,8 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.kernels.triton.additive.plan import Block, Prepared
+from regard.kernels.triton.additive.stored_scores import approximate_tanh
 
 _TILE = 2**14  # the number of bytes of keys or values that a program loads at a time
+_FEW = 128  # the number of keys up to which a program loads twice as many bytes of wide values at a time
 _LEAST = 2**17  # the smallest cost of a row, in products, at which a second launch is worth its time
 _PART = 2**15  # the smallest cost of a range
 _WAVES = 8  # the number of programs for each multiprocessor
@@ -25,15 +27,21 @@ _COLUMNS = 128  # the number of value columns that a program merges
 TOGETHER = 0
 
 
+# Whether half precision uses the device's own tanh, accurate to 11 bits, as training does.
+APPROXIMATE = True
+
+
 @triton.jit
-def _tanh(x):
-    # 1 − 2 / (1 + e^{2x}): exact at both ends, where e^{2x} is 0 or inf
-    return 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x))
+def _tanh(x, FAST: tl.constexpr):
+    if FAST:
+        return approximate_tanh(x)
+    else:  # 1 − 2 / (1 + e^{2x}): exact at both ends, where e^{2x} is 0 or inf
+        return 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x))
 
 
 @triton.jit
 def _pair_scores(query_at, key_at, weight_at, j, inside, q_f, k_f, k_n, f0, F: tl.constexpr, BF: tl.constexpr,
-                 ADDITIVE: tl.constexpr):  # fmt: skip
+                 ADDITIVE: tl.constexpr, FAST: tl.constexpr):  # fmt: skip
     """Return the sums of the scores over features f0 .. f0 + BF."""
     f = f0 + tl.arange(0, BF)
     x = tl.load(query_at + f * q_f, mask=f < F, other=0.0).to(tl.float32)
@@ -42,7 +50,7 @@ def _pair_scores(query_at, key_at, weight_at, j, inside, q_f, k_f, k_n, f0, F: t
     ).to(tl.float32)
     if ADDITIVE:
         w = tl.load(weight_at + f, mask=f < F, other=0.0).to(tl.float32)
-        return tl.sum(_tanh(x[None, :] + k) * w[None, :], 1)
+        return tl.sum(_tanh(x[None, :] + k, FAST) * w[None, :], 1)
     else:
         return tl.sum(x[None, :] * k, 1)
 
@@ -53,7 +61,7 @@ def _step(
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, q_f, k_f, v_e, w_h, l_b,
     scale, heads, group, queries, keys, stretch, splits,
     WHOLE: tl.constexpr, UNIT: tl.constexpr, F: tl.constexpr, E: tl.constexpr,
-    BK: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
+    BK: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Compute row `program_id(0)` of (batch · heads · queries) against range `program_id(1)` of the keys.
 
@@ -91,13 +99,13 @@ def _step(
         )
         if BF >= F:
             scores = _pair_scores(
-                query_at, key_at, weight_at, j, inside, q_f, k_f, k_n * UNIT, 0, F, BF, weight is not None
+                query_at, key_at, weight_at, j, inside, q_f, k_f, k_n * UNIT, 0, F, BF, weight is not None, FAST
             )
         else:
             scores = tl.zeros((BK,), tl.float32)
             for f0 in range(0, F, BF):
                 scores += _pair_scores(
-                    query_at, key_at, weight_at, j, inside, q_f, k_f, k_n * UNIT, f0, F, BF, weight is not None
+                    query_at, key_at, weight_at, j, inside, q_f, k_f, k_n * UNIT, f0, F, BF, weight is not None, FAST
                 )
         # torch.compile may pass the scale as float64.
         scores = tl.where(inside, (scores * scale).to(tl.float32), float("-inf"))
@@ -204,13 +212,15 @@ class Layout(NamedTuple):
     block_values: int
     stretch: int  # the number of keys of a range
     splits: int
+    warps: int = 4
 
 
 def layout(rows: int, keys: int, f_size: int, e_size: int, additive: bool, itemsize: int, workers: int) -> Layout:
     """Return the tiles of a step; `workers` is the number of multiprocessors."""
     block_values = max(16, triton.next_power_of_2(e_size))
     block_features = max(16, min(128 if additive else 256, triton.next_power_of_2(f_size)))
-    block_keys = max(16, _TILE // itemsize // max(block_features, block_values))
+    few = additive and itemsize == 2 and block_values >= 512 and keys <= _FEW
+    block_keys = max(16, _TILE * (2 if few else 1) // itemsize // max(block_features, block_values))
     block_keys = min(128, block_keys, max(16, triton.next_power_of_2(keys)))
     cost = (4 if additive else 1) * f_size + e_size  # cost of one key
     splits = 1
@@ -237,7 +247,7 @@ class Steps(NamedTuple):
 Step = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None], Tensor]
 
 
-def prepare(steps: Steps) -> Step:
+def prepare(steps: Steps, tiles: Layout | None = None) -> Step:
     """Return the function that computes such steps: (query, key, value, weight, lengths, mask) → output (b, h, q, e).
 
     With a weight (f,) or (h, f) with contiguous rows the score is additive, else scale · ⟨q, k⟩. Lengths (b,) and mask
@@ -249,7 +259,7 @@ def prepare(steps: Steps) -> Step:
     # In half precision the rows that share a key head are multiplied with it at once, by the matrix unit.
     shared = not additive and steps.itemsize == 2 and 1 < together <= TOGETHER and max(f_size, e_size) <= 256
     programs = batch * groups if shared else rows
-    tiles = layout(programs, keys, f_size, e_size, additive, steps.itemsize, steps.workers)
+    tiles = tiles or layout(programs, keys, f_size, e_size, additive, steps.itemsize, steps.workers)
     places = [place[:3] for place in steps.strides]
     unit = next(n for n in (16, 8, 4, 2, 1) if all(step % n == 0 for place in places for step in place))
     numbers = (
@@ -261,7 +271,10 @@ def prepare(steps: Steps) -> Step:
     constants = {"WHOLE": tiles.splits == 1, "UNIT": unit, "F": f_size, "E": e_size, **sizes}
     if shared:
         constants["BR"] = max(16, triton.next_power_of_2(together))
-    block = Block(1, tiles.block_keys, warps=4)
+    else:  # the interpreter has no inline assembly
+        native = isinstance(_step, triton.runtime.JITFunction)
+        constants["FAST"] = APPROXIMATE and additive and steps.itemsize == 2 and native
+    block = Block(1, tiles.block_keys, warps=tiles.warps)
     step = Prepared(_shared_step if shared else _step, (programs, tiles.splits, 1), numbers, constants, block)
     columns = min(_COLUMNS, tiles.block_values)
     grid = rows, triton.cdiv(e_size, columns), 1

@@ -8,13 +8,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.kernels.triton.additive.pairs import key_range, tile_state
+from regard.kernels.triton.additive.pairs import LOG2E, add_bias, key_range, tile_allowed, tile_state
 from regard.kernels.triton.additive.plan import Block, launch
 from regard.kernels.triton.weight_summaries import Scored, known_sums, over_rows, pair_scores, tile_rows
 
 USED = tl.constexpr(-3.0e38)  # the mark of a score that has been taken out; smaller than any score
 FEW = tl.constexpr(8)  # up to so many largest weights are collected from the columns of the tiles
+MISSING = tl.constexpr(-(2**31))  # the mark of an empty place among ranks, and of one that has been taken out
+TAKEN = tl.constexpr(1 - 2**31)
+_BITS = 10  # the largest number of bits of a rank that hold the number of its tile
 _LARGEST = Block(32, 128, warps=8, stages=3), Block(32, 64, warps=4, stages=2)
+_RANKED = Block(64, 64, warps=4, stages=3), Block(64, 64, warps=4, stages=2)
 
 
 @triton.jit
@@ -65,15 +69,80 @@ def _streamed(q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, COUNT:
 
 
 @triton.jit
+def _ranks(s, number, BITS: tl.constexpr):
+    """Return integers in the order of the scores; the BITS lowest bits are the number of the tile instead."""
+    bits = s.to(tl.int32, bitcast=True)
+    return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) & -(1 << BITS)) | number
+
+
+@triton.jit
+def _ranked(q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, COUNT: tl.constexpr, WIDTH: tl.constexpr,
+            BITS: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+            BN: tl.constexpr):  # fmt: skip
+    """Return what `_streamed` returns, of scores in half precision.
+
+    The four largest of each column are stored as ranks, one register each: rounding a score to 23 − BITS bits exchanges
+    no scores but those that inputs of half precision do not distinguish. Tiles are numbered backwards, so that the
+    first of equal scores is stored. The scores of the keys that are found are then computed again.
+    """
+    i = i0 + tl.arange(0, BM)
+    columns = tl.arange(0, BN)[None, :]
+    last: tl.constexpr = (1 << BITS) - 1
+    first = tl.full((BM, BN), MISSING, tl.int32)
+    second = tl.full((BM, BN), MISSING, tl.int32)
+    third = tl.full((BM, BN), MISSING, tl.int32)
+    fourth = tl.full((BM, BN), MISSING, tl.int32)
+    for j0 in range(start, stop, BN):
+        some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
+        if some:
+            j = j0 + tl.arange(0, BN)
+            k = tile_rows(key, j, n_k, k_n, SIZE, D)
+            s = pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, True, PRECISION, BM, BN)
+            rank = _ranks(s, last - j0 // BN, BITS)
+            if not every:
+                rank = tl.where(tile_allowed(pairs, b, h, i[:, None], j[None, :], n_q, n_k), rank, MISSING)
+            below = tl.minimum(first, rank)
+            first = tl.maximum(first, rank)
+            rank = tl.minimum(second, below)
+            second = tl.maximum(second, below)
+            below = tl.minimum(third, rank)
+            third = tl.maximum(third, rank)
+            fourth = tl.maximum(fourth, below)
+    which = tl.zeros((BM, WIDTH), tl.int32) - 1
+    for c in range(COUNT):
+        top = tl.max(first, 1)
+        column = tl.min(tl.where(first == top[:, None], columns, BN), 1)
+        hit = columns == column[:, None]
+        chosen = tl.where(top > TAKEN, (last - (top & last)) * BN + column, -1)
+        which = tl.where((tl.arange(0, WIDTH) == c)[None, :], chosen[:, None], which)
+        first = tl.where(hit, second, first)
+        second = tl.where(hit, third, second)
+        third = tl.where(hit, fourth, third)
+        fourth = tl.where(hit & (fourth > MISSING), TAKEN, fourth)
+    best = tl.full((BM, WIDTH), float("-inf"), tl.float32)
+    feature = tl.arange(0, D)[None, :]
+    for c in range(COUNT):
+        here = (tl.arange(0, WIDTH) == c)[None, :]
+        at = tl.sum(tl.where(here, which, 0), 1)
+        present = at >= 0
+        inside = present[:, None] & (feature < SIZE)
+        k = tl.load(key + at.to(tl.int64)[:, None] * k_n + feature, mask=inside, other=0.0)
+        s = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * (scale * LOG2E)
+        s = add_bias(s, pairs, b, h, i, tl.where(present, at, 0), n_q, n_k, LOG2E)
+        best = tl.where(here, tl.where(present, s, float("-inf"))[:, None], best)
+    return best, which, tl.max(tl.max(tl.where(first == TAKEN, 1, 0), 1), 0) > 0
+
+
+@triton.jit
 def largest(
     query, key, pairs, lse, values, indices, q_b, q_h, q_n, k_b, k_h, k_n, heads, group, n_q, n_k, scale,
-    COUNT: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
+    COUNT: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Compute the COUNT largest weights of each row in order, and their keys, −1 for weights of 0.
 
-    Where `_streamed` may have missed one, the maximum of each tile is inserted as long as it exceeds the smallest
-    stored score in some row, which is rare after a few tiles.
+    BITS is not 0 for scores in half precision. Where `_ranked` or `_streamed` may have missed one, the maximum of each
+    tile is inserted as long as it exceeds the smallest stored score in some row, which is rare after a few tiles.
     """
     i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
     b, h = z // heads, z % heads
@@ -86,7 +155,10 @@ def largest(
     best = tl.full((BM, WIDTH), float("-inf"), tl.float32)
     which = tl.zeros((BM, WIDTH), tl.int32) - 1
     again = True
-    if COUNT <= FEW:
+    if BITS > 0:
+        best, which, again = _ranked(q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, COUNT, WIDTH, BITS,
+                                     SIZE, PRECISION, D, BM, BN)  # fmt: skip
+    elif COUNT <= FEW:
         best, which, again = _streamed(q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, COUNT, WIDTH,
                                        SIZE, PRECISION, D, BM, BN)  # fmt: skip
     if again:
@@ -125,12 +197,15 @@ def largest(
 
 def top(scored: Scored, lse: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` largest weights of each row, largest first, and their keys; −1 for weights of 0."""
-    (b, h, q, _), block = scored.query.shape, scored.block(*_LARGEST)
+    (b, h, q, _), ranked = scored.query.shape, scored.block(*_RANKED)
+    bits = max(1, (-(-scored.key.shape[2] // ranked.columns) - 1).bit_length())
+    if scored.query.dtype == torch.float32 or count > FEW.value or bits > _BITS:
+        bits, ranked = 0, scored.block(*_LARGEST)
     values = torch.empty(b, h, q, count, device=lse.device, dtype=torch.float32)
     keys = torch.empty(b, h, q, count, device=lse.device, dtype=torch.int64)
     launch(
-        largest, over_rows(scored, block), scored.query, scored.key, scored.pairs, lse, values, keys, *scored.numbers,
-        **scored.constants, COUNT=count, WIDTH=max(2, 1 << (count - 1).bit_length()), BM=block.rows, BN=block.columns,
-        block=block,
+        largest, over_rows(scored, ranked), scored.query, scored.key, scored.pairs, lse, values, keys, *scored.numbers,
+        **scored.constants, COUNT=count, WIDTH=max(2, 1 << (count - 1).bit_length()), BITS=bits, BM=ranked.rows,
+        BN=ranked.columns, block=ranked,
     )  # fmt: skip
     return values, keys

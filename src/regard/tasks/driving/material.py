@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from regard.data.data_files import DataError
 from regard.data.driving.traffic_scenes import load_scenes, scene_files, scene_json
 from regard.data.worlds.traffic import Recorded, record
-from regard.data.worlds.traffic_expert import Decisions, Scenes
+from regard.data.worlds.traffic_expert import Decisions
 from regard.tasks.driving.codec import DrivingCodec
 from regard.tasks.driving.config import DataSettings, DrivingConfig
 from regard.tasks.task import Material
@@ -161,8 +161,3 @@ def examples_of(paths: Sequence[Path], config: DrivingConfig, codec: DrivingCode
     part = found.test or found.valid or found.train
     assert part is not None
     return _examples(part, world=False), f"{paths[0]}: {found.report}"
-
-
-def as_scenes(examples: Sequence[Example]) -> Scenes:
-    """Return the scenes of examples."""
-    return gathered(examples).scenes

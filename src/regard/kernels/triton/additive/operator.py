@@ -1,6 +1,6 @@
 """The Triton kernels as differentiable PyTorch operators, which torch.compile does not trace into."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from regard.kernels.triton.additive.backward import backward
 from regard.kernels.triton.additive.forward import forward
 from regard.kernels.triton.additive.pairs import EVERY, Pairs
 from regard.kernels.triton.additive.plan import SPAN, Inputs
+
+_MANY = 64  # the largest number of alignments and masks for which a call of one signature keeps its launches
 
 
 def _spans(ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,11 +137,11 @@ def _run_backward(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor, lengths: Tensor | None, query_ids: Tensor | None,
     key_ids: Tensor | None, mask: Tensor | None, bias: Tensor | None, table: Tensor | None, output: Tensor,
     lse: Tensor, grad_output: Tensor, grad_lse: Tensor | None, low: int | None, high: int | None, activation: str,
-    dropout: float, seed: int, form: str, bias_gradients: bool, scores: Tensor | None = None,
+    dropout: float, seed: int, form: str, bias_gradients: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     pairs = kernel_pairs(_shape(query, key), low, high, lengths, query_ids, key_ids, mask, bias, table, dropout, seed)
     small = stores_scores(query.shape, key.shape, activation, form)
-    rest: dict[str, Any] = {"scores": scores} if small else {"form": form}
+    rest: dict[str, Any] = {} if small else {"form": form}
     found = (stored.backward if small else backward)(
         Inputs(query, key, value, weight, lengths, activation), pairs, output, lse.contiguous(), grad_output,
         None if grad_lse is None else grad_lse.contiguous(),
@@ -170,13 +172,13 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _gradients(
-    ctx: Any, run: Callable[..., tuple[Tensor, ...]], grad_output: Tensor | None, grad_lse: Tensor | None, **more: Any
+    ctx: Any, run: Callable[..., tuple[Tensor, ...]], grad_output: Tensor | None, grad_lse: Tensor | None
 ) -> tuple[Any, ...]:
     *operands, output, lse = ctx.saved_tensors[:12]
     if grad_output is None:
         grad_output = torch.zeros_like(output)
     wanted = ctx.needs_input_grad[8] or ctx.needs_input_grad[9]
-    *grads, grad_bias, grad_table = run(*operands, output, lse, grad_output, grad_lse, *ctx.settings, wanted, **more)
+    *grads, grad_bias, grad_table = run(*operands, output, lse, grad_output, grad_lse, *ctx.settings, wanted)
     biases = [grad if ctx.needs_input_grad[at] else None for at, grad in ((8, grad_bias), (9, grad_table))]
     return (*grads, None, None, None, None, *biases, *(None for _ in ctx.settings), None)
 
@@ -196,10 +198,12 @@ class _Learning(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         query, key, value, weight, lengths, *rest = arguments
         ids_to_table, (low, high, activation, dropout, seed, form) = rest[:5], rest[5:]
-        scores = None
+        scores, ctx.kept = None, None
         if stores_scores(query.shape, key.shape, activation, form):
             pairs = kernel_pairs(_shape(query, key), low, high, lengths, *ids_to_table, dropout, seed)
-            output, lse, scores = stored.forward(Inputs(query, key, value, weight, lengths, activation), pairs)
+            plan = stored.recipe(Inputs(query, key, value, weight, lengths, activation), pairs)
+            output, lse, scores, _ = plan.forward(query, key, value, weight, pairs)
+            ctx.kept = plan, pairs
         else:
             output, lse = _run_forward(*arguments, True)
         ctx.save_for_backward(*arguments[:10], output, lse, scores)
@@ -210,34 +214,100 @@ class _Learning(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
-        return _gradients(ctx, _run_backward, grad_output, grad_lse, scores=ctx.saved_tensors[12])[:-1]
+        if ctx.kept is None:
+            return _gradients(ctx, _run_backward, grad_output, grad_lse)[:-1]
+        (plan, pairs), needed = ctx.kept, ctx.needs_input_grad
+        *operands, output, lse, scores = ctx.saved_tensors
+        grad_output = torch.zeros_like(output) if grad_output is None else grad_output
+        biases = [x if wanted else None for x, wanted in zip(operands[8:], needed[8:10], strict=True)]
+        found = stored.gradients(plan, operands[:4], pairs, output, lse, scores, grad_output, grad_lse, *biases)
+        return (*found[:4], None, None, None, None, *found[4:], *(None for _ in ctx.settings))
 
 
 class _Stored(torch.autograd.Function):
     """Compute a checked call with stored scores, without learned biases."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs) -> Tensor:
-        inputs = Inputs(query, key, value, weight, pairs.lengths, "tanh")
-        output, lse, scores = stored.forward(inputs, pairs)
-        ctx.save_for_backward(query, key, value, weight, output, lse, scores)
-        ctx.pairs = pairs
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs, plan: stored.Recipe
+    ) -> Tensor:
+        output, lse, scores, _ = plan.forward(query, key, value, weight, pairs)
+        ctx.save_for_backward(query, key, value, weight, output, lse, scores, pairs.lengths)
+        ctx.pairs, ctx.plan = pairs, plan
         return output
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, weight, output, lse, scores = ctx.saved_tensors
-        inputs = Inputs(query, key, value, weight, ctx.pairs.lengths, "tanh")
-        found = stored.backward(inputs, ctx.pairs, output, lse, grad, None, scores=scores)
-        return found.query, found.key, found.value, found.weight.to(weight.dtype), None
+    def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:
+        return (_once if torch.is_grad_enabled() else _stored_gradients)(ctx, *upstream)
 
 
-def stored_attention(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs) -> Tensor:
-    """Return the output alone, for operands that the caller has checked: of one dtype, with a contiguous weight."""
+class _Weighted(torch.autograd.Function):
+    """Compute a checked call with stored scores and all of its weights."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs, plan: stored.Recipe
+    ) -> tuple[Tensor, Tensor | None]:
+        output, lse, scores, weights = plan.forward(query, key, value, weight, pairs, weights=True)
+        ctx.save_for_backward(query, key, value, weight, output, lse, scores, pairs.lengths)
+        ctx.pairs, ctx.plan = pairs, plan
+        ctx.set_materialize_grads(False)
+        return output, weights
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:
+        return (_once if torch.is_grad_enabled() else _stored_gradients)(ctx, *upstream)
+
+
+def _stored_gradients(ctx: Any, grad: Tensor | None, grad_weights: Tensor | None = None) -> tuple[Tensor | None, ...]:
+    # the lengths are saved, although `pairs` has them, because torch checks that saved tensors are unchanged
+    query, key, value, weight, output, lse, scores, _ = ctx.saved_tensors
+    if grad is None:
+        grad = torch.zeros_like(output)
+    if grad_weights is not None:
+        grad_weights = grad_weights.contiguous()
+    found = ctx.plan.backward(
+        query, key, value, weight, ctx.pairs, output, lse, scores, grad, None, grad_weights
+    )  # fmt: skip
+    return (*found[:4], None, None)
+
+
+# The decorator costs as much as a launch, so only calls whose gradients are differentiated again, which it refuses,
+# pass through it.
+_once = once_differentiable(_stored_gradients)
+
+
+def stored_call(learning: bool) -> Callable[[Tensor, Tensor, Tensor, Tensor, Pairs, Hashable], Tensor]:
+    """Return a function that computes the output of calls whose operands agree in shape, stride, dtype and device.
+
+    The caller has checked the operands: they have one dtype, and the weight's rows are contiguous. The last argument
+    describes the pairs: it differs where `trait(pairs)` does. Where nothing is differentiated, `learning` is False.
+    """
+    plans: dict[Any, stored.Recipe] = {}
+
+    def run(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs, kind: Hashable) -> Tensor:
+        places = query.data_ptr() & 15, key.data_ptr() & 15, value.data_ptr() & 15, weight.data_ptr() & 15
+        known = places, weight.stride(), kind
+        plan = plans.get(known)
+        if plan is None:
+            if len(plans) >= _MANY:
+                plans.clear()
+            plan = plans[known] = stored.recipe(Inputs(query, key, value, weight, pairs.lengths, "tanh"), pairs)
+        if learning:
+            return _Stored.apply(query, key, value, weight, pairs, plan)
+        return plan.forward(query, key, value, weight, pairs)[0]
+
+    return run
+
+
+def stored_weights(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """Return the output and all weights (b, h, q, k) of a checked call, by the kernels that store its scores."""
+    plan = stored.recipe(Inputs(query, key, value, weight, pairs.lengths, "tanh"), pairs)
     if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value, weight)):
-        return _Stored.apply(query, key, value, weight, pairs)
-    return stored.forward(Inputs(query, key, value, weight, pairs.lengths, "tanh"), pairs)[0]
+        return _Weighted.apply(query, key, value, weight, pairs, plan)
+    output, _, _, weights = plan.forward(query, key, value, weight, pairs, weights=True)
+    assert weights is not None
+    return output, weights
 
 
 def additive(*arguments: Any) -> tuple[Tensor, Tensor]:

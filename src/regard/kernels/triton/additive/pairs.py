@@ -14,7 +14,7 @@ class Pairs(NamedTuple):
 
     low: Any = None  # low <= j - i
     high: Any = None  # j - i <= high
-    lengths: Any = None  # (b,): j < lengths[b]
+    lengths: Any = None  # (b,), integers: j < lengths[b]
     query_ids: Any = None  # (b, q)
     key_ids: Any = None  # (b, k), integers of the same width
     query_least: Any = None  # (b, q / SPAN): smallest id of each span; the largest follow, then those of keys
@@ -45,7 +45,7 @@ def key_limit(pairs, b, n_k):
     """Return the first key of the padding."""
     limit = n_k
     if pairs.lengths is not None:
-        limit = tl.minimum(limit, tl.load(pairs.lengths + b))
+        limit = tl.minimum(limit, tl.load(pairs.lengths + b)).to(tl.int32)  # lengths may have 64 bits
     return limit
 
 

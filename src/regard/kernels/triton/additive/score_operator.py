@@ -32,7 +32,7 @@ class _Scores(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(query, key, weight)
         inputs = _inputs(query, key, weight)
-        found = stored.pair_scores(inputs, EVERY, stored.recipe(inputs, EVERY, stored.DEFAULT))
+        found = stored.recipe(inputs, EVERY).pair_scores(inputs.query, inputs.key, inputs.weight, EVERY)
         shape = *query.shape[:-1], key.shape[-2]
         return (found[:, : shape[-2], : shape[-1]] * _LN2).to(query.dtype).reshape(shape)
 
@@ -41,8 +41,12 @@ class _Scores(torch.autograd.Function):
         once_only("the additive score kernel", REFERENCE)
         query, key, weight = ctx.saved_tensors
         inputs = _inputs(query, key, weight)
-        plan = stored.recipe(inputs, EVERY, stored.DEFAULT)
-        slab = torch.zeros(plan.room, device=query.device, dtype=torch.float32)
+        plan = stored.recipe(inputs, EVERY)
+        work = torch.zeros(plan.numel, device=query.device, dtype=torch.float32)
+        slab = work[: plan.weight_at].view(plan.room)
         slab[:, : query.shape[-2], : key.shape[-2]] = upstream[0].reshape(-1, *upstream[0].shape[-2:])
-        found = stored.feature_gradients(inputs, EVERY, plan, slab)
+        grad_query, grad_key = plan.feature_gradients(inputs.query, inputs.key, inputs.weight, EVERY, work)
+        if plan.parts > 1:
+            grad_query = plan.query_sum(work, inputs.query)
+        found = (grad_query, grad_key, plan.weight_sum(work))
         return tuple(t.reshape(x.shape).to(x.dtype) for t, x in zip(found, (query, key, weight), strict=True))

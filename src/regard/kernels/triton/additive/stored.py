@@ -1,5 +1,6 @@
-"""The launches of small and middle-sized calls, which store their scores: two forward and four or five backward."""
+"""The launches of small and middle-sized calls, which store their scores: two forward and three backward."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from regard.kernels.triton.additive.plan import Block, Gradients, Inputs, trait
 _WARPS = 4
 _KEYS = 64  # number of keys of a program that multiplies matrices
 _PROGRAMS = 264  # two for each multiprocessor of an H200
+_MOST_ROWS = 4096  # the largest number of parts of the weight's gradient that a program adds up
 
 
 class Tiles(NamedTuple):
@@ -33,26 +35,54 @@ def _up(n: int, step: int) -> int:
     return -(-n // step)
 
 
+def _contiguous(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _allocator(x: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the fastest function that allocates a contiguous tensor like x."""
+    return torch.empty_like if x.is_contiguous() else _contiguous
+
+
 class Recipe:
-    """Shared data of the launches of one kind of call: sizes in tiles, constants, and the compiled kernels."""
+    """Everything that the launches of one kind of call share: sizes in tiles, constants, and the compiled kernels.
+
+    Calls of one kind agree in the shapes, strides and alignment of all operands.
+    """
 
     def __init__(self, inputs: Inputs, tiles: Tiles) -> None:
-        (b, h, q, self.f), (_, g, k, _), self.e = inputs.query.shape, inputs.key.shape, inputs.value.shape[3]
+        query, key, value, weight = inputs.query, inputs.key, inputs.value, inputs.weight
+        (b, h, q, f), (_, g, k, _), e = query.shape, key.shape, value.shape[3]
         queries = min(tiles.queries, triton.next_power_of_2(q))
         width, self.width = tiles.keys * _WARPS * (32 // tiles.lanes), 4 * tiles.quads * _WARPS
         q_pad, k_pad = _up(q, queries) * queries, _up(k, self.width) * self.width
         self.numbers = h, g, q, k, q_pad, k_pad  # in the order of the kernels' arguments
-        self.room = b * h, q_pad, k_pad
+        self.f, self.e = f, e
+        self.room, self.shape, self.rows, self.pairs = (b * h, q_pad, k_pad), (b, h, q, e), (b, h, q), (b, h, q, k)
         self.parts = k_pad // self.width  # number of parts of the query's gradient
-        self.compiled: dict[str, Any] = {}
+        self.pair_steps = query.stride(), (*key.stride(),), (inputs.weight_step,)
+        self.value_steps = value.stride()
+        self.allocators = tuple(_allocator(x) for x in (query, key, value, weight))
+        # the working memory of the backward pass: dS, the parts of the weight's gradient, those of the query's gradient
+        shared = weight.dim() == 1  # one weight for all heads
+        self.weight_parts, self.weight_size = (b * self.parts * h, f) if shared else (b * self.parts, h * f)
+        self.weight_at = b * h * q_pad * k_pad
+        self.query_at = self.weight_at + _up(b * self.parts * h * f, 64) * 64
+        self.numel = self.query_at + (query.numel() * self.parts if self.parts > 1 else 0)
+        sums = self.weight_size if self.weight_parts <= _MOST_ROWS else 0
+        chunks = _up(sums, stored_gradient.WEIGHT_COLUMNS.value)
+        chunks += _up(query.numel(), stored_gradient.QUERY_COLUMNS.value) if self.parts > 1 else 0
+        self.sums = b * g, self.query_at, self.parts, query.numel(), self.weight_at, self.weight_parts, sums
+        self.compiled: dict[Any, Any] = {}
         # float32 products hold two parts of each operand: with more columns, registers would spill
-        most = tiles.columns // 2 if inputs.query.dtype == torch.float32 else tiles.columns
-        rows, columns = 32 if q > 16 else 16, min(most, max(16, triton.next_power_of_2(self.e)))
+        most = tiles.columns // 2 if query.dtype == torch.float32 else tiles.columns
+        rows, columns = 32 if q > 16 else 16, min(most, max(16, triton.next_power_of_2(e)))
         tall, narrow = 64 if q > 32 else rows, min(most // 2, columns)
         # tiles of dS have fewer rows if there would be too few programs to fill the device
         few = 16 if b * h * (k_pad // _KEYS) * _up(q, rows) < _PROGRAMS else rows
-        pairwise = {"EXACT": not inputs.native or inputs.query.dtype == torch.float32, "NATIVE": inputs.native}
+        pairwise = {"EXACT": not inputs.native or query.dtype == torch.float32, "NATIVE": inputs.native}
         product = {"NATIVE": inputs.native, "PRECISION": inputs.precision}
+        by_keys, by_values = _up(k, _KEYS), _up(e, narrow)
         self.plans: dict[str, tuple[Any, tuple[int, int, int], dict[str, Any], Block]] = {
             "scores": (
                 stored_scores.pair_scores, (b * h * (k_pad // width), q_pad // queries, 1),
@@ -60,21 +90,21 @@ class Recipe:
                  "WARPS": _WARPS}, Block(queries, width),
             ),
             "values": (
-                stored_scores.weighted_values, (b * h, _up(q, rows), _up(self.e, columns)),
+                stored_scores.weighted_values, (b * h, _up(q, rows), _up(e, columns)),
                 {**product, "BM": rows, "BN": _KEYS, "BE": columns}, Block(rows, _KEYS, stages=2),
             ),
             "dS": (
                 stored_gradient.score_gradient, (b * h * (k_pad // _KEYS), _up(q_pad, few), 1),
                 {**product, "BM": few, "BN": _KEYS, "BE": columns if few < 32 else narrow}, Block(few, _KEYS),
             ),
-            "dV": (
-                stored_gradient.value_gradient, (b * g, _up(k, _KEYS), _up(self.e, narrow)),
-                {**product, "BM": tall, "BN": _KEYS, "BE": narrow}, Block(tall, _KEYS, stages=2),
-            ),
             "features": (
-                stored_gradient.feature_gradients, (b * g * self.parts, _up(self.f, 32), 1),
+                stored_gradient.feature_gradients, (b * g * self.parts, _up(f, 32), 1),
                 {**pairwise, "QB": min(tiles.rows, queries), "KQ": tiles.quads, "WARPS": _WARPS},
                 Block(tiles.rows, 32, registers=128),  # four programs per multiprocessor
+            ),
+            "dV": (
+                stored_gradient.value_gradient, (b * g + _up(chunks, by_keys * by_values), by_keys, by_values),
+                {**product, "BM": tall, "BN": _KEYS, "BE": narrow}, Block(tall, _KEYS, stages=2),
             ),
         }  # fmt: skip
 
@@ -83,22 +113,93 @@ class Recipe:
 
         `kind` selects the kernel together with the operands.
         """
-        kernel, grid, constants, block = self.plans[name]
-        key = name if kind is None else (name, kind)
-        found = self.compiled.get(key)
+        found = self.compiled.get((name, kind))
         if found is not None:
-            found[grid](*args, *constants.values())
+            run, constants = found
+            run(*args, *constants)
             return
-        found = kernel[grid](*args, **constants, **block.options)
+        kernel, grid, constants, block = self.plans[name]
+        compiled = kernel[grid](*args, **constants, **block.options)
         if isinstance(kernel, triton.runtime.JITFunction):  # the interpreter returns nothing
-            self.compiled[key] = found
+            if len(self.compiled) >= _MANY_KINDS:  # every layout of a gradient adds entries
+                self.compiled.clear()
+            self.compiled[name, kind] = compiled[grid], tuple(constants.values())
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs, weights: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return output (b, h, q, e), log-sum-exp (b, h, q), the stored scores, and the weights (b, h, q, k) or
+        None."""
+        scores = self.pair_scores(query, key, weight, pairs)
+        output, lse = value.new_empty(self.shape), scores.new_empty(self.rows)
+        found = query.new_empty(self.pairs) if weights else None
+        self.launch("values", scores, value, *self.value_steps, pairs, output, lse, found, *self.numbers, self.e,
+                    kind=weights)  # fmt: skip
+        return output, lse, scores, found
+
+    def pair_scores(self, query: Tensor, key: Tensor, weight: Tensor, pairs: Pairs) -> Tensor:
+        """Return the scores of all pairs in base 2 (b * h, q, k), padded to whole tiles."""
+        scores = query.new_empty(self.room, dtype=torch.float32)
+        q_steps, k_steps, w_step = self.pair_steps
+        self.launch("scores", query, *q_steps, key, *k_steps, weight, *w_step, pairs, scores, *self.numbers, self.f)
+        return scores
+
+    def feature_gradients(
+        self, query: Tensor, key: Tensor, weight: Tensor, pairs: Pairs, work: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradients of query and key from dS, which is the first part of the working memory, 0 in its
+        padding; the query's is not yet written if it has several parts."""
+        to_query, to_key = self.allocators[0](query), self.allocators[1](key)
+        q_steps, k_steps, w_step = self.pair_steps
+        whole = to_query if self.parts == 1 else None
+        self.launch("features", query, *q_steps, key, *k_steps, weight, *w_step, pairs, work, self.query_at,
+                    self.weight_at, whole, to_key, *self.numbers, self.f)  # fmt: skip
+        return to_query, to_key
+
+    def backward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        weight: Tensor,
+        pairs: Pairs,
+        output: Tensor,
+        lse: Tensor,
+        scores: Tensor,
+        grad: Tensor,
+        grad_lse: Tensor | None = None,
+        grad_weights: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return the gradients of query, key, value and weight, and the working memory, which begins with dS."""
+        work, to_value, to_weight = scores.new_empty(self.numel), self.allocators[2](value), self.allocators[3](weight)
+        steps = grad.stride()
+        kind = steps, grad.data_ptr() & 15, grad_lse is None, grad_weights is None
+        self.launch("dS", scores, value, *self.value_steps, grad, *steps, output, lse, grad_lse, grad_weights, pairs,
+                    work, *self.numbers, self.e, kind=kind)  # fmt: skip
+        to_query, to_key = self.feature_gradients(query, key, weight, pairs, work)
+        parts = None if self.parts == 1 else to_query
+        self.launch("dV", scores, grad, *steps, lse, pairs, to_value, work, parts, to_weight, *self.sums,
+                    *self.numbers, self.e, kind=kind)  # fmt: skip
+        if self.weight_parts > _MOST_ROWS:
+            to_weight = self.weight_sum(work).to(weight.dtype).view(weight.shape)
+        return to_query, to_key, to_value, to_weight, work
+
+    def weight_sum(self, work: Tensor) -> Tensor:
+        """Return the weight's gradient in float32, as one row."""
+        stop = self.weight_at + self.weight_parts * self.weight_size
+        return work[self.weight_at : stop].view(self.weight_parts, self.weight_size).sum(0)
+
+    def query_sum(self, work: Tensor, query: Tensor) -> Tensor:
+        """Return the query's gradient from its parts."""
+        return work[self.query_at :].view(self.parts, *query.shape).sum(0).to(query.dtype)
 
 
 _recipes: dict[Any, Recipe] = {}
 _MANY = 4096
+_MANY_KINDS = 64
 
 
-def recipe(inputs: Inputs, pairs: Pairs, tiles: Tiles) -> Recipe:
+def recipe(inputs: Inputs, pairs: Pairs, tiles: Tiles = DEFAULT) -> Recipe:
     """Return the recipe of a call, created at the first call of its kind."""
     key = inputs.traits, None if pairs is EVERY else trait(pairs), inputs.query.device, tiles
     found = _recipes.get(key)
@@ -119,40 +220,10 @@ def _aligned(inputs: Inputs) -> bool:
     return inputs.query.shape[3] % 4 == 0 and fits(inputs.query) and fits(inputs.key) and fits(inputs.weight)
 
 
-def pair_scores(inputs: Inputs, pairs: Pairs, plan: Recipe) -> Tensor:
-    """Return the scores of all pairs in base 2 (b * h, q, k), padded to whole tiles."""
-    q, k = inputs.query, inputs.key
-    scores = torch.empty(plan.room, device=q.device, dtype=torch.float32)
-    plan.launch("scores", q, *q.stride(), k, *k.stride(), inputs.weight, inputs.weight_step, pairs, scores,
-                *plan.numbers, plan.f)  # fmt: skip
-    return scores
-
-
 def forward(inputs: Inputs, pairs: Pairs, tiles: Tiles = DEFAULT) -> tuple[Tensor, Tensor, Tensor]:
     """Return output (b, h, q, e), log-sum-exp (b, h, q), and the stored scores for the backward pass."""
-    query, value, plan = inputs.query, inputs.value, recipe(inputs, pairs, tiles)
-    scores = pair_scores(inputs, pairs, plan)
-    output = torch.empty(*query.shape[:3], plan.e, device=query.device, dtype=value.dtype)
-    lse = torch.empty(query.shape[:3], device=query.device, dtype=torch.float32)
-    plan.launch("values", scores, value, *value.stride(), pairs, output, lse, *plan.numbers, plan.e)
-    return output, lse, scores
-
-
-def feature_gradients(inputs: Inputs, pairs: Pairs, plan: Recipe, slab: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and weight from dS in the shape of the stored scores, 0 in their padding."""
-    query, key = inputs.query, inputs.key
-    partial = any(x is not None for x in (pairs.low, pairs.high, pairs.lengths))  # some rows are then not written
-    parts = (torch.zeros if partial else torch.empty)(
-        (plan.parts, *query.shape), device=query.device, dtype=query.dtype if plan.parts == 1 else torch.float32
-    )
-    grad_key = torch.empty(key.shape, device=key.device, dtype=key.dtype)
-    by_weight = torch.empty(
-        query.shape[0] * plan.parts, query.shape[1], plan.f, device=query.device, dtype=torch.float32
-    )
-    plan.launch("features", query, *query.stride(), key, *key.stride(), inputs.weight, inputs.weight_step, pairs, slab,
-                parts, grad_key, by_weight, *plan.numbers, plan.f)  # fmt: skip
-    grad_query = parts[0] if plan.parts == 1 else parts.sum(0).to(query.dtype)
-    return grad_query, grad_key, by_weight.sum(0) if inputs.weight.dim() == 2 else by_weight.sum((0, 1))
+    plan = recipe(inputs, pairs, tiles)
+    return plan.forward(inputs.query, inputs.key, inputs.value, inputs.weight, pairs)[:3]
 
 
 def backward(
@@ -165,25 +236,36 @@ def backward(
     *,
     bias: Tensor | None = None,
     table: Tensor | None = None,
-    scores: Tensor | None = None,
     tiles: Tiles = DEFAULT,
 ) -> Gradients:
-    """Compute all gradients; the scores are recomputed if the forward pass did not pass them on."""
-    value, plan = inputs.value, recipe(inputs, pairs, tiles)
-    scores = pair_scores(inputs, pairs, plan) if scores is None else scores
-    slab, grad_value = torch.empty_like(scores), torch.empty(value.shape, device=value.device, dtype=value.dtype)
-    steps = grad_output.stride()
-    kind = steps, grad_output.data_ptr() % 16, grad_lse is None
-    change = None if grad_lse is None else grad_lse.float()
-    plan.launch("dS", scores, value, *value.stride(), grad_output, *steps, output, lse, change, pairs, slab,
-                *plan.numbers, plan.e, kind=kind)  # fmt: skip
-    plan.launch("dV", scores, grad_output, *steps, lse, pairs, grad_value, *plan.numbers, plan.e, kind=kind)
-    grad_query, grad_key, grad_weight = feature_gradients(inputs, pairs, plan, slab)
+    """Compute all gradients without the forward pass's scores, which are computed again."""
+    plan = recipe(inputs, pairs, tiles)
+    four = inputs.query, inputs.key, inputs.value, inputs.weight
+    scores = plan.pair_scores(inputs.query, inputs.key, inputs.weight, pairs)
+    return gradients(plan, four, pairs, output, lse, scores, grad_output, grad_lse, bias, table)
+
+
+def gradients(
+    plan: Recipe,
+    operands: tuple[Tensor, Tensor, Tensor, Tensor],
+    pairs: Pairs,
+    output: Tensor,
+    lse: Tensor,
+    scores: Tensor,
+    grad_output: Tensor,
+    grad_lse: Tensor | None,
+    bias: Tensor | None,
+    table: Tensor | None,
+) -> Gradients:
+    """Return the gradients of query, key, value and weight, and of those of `bias` and `table` that are not None."""
+    change = None if grad_lse is None else grad_lse.float().contiguous()
+    *grads, work = plan.backward(*operands, pairs, output, lse, scores, grad_output, change)
     heads, _, n_q, n_k, q_pad, k_pad = plan.numbers
     grad_bias, grad_table = None, None
     if bias is not None:
-        grad_bias = slab.view(-1, heads, q_pad, k_pad)[:, :, :n_q, :n_k].sum_to_size(bias.shape)
+        slab = work[: plan.weight_at].view(-1, heads, q_pad, k_pad)
+        grad_bias = slab[:, :, :n_q, :n_k].sum_to_size(bias.shape).to(bias.dtype)
     if table is not None:
-        wide = bias_gradient.by_distance(slab, None, plan.room, (n_q, n_k), 0, table)
-        grad_table = wide.view(-1, heads, table.shape[1]).sum(0)
-    return Gradients(grad_query, grad_key, grad_value, grad_weight, grad_bias, grad_table)
+        wide = bias_gradient.by_distance(work, None, plan.room, (n_q, n_k), 0, table)
+        grad_table = wide.view(-1, heads, table.shape[1]).sum(0).to(table.dtype)
+    return Gradients(*grads, grad_bias, grad_table)

@@ -13,6 +13,10 @@ from regard.kernels.triton.additive.pairs import (
 )
 from regard.kernels.triton.additive.stored_scores import element, finite_values, four_elements, tanh_and_slope
 
+WEIGHT_ROWS = tl.constexpr(128)  # rows and columns of a tile that is summed for the weight's gradient
+WEIGHT_COLUMNS = tl.constexpr(32)
+QUERY_COLUMNS = tl.constexpr(1024)
+
 
 @triton.jit
 def _weights(s, row_lse, NATIVE: tl.constexpr):
@@ -22,11 +26,14 @@ def _weights(s, row_lse, NATIVE: tl.constexpr):
 
 @triton.jit
 def score_gradient(
-    scores, value, v_b, v_h, v_n, v_e, grad, g_b, g_h, g_n, g_e, output, lse, change, pairs, out,
+    scores, value, v_b, v_h, v_n, v_e, grad, g_b, g_h, g_n, g_e, output, lse, change, by_weights, pairs, out,
     heads, groups, n_q, n_k, q_pad, k_pad, e_size,
     NATIVE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """Compute dS of BM queries and BN keys: P (dO V' - Σ dO O + dlse); 0 in the padding."""
+    """Compute dS of BM queries and BN keys: P (dO V' + dP - Σ dO O - Σ P dP + dlse); 0 in the padding.
+
+    by_weights is dP, the gradient of the weights themselves (b, h, q, k), or None.
+    """
     tiles = k_pad // BN
     z, j0, i0 = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BN, tl.program_id(1) * BM
     b, h = z // heads, z % heads
@@ -52,20 +59,67 @@ def score_gradient(
             dp = product(g, v, dp, PRECISION)
         if change is not None:
             delta -= tl.load(change + row, mask=i < n_q, other=0.0)
+        row_lse = tl.load(lse + row, mask=i < n_q, other=0.0)[:, None]
         s = tl.load(scores + place, mask=(i < n_q)[:, None], other=float("-inf"))
-        p = _weights(s, tl.load(lse + row, mask=i < n_q, other=0.0)[:, None], NATIVE)
+        p = _weights(s, row_lse, NATIVE)
         if pairs.keep is not None:
             dp *= dropout_factor(pairs, z, i[:, None], j[None, :])
+        if by_weights is not None:
+            at = by_weights + row[:, None] * n_k
+            dp += tl.load(at + j[None, :], mask=(i < n_q)[:, None] & (j < n_k)[None, :], other=0.0).to(tl.float32)
+            for c0 in range(0, n_k, BN):  # Σ P dP runs over all keys of the rows
+                c = c0 + tl.arange(0, BN)
+                inside = (i < n_q)[:, None] & (c < n_k)[None, :]
+                line = scores + (z.to(tl.int64) * q_pad + i)[:, None] * k_pad
+                all_p = _weights(tl.load(line + c[None, :], mask=inside, other=float("-inf")), row_lse, NATIVE)
+                all_dp = tl.load(at + c[None, :], mask=inside, other=0.0).to(tl.float32)
+                delta += tl.sum(tl.where(all_p == 0.0, 0.0, all_p * all_dp), 1)
         ds = tl.where(s == float("-inf"), 0.0, p * (dp - delta[:, None]))
     tl.store(out + place, ds, mask=(i < q_pad)[:, None])
 
 
 @triton.jit
+def _sum_rows(source, rows, columns, chunk, out, RB: tl.constexpr, CB: tl.constexpr):
+    """Store the sums over the rows of a matrix (rows, columns) for CB of its columns."""
+    r, c = tl.arange(0, RB), chunk * CB + tl.arange(0, CB)
+    acc = tl.zeros((RB, CB), tl.float32)
+    for r0 in range(0, rows, RB):
+        inside = (r0 + r < rows)[:, None] & (c < columns)[None, :]
+        acc += tl.load(source + (r0 + r).to(tl.int64)[:, None] * columns + c[None, :], mask=inside, other=0.0)
+    tl.store(out + c, tl.sum(acc, 0).to(out.dtype.element_ty), mask=c < columns)
+
+
+@triton.jit
 def value_gradient(
+    scores, grad, g_b, g_h, g_n, g_e, lse, pairs, out, work, grad_query, grad_weight,
+    units, query_at, query_parts, query_size, weight_at, weight_parts, weight_size,
+    heads, groups, n_q, n_k, q_pad, k_pad, e_size,
+    NATIVE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """Compute dV = P' dO of BN keys and BE columns, summed over the queries of every head that shares them.
+
+    Programs from `units` on add up the parts of the other gradients, which `feature_gradients` left in `work`:
+    weight_parts rows of the weight's gradient, query_parts rows of the query's gradient.
+    """
+    y = tl.program_id(0)
+    if y < units:
+        _value_tile(scores, grad, g_b, g_h, g_n, g_e, lse, pairs, out, heads, groups, n_q, n_k, q_pad, k_pad, e_size,
+                    NATIVE, PRECISION, BM, BN, BE)  # fmt: skip
+    else:
+        chunk = ((y - units) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(2) + tl.program_id(2)
+        chunks = (weight_size + WEIGHT_COLUMNS - 1) // WEIGHT_COLUMNS
+        if chunk < chunks:
+            _sum_rows(work + weight_at, weight_parts, weight_size, chunk, grad_weight, WEIGHT_ROWS, WEIGHT_COLUMNS)
+        else:
+            if grad_query is not None:
+                _sum_rows(work + query_at, query_parts, query_size, chunk - chunks, grad_query, 1, QUERY_COLUMNS)
+
+
+@triton.jit
+def _value_tile(
     scores, grad, g_b, g_h, g_n, g_e, lse, pairs, out, heads, groups, n_q, n_k, q_pad, k_pad, e_size,
     NATIVE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """Compute dV = P' dO of BN keys and BE columns, summed over the queries of every head that shares them."""
     y, j0, e0 = tl.program_id(0), tl.program_id(1) * BN, tl.program_id(2) * BE
     repeat = heads // groups
     b, g = y // groups, y % groups
@@ -108,14 +162,15 @@ def _pair_gradients(q, k, ds, shape: tl.constexpr, EXACT: tl.constexpr, NATIVE: 
 
 @triton.jit
 def feature_gradients(
-    query, q_b, q_h, q_n, q_f, key, k_b, k_h, k_n, k_f, weight, w_h, pairs, slab, grad_query, grad_key, grad_weight,
-    heads, groups, n_q, n_k, q_pad, k_pad, f_size,
+    query, q_b, q_h, q_n, q_f, key, k_b, k_h, k_n, k_f, weight, w_h, pairs, work, query_at, weight_at,
+    grad_query, grad_key, heads, groups, n_q, n_k, q_pad, k_pad, f_size,
     EXACT: tl.constexpr, NATIVE: tl.constexpr, QB: tl.constexpr, KQ: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of query, key and weight from dS for 4 · KQ · WARPS keys and 32 hidden units, one per lane.
 
-    A thread holds its keys and loops over the queries. grad_query is (tile of keys, b, h, q, f), grad_weight (b, tile
-    of keys, h, f): both are summed over the tiles afterwards.
+    A thread holds its keys and loops over the queries. `work` holds dS in the shape of the stored scores, then the
+    weight's gradient (b, tile of keys, h, f) and, if there are several tiles of keys, the query's gradient (tile of
+    keys, b, h, q, f): both are summed over the tiles afterwards.
     """
     BN: tl.constexpr = 4 * KQ * WARPS
     tiles = k_pad // BN
@@ -139,11 +194,13 @@ def feature_gradients(
         h = g * repeat + r
         z = b * heads + h
         q_at = query + b.to(tl.int64) * q_b + h.to(tl.int64) * q_h + f[None, None, None, :] * q_f
-        s_at = slab + z.to(tl.int64) * q_pad * k_pad + (j0 + first)[None, :, :, None]
+        s_at = work + z.to(tl.int64) * q_pad * k_pad + (j0 + first)[None, :, :, None]
         w = element(weight + h * w_h + f, NATIVE)
         sum1 = tl.zeros((KQ, WARPS, 32), tl.float32)
         sum2, sum3, sum4 = sum1, sum1, sum1
         by_weight = tl.zeros((WARPS, 32), tl.float32)
+        part = (tile * tl.num_programs(0) // tiles * repeat + z).to(tl.int64) * n_q * f_size
+        out = work + query_at + part if grad_query is None else grad_query + part
         for i0 in range(start, stop, QB):
             i = i0 + tl.arange(0, QB)
             row = tl.minimum(i, n_q - 1).to(tl.int64)[:, None, None, None]
@@ -159,14 +216,21 @@ def feature_gradients(
             sum4 += a4
             by_weight += (c1 + c2) + (c3 + c4)
             change = tl.sum((b1 + b2) + (b3 + b4), 1) * w[None, :]
-            place = ((tile * tl.num_programs(0) // tiles * repeat + z).to(tl.int64) * n_q + i)[:, None] * f_size
             inside = (i < n_q)[:, None] & (f1 < f_size)[None, :]
-            tl.store(grad_query + place + f1[None, :], change.to(grad_query.dtype.element_ty), mask=inside)
+            to = out + i.to(tl.int64)[:, None] * f_size + f1[None, :]
+            tl.store(to, change.to(out.dtype.element_ty), mask=inside)
+        if (pairs.low is not None) or (pairs.high is not None) or (pairs.lengths is not None):
+            for i0 in range(0, n_q, QB):  # queries that attend none of these keys
+                if (i0 < start) | (i0 >= stop):
+                    i = i0 + tl.arange(0, QB)
+                    inside = (i < n_q)[:, None] & (f1 < f_size)[None, :]
+                    to = out + i.to(tl.int64)[:, None] * f_size + f1[None, :]
+                    tl.store(to, tl.zeros((QB, 32), out.dtype.element_ty), mask=inside)
         all1 += sum1 * w[None, None, :]
         all2 += sum2 * w[None, None, :]
         all3 += sum3 * w[None, None, :]
         all4 += sum4 * w[None, None, :]
-        to = grad_weight + ((b * tiles + tile) * heads + h).to(tl.int64) * f_size + f1
+        to = work + weight_at + ((b * tiles + tile) * heads + h).to(tl.int64) * f_size + f1
         tl.store(to, tl.sum(by_weight, 0), mask=f1 < f_size)
     to = grad_key + (y.to(tl.int64) * n_k + j) * f_size + f1[None, None, :]
     dtype = grad_key.dtype.element_ty

@@ -210,10 +210,13 @@ def finite_values(at, inside, AXIS: tl.constexpr):
 
 @triton.jit
 def weighted_values(
-    scores, value, v_b, v_h, v_n, v_e, pairs, output, lse, heads, groups, n_q, n_k, q_pad, k_pad, e_size,
+    scores, value, v_b, v_h, v_n, v_e, pairs, output, lse, weights, heads, groups, n_q, n_k, q_pad, k_pad, e_size,
     NATIVE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """Compute the softmax of BM rows of scores times BE columns of the values, and the rows' log-sum-exp."""
+    """Compute the softmax of BM rows of scores times BE columns of the values, and the rows' log-sum-exp.
+
+    The softmax itself is stored in `weights` (b, h, q, k), unless it is None.
+    """
     z, i0, e0 = tl.program_id(0), tl.program_id(1) * BM, tl.program_id(2) * BE
     b, h = z // heads, z % heads
     i, e = i0 + tl.arange(0, BM), e0 + tl.arange(0, BE)
@@ -246,3 +249,12 @@ def weighted_values(
     if e0 == 0:
         row_lse = tl.where(empty, float("-inf"), (most + tl.log2(tl.where(empty, 1.0, total))) / LOG2E)
         tl.store(lse + z.to(tl.int64) * n_q + i, row_lse, mask=i < n_q)
+        if weights is not None:
+            for j0 in range(0, n_k, BN):
+                j = j0 + tl.arange(0, BN)
+                inside = (i < n_q)[:, None] & (j < n_k)[None, :]
+                s = tl.load(s_at + j[None, :], mask=inside, other=float("-inf"))
+                p = power_of_two(s - tl.where(most == float("-inf"), 0.0, most)[:, None], NATIVE)
+                p = p / tl.where(empty, 1.0, total)[:, None]  # a row whose total is NaN is NaN, masked pairs too
+                to = weights + (z.to(tl.int64) * n_q + i)[:, None] * n_k + j[None, :]
+                tl.store(to, p.to(weights.dtype.element_ty), mask=inside)
