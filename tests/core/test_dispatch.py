@@ -167,11 +167,12 @@ SOME, FEW = ([t[..., :length, :] for t in LONG] for length in (64, 8))
 WEIGHT = torch.randn(32)
 # A call on the CPU, its backend and the code that runs.
 KERNELS = {
-    "plain": (VERY_LONG, {}, "sdpa", "flash"),
-    "short": (LONG, {}, "sdpa", "compiled loops"),
-    "short, by name": (LONG, {"backend": "sdpa"}, "sdpa", "flash"),
-    "padding": (VERY_LONG, {"mask": regard.padding(torch.tensor([700]))}, "sdpa", "flash"),
-    "short padding": (LONG, {"mask": regard.padding(torch.tensor([700]))}, "sdpa", "compiled loops"),
+    "plain": (LONG, {}, "sdpa", "flash"),
+    "short": (SOME, {}, "sdpa", "compiled loops"),
+    "short, by name": (SOME, {"backend": "sdpa"}, "sdpa", "flash"),
+    "causal": (LONG, {"mask": regard.causal()}, "sdpa", "compiled loops"),
+    "padding": (LONG, {"mask": regard.padding(torch.tensor([700]))}, "sdpa", "flash"),
+    "short padding": (SOME, {"mask": regard.padding(torch.tensor([50]))}, "sdpa", "compiled loops"),
     "dropout": ([t[..., :64, :] for t in LONG], {"dropout": 0.1}, "sdpa", "math"),
     "log-sum-exp": (LONG, {"weights": regard.logsumexp()}, "sdpa", "flash"),
     "some additive": (SOME, {"score": regard.Additive(WEIGHT)}, "additive", "exponential (compiled)"),

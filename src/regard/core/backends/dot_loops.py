@@ -29,8 +29,10 @@ from regard.kernels import dot_attention
 from regard.kernels.dot_attention import NO_LIMITS, Limits
 
 KERNEL = "compiled loops"
-_LONGEST = 1024  # number of keys up to which the loops are as fast as torch's kernels
-_FEW = 64  # number of queries up to which they are as fast for twice as many keys
+# Numbers of keys up to which the loops are as fast as torch's kernels or operations: for softmax without a bias, in
+# general, and for causal masks, whose masked blocks they skip, or few queries.
+_FULL, _LONGEST, _CAUSAL = 512, 1024, 2048
+_FEW = 64  # number of queries that are few
 # The same in bfloat16, with gradients or a band, and otherwise, where torch's products of bfloat16 are faster.
 _HALF_LONGEST, _HALF_FULL = 512, 192
 _DOCUMENTS = 128  # number of keys up to which masked pairs of other segments cost less than a call for each segment
@@ -103,11 +105,12 @@ def _short(problem: Problem) -> bool:
     kinds = [type(part) for part in _parts(problem.mask)]
     if simple and Segments in kinds and keys > _DOCUMENTS:
         return False
-    if problem.shape[-2] <= _FEW:
-        return keys <= 2 * _LONGEST
-    if problem.query.dtype == torch.float32:
-        return keys <= _LONGEST
-    return keys <= (_HALF_LONGEST if problem.differentiated or Band in kinds else _HALF_FULL)
+    if problem.query.dtype != torch.float32 and problem.shape[-2] > _FEW:
+        return keys <= (_HALF_LONGEST if problem.differentiated or Band in kinds else _HALF_FULL)
+    causal = any(type(part) is Band and part.low is None for part in _parts(problem.mask))
+    if problem.shape[-2] <= _FEW or causal:
+        return keys <= _CAUSAL
+    return keys <= (_FULL if simple and Band not in kinds else _LONGEST)
 
 
 def _mask_fits(problem: Problem) -> bool:
