@@ -83,3 +83,23 @@ def test_grouped_heads_in_float32_form_no_matrix() -> None:
     regard.attention(query, key, key).output.sum().backward()
     matrix = 8 * 2048 * 2048 * 4
     assert torch.cuda.max_memory_allocated() - before < matrix / 2
+
+
+@pytest.mark.parametrize("sharp", [1.0, 12.0], ids=["flat", "sharp"])
+@pytest.mark.parametrize("length", [512, 640, 1001])
+@pytest.mark.parametrize("size", [80, 96])
+def test_gradients_of_long_sequences_by_cudnn(size: int, length: int, sharp: float) -> None:
+    """With weights from 0 to 1 over fewer keys cuDNN's gradients had NaN at one of these sizes."""
+    torch.manual_seed(length)
+    leaves = [torch.randn(40, 9, length, size, device="cuda", dtype=HALF) for _ in range(3)]
+    leaves = [t.mul_(sharp if n == 0 else 1.0).requires_grad_() for n, t in enumerate(leaves)]
+    assert regard.explain(*leaves, mask=regard.causal()).kernel == "cudnn"
+    output = regard.attention(*leaves, mask=regard.causal()).output
+    upstream = torch.randn_like(output)
+    grads = torch.autograd.grad(output, leaves, upstream)
+    assert all(grad.isfinite().all() for grad in grads)
+    double = [leaf[:2].detach().double().requires_grad_() for leaf in leaves]
+    exact = regard.attention(*double, mask=regard.causal(), backend="reference").output
+    near(output[:2], exact, HALF)
+    for found, right in zip(grads, torch.autograd.grad(exact, double, upstream[:2].double()), strict=True):
+        near(found[:2], right, HALF)

@@ -211,6 +211,37 @@ def test_masks_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.interpreted
+@pytest.mark.parametrize("slopes", [[0.25, 0.03], [0.25]], ids=["one for each head", "one for all"])
+@pytest.mark.parametrize("score", [regard.ScaledDot(0.3), regard.Bilinear(0.3 * torch.eye(16).half())], ids=str)
+def test_alibi_without_a_problem(score: regard.Score, slopes: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prepared call and the checked one have the output and the gradients of float64, also of a bilinear score."""
+    from regard.core.backends import ranges
+    from regard.core.clauses import clauses
+    from regard.core.problem import build
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    case = Case(2, 2, 2, 67, 67, high=0, lengths=[67, 40], slopes=slopes)
+    torch.manual_seed(8)
+    leaves = [torch.randn(2, 2, 67, 16).half().requires_grad_() for _ in range(3)]
+    mask, bias = regard.causal() & regard.padding(torch.tensor([67, 40])), regard.alibi(torch.tensor(slopes))
+    problem = build(*leaves, score, regard.Softmax(), mask, bias, 0.0, None, None)
+    found = clauses(problem.mask, 67, 67)
+    assert found is not None
+    true = [t.detach().double().requires_grad_() for t in leaves]
+    real = explicit(*true, case, 0.3)
+    change = torch.randn_like(real)
+    expected = (real, *torch.autograd.grad(real, true, change))
+    run = ranges.direct(problem, found)
+    assert (run is None) == isinstance(score, regard.Bilinear)  # float16 rescales the keys, so they are cleaned first
+    outputs = [ranges.attend(problem, found).output, *([] if run is None else [run(*leaves, score, mask, bias)])]
+    for output in outputs:
+        assert output is not None
+        mine = (output, *torch.autograd.grad(output, leaves, change.half()))
+        for a, t in zip(mine, expected, strict=True):
+            assert (a.double() - t).norm() <= 3e-3 * t.norm()
+
+
+@pytest.mark.interpreted
 def test_other_masks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.core.backends import ranges
     from regard.core.clauses import clauses
@@ -224,7 +255,7 @@ def test_other_masks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         problem = build(query, key, value, regard.ScaledDot(), regard.Softmax(), mask, None, 0.0, None, None)
         assert not ranges.serves(problem, clauses(problem.mask, 131, 131))
     padded = regard.padding(LENGTHS)
-    for size, dtype in ((257, torch.half), (16, torch.float), (16, torch.double)):
+    for size, dtype in ((257, torch.half), (129, torch.float), (16, torch.double)):
         tensors = [t[..., :1].expand(2, 2, 131, size).to(dtype).requires_grad_() for t in (query, key, value)]
         problem = build(*tensors, regard.ScaledDot(), regard.Softmax(), padded, None, 0.0, None, None)
         assert not ranges.serves(problem, clauses(problem.mask, 131, 131))
@@ -248,6 +279,30 @@ def test_tensors_that_begin_between_the_steps_of_a_wide_load(size: int) -> None:
         tensors = [t[4 * (n == place) :][: 2 * 3 * 90 * size].view(2, 3, 90, size) for n, t in enumerate(room)]
         found = regard.attention(*tensors, mask=mask).output
         plain = regard.attention(*(t.double() for t in tensors), mask=mask, backend="reference").output
+        assert (found.double() - plain).norm() <= 1e-2 * plain.norm()
+
+
+@pytest.mark.cuda
+def test_tensors_laid_out_alike_under_other_rules() -> None:
+    """The rules select the compiled kernel: dtype and address of lengths, bands, slopes and segments, in any order."""
+    torch.manual_seed(9)
+    query, key, value = (torch.randn(2, 2, 128, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    lengths, slopes = torch.tensor([5, 100, 31], device="cuda"), torch.tensor([0.1, 0.3], device="cuda")
+    ids = (torch.arange(128, device="cuda") // 50).expand(2, 128).contiguous()
+    calls: list[dict[str, Any]] = [
+        {"mask": regard.padding(lengths[:2].clone())},
+        {"mask": regard.padding(lengths[1:])},
+        {"mask": regard.padding(lengths[1:].int())},
+        {"mask": regard.causal() & regard.padding(lengths[1:])},
+        {"mask": regard.causal(), "bias": regard.alibi(slopes)},
+        {"bias": regard.alibi(slopes)},
+        {"mask": regard.padding(lengths[1:]), "bias": regard.alibi(slopes, offset=3)},
+        {"mask": regard.segments(ids, ids)},
+        {"mask": regard.segments(ids, ids), "bias": regard.alibi(slopes)},
+    ]
+    for call in calls * 2:
+        found = regard.attention(query, key, value, **call).output
+        plain = regard.attention(query.double(), key.double(), value.double(), **call, backend="reference").output
         assert (found.double() - plain).norm() <= 1e-2 * plain.norm()
 
 

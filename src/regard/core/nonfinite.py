@@ -205,6 +205,27 @@ def zeroed(problem: Problem, seen: Bool[Tensor, "... k"] | None, key: Tensor | f
     return replace(problem, key=torch.where(seen, problem.key, key), value=torch.where(seen, problem.value, 0))
 
 
+def zeroed_with_row(problem: Problem, found: Clauses | None) -> tuple[Problem, Tensor | None]:
+    """Return `zero_masked_keys`, and the mask (…, 1, 1, k) as numbers to add if all queries may attend the same keys.
+
+    A sequence with nothing to attend gets its first key, which is zero like its value and the queries: so are the
+    output and the gradients. The row is None on the CPU, in compiled code, and for masks that differ between queries or
+    heads.
+    """
+    if problem.device.type == "cpu" or torch.compiler.is_compiling() or problem.bias is not None or 0 in problem.shape:
+        return zero_masked_keys(problem), None
+    if found is None or not found.by_key or found.by_head or any(t.shape[-3] > 1 for t in found.dense):
+        return zero_masked_keys(problem), None
+    queries, keys = problem.shape[-2:]
+    seen = seen_keys(found, queries, keys, problem.device)
+    if seen is None:
+        return problem, None
+    row = torch.where(seen, 0.0, -math.inf).to(problem.query.dtype)
+    row[..., 0] = 0.0
+    query = torch.where(seen.any(-1)[..., None, None], problem.query, 0)
+    return replace(zeroed(problem, seen), query=query), row.unsqueeze(-2)
+
+
 def of_key_heads(problem: Problem, seen: Bool[Tensor, "... k"]) -> Bool[Tensor, "... g n"]:
     """Return which keys are attended by any of the query heads that share a key head."""
     seen = seen.expand(*problem.shape[:-2], problem.shape[-1])

@@ -24,6 +24,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "leaky_relu": lambda x: F.leaky_relu(x, 0.2),  # the slope of graph attention (Veličković et al. 2018)
 }
 
+_ROOM = 2.0**15  # a number in the range of float16 that leaves room for rounding
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # float8 has no arithmetic in torch
 
 Swap = Callable[[Tensor], Tensor]
@@ -277,14 +278,30 @@ class Bilinear(Score):
         return (self.weight,)
 
     def as_product(self, query: Tensor, key: Tensor) -> ScaledProduct:
-        weight, sizes = self.weight.to(query.dtype), self.weight.shape[-2:]
+        weight, sizes = self.weight, self.weight.shape[-2:]
         of_each_head = weight.ndim == 3 and query.shape[-3] != key.shape[-3]
-        if key.shape[-2] < query.shape[-2] and sizes[0] == sizes[1] and not of_each_head:
-            return ScaledProduct(query, key @ weight.mT, 1.0)  # the smaller of the two products
-        return ScaledProduct(query @ weight, key, 1.0)
+        smaller = key.shape[-2] < query.shape[-2] and sizes[0] == sizes[1] and not of_each_head
+        if query.dtype == torch.float16:
+            factor = _fitting(key, weight, query) if smaller else _fitting(query, weight, key)
+            query, key = (query / factor, key) if smaller else (query, key / factor)
+            weight = weight * factor
+        weight = weight.to(query.dtype)
+        return ScaledProduct(query, key @ weight.mT, 1.0) if smaller else ScaledProduct(query @ weight, key, 1.0)
 
     def why_no_product(self) -> str | None:
         return None
+
+
+def _fitting(x: Tensor, weight: Tensor, other: Tensor) -> Tensor:
+    """Return a factor c of at most 1 with which neither x · c W nor other / c overflows float16, if there is one.
+
+    It is computed on the device, from the largest entries; it is 1 for ordinary numbers, and beside NaN or Inf.
+    """
+    # In the dtype of the tensor: torch would cast all of it first.
+    of_x, of_weight, of_other = (torch.linalg.vector_norm(t.detach(), math.inf).float() for t in (x, weight, other))
+    largest = of_x * of_weight * max(weight.shape[-2:])  # at least the largest entry of the product
+    factor = (_ROOM / largest).maximum(of_other / _ROOM).clamp_max(1.0)
+    return torch.where((largest < math.inf) & (of_other < math.inf), factor, 1.0)
 
 
 @dataclass(frozen=True, eq=False)

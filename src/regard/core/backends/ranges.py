@@ -5,6 +5,7 @@ The ranges of segments are computed on the device, in one or two launches, once 
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -18,12 +19,12 @@ from regard.core.mask_cache import stored
 from regard.core.masks import And, Band, Mask, Padding, Segments
 from regard.core.nonfinite import seen_keys, zero_masked_keys, zeroed
 from regard.core.problem import HALF, Problem
-from regard.core.scores import Bilinear, Dot, ScaledDot
+from regard.core.scores import Dot, ScaledDot
 from regard.kernels.availability import TRITON
 
 KERNEL = "triton ranges"
 _SIZE = 256  # the largest size of queries, keys and values
-_LEARNED = 128  # the largest size in float32 with gradients
+_SINGLE = 128  # the largest size in float32 with gradients, or where few blocks of keys are skipped
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
@@ -32,6 +33,7 @@ class Lowered(NamedTuple):
 
     rules: Any
     seen: Tensor | None
+    known: Any = None  # a cache key for the properties of the rules
 
 
 def serves(problem: Problem, found: Clauses | None) -> bool:
@@ -40,14 +42,11 @@ def serves(problem: Problem, found: Clauses | None) -> bool:
         return False
     if problem.bias is not None and (type(problem.bias) is not Alibi or problem.bias_learned):
         return False
-    if isinstance(problem.score, Bilinear) and problem.query.dtype == torch.float16:
-        return False  # query times weight could overflow float16
     if not _worth_it(found, problem.bias) or decoding_step.serves(problem):
         return False
-    single = problem.query.dtype == torch.float32
-    if single and (problem.bias is not None or (found.low is None and not found.segments)):
-        return False  # few blocks are skipped: torch's kernels take a mask or bias in float32
-    return _fits(problem.query, problem.key, problem.value, _LEARNED if single and problem.differentiated else _SIZE)
+    sparse = found.low is not None or bool(found.segments)
+    small = problem.query.dtype == torch.float32 and (problem.differentiated or not sparse)
+    return _fits(problem.query, problem.key, problem.value, _SINGLE if small else _SIZE)
 
 
 def _simple(found: Clauses) -> bool:
@@ -109,44 +108,64 @@ def attend(problem: Problem, found: Clauses) -> Result:
 
 def direct(problem: Problem, found: Clauses) -> Direct | None:
     """Return a function that runs the kernel alone, for all calls with the signature of this one, or None."""
-    from regard.kernels.triton.range_attention import range_attention  # imported here, because it imports Triton
-    from regard.kernels.triton.range_pairs import Rules
+    # Imported here, because they import Triton.
+    from regard.kernels.triton.range_attention import plan_of, planned_attention
 
-    as_it_is = isinstance(problem.score, (Dot, ScaledDot))
-    if problem.differentiated and not as_it_is:  # masked keys may have to be cleaned before they are transformed
+    as_it_is, rules_of = isinstance(problem.score, (Dot, ScaledDot)), _rules_of(problem, found)
+    product, value = problem.score.as_product(problem.query, problem.key), problem.value
+    assert product is not None  # checked by serves()
+    if problem.differentiated and product.key is not problem.key:
+        return None  # masked keys may have to be cleaned before they are transformed
+    if any(t.stride(-1) != 1 for t in (product.query, product.key, value)):
         return None
-    product = problem.score.as_product(problem.query, problem.key) if as_it_is else None
-    shape, (batch, heads), band = problem.shape, problem.shape[:2], Rules(found.low, found.high)
-    scale = 1.0 if product is None else product.scale
+    plan, learning = plan_of(product.query, product.key, value, product.scale), problem.differentiated
+    heads, biased = problem.shape[1], problem.bias is not None
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Any, mask: Any, bias: Any) -> Tensor | None:
+        device = query.device
+        rules, known = rules_of(mask, device) if device.index == torch.cuda.current_device() else (None, None)
+        if rules is None:
+            return None
+        if biased:
+            slopes = bias.slopes if not bias.plain else stored(bias, device, "slopes", lambda: bias.on(device).slopes)
+            step = slopes.stride(0) if slopes.shape == (heads,) else 0
+            rules = rules._replace(slopes=slopes, slopes_h=step, offset=bias.offset)
+            known = None if known is None else (known, slopes.dtype, step, slopes.data_ptr() & 15, bias.offset)
+        if not as_it_is:
+            query, key, _ = score.as_product(query, key)
+        return planned_attention(query, key, value, rules, known, plan, learning)
+
+    return attended
+
+
+def _rules_of(problem: Problem, found: Clauses) -> Callable[[Any, torch.device], tuple[Any, Any]]:
+    """Return a function that returns the kernel's rules for the mask of a call, and a cache key for their properties.
+
+    It returns no rules for a mask whose calls need more than the kernel.
+    """
+    from regard.kernels.triton.range_pairs import Rules  # imported here, because it imports Triton
+
+    shape, batch, low, high = problem.shape, problem.shape[0], found.low, found.high
+    band = Rules(low, high)
     shared = found.lengths is not None and found.lengths.numel() == 1
     padded, packed = found.lengths is not None, bool(found.segments)
     itself = all(own is other for own, other in found.segments) and _reaches_itself(band)
 
-    def rules_of(mask: Any, device: torch.device) -> Any:
+    def rules_of(mask: Any, device: torch.device) -> tuple[Any, Any]:
         if not padded and not packed:
-            return band
+            return band, (low, high)
         part = beside_a_band(mask)
         if type(part) is Padding and not part.plain and (shared or len(part.lengths) == batch):
-            return band._replace(lengths=part.lengths, lengths_b=0 if shared else part.lengths.stride(0))
+            lengths = part.lengths
+            step = 0 if shared else lengths.stride(0)
+            return Rules(low, high, lengths, step), (low, high, lengths.dtype, step, lengths.data_ptr() & 15)
         if itself and type(part) is Segments and not part.plain and part.query_ids.shape == (batch, shape[-1]):
             lowered = stored(mask, device, ("ranges", shape), lambda: _packed(band, part.query_ids))
         else:
             lowered = stored(mask, device, ("ranges", shape), lambda: _lowered_for(mask, shape, device))
-        return None if lowered.seen is not None else lowered.rules
+        return (None, None) if lowered.seen is not None else (lowered.rules, lowered.known)
 
-    def attended(query: Tensor, key: Tensor, value: Tensor, score: Any, mask: Any, bias: Any) -> Tensor | None:
-        device, factor = query.device, scale
-        rules = rules_of(mask, device) if device.index == torch.cuda.current_device() else None
-        if rules is None:
-            return None
-        if bias is not None:
-            slopes = stored(bias, device, ("slopes", heads), lambda: bias.on(device).slopes.detach().expand(heads))
-            rules = rules._replace(slopes=slopes, slopes_h=slopes.stride(0), offset=bias.offset)
-        if not as_it_is:
-            query, key, factor = score.as_product(query, key)
-        return range_attention(query, key, value, rules, factor)
-
-    return attended
+    return rules_of
 
 
 def beside_a_band(mask: Any) -> Any:
@@ -197,13 +216,13 @@ def _packed(rules: Any, ids: Tensor) -> Lowered:
 
     Every key can be attended by the query at its own position; the kernel tests lengths and bands.
     """
-    from regard.kernels.triton.segment_bounds import segment_bounds  # imported here, because it imports Triton
+    # Imported here, because they import Triton.
+    from regard.kernels.triton.additive.plan import trait
+    from regard.kernels.triton.segment_bounds import segment_bounds
 
     bounds, (batch, step) = segment_bounds(ids, ids), ids.stride()
-    return Lowered(
-        rules._replace(
-            query_ids=ids, query_b=batch, query_n=step, row_bounds=bounds,
-            key_ids=ids, key_b=batch, key_n=step, key_bounds=bounds,
-        ),
-        None,
+    rules = rules._replace(
+        query_ids=ids, query_b=batch, query_n=step, row_bounds=bounds,
+        key_ids=ids, key_b=batch, key_n=step, key_bounds=bounds,
     )  # fmt: skip
+    return Lowered(rules, None, trait(rules))

@@ -22,7 +22,7 @@ from regard.core.biases import Rule
 from regard.core.clauses import Clauses, clauses
 from regard.core.mask_cache import stored
 from regard.core.masks import Band, Dense, Mask
-from regard.core.nonfinite import all_finite, finite, harmless, needs_cleaning, zero_masked_keys
+from regard.core.nonfinite import all_finite, finite, harmless, needs_cleaning, zeroed_with_row
 from regard.core.problem import HALF, Problem
 from regard.core.requests import LogSumExp, Rows
 from regard.core.scores import Bilinear, Dot, ScaledDot, Score
@@ -69,10 +69,9 @@ def _inspected(problem: Problem) -> bool:
 
 
 def not_worth_it(problem: Problem) -> str | None:
-    """Return a reason where torch would form the whole matrix, or an intermediate product could overflow float16; or
-    None."""
-    if isinstance(problem.score, Bilinear) and problem.query.dtype == torch.float16:
-        return "query times weight can overflow float16"
+    """Return a reason where torch would form the whole matrix, or another backend is faster; or None."""
+    if isinstance(problem.score, Bilinear) and problem.query.dtype == torch.float16 and problem.device.type == "cpu":
+        return "a product in float16 on the CPU: the plain form computes it in float32"
     asked = problem.request is not None and not isinstance(problem.request, LogSumExp | Rows)
     if asked and problem.device.type == "cpu" and reference.working_bytes(problem) <= reference.SMALL:
         return "small, and weights are requested: the plain form computes them with the output"
@@ -183,9 +182,10 @@ def attend(problem: Problem) -> Result:
         return result
     lead, size = problem.query.shape[:-3], problem.value.shape[-1]
     found = clauses(problem.mask, *problem.shape[-2:])
-    step = _is_step(problem, found)
+    step, row = _is_step(problem, found), None
     if not step:  # clean before any product with the keys: in the backward pass 0 · NaN would be NaN
-        problem = zero_masked_keys(problem)
+        problem, row = zeroed_with_row(problem, found)
+        row = None if row is None else four_axes(row, problem)
     product = problem.score.as_product(problem.query, problem.key)
     assert product is not None  # checked by refuses()
     if step:
@@ -218,7 +218,7 @@ def attend(problem: Problem) -> Result:
         output = per_sequence.attend(query, key, value, calls, kernel)
     elif problem.bias is None and found is not None and _needs_no_block(found):
         one_row = found.lengths is not None or bool(found.dense)
-        mask = _mask(problem, all_of(1), all_of(problem.shape[-1])) if one_row else None
+        mask = _mask(problem, all_of(1), all_of(problem.shape[-1])) if one_row and row is None else row
         both = None
         # The summary kernels need the log-sum-exp.
         if mask is None and problem.dropout == 0.0 and summaries.serves(problem):
@@ -280,6 +280,8 @@ def direct(problem: Problem) -> Direct | None:
     run = torch_sdpa.prepared(*tensors, causal, dropout, scale) if plain else None
     if run is not None and not (on_cpu and (masked or few)):
         return run
+    if not on_cpu and not as_it_is and (by_product := _prepared_product(problem, causal)) is not None:
+        return by_product
     options = {"dropout_p": dropout, "is_causal": causal, "enable_gqa": problem.group > 1}
     afterwards = on_cpu and masked and not learning
 
@@ -310,6 +312,21 @@ def direct(problem: Problem) -> Direct | None:
         query, key, value = torch_sdpa.padded(query, key, value, given is not None)
         output = torch_sdpa.attend(query, key, value, attn_mask=given, scale=factor, **options)
         return checked(output if output.shape[-1] == size else output[..., :size])
+
+    return attended
+
+
+def _prepared_product(problem: Problem, causal: bool) -> Direct | None:
+    """Return `direct` for scores that become a product on CUDA; None if its sizes must be padded."""
+    product, value = problem.score.as_product(problem.query, problem.key), problem.value
+    assert product is not None  # checked by refuses()
+    if not torch_sdpa.fits(product.query, product.key, value):
+        return None
+    run = torch_sdpa.prepared(product.query, product.key, value, causal, problem.dropout, product.scale)
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Any, mask: Any, bias: object) -> Tensor | None:
+        query, key, _ = score.as_product(query, key)
+        return run(query, key, value, score, mask, bias)
 
     return attended
 

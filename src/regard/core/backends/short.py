@@ -19,7 +19,7 @@ from regard.core.clauses import clauses
 from regard.core.masks import Dense, Padding
 from regard.core.nonfinite import zero_masked_keys
 from regard.core.problem import HALF, Problem
-from regard.core.scores import Bilinear, Dot, ScaledDot
+from regard.core.scores import Dot, ScaledDot
 from regard.kernels import cuda_graphs
 from regard.kernels.availability import TRITON
 
@@ -68,9 +68,7 @@ def _mask_refused(problem: Problem) -> str | None:
 
 
 def not_worth_it(problem: Problem) -> str | None:
-    """Return a reason where another kernel is faster, or an intermediate product could overflow float16; or None."""
-    if isinstance(problem.score, Bilinear) and problem.query.dtype == torch.float16:
-        return "query times weight can overflow float16"
+    """Return a reason where another kernel is faster, or None."""
     if decoding_step.serves(problem):
         return "a decoding step has a kernel of its own"
     found = clauses(problem.mask, *problem.shape[-2:])

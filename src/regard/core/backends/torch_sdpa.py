@@ -7,8 +7,9 @@ a plain one, is read as if it were laid out like the first: the gradients are wr
 follows the query's, so a gradient laid out like the output always fits. Under vmap the layout cannot be controlled, so
 the other kernels are used.
 
-They are also used for gradients of head sizes other than 64 and 128: torch 2.11's cuDNN gave NaN gradients in
-bfloat16 for 64 keys of size 96 where weights are nearly 0 or 1 (docs/experiments.md).
+They are also used for gradients of head sizes other than 64 and 128, 80 and 96 over long sequences without a mask
+excepted: torch 2.11's cuDNN gave NaN gradients in bfloat16 for 64 keys of size 96 with padding where weights are nearly
+0 or 1 (docs/experiments.md).
 
 Small calls and all calls in float32 run torch's efficient or flash kernel as an operator: there the host takes longer
 than the device, `F.scaled_dot_product_attention` and cuDNN's set-up take longer on the host, and cuDNN's gradients need
@@ -35,10 +36,13 @@ from regard.core.transforms import mapped, transformed
 R = TypeVar("R")
 _BY_CUDNN = (torch.bfloat16, torch.float16)
 _CUDNN_SIZES = (64, 128)  # head sizes whose gradients cuDNN computes correctly
+# Further ones for which it does without a mask tensor and takes less time, from a number of queries and keys on.
+_CUDNN_LONG, _LONG = (80, 96), 512
 _HEAD = 256  # the largest head size of the operators
 # Pairs times head size up to which a kernel takes less time than cuDNN's, whose set-up on the host is longer, and the
 # number of keys up to which the efficient kernel does.
 _EFFICIENT, _FLASH, _FLASH_LEARNING, _KEYS = 2**28, 2**29, 2**31, 256
+_SHORT = 64  # the number of keys up to which cuDNN's backward pass takes less time than flash's
 _FEW, _MANY = 8, 1024  # the numbers of queries and keys for which two matrix products are faster in float32
 _KERNELS = {1: "flash", 2: "efficient", 3: "cudnn"}  # values of torch.nn.attention.SDPBackend
 # torch's own functions, which are faster to call than their wrappers in Python. The operators have no stubs.
@@ -141,18 +145,27 @@ def _chosen(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: fl
     if scale <= 0:
         options: dict[str, Any] = {"dropout_p": dropout, "is_causal": causal, "scale": scale, "enable_gqa": grouped}
         return lambda query, key, value, score, mask, bias: attend(query, key, value, **options)
-    half = query.dtype in _BY_CUDNN and _learning(query, key, value)
-    if query.is_cuda and (half or grouped or excludes_cudnn(query, key, value)):
-        arguments = (None, dropout, causal, scale, grouped)
-        return lambda query, key, value, score, mask, bias: _by_choice(query, key, value, *arguments)
+    heads, others = query.shape[1], query.is_cuda and excludes_cudnn(query, key, value)
+    repeats = grouped and query.is_cuda and _has_no_groups(query, key, False, causal, others)
     kernel: Any = F.scaled_dot_product_attention
-    if grouped or scale != 1.0 / math.sqrt(query.shape[-1]):  # options take torch half a microsecond to read
-        kernel = functools.partial(kernel, scale=scale, enable_gqa=grouped)
-    if query.is_cuda:
-        return lambda query, key, value, score, mask, bias: kernel(*_aligned(query, key, value), None, dropout, causal)
-    if not causal and dropout == 0.0:
+    if (grouped and not repeats) or scale != 1.0 / math.sqrt(query.shape[-1]):  # torch reads options in half a µs
+        kernel = functools.partial(kernel, scale=scale, enable_gqa=grouped and not repeats)
+    if not query.is_cuda and not causal and dropout == 0.0:
         return lambda query, key, value, score, mask, bias: kernel(query, key, value)
-    return lambda query, key, value, score, mask, bias: kernel(query, key, value, None, dropout, causal)
+    if not query.is_cuda:
+        return lambda query, key, value, score, mask, bias: kernel(query, key, value, None, dropout, causal)
+    learning = query.dtype in _BY_CUDNN and _learning(query, key, value)
+
+    def run(query: Tensor, key: Tensor, value: Tensor, score: object, mask: object, bias: object) -> Tensor:
+        query, key, value = _aligned(query, key, value)
+        if repeats:
+            key, value = _repeated(key, heads), _repeated(value, heads)
+        if others:
+            return _by_others(kernel, query, key, value, None, dropout, causal)
+        output = kernel(query, key, value, None, dropout, causal)
+        return _fed_alike(output) if learning else output
+
+    return run
 
 
 def _by_choice(
@@ -170,7 +183,7 @@ def _by_choice(
     if not query.is_cuda:
         return kernel(query, key, value, mask, dropout, causal, scale=scale, enable_gqa=grouped)
     query, key, value = _aligned(query, key, value)
-    others = excludes_cudnn(query, key, value)
+    others = excludes_cudnn(query, key, value, mask is not None)
     if grouped and _has_no_groups(query, key, mask is not None, causal, others):
         key, value, grouped = _repeated(key, query.shape[-3]), _repeated(value, query.shape[-3]), False
     run = functools.partial(kernel, scale=scale, enable_gqa=grouped)
@@ -219,7 +232,8 @@ def operator(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: f
     # Some GPUs have no gradients of large heads.
     if not equal or (causal and queries != keys) or (learning and query.shape[3] > 192) or _flash_operator is None:
         return ""
-    return "flash" if others or work <= (_FLASH_LEARNING if learning else _FLASH) else ""
+    most = 0 if learning and keys <= _SHORT else _FLASH_LEARNING if learning else _FLASH
+    return "flash" if others or work <= most else ""
 
 
 def _learning(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -274,7 +288,7 @@ def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropo
     if eager and (named := operator(query, key, value, causal, dropout)) and (named == "products" or _ENABLED[named]()):
         return named
     grouped = query.shape[-3] != key.shape[-3]
-    others = query.is_cuda and excludes_cudnn(query, key, value)
+    others = query.is_cuda and excludes_cudnn(query, key, value, mask is not None)
     if grouped and query.is_cuda and _has_no_groups(query, key, mask is not None, causal, others):
         key, value, grouped = _repeated(key, query.shape[-3]), _repeated(value, query.shape[-3]), False
     picked = functools.partial(torch._fused_sdp_choice, enable_gqa=grouped)
@@ -282,13 +296,17 @@ def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropo
     return _KERNELS.get(choice, "math")
 
 
-def excludes_cudnn(query: Tensor, key: Tensor, value: Tensor) -> bool:
+def excludes_cudnn(query: Tensor, key: Tensor, value: Tensor, masked: bool = False) -> bool:
     """Return whether cuDNN must be excluded: for gradients whose layout cannot be changed, or of other head sizes."""
     if transformed() and (mapped() or torch.compiler.is_compiling()):
         return True
     if not (query.dtype in _BY_CUDNN or torch.is_autocast_enabled("cuda")) or not _learning(query, key, value):
         return False
-    return query.shape[-1] != value.shape[-1] or query.shape[-1] not in _CUDNN_SIZES
+    size, value_size = query.shape[-1], value.shape[-1]
+    if size == value_size and size in _CUDNN_SIZES:
+        return False
+    long = size == value_size and size in _CUDNN_LONG and min(query.shape[-2], key.shape[-2]) >= _LONG
+    return masked or not long
 
 
 def _by_others(kernel: Callable[..., R], *arguments: Any) -> R:

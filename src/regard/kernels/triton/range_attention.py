@@ -29,6 +29,7 @@ from regard.kernels.triton.range_pairs import (
     rows_of,
 )
 
+_LAYOUTS = 64  # the largest number of layouts of incoming gradients that a plan stores launches for
 REACH = 2**31 - 1  # the kernels address the heads and rows of a batch row with 32-bit offsets
 
 
@@ -279,56 +280,86 @@ def _output(query: Tensor, size: int) -> Tensor:
     return _like(query) if query.shape[-1] == size else query.new_empty(*query.shape[:-1], size)
 
 
-@functools.lru_cache(maxsize=1024)
-def _forward_launch(shapes: Places, strides: Places, dtype: torch.dtype, native: bool, scale: float) -> Prepared:
-    """Return the launch of the forward pass."""
-    (b, h, q, d), (_, g, k, e) = shapes[0], shapes[2]
-    tuning, constants = _tiles(d, e, dtype, native)
-    block, places = tuning.forward, (*strides, _new_strides(shapes, strides)[0])
-    unit = _unit(*places)
-    numbers = (*_steps(unit, *places), h, h // g, q, k, scale)
-    tile = {"BM": block.rows, "BN": block.columns, "UNIT": unit}
-    return Prepared(range_forward, (-(-q // block.rows), b * h, 1), numbers, {**constants, **tile}, block)
+class Plan:
+    """The launches for tensors of given shapes and strides, and where their outputs and gradients lie in memory."""
+
+    def __init__(self, shapes: Places, strides: Places, dtype: torch.dtype, native: bool, scale: float) -> None:
+        (b, h, q, d), (_, g, k, e) = shapes[0], shapes[2]
+        self.tuning, self.constants = _tiles(d, e, dtype, native)
+        self.strides, (self.output, *self.grads) = strides, _new_strides(shapes, strides)
+        self.shape, self.rows, self.shapes, self.dtype = (b, h, q, e), (b, h, q), shapes, dtype
+        self.numbers = h, h // g, q, k, scale
+        block = self.tuning.forward
+        self.launch = self._prepared(range_forward, block, (*strides, self.output), -(-q // block.rows), b * h)
+        self.backward: dict[tuple[int, ...], tuple[Prepared, Prepared]] = {}
+
+    def _prepared(self, kernel: Any, block: Block, places: Places, tiles: int, slices: int, unit: int = 0) -> Prepared:
+        unit = unit or _unit(*places)
+        constants = {**self.constants, "BM": block.rows, "BN": block.columns, "UNIT": unit}
+        return Prepared(kernel, (tiles, slices, 1), (*_steps(unit, *places), *self.numbers), constants, block)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, rules: Rules, known: Any, learning: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output, and the log-sum-exps if a backward pass follows."""
+        device = query.device
+        output = torch.empty_strided(self.shape, self.output, dtype=self.dtype, device=device)
+        lse = torch.empty(self.rows, dtype=torch.float32, device=device) if learning else None
+        # New tensors are aligned. If all others are too, only the rules select the compiled kernel.
+        if known is not None and not (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15:
+            self.launch(query, key, value, output, lse, rules, known=(learning, known))
+        else:
+            self.launch(query, key, value, output, lse, rules)
+        return output, lse
+
+    def gradients(
+        self, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, change: Tensor, rules: Rules,
+        known: Any,
+    ) -> list[Tensor]:  # fmt: skip
+        """Return the gradients of query, key and value."""
+        launches = self.backward.get(change.stride()) or self._backward(change.stride())
+        query_grad, key_grad, value_grad = grads = [
+            torch.empty_strided(shape, place, dtype=self.dtype, device=query.device)
+            for shape, place in zip(self.shapes, self.grads, strict=True)
+        ]
+        delta = torch.empty_like(lse)
+        aligned = not (query.data_ptr() | key.data_ptr() | value.data_ptr() | change.data_ptr()) & 15
+        key_of = (known,) if known is not None and aligned else None
+        launches[0](query, key, value, output, change, lse, delta, query_grad, rules, known=key_of)
+        launches[1](query, key, value, change, lse, delta, key_grad, value_grad, rules, known=key_of)
+        return grads
+
+    def _backward(self, change: tuple[int, ...]) -> tuple[Prepared, Prepared]:
+        """Return the launches for the gradients of the queries, and of keys and values."""
+        (b, h, q, _), (_, g, k, _), to = self.shapes[0], self.shapes[2], self.grads
+        rows, keys = self.tuning.rows, self.tuning.keys
+        unit = _unit(*self.strides, self.output, change, *to)
+        places = (*self.strides, self.output, change, to[0])
+        by_rows = self._prepared(range_rows, rows, places, -(-q // rows.rows), b * h, unit)
+        places = (*self.strides, change, to[1], to[2])
+        by_keys = self._prepared(range_keys, keys, places, -(-k // keys.columns), b * g, unit)
+        if len(self.backward) >= _LAYOUTS:
+            self.backward.clear()
+        self.backward[change] = by_rows, by_keys
+        return by_rows, by_keys
 
 
-@functools.lru_cache(maxsize=1024)
-def _backward_launches(
-    shapes: Places, strides: Places, change: tuple[int, ...], dtype: torch.dtype, native: bool, scale: float
-) -> tuple[Prepared, Prepared]:
-    """Return the launches for the gradients of the queries, and of keys and values."""
-    (b, h, q, d), (_, g, k, e) = shapes[0], shapes[2]
-    tuning, constants = _tiles(d, e, dtype, native)
-    output, to_query, to_key, to_value = _new_strides(shapes, strides)
-    unit = _unit(*strides, output, change, to_query, to_key, to_value)
-    numbers, made = (h, h // g, q, k, scale), []
-    for kernel, block, places, grid in (
-        (range_rows, tuning.rows, (output, change, to_query), (-(-q // tuning.rows.rows), b * h, 1)),
-        (range_keys, tuning.keys, (change, to_key, to_value), (-(-k // tuning.keys.columns), b * g, 1)),
-    ):
-        tile = {"BM": block.rows, "BN": block.columns, "UNIT": unit}
-        made.append(Prepared(kernel, grid, (*_steps(unit, *strides, *places), *numbers), {**constants, **tile}, block))
-    return made[0], made[1]
+_plan = functools.lru_cache(maxsize=1024)(Plan)
 
 
-def _forward(
-    query: Tensor, key: Tensor, value: Tensor, rules: Rules, scale: float, learning: bool
-) -> tuple[Tensor, Tensor | None, tuple[Places, Places]]:
-    """Return output, log-sum-exps for the backward pass, and the shapes and strides of the tensors."""
+def plan_of(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Plan:
+    """Return the plan for tensors laid out like these."""
     shapes, strides = (query.shape, key.shape, value.shape), (query.stride(), key.stride(), value.stride())
-    launch = _forward_launch(shapes, strides, query.dtype, query.is_cuda, scale)
-    output = _output(query, shapes[2][-1])
-    lse = torch.empty(shapes[0][:3], device=query.device, dtype=torch.float32) if learning else None
-    launch(query, key, value, output, lse, rules)
-    return output, lse, (shapes, strides)
+    return _plan(shapes, strides, query.dtype, query.is_cuda, float(scale))  # Triton would specialise on an integer
 
 
 class _Ranges(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, rules: Rules, scale: float) -> Tensor:
-        output, lse, places = _forward(query, key, value, rules, scale, learning=True)
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, rules: Rules, known: Any, plan: Plan) -> Tensor:
+        output, lse = plan.forward(query, key, value, rules, known, True)
         # The tensors of the rules are saved too, so that a change in place before the backward pass raises.
         ctx.save_for_backward(query, key, value, output, lse, *(t for t in rules if isinstance(t, Tensor)))
-        ctx.settings = rules, scale, places
+        ctx.settings = rules, known, plan
         return output
 
     @staticmethod
@@ -336,15 +367,24 @@ class _Ranges(torch.autograd.Function):
         once_only("backend 'flex'", REFERENCE)
         (change,) = upstream
         query, key, value, output, lse, *_ = ctx.saved_tensors
-        rules, scale, places = ctx.settings
-        heads, queries = query.shape[1:3]
+        rules, known, plan = ctx.settings
+        heads, queries = plan.shape[1:3]
         if change.stride(-1) != 1 or heads * change.stride(1) > REACH or queries * change.stride(2) > REACH:
             change = change.contiguous()
-        by_rows, by_keys = _backward_launches(*places, change.stride(), query.dtype, query.is_cuda, scale)
-        to_query, to_key, to_value, delta = _like(query), _like(key), _like(value), torch.empty_like(lse)
-        by_rows(query, key, value, output, change, lse, delta, to_query, rules)
-        by_keys(query, key, value, change, lse, delta, to_key, to_value, rules)
-        return to_query, to_key, to_value, None, None
+        return *plan.gradients(query, key, value, output, lse, change, rules, known), None, None, None
+
+
+def planned_attention(
+    query: Tensor, key: Tensor, value: Tensor, rules: Rules, known: Any, plan: Plan, learning: bool
+) -> Tensor:
+    """Return `range_attention` by the plan of such tensors, whose last axis is contiguous.
+
+    `known` is a cache key for dtypes, strides and alignment of the rules, or None; `learning` means that a gradient is
+    required.
+    """
+    if learning:
+        return _Ranges.apply(query, key, value, rules, known, plan)
+    return plan.forward(query, key, value, rules, known, False)[0]
 
 
 def range_attention(query: Tensor, key: Tensor, value: Tensor, rules: Rules, scale: float) -> Tensor:
@@ -354,7 +394,5 @@ def range_attention(query: Tensor, key: Tensor, value: Tensor, rules: Rules, sca
     row fit into `REACH` numbers. Reference implementation: `regard.core.backends.reference`.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
-    scale = float(scale)  # Triton would specialise the kernel on an integer
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        return _Ranges.apply(query, key, value, rules, scale)
-    return _forward(query, key, value, rules, scale, learning=False)[0]
+    learning = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    return planned_attention(query, key, value, rules, None, plan_of(query, key, value, scale), learning)

@@ -175,19 +175,25 @@ def _traits(*tensors: Tensor) -> tuple[Any, ...]:
     return tuple((t.shape, t.stride(), t.dtype, t.data_ptr() & 15) for t in tensors)
 
 
+def _attended(query: Tensor, key: Tensor, value: Tensor, low: int, high: int, scale: float) -> tuple[Tensor, Tensor]:
+    """Return the output and the log-sum-exps."""
+    (b, h, q, d), (_, g, k, e) = query.shape, value.shape
+    output = torch.empty(b, h, q, e, device=query.device, dtype=query.dtype)
+    lse = torch.empty(b, h, q, device=query.device, dtype=torch.float32)
+    block = (SMALL if max(d, e) <= 64 else LARGE).forward
+    launch(
+        window_forward, (-(-q // block.rows), b * h, 1),
+        query, key, value, output, lse, *_place(query, key, value, output), h, h // g, q, k, low, high, scale,
+        D=d, E=e, BM=block.rows, BN=block.columns, NATIVE=query.is_cuda, block=block,
+        known=(_traits(query, key, value), trait(low), trait(high)),
+    )  # fmt: skip
+    return output, lse
+
+
 class _Window(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, low: int, high: int, scale: float) -> Tensor:
-        (b, h, q, d), (_, g, k, e) = query.shape, value.shape
-        output = torch.empty(b, h, q, e, device=query.device, dtype=query.dtype)
-        lse = torch.empty(b, h, q, device=query.device, dtype=torch.float32)
-        block = (SMALL if max(d, e) <= 64 else LARGE).forward
-        launch(
-            window_forward, (-(-q // block.rows), b * h, 1),
-            query, key, value, output, lse, *_place(query, key, value, output), h, h // g, q, k, low, high, scale,
-            D=d, E=e, BM=block.rows, BN=block.columns, NATIVE=query.is_cuda, block=block,
-            known=(_traits(query, key, value), trait(low), trait(high)),
-        )  # fmt: skip
+        output, lse = _attended(query, key, value, low, high, scale)
         ctx.save_for_backward(query, key, value, output, lse)
         ctx.settings = (low, high, scale)
         return output
@@ -226,5 +232,7 @@ def window_attention(query: Tensor, key: Tensor, value: Tensor, low: int, high: 
     batch row fit into `REACH` numbers. Reference implementation: `regard.core.backends.reference` with `regard.window`.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
-    # A float, because Triton would specialise the kernel on an integer scale.
-    return _Window.apply(query, key, value, low, high, float(scale))
+    scale = float(scale)  # Triton would specialise the kernel on an integer
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return _Window.apply(query, key, value, low, high, scale)
+    return _attended(query, key, value, low, high, scale)[0]

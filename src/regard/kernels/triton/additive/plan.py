@@ -106,11 +106,12 @@ class Prepared:
         self.kernel, self.grid, self.numbers, self.constants, self.block = kernel, grid, numbers, constants, block
         self.compiled: dict[Any, Any] = {}
 
-    def __call__(self, *tensors: Tensor | tuple[Any, ...] | None) -> None:
+    def __call__(self, *tensors: Tensor | tuple[Any, ...] | None, known: Any = None) -> None:
+        """Launch the kernel; `known` is a cache key for the properties of all tensors, if the caller can provide it."""
         if not isinstance(self.kernel, triton.runtime.JITFunction):  # the interpreter
             self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.block.options)
             return
-        key = torch.cuda.current_device(), *map(trait, tensors)
+        key = torch.cuda.current_device(), *(map(trait, tensors) if known is None else known)
         found = self.compiled.get(key)
         if found is None:
             compiled = launch(self.kernel, self.grid, *tensors, *self.numbers, **self.constants, block=self.block)
