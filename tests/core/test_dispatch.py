@@ -162,16 +162,24 @@ def test_gradients_are_wanted_or_not() -> None:
 
 
 LONG = [torch.randn(1, 4, 1024, 32) for _ in range(3)]
+VERY_LONG = [torch.randn(1, 4, 2048, 32) for _ in range(3)]
+SOME, FEW = ([t[..., :length, :] for t in LONG] for length in (64, 8))
 WEIGHT = torch.randn(32)
 # A call on the CPU, its backend and the code that runs.
 KERNELS = {
     "plain": (LONG, {}, "sdpa", "flash"),
+    "short": (SOME, {}, "sdpa", "compiled loops"),
+    "short, by name": (SOME, {"backend": "sdpa"}, "sdpa", "flash"),
+    "causal": (LONG, {"mask": regard.causal()}, "sdpa", "compiled loops"),
     "padding": (LONG, {"mask": regard.padding(torch.tensor([700]))}, "sdpa", "flash"),
+    "short padding": (SOME, {"mask": regard.padding(torch.tensor([50]))}, "sdpa", "compiled loops"),
     "dropout": ([t[..., :64, :] for t in LONG], {"dropout": 0.1}, "sdpa", "math"),
     "log-sum-exp": (LONG, {"weights": regard.logsumexp()}, "sdpa", "flash"),
-    "some additive": ([t[..., :64, :] for t in LONG], {"score": regard.Additive(WEIGHT)}, "additive", "logistic"),
-    "few additive": ([t[..., :8, :] for t in LONG], {"score": regard.Additive(WEIGHT)}, "reference", "reference"),
-    "sparsemax": (LONG, {"normalize": regard.Sparsemax()}, "blocked", "blocks"),
+    "some additive": (SOME, {"score": regard.Additive(WEIGHT)}, "additive", "exponential (compiled)"),
+    "few additive": (FEW, {"score": regard.Additive(WEIGHT)}, "additive", "tanh (compiled)"),
+    "some sigmoid": (SOME, {"score": regard.Additive(WEIGHT), "normalize": regard.Sigmoid()}, "additive", "logistic"),
+    "few sigmoid": (FEW, {"score": regard.Additive(WEIGHT), "normalize": regard.Sigmoid()}, "reference", "reference"),
+    "sparsemax": (VERY_LONG, {"normalize": regard.Sparsemax()}, "blocked", "blocks"),
     "nothing": ([t[..., :0, :] for t in LONG], {"backend": "sdpa"}, "sdpa", "reference"),
 }
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.core import dispatch, recompute, sharding, torch_names
-from regard.core.backends import blocked, reference, sdpa
+from regard.core.backends import blocked, dot_loops, reference, sdpa
 from regard.core.backends.block_grid import grid, out_of_sight
 from regard.core.biases import Bias
 from regard.core.dispatch import BACKENDS, Backend, stored
@@ -203,7 +203,8 @@ def explain(
         rows, queries = recompute.rows_asked(problem), problem.shape[-2]
         flops += _flops(replace(problem, value=problem.value[..., :0])) * rows // max(1, queries)
         working_bytes = max(working_bytes, recompute.working_bytes(problem))
-    return Plan(chosen.name, refused, flops, working_bytes, chosen.kernel(problem))
+    compiled = backend == "auto" and dot_loops.serves(problem)
+    return Plan(chosen.name, refused, flops, working_bytes, dot_loops.KERNEL if compiled else chosen.kernel(problem))
 
 
 def _attend(
@@ -330,7 +331,9 @@ def _observed(problem: Problem, chosen: Backend) -> Attended:
 
 def _run(problem: Problem, chosen: Backend) -> Attended:
     with _on(problem.device):
-        result = reference.attend(problem) if problem.empty else chosen.attend(problem)
+        result = dot_loops.attend(problem)
+        if result is None:
+            result = reference.attend(problem) if problem.empty else chosen.attend(problem)
     weights = result.weights
     if problem.request is not None and weights is None:
         weights = recompute.weights(problem, result.chosen, result.lse)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from regard.core import summaries
-from regard.core.backends import additive, blocked, flex, reference, sdpa, short
+from regard.core.backends import additive, blocked, dot_loops, flex, reference, sdpa, short
 from regard.core.backends.plain_form import asked, asks, by_one_kernel
 from regard.core.backends.result import Asked, Direct, Result
 from regard.core.problem import Problem
@@ -128,9 +128,9 @@ BACKENDS = {
 class Route:
     """How calls of one signature are computed.
 
-    `backends` are those that support them, in order; all but the last may refuse the data. `direct` runs the kernel of
-    the first one without a `Problem`; it is None if that is not possible, and returns None if it refuses the data.
-    `asked` does the same for the plain form of calls that request weights.
+    `backends` are those that support them, in order; all but the last may refuse the data. `direct` runs the compiled
+    loops of short sequences, or the kernel of the first one, without a `Problem`; it is None if that is not possible,
+    and returns None if it refuses the data. `asked` does the same for the plain form of calls that request weights.
     """
 
     backends: tuple[Backend, ...]
@@ -156,16 +156,15 @@ def store(signature: Hashable, problem: Problem, given: bool) -> Route:
             backends.append(backend)
             if not backend.inspects:
                 break
-    direct = getattr(backends[0].module, "direct", None)
     plain = given and not problem.empty and problem.request is None
+    direct = dot_loops.direct(problem) if plain else None
+    if plain and direct is None and (of_backend := getattr(backends[0].module, "direct", None)) is not None:
+        direct = of_backend(problem)
     if len(_ROUTES) >= _MOST:
         _ROUTES.clear()
     plain_form = given and backends[0].module is reference and problem.request is not None
-    route = Route(
-        tuple(backends),
-        direct(problem) if plain and direct is not None else None,
-        asked(problem) if plain_form else None,
-    )
+    plain_form = plain_form and not dot_loops.serves(problem)
+    route = Route(tuple(backends), direct, asked(problem) if plain_form else None)
     _ROUTES[signature] = route
     return route
 

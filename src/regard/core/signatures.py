@@ -20,7 +20,7 @@ from regard.kernels import cuda_graphs
 
 # torch's own functions, which are faster to call than their wrappers in Python.
 _autocasts, _traces = torch._C._is_any_autocast_enabled, torch._C._is_tracing
-_deterministic = torch._C._get_deterministic_algorithms
+_deterministic, _modes = torch._C._get_deterministic_algorithms, torch._C._len_torch_dispatch_stack
 _UNKNOWN = "unknown"  # marks a record or tensor that has no signature
 
 
@@ -42,6 +42,8 @@ def signature(
     if torch.compiler.is_compiling() or not type(query) is type(key) is type(value) is Tensor:
         return None
     if type(dropout) is not float or _autocasts() or _traces() or peek() is not None or forward_ad._current_level >= 0:
+        return None
+    if _modes():  # a mode may replace tensors by ones without memory
         return None
     records = (
         (score.scale, score.softcap) if type(score) is ScaledDot else _record(score),

@@ -9,7 +9,7 @@ The files:
 - `flex`: FlexAttention on CUDA, and the kernel for plain windows; `ranges`: the kernel for bands, lengths, segments and
   ALiBi;
 - `per_sequence`: padding and documents on the CPU, a kernel call for each sequence;
-- `short`: short sequences on CUDA;
+- `short`: short sequences on CUDA; `dot_loops`: on the CPU, in one call of compiled code before the chosen backend;
 - `additive`: additive scores, on the CPU and on CUDA;
 - `blocked`: any mechanism in blocks; `block_grid`: how the score matrix is cut; `online_normalizers`: normalisers that
   receive a row block by block; `sparse_rows`: sparsemax and entmax on CUDA;

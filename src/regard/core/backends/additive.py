@@ -1,8 +1,8 @@
 """Additive attention without a tanh for each pair and without the hidden layer of all pairs in memory.
 
 On the CPU, `blocked` runs with the score in its exponential form, compiled where there is a C compiler; any normaliser,
-mask and bias is supported. Softmax under lengths or a causal mask is one call of compiled code; calls too small to
-compile for use the logistic form. On CUDA, Triton kernels compute softmax attention: small and middle sizes store their
+mask and bias is supported. Softmax under lengths or a causal mask is one call of compiled code at every size; other
+small calls use the logistic form. On CUDA, Triton kernels compute softmax attention: small and middle sizes store their
 scores, with a tanh for each pair and hidden unit; large ones use the exponential form in float32, a sine series on the
 tensor cores in half precision.
 """
@@ -96,7 +96,7 @@ def not_worth_it(problem: Problem) -> str | None:
         few = asked and reference.working_bytes(problem) <= _PLAIN
         return "small, and weights are requested: the plain form computes them with the output" if few else None
     least = _SOME if problem.dtype == torch.float32 and not torch.compiler.is_compiling() else _MANY
-    if _features(problem) >= least:
+    if _features(problem) >= least or (problem.request is None and _native_serves(problem)):
         return None
     return "small: the plain form is the fastest"
 
@@ -125,6 +125,8 @@ def kernel(problem: Problem) -> str:
     """Return the name of the form that runs on the CPU, or of the Triton kernel on CUDA."""
     if problem.device.type == "cuda":
         return "triton decode" if _is_step(problem) else "triton additive"
+    if problem.request is None and _native_serves(problem):
+        return native_attention.form(*problem.shape[-2:])
     score = quicker(problem).score
     if isinstance(score, Exponential):  # inputs too large for exponentials are computed with tanh
         built = score.build and exponential.worth_building(problem.dtype, *problem.shape[-2:])
@@ -220,7 +222,9 @@ def _native_serves(problem: Problem) -> bool:
     if query.ndim != 4 or query.dtype != torch.float32 or value.shape[-1] == 0 or math.prod(shape) > _STORED:
         return False
     tanh = problem.score.activation == "tanh" and problem.score.weight.dtype == torch.float32
-    return tanh and not problem.empty and _builds(problem)
+    if not tanh or problem.empty or torch.compiler.is_compiling():
+        return False
+    return pair_loops.available()
 
 
 def _direct_native(problem: Problem) -> Direct | None:

@@ -6,15 +6,18 @@ masked keys and values are never read. Reference implementation: `regard.core.ba
 """
 
 import ctypes
-import math
+import functools
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from regard.kernels.additive.exponential import NEAR, REACH
-from regard.kernels.additive.pair_loops import call_native, lanes, segments
+from regard.kernels.additive.pair_loops import loaded, segments
 from regard.kernels.derivatives import REFERENCE, once_only
+
+_FEW = 5  # pairs for each row from which on exponentials of the rows take less time than a tanh for each pair
+_PARALLEL = 2**16  # pair-features from which on a call uses several threads
 
 
 class Visible(NamedTuple):
@@ -24,15 +27,6 @@ class Visible(NamedTuple):
     high: int | None
 
 
-class _Prepared(NamedTuple):
-    """Exponentials of queries and keys (z, n, f), weights (z, f), padded to whole vectors, and their form."""
-
-    rows: Tensor
-    columns: Tensor
-    weight: Tensor
-    near: bool
-
-
 def attention(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible) -> Tensor | None:
     """Return the output (b, h, q, e); None if a number is too large or not finite.
 
@@ -40,50 +34,57 @@ def attention(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible
     """
     tensors = query, key, value, weight
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        output = cast(Tensor | None, _Attention.apply(*tensors, visible))
-        return None if output is not None and output.numel() == 0 else output
+        output = cast(Tensor, _Attention.apply(*tensors, visible))
+        return None if output.numel() == 0 else output
     found = _forward(*tensors, visible)
     return None if found is None else found[0]
 
 
-def _prepared(query: Tensor, key: Tensor, weight: Tensor) -> _Prepared | None:
-    """Return the exponentials of all rows; None if they would overflow, or a number is not finite."""
-    query, key, weight = query.contiguous(), key.contiguous(), weight.contiguous()
-    largest = [call_native("regard_largest", (t,), t.numel(), result=ctypes.c_float) for t in (query, key, weight)]
-    if not (largest[0] <= REACH and largest[1] <= REACH and largest[2] < math.inf):
-        return None
-    near, size = largest[0] + largest[1] <= NEAR, query.shape[-1]
-    padded, slices = size + -size % lanes(), query.shape[0] * query.shape[1]
-    made = []
-    for t in (query, key):
-        target = t.new_empty(slices, t.shape[2], padded)
-        call_native("regard_exponentials", (t, target), slices * t.shape[2], size, padded, int(near))
-        made.append(target)
-    weights = weight.new_zeros(*query.shape[:2], padded)
-    weights[..., :size] = weight
-    return _Prepared(made[0], made[1], weights, near)
+def form(queries: int, keys: int) -> str:
+    """Return the name of the form that computes so many queries and keys."""
+    return "tanh (compiled)" if queries * keys < _FEW * (queries + keys) else "exponential (compiled)"
 
 
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible
-) -> tuple[Tensor, Tensor, _Prepared] | None:
-    """Return output, the largest score and inverse sum of each row (z, q, 2), and what was prepared."""
-    made = _prepared(query.detach(), key.detach(), weight.detach())
-    if made is None:
-        return None
-    value = value.detach().contiguous()
-    output = value.new_empty(*query.shape[:3], value.shape[-1])
-    totals = value.new_empty(*made.rows.shape[:2], 2)
-    given = made.rows, made.columns, made.weight, value, visible.lengths, output, totals
-    name = "regard_near_attention" if made.near else "regard_far_attention"
-    bad = call_native(name, given, *_sizes(made, value, visible), torch.get_num_threads(), result=ctypes.c_int)
-    return None if bad else (output, totals, made)
+) -> tuple[Tensor, Tensor] | None:
+    """Return the output, and the largest score and inverse sum of each row (z, q, 2)."""
+    given = [t.contiguous() for t in (query, key, weight, value)]
+    output, totals = value.new_empty(*query.shape[:3], value.shape[3]), value.new_empty(*query.shape[:3], 2)
+    numbers = _numbers(query, key, value, weight, visible)
+    bad = _functions()[0](
+        *[t.data_ptr() for t in given], _pointer(visible.lengths), output.data_ptr(), totals.data_ptr(), *numbers,
+        REACH, NEAR, _threads(query, key),
+    )  # fmt: skip
+    return None if bad else (output, totals)
 
 
-def _sizes(made: _Prepared, value: Tensor, visible: Visible) -> tuple[int, ...]:
-    banded = visible.high is not None
-    slices, queries, features = made.rows.shape
-    return slices, queries, made.columns.shape[1], features, value.shape[-1], visible.high or 0, int(banded)
+def _numbers(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible) -> tuple[int, ...]:
+    """Return the sizes of a call, and whether it computes a tanh for each pair."""
+    batch, heads, rows, size = query.shape
+    columns, high = key.shape[2], visible.high
+    plain = form(rows, columns).startswith("tanh")
+    sizes = (batch * heads, rows, columns, size, value.shape[3])
+    return *sizes, high or 0, int(high is not None), weight.numel() // size, int(plain)
+
+
+def _threads(query: Tensor, key: Tensor) -> int:
+    return torch.get_num_threads() if query.numel() * key.shape[2] >= _PARALLEL else 1
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+@functools.cache
+def _functions() -> tuple[Any, Any]:
+    library = loaded()
+    forward, backward = library.regard_additive_attention, library.regard_additive_gradients
+    ends = [ctypes.c_double] * 2 + [ctypes.c_long]
+    forward.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_long] * 9 + ends
+    backward.argtypes = [ctypes.c_void_p] * 12 + [ctypes.c_long] * 10 + ends
+    forward.restype, backward.restype = ctypes.c_int, None
+    return forward, backward
 
 
 class _Attention(torch.autograd.Function):
@@ -92,33 +93,22 @@ class _Attention(torch.autograd.Function):
         found = _forward(query, key, value, weight, visible)
         if found is None:
             return query.new_empty(0)
-        output, totals, made = found
-        ctx.save_for_backward(query, key, value, weight, output, totals)
-        ctx.visible, ctx.near = visible, made.near
-        return output
+        ctx.save_for_backward(query, key, value, weight, *found)
+        ctx.visible = visible
+        return found[0]
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         once_only("backend 'additive'", REFERENCE)
         query, key, value, weight, output, totals = ctx.saved_tensors
-        made = _prepared(query, key, weight)
-        assert made is not None  # the forward pass prepared the same inputs
-        values, change = value.contiguous(), upstream[0].contiguous()
-        slices, queries, keys = *made.rows.shape[:2], made.columns.shape[1]
-        changes, weights = (values.new_empty(slices, queries, keys) for _ in range(2))
-        given = made.rows, made.columns, made.weight, values, ctx.visible.lengths, change, output, totals
-        name = "regard_near_changes" if made.near else "regard_far_changes"
-        call_native(name, (*given, changes, weights), *_sizes(made, values, ctx.visible), torch.get_num_threads())
-        parts = segments(*made.rows.shape)
-        room = [
-            torch.empty_like(made.rows),
-            torch.empty_like(made.rows),
-            made.columns.new_empty(parts, *made.columns.shape),
-        ]
-        grads = [values.new_empty(t.shape) for t in (query, key)]
-        dweight, dvalue = values.new_empty(*query.shape[:2], query.shape[-1]), torch.empty_like(values)
-        given = made.rows, made.columns, made.weight, changes, weights, change, ctx.visible.lengths
-        numbers = *_sizes(made, values, ctx.visible), parts, query.shape[-1], torch.get_num_threads()
-        name = "regard_near_gradients" if made.near else "regard_far_gradients"
-        call_native(name, (*given, *room, *grads, dweight, dvalue), *numbers)
-        return grads[0], grads[1], dvalue, dweight.sum_to_size(weight.shape), None
+        given = [t.contiguous() for t in (query, key, weight, value)]
+        change, lengths = upstream[0].contiguous(), _pointer(ctx.visible.lengths)
+        dquery, dkey, dvalue = (value.new_empty(t.shape) for t in (query, key, value))
+        dweight = value.new_empty(*query.shape[:2], query.shape[3])
+        parts = segments(query.shape[0] * query.shape[1], *query.shape[2:])
+        _functions()[1](
+            *[t.data_ptr() for t in given], lengths, change.data_ptr(), output.data_ptr(), totals.data_ptr(),
+            dquery.data_ptr(), dkey.data_ptr(), dweight.data_ptr(), dvalue.data_ptr(),
+            *_numbers(query, key, value, weight, ctx.visible), parts, REACH, NEAR, _threads(query, key),
+        )  # fmt: skip
+        return dquery, dkey, dvalue, dweight.sum_to_size(weight.shape), None

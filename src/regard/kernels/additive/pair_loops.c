@@ -2,80 +2,12 @@
  *
  * far   A = e^{2q}, B = e^{2k}:          tanh(q + k) = 1 - 2 r with r = 1 / (1 + A B), derivative 4 r (1 - r)
  * near  A = e^{2q} - 1, B = e^{2k} - 1:  tanh(q + k) = p / (p + 2) with p = A + B (1 + A), derivative 1 - tanh^2
+ * plain A = q, B = k:                    tanh by a rational function, for so few pairs that exponentials do not pay
  *
  * Features come padded with zeros to a multiple of LANES. A call is one parallel region: its threads take blocks of
  * rows from a common counter, so that a thread which has to wait for a core holds up no more than one block. Each row is
  * computed by one thread in a fixed order: the result does not depend on the number of threads.
  */
-
-#include <math.h>
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#define LANES 16
-typedef __m512 vec;
-#define LOAD(p) _mm512_loadu_ps(p)
-#define STORE(p, x) _mm512_storeu_ps(p, x)
-#define ALL(x) _mm512_set1_ps(x)
-#define ADD(a, b) _mm512_add_ps(a, b)
-#define MUL(a, b) _mm512_mul_ps(a, b)
-#define MIN(a, b) _mm512_min_ps(a, b)
-#define FMA(a, b, c) _mm512_fmadd_ps(a, b, c)  /* a b + c */
-#define FNMA(a, b, c) _mm512_fnmadd_ps(a, b, c) /* c - a b */
-#define GUESS(x) _mm512_rcp14_ps(x)
-#define MAX(a, b) _mm512_max_ps(a, b)
-#define ROUND(x) _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-#define SCALE(x, n) _mm512_scalef_ps(x, n) /* x 2^n */
-static inline float sum(vec x) { return _mm512_reduce_add_ps(x); }
-#elif defined(__AVX2__) && defined(__FMA__)
-#include <immintrin.h>
-#define LANES 8
-typedef __m256 vec;
-#define LOAD(p) _mm256_loadu_ps(p)
-#define STORE(p, x) _mm256_storeu_ps(p, x)
-#define ALL(x) _mm256_set1_ps(x)
-#define ADD(a, b) _mm256_add_ps(a, b)
-#define MUL(a, b) _mm256_mul_ps(a, b)
-#define MIN(a, b) _mm256_min_ps(a, b)
-#define FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
-#define FNMA(a, b, c) _mm256_fnmadd_ps(a, b, c)
-static inline vec inverse_guess(vec x) { /* accurate to 12 bits; the Newton step below gives 23 */
-    vec r = _mm256_rcp_ps(x);
-    return _mm256_mul_ps(r, _mm256_fnmadd_ps(x, r, _mm256_set1_ps(2.0f)));
-}
-#define GUESS(x) inverse_guess(x)
-#define MAX(a, b) _mm256_max_ps(a, b)
-#define ROUND(x) _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-#define SCALE(x, n) \
-    MUL(x, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23)))
-static inline float sum(vec x) {
-    float part[8], total = 0.0f;
-    _mm256_storeu_ps(part, x);
-    for (int n = 0; n < 8; n++) total += part[n];
-    return total;
-}
-#else
-#define LANES 1
-typedef float vec;
-#define LOAD(p) (*(p))
-#define STORE(p, x) (*(p) = (x))
-#define ALL(x) (x)
-#define ADD(a, b) ((a) + (b))
-#define MUL(a, b) ((a) * (b))
-#define MIN(a, b) ((b) < (a) ? (b) : (a))
-#define FMA(a, b, c) ((a) * (b) + (c))
-#define FNMA(a, b, c) ((c) - (a) * (b))
-#define GUESS(x) (1.0f / (x))
-#define MAX(a, b) ((b) > (a) ? (b) : (a))
-#define ROUND(x) rintf(x)
-#define SCALE(x, n) ldexpf(x, (int)(n))
-static inline float sum(vec x) { return x; }
-#endif
 
 #define COLUMNS 4 /* columns computed together, so that a row is loaded once for all of them */
 #define TOGETHER 4 /* number of feature vectors summed at once */
@@ -83,31 +15,14 @@ static inline float sum(vec x) { return x; }
 
 int regard_lanes(void) { return LANES; }
 
-/* 1 / x for 1 <= x: an estimate and one Newton step. */
-static inline vec inverse(vec x) {
-    vec r = GUESS(x);
-    return MUL(r, FNMA(x, r, ALL(2.0f)));
-}
-
-/* e^x for |x| < 87, by the polynomial of the Cephes library; smaller x give about 1e-38. */
-static inline vec exponential(vec x) {
-    x = MIN(MAX(x, ALL(-87.0f)), ALL(87.0f));
-    vec n = ROUND(MUL(x, ALL(1.44269504f))), r = FNMA(n, ALL(0.693359375f), x), p = ALL(1.9875691500e-4f);
-    r = FNMA(n, ALL(-2.12194440e-4f), r);
-    p = FMA(p, r, ALL(1.3981999507e-3f));
-    p = FMA(p, r, ALL(8.3334519073e-3f));
-    p = FMA(p, r, ALL(4.1665795894e-2f));
-    p = FMA(p, r, ALL(1.6666665459e-1f));
-    p = FMA(p, r, ALL(5.0000001201e-1f));
-    return SCALE(ADD(FMA(MUL(p, r), r, r), ALL(1.0f)), n);
-}
-
 static inline vec far_r(vec a, vec b) { return inverse(MIN(FMA(a, b, ALL(1.0f)), ALL(HUGE_ONE))); }
 
 static inline vec near_tanh(vec a, vec b) {
     vec p = FMA(b, ADD(a, ALL(1.0f)), a);
     return MUL(p, inverse(ADD(p, ALL(2.0f))));
 }
+
+static inline vec plain_tanh(vec a, vec b) { return tangent(ADD(a, b)); }
 
 typedef struct {
     const float *rows, *columns, *third; /* third: weights (z, f) of scores, or gradients (z, q, k) of sums */
@@ -121,7 +36,7 @@ typedef struct {
     const float *values, *change, *result;
     const long *lengths;
     float *totals; /* in the sums of a backward pass: the gradients of the values */
-    long size, high, banded, sum_units;
+    long size, high, banded, sum_units, weight_rows; /* slice z has row z % weight_rows of the weights */
     int *bad; /* set where a result is not finite */
 } job;
 
@@ -157,14 +72,14 @@ static inline long visible(const job *j, long z, long i) {
     static void NAME(const void *given, long z, long i) {                                           \
         const job *j = given;                                                                       \
         long f = j->features, k = j->n_columns, row = z * j->n_rows + i;                            \
-        NAME##_into(j->rows + row * f, j->columns + z * k * f, j->third + z * f, f, k, j->first + row * k); \
+        NAME##_into(j->rows + row * f, j->columns + z * k * f, j->third + z % j->weight_rows * f, f, k, j->first + row * k); \
     }                                                                                               \
     static void NAME##_attended(const void *given, long z, long i) {                                \
         const job *j = given;                                                                       \
         long f = j->features, k = j->n_columns, row = z * j->n_rows + i, count = visible(j, z, i);  \
         float *scores = malloc((size_t)(count + LANES) * sizeof(float));                            \
         if (!scores) abort();                                                                       \
-        NAME##_into(j->rows + row * f, j->columns + z * k * f, j->third + z * f, f, count, scores); \
+        NAME##_into(j->rows + row * f, j->columns + z * k * f, j->third + z % j->weight_rows * f, f, count, scores); \
         weigh(j, z, row, count, scores);                                                            \
         free(scores);                                                                               \
     }                                                                                               \
@@ -172,7 +87,7 @@ static inline long visible(const job *j, long z, long i) {
         const job *j = given;                                                                       \
         long f = j->features, k = j->n_columns, row = z * j->n_rows + i, count = visible(j, z, i);  \
         float *weights = j->second + row * k, *changes = j->first + row * k;                        \
-        NAME##_into(j->rows + row * f, j->columns + z * k * f, j->third + z * f, f, count, weights); \
+        NAME##_into(j->rows + row * f, j->columns + z * k * f, j->third + z % j->weight_rows * f, f, count, weights); \
         change(j, z, row, count, weights, changes);                                                 \
     }
 
@@ -244,6 +159,7 @@ static void change(const job *j, long z, long row, long count, float *weights, f
 #define NEAR_SCORE(whole, total) (total)
 SCORES(far_score_row, far_r, FAR_SCORE)
 SCORES(near_score_row, near_tanh, NEAR_SCORE)
+SCORES(plain_score_row, plain_tanh, NEAR_SCORE)
 
 /* For a block of features and a segment of rows of a slice: first = sum over columns of ds tanh' and second = sum over
  * columns of ds tanh, for each row; fourth (segment, z, k, f) = sum over rows of ds tanh', for each column. The inverse
@@ -308,12 +224,20 @@ SCORES(near_score_row, near_tanh, NEAR_SCORE)
         slope = ADD(slope, change);                                                                 \
         STORE(column, ADD(LOAD(column), change));                                                   \
     }
+#define PLAIN_TERMS(a, b, ds, slope, plain, column)                                                  \
+    {                                                                                               \
+        vec hidden = plain_tanh(a, b), weighted = MUL(ds, hidden), change = FNMA(weighted, hidden, ds); \
+        plain = ADD(plain, weighted);                                                               \
+        slope = ADD(slope, change);                                                                 \
+        STORE(column, ADD(LOAD(column), change));                                                   \
+    }
 #define FAR_SLOPE(sum) MUL(ALL(4.0f), sum)
 #define FAR_PLAIN(whole, sum) FNMA(ALL(2.0f), sum, ALL(whole))
 #define NEAR_SLOPE(sum) (sum)
 #define NEAR_PLAIN(whole, sum) (sum)
 SUMS(far_sum_block, FAR_TERMS, FAR_SLOPE, FAR_PLAIN)
 SUMS(near_sum_block, NEAR_TERMS, NEAR_SLOPE, NEAR_PLAIN)
+SUMS(plain_sum_block, PLAIN_TERMS, NEAR_SLOPE, NEAR_PLAIN)
 
 /* Gradients of WIDTH columns of the values of a slice: sum over rows of weight times gradient of the output. */
 static void value_block(const job *j, long z, long unit) {
@@ -350,6 +274,12 @@ static void near_gradients(const void *given, long z, long unit) {
     else value_block(j, z, unit - j->sum_units);
 }
 
+static void plain_gradients(const void *given, long z, long unit) {
+    const job *j = given;
+    if (unit < j->sum_units) plain_sum_block(given, z, unit);
+    else value_block(j, z, unit - j->sum_units);
+}
+
 #ifndef _OPENMP
 static void *take_blocks(void *given) {
     job *j = given;
@@ -371,6 +301,10 @@ static void run(job *j, long threads) {
     j->block = (1 << 19) / pairs > 1 ? (1 << 19) / pairs : 1;
     if (j->block > most) j->block = most;
     if (threads > (count + j->block - 1) / j->block) threads = (count + j->block - 1) / j->block;
+    if (threads == 1) {
+        for (long at = 0; at < count; at++) j->work(j, at / j->units, at % j->units);
+        return;
+    }
 #ifdef _OPENMP /* torch's own threads: they spin after its loops, so further threads would compete with them for cores */
 #pragma omp parallel for schedule(dynamic, j->block) num_threads(threads)
     for (long at = 0; at < count; at++) j->work(j, at / j->units, at % j->units);
@@ -390,7 +324,7 @@ static void run(job *j, long threads) {
     void NAME(const float *rows, const float *columns, const float *weight, float *scores, long slices, long n_rows, \
               long n_columns, long features, long threads) {                                         \
         job j = {rows, columns, weight, scores, 0, 0, slices, n_rows, n_columns, features, 1,        \
-                 1, n_rows, n_columns * features, ROW, 0};                                           \
+                 1, n_rows, n_columns * features, ROW, 0, .weight_rows = slices};                    \
         run(&j, threads);                                                                            \
     }
 #define SUMS_CALL(NAME, BLOCK)                                                                       \
@@ -458,39 +392,41 @@ void regard_exponentials(const float *given, float *target, long rows, long feat
 }
 
 #define ATTEND_CALL(NAME, ROW)                                                                       \
-    int regard_##NAME##_attention(const float *rows, const float *columns, const float *weight, const float *values, \
+    static int NAME##_attention(const float *rows, const float *columns, const float *weight, const float *values, \
                                   const long *lengths, float *output, float *totals, long slices, long n_rows, \
-                                  long n_columns, long features, long size, long high, long banded, long threads) { \
+                                  long n_columns, long features, long size, long high, long banded, long weight_rows, long threads) { \
         int bad = 0;                                                                                 \
         job j = {.rows = rows, .columns = columns, .third = weight, .first = output, .slices = slices, \
                  .n_rows = n_rows, .n_columns = n_columns, .features = features, .segments = 1, .units = n_rows, \
                  .unit_pairs = n_columns * (features + size / 4), .work = ROW##_attended, .values = values, \
-                 .lengths = lengths, .totals = totals, .size = size, .high = high, .banded = banded, .bad = &bad}; \
+                 .lengths = lengths, .totals = totals, .size = size, .high = high, .banded = banded, .bad = &bad, \
+                 .weight_rows = weight_rows};                                                        \
         run(&j, threads);                                                                            \
         return bad;                                                                                  \
     }                                                                                                \
-    void regard_##NAME##_changes(const float *rows, const float *columns, const float *weight, const float *values, \
+    static void NAME##_changes(const float *rows, const float *columns, const float *weight, const float *values, \
                                  const long *lengths, const float *change, const float *result, float *totals, \
                                  float *changes, float *weights, long slices, long n_rows, long n_columns, \
-                                 long features, long size, long high, long banded, long threads) {   \
+                                 long features, long size, long high, long banded, long weight_rows, long threads) { \
         job j = {.rows = rows, .columns = columns, .third = weight, .first = changes, .second = weights, \
                  .slices = slices, .n_rows = n_rows, .n_columns = n_columns, .features = features, .segments = 1, \
                  .units = n_rows, .unit_pairs = n_columns * (features + size / 4), .work = ROW##_changed, \
                  .values = values, .change = change, .result = result, .lengths = lengths, .totals = totals, \
-                 .size = size, .high = high, .banded = banded};                                      \
+                 .size = size, .high = high, .banded = banded, .weight_rows = weight_rows};          \
         run(&j, threads);                                                                            \
     }
 ATTEND_CALL(far, far_score_row)
 ATTEND_CALL(near, near_score_row)
+ATTEND_CALL(plain, plain_score_row)
 
 /* Gradients of rows (z, q, size_f), columns (z, k, size_f), weights (z, size_f) and values (z, k, e), from the gradients
  * of the scores and the weights of all pairs. `slope`, `plain` (z, q, f) and `parts` (segments, z, k, f) are room. */
 #define GRADIENTS_CALL(NAME)                                                                         \
-    void regard_##NAME##_gradients(                                                                  \
+    static void NAME##_backward(                                                                  \
         const float *rows, const float *columns, const float *weight, const float *changes, const float *weights, \
         const float *change, const long *lengths, float *slope, float *plain, float *parts, float *drows, \
         float *dcolumns, float *dweight, float *dvalues, long slices, long n_rows, long n_columns, long features, \
-        long size, long high, long banded, long segments, long size_f, long threads) {               \
+        long size, long high, long banded, long weight_rows, long segments, long size_f, long threads) {               \
         long units = (features + WIDTH - 1) / WIDTH * segments;                                      \
         job j = {.rows = rows, .columns = columns, .third = changes, .first = slope, .second = plain, .fourth = parts, \
                  .slices = slices, .n_rows = n_rows, .n_columns = n_columns, .features = features,   \
@@ -500,7 +436,7 @@ ATTEND_CALL(near, near_score_row)
                  .high = high, .banded = banded, .sum_units = units};                                \
         run(&j, threads);                                                                            \
         for (long z = 0; z < slices; z++) {                                                          \
-            const float *w = weight + z * features;                                                  \
+            const float *w = weight + z % weight_rows * features;                                                  \
             float *dw = dweight + z * size_f;                                                        \
             for (long x = 0; x < size_f; x++) dw[x] = 0.0f;                                          \
             for (long i = z * n_rows; i < (z + 1) * n_rows; i++)                                     \
@@ -519,3 +455,86 @@ ATTEND_CALL(near, near_score_row)
     }
 GRADIENTS_CALL(far)
 GRADIENTS_CALL(near)
+GRADIENTS_CALL(plain)
+
+/* Rows and weights in the form of a call, padded with zeros; `memory` is freed by the caller. */
+typedef struct {
+    const float *rows, *columns, *weight;
+    float *memory;
+    int near;
+} prepared;
+
+static const float *padded_rows(const float *given, long rows, long size, long padded, float *room) {
+    if (size == padded) return given;
+    for (long i = 0; i < rows; i++) {
+        memcpy(room + i * padded, given + i * size, (size_t)size * sizeof(float));
+        for (long x = size; x < padded; x++) room[i * padded + x] = 0.0f;
+    }
+    return room;
+}
+
+/* Returns whether all numbers are finite, and with exponentials at most `reach`. */
+static int prepare(const float *query, const float *key, const float *weight, long n_query, long n_key, long weight_rows,
+                   long size, long padded, long plain, double reach, double near, prepared *made) {
+    float of_query = regard_largest(query, n_query * size), of_key = regard_largest(key, n_key * size);
+    made->memory = 0;
+    if (!(regard_largest(weight, weight_rows * size) < INFINITY)) return 0;
+    if (plain ? !(of_query < INFINITY && of_key < INFINITY) : !(of_query <= reach && of_key <= reach)) return 0;
+    made->near = of_query + of_key <= near;
+    made->memory = malloc((size_t)((n_query + n_key + weight_rows) * padded) * sizeof(float));
+    if (!made->memory) abort();
+    float *rows = made->memory, *columns = rows + n_query * padded;
+    made->weight = padded_rows(weight, weight_rows, size, padded, columns + n_key * padded);
+    if (plain) {
+        made->rows = padded_rows(query, n_query, size, padded, rows);
+        made->columns = padded_rows(key, n_key, size, padded, columns);
+        return 1;
+    }
+    regard_exponentials(query, rows, n_query, size, padded, made->near);
+    regard_exponentials(key, columns, n_key, size, padded, made->near);
+    made->rows = rows;
+    made->columns = columns;
+    return 1;
+}
+
+/* Output (z, q, e) and totals (z, q, 2) of query (z, q, size), key (z, k, size), value (z, k, e) and weight
+ * (weight_rows, size); 1 if a number is too large or not finite. */
+int regard_additive_attention(const float *query, const float *key, const float *weight, const float *value,
+                              const long *lengths, float *output, float *totals, long slices, long n_rows, long n_columns,
+                              long size, long value_size, long high, long banded, long weight_rows, long plain,
+                              double reach, double near, long threads) {
+    prepared made;
+    long padded = (size + LANES - 1) / LANES * LANES;
+    if (!prepare(query, key, weight, slices * n_rows, slices * n_columns, weight_rows, size, padded, plain, reach, near,
+                 &made))
+        return 1;
+    int bad = (plain ? plain_attention : made.near ? near_attention : far_attention)(
+        made.rows, made.columns, made.weight, value, lengths, output, totals, slices, n_rows, n_columns, padded,
+        value_size, high, banded, weight_rows, threads);
+    free(made.memory);
+    return bad;
+}
+
+/* Gradients of the same call; `dweight` is (z, size). */
+void regard_additive_gradients(const float *query, const float *key, const float *weight, const float *value,
+                               const long *lengths, const float *change, const float *output, float *totals,
+                               float *dquery, float *dkey, float *dweight, float *dvalue, long slices, long n_rows,
+                               long n_columns, long size, long value_size, long high, long banded, long weight_rows,
+                               long plain, long segments, double reach, double near, long threads) {
+    prepared made;
+    long padded = (size + LANES - 1) / LANES * LANES, pairs = slices * n_rows * n_columns, rows = slices * n_rows * padded;
+    if (!prepare(query, key, weight, slices * n_rows, slices * n_columns, weight_rows, size, padded, plain, reach, near,
+                 &made))
+        return; /* the forward pass has refused such numbers */
+    float *room = malloc((size_t)(2 * pairs + 2 * rows + segments * slices * n_columns * padded) * sizeof(float));
+    if (!room) abort();
+    float *changes = room, *weights = changes + pairs, *slope = weights + pairs, *sums = slope + rows;
+    (plain ? plain_changes : made.near ? near_changes : far_changes)(
+        made.rows, made.columns, made.weight, value, lengths, change, output, totals, changes, weights, slices, n_rows,
+        n_columns, padded, value_size, high, banded, weight_rows, threads);
+    (plain ? plain_backward : made.near ? near_backward : far_backward)(
+        made.rows, made.columns, made.weight, changes, weights, change, lengths, slope, sums, sums + rows, dquery, dkey,
+        dweight, dvalue, slices, n_rows, n_columns, padded, value_size, high, banded, weight_rows, segments, size, threads);
+    free(room);
+    free(made.memory);
+}

@@ -61,12 +61,17 @@ def segments(slices: int, rows: int, features: int) -> int:
     return max(1, min(rows // _ROWS, _UNITS // max(1, slices * -(-features // 64))))
 
 
+def loaded() -> ctypes.CDLL:
+    """Return the library; `available` must be true."""
+    found = library(__package__ or "", _FILE)
+    assert found is not None  # checked by available()
+    return found
+
+
 @functools.cache
 def lanes() -> int:
     """Return the number of float32 in a SIMD vector of the library."""
-    loaded = library(__package__ or "", _FILE)
-    assert loaded is not None  # checked by available()
-    return int(loaded.regard_lanes())
+    return int(loaded().regard_lanes())
 
 
 def _padded(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -77,22 +82,14 @@ def _padded(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def _call(name: str, rows: Tensor, columns: Tensor, others: tuple[Tensor, ...], *numbers: int) -> None:
     slices, n_rows, features = rows.shape
+    tensors = (rows, columns, *others)
+    assert all(tensor.is_contiguous() and tensor.dtype == torch.float32 for tensor in tensors)
     sizes = (slices, n_rows, columns.shape[-2], features, *numbers, torch.get_num_threads())
-    call_native(name, (rows, columns, *others), *sizes)
-
-
-def call_native(name: str, tensors: tuple[Tensor | None, ...], *numbers: int, result: Any = None) -> Any:
-    """Call a function of the library with contiguous tensors (float32, or int64 lengths; None is a null pointer)."""
-    function = _function(name, len(tensors), len(numbers), result)
-    for tensor in tensors:
-        assert tensor is None or (tensor.is_contiguous() and tensor.dtype in (torch.float32, torch.int64))
-    return function(*[None if tensor is None else tensor.data_ptr() for tensor in tensors], *numbers)
+    _function(name, len(tensors), len(sizes))(*[tensor.data_ptr() for tensor in tensors], *sizes)
 
 
 @functools.cache
-def _function(name: str, tensors: int, numbers: int, result: Any) -> Any:
-    loaded = library(__package__ or "", _FILE)
-    assert loaded is not None  # checked by available()
-    function = getattr(loaded, name)
-    function.argtypes, function.restype = [ctypes.c_void_p] * tensors + [ctypes.c_long] * numbers, result
+def _function(name: str, tensors: int, numbers: int) -> Any:
+    function = getattr(loaded(), name)
+    function.argtypes, function.restype = [ctypes.c_void_p] * tensors + [ctypes.c_long] * numbers, None
     return function

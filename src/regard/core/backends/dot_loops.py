@@ -1,0 +1,238 @@
+"""Short sequences on the CPU: attention with dot products in one call of compiled code.
+
+`auto` tries it before the chosen backend, which computes the calls that it refuses: those with a number that is not
+finite. Softmax, sigmoid, sparsemax and entmax with α = 1.5, lengths, bands, segments, mask tensors, a softcap and
+biases are evaluated in the loops. Where weights are requested, all of them are stored, and the request is computed from
+them.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.core.backends.result import Direct, Result
+from regard.core.biases import Alibi, Bias, DenseBias, Relative
+from regard.core.mask_cache import stored
+from regard.core.masks import And, Band, Dense, Mask, Padding, Segments
+from regard.core.nonfinite import harmless
+from regard.core.normalizers import Entmax, Sigmoid, Softmax, Sparsemax
+from regard.core.problem import Problem
+from regard.core.requests import LogSumExp
+from regard.core.scores import Bilinear, Cosine, Dot, ScaledDot, Score
+from regard.core.spans import all_of
+from regard.core.transforms import transformed
+from regard.kernels import dot_attention
+from regard.kernels.dot_attention import NO_LIMITS, Limits
+
+KERNEL = "compiled loops"
+# Numbers of keys up to which the loops are as fast as torch's kernels or operations: for softmax without a bias, in
+# general, and for causal masks, whose masked blocks they skip, or few queries.
+_FULL, _LONGEST, _CAUSAL = 512, 1024, 2048
+_FEW = 64  # number of queries that are few
+# The same in bfloat16, with gradients or a band, and otherwise, where torch's products of bfloat16 are faster.
+_HALF_LONGEST, _HALF_FULL = 512, 192
+_DOCUMENTS = 128  # number of keys up to which masked pairs of other segments cost less than a call for each segment
+_WIDEST = 256  # the largest size of a vector
+_TINY = 2**18  # number of products up to which the host takes longer than the gradients of a call
+_SEEN = 16  # number of keys from which on torch's kernels need no inspection of the values
+_STORED = 2**23  # number of pairs up to which weights are stored for a request
+_KINDS = (Band, Padding, Segments, Dense)
+
+
+def serves(problem: Problem) -> bool:
+    """Return whether the compiled loops compute calls with the signature of this problem, and are the fastest."""
+    tensors, query = (problem.query, problem.key, problem.value), problem.query
+    if problem.device.type != "cpu" or problem.named or problem.gathered or problem.empty:
+        return False
+    if problem.bad_keys is not None or not _eager(tensors):
+        return False
+    if isinstance(problem.request, LogSumExp) or (problem.request and math.prod(problem.shape) > _STORED):
+        return False
+    if query.dtype not in (torch.float32, torch.bfloat16) or any(t.dtype != query.dtype for t in tensors):
+        return False
+    if any(t.ndim != 4 or t.stride(-1) != 1 for t in tensors) or not 0 < problem.value.shape[-1] <= _WIDEST:
+        return False
+    if _normalizer(problem) is None or problem.dropout > 0.0 or query.shape[-1] > _WIDEST:
+        return False
+    if type(problem.score) not in (Dot, ScaledDot, Cosine, Bilinear) or not _short(problem):
+        return False
+    return _mask_fits(problem) and _bias_fits(problem) and dot_attention.available()
+
+
+def _eager(tensors: tuple[Tensor, ...]) -> bool:
+    """Return whether the tensors have memory, outside of compilers, torch.func, tracing and modes."""
+    if torch.compiler.is_compiling() or transformed():
+        return False
+    if torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
+        return False
+    return all(type(t) in (Tensor, torch.nn.Parameter) and t.layout is torch.strided for t in tensors)
+
+
+def _normalizer(problem: Problem) -> str | None:
+    """Return the name of the normaliser in the loops; None if they do not have it."""
+    normalize = problem.normalize
+    if isinstance(normalize, Entmax):
+        return {1.0: "softmax", 1.5: "entmax", 2.0: "sparsemax"}.get(normalize.alpha)
+    return normalize.name if type(normalize) in (Softmax, Sigmoid, Sparsemax) else None
+
+
+def attend(problem: Problem) -> Result | None:
+    """Compute the call as its stored route would; None if the loops do not serve it or refuse its numbers."""
+    run = _prepared(problem)
+    if run is None:
+        return None
+    request, weighted = problem.request, problem.request is not None
+    made = run(problem.query, problem.key, problem.value, problem.score, problem.mask, problem.bias, weighted)
+    if made is None or request is None:
+        return None if made is None else Result(made)
+    return Result(made[0], request.of(made[1]))
+
+
+def _short(problem: Problem) -> bool:
+    """Return whether the loops are likely to be the fastest for these sizes."""
+    keys, score = problem.shape[-1], problem.score
+    if problem.differentiated and not problem.masked and problem.request is None and problem.normalize.is_softmax:
+        # torch's own gradients of the smallest calls take less time on the host.
+        dot = isinstance(score, Dot) or (isinstance(score, ScaledDot) and score.softcap is None)
+        equal = problem.key.shape[-1] == problem.value.shape[-1] and problem.query.dtype == torch.float32
+        if dot and equal and keys >= _SEEN and math.prod(problem.shape) * problem.key.shape[-1] < _TINY:
+            return False
+    simple = problem.normalize.is_softmax and problem.bias is None and problem.request is None
+    kinds = [type(part) for part in _parts(problem.mask)]
+    if simple and Segments in kinds and keys > _DOCUMENTS:
+        return False
+    if problem.query.dtype != torch.float32 and problem.shape[-2] > _FEW:
+        return keys <= (_HALF_LONGEST if problem.differentiated or Band in kinds else _HALF_FULL)
+    causal = any(type(part) is Band and part.low is None for part in _parts(problem.mask))
+    if problem.shape[-2] <= _FEW or causal:
+        return keys <= _CAUSAL
+    return keys <= (_FULL if simple and Band not in kinds else _LONGEST)
+
+
+def _mask_fits(problem: Problem) -> bool:
+    """Return whether the mask is an intersection of a band, one length for each sequence, ids, and a tensor."""
+    parts, batch = _parts(problem.mask), problem.shape[0]
+    kinds = [type(part) for part in parts]
+    if any(kind not in _KINDS for kind in kinds) or len(set(kinds)) < len(kinds):
+        return False
+    for part in parts:
+        if isinstance(part, Padding) and part.lengths.shape not in ((batch,), (batch, 1)):
+            return False
+        if isinstance(part, Segments) and any(
+            ids.shape[:-1].numel() not in (1, batch) or (ids.ndim == 3 and ids.shape[1] > 1)
+            for ids in (part.query_ids, part.key_ids)
+        ):
+            return False
+    return True
+
+
+def _bias_fits(problem: Problem) -> bool:
+    bias = problem.bias
+    if bias is None:
+        return True
+    if type(bias) not in (DenseBias, Alibi, Relative):
+        return False
+    if isinstance(bias, Alibi) and (problem.bias_learned or bias.slopes.shape != problem.query.shape[1:2]):
+        return False
+    return all(t.dtype != torch.float64 for t in bias.tensors())
+
+
+def _parts(mask: Any) -> tuple[Any, ...]:
+    if mask is None:
+        return ()
+    return (*_parts(mask.left), *_parts(mask.right)) if type(mask) is And else (mask,)
+
+
+def direct(problem: Problem) -> Direct | None:
+    """Return a function that computes all calls with the signature of this one; None if the loops do not serve them.
+
+    The tensors are those of the caller, and there is no request.
+    """
+    return _prepared(problem)
+
+
+def _prepared(problem: Problem) -> Callable[..., Any] | None:
+    """Return `direct`; the function takes a further argument, whether to return the weights beside the output."""
+    if not serves(problem):
+        return None
+    score, learning, bias = problem.score, problem.differentiated, problem.bias
+    product = None if isinstance(score, ScaledDot) else score.as_product(problem.query.detach(), problem.key.detach())
+    query, key = (problem.query, problem.key) if product is None else (product.query, product.key)
+    if query.stride(-1) != 1 or key.stride(-1) != 1:
+        return None
+    band = next(((part.low, part.high) for part in _parts(problem.mask) if type(part) is Band), (None, None))
+    form = dot_attention.form(
+        query,
+        key,
+        problem.value,
+        scale=score.factor(query.shape[-1]) if isinstance(score, ScaledDot) else product.scale if product else 1.0,
+        softcap=(score.softcap or 0.0) if isinstance(score, ScaledDot) else 0.0,
+        shift=problem.normalize.bias if isinstance(problem.normalize, Sigmoid) else 0.0,
+        normalizer=_normalizer(problem) or "softmax",
+        band=band,
+        offset=bias.offset if isinstance(bias, Alibi) else 0,
+    )
+    free = bias is None and all(type(part) is Band for part in _parts(problem.mask))
+    limits, masked, strides = functools.partial(_limits, problem.shape), problem.masked, (query.stride(), key.stride())
+    attention, with_weights = dot_attention.attention, dot_attention.with_weights
+    if product is None:
+
+        def attended(
+            query: Tensor, key: Tensor, value: Tensor, _: object, mask: Any, bias: Any, weighted: bool = False
+        ) -> Any:
+            run = with_weights if weighted else attention
+            return run(query, key, value, form, NO_LIMITS if free else limits(mask, bias), learning)
+
+        return attended
+
+    def by_product(
+        query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, bias: Any, weighted: bool = False
+    ) -> Any:
+        # The backward pass of the product reads masked keys too.
+        if learning and masked and not harmless(query, key, value, True):
+            return None
+        made = score.as_product(query, key)
+        assert made is not None  # checked by serves()
+        if (made.query.stride(), made.key.stride()) != strides:
+            return None
+        run = with_weights if weighted else attention
+        return run(made.query, made.key, value, form, NO_LIMITS if free else limits(mask, bias), learning)
+
+    return by_product
+
+
+def _limits(shape: tuple[int, ...], mask: Mask | Tensor | None, bias: Bias | Tensor | None) -> Limits:
+    """Return the tensors of mask and bias as the loops take them; a band is a part of the form."""
+    lengths = query_ids = key_ids = numbers = slopes = allowed = None
+    for part in _parts(mask):
+        if type(part) is Padding:
+            lengths = _integers(part.lengths)
+        elif type(part) is Segments:
+            query_ids = _integers(part.query_ids).view(-1, shape[-2])
+            key_ids = query_ids
+            if part.key_ids is not part.query_ids:
+                key_ids = _integers(part.key_ids).view(-1, shape[-1])
+        elif type(part) is not Band:
+            allowed = _four_axes(part if isinstance(part, Tensor) else part.tensor)
+    if isinstance(bias, Alibi):
+        slopes = bias.slopes if bias.slopes.is_contiguous() else bias.slopes.contiguous()
+        slopes = slopes.float()
+    elif isinstance(bias, Relative):
+        spans = all_of(shape[-2]), all_of(shape[-1])
+        numbers = stored(bias, bias.table.device, ("numbers", *spans), lambda: bias.values(*spans, torch.float32))
+        numbers = _four_axes(numbers)
+    elif bias is not None:
+        numbers = _four_axes((bias if isinstance(bias, Tensor) else bias.tensor).float())  # pyrefly: ignore
+    return Limits(lengths, query_ids, key_ids, numbers, slopes, allowed)
+
+
+def _integers(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.int64 and tensor.is_contiguous() else tensor.long().contiguous()
+
+
+def _four_axes(tensor: Tensor) -> Tensor:
+    return tensor if tensor.ndim == 4 else tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape))

@@ -1,0 +1,546 @@
+/* Attention of short sequences with dot products on a CPU, forward and backward, in one parallel region each.
+ * Reference: `regard.core.backends.reference`.
+ *
+ * Inputs are float32 or bfloat16, with any strides of batch, heads and tokens; everything is computed in float32. A unit
+ * of work is a head of one sequence (backward: a key head), or a part of its rows. Keys that no row of the unit attends
+ * are never read. A pair that is read but masked gets the score -inf, whatever its product is. A call with a number that
+ * is not finite among those read returns 1, and another backend computes it.
+ */
+
+#define BLOCK 32             /* rows whose scores are stored together */
+#define TILE (LANES == 16 ? 8 : 4) /* rows of a product whose sums are in registers */
+#define FEW 4                /* up to this number of queries a transposed copy of the keys does not pay */
+#define UNITS 8              /* number of units below which the rows of a head are divided */
+#define LOWEST -86.0f        /* the exponential of anything less is 0 */
+
+enum { SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX }; /* entmax with alpha = 1.5 */
+
+/* What calls with one signature have in common; Python fills an array of `long` in this order. */
+typedef struct {
+    long batch, heads, kv_heads, queries, keys, size, value_size, half, normalizer;
+    long banded_low, low, banded_high, high; /* low <= j - i <= high */
+    long query[3], key[3], value[3], output[3]; /* strides of batch, head and token */
+    long bias[4], allowed[4];                   /* strides of batch, head, query and key */
+    long query_ids, key_ids;                    /* strides of the batch */
+    long offset;                                /* of the distances that `slopes` multiply */
+} shape;
+
+typedef struct {
+    const shape *s;
+    const char *query, *key, *value, *change; /* `change`: gradient of the output, contiguous */
+    const long *lengths, *query_ids, *key_ids;
+    const float *bias, *slopes;
+    const unsigned char *allowed;
+    char *output, *dquery, *dkey, *dvalue; /* gradients are contiguous */
+    float *weights, *dscores;              /* (batch, heads, queries, keys), if requested */
+    const float *dweights;
+    float scale, softcap, shift;
+    long parts;
+    int *bad;
+} call;
+
+static _Thread_local float *room;
+static _Thread_local size_t room_size;
+
+/* Memory of this thread, which later calls use again. */
+static float *reserve(size_t count) {
+    if (count > room_size) {
+        free(room);
+        room = malloc(count * sizeof(float));
+        if (!room) abort();
+        room_size = count;
+    }
+    return room;
+}
+
+static inline long whole(long n) { return (n + LANES - 1) / LANES * LANES; }
+static inline long least(long a, long b) { return a < b ? a : b; }
+static inline long most_of(long a, long b) { return a > b ? a : b; }
+
+/* Rows of float32 or bfloat16 as float32, padded with zeros. */
+static void load(const char *from, long stride, long half, long rows, long size, float *to, long width) {
+    for (long i = 0; i < rows; i++, to += width) {
+        if (half) {
+            const uint16_t *given = (const uint16_t *)from + i * stride;
+            uint32_t *bits = (uint32_t *)to;
+            for (long x = 0; x < size; x++) bits[x] = (uint32_t)given[x] << 16;
+        } else
+            memcpy(to, (const float *)from + i * stride, (size_t)size * sizeof(float));
+        for (long x = size; x < width; x++) to[x] = 0.0f;
+    }
+}
+
+/* The inverse of `load`, each row times `by`, if given; bfloat16 is rounded to the nearest even number. */
+static void save(const float *from, long width, long half, long rows, long size, char *to, long stride,
+                 const float *by) {
+    for (long i = 0; i < rows; i++, from += width) {
+        float scale = by ? by[i] : 1.0f;
+        if (half) {
+            uint16_t *target = (uint16_t *)to + i * stride;
+            for (long x = 0; x < size; x++) {
+                float number = from[x] * scale;
+                uint32_t bits;
+                memcpy(&bits, &number, sizeof bits);
+                target[x] = number != number ? 0x7fc0 : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+            }
+        } else {
+            float *target = (float *)to + i * stride;
+            for (long x = 0; x < size; x++) target[x] = from[x] * scale;
+        }
+    }
+}
+
+/* (rows, size) to (size, width): columns beyond the rows are zeros. */
+static void transpose(const float *from, long stride, long rows, long size, float *to, long width) {
+    long i = 0;
+#if LANES > 1
+    for (; i + 4 <= rows; i += 4) {
+        const float *at = from + i * stride;
+        long x = 0;
+        for (; x + 4 <= size; x += 4) {
+            __m128 a = _mm_loadu_ps(at + x), b = _mm_loadu_ps(at + stride + x), c = _mm_loadu_ps(at + 2 * stride + x);
+            __m128 d = _mm_loadu_ps(at + 3 * stride + x);
+            _MM_TRANSPOSE4_PS(a, b, c, d);
+            _mm_storeu_ps(to + x * width + i, a);
+            _mm_storeu_ps(to + (x + 1) * width + i, b);
+            _mm_storeu_ps(to + (x + 2) * width + i, c);
+            _mm_storeu_ps(to + (x + 3) * width + i, d);
+        }
+        for (; x < size; x++)
+            for (long u = 0; u < 4; u++) to[x * width + i + u] = at[u * stride + x];
+    }
+#endif
+    for (; i < rows; i++)
+        for (long x = 0; x < size; x++) to[x * width + i] = from[i * stride + x];
+    if (rows < width)
+        for (long x = 0; x < size; x++)
+            for (long u = rows; u < width; u++) to[x * width + u] = 0.0f;
+}
+
+/* c (m, v vectors) = or += sum over p of a[m a_row + p a_step] b[p b_row]. */
+static inline __attribute__((always_inline)) void tile(
+    const int m, const int v, long depth, const float *a, long a_row, long a_step, const float *b, long b_row, float *c,
+    long c_row, int more) {
+    vec t[8][8];
+#pragma GCC unroll 8
+    for (int i = 0; i < m; i++)
+#pragma GCC unroll 8
+        for (int u = 0; u < v; u++) t[i][u] = more ? LOAD(c + i * c_row + u * LANES) : ALL(0.0f);
+    for (long p = 0; p < depth; p++) {
+        vec right[8];
+#pragma GCC unroll 8
+        for (int u = 0; u < v; u++) right[u] = LOAD(b + p * b_row + u * LANES);
+#pragma GCC unroll 8
+        for (int i = 0; i < m; i++) {
+            vec left = ALL(a[i * a_row + p * a_step]);
+#pragma GCC unroll 8
+            for (int u = 0; u < v; u++) t[i][u] = FMA(left, right[u], t[i][u]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < m; i++)
+#pragma GCC unroll 8
+        for (int u = 0; u < v; u++) STORE(c + i * c_row + u * LANES, t[i][u]);
+}
+
+static void rows_of_tile(long m, int v, long depth, const float *a, long a_row, long a_step, const float *b, long b_row,
+                         float *c, long c_row, int more) {
+#define CASE(M) case M: v == 2 ? tile(M, 2, depth, a, a_row, a_step, b, b_row, c, c_row, more) \
+                               : tile(M, 1, depth, a, a_row, a_step, b, b_row, c, c_row, more); break;
+    switch (m) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) }
+#undef CASE
+}
+
+/* c (m, n) = or += a b with `n` a multiple of LANES; the strides of `a` allow its transpose. */
+static void multiply(long m, long n, long depth, const float *a, long a_row, long a_step, const float *b, long b_row,
+                     float *c, long c_row, int more) {
+    long x = 0;
+    if (m == 1)
+        for (; x + 8 * LANES <= n; x += 8 * LANES) tile(1, 8, depth, a, a_row, a_step, b + x, b_row, c + x, c_row, more);
+    for (; x < n; x += 2 * LANES) {
+        int v = n - x >= 2 * LANES ? 2 : 1;
+        for (long i = 0; i < m; i += TILE)
+            rows_of_tile(least(TILE, m - i), v, depth, a + i * a_row, a_row, a_step, b + x, b_row, c + i * c_row + x,
+                         c_row, more);
+    }
+}
+
+/* Scores of one row with keys (count, size) as they are, without a transposed copy. */
+static void score_row(const float *row, const float *keys, long stride, long count, long size, float *scores) {
+    long vectors = size / LANES * LANES, c = 0;
+    for (; c + 4 <= count; c += 4) {
+        const float *k = keys + c * stride;
+        vec t[4] = {ALL(0.0f), ALL(0.0f), ALL(0.0f), ALL(0.0f)};
+        for (long x = 0; x < vectors; x += LANES)
+            for (int u = 0; u < 4; u++) t[u] = FMA(LOAD(row + x), LOAD(k + u * stride + x), t[u]);
+        for (int u = 0; u < 4; u++) {
+            float total = sum(t[u]);
+            for (long x = vectors; x < size; x++) total += row[x] * k[u * stride + x];
+            scores[c + u] = total;
+        }
+    }
+    for (; c < count; c++) {
+        vec t = ALL(0.0f);
+        for (long x = 0; x < vectors; x += LANES) t = FMA(LOAD(row + x), LOAD(keys + c * stride + x), t);
+        float total = sum(t);
+        for (long x = vectors; x < size; x++) total += row[x] * keys[c * stride + x];
+        scores[c] = total;
+    }
+}
+
+/* The keys first <= j < last that row i of a sequence may attend by lengths and band. */
+static inline void attended(const call *c, long b, long i, long *first, long *last) {
+    const shape *s = c->s;
+    *first = s->banded_low ? most_of(0, i + s->low) : 0;
+    *last = c->lengths ? c->lengths[b] : s->keys;
+    if (s->banded_high) *last = least(*last, i + s->high + 1);
+    if (*first >= *last) *first = *last = 0;
+}
+
+/* Rows and columns of a block of scores. */
+typedef struct { long b, h, row, rows, first, last; } block;
+
+/* `origin` is the first column if no row attends anything. */
+static block block_of(const call *c, long b, long h, long row, long rows, long origin) {
+    block found = {b, h, row, rows, c->s->keys, 0};
+    for (long i = row; i < row + rows; i++) {
+        long first, last;
+        attended(c, b, i, &first, &last);
+        if (first == last) continue;
+        found.first = least(found.first, first);
+        found.last = most_of(found.last, last);
+    }
+    if (found.last == 0) found.first = found.last = origin;
+    return found;
+}
+
+/* Sparsemax or entmax of scores whose largest is `big`: [s - t]_+ or ([s / 2 - t]_+)^2 with t such that they sum to 1.
+ * Newton's method from below is monotonic, because the sum is convex in t. */
+static void project(float *scores, long width, float big, int square) {
+    float factor = square ? 0.5f : 1.0f, t = -1.0f; /* the largest weight is at most 1 */
+    for (int step = 0; step < 50; step++) {
+        vec total = ALL(0.0f), count = ALL(0.0f), at = ALL(-t);
+        for (long x = 0; x < width; x += LANES) {
+            vec y = FMA(ADD(LOAD(scores + x), ALL(-big)), ALL(factor), at), p = MAX(y, ALL(0.0f));
+            total = ADD(total, square ? MUL(p, p) : p);
+            count = ADD(count, square ? ADD(p, p) : ABOVE(y, ALL(0.0f), ALL(1.0f)));
+        }
+        float move = (sum(total) - 1.0f) / sum(count);
+        t += move;
+        if (!(move > 1e-7f)) break;
+    }
+    for (long x = 0; x < width; x += LANES) {
+        vec p = MAX(FMA(ADD(LOAD(scores + x), ALL(-big)), ALL(factor), ALL(-t)), ALL(0.0f));
+        STORE(scores + x, square ? MUL(p, p) : p);
+    }
+}
+
+/* From products to weights, in place, for row i of a block whose columns begin at key `first` and are padded to `width`.
+ * With `slope` (backward): the derivative of the score by the product goes there, 0 where masked.
+ * Returns whether every number was finite. */
+static int weigh(const call *c, const block *at, long i, long width, float *scores, float *slope) {
+    const shape *s = c->s;
+    long from, to, n = at->last - at->first;
+    float big = -INFINITY;
+    vec check = ALL(0.0f);
+    int wrong = 0;
+    attended(c, at->b, i, &from, &to);
+    if (from == to) {
+        memset(scores, 0, (size_t)width * sizeof(float));
+        if (slope) memset(slope, 0, (size_t)width * sizeof(float));
+        return 1;
+    }
+    for (long x = n; x < width; x++) scores[x] = 0.0f;
+    for (long x = 0; x < width; x += LANES) {
+        vec y = LOAD(scores + x);
+        check = FMA(y, ALL(0.0f), check);
+        y = MUL(y, ALL(c->scale));
+        if (c->softcap > 0.0f) {
+            vec t = tangent(MUL(y, ALL(1.0f / c->softcap)));
+            y = MUL(t, ALL(c->softcap));
+            if (slope) STORE(slope + x, MUL(FNMA(t, t, ALL(1.0f)), ALL(c->scale)));
+        } else if (slope)
+            STORE(slope + x, ALL(c->scale));
+        STORE(scores + x, y);
+    }
+    if (c->bias) {
+        const float *bias = c->bias + at->b * s->bias[0] + at->h * s->bias[1] + i * s->bias[2] + at->first * s->bias[3];
+        for (long x = 0; x < n; x++) scores[x] += bias[x * s->bias[3]];
+    }
+    if (c->slopes)
+        for (long x = 0; x < n; x++) scores[x] -= c->slopes[at->h] * (float)labs(i + s->offset - at->first - x);
+    if (c->shift != 0.0f)
+        for (long x = 0; x < n; x++) scores[x] += c->shift;
+    if (c->allowed) {
+        const unsigned char *open = c->allowed + at->b * s->allowed[0] + at->h * s->allowed[1] + i * s->allowed[2];
+        for (long x = 0; x < n; x++)
+            if (!open[(at->first + x) * s->allowed[3]]) scores[x] = -INFINITY;
+    }
+    if (c->query_ids) {
+        long own = c->query_ids[at->b * s->query_ids + i];
+        const long *ids = c->key_ids + at->b * s->key_ids + at->first;
+        for (long x = 0; x < n; x++)
+            if (ids[x] != own) scores[x] = -INFINITY;
+    }
+    for (long x = 0; x < from - at->first; x++) scores[x] = -INFINITY;
+    for (long x = to - at->first; x < width; x++) scores[x] = -INFINITY;
+    vec high = ALL(-INFINITY), total = ALL(0.0f);
+    for (long x = 0; x < width; x += LANES) {
+        vec y = LOAD(scores + x);
+        wrong |= ANY_NAN(y);
+        high = MAX(high, y);
+        if (slope) STORE(slope + x, ABOVE(y, ALL(-INFINITY), LOAD(slope + x)));
+    }
+    big = largest(high);
+    wrong |= !(sum(check) == 0.0f) || !(big < INFINITY);
+    if (s->normalizer == SIGMOID) { /* 1 / (1 + e^-x) = e^min(x, 0) / (1 + e^-|x|) */
+        for (long x = 0; x < width; x += LANES) {
+            vec y = LOAD(scores + x), size = MAX(y, MUL(y, ALL(-1.0f)));
+            vec p = MUL(exponential(MIN(y, ALL(0.0f))), inverse(ADD(exponential(MUL(size, ALL(-1.0f))), ALL(1.0f))));
+            STORE(scores + x, ABOVE(y, ALL(LOWEST), p));
+        }
+        return !wrong;
+    }
+    if (big == -INFINITY) {
+        memset(scores, 0, (size_t)width * sizeof(float));
+        return !wrong;
+    }
+    if (s->normalizer == SPARSEMAX || s->normalizer == ENTMAX) {
+        project(scores, width, big, s->normalizer == ENTMAX);
+        return !wrong;
+    }
+    for (long x = 0; x < width; x += LANES) {
+        vec y = ADD(LOAD(scores + x), ALL(-big)), p = ABOVE(y, ALL(LOWEST), exponential(y));
+        STORE(scores + x, p);
+        total = ADD(total, p);
+    }
+    vec by = ALL(1.0f / sum(total));
+    for (long x = 0; x < width; x += LANES) STORE(scores + x, MUL(LOAD(scores + x), by));
+    return !wrong;
+}
+
+/* The same as `weigh` for softmax of products with a positive scale under lengths and a band, without the division by
+ * the sum, whose inverse goes to `by`. */
+static int weigh_simply(const call *c, const block *at, long i, long width, float *scores, float *by) {
+    long from, to;
+    vec check = ALL(0.0f), high = ALL(-INFINITY), total = ALL(0.0f), scale = ALL(c->scale);
+    attended(c, at->b, i, &from, &to);
+    *by = 0.0f;
+    if (from == to) {
+        memset(scores, 0, (size_t)width * sizeof(float));
+        return 1;
+    }
+    for (long x = at->last - at->first; x < width; x++) scores[x] = 0.0f;
+    for (long x = 0; x < width; x += LANES) check = FMA(LOAD(scores + x), ALL(0.0f), check);
+    for (long x = 0; x < from - at->first; x++) scores[x] = -INFINITY;
+    for (long x = to - at->first; x < width; x++) scores[x] = -INFINITY;
+    for (long x = 0; x < width; x += LANES) high = MAX(high, LOAD(scores + x));
+    float big = largest(high) * c->scale;
+    for (long x = 0; x < width; x += LANES) {
+        vec y = FMA(LOAD(scores + x), scale, ALL(-big)), p = ABOVE(y, ALL(LOWEST), exponential(y));
+        STORE(scores + x, p);
+        total = ADD(total, p);
+    }
+    *by = 1.0f / sum(total);
+    return sum(check) == 0.0f && big < INFINITY;
+}
+
+static const char *slice(const char *start, const long *strides, long half, long b, long h) {
+    return start + (b * strides[0] + h * strides[1]) * (half ? 2 : 4);
+}
+
+/* Rows as float32 with at least `width` numbers each: the given memory, if it is so already, or a copy in `copy`. */
+static const float *rows_of(const char *from, long stride, long half, long rows, long size, long width, float *copy,
+                            long *row) {
+    if (!half && size >= width) {
+        *row = stride;
+        return (const float *)from;
+    }
+    load(from, stride, half, rows, size, copy, width);
+    *row = width;
+    return copy;
+}
+
+static long bytes(const shape *s) { return s->half ? 2 : 4; }
+
+/* The output of a part of the rows of a head. */
+static void forward_unit(const call *c, long unit) {
+    const shape *s = c->s;
+    long part = unit % c->parts, z = unit / c->parts, b = z / s->heads, h = z % s->heads, half = s->half;
+    long share = (s->queries + c->parts - 1) / c->parts, start = part * share, stop = least(start + share, s->queries);
+    if (start >= stop) return;
+    block all = block_of(c, b, h, start, stop - start, 0);
+    long n = all.last - all.first, width = whole(n), out_width = whole(s->value_size), size = s->size;
+    int few = stop - start <= (size % LANES ? FEW / 2 : FEW); /* single numbers after the vectors take longer */
+    int simple = c->scale > 0.0f && !(c->softcap > 0.0f || c->bias || c->slopes || c->shift != 0.0f || c->allowed
+                                      || c->query_ids || s->normalizer != SOFTMAX);
+    long key_room = half ? n * size : 0, value_room = half || s->value_size < out_width ? n * out_width : 0;
+    long turned = few ? 0 : size * width;
+    float *memory = reserve((size_t)(key_room + value_room + turned + BLOCK * (width + size + out_width) + LANES));
+    float *key_copy = memory, *value_copy = key_copy + key_room, *kt = value_copy + value_room, *scores = kt + turned;
+    float *query_copy = scores + BLOCK * width, *out = query_copy + BLOCK * size;
+    long key_row, value_row, query_row, g = h / (s->heads / s->kv_heads);
+    const char *keys = slice(c->key, s->key, half, b, g) + all.first * s->key[2] * bytes(s);
+    const char *values = slice(c->value, s->value, half, b, g) + all.first * s->value[2] * bytes(s);
+    const float *k = rows_of(keys, s->key[2], half, n, size, size, key_copy, &key_row);
+    const float *v = rows_of(values, s->value[2], half, n, s->value_size, out_width, value_copy, &value_row);
+    if (!few) transpose(k, key_row, n, size, kt, width);
+    for (long row = start; row < stop; row += BLOCK) {
+        block at = block_of(c, b, h, row, least(BLOCK, stop - row), all.first);
+        long shift = (at.first - all.first) / LANES * LANES; /* a whole vector of the transposed keys */
+        at.first = all.first + shift;
+        long count = at.last - at.first, columns = whole(count);
+        const char *given = slice(c->query, s->query, half, b, h) + row * s->query[2] * bytes(s);
+        const float *q = rows_of(given, s->query[2], half, at.rows, size, size, query_copy, &query_row);
+        if (few)
+            for (long i = 0; i < at.rows; i++)
+                score_row(q + i * query_row, k + shift * key_row, key_row, count, size, scores + i * width);
+        else
+            multiply(at.rows, columns, size, q, query_row, 1, kt + shift, width, scores, width, 0);
+        vec check = ALL(0.0f);
+        float by[BLOCK];
+        for (long i = 0; i < at.rows; i++) {
+            by[i] = 1.0f;
+            if (simple ? !weigh_simply(c, &at, row + i, columns, scores + i * width, by + i)
+                       : !weigh(c, &at, row + i, columns, scores + i * width, 0))
+                *c->bad = 1;
+        }
+        if (*c->bad) return;
+        for (long i = 0; c->weights && i < at.rows; i++) {
+            float *to = c->weights + (z * s->queries + row + i) * s->keys;
+            memset(to, 0, (size_t)s->keys * sizeof(float));
+            for (long x = 0; x < count; x++) to[at.first + x] = scores[i * width + x] * by[i];
+        }
+        multiply(at.rows, out_width, count, scores, width, 1, v + shift * value_row, value_row, out, out_width, 0);
+        for (long x = 0; x < at.rows * out_width; x += LANES) check = FMA(LOAD(out + x), ALL(0.0f), check);
+        if (!(sum(check) == 0.0f)) {
+            *c->bad = 1;
+            return;
+        }
+        char *to = (char *)slice(c->output, s->output, half, b, h) + row * s->output[2] * bytes(s);
+        save(out, out_width, half, at.rows, s->value_size, to, s->output[2], by);
+    }
+}
+
+/* The gradients of a row's scores, in place, from those of its weights. A masked pair has weight 0; its gradient is 0
+ * even where the gradient of the output is NaN. */
+static void differentiate(long normalizer, const float *weights, float *changes, long width) {
+    vec delta = ALL(0.0f), count = ALL(0.0f);
+    for (long x = 0; x < width && normalizer != SIGMOID; x += LANES) {
+        vec w = LOAD(weights + x);
+        if (normalizer == SPARSEMAX) w = ABOVE(w, ALL(0.0f), ALL(1.0f));
+        if (normalizer == ENTMAX) w = ROOT(w);
+        delta = ADD(delta, ABOVE(w, ALL(0.0f), MUL(w, LOAD(changes + x))));
+        count = ADD(count, w);
+    }
+    float total = sum(count);
+    if (normalizer != SIGMOID) delta = ALL(total > 0.0f ? sum(delta) / (normalizer == SOFTMAX ? 1.0f : total) : 0.0f);
+    for (long x = 0; x < width; x += LANES) {
+        vec w = LOAD(weights + x), y = ADD(LOAD(changes + x), MUL(delta, ALL(-1.0f))), given = w;
+        if (normalizer == SIGMOID) w = FNMA(w, w, w);
+        if (normalizer == SPARSEMAX) w = ABOVE(w, ALL(0.0f), ALL(1.0f));
+        if (normalizer == ENTMAX) w = ROOT(w);
+        STORE(changes + x, ABOVE(given, ALL(0.0f), MUL(w, y)));
+    }
+}
+
+/* Gradients of a key head and of the query heads that share it. */
+static void backward_unit(const call *c, long unit) {
+    const shape *s = c->s;
+    long b = unit / s->kv_heads, g = unit % s->kv_heads, group = s->heads / s->kv_heads, half = s->half;
+    block all = block_of(c, b, g * group, 0, s->queries, 0);
+    long n = all.last - all.first, width = whole(n), size = s->size, wide = whole(size), e = s->value_size;
+    long out = whole(e);
+    float *memory = reserve((size_t)(n * (2 * wide + 2 * out) + (size + e) * width + BLOCK * (3 * width + 2 * wide + out)
+                                     + LANES));
+    float *key_copy = memory, *value_copy = key_copy + n * wide, *dk = value_copy + n * out, *dv = dk + n * wide;
+    float *kt = dv + n * out, *vt = kt + size * width, *p = vt + e * width, *slope = p + BLOCK * width;
+    float *ds = slope + BLOCK * width, *query_copy = ds + BLOCK * width, *change_copy = query_copy + BLOCK * wide;
+    float *dq = change_copy + BLOCK * out;
+    long key_row, value_row, query_row, change_row;
+    const char *keys = slice(c->key, s->key, half, b, g) + all.first * s->key[2] * bytes(s);
+    const char *values = slice(c->value, s->value, half, b, g) + all.first * s->value[2] * bytes(s);
+    const float *k = rows_of(keys, s->key[2], half, n, size, wide, key_copy, &key_row);
+    const float *v = rows_of(values, s->value[2], half, n, e, e, value_copy, &value_row);
+    transpose(k, key_row, n, size, kt, width);
+    transpose(v, value_row, n, e, vt, width);
+    memset(dk, 0, (size_t)(n * wide) * sizeof(float));
+    memset(dv, 0, (size_t)(n * out) * sizeof(float));
+    for (long h = g * group; h < (g + 1) * group; h++)
+        for (long row = 0; row < s->queries; row += BLOCK) {
+            block at = block_of(c, b, h, row, least(BLOCK, s->queries - row), all.first);
+            long shift = (at.first - all.first) / LANES * LANES;
+            at.first = all.first + shift;
+            long count = at.last - at.first, columns = whole(count), z = b * s->heads + h;
+            const char *given = slice(c->query, s->query, half, b, h) + row * s->query[2] * bytes(s);
+            const float *q = rows_of(given, s->query[2], half, at.rows, size, wide, query_copy, &query_row);
+            given = c->change + (z * s->queries + row) * e * bytes(s);
+            const float *d = rows_of(given, e, half, at.rows, e, out, change_copy, &change_row);
+            multiply(at.rows, columns, size, q, query_row, 1, kt + shift, width, p, width, 0);
+            multiply(at.rows, columns, e, d, change_row, 1, vt + shift, width, ds, width, 0);
+            for (long i = 0; i < at.rows; i++) {
+                float *weights = p + i * width, *slopes = slope + i * width, *changes = ds + i * width;
+                weigh(c, &at, row + i, columns, weights, slopes);
+                long place = (z * s->queries + row + i) * s->keys;
+                for (long x = 0; c->dweights && x < count; x++) changes[x] += c->dweights[place + at.first + x];
+                differentiate(s->normalizer, weights, changes, columns);
+                if (c->dscores) {
+                    memset(c->dscores + place, 0, (size_t)s->keys * sizeof(float));
+                    memcpy(c->dscores + place + at.first, changes, (size_t)count * sizeof(float));
+                }
+                for (long x = 0; x < columns; x += LANES) STORE(changes + x, MUL(LOAD(changes + x), LOAD(slopes + x)));
+            }
+            multiply(at.rows, wide, count, ds, width, 1, k + shift * key_row, key_row, dq, wide, 0);
+            multiply(count, wide, at.rows, ds, 1, width, q, query_row, dk + shift * wide, wide, 1);
+            multiply(count, out, at.rows, p, 1, width, d, change_row, dv + shift * out, out, 1);
+            save(dq, wide, half, at.rows, size, c->dquery + (z * s->queries + row) * size * bytes(s), size, 0);
+        }
+    long z = b * s->kv_heads + g;
+    char *to_key = c->dkey + z * s->keys * size * bytes(s), *to_value = c->dvalue + z * s->keys * e * bytes(s);
+    memset(to_key, 0, (size_t)(s->keys * size * bytes(s)));
+    memset(to_value, 0, (size_t)(s->keys * e * bytes(s)));
+    save(dk, wide, half, n, size, to_key + all.first * size * bytes(s), size, 0);
+    save(dv, out, half, n, e, to_value + all.first * e * bytes(s), e, 0);
+}
+
+static void run(const call *c, long units, long threads, void (*work)(const call *, long)) {
+    if (threads > units) threads = units;
+#ifdef _OPENMP
+    if (threads > 1) {
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+        for (long unit = 0; unit < units; unit++) work(c, unit);
+        return;
+    }
+#endif
+    for (long unit = 0; unit < units; unit++) work(c, unit);
+}
+
+/* Returns 0, or 1 if a number was not finite or a length is out of range. */
+int regard_dot_attention(const shape *s, const void *query, const void *key, const void *value, const long *lengths,
+                         const long *query_ids, const long *key_ids, const float *bias, const float *slopes,
+                         const unsigned char *allowed, void *output, float *weights, double scale, double softcap,
+                         double shift, long threads) {
+    int bad = 0;
+    call c = {.s = s, .query = query, .key = key, .value = value, .lengths = lengths, .query_ids = query_ids,
+              .key_ids = key_ids, .bias = bias, .slopes = slopes, .allowed = allowed, .output = output, .weights = weights,
+              .scale = (float)scale, .softcap = (float)softcap, .shift = (float)shift, .parts = 1, .bad = &bad};
+    for (long b = 0; lengths && b < s->batch; b++)
+        if (lengths[b] < 0 || lengths[b] > s->keys) return 1;
+    long slices = s->batch * s->heads;
+    /* Only the shape decides, so that the result does not depend on the number of threads. */
+    while (slices * c.parts < UNITS && c.parts * BLOCK < s->queries) c.parts++;
+    run(&c, slices * c.parts, threads, forward_unit);
+    return bad;
+}
+
+void regard_dot_gradients(const shape *s, const void *query, const void *key, const void *value, const long *lengths,
+                          const long *query_ids, const long *key_ids, const float *bias, const float *slopes,
+                          const unsigned char *allowed, const void *change, const float *dweights, void *dquery, void *dkey,
+                          void *dvalue, float *dscores, double scale, double softcap, double shift, long threads) {
+    int bad = 0;
+    call c = {.s = s, .query = query, .key = key, .value = value, .lengths = lengths, .query_ids = query_ids,
+              .key_ids = key_ids, .bias = bias, .slopes = slopes, .allowed = allowed, .change = change,
+              .dweights = dweights, .dscores = dscores, .dquery = dquery, .dkey = dkey, .dvalue = dvalue, .scale = (float)scale, .softcap = (float)softcap,
+              .shift = (float)shift, .parts = 1, .bad = &bad};
+    run(&c, s->batch * s->kv_heads, threads, backward_unit);
+}

@@ -1,0 +1,277 @@
+"""Attention of short sequences with dot products on the CPU in compiled C: one parallel region for each pass.
+
+The products, the mask, the bias and softmax of a block of rows are computed while they are in the cache, in float32 for
+bfloat16 too. For short sequences torch's kernels and separate operations spend most of their time outside of the
+products. Reference implementation: `regard.core.backends.reference`.
+"""
+
+import ctypes
+import functools
+import math
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from regard.kernels.native_library import library
+
+_FILE = "dot_attention.c"
+_PARALLEL = 2**20  # products of pairs and sizes from which on a call uses several threads
+_NORMALIZERS = {"softmax": 0, "sigmoid": 1, "sparsemax": 2, "entmax": 3}  # entmax with α = 1.5
+
+
+class Limits(NamedTuple):
+    """The tensors that restrict or change the scores, each or None; all but the lengths may broadcast.
+
+    Keys j < lengths (b,) int64; equal ids (b, q) and (b, k) int64; allowed (b, h, q, k) bool; bias (b, h, q, k) and
+    slopes (h,) float32, which multiply −|i + offset − j|.
+    """
+
+    lengths: Tensor | None = None
+    query_ids: Tensor | None = None
+    key_ids: Tensor | None = None
+    bias: Tensor | None = None
+    slopes: Tensor | None = None
+    allowed: Tensor | None = None
+
+
+class Form(NamedTuple):
+    """What calls with one signature have in common: the numbers of `shape` in C, and the layout of the output."""
+
+    numbers: Any
+    factors: tuple[float, float, float]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    parallel: bool  # whether a call uses several threads
+    normalizer: str
+    band: tuple[int | None, int | None]
+    offset: int
+
+
+NO_LIMITS = Limits()
+_ANY, _BIAS, _IDS = ctypes.c_void_p, 25, 33  # the index of the strides of `bias` and of `query_ids` in the numbers
+
+
+@functools.cache
+def available() -> bool:
+    """Return whether there is a C compiler, or a library compiled before."""
+    return library(__package__ or "", _FILE) is not None
+
+
+def form(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    shift: float = 0.0,
+    normalizer: str = "softmax",
+    band: tuple[int | None, int | None] = (None, None),
+    offset: int = 0,
+) -> Form:
+    """Return the form of calls with query (b, h, q, d), key (b, g, k, d) and value (b, g, k, e).
+
+    Scores are scale · q · k, with a softcap softcap · tanh(score / softcap), plus `shift`; a band is
+    low ≤ j − i ≤ high.
+    """
+    batch, heads, queries, size = query.shape
+    kv_heads, keys, value_size = *key.shape[1:3], value.shape[3]
+    strides = (queries * heads * value_size, value_size, heads * value_size, 1)  # torch's kernels return this layout
+    low, high = band
+    numbers = [batch, heads, kv_heads, queries, keys, size, value_size]
+    numbers += [int(query.dtype == torch.bfloat16), _NORMALIZERS[normalizer]]
+    numbers += [int(low is not None), low or 0, int(high is not None), high or 0]
+    numbers += [*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *strides[:3]]
+    numbers += [0] * 8 + [queries, keys, offset]
+    work = batch * heads * queries * keys * (size + value_size)
+    return Form(
+        (ctypes.c_long * len(numbers))(*numbers),
+        (scale, softcap, shift),
+        (batch, heads, queries, value_size),
+        strides,
+        query.dtype,
+        work >= _PARALLEL,
+        normalizer,
+        band,
+        offset,
+    )
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, learning: bool) -> Tensor | None:
+    """Return the output (b, h, q, e); None if a number is not finite, or a length is out of range."""
+    if not learning:
+        return _forward(query, key, value, form, limits, None)
+    output = cast(Tensor, _Attention.apply(query, key, value, limits.bias, form, limits, False))
+    return None if output.numel() == 0 else output
+
+
+def with_weights(
+    query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, learning: bool
+) -> tuple[Tensor, Tensor] | None:
+    """Return the output, and the weights (b, h, q, k) in float32, or None as `attention` does."""
+    if learning:
+        pair = cast(tuple[Tensor, Tensor], _Attention.apply(query, key, value, limits.bias, form, limits, True))
+        return None if pair[0].numel() == 0 else pair
+    weights = torch.empty((*form.shape[:3], key.shape[2]))
+    output = _forward(query, key, value, form, limits, weights)
+    return None if output is None else (output, weights)
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, weights: Tensor | None
+) -> Tensor | None:
+    output = torch.empty_strided(form.shape, form.strides, dtype=form.dtype)
+    bad = _functions()[0](
+        _numbers(form, limits), query.data_ptr(), key.data_ptr(), value.data_ptr(), *_pointers(limits),
+        output.data_ptr(), None if weights is None else weights.data_ptr(), *form.factors,
+        torch.get_num_threads() if form.parallel else 1,
+    )  # fmt: skip
+    return None if bad else output
+
+
+def _pointers(limits: Limits) -> tuple[int | None, ...]:
+    if limits is NO_LIMITS:
+        return (None,) * 6
+    return tuple([None if tensor is None else tensor.data_ptr() for tensor in limits])
+
+
+def _numbers(form: Form, limits: Limits) -> Any:
+    """Return the numbers of the form with the strides of bias, mask and ids."""
+    bias, allowed, ids = limits.bias, limits.allowed, limits.query_ids
+    if bias is None and allowed is None and ids is None:
+        return form.numbers
+    numbers = type(form.numbers).from_buffer_copy(form.numbers)
+    for place, tensor in ((_BIAS, bias), (_BIAS + 4, allowed)):
+        if tensor is not None:
+            for axis, (length, step) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+                numbers[place + axis] = 0 if length == 1 else step
+    if ids is not None and limits.key_ids is not None:
+        numbers[_IDS] = 0 if len(ids) == 1 else ids.shape[1]
+        numbers[_IDS + 1] = 0 if len(limits.key_ids) == 1 else limits.key_ids.shape[1]
+    return numbers
+
+
+@functools.cache
+def _functions() -> tuple[Any, Any]:
+    loaded = library(__package__ or "", _FILE)
+    assert loaded is not None  # checked by available()
+    forward, backward = loaded.regard_dot_attention, loaded.regard_dot_gradients
+    forward.argtypes = [_ANY] * 12 + [ctypes.c_double] * 3 + [ctypes.c_long]
+    backward.argtypes = [_ANY] * 16 + [ctypes.c_double] * 3 + [ctypes.c_long]
+    forward.restype, backward.restype = ctypes.c_int, None
+    return forward, backward
+
+
+def formula(query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits) -> tuple[Tensor, Tensor]:
+    """Return output and weights of a call that the loops did not refuse, in operations that differentiate again."""
+    scale, softcap, shift = form.factors
+    group, device = query.shape[1] // key.shape[1], query.device
+    key_given, value_given = key, value
+    # The loops have read finite numbers alone; others are masked for all queries.
+    key, value = (t.float().nan_to_num(0.0, 0.0, 0.0).repeat_interleave(group, 1) for t in (key, value))
+    scores = query.float().nan_to_num(0.0, 0.0, 0.0) @ key.mT * scale
+    scores = softcap * torch.tanh(scores / softcap) if softcap > 0.0 else scores
+    scores = scores if limits.bias is None else scores + limits.bias
+    i, j = torch.arange(query.shape[2], device=device)[:, None], torch.arange(key.shape[2], device=device)
+    if limits.slopes is not None:
+        scores = scores - limits.slopes[:, None, None] * (i + form.offset - j).abs()
+    allowed, (low, high) = scores.detach() > -math.inf, form.band
+    allowed = allowed if low is None else allowed & (j - i >= low)
+    allowed = allowed if high is None else allowed & (j - i <= high)
+    allowed = allowed if limits.allowed is None else allowed & limits.allowed
+    if limits.lengths is not None:
+        allowed = allowed & (j < limits.lengths.view(-1, 1, 1, 1))
+    if limits.query_ids is not None and limits.key_ids is not None:
+        allowed = allowed & (limits.query_ids[:, None, :, None] == limits.key_ids[:, None, None, :])
+    if form.normalizer == "sigmoid":
+        weights = torch.sigmoid(torch.where(allowed, scores, 0.0) + shift)
+    elif form.normalizer != "softmax":
+        weights = torch.empty(scores.shape)
+        _forward(query.detach(), key_given.detach(), value_given.detach(), form, limits, weights)
+        weights = _on_support(torch.where(allowed, scores, 0.0), weights > 0, form.normalizer == "entmax")
+    else:
+        lowest = torch.where(allowed.any(-1, keepdim=True), -math.inf, 0.0)
+        weights = torch.softmax(torch.where(allowed, scores, lowest), -1)
+    weights = torch.where(allowed, weights, 0.0)
+    return (weights @ value).to(query.dtype), weights
+
+
+def _on_support(scores: Tensor, support: Tensor, square: bool) -> Tensor:
+    """Return sparsemax or entmax with α = 1.5, where the keys with a weight above 0 are known.
+
+    The threshold is then a mean for sparsemax, and the root of a quadratic equation for entmax.
+    """
+    count, scores = support.sum(-1, keepdim=True).clamp_min(1), scores / 2 if square else scores
+    mean = torch.where(support, scores, 0.0).sum(-1, keepdim=True) / count
+    if not square:
+        return torch.where(support, scores - mean + 1 / count, 0.0)
+    spread = torch.where(support, scores - mean, 0.0).square().sum(-1, keepdim=True)
+    filled = support.any(-1, keepdim=True)
+    root = torch.where(filled, (1 - spread) / count, 1.0).clamp_min(1e-12).sqrt()
+    return torch.where(support, scores - mean + root, 0.0).square()
+
+
+class _Attention(torch.autograd.Function):
+    """Output, and weights if requested; `bias` is that of the limits, which has a gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None,
+        form: Form,
+        limits: Limits,
+        weighted: bool,
+    ) -> Any:
+        weights = torch.empty((*form.shape[:3], key.shape[2])) if weighted else None
+        output = _forward(query, key, value, form, limits, weights)
+        if output is None:
+            return (query.new_empty(0), query.new_empty(0)) if weighted else query.new_empty(0)
+        # Tensors of the limits are saved too: torch raises if one was changed in place before the backward pass.
+        ctx.save_for_backward(query, key, value, *(() if limits is NO_LIMITS else limits))
+        ctx.form, ctx.weighted = form, weighted
+        ctx.set_materialize_grads(False)
+        return output if weights is None else (output, weights)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        query, key, value, *given = ctx.saved_tensors
+        form, limits, learned = ctx.form, Limits(*given) if given else NO_LIMITS, ctx.needs_input_grad[:4]
+        if torch.is_grad_enabled():  # the gradients are differentiated again
+            return *_again(query, key, value, form, limits, learned, upstream), None, None, None
+        change = upstream[0]
+        change = torch.zeros(form.shape, dtype=form.dtype) if change is None else change.contiguous()
+        dweights = upstream[1].contiguous() if ctx.weighted and upstream[1] is not None else None
+        grads = [torch.empty(t.shape, dtype=form.dtype) for t in (query, key, value)]
+        dscores = torch.empty((*form.shape[:3], key.shape[2])) if learned[3] else None
+        _functions()[1](
+            _numbers(form, limits), query.data_ptr(), key.data_ptr(), value.data_ptr(), *_pointers(limits),
+            change.data_ptr(), None if dweights is None else dweights.data_ptr(), *[grad.data_ptr() for grad in grads],
+            None if dscores is None else dscores.data_ptr(), *form.factors,
+            torch.get_num_threads() if form.parallel else 1,
+        )  # fmt: skip
+        dbias = None if dscores is None or limits.bias is None else dscores.sum_to_size(limits.bias.shape)
+        return *grads, dbias, None, None, None
+
+
+def _again(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    form: Form,
+    limits: Limits,
+    learned: tuple[bool, ...],
+    upstream: tuple[Tensor | None, ...],
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of query, key, value and bias with a graph."""
+    pairs = [(y, g) for y, g in zip(formula(query, key, value, form, limits), upstream, strict=False) if g is not None]
+    leaves = [t for t, one in zip((query, key, value, limits.bias), learned, strict=True) if one and t is not None]
+    if not pairs or not leaves:
+        return (None,) * 4
+    outputs, changes = zip(*pairs, strict=True)
+    found = iter(torch.autograd.grad(outputs, leaves, changes, create_graph=True, allow_unused=True))
+    return tuple([next(found) if one else None for one in learned])

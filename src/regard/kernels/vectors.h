@@ -1,0 +1,123 @@
+/* SIMD vectors of float32 for the C files of this package: `native_library` puts this text before each of them. */
+
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define LANES 16
+typedef __m512 vec;
+#define LOAD(p) _mm512_loadu_ps(p)
+#define STORE(p, x) _mm512_storeu_ps(p, x)
+#define ALL(x) _mm512_set1_ps(x)
+#define ADD(a, b) _mm512_add_ps(a, b)
+#define MUL(a, b) _mm512_mul_ps(a, b)
+#define MIN(a, b) _mm512_min_ps(a, b)
+#define FMA(a, b, c) _mm512_fmadd_ps(a, b, c)  /* a b + c */
+#define FNMA(a, b, c) _mm512_fnmadd_ps(a, b, c) /* c - a b */
+#define GUESS(x) _mm512_rcp14_ps(x)
+#define MAX(a, b) _mm512_max_ps(a, b)
+#define ROUND(x) _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#define SCALE(x, n) _mm512_scalef_ps(x, n) /* x 2^n */
+#define ABOVE(x, y, p) _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, y, _CMP_GT_OQ), p) /* p where x > y, else 0 */
+#define ROOT(x) _mm512_sqrt_ps(x)
+#define ANY_NAN(x) (_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0)
+static inline float sum(vec x) { return _mm512_reduce_add_ps(x); }
+static inline float largest(vec x) { return _mm512_reduce_max_ps(x); }
+#elif defined(__AVX2__) && defined(__FMA__)
+#include <immintrin.h>
+#define LANES 8
+typedef __m256 vec;
+#define LOAD(p) _mm256_loadu_ps(p)
+#define STORE(p, x) _mm256_storeu_ps(p, x)
+#define ALL(x) _mm256_set1_ps(x)
+#define ADD(a, b) _mm256_add_ps(a, b)
+#define MUL(a, b) _mm256_mul_ps(a, b)
+#define MIN(a, b) _mm256_min_ps(a, b)
+#define FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define FNMA(a, b, c) _mm256_fnmadd_ps(a, b, c)
+static inline vec inverse_guess(vec x) { /* accurate to 12 bits; the Newton step below gives 23 */
+    vec r = _mm256_rcp_ps(x);
+    return _mm256_mul_ps(r, _mm256_fnmadd_ps(x, r, _mm256_set1_ps(2.0f)));
+}
+#define GUESS(x) inverse_guess(x)
+#define MAX(a, b) _mm256_max_ps(a, b)
+#define ROUND(x) _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#define SCALE(x, n) \
+    MUL(x, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23)))
+#define ABOVE(x, y, p) _mm256_and_ps(_mm256_cmp_ps(x, y, _CMP_GT_OQ), p)
+#define ROOT(x) _mm256_sqrt_ps(x)
+#define ANY_NAN(x) (_mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0)
+static inline float sum(vec x) {
+    float part[8], total = 0.0f;
+    _mm256_storeu_ps(part, x);
+    for (int n = 0; n < 8; n++) total += part[n];
+    return total;
+}
+static inline float largest(vec x) {
+    float part[8], most;
+    _mm256_storeu_ps(part, x);
+    most = part[0];
+    for (int n = 1; n < 8; n++) most = part[n] > most ? part[n] : most;
+    return most;
+}
+#else
+#define LANES 1
+typedef float vec;
+#define LOAD(p) (*(p))
+#define STORE(p, x) (*(p) = (x))
+#define ALL(x) (x)
+#define ADD(a, b) ((a) + (b))
+#define MUL(a, b) ((a) * (b))
+#define MIN(a, b) ((b) < (a) ? (b) : (a))
+#define FMA(a, b, c) ((a) * (b) + (c))
+#define FNMA(a, b, c) ((c) - (a) * (b))
+#define GUESS(x) (1.0f / (x))
+#define MAX(a, b) ((b) > (a) ? (b) : (a))
+#define ROUND(x) rintf(x)
+#define SCALE(x, n) ldexpf(x, (int)(n))
+#define ABOVE(x, y, p) ((x) > (y) ? (p) : 0.0f)
+#define ROOT(x) sqrtf(x)
+#define ANY_NAN(x) ((x) != (x))
+static inline float sum(vec x) { return x; }
+static inline float largest(vec x) { return x; }
+#endif
+
+/* 1 / x for 1 <= x: an estimate and one Newton step. */
+static inline vec inverse(vec x) {
+    vec r = GUESS(x);
+    return MUL(r, FNMA(x, r, ALL(2.0f)));
+}
+
+/* e^x for |x| < 87, by the polynomial of the Cephes library; smaller x give about 1e-38. */
+static inline vec exponential(vec x) {
+    x = MIN(MAX(x, ALL(-87.0f)), ALL(87.0f));
+    vec n = ROUND(MUL(x, ALL(1.44269504f))), r = FNMA(n, ALL(0.693359375f), x), p = ALL(1.9875691500e-4f);
+    r = FNMA(n, ALL(-2.12194440e-4f), r);
+    p = FMA(p, r, ALL(1.3981999507e-3f));
+    p = FMA(p, r, ALL(8.3334519073e-3f));
+    p = FMA(p, r, ALL(4.1665795894e-2f));
+    p = FMA(p, r, ALL(1.6666665459e-1f));
+    p = FMA(p, r, ALL(5.0000001201e-1f));
+    return SCALE(ADD(FMA(MUL(p, r), r, r), ALL(1.0f)), n);
+}
+
+/* tanh by a rational function (the one of Eigen), to a few units in the last place. */
+static inline vec tangent(vec x) {
+    x = MIN(MAX(x, ALL(-7.90531110763549805f)), ALL(7.90531110763549805f));
+    vec y = MUL(x, x), p = ALL(-2.76076847742355e-16f), q = ALL(1.19825839466702e-06f);
+    p = FMA(p, y, ALL(2.00018790482477e-13f));
+    p = FMA(p, y, ALL(-8.60467152213735e-11f));
+    p = FMA(p, y, ALL(5.12229709037114e-08f));
+    p = FMA(p, y, ALL(1.48572235717979e-05f));
+    p = FMA(p, y, ALL(6.37261928875436e-04f));
+    p = FMA(p, y, ALL(4.89352455891786e-03f));
+    q = FMA(q, y, ALL(1.18534705686654e-04f));
+    q = FMA(q, y, ALL(2.26843463243900e-03f));
+    q = FMA(q, y, ALL(4.89352518554385e-03f));
+    return MUL(MUL(p, x), inverse(q));
+}

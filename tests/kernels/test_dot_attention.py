@@ -1,0 +1,232 @@
+"""Short sequences by compiled C on the CPU, against float64 attention over a dense mask."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from regard.kernels import dot_attention
+from regard.kernels.dot_attention import Limits
+
+pytestmark = pytest.mark.skipif(not dot_attention.available(), reason="there is no C compiler")
+
+BATCH, GROUP, QUERIES, KEYS = 3, 2, 37, 41
+NONE: dict[str, Any] = {}
+# Names: options of the form, and the tensors that limit the scores.
+CALLS: dict[str, tuple[dict[str, Any], Limits]] = {
+    "all keys": (NONE, Limits()),
+    "causal": ({"band": (None, 0)}, Limits()),
+    "window": ({"band": (-5, 3)}, Limits()),
+    "later keys": ({"band": (19, None)}, Limits()),
+    "nothing": ({"band": (50, None)}, Limits()),
+    "lengths": (NONE, Limits(lengths=torch.tensor([41, 5, 0]))),
+    "both": ({"band": (None, 2)}, Limits(lengths=torch.tensor([7, 41, 23]))),
+    "ids": (NONE, Limits(query_ids=torch.arange(37)[None] // 11, key_ids=torch.arange(123).view(3, 41) // 7 % 5)),
+    "pairs": (NONE, Limits(allowed=torch.arange(37 * 41).view(1, 1, 37, 41) % 7 < 3)),
+    "bias": (NONE, Limits(bias=torch.arange(37 * 41).view(1, 1, 37, 41).cos().log())),
+    "slopes": ({"offset": 4}, Limits(slopes=torch.tensor([0.1, 1.0, 0.0, 0.5]))),
+    "softcap": ({"softcap": 3.0, "band": (None, 0)}, Limits()),
+    "sigmoid": ({"normalizer": "sigmoid", "shift": -2.0, "band": (None, 0)}, Limits()),
+    "sparsemax": ({"normalizer": "sparsemax", "band": (None, 0)}, Limits(lengths=torch.tensor([41, 5, 0]))),
+    "entmax": ({"normalizer": "entmax", "band": (-9, 4)}, Limits(slopes=torch.tensor([0.1, 1.0, 0.0, 0.5]))),
+    "negative scale": ({"scale": -0.3}, Limits()),
+}
+
+
+def drawn(size: int, value_size: int, queries: int, dtype: torch.dtype, tokens_first: bool) -> list[Tensor]:
+    source = torch.Generator().manual_seed(size)
+    made = []
+    for heads, length, width in ((2 * GROUP, queries, size), (2, KEYS, size), (2, KEYS, value_size)):
+        tensor = torch.randn(BATCH, length, heads, width, generator=source).to(dtype).transpose(1, 2)
+        made.append(tensor if tokens_first else tensor.contiguous())
+    return made
+
+
+def exact(tensors: list[Tensor], options: dict[str, Any], limits: Limits) -> tuple[Tensor, Tensor]:
+    """Return output and weights in float64."""
+    query, key, value = tensors
+    key, value = (t.repeat_interleave(GROUP, 1) for t in (key, value))
+    scores = query @ key.mT * options.get("scale", 0.3)
+    if softcap := options.get("softcap"):
+        scores = softcap * torch.tanh(scores / softcap)
+    i, j = torch.arange(scores.shape[-2])[:, None], torch.arange(KEYS)[None]
+    low, high = options.get("band", (None, None))
+    allowed = (j - i >= (-99 if low is None else low)) & (j - i <= (99 if high is None else high))
+    if limits.bias is not None:
+        scores = scores + limits.bias.double()[:, :, : scores.shape[-2]]
+    if limits.slopes is not None:
+        scores = scores - limits.slopes.double()[:, None, None] * (i + options.get("offset", 0) - j).abs()
+    if limits.lengths is not None:
+        allowed = allowed & (j < limits.lengths[:, None, None, None])
+    if limits.query_ids is not None and limits.key_ids is not None:
+        allowed = allowed & (limits.query_ids[:, None, : len(i), None] == limits.key_ids[:, None, None])
+    if limits.allowed is not None:
+        allowed = allowed & limits.allowed[:, :, : len(i)]
+    allowed = allowed & (scores > -math.inf)
+    weights = normalised(options.get("normalizer", "softmax"), scores + options.get("shift", 0.0), allowed)
+    return weights @ value, weights
+
+
+def normalised(name: str, scores: Tensor, allowed: Tensor) -> Tensor:
+    if name == "sigmoid":
+        return torch.where(allowed, torch.sigmoid(scores), 0.0)
+    filled = allowed.any(-1, keepdim=True)
+    if name == "softmax":
+        lowest = torch.where(filled, -math.inf, 0.0).double()
+        return torch.where(filled, torch.where(allowed, scores, lowest).softmax(-1), 0.0)
+    # The threshold by sorting (Martins and Astudillo 2016; Peters, Niculae and Martins 2019).
+    scores = torch.where(allowed, scores, -1e9) / (2.0 if name == "entmax" else 1.0)
+    ordered = scores.sort(-1, descending=True).values
+    count = torch.arange(1, scores.shape[-1] + 1)
+    mean = ordered.cumsum(-1) / count
+    if name == "sparsemax":
+        threshold = mean - 1 / count
+    else:
+        spread = (1 - (ordered.square().cumsum(-1) - count * mean.square())) / count
+        threshold = mean - spread.clamp(min=1e-12).sqrt()
+    support = (threshold < ordered).sum(-1, keepdim=True)
+    weights = (scores - threshold.gather(-1, support - 1)).clamp(min=0)
+    return torch.where(allowed & filled, weights.square() if name == "entmax" else weights, 0.0)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("size", "value_size", "queries", "dtype", "tokens_first"),
+    [
+        (5, 3, 2, torch.float32, False),
+        (33, 20, QUERIES, torch.float32, True),
+        (64, 64, QUERIES, torch.float32, False),
+        (17, 32, QUERIES, torch.bfloat16, True),
+    ],
+    ids=["few queries", "odd sizes", "whole vectors", "bfloat16"],
+)
+def test_output_and_gradients(
+    call: str, size: int, value_size: int, queries: int, dtype: torch.dtype, tokens_first: bool
+) -> None:
+    options, limits = CALLS[call]
+    if limits.bias is not None:
+        limits = limits._replace(bias=limits.bias.nan_to_num(-math.inf, neginf=-math.inf))
+    if limits.query_ids is not None:
+        limits = limits._replace(query_ids=limits.query_ids[:, :queries].contiguous())
+    tensors = drawn(size, value_size, queries, dtype, tokens_first)
+    form = dot_attention.form(tensors[0], tensors[1], tensors[2], **{"scale": 0.3, **options})
+    alone = dot_attention.attention(tensors[0], tensors[1], tensors[2], form, limits, learning=False)
+    leaves = [t.detach().requires_grad_() for t in tensors]
+    made = dot_attention.with_weights(leaves[0], leaves[1], leaves[2], form, limits, learning=True)
+    assert made is not None
+    assert alone is not None
+    assert torch.equal(made[0], alone)
+    directions = [torch.arange(t.numel()).cos().reshape(t.shape).to(t.dtype) for t in made]
+    doubles = [t.double().requires_grad_() for t in tensors]
+    right = exact(doubles, options, limits)
+    found, true = list(made), list(right)
+    # The output alone, then output and weights together.
+    for number in (1, 2):
+        found += torch.autograd.grad(made[:number], leaves, directions[:number], retain_graph=True)
+        wide = [t.double() for t in directions[:number]]
+        true += torch.autograd.grad(right[:number], doubles, wide, retain_graph=True)
+    near = 1e-5 if dtype == torch.float32 else 1e-2
+    for one, other in zip(found, true, strict=True):
+        torch.testing.assert_close(
+            one.detach().double(), other.detach(), rtol=near, atol=near * max(1.0, float(other.detach().abs().max()))
+        )
+
+
+@pytest.mark.parametrize("shape", [(1, 4, QUERIES, KEYS), (3, 1, 1, KEYS)], ids=str)
+def test_the_gradient_of_a_bias(shape: tuple[int, ...]) -> None:
+    """A softcap of 0.1 is reached by most scores; the bias is added after it."""
+    query, key, value = drawn(16, 16, QUERIES, torch.float32, False)
+    bias = torch.arange(math.prod(shape)).sin().reshape(shape)
+    grads = []
+    for dtype in (torch.float32, torch.float64):
+        leaf = bias.to(dtype).requires_grad_()
+        limits, given = Limits(bias=leaf), [t.to(dtype) for t in (query, key, value)]
+        form = dot_attention.form(query, key, value, scale=0.3, softcap=0.1, band=(None, 0))
+        options = {"softcap": 0.1, "band": (None, 0)}
+        wide = dtype == torch.float64
+        output = (
+            exact(given, options, limits)[0] if wide else dot_attention.attention(*given, form, limits, learning=True)
+        )
+        assert output is not None
+        grads.append(torch.autograd.grad(output.cos().sum(), leaf)[0])
+    torch.testing.assert_close(grads[0].double(), grads[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["query", "key", "value"])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize("learning", [False, True], ids=["forward", "gradients"])
+def test_numbers_that_are_not_finite_are_refused(place: int, number: float, learning: bool) -> None:
+    tensors = drawn(5, 3, QUERIES, torch.float32, False)
+    tensors[place].view(-1)[-1] = number
+    query, key, value = (t.requires_grad_(learning) for t in tensors)
+    form = dot_attention.form(query, key, value, scale=0.3)
+    assert dot_attention.attention(query, key, value, form, Limits(), learning) is None
+
+
+@pytest.mark.parametrize("lengths", [[-1, 1, 1], [1, 42, 1]], ids=["negative", "too long"])
+def test_lengths_out_of_range_are_refused(lengths: list[int]) -> None:
+    query, key, value = drawn(5, 3, QUERIES, torch.float32, False)
+    form = dot_attention.form(query, key, value, scale=0.3)
+    assert dot_attention.attention(query, key, value, form, Limits(torch.tensor(lengths)), learning=False) is None
+
+
+def test_keys_that_no_query_attends_are_not_read() -> None:
+    query, key, value = drawn(16, 16, QUERIES, torch.float32, False)
+    form, limits = dot_attention.form(query, key, value, scale=0.3), Limits(torch.tensor([5, 9, 1]))
+    right = dot_attention.attention(query, key, value, form, limits, learning=False)
+    for sequence, length in enumerate((5, 9, 1)):
+        key[sequence, :, length:], value[sequence, :, length:] = math.nan, math.inf
+    leaves = [t.requires_grad_() for t in (query, key, value)]
+    output = dot_attention.attention(query, key, value, form, limits, learning=True)
+    assert output is not None
+    assert right is not None
+    assert torch.equal(output, right)
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(output.sum(), leaves))
+
+
+def test_the_number_of_threads_changes_nothing() -> None:
+    torch.manual_seed(2)
+    query, key, value = (torch.randn(1, 2, 201, 32) for _ in range(3))
+    form, before = dot_attention.form(query, key, value, scale=0.3, band=(-50, 0)), torch.get_num_threads()
+    outputs = []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        try:
+            outputs.append(dot_attention.attention(query, key, value, form, Limits(), learning=False))
+        finally:
+            torch.set_num_threads(before)
+    assert outputs[0] is not None
+    assert outputs[1] is not None
+    assert torch.equal(outputs[0], outputs[1])
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_second_derivatives(call: str) -> None:
+    options, limits = CALLS[call]
+    if limits.bias is not None:
+        limits = limits._replace(bias=limits.bias.nan_to_num(-math.inf, neginf=-math.inf))
+    tensors = drawn(5, 3, QUERIES, torch.float32, False)
+    form = dot_attention.form(tensors[0], tensors[1], tensors[2], **{"scale": 0.3, **options})
+    leaves, doubles = [t.requires_grad_() for t in tensors], [t.detach().double().requires_grad_() for t in tensors]
+    output = dot_attention.attention(leaves[0], leaves[1], leaves[2], form, limits, learning=True)
+    assert output is not None
+    found, true = (
+        torch.autograd.grad(sum(g.square().sum() for g in torch.autograd.grad(y.sum(), x, create_graph=True)), x)
+        for y, x in ((output, leaves), (exact(doubles, options, limits)[0], doubles))
+    )
+    for one, other in zip(found, true, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4 * max(1.0, float(other.abs().max())))
+
+
+@pytest.mark.parametrize("size", [16, 20])
+def test_values_that_are_nan_behind_a_causal_mask(size: int) -> None:
+    """The loops refuse the call, because they read the value for a later row; the backend excludes it."""
+    torch.manual_seed(1)
+    query, key, value = (torch.randn(2, 3, 23, size) for _ in range(3))
+    value[:, :, -1] = math.nan
+    output = regard.attention(query, key, value, mask=regard.causal()).output
+    assert output[:, :, :-1].isfinite().all()
+    assert output[:, :, -1].isnan().all()
