@@ -50,6 +50,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # the items and modules stay until the end: the collector need not visit them after every test
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # modules in C report what is not collected at the end
+
+
 APART = pytest.StashKey[dict[str, interpreting.Apart]]()
 
 

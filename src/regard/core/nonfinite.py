@@ -221,8 +221,9 @@ def zeroed_with_row(problem: Problem, found: Clauses | None) -> tuple[Problem, T
     if seen is None:
         return problem, None
     row = torch.where(seen, 0.0, -math.inf).to(problem.query.dtype)
-    row[..., 0] = 0.0
-    query = torch.where(seen.any(-1)[..., None, None], problem.query, 0)
+    filled = seen.any(-1)
+    row[..., 0].masked_fill_(~filled, 0.0)
+    query = torch.where(filled[..., None, None], problem.query, 0)
     return replace(zeroed(problem, seen), query=query), row.unsqueeze(-2)
 
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from regard.core.backends.kernel_arguments import odd_values
 from regard.core.backends.result import Asked, Result
 from regard.core.biases import DenseBias
 from regard.core.kernel_scores import by_kernel
@@ -129,6 +130,8 @@ def by_one_kernel(problem: Problem) -> bool:
     """Return whether one kernel computes output and weights."""
     tensors = (problem.query, problem.key, problem.value)
     if problem.device.type != "cuda" or problem.query.ndim != 4 or problem.differentiated or not asks(problem):
+        return False
+    if odd_values(problem.query, problem.value):
         return False
     if not TRITON or problem.query.dtype not in (*HALF, torch.float32) or math.prod(problem.shape[:-2]) > _PROGRAMS:
         return False

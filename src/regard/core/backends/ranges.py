@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.core.backends import decoding_step
+from regard.core.backends.kernel_arguments import odd_values
 from regard.core.backends.result import Direct, Result
 from regard.core.biases import Alibi
 from regard.core.clauses import Clauses, clauses
@@ -44,7 +45,7 @@ def serves(problem: Problem, found: Clauses | None) -> bool:
         return False
     if not _worth_it(found, problem.bias) or decoding_step.serves(problem):
         return False
-    sparse = found.low is not None or bool(found.segments)
+    sparse = found.low is not None or len(found.segments) > 0
     small = problem.query.dtype == torch.float32 and (problem.differentiated or not sparse)
     return _fits(problem.query, problem.key, problem.value, _SINGLE if small else _SIZE)
 
@@ -65,7 +66,7 @@ def _fits(query: Tensor, key: Tensor, value: Tensor, most: int) -> bool:
         return False
     if size > most or math.prod(query.shape[:-2]) > _PROGRAMS:
         return False
-    if 0 in (queries, keys, key.shape[-1], value.shape[-1]):
+    if 0 in (queries, keys, key.shape[-1], value.shape[-1]) or odd_values(query, value):
         return False
     # The kernel's 32-bit offsets must reach all heads and rows of a batch row, also in a contiguous copy.
     tensors = (query, key, value)
@@ -148,7 +149,7 @@ def _rules_of(problem: Problem, found: Clauses) -> Callable[[Any, torch.device],
     shape, batch, low, high = problem.shape, problem.shape[0], found.low, found.high
     band = Rules(low, high)
     shared = found.lengths is not None and found.lengths.numel() == 1
-    padded, packed = found.lengths is not None, bool(found.segments)
+    padded, packed = found.lengths is not None, len(found.segments) > 0
     itself = all(own is other for own, other in found.segments) and _reaches_itself(band)
 
     def rules_of(mask: Any, device: torch.device) -> tuple[Any, Any]:

@@ -130,7 +130,7 @@ def kernel(problem: Problem) -> str:
     causal, mask = False, None
     if problem.bias is None and found is not None and _needs_no_block(found):
         causal = found.banded
-        masked = found.lengths is not None or bool(found.dense)
+        masked = found.lengths is not None or len(found.dense) > 0
         mask = torch.empty(1, 1, 1, key.shape[-2], dtype=torch.bool, device=query.device) if masked else None
     else:
         kind = torch.bool if problem.bias is None else query.dtype
@@ -211,7 +211,7 @@ def attend(problem: Problem) -> Result:
     if calls is not None:
         output = per_sequence.attend(query, key, value, calls, kernel)
     elif problem.bias is None and found is not None and _needs_no_block(found):
-        one_row = found.lengths is not None or bool(found.dense)
+        one_row = found.lengths is not None or len(found.dense) > 0
         mask = mask_blocks.built(problem, all_of(1), all_of(problem.shape[-1])) if one_row and row is None else row
         both = None
         # The summary kernels need the log-sum-exp.
@@ -365,7 +365,7 @@ def _at_once(problem: Problem) -> bool:
     found = clauses(problem.mask, *problem.shape[-2:])
     if found is None or problem.bias is not None or problem.request is not None or problem.dropout > 0.0:
         return False
-    masked = (found.lengths is not None or bool(found.segments)) and found.low is None and not found.dense
+    masked = (found.lengths is not None or len(found.segments) > 0) and found.low is None and not found.dense
     return masked and problem.query.ndim == 4 and per_sequence.plain_serves(problem)
 
 

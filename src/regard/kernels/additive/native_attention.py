@@ -18,6 +18,7 @@ from regard.kernels.derivatives import REFERENCE, once_only
 
 _FEW = 5  # pairs for each row from which on exponentials of the rows take less time than a tanh for each pair
 _PARALLEL = 2**16  # pair-features from which on a call uses several threads
+_AGAIN = 2**24  # pair-features up to which gradients can be differentiated again
 
 
 class Visible(NamedTuple):
@@ -99,8 +100,10 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        once_only("backend 'additive'", REFERENCE)
         query, key, value, weight, output, totals = ctx.saved_tensors
+        if torch.is_grad_enabled() and query.numel() * key.shape[2] <= _AGAIN:
+            return *_again((query, key, value, weight), ctx.visible, ctx.needs_input_grad[:4], upstream[0]), None
+        once_only("backend 'additive'", REFERENCE)
         given = [t.contiguous() for t in (query, key, weight, value)]
         change, lengths = upstream[0].contiguous(), _pointer(ctx.visible.lengths)
         dquery, dkey, dvalue = (value.new_empty(t.shape) for t in (query, key, value))
@@ -112,3 +115,28 @@ class _Attention(torch.autograd.Function):
             *_numbers(query, key, value, weight, ctx.visible), parts, REACH, NEAR, _threads(query, key),
         )  # fmt: skip
         return dquery, dkey, dvalue, dweight.sum_to_size(weight.shape), None
+
+
+def _again(
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor], visible: Visible, learned: tuple[bool, ...], upstream: Tensor
+) -> list[Tensor | None]:
+    """Return the gradients with a graph, so that they can be differentiated again."""
+    leaves = [tensor for tensor, one in zip(tensors, learned, strict=True) if one]
+    found = iter(torch.autograd.grad(formula(*tensors, visible), leaves, upstream, create_graph=True))
+    return [next(found) if one else None for one in learned]
+
+
+def formula(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible) -> Tensor:
+    """Return the output in torch operations over all pairs and hidden units."""
+    (batch, heads, queries, _), keys = query.shape, key.shape[2]
+    allowed = torch.ones(1, 1, queries, keys, dtype=torch.bool)
+    if visible.high is not None:
+        allowed = allowed.tril(visible.high)
+    if visible.lengths is not None:
+        allowed = allowed & (torch.arange(keys) < visible.lengths.view(batch, heads, 1, 1))
+    seen = allowed.any(-2).unsqueeze(-1)  # keys that no row attends may be NaN
+    key, value = torch.where(seen, key, 0.0), torch.where(seen, value, 0.0)
+    scores = (torch.tanh(query.unsqueeze(3) + key.unsqueeze(2)) * weight[..., None, None, :]).sum(-1)
+    lowest = torch.finfo(scores.dtype).min
+    weights = torch.softmax(scores.masked_fill(~allowed, lowest), -1)
+    return torch.where(allowed, weights, 0.0) @ value

@@ -28,12 +28,11 @@ from regard.kernels.triton.linear.log_features import running_sums
 class Tuning(NamedTuple):
     """Tile sizes of the kernels; benchmarks try others. The columns of `causal` are the positions of a causal chunk.
 
-    Tiles with pairs have 32 rows: from 64 rows on Triton 3.6 uses Hopper's asynchronous products, and the results of
-    small head sizes are then wrong. They are right, and faster, for elu features in bfloat16 and sizes of 64.
+    Tiles with pairs have 32 rows: from 64 rows on Triton 3.6 uses Hopper's asynchronous products, and some
+    results are then wrong, of sizes 64 and 48 in bfloat16 for example.
     """
 
     causal: Block = Block(32, 32, warps=4, stages=2)
-    even: Block = Block(64, 64, warps=4, stages=2)  # a causal pass, and its gradients, in bfloat16 and sizes of 64
     full: Block = Block(128, 64, warps=8, stages=2)
     wide: Block = Block(64, 64, warps=4, stages=2)  # a full pass for sizes above 64 in float32: shared memory
     sums: Block = Block(32, 64, warps=2, stages=1)
@@ -73,9 +72,7 @@ class _Plan:
         (b, h, q, d), (_, g, k, e), tuning = call.query, call.value, call.tuning
         features = call.directions or d
         self.constants = _constants(call, features)
-        wide = (self.constants["D"], self.constants["EB"])
-        even = call.dtype == torch.bfloat16 and call.directions is None and wide == (64, 64)
-        causal, self.gradient = (tuning.even,) * 2 if call.causal and even else (tuning.causal, tuning.gradient)
+        causal, self.gradient = tuning.causal, tuning.gradient
         # Without a causal mask there are a few large chunks, enough to keep the device busy.
         self.chunk = causal.columns if call.causal else max(256, -(-k // 64 // 64) * 64)
         self.chunks = -(-k // self.chunk)
