@@ -26,7 +26,7 @@ hypothesis.settings.register_profile(
     "regard",
     derandomize=True,
     deadline=None,
-    max_examples=60,
+    max_examples=40,
     database=None,
     print_blob=False,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],  # a slow machine is no fault of a test

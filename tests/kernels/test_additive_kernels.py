@@ -14,7 +14,8 @@ from interpreting import DEVICES
 
 # The interpreter is slow: cases that differ from another only in dtype or mask shape run on a GPU only.
 ON_GPUS = ("float16", "every head its keys", "causal", "key bias", "segments", "everything bfloat16", "gelu bfloat16")
-INTERPRETED = [name for name in CASES if name not in (*ON_GPUS, "times 10 bfloat16")]
+ALIKE = ("window", "float32", "times 10", "times 10 bfloat16")  # parts of "everything float32" and "times 100"
+INTERPRETED = [name for name in CASES if name not in (*ON_GPUS, *ALIKE)]
 
 
 @pytest.mark.interpreted
