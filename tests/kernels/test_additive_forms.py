@@ -1,6 +1,8 @@
 """The CPU forms of additive scores: as accurate as tanh, for any shape."""
 
+import functools
 import math
+import operator
 
 import pytest
 import torch
@@ -125,6 +127,27 @@ def test_small_calls_have_second_derivatives_and_can_be_mapped(monkeypatch: pyte
     mapped = torch.func.vmap(lambda *x: regard.attention(*x, score=score).output)(queries, keys, values)
     for found, *inputs in zip(mapped, queries, keys, values, strict=True):
         torch.testing.assert_close(found, regard.attention(*inputs, score=score, backend="reference").output)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["", "padded"])
+@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
+def test_second_derivatives_of_compiled_loops(causal: bool, padded: bool) -> None:
+    masks = [regard.causal(40)] * causal + [regard.padding([50, 64])] * padded
+    mask = functools.reduce(operator.and_, masks) if masks else None
+    tensors = [drawn(SOME)[0], *drawn(SOME)[1:3], torch.randn(2, 64, generator=torch.Generator().manual_seed(3)) / 8]
+
+    def curved(backend: str, key: Tensor) -> list[Tensor]:
+        query, value, weight = (tensors[i].clone().requires_grad_() for i in (0, 2, 3))
+        key = key.clone().requires_grad_()
+        output = regard.attention(query, key, value, score=regard.Additive(weight), mask=mask, backend=backend).output
+        first = torch.autograd.grad(output.square().sum(), (query, key, weight), create_graph=True)
+        return list(torch.autograd.grad(sum(x.square().sum() for x in first), (query, key, value, weight)))
+
+    broken = tensors[1].clone()
+    if padded:
+        broken[0, :, 60:] = math.nan  # masked keys
+    for found, wanted in zip(curved("additive", broken), curved("reference", tensors[1]), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=2e-3, atol=2e-4)
 
 
 @pytest.mark.parametrize("scale", [3.0, 0.1], ids=["far", "near"])
