@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import typer
 
-from regard.bench.attention_bench import header, machine, quiet
+from regard.bench.command_output import chosen_device, header, machine, quiet
 from regard.bench.sweep import report
-from regard.bench.sweep.drawing import LONGEST, draw
+from regard.bench.sweep.drawing import draw
 from regard.bench.sweep.timing import Measured, measure
 
 
@@ -20,9 +19,7 @@ def sweep(
     *, seed: int, cases: int, only: int | None, device: str | None, minutes: float | None, to: str | None
 ) -> None:
     """Measure, then print the distribution; `to` is a file for JSON, or - for standard output."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device not in LONGEST or (device == "cuda" and not torch.cuda.is_available()):
-        raise typer.BadParameter(f"must be cpu, or cuda where there is one; got {device}", param_hint="--device")
+    device = chosen_device(device)
     if to not in (None, "-"):
         if Path(to).is_dir():
             raise typer.BadParameter(f"{to} is a folder", param_hint="--json")
