@@ -35,6 +35,7 @@ from regard.bench.command_output import (
 from regard.bench.layer_kinds import KINDS, Kind, Setting, meet
 from regard.bench.marked_pages import write_part
 from regard.bench.measurement import cuda_memory, peaks, peaks_apart, times, why
+from regard.train.memory_check import count_parameters
 
 PAGE = "layers.md"
 LENGTHS = {"cpu": tuple(2**power for power in range(7, 14)), "cuda": tuple(2**power for power in range(7, 16))}
@@ -190,7 +191,7 @@ def _remember(points: dict[str, list[Point]], setting: Setting, say: Callable[[s
 def summary_of_kind(kind: Kind, points: list[Point], setting: Setting) -> dict[str, Any]:
     """Return one kind in the record."""
     with torch.device("meta"):
-        parameters = sum(each.numel() for each in kind.make(setting, 0).parameters())
+        parameters = count_parameters(kind.make(setting, 0))
     timed = [(point.length, point.training) for point in points if point.training]
     growth = None
     if len(timed) > 1:

@@ -59,7 +59,6 @@ class Scores(Protocol):
 
     def score(self, text: str, target: Sequence[str], place: int, kept: "Tensor") -> "Tensor":
         """Return p(target[place] | target[:place]) for each row of `kept` (n, k), True where a source token is kept."""
-        ...
 
 
 class Ask(BaseModel):

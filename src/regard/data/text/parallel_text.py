@@ -43,11 +43,9 @@ class Rows(Protocol):
     @property
     def files(self) -> tuple[Path, ...]:
         """Return all files of the source."""
-        ...
 
     def rows(self) -> Iterator[Row]:
         """Return the lines, in order, in constant memory."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 from regard.tasks.driving.highway import FAST, PLANS, Episode, decided, drive, driver_of, make, network_of
 from regard.tasks.driving.highway_view import watched
 from regard.tasks.driving.network import Driver
+from regard.train.memory_check import count_parameters
 
 DRIVERS = ("network", "random", "idle", "planner")
 _TEST_SEED = 1_000_000  # test episodes have seeds from this number on
@@ -235,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             "environment": asked.environment,
             "drivers": {},
             "learned_from": chosen | {"decisions": len(decisions), "begin_with": asked.begin_with is not None},
-            "parameters": sum(parameter.numel() for parameter in network.parameters()),
+            "parameters": count_parameters(network),
         }
         if asked.look is not None:
             watched(make(asked.environment), network, _TEST_SEED).html(asked.look)

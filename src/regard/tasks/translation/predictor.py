@@ -21,7 +21,7 @@ from regard.tasks.inference import answered, evaluating
 from regard.tasks.task import InputError, SettingError
 from regard.tasks.text_generation import BOS, EOS, PAD, hypotheses
 from regard.tasks.translation.codec import NO_WORDS, TOKENIZERS, Coder, Reading, Words, load_coder
-from regard.tasks.translation.config import DecodeSettings, Precision, TranslationConfig
+from regard.tasks.translation.config import Precision, TranslationConfig, TranslationDecoding
 from regard.tasks.translation.network import build
 from regard.train.distributed import shareable
 from regard.train.run_directory import Run
@@ -102,7 +102,7 @@ class Translator:
 
     model: EncoderDecoder
     coder: Coder
-    settings: DecodeSettings
+    settings: TranslationDecoding
     end_mark: bool = True
     captures: Captures = field(default_factory=Captures)  # cached searches: those of similar size share CUDA graphs
     exact: EncoderDecoder | None = None  # the trained model, if this one is a copy in another precision
