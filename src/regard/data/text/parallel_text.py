@@ -127,7 +127,6 @@ class TwoFiles:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Return both files."""
         return self.source, self.target
 
     def rows(self) -> Iterator[Row]:
@@ -171,7 +170,6 @@ class Tsv:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Return the one file."""
         return (self.path,)
 
     def rows(self) -> Iterator[Row]:
@@ -221,7 +219,6 @@ class Jsonl:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Return the one file."""
         return (self.path,)
 
     def rows(self) -> Iterator[Row]:

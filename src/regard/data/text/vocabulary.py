@@ -49,11 +49,9 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """Return the size of the vocabulary."""
         return len(self.numbers)
 
     def encode(self, words: Sequence[str]) -> list[int]:
-        """Return the numbers of these words."""
         return [self.numbers.get(word, self.unknown) for word in words]
 
     def decode(self, numbers: Iterable[int]) -> tuple[str, ...]:

@@ -37,7 +37,6 @@ class Story:
 
     @property
     def answer(self) -> tuple[str, ...]:
-        """Return the words of the answer."""
         return self.words[self.span[0] : self.span[1] + 1]
 
     @property
@@ -52,7 +51,6 @@ class Story:
 
     @property
     def passage(self) -> str:
-        """Return the story as text."""
         return " ".join(map(written, self.sentences))
 
 

@@ -32,7 +32,6 @@ class Utterance:
 
     @property
     def text(self) -> str:
-        """Return the transcript."""
         return " ".join(self.words)
 
 

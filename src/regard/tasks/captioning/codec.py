@@ -38,7 +38,6 @@ class CaptionCodec:
         return cls(Vocabulary.build(captions, size=size, rarest=rarest), by)
 
     def text(self, words: Sequence[str]) -> str:
-        """Return words joined to a text."""
         return ("" if self.by == "characters" else " ").join(words)
 
     def save(self, directory: Path) -> None:

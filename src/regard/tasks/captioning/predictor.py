@@ -30,7 +30,6 @@ _NONE = -100  # target value that the loss ignores
 
 
 def collate(records: Sequence[Record], config: CaptioningConfig, *, grid: int = 1, rows: int = 0) -> Any:
-    """Return records as a batch."""
     return padded(records, {"prefix": PAD, "target": _NONE}, grid=grid, rows=rows)
 
 
@@ -50,12 +49,10 @@ class Caption:
 
     @property
     def answer(self) -> str:
-        """Return the caption."""
         return self.text
 
     @property
     def line(self) -> str:
-        """Return the caption."""
         return self.text
 
     def record(self) -> dict[str, Any]:

@@ -46,7 +46,6 @@ class Steered:
 
     @property
     def answer(self) -> str:
-        """Return the controls."""
         return ", ".join(f"{name} {_signed(value)}" for name, value in zip(CONTROLS, self.controls, strict=True))
 
     @property

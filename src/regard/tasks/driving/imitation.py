@@ -94,12 +94,10 @@ class Decisions:
         )
 
     def save(self, path: Path) -> None:
-        """Write an npz file."""
         np.savez_compressed(path, scenes=self.scenes, values=self.values)
 
     @classmethod
     def load(cls, path: Path) -> "Decisions":
-        """Return the data of a file."""
         with np.load(path) as found:
             return cls(found["scenes"], found["values"])
 

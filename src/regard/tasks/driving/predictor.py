@@ -42,7 +42,6 @@ class Decided:
 
     @property
     def answer(self) -> str:
-        """Return the most probable action."""
         return next(iter(self.probabilities))
 
     @property

@@ -55,13 +55,11 @@ class ReadingCodec:
         return Passage.joined(sentences, whole=self.candidates)
 
     def save(self, directory: Path) -> None:
-        """Write tokenizer.json and codec.json."""
         self.vocabulary.save(directory / "tokenizer.json")
         (directory / "codec.json").write_text(json.dumps({"candidates": self.candidates}), encoding="utf-8")
 
     @classmethod
     def load(cls, directory: Path) -> "ReadingCodec":
-        """Return the codec that `save` wrote."""
         record = json.loads((directory / "codec.json").read_text(encoding="utf-8"))
         return cls(Vocabulary.load(directory / "tokenizer.json"), tuple(record["candidates"]))
 

@@ -30,7 +30,6 @@ PADS = dict.fromkeys(
 
 
 def collated(records: Sequence[Mapping[str, Any]], *, grid: int = 1, rows: int = 0) -> Any:
-    """Return records as a batch."""
     return padded(list(records), dict.fromkeys(PADS, 0), grid=grid, rows=rows)
 
 
@@ -44,12 +43,10 @@ class Found:
 
     @property
     def answer(self) -> str:
-        """Return the words of the answer."""
         return self.found.text
 
     @property
     def line(self) -> str:
-        """Return the answer with its probability."""
         return f"{self.answer} {self.found.probability:.2f}"
 
     def record(self) -> dict[str, Any]:

@@ -35,7 +35,6 @@ class Verdict:
 
     @property
     def answer(self) -> str:
-        """Return the most probable class."""
         return self.classes[int(self.probabilities.argmax())]
 
     @property

@@ -74,7 +74,6 @@ class Transcript:
 
     @property
     def answer(self) -> str:
-        """Return the transcript."""
         return self.text
 
     @property

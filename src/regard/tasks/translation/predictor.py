@@ -52,12 +52,10 @@ class Translation:
 
     @property
     def answer(self) -> str:
-        """Return the translation."""
         return self.text
 
     @property
     def line(self) -> str:
-        """Return the translation."""
         return self.text
 
     def record(self) -> dict[str, Any]:
@@ -168,7 +166,6 @@ class Translator:
 
     @property
     def network(self) -> EncoderDecoder:
-        """Return the model that translates."""
         return self.model
 
     @property
@@ -176,7 +173,6 @@ class Translator:
         return next(self.model.parameters()).device
 
     def batch(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:
-        """Return pairs of numbers as a batch."""
         return collate(pairs, pad=PAD, bos=BOS, eos=EOS, source_end=self.end_mark).to(self.device)
 
     def translate(

@@ -38,12 +38,10 @@ class Seen:
 
     @property
     def answer(self) -> str:
-        """Return the most probable answer."""
         return next(iter(self.probabilities))
 
     @property
     def line(self) -> str:
-        """Return the answer with its probability."""
         return f"{self.answer} {self.probabilities[self.answer]:.2f}"
 
     def record(self) -> dict[str, Any]:
