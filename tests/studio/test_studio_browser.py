@@ -14,7 +14,7 @@ from conftest_studio import running
 
 from regard.look.labels import Labels
 from regard.look.trace import Trace
-from regard.studio.translation_api import Translated, Translation
+from regard.tasks.translation.hypotheses import Answer, Hypothesis
 
 NASTY = "<img src=x onerror=alert(1)>"
 
@@ -454,9 +454,9 @@ class Fixed:
     source: tuple[str, ...]
     tokens: tuple[str, ...]
 
-    def translate(self, text: str, *, beams: int, forced: Sequence[str] = ()) -> Translation:
+    def translate(self, text: str, *, beams: int, forced: Sequence[str] = ()) -> Answer:
         weights = torch.full((len(self.tokens), len(self.source)), 1 / len(self.source))
-        return Translation(self.source, (Translated(self.tokens, -1.0, weights, ((),) * len(self.tokens)),))
+        return Answer(self.source, (Hypothesis(self.tokens, -1.0, weights, ((),) * len(self.tokens)),))
 
 
 @pytest.mark.parametrize(
