@@ -177,12 +177,6 @@ def test_an_unknown_label_in_the_test_part_is_named(tmp_path):
         load_parts([tmp_path])
 
 
-def test_test_texts_that_stand_in_training_are_known(tmp_path):
-    for part, more in (("train", "1\tx\n"), ("dev", ""), ("test", "1\tnew\n")):
-        written(tmp_path, f"{part}.tsv", f"label\ttext\n1\ta\n0\tb\n{more}")
-    assert [row.text for row in load_parts([tmp_path]).unseen()] == ["new"]
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [("1\ta b\n1\tc d\n1\te f\n", "expected 2 to 1000 labels"), ("1\ta b\n0\tc d\n", "too few texts")],

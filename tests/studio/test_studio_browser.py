@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from conftest_studio import running
+from conftest_studio import counts, running, says
 
 from regard.look.labels import Labels
 from regard.look.trace import Trace
@@ -21,19 +21,6 @@ NASTY = "<img src=x onerror=alert(1)>"
 
 def cell(page, stage: str, row: int, column: int):
     return page.locator(f'table[aria-label="{stage}"] [data-row="{row}"][data-column="{column}"]')
-
-
-def says(locator, text: str) -> None:
-    """Wait until an element has a text."""
-    from playwright.sync_api import expect
-
-    expect(locator).to_contain_text(text)
-
-
-def counts(locator, number: int) -> None:
-    from playwright.sync_api import expect
-
-    expect(locator).to_have_count(number)
 
 
 def choose(page, name: str, value: str) -> None:

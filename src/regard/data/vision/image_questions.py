@@ -4,8 +4,8 @@ A question whose picture is missing is an error that names the entry.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -36,16 +36,15 @@ class ImageQuestion:
 class QuestionFiles:
     """Questions to train on, to validate with and to test with, if the files define these parts; else all in `train`.
 
-    `unseen` counts the questions of the other parts whose answer does not occur in `train`. They are not removed: a
-    model that chooses among the answers of training gets them wrong, and its accuracy must include them. The parts
-    store their texts in packed buffers and create items on access.
+    Questions of the other parts whose answer does not occur in `train` are not removed: a model that chooses among the
+    answers of training gets them wrong, and its accuracy must include them. The parts store their texts in packed
+    buffers and create items on access.
     """
 
     train: Sequence[ImageQuestion]
     valid: Sequence[ImageQuestion]
     test: Sequence[ImageQuestion]
     report: Report
-    unseen: Mapping[str, int] = field(default_factory=dict)
 
 
 def load_image_questions(path: Path) -> QuestionFiles:
@@ -61,10 +60,7 @@ def load_image_questions(path: Path) -> QuestionFiles:
     parts = {part: _packed(_kept(file, tally)) for part, file in question_files(path).items()}
     if not tally["kept"]:
         raise DataError(f"{path}: no question is left ({report(tally)})")
-    known = {item.answer for item in parts.get("train", ())}
-    others = {part: parts[part] for part in PARTS[1:] if part in parts and known}
-    unseen = {part: sum(item.answer not in known for item in items) for part, items in others.items()}
-    return QuestionFiles(*(parts.get(part, ()) for part in PARTS), report=report(tally), unseen=unseen)
+    return QuestionFiles(*(parts.get(part, ()) for part in PARTS), report=report(tally))
 
 
 def answer_list(questions: Iterable[ImageQuestion], *, most: int | None = None) -> tuple[str, ...]:
