@@ -105,6 +105,7 @@ def _sweep(
     seed: Annotated[int, typer.Option(help="Another seed draws other calls.", metavar="N")] = 0,
     cases: Annotated[int, typer.Option(help="The number of calls.", min=1, metavar="N")] = 120,
     case: Annotated[int | None, typer.Option(help="Measure the case of this index alone.", min=0, metavar="N")] = None,
+    ordinary: Annotated[bool, typer.Option("--ordinary", help="Measure a fixed list of ordinary calls.")] = False,
     device: Device = None,
     minutes: Annotated[
         float | None, typer.Option(help="Draw no further case after this time.", min=0, metavar="N")
@@ -116,4 +117,4 @@ def _sweep(
     """Measure random calls of every kind against the fastest alternative in torch."""
     from regard.bench.sweep.command import sweep
 
-    sweep(seed=seed, cases=cases, only=case, device=device, minutes=minutes, to=to)
+    sweep(seed=seed, cases=cases, only=case, fixed=ordinary, device=device, minutes=minutes, to=to)
