@@ -83,7 +83,7 @@ def _functions() -> tuple[Any, Any]:
     forward, backward = library.regard_additive_attention, library.regard_additive_gradients
     ends = [ctypes.c_double] * 2 + [ctypes.c_long]
     forward.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_long] * 9 + ends
-    backward.argtypes = [ctypes.c_void_p] * 12 + [ctypes.c_long] * 10 + ends
+    backward.argtypes = [ctypes.c_void_p] * 11 + [ctypes.c_long] * 10 + ends
     forward.restype, backward.restype = ctypes.c_int, None
     return forward, backward
 
@@ -94,13 +94,13 @@ class _Attention(torch.autograd.Function):
         found = _forward(query, key, value, weight, visible)
         if found is None:
             return query.new_empty(0)
-        ctx.save_for_backward(query, key, value, weight, *found)
+        ctx.save_for_backward(query, key, value, weight, found[1])
         ctx.visible = visible
         return found[0]
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, weight, output, totals = ctx.saved_tensors
+        query, key, value, weight, totals = ctx.saved_tensors
         if torch.is_grad_enabled() and query.numel() * key.shape[2] <= _AGAIN:
             return *_again((query, key, value, weight), ctx.visible, ctx.needs_input_grad[:4], upstream[0]), None
         once_only("backend 'additive'", REFERENCE)
@@ -110,7 +110,7 @@ class _Attention(torch.autograd.Function):
         dweight = value.new_empty(*query.shape[:2], query.shape[3])
         parts = segments(query.shape[0] * query.shape[1], *query.shape[2:])
         _functions()[1](
-            *[t.data_ptr() for t in given], lengths, change.data_ptr(), output.data_ptr(), totals.data_ptr(),
+            *[t.data_ptr() for t in given], lengths, change.data_ptr(), totals.data_ptr(),
             dquery.data_ptr(), dkey.data_ptr(), dweight.data_ptr(), dvalue.data_ptr(),
             *_numbers(query, key, value, weight, ctx.visible), parts, REACH, NEAR, _threads(query, key),
         )  # fmt: skip
