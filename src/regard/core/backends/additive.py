@@ -26,6 +26,7 @@ from regard.core.masks import Mask, Padding
 from regard.core.problem import HALF, Problem
 from regard.core.requests import Full, LogSumExp, Request, Top, returned
 from regard.core.scores import Additive
+from regard.core.transforms import eager
 from regard.kernels.additive import exponential, logistic, native_attention, pair_loops
 from regard.kernels.additive.small_calls import stores_scores
 from regard.kernels.availability import TRITON
@@ -171,7 +172,7 @@ def _features(problem: Problem) -> int:
 
 def _builds(problem: Problem) -> bool:
     """Return whether to use the compiled loops. Only shapes decide, so that a resumed run computes the same numbers."""
-    if torch.compiler.is_compiling() or _SOME <= _features(problem) < _WORTH:
+    if not eager((problem.query, problem.key)) or _SOME <= _features(problem) < _WORTH:
         return False
     return exponential.worth_building(problem.dtype, *problem.shape[-2:]) and pair_loops.available()
 
@@ -225,7 +226,7 @@ def _native_serves(problem: Problem) -> bool:
     weight = problem.score.weight
     if any(t.dtype not in (*HALF, torch.float32) for t in (query, problem.key, value, weight)):
         return False
-    if problem.score.activation != "tanh" or problem.empty or torch.compiler.is_compiling():
+    if problem.score.activation != "tanh" or problem.empty or not eager((query, problem.key, value, weight)):
         return False
     return pair_loops.available()
 

@@ -24,7 +24,7 @@ from regard.core.problem import Problem
 from regard.core.requests import Entropy, LogSumExp, Request, Top, returned
 from regard.core.scores import Bilinear, Cosine, Dot, ScaledDot, Score
 from regard.core.spans import all_of
-from regard.core.transforms import transformed
+from regard.core.transforms import eager
 from regard.kernels import dot_attention
 from regard.kernels.dot_attention import NO_LIMITS, Limits
 
@@ -48,7 +48,7 @@ def serves(problem: Problem) -> bool:
     tensors, query = (problem.query, problem.key, problem.value), problem.query
     if problem.device.type != "cpu" or problem.named or problem.gathered or problem.empty:
         return False
-    if problem.bad_keys is not None or not _eager(tensors):
+    if problem.bad_keys is not None or not eager(tensors):
         return False
     if isinstance(problem.request, LogSumExp) or (problem.request and math.prod(problem.shape) > _STORED):
         return False
@@ -61,15 +61,6 @@ def serves(problem: Problem) -> bool:
     if type(problem.score) not in (Dot, ScaledDot, Cosine, Bilinear) or not _short(problem):
         return False
     return _mask_fits(problem) and _bias_fits(problem) and dot_attention.available()
-
-
-def _eager(tensors: tuple[Tensor, ...]) -> bool:
-    """Return whether the tensors have memory, outside of compilers, torch.func, tracing and modes."""
-    if torch.compiler.is_compiling() or transformed():
-        return False
-    if torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
-        return False
-    return all(type(t) in (Tensor, torch.nn.Parameter) and t.layout is torch.strided for t in tensors)
 
 
 def _normalizer(problem: Problem) -> str | None:
