@@ -16,7 +16,7 @@
 #define CHUNKS 32            /* portions of the units that a thread takes in turn */
 #define LOWEST -86.0f        /* the sigmoid of anything less is 0 */
 
-enum { SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX }; /* entmax with alpha = 1.5 */
+enum { SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX, HARD }; /* entmax with alpha = 1.5; hard: the best key, forward only */
 
 /* What calls with one signature have in common; Python fills an array of `long` in this order. */
 typedef struct {
@@ -36,6 +36,8 @@ typedef struct {
     const unsigned char *allowed;
     char *output, *dquery, *dkey, *dvalue; /* gradients are contiguous */
     float *weights, *dscores;              /* (batch, heads, queries, keys), if requested */
+    float *log_prob;                       /* (batch, heads, queries) of the best keys, and their indices */
+    long *index;
     const float *dweights;
     float scale, softcap, shift;
     long parts;
@@ -323,6 +325,19 @@ static int weigh(const call *c, const block *at, long i, long width, float *scor
         memset(scores, 0, (size_t)width * sizeof(float));
         return !wrong;
     }
+    if (s->normalizer == HARD) {
+        long best = 0, place = (at->b * s->heads + at->h) * s->queries + i;
+        while (best < n - 1 && scores[best] != big) best++;
+        for (long x = 0; x < width; x += LANES) {
+            vec y = ADD(LOAD(scores + x), ALL(-big));
+            total = ADD(total, ABOVE(y, ALL(LOWEST), exponential(y)));
+        }
+        memset(scores, 0, (size_t)width * sizeof(float));
+        scores[best] = 1.0f;
+        c->log_prob[place] = -logf(sum(total));
+        c->index[place] = at->first + best;
+        return !wrong;
+    }
     if (s->normalizer == SPARSEMAX || s->normalizer == ENTMAX) {
         project(scores, width, big, s->normalizer == ENTMAX);
         return !wrong;
@@ -396,6 +411,19 @@ static const float *rows_of(const char *from, long stride, long half, long rows,
 
 static long bytes(const shape *s) { return s->half ? 2 : 4; }
 
+/* The value of the best key of each row of a block, zeros for a row that attends nothing. Their scores are one-hot. */
+static void pick(const call *c, const block *at, const float *scores, long width, const float *values, long stride,
+                 float *out, long out_width) {
+    const long *index = c->index + (at->b * c->s->heads + at->h) * c->s->queries + at->row;
+    for (long i = 0; i < at->rows; i++) {
+        long best = index[i] - at->first;
+        if (best >= 0 && best < at->last - at->first && scores[i * width + best] != 0.0f)
+            memcpy(out + i * out_width, values + best * stride, (size_t)out_width * sizeof(float));
+        else
+            memset(out + i * out_width, 0, (size_t)out_width * sizeof(float));
+    }
+}
+
 /* The output of a part of the rows of a head. */
 static void forward_unit(const call *c, long unit) {
     const shape *s = c->s;
@@ -417,6 +445,13 @@ static void forward_unit(const call *c, long unit) {
     const float *k = rows_of(keys, s->key[2], half, n, size, size, key_copy, &key_row);
     const float *v = rows_of(values, s->value[2], half, n, s->value_size, out_width, value_copy, &value_row);
     if (!few) transpose(k, key_row, n, size, kt, width);
+    vec seen = ALL(0.0f); /* values with weight 0 count too */
+    for (long i = 0; s->normalizer == HARD && i < n; i++)
+        for (long x = 0; x < out_width; x += LANES) seen = FMA(LOAD(v + i * value_row + x), ALL(0.0f), seen);
+    if (!(sum(seen) == 0.0f)) {
+        *c->bad = 1;
+        return;
+    }
     for (long row = start; row < stop; row += BLOCK) {
         block at = block_of(c, b, h, row, least(BLOCK, stop - row), all.first);
         long shift = (at.first - all.first) / STEP * STEP; /* a whole vector of the transposed keys */
@@ -442,7 +477,10 @@ static void forward_unit(const call *c, long unit) {
             memset(to, 0, (size_t)s->keys * sizeof(float));
             for (long x = 0; x < count; x++) to[at.first + x] = scores[i * width + x] * by[i];
         }
-        multiply(at.rows, out_width, count, scores, width, 1, v + shift * value_row, value_row, out, out_width, 0);
+        if (s->normalizer == HARD)
+            pick(c, &at, scores, width, v + shift * value_row, value_row, out, out_width);
+        else
+            multiply(at.rows, out_width, count, scores, width, 1, v + shift * value_row, value_row, out, out_width, 0);
         for (long x = 0; x < at.rows * out_width; x += LANES) check = FMA(LOAD(out + x), ALL(0.0f), check);
         if (!(sum(check) == 0.0f)) {
             *c->bad = 1;
@@ -728,12 +766,12 @@ int regard_dot_amx(void) {
 /* Returns 0, or 1 if a number was not finite or a length is out of range. */
 int regard_dot_attention(const shape *s, const void *query, const void *key, const void *value, const long *lengths,
                          const long *query_ids, const long *key_ids, const float *bias, const float *slopes,
-                         const unsigned char *allowed, void *output, float *weights, double scale, double softcap,
-                         double shift, long threads) {
+                         const unsigned char *allowed, void *output, float *weights, float *log_prob, long *index,
+                         double scale, double softcap, double shift, long threads) {
     int bad = 0;
     call c = {.s = s, .query = query, .key = key, .value = value, .lengths = lengths, .query_ids = query_ids,
               .key_ids = key_ids, .bias = bias, .slopes = slopes, .allowed = allowed, .output = output, .weights = weights,
-              .scale = (float)scale, .softcap = (float)softcap, .shift = (float)shift, .parts = 1, .bad = &bad};
+              .log_prob = log_prob, .index = index, .scale = (float)scale, .softcap = (float)softcap, .shift = (float)shift, .parts = 1, .bad = &bad};
     for (long b = 0; lengths && b < s->batch; b++)
         if (lengths[b] < 0 || lengths[b] > s->keys) return 1;
     long slices = s->batch * s->heads;

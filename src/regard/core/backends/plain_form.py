@@ -31,7 +31,7 @@ from regard.core.normalizers import (
     one_hot,
 )
 from regard.core.problem import HALF, Problem
-from regard.core.requests import Entropy, Full, LogSumExp, Request, Top
+from regard.core.requests import Entropy, Full, LogSumExp, Request, Top, returned
 from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot
 from regard.core.spans import all_of
 from regard.core.transforms import transformed
@@ -61,7 +61,8 @@ def serves(problem: Problem) -> bool:
 def attend(problem: Problem) -> Result | None:
     """Compute the call; None if a value is not finite, on the CPU, where `reference` takes over."""
     if problem.request is not None and by_one_kernel(problem) and (computed := asked(problem)) is not None:
-        return Result(*computed(problem.query, problem.key, problem.value, problem.request))
+        found = computed(problem.query, problem.key, problem.value, None, None, None, problem.request)
+        return None if found is None else Result(*found)
     learning, inspected = problem.differentiated, problem.masked and inspects(problem)
     if inspected and not (
         harmless(problem.query, problem.key, problem.value, True) if learning else finite(problem.key)
@@ -111,17 +112,16 @@ def asked(problem: Problem) -> Asked | None:
 
         run = prepared(query, problem.key, problem.value, scale, exact)
 
-    def computed(query: Tensor, key: Tensor, value: Tensor, request: Request) -> tuple[Tensor, Tensor | Top]:
+    def computed(
+        query: Tensor, key: Tensor, value: Tensor, _: object, mask: object, bias: object, request: Request
+    ) -> tuple[Tensor, Tensor | Top | None, None]:
         if run is not None and query.device.index == torch.cuda.current_device():
             output, weights = run(query, key, value)
         else:
             weights = torch.softmax(product(query, key, scale, False, learning), -1)
             weights = weights if weights.dtype == exact else weights.to(exact)
             output = weighted_sum(weights, value, None, learning)
-        found, dtype = request.of(weights), query.dtype
-        if isinstance(found, Top):
-            return output, found if found.values.dtype == dtype else Top(found.values.to(dtype), found.indices)
-        return output, _like(found, query)
+        return output, returned(request.of(weights), request, query.dtype), None
 
     return computed
 
