@@ -139,16 +139,65 @@ def test_output_and_weights_by_one_kernel(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_masked_weights_of_a_query_of_nan_are_zero(device: str) -> None:
+@pytest.mark.parametrize("row", [[torch.nan, 0.0], [-torch.inf, -torch.inf], [torch.inf, 0.0]], ids=str)
+def test_one_kernel_keeps_nan(row: list[float], device: str) -> None:
+    """Softmax of scores of NaN, of +inf, or of -inf alone is NaN; a score of -inf beside others has weight 0."""
+    from regard.kernels.triton.full_weights import attended
+
+    query = torch.tensor([[row, [0.0, 1.0], [1.0, 1.0]]], device=device).unsqueeze(0)
+    key = torch.tensor([[1.0, 0.0], [0.5, 0.5], [1.0, 1.0]], device=device).abs().expand(1, 1, 3, 2).contiguous()
+    output, weights = attended(query, key, key, 1.0, torch.float32)(query, key, key)
+    real = (query.double() @ key.double().mT).softmax(-1)
+    torch.testing.assert_close(weights.double(), real, equal_nan=True)
+    torch.testing.assert_close(output.double(), real @ key.double(), equal_nan=True)
+
+
+NONFINITE = [(case, False) for case in CASES if case != "large scores"] + [("plain", True), ("causal", True)]
+
+
+def assert_same(found: Tensor | regard.Top, real: Tensor, kind: str) -> None:
+    """Compare what was requested with the oracle's, NaN included; the keys of weights of NaN are any keys."""
+    if isinstance(found, regard.Top):
+        found, indices = found
+        real = real.topk(5, -1).values
+        assert ((indices == -1) == (found == 0)).all()
+    torch.testing.assert_close(found.double(), real.double(), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", [*KINDS, "full", "top"])
+@pytest.mark.parametrize(("case", "known"), NONFINITE)
+def test_nan_is_not_lost(case: str, known: bool, kind: str, device: str) -> None:
+    """A row that attends NaN is NaN as a whole, by a query of NaN or a key of NaN; a known sum may be +inf there."""
     from regard.core import summaries
 
-    problem, leaves, (scale, allowed, bias) = problem_of("causal", device, "full")
-    real = expected(*(t.detach().double() for t in leaves), scale, allowed, bias, "full")
-    real[0, 1, 7, :8] = torch.nan
-    problem.query.detach()[0, 1, 7, 3] = torch.nan
-    found = summaries.weights(problem)
-    assert isinstance(found, Tensor)
-    torch.testing.assert_close(found.double(), real, rtol=1e-5, atol=1e-5, equal_nan=True)
+    problem, leaves, (scale, allowed, bias) = problem_of(case, device, kind)
+    with torch.no_grad():
+        leaves[0][0, 0, 29, 2] = torch.nan
+        leaves[1][0, :, 23, 1] = torch.nan
+        leaves[1][-1, :, 40, 1] = torch.nan
+    true = [t.detach().double() for t in leaves]
+    lse = expected(*true, scale, allowed, bias, "logsumexp") if known else None
+    lse = None if lse is None else torch.where(lse.isnan(), torch.inf, lse)
+    assert_same(summaries.weights(problem, lse), expected(*true, scale, allowed, bias, "full" if kind == "top" else kind), kind)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", [*KINDS, "full", "top"])
+@pytest.mark.parametrize("case", [case for case, known in NONFINITE if not known])
+def test_weights_of_scores_of_minus_infinity(case: str, kind: str, device: str) -> None:
+    """If all scores that a row attends overflow, softmax is NaN; with a bias, -inf means masked."""
+    from regard.core import summaries
+
+    problem, leaves, (scale, allowed, bias) = problem_of(case, device, kind)
+    with torch.no_grad():
+        leaves[0][..., 0] = 0
+        leaves[0][0, 0, 29, 0] = 2.0**100
+        leaves[1][..., 0] = -(2.0**100)
+    if case == "bias":
+        allowed[0, 0, 29] = False
+    real = expected(*(t.detach() for t in leaves), scale, allowed, bias, "full" if kind == "top" else kind)
+    assert_same(summaries.weights(problem), real, kind)
 
 
 @pytest.mark.parametrize("device", DEVICES)

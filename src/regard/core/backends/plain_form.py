@@ -146,11 +146,15 @@ def inspects(problem: Problem) -> bool:
     return problem.device.type == "cpu"
 
 
+def _few(problem: Problem) -> bool:
+    return problem.matrices * math.prod(problem.shape[-2:]) <= _STORED_NUMBERS
+
+
 def mask_and_bias(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
     """Return which pairs may attend, by mask and bias, and the bias; None if all may, and if there is no bias."""
     rows, columns = all_of(problem.shape[-2]), all_of(problem.shape[-1])
     mask, rule, device = problem.mask, problem.bias, problem.device
-    few = problem.matrices * len(rows) * len(columns) <= _STORED_NUMBERS
+    few = _few(problem)
     allowed: Tensor | None = None
     if mask is not None:
         if few and not isinstance(mask, (Dense, Band)):
@@ -220,7 +224,17 @@ def _weights(problem: Problem, scores: Tensor, allowed: Tensor | None, learning:
     if allowed is None:
         return torch.softmax(scores, -1)
     weights = torch.softmax(masked, -1)
-    return weights if no_row_empty(problem, allowed) else filled_with(weights, allowed, 0.0)
+    # A row with NaN is NaN at masked keys too, as in `reference`.
+    return weights if no_row_empty(problem, allowed) else filled_with(weights, _filled(problem, allowed), 0.0)
+
+
+def _filled(problem: Problem, allowed: Tensor) -> Tensor:
+    """Return which rows may attend anything, (…, q, 1)."""
+    mask, shape = problem.mask, problem.shape[-2:]
+    bias = problem.bias is not None and problem.bias.may_mask
+    if mask is None or bias or isinstance(mask, (Dense, Band)) or not _few(problem):
+        return allowed.any(-1, keepdim=True)
+    return stored(mask, problem.device, ("filled", shape), lambda: allowed.any(-1, keepdim=True))
 
 
 def _hard(problem: Problem, scores: Tensor, allowed: Tensor | None) -> Result | None:
