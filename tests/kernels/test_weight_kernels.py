@@ -217,6 +217,35 @@ def test_largest(case: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", ["causal", "bias"])
+def test_gradients_of_the_largest(case: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values come from a kernel, their first and second derivatives from weights that are computed again."""
+    from regard.core import recompute, summaries
+
+    monkeypatch.setattr(summaries, "serves", lambda problem: True)
+    problem, leaves, (scale, allowed, bias) = problem_of(case, device, "top")
+    true = [t.detach().double().requires_grad_() for t in leaves]
+    values, indices = recompute.weights(problem, None)
+    assert not indices.requires_grad
+    real = expected(*true, scale, allowed, bias, "full").topk(5, -1).values
+    change = torch.randn_like(real)
+    for second in (False, True):
+        found, wanted = (
+            torch.autograd.grad((x * change.to(x.dtype)).sum(), of, create_graph=second)
+            for x, of in ((values, leaves), (real, true))
+        )
+        if second:
+            found, wanted = (
+                torch.autograd.grad(sum(t.square().sum() for t in grads), of)
+                for grads, of in ((found, leaves), (wanted, true))
+            )
+        for one, other in zip(found, wanted, strict=True):
+            assert (one.double() - other).norm() <= 2e-5 * max(other.norm().item(), 1e-3)
+        values, _ = recompute.weights(problem, None)
+        real = expected(*true, scale, allowed, bias, "full").topk(5, -1).values
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("count", "high"), [(8, None), (5, 0), (8, -3)])
 def test_largest_of_half_precision(count: int, high: int | None, dtype: torch.dtype, device: str) -> None:

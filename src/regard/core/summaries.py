@@ -37,7 +37,9 @@ def serves(problem: Problem) -> bool:
         return False
     if problem.query.dtype not in (*HALF, torch.float32) or max(problem.query.shape[-1], problem.key.shape[-1]) > _SIZE:
         return False
-    if isinstance(problem.request, (Full, TopWeights)) and problem.differentiated:
+    if isinstance(problem.request, Full) and problem.differentiated:
+        return False
+    if isinstance(problem.request, TopWeights) and problem.learned and torch.is_grad_enabled():
         return False
     if isinstance(problem.request, TopWeights) and problem.request.count > _COUNT:
         return False
