@@ -139,6 +139,61 @@ def test_output_and_weights_by_one_kernel(
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("raw", [False, True], ids=["aligned", "as given"])
+@pytest.mark.parametrize("case", [case for case in CASES if case != "large scores"])
+def test_masked_output_and_weights_by_one_kernel(case: str, raw: bool, device: str) -> None:
+    """Values of NaN and Inf reach the rows that attend them, and no others; their weights are those of other values."""
+    from regard.core.backends.kernel_arguments import by_pairs, pairs_of
+    from regard.kernels.triton.full_weights import attended
+
+    problem, leaves, (scale, allowed, bias) = problem_of(case, device, "full")
+    assert by_pairs(problem)
+    (b, h, g, q, k, _), given = CASES[case]
+    mask = mask_of(given, b, q, k, device) if raw else problem.mask
+    query, key = (t.detach() for t in leaves)
+    value = torch.randn(b, g, k, 17, device=device)
+    value[:, :, 9] = torch.nan
+    value[:, 0, 31, 4] = torch.inf
+    pairs = pairs_of(problem)(mask, problem.bias, query.device)
+    output, weights = attended(query, key, value, scale, torch.float32, masked=True)(query, key, value, pairs)
+    real = expected(query.double(), key.double(), scale, allowed, bias, "full")
+    torch.testing.assert_close(weights.double(), real, rtol=1e-5, atol=1e-6)
+    value = value.double().repeat_interleave(h // g, 1)
+    reached = (allowed.double() @ (~value.isfinite()).double()) > 0
+    true = (real @ value.nan_to_num(0.0, 0.0, 0.0)).masked_fill(reached, torch.nan)
+    assert output.isfinite()[~reached.any(-1)].all()
+    assert not output.isfinite()[reached].any()
+    found = output.double().masked_fill(reached.any(-1, keepdim=True), 0)
+    torch.testing.assert_close(found, true.masked_fill(reached.any(-1, keepdim=True), 0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "bias",
+    [regard.alibi([0.5, 0.25]), regard.relative(torch.linspace(-1, 1, 14).view(2, 7))],
+    ids=["alibi", "relative"],
+)
+def test_bias_rules_by_one_kernel(bias: regard.Bias, device: str) -> None:
+    from regard.core.backends.kernel_arguments import pairs_of
+    from regard.core.problem import build
+    from regard.kernels.triton.full_weights import attended
+
+    torch.manual_seed(6)
+    bias = bias.holding(lambda tensor: tensor.to(device))
+    query, key, value = (torch.randn(2, 2, n, 16, device=device) for n in (37, 41, 41))
+    problem = build(
+        query, key, value, regard.ScaledDot(), regard.Softmax(), regard.causal(3), bias, 0.0, regard.full(), None
+    )
+    pairs = pairs_of(problem)(regard.causal(3), bias, query.device)
+    output, weights = attended(query, key, value, 0.25, torch.float32, masked=True)(query, key, value, pairs)
+    numbers = bias.aligned((2, 2, 37, 41)).values(range(37), range(41), torch.float64)
+    allowed = torch.ones(37, 41, dtype=torch.bool, device=device).tril(3).expand(2, 2, -1, -1)
+    real = expected(query.double(), key.double(), 0.25, allowed, numbers, "full")
+    torch.testing.assert_close(weights.double(), real, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(output.double(), real @ value.double(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("row", [[torch.nan, 0.0], [-torch.inf, -torch.inf], [torch.inf, 0.0]], ids=str)
 def test_one_kernel_keeps_nan(row: list[float], device: str) -> None:
     """Softmax of scores of NaN, of +inf, or of -inf alone is NaN; a score of -inf beside others has weight 0."""
@@ -179,7 +234,9 @@ def test_nan_is_not_lost(case: str, known: bool, kind: str, device: str) -> None
     true = [t.detach().double() for t in leaves]
     lse = expected(*true, scale, allowed, bias, "logsumexp") if known else None
     lse = None if lse is None else torch.where(lse.isnan(), torch.inf, lse)
-    assert_same(summaries.weights(problem, lse), expected(*true, scale, allowed, bias, "full" if kind == "top" else kind), kind)
+    assert_same(
+        summaries.weights(problem, lse), expected(*true, scale, allowed, bias, "full" if kind == "top" else kind), kind
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES)

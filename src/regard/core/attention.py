@@ -129,7 +129,9 @@ def attention(
         route = None if described is None else stored(described)
         if route is not None:
             if route.asked is not None and weights is not None:
-                return Attended(*route.asked(query, key, value, weights))
+                found = route.asked(query, key, value, weights, mask, bias)
+                if found is not None:
+                    return Attended(*found)
             output = None if route.direct is None else route.direct(query, key, value, score, mask, bias)
             if output is not None and route.direct is not None:
                 if bias is None and weights is None:
@@ -231,7 +233,9 @@ def _attend(
         route = dispatch.store(described, problem, given)
         # The first call of a signature must give the same bits as the next ones, so that runs can be resumed.
         if route.asked is not None and weights is not None:
-            return Attended(*route.asked(query, key, value, weights))
+            found = route.asked(query, key, value, weights, mask, bias)
+            if found is not None:
+                return Attended(*found)
         output = None if route.direct is None else route.direct(query, key, value, score, mask, bias)
         if output is not None:
             return Attended(output)

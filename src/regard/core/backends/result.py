@@ -10,8 +10,9 @@ from regard.core.requests import Request, Top
 # Takes query, key, value, score, mask and bias of a call; returns its output, or None if the kernel refuses the data.
 Direct = Callable[[Tensor, Tensor, Tensor, Any, Any, Any], Tensor | None]
 
-# Takes query, key, value and the request of a call without a mask; returns its output and what is requested.
-Asked = Callable[[Tensor, Tensor, Tensor, Request], tuple[Tensor, Tensor | Top]]
+# Takes query, key, value, request, mask and bias of a call; returns its output and what is requested, or None if the
+# kernel refuses the call.
+Asked = Callable[[Tensor, Tensor, Tensor, Request, Any, Any], tuple[Tensor, Tensor | Top] | None]
 
 
 class Result(NamedTuple):

@@ -30,7 +30,6 @@ def _streamed(q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, COUNT:
     The three largest scores of each column of the tiles are stored. They hold all that is sought unless more than
     three of them are in one column; if three are, a fourth may have been dropped.
     """
-    i = i0 + tl.arange(0, BM)
     columns = tl.arange(0, BN)[None, :]
     first = tl.full((BM, BN), float("-inf"), tl.float32)
     second = tl.full((BM, BN), float("-inf"), tl.float32)
