@@ -367,7 +367,7 @@ def _by_kernels(problem: Problem) -> Result:
         dropout=problem.dropout,
         seed=blocked.seed(problem),
         **mask_arguments(problem, lead),
-        **bias_arguments(problem, lead),
+        **bias_arguments(problem.bias, problem.shape, lead),
     )
     lse = lse.reshape(*lead, *lse.shape[-2:])
     weights = lse if isinstance(problem.request, LogSumExp) else None

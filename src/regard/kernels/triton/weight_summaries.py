@@ -32,6 +32,7 @@ from regard.kernels.triton.additive.pairs import (
 from regard.kernels.triton.additive.plan import Block, launch
 
 LN2 = tl.constexpr(0.6931471805599453)
+ROWS = tl.constexpr(1024)  # the number of rows whose log-sum-exp is tested for NaN at a time
 
 
 @triton.jit
@@ -56,19 +57,82 @@ def pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION: tl.c
 
 
 @triton.jit
+def tile_scores(
+    q, key, pairs, b, h, i0, j0, n_q, n_k, k_n, scale, every, SIZE: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Return `pair_scores` of rows q, which begin at i0, and the keys from j0."""
+    i, j = i0 + tl.arange(0, BM), j0 + tl.arange(0, BN)
+    k = tile_rows(key, j, n_k, k_n, SIZE, D)
+    return pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
+
+
+@triton.jit
+def row_sums(
+    q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, ENTROPY: tl.constexpr, SIZE: tl.constexpr,
+    PRECISION: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Return of each row the maximum m of its scores, Σ 2^(s − m) and, with ENTROPY, Σ 2^(s − m) (s − m).
+
+    A maximum ignores NaN on a GPU, so it is the sum that is NaN if a score is NaN or +inf. It is 0 if none is finite.
+    """
+    most = tl.full((BM,), float("-inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    spread = tl.zeros((BM,), tl.float32)
+    for j0 in range(start, stop, BN):
+        some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
+        if some:
+            s = tile_scores(q, key, pairs, b, h, i0, j0, n_q, n_k, k_n, scale, every, SIZE, PRECISION, D, BM, BN)
+            new_most = tl.maximum(most, tl.max(s, 1))
+            pivot = tl.where(new_most == float("-inf"), 0.0, new_most)
+            fade = tl.exp2(most - pivot)
+            x = s - pivot[:, None]
+            p = power_of_two(x, PRECISION != "interpreted")
+            if ENTROPY:
+                moved = tl.where(most == float("-inf"), 0.0, most - pivot)
+                spread = (spread + total * moved) * fade + tl.sum(tl.where(p > 0.0, p * x, 0.0), 1)
+            total = total * fade + tl.sum(p, 1)
+            most = new_most
+    return most, total, spread
+
+
+@triton.jit
+def lost_sums(total, pairs, b, h, i0, start, stop, n_q, n_k, BM: tl.constexpr, BN: tl.constexpr):
+    """Return the sums of `row_sums`, NaN for rows that attend scores of −inf alone: so are the weights of softmax.
+
+    With a bias −inf means masked.
+    """
+    if (pairs.bias is None) & (pairs.table is None):
+        i = i0 + tl.arange(0, BM)
+        if tl.max(((total == 0.0) & (i < n_q)).to(tl.int32), 0) > 0:
+            for j0 in range(start, stop, BN):
+                j = j0 + tl.arange(0, BN)
+                attended = tl.max(tile_allowed(pairs, b, h, i[:, None], j[None, :], n_q, n_k).to(tl.int32), 1)
+                total = tl.where((total == 0.0) & (attended > 0), float("nan"), total)
+    return total
+
+
+@triton.jit
 def known_sums(lse, at, inside):
-    """Return log-sum-exps in base 2; +inf for rows that attend nothing, whose weights are then 0."""
+    """Return log-sum-exps in base 2; +inf for rows that attend nothing, whose weights are then 0.
+
+    torch's flash kernel returns +inf for a row with NaN.
+    """
     row = tl.load(lse + at, mask=inside, other=float("-inf"))
-    return tl.where(row == float("-inf"), float("inf"), row * LOG2E)
+    row = tl.where(row == float("inf"), float("nan"), row * LOG2E)
+    return tl.where(row == float("-inf"), float("inf"), row)
 
 
 @triton.jit
 def row_summaries(
     query, key, pairs, known, lse, entropy, q_b, q_h, q_n, k_b, k_h, k_n, heads, group, n_q, n_k, scale,
-    SIZE: tl.constexpr, KNOWN: tl.constexpr, ENTROPY: tl.constexpr, PRECISION: tl.constexpr,
+    SIZE: tl.constexpr, KNOWN: tl.constexpr, ENTROPY: tl.constexpr, WEIGHTS: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute log-sum-exp and entropy of each row; if the log-sum-exp is given, only the entropy."""
+    """Compute log-sum-exp and entropy of each row; if the log-sum-exp is given, only the entropy.
+
+    WEIGHTS: weights are computed from the log-sum-exp, which is NaN where they are.
+    """
     # long rows of a causal mask start first, so that the launch does not end with a few long programs
     i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
     b, h = z // heads, z % heads
@@ -76,41 +140,29 @@ def row_summaries(
     q = tile_rows(query + b.to(tl.int64) * q_b + h * q_h, i, n_q, q_n, SIZE, D)
     key += b.to(tl.int64) * k_b + (h // group) * k_h
     at = z.to(tl.int64) * n_q + i
-    most = tl.full((BM,), float("-inf"), tl.float32)
-    total = tl.zeros((BM,), tl.float32)
-    spread = tl.zeros((BM,), tl.float32)  # Σ 2^(s − most) (s − most), or the entropy if L is given
-    if KNOWN:
-        most = known_sums(known, at, i < n_q)
     start, stop = key_range(pairs, b, i0, n_k, BM, BN)
-    for j0 in range(start, stop, BN):
-        some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
-        if some:
-            j = j0 + tl.arange(0, BN)
-            k = tile_rows(key, j, n_k, k_n, SIZE, D)
-            s = pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
-            if KNOWN:
-                x = s - most[:, None]
-                p = power_of_two(x, PRECISION != "interpreted")
-                spread -= tl.sum(tl.where(p > 0.0, p * x, 0.0), 1)
-            else:
-                new_most = tl.maximum(most, tl.max(s, 1))
-                pivot = tl.where(new_most == float("-inf"), 0.0, new_most)
-                fade = tl.exp2(most - pivot)
-                x = s - pivot[:, None]
-                p = power_of_two(x, PRECISION != "interpreted")
-                if ENTROPY:
-                    moved = tl.where(most == float("-inf"), 0.0, most - pivot)
-                    spread = (spread + total * moved) * fade + tl.sum(tl.where(p > 0.0, p * x, 0.0), 1)
-                total = total * fade + tl.sum(p, 1)
-                most = new_most
     if KNOWN:
+        row = known_sums(known, at, i < n_q)
+        spread = tl.zeros((BM,), tl.float32)
+        for j0 in range(start, stop, BN):
+            some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
+            if some:
+                s = tile_scores(q, key, pairs, b, h, i0, j0, n_q, n_k, k_n, scale, every, SIZE, PRECISION, D, BM, BN)
+                x = s - row[:, None]
+                p = power_of_two(x, PRECISION != "interpreted")
+                spread -= tl.sum(tl.where(p == 0.0, 0.0, p * x), 1)
         tl.store(entropy + at, spread * LN2, mask=i < n_q)
     else:
-        some_key = total > 0.0
-        safe = tl.where(some_key, total, 1.0)
-        tl.store(lse + at, tl.where(some_key, (most + tl.log2(safe)) * LN2, float("-inf")), mask=i < n_q)
+        most, total, spread = row_sums(
+            q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, ENTROPY, SIZE, PRECISION, D, BM, BN
+        )
+        if WEIGHTS:
+            total = lost_sums(total, pairs, b, h, i0, start, stop, n_q, n_k, BM, BN)
+        empty = total == 0.0
+        safe = tl.where(empty, 1.0, total)
+        tl.store(lse + at, tl.where(empty, float("-inf"), (most + tl.log2(safe)) * LN2), mask=i < n_q)
         if ENTROPY:
-            tl.store(entropy + at, tl.where(some_key, (tl.log2(safe) - spread / safe) * LN2, 0.0), mask=i < n_q)
+            tl.store(entropy + at, tl.where(empty, 0.0, (tl.log2(safe) - spread / safe) * LN2), mask=i < n_q)
 
 
 @triton.jit
@@ -118,13 +170,21 @@ def column_sums(
     query, key, pairs, lse, received, q_b, q_h, q_n, k_b, k_h, k_n, heads, group, n_q, n_k, scale,
     SIZE: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute the weight that each key receives from all queries of a head."""
+    """Compute the weight that each key receives from all queries of a head.
+
+    A row with NaN is NaN at every key, those of tiles that are skipped too.
+    """
     j0, z = tl.program_id(0) * BN, tl.program_id(1)
     b, h = z // heads, z % heads
     j = j0 + tl.arange(0, BN)
     k = tile_rows(key + b.to(tl.int64) * k_b + (h // group) * k_h, j, n_k, k_n, SIZE, D)
     query += b.to(tl.int64) * q_b + h * q_h
     acc = tl.zeros((BM, BN), tl.float32)  # summed over rows once, at the end
+    spoilt = tl.zeros((ROWS,), tl.float32)
+    for i0 in range(0, n_q, ROWS):
+        i = i0 + tl.arange(0, ROWS)
+        row = known_sums(lse, z.to(tl.int64) * n_q + i, i < n_q)
+        spoilt += tl.where(row == row, 0.0, float("nan"))
     start, stop = query_range(pairs, b, j0, n_q, n_k, BN, BM)
     for i0 in range(start, stop, BM):
         some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
@@ -134,7 +194,7 @@ def column_sums(
             s = pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
             row = known_sums(lse, z.to(tl.int64) * n_q + i, i < n_q)
             acc += power_of_two(s - row[:, None], PRECISION != "interpreted")
-    tl.store(received + z.to(tl.int64) * n_k + j, tl.sum(acc, 0), mask=j < n_k)
+    tl.store(received + z.to(tl.int64) * n_k + j, tl.sum(acc, 0) + tl.sum(spoilt, 0), mask=j < n_k)
 
 
 @triton.jit
@@ -148,7 +208,7 @@ def _gradient(s, row, change, key_change, entropy, centre, KIND: tl.constexpr, P
         ds = p * change[:, None] * (-x * LN2 - entropy[:, None])
     else:
         ds = p * change[:, None]
-    return tl.where(p > 0.0, ds, 0.0)
+    return tl.where((p == 0.0) | (s == float("-inf")), 0.0, ds)  # NaN only for attended pairs of a row with NaN
 
 
 @triton.jit
@@ -283,13 +343,17 @@ def over_rows(scored: Scored, block: Block) -> tuple[int, int, int]:
     return -(-q // block.rows), b * h, 1
 
 
-def log_sum_exp(scored: Scored, *, entropy: bool = False) -> tuple[Tensor, Tensor]:
-    """Return L of each row and, if requested, the entropy; (b, h, q) each, float32."""
+def log_sum_exp(scored: Scored, *, entropy: bool = False, weights: bool = True) -> tuple[Tensor, Tensor]:
+    """Return L of each row and, if requested, the entropy; (b, h, q) each, float32.
+
+    `weights`: L is NaN for a row that attends scores of −inf alone, as its weights are.
+    """
     lse, block = scored.rows(), scored.block(*_ROWS)
     spread = scored.rows() if entropy else lse
     launch(
         row_summaries, over_rows(scored, block), scored.query, scored.key, scored.pairs, lse, lse, spread,
-        *scored.numbers, **scored.constants, KNOWN=False, ENTROPY=entropy, BM=block.rows, BN=block.columns, block=block,
+        *scored.numbers, **scored.constants, KNOWN=False, ENTROPY=entropy, WEIGHTS=weights, BM=block.rows,
+        BN=block.columns, block=block,
     )  # fmt: skip
     return lse, spread
 
@@ -299,7 +363,8 @@ def row_entropy(scored: Scored, lse: Tensor) -> Tensor:
     spread, block = scored.rows(), scored.block(*_ROWS)
     launch(
         row_summaries, over_rows(scored, block), scored.query, scored.key, scored.pairs, lse, lse, spread,
-        *scored.numbers, **scored.constants, KNOWN=True, ENTROPY=True, BM=block.rows, BN=block.columns, block=block,
+        *scored.numbers, **scored.constants, KNOWN=True, ENTROPY=True, WEIGHTS=True, BM=block.rows,
+        BN=block.columns, block=block,
     )  # fmt: skip
     return spread
 
@@ -325,8 +390,11 @@ class _Summary(torch.autograd.Function):
         if kind == "entropy":
             lse, spread = log_sum_exp(scored, entropy=True) if lse is None else (lse, row_entropy(scored, lse))
         elif lse is None:
-            lse, _ = log_sum_exp(scored)
-        result = received(scored, lse) if kind == "received" else spread if spread is not None else lse.clone()
+            lse, _ = log_sum_exp(scored, weights=kind != "logsumexp")
+        if kind == "logsumexp":
+            result = lse.nan_to_num(torch.nan, torch.nan, -torch.inf)  # see `known_sums`
+        else:
+            result = received(scored, lse) if spread is None else spread
         ctx.save_for_backward(query, key, lse, spread)
         ctx.settings = (pairs, scale, kind)
         return result
