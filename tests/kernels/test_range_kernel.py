@@ -72,7 +72,7 @@ CASES = {
     "table, documents, sigmoid": Case(
         2, 2, 1, 157, 157, query_ids=DOCUMENTS, key_ids=DOCUMENTS, table=(2, 65), shift=-2.0, cap=3.0
     ),
-    "table beyond the keys": Case(1, 1, 1, 37, 41, table=(1, 5), offset=-90),
+    "table beyond the keys": Case(1, 1, 1, 37, 41, table=(1, 5), offset=-90, shift=0.0),
     "bias": Case(3, 2, 1, 67, 83, 64, 64, bias=(2, 67, 83)),
     "bias for all heads, causal documents": Case(
         2, 2, 2, 157, 157, 16, 16, high=0, query_ids=DOCUMENTS, key_ids=DOCUMENTS, bias=(157, 157)
@@ -334,6 +334,77 @@ def test_alibi_without_a_problem(score: regard.Score, slopes: list[float], monke
             assert (a.double() - t).norm() <= 3e-3 * t.norm()
 
 
+def _with_holes(*shape: int) -> Tensor:
+    """A bias that masks key 5 for every query, and a tenth of the other pairs."""
+    bias = torch.where(torch.rand(shape) < 0.1, -torch.inf, torch.randn(shape)).half()
+    bias[..., 5] = -torch.inf
+    return bias
+
+
+PAIRS = torch.arange(67)[:, None] % 7 != torch.arange(67) % 5
+PAIRS[:, 5] = False
+DOCUMENT_IDS = torch.tensor([[0] * 30 + [4] * 37, [2] * 50 + [1] * 17])
+CALLS: dict[str, dict[str, Any]] = {
+    "learned table": {"bias": lambda: regard.relative(torch.randn(2, 9).half().requires_grad_(), offset=2)},
+    "table for all, softcap": {
+        "bias": lambda: regard.relative(torch.randn(41)),
+        "score": regard.ScaledDot(softcap=2.0),
+        "mask": regard.segments(DOCUMENT_IDS, DOCUMENT_IDS) & regard.causal(),
+    },
+    "learned bias": {"bias": lambda: _with_holes(2, 67, 67).requires_grad_(), "mask": regard.causal()},
+    "bias of keys, sigmoid": {"bias": lambda: _with_holes(2, 1, 1, 67), "normalize": regard.Sigmoid(-2.0)},
+    "strided bias": {"bias": lambda: _with_holes(2, 67, 67).mT.contiguous().mT, "mask": regard.causal()},
+    "dense mask, ALiBi": {"mask": PAIRS, "bias": lambda: regard.alibi(torch.tensor([0.1, 0.4]))},
+    "dense mask and lengths, sigmoid": {
+        "mask": regard.dense(PAIRS) & regard.padding(torch.tensor([67, 40])),
+        "normalize": regard.Sigmoid(),
+    },
+    "numbers as slopes, softcap": {"bias": lambda: regard.alibi([0.1, 0.4]), "score": regard.ScaledDot(softcap=1.0)},
+}
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("name", CALLS)
+def test_biases_softcaps_and_sigmoid_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prepared call and the checked one equal the reference in float64, with NaN in keys that nothing attends."""
+    from regard.core.backends import flex, ranges
+    from regard.core.clauses import clauses
+    from regard.core.problem import build
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    torch.manual_seed(4)
+    call = {"score": regard.ScaledDot(), "normalize": regard.Softmax(), "mask": None, "bias": lambda: None} | CALLS[name]
+    score, normalize, mask, bias = call["score"], call["normalize"], call["mask"], call["bias"]()
+    leaves = [torch.randn(2, 2, 67, 16).half() for _ in range(3)]
+    holes = mask is PAIRS or "lengths" in name or isinstance(bias, Tensor)
+    mine, true = [t.clone() for t in leaves], [t.double() for t in leaves]
+    if holes:
+        for t, fill in ((mine[1], torch.nan), (mine[2], torch.inf), (true[1], 0.0), (true[2], 0.0)):
+            t[:, :, 5] = fill
+    learned = [t for t in (bias if isinstance(bias, Tensor) else getattr(bias, "table", None),) if t is not None]
+    learned = [t for t in learned if t.requires_grad]
+    mine, true = [[t.requires_grad_() for t in each] for each in (mine, true)]
+    problem = build(*mine, score, normalize, mask, bias, 0.0, None, None)
+    assert flex.kernel(problem) == "triton ranges"
+    found = clauses(problem.mask, 67, 67)
+    assert found is not None
+    run = ranges.direct(problem, found)
+    assert run is not None
+    wide = [t.detach().double().requires_grad_() for t in learned]
+    again = bias if not wide else wide[0] if isinstance(bias, Tensor) else regard.relative(wide[0], bias.offset)
+    again = again.double() if isinstance(again, Tensor) else again
+    real = regard.attention(
+        *true, score=score, normalize=normalize, mask=mask, bias=again, backend="reference"
+    ).output  # fmt: skip
+    change = torch.randn_like(real)
+    expected = (real, *torch.autograd.grad(real, [*true, *wide], change))
+    for output in (ranges.attend(problem, found).output, *(run(*mine, score, mask, bias) for _ in range(2))):
+        assert output is not None
+        results = (output, *torch.autograd.grad(output, [*mine, *learned], change.half()))
+        for a, t in zip(results, expected, strict=True):
+            assert (a.double() - t).norm() <= 4e-3 * t.norm()
+
+
 @pytest.mark.interpreted
 def test_other_masks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.core.backends import ranges
@@ -352,11 +423,18 @@ def test_other_masks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         tensors = [t[..., :1].expand(2, 2, 131, size).to(dtype).requires_grad_() for t in (query, key, value)]
         problem = build(*tensors, regard.ScaledDot(), regard.Softmax(), padded, None, 0.0, None, None)
         assert not ranges.serves(problem, clauses(problem.mask, 131, 131))
-    for given in ({"dropout": 0.1}, {"score": regard.ScaledDot(softcap=2.0)}, {"bias": torch.zeros(131, 131).half()}):
-        settings = {"score": regard.ScaledDot(), "bias": None, "dropout": 0.0} | given
+    others: tuple[dict[str, Any], ...] = (
+        {"dropout": 0.1},
+        {"normalize": regard.Entmax(1.5)},
+        {"bias": torch.zeros(131).half().requires_grad_()},
+        {"bias": regard.alibi(torch.ones(2).requires_grad_())},
+        {"bias": regard.relative(torch.ones(2, 1))},
+    )
+    for given in others:
+        settings = {"normalize": regard.Softmax(), "bias": None, "dropout": 0.0} | given
         problem = build(
-            query, key, value, settings["score"], regard.Softmax(), padded, settings["bias"], settings["dropout"],
-            None, None,
+            query, key, value, regard.ScaledDot(), settings["normalize"], padded, settings["bias"],
+            settings["dropout"], None, None,
         )  # fmt: skip
         assert not ranges.serves(problem, clauses(problem.mask, 131, 131))
 

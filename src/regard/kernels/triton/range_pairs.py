@@ -172,9 +172,8 @@ def _tanh(x):
 
 
 @triton.jit
-def _of_pairs(x, b, h, i, j, n_q, n_k, step_b, step_h, step_q, step_k):
-    at = x + b * step_b + h.to(tl.int64) * step_h
-    return tl.load(at + (i.to(tl.int64) * step_q + j * step_k), mask=(i < n_q) & (j < n_k), other=0)
+def _at_pairs(x, b, h, i, j, step_b, step_h, step_q, step_k):
+    return (x + (b * step_b + h.to(tl.int64) * step_h) + i.to(tl.int64) * step_q) + j * step_k
 
 
 @triton.jit
@@ -214,13 +213,13 @@ def masked_scores(
         added = tl.load(rules.table + h * rules.table_h + place).to(tl.float32) * LOG2E
         s = tl.where(added == float("-inf"), added, s + added)
     if rules.bias is not None:
-        added = _of_pairs(
-            rules.bias, b, h, i, j, n_q, n_k, rules.bias_b, rules.bias_h, rules.bias_q, rules.bias_k
-        ).to(tl.float32) * LOG2E  # fmt: skip
+        at = _at_pairs(rules.bias, b, h, i, j, rules.bias_b, rules.bias_h, rules.bias_q, rules.bias_k)
+        # Pairs beyond the queries are masked too, so that they make no key an attended one.
+        added = tl.load(at, mask=(i < n_q) & (j < n_k), other=float("-inf")).to(tl.float32) * LOG2E
         s = tl.where(added == float("-inf"), added, s + added)
     if rules.mask is not None:
-        open_ = _of_pairs(rules.mask, b, h, i, j, n_q, n_k, rules.mask_b, rules.mask_h, rules.mask_q, rules.mask_k)
-        s = tl.where(open_ != 0, s, float("-inf"))
+        at = _at_pairs(rules.mask, b, h, i, j, rules.mask_b, rules.mask_h, rules.mask_q, rules.mask_k)
+        s = tl.where(tl.load(at, mask=(i < n_q) & (j < n_k), other=0) != 0, s, float("-inf"))
     if TESTED:
         allowed = (j >= first) & (j < limit) & (i < n_q)
         if rules.low is not None:
