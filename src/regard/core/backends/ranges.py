@@ -19,7 +19,7 @@ from regard.core.backends.result import Direct, Result
 from regard.core.biases import Alibi, DenseBias, Relative
 from regard.core.clauses import Clauses, clauses
 from regard.core.mask_cache import stored
-from regard.core.masks import And, Band, Dense, Mask, Padding, Segments
+from regard.core.masks import Mask, Padding, Segments
 from regard.core.nonfinite import seen_keys, zero_masked_keys, zeroed
 from regard.core.normalizers import Sigmoid
 from regard.core.problem import HALF, Problem

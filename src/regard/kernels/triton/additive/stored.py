@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.kernels.triton.additive import bias_gradient, stored_gradient, stored_scores
 from regard.kernels.triton.additive.pairs import EVERY, Pairs
-from regard.kernels.triton.additive.plan import Block, Gradients, Inputs, trait
+from regard.kernels.triton.additive.plan import Block, Gradients, Inputs, launcher, trait
 
 _WARPS = 4
 _KEYS = 64  # number of keys of a program that multiplies matrices
@@ -115,15 +115,15 @@ class Recipe:
         """
         found = self.compiled.get((name, kind))
         if found is not None:
-            run, constants = found
-            run(*args, *constants)
+            run, grid, constants = found
+            run(grid, *args, *constants)
             return
         kernel, grid, constants, block = self.plans[name]
         compiled = kernel[grid](*args, **constants, **block.options)
         if isinstance(kernel, triton.runtime.JITFunction):  # the interpreter returns nothing
             if len(self.compiled) >= _MANY_KINDS:  # every layout of a gradient adds entries
                 self.compiled.clear()
-            self.compiled[name, kind] = compiled[grid], tuple(constants.values())
+            self.compiled[name, kind] = launcher(compiled), grid, tuple(constants.values())
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs, weights: bool = False
