@@ -158,14 +158,33 @@ def local_forward(
 
 
 @triton.jit
+def _row_pairs(
+    q, do, k, v, j, lo, hi, c, row_lse, factor, reach,
+    GAUSSIAN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return for a tile the softmax, the weights times their gradients, both 0 outside of a window, and the distances
+    from the centre."""
+    zero = tl.zeros((q.shape[0], k.shape[0]), tl.float32)
+    seen = (j[None, :] >= lo[:, None]) & (j[None, :] <= hi[:, None])
+    distance = j.to(tl.float32)[None, :] - c[:, None]
+    p = power_of_two(product(q, k.T, zero, PRECISION) * factor - row_lse[:, None], NATIVE)
+    p = tl.where(seen, p, 0.0)
+    part = product(do, v.T, zero, PRECISION) * p * _bell(distance, reach, GAUSSIAN)
+    return p, tl.where(seen, part, 0.0), tl.where(seen, distance, 0.0)
+
+
+@triton.jit
 def local_rows(
-    query, key, value, centre, lengths, order, output, change, lse, delta, grad, slopes,
-    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, c_b, c_h, c_n, o_b, o_h, o_n, u_b, u_h, u_n, g_b, g_h, g_n,
+    query, key, value, centre, lengths, order, change, lse, delta, grad, slopes,
+    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, c_b, c_h, c_n, u_b, u_h, u_n, g_b, g_h, g_n,
     heads, n_q, n_k, scale, reach,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOW: tl.constexpr, GAUSSIAN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of queries and centres, and Σ dO O of each query for the keys' pass."""
+    """Compute the gradients of queries and centres, and for the keys' pass Σ dO O of each query.
+
+    The sum is formed from the pairs: the output is rounded, and few keys have no other error in half precision.
+    """
     z = tl.program_id(1).to(tl.int64)
     b, h = z // heads, z % heads
     i = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -175,28 +194,29 @@ def local_rows(
     row, c, first, lo, hi = _windows(centre + b * c_b + h * c_h, order, i, n_q, limit, n_k, c_n, reach)
     q = rows_of(query + b * q_b + h * q_h, row, 0, n_q, q_n, D, BD, True)
     do = rows_of(change + b * u_b + h * u_h, row, 0, n_q, u_n, E, BE, True)
-    o = rows_of(output + b * o_b + h * o_h, row, 0, n_q, o_n, E, BE, True)
-    row_delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
-    tl.store(delta + z * n_q + row, row_delta, mask=i < n_q)
     row_lse = tl.load(lse + z * n_q + row, mask=i < n_q, other=float("inf"))
     key += b * k_b + h * k_h
     value += b * v_b + h * v_h
     factor = scale * LOG2E
-    acc = tl.zeros((BM, BD), tl.float32)
+    row_delta = tl.zeros((BM,), tl.float32)
     slope = tl.zeros((BM,), tl.float32)
     start = tl.min(lo, 0)
     stop = tl.max(hi, 0) + 1
     for j0 in tl.range(start, stop, BN):
         j = j0 + tl.arange(0, BN)
-        seen = (j[None, :] >= lo[:, None]) & (j[None, :] <= hi[:, None])
         k = rows_of(key, j, 0, limit, k_n, D, BD, True)
-        s = product(q, k.T, tl.zeros((BM, BN), tl.float32), PRECISION) * factor
-        p = power_of_two(s - row_lse[:, None], NATIVE)
         v = rows_of(value, j, 0, limit, v_n, E, BE, True)
-        distance = j.to(tl.float32)[None, :] - c[:, None]
-        part = product(do, v.T, tl.zeros((BM, BN), tl.float32), PRECISION) * p * _bell(distance, reach, GAUSSIAN)
-        slope += tl.sum(tl.where(seen, part * distance, 0.0), 1)
-        ds = tl.where(seen, part - p * row_delta[:, None], 0.0)
+        p, part, distance = _row_pairs(q, do, k, v, j, lo, hi, c, row_lse, factor, reach, GAUSSIAN, NATIVE, PRECISION)
+        row_delta += tl.sum(part, 1)
+        slope += tl.sum(part * distance, 1)
+    tl.store(delta + z * n_q + row, row_delta, mask=i < n_q)
+    acc = tl.zeros((BM, BD), tl.float32)
+    for j0 in tl.range(start, stop, BN):
+        j = j0 + tl.arange(0, BN)
+        k = rows_of(key, j, 0, limit, k_n, D, BD, True)
+        v = rows_of(value, j, 0, limit, v_n, E, BE, True)
+        p, part, distance = _row_pairs(q, do, k, v, j, lo, hi, c, row_lse, factor, reach, GAUSSIAN, NATIVE, PRECISION)
+        ds = tl.where(p == 0.0, part, part - p * row_delta[:, None])
         acc = product(ds.to(k.dtype), _finite(k), acc, PRECISION)
     put_rows(grad + b * g_b + h * g_h, row, n_q, g_n, acc * scale, D, BD)
     if slopes is not None:
@@ -330,11 +350,11 @@ class Launches:
         self.launch(query, key, value, centre, lengths, order, output, weights, lse)
         if lse is None:
             return output, weights, ()
-        return output, weights, (output, lse) if order is None else (output, lse, order)
+        return output, weights, (lse,) if order is None else (lse, order)
 
     def gradients(
         self, query: Tensor, key: Tensor, value: Tensor, centre: Tensor, lengths: Tensor | None, change: Tensor,
-        output: Tensor, lse: Tensor, order: Tensor | None = None,
+        lse: Tensor, order: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
         """Return the gradients of query, key, value and centre."""
         heads, queries = self.output[1:3]
@@ -347,15 +367,14 @@ class Launches:
         )
         delta = torch.empty_like(lse)
         slopes = torch.empty_like(lse) if self.constants["GAUSSIAN"] else None
-        rows(query, key, value, centre, lengths, order, output, change, lse, delta, query_grad, slopes)
+        rows(query, key, value, centre, lengths, order, change, lse, delta, query_grad, slopes)
         keys(query, key, value, centre, lengths, order, change, lse, delta, key_grad, value_grad)
         return query_grad, key_grad, value_grad, slopes
 
     def _backward(self, change: tuple[int, ...]) -> tuple[Prepared, Prepared]:
         """Return the launches for a layout of the incoming gradient."""
         block, (_, queries, keys, *_), to = self.blocks[1], self.numbers, self.grads
-        places = (*self.strides, self.output_strides, change, to[0])
-        by_rows = self._prepared(local_rows, block, places, -(-queries // block.rows))
+        by_rows = self._prepared(local_rows, block, (*self.strides, change, to[0]), -(-queries // block.rows))
         by_keys = self._prepared(local_keys, block, (*self.strides, change, to[1], to[2]), -(-keys // block.columns))
         if len(self.backward) >= _LAYOUTS:
             self.backward.clear()
