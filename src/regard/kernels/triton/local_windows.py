@@ -306,11 +306,15 @@ def _place(shape: torch.Size, stride: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class Launches:
-    """Calls with query (b, h, q, d), key (b, h, k, d), value (b, h, k, e) and centre (b, h, q) of one signature."""
+    """Calls with query (b, h, q, d), key (b, h, k, d), value (b, h, k, e) and centre (b, h, q) of one signature.
+
+    `ordered` chooses whether the queries are ordered by centre; by default where that is likely to save time.
+    """
 
     def __init__(
-        self, query: Tensor, key: Tensor, value: Tensor, centre: Tensor, reach: int, scale: float, gaussian: bool
-    ) -> None:
+        self, query: Tensor, key: Tensor, value: Tensor, centre: Tensor, reach: int, scale: float, gaussian: bool,
+        ordered: bool | None = None,
+    ) -> None:  # fmt: skip
         (b, h, q, d), (k, e) = query.shape, value.shape[2:]
         native, single = query.is_cuda, query.dtype == torch.float32
         sizes = [max(16, triton.next_power_of_2(size)) for size in (d, e)]
@@ -326,6 +330,7 @@ class Launches:
         self.output_strides = _place(torch.Size(self.output), query.stride() if d == e else (0,) * 4)
         self.numbers, self.slices = (h, q, k, float(scale), float(reach)), b * h
         near = 2 * reach + 1 + self.blocks[0].rows * k // q
+        self.ordered = ordered
         self.work = b * h * q * k * (d + e) * (_EXACT if single else 1) if k >= 4 * near else 0
         block = self.blocks[0]
         places = (*self.strides, self.output_strides)
@@ -345,7 +350,7 @@ class Launches:
         output = torch.empty_strided(self.output, self.output_strides, dtype=self.dtype, device=device)
         weights = torch.empty(self.window, dtype=self.dtype, device=device)
         lse = torch.empty(self.rows, dtype=torch.float32, device=device) if learning else None
-        far = self.work * (_LEARNING if learning else 1) >= _SORTED
+        far = self.work * (_LEARNING if learning else 1) >= _SORTED if self.ordered is None else self.ordered
         order = torch.sort(centre.detach(), -1).indices if far else None
         self.launch(query, key, value, centre, lengths, order, output, weights, lse)
         if lse is None:
