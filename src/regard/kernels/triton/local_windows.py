@@ -79,17 +79,17 @@ def _marked(acc, seen, x):
     """Return the sums with the effect of numbers of x that are not finite, where a pair is seen."""
     x = x.to(tl.float32)
     seen = seen.to(tl.float32)
-    above = tl.dot(seen, tl.where(x < float("inf"), 0.0, 1.0), input_precision="ieee")
-    below = tl.dot(seen, tl.where(x > float("-inf"), 0.0, 1.0), input_precision="ieee")
+    above = tl.dot(seen, tl.where(x < float("inf"), 0.0, 1.0), input_precision="tf32")  # exact for 0 and 1
+    below = tl.dot(seen, tl.where(x > float("-inf"), 0.0, 1.0), input_precision="tf32")
     return acc + tl.where(above > 0, float("inf"), 0.0) + tl.where(below > 0, float("-inf"), 0.0)
 
 
 @triton.jit
 def local_forward(
     query, key, value, centre, lengths, order, output, weights, lse, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n,
-    c_b, c_h, c_n, o_b, o_h, o_n, heads, n_q, n_k, scale, reach,
+    c_b, c_h, c_n, o_b, o_h, o_n, heads, n_q, n_k, window, scale, reach,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    WINDOW: tl.constexpr, GAUSSIAN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
+    GAUSSIAN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     z = tl.program_id(1).to(tl.int64)
     b, h = z // heads, z % heads
@@ -140,9 +140,9 @@ def local_forward(
     if lse is not None:  # base 2, and inf for an empty row, whose weights are then 0
         tl.store(lse + z * n_q + row, row_lse, mask=i < n_q)
     # The weights of a window start at its first position, which may lie before the first key.
-    weights += z * n_q * WINDOW
-    start = tl.min(tl.where(i < n_q, first, n_k + WINDOW), 0)
-    stop = tl.max(tl.where(i < n_q, first, -WINDOW), 0) + WINDOW
+    weights += z * n_q * window
+    start = tl.min(tl.where(i < n_q, first, n_k + window), 0)
+    stop = tl.max(tl.where(i < n_q, first, -window), 0) + window
     for j0 in tl.range(start, stop, BN):
         j = j0 + tl.arange(0, BN)
         k = rows_of(key, j, 0, limit, k_n, D, BD, True)
@@ -152,8 +152,8 @@ def local_forward(
         if GAUSSIAN:
             p = tl.where((c == c)[:, None], p, float("nan"))
         place = j[None, :] - first[:, None]
-        inside = (place >= 0) & (place < WINDOW) & (i < n_q)[:, None]
-        at = row.to(tl.int64)[:, None] * WINDOW + place
+        inside = (place >= 0) & (place < window) & (i < n_q)[:, None]
+        at = row.to(tl.int64)[:, None] * window + place
         tl.store(weights + at, p.to(weights.dtype.element_ty), mask=inside)
 
 
@@ -177,9 +177,9 @@ def _row_pairs(
 def local_rows(
     query, key, value, centre, lengths, order, change, lse, delta, grad, slopes,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, c_b, c_h, c_n, u_b, u_h, u_n, g_b, g_h, g_n,
-    heads, n_q, n_k, scale, reach,
+    heads, n_q, n_k, window, scale, reach,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    WINDOW: tl.constexpr, GAUSSIAN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
+    GAUSSIAN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of queries and centres, and for the keys' pass Σ dO O of each query.
 
@@ -227,9 +227,9 @@ def local_rows(
 def local_keys(
     query, key, value, centre, lengths, order, change, lse, delta, key_grad, value_grad,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, c_b, c_h, c_n, u_b, u_h, u_n, gk_b, gk_h, gk_n, gv_b, gv_h, gv_n,
-    heads, n_q, n_k, scale, reach,
+    heads, n_q, n_k, window, scale, reach,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    WINDOW: tl.constexpr, GAUSSIAN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
+    GAUSSIAN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of keys and values from the queries between the first and the last that reach them."""
     z = tl.program_id(1).to(tl.int64)
@@ -320,15 +320,14 @@ class Launches:
         sizes = [max(16, triton.next_power_of_2(size)) for size in (d, e)]
         self.blocks = (_SINGLE if single else _HALF)[max(64, *sizes)]
         self.constants = {
-            "D": d, "E": e, "BD": sizes[0], "BE": sizes[1], "WINDOW": 2 * reach + 1, "GAUSSIAN": gaussian,
-            "NATIVE": native, "PRECISION": ("three" if single else "ieee") if native else "interpreted",
+            "D": d, "E": e, "BD": sizes[0], "BE": sizes[1], "GAUSSIAN": gaussian, "NATIVE": native, "PRECISION": ("three" if single else "ieee") if native else "interpreted",
         }  # fmt: skip
         self.strides = (query.stride(), key.stride(), value.stride(), centre.stride())
         self.shapes, self.dtype = (query.shape, key.shape, value.shape), query.dtype
         self.output, self.window, self.rows = (b, h, q, e), (b, h, q, 2 * reach + 1), (b, h, q)
         self.grads = [_place(*pair) for pair in zip(self.shapes, self.strides, strict=False)]
         self.output_strides = _place(torch.Size(self.output), query.stride() if d == e else (0,) * 4)
-        self.numbers, self.slices = (h, q, k, float(scale), float(reach)), b * h
+        self.numbers, self.slices = (h, q, k, 2 * reach + 1, float(scale), float(reach)), b * h
         near = 2 * reach + 1 + self.blocks[0].rows * k // q
         self.ordered = ordered
         self.work = b * h * q * k * (d + e) * (_EXACT if single else 1) if k >= 4 * near else 0
