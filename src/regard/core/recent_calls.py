@@ -26,9 +26,9 @@ _TensorGuards: Any = getattr(_guards, "TensorGuards", None)  # its stubs declare
 _MOST, _COUNTED = 8, 4096  # the numbers of remembered calls, and of routes whose calls are counted
 _NEVER = object()  # takes the place of a record with tensors, which is compared by its key and not kept alive
 _has_gradients, _deterministic = torch.is_grad_enabled, torch._C._get_deterministic_algorithms
-# Each entry: score, normaliser, mask, bias and request of a call, or `_NEVER`, its dropout, whether gradients are taken,
-# deterministic algorithms wanted and a CUDA graph recorded, the check of its tensors, its route, the keys of its
-# records.
+# Each entry: score, normaliser, mask, bias and request of a call, or `_NEVER`; its dropout; whether gradients
+# were taken, deterministic algorithms wanted, a CUDA graph recorded; the check of its tensors; its route; the keys of
+# its records.
 _recent: tuple[tuple[Any, ...], ...] = ()
 _missed: dict[int, int] = {}  # the number of calls of each route that were not recalled
 
