@@ -37,7 +37,7 @@ def signature(
 ) -> Hashable | None:
     """Return the signature of a call; None for the caller's own classes, and inside compilers, torch.func and autocast.
 
-    Every call of attention computes it, so it is one flat function: a warm call takes little longer than its kernel.
+    It is one flat function, because every call that is not recalled (`recent_calls`) computes it.
     """
     if torch.compiler.is_compiling() or not type(query) is type(key) is type(value) is Tensor:
         return None
@@ -45,13 +45,7 @@ def signature(
         return None
     if _modes():  # a mode may replace tensors by ones without memory
         return None
-    records = (
-        (score.scale, score.softcap) if type(score) is ScaledDot else _record(score),
-        None if type(normalize) is Softmax else _record(normalize),
-        None if mask is None else (mask.low, mask.high) if type(mask) is Band else _record(mask),
-        None if bias is None else _record(bias),
-        None if request is None else _record(request),
-    )
+    records = records_of(score, normalize, mask, bias, request)
     if _UNKNOWN in records or not query.layout is key.layout is value.layout is torch.strided:
         return None
     try:
@@ -79,6 +73,17 @@ def signature(
         )
     except RuntimeError:  # nested tensors have no shape
         return None
+
+
+def records_of(score: object, normalize: object, mask: object, bias: object, request: object) -> tuple[Any, ...]:
+    """Return the cache key of the records of a call."""
+    return (
+        (score.scale, score.softcap) if type(score) is ScaledDot else _record(score),
+        None if type(normalize) is Softmax else _record(normalize),
+        None if mask is None else (mask.low, mask.high) if type(mask) is Band else _record(mask),
+        None if bias is None else _record(bias),
+        None if request is None else _record(request),
+    )
 
 
 def _record(record: object) -> Any:
@@ -148,4 +153,10 @@ _KINDS: dict[type, Callable[[Any], Any]] = {
     Tensor: _tensor,
     torch.nn.Parameter: _tensor,
     **dict.fromkeys((Entmax, Sparsemax, Sigmoid, Full, TopWeights, Received, Entropy, LogSumExp), _itself),
+}
+# Records of these types cannot change and hold no tensors.
+WITHOUT_TENSORS = {
+    *(ScaledDot, Dot, Cosine, Band),
+    *(Softmax, Entmax, Sparsemax, Sigmoid),
+    *(Full, TopWeights, Received, Entropy, LogSumExp),
 }
