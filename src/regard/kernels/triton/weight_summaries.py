@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.kernels.triton.additive.pairs import (
+    EVERY,
     LOG2E,
     Pairs,
     add_bias,
@@ -29,7 +30,7 @@ from regard.kernels.triton.additive.pairs import (
     tile_allowed,
     tile_state,
 )
-from regard.kernels.triton.additive.plan import Block, launch
+from regard.kernels.triton.additive.plan import Block, launch, trait
 
 LN2 = tl.constexpr(0.6931471805599453)
 ROWS = tl.constexpr(1024)  # the number of rows whose log-sum-exp is tested for NaN at a time
@@ -327,6 +328,20 @@ class Scored(NamedTuple):
         wide = self.query.dtype == torch.float32 or self.query.shape[-1] > 128
         return large if wide else small
 
+    @property
+    def traits(self) -> Any:
+        """Return a cache key for the properties of these arguments: of tensors, and of the numbers they determine."""
+        tensors = ((t.shape, t.stride(), t.dtype, t.data_ptr() & 15) for t in (self.query, self.key))
+        return *tensors, type(self.scale), None if self.pairs is EVERY else trait(self.pairs)
+
+    def run(self, kernel: Any, grid: tuple[int, int, int], block: Block, *tensors: Tensor, **constants: Any) -> None:
+        """Launch a kernel of (query, key, pairs, tensors, numbers)."""
+        known = self.traits, tuple(map(trait, tensors))
+        launch(
+            kernel, grid, self.query, self.key, self.pairs, *tensors, *self.numbers, **self.constants, **constants,
+            BM=block.rows, BN=block.columns, block=block, known=known,
+        )  # fmt: skip
+
     def rows(self) -> Tensor:
         """Allocate one number for each row."""
         b, h, q, _ = self.query.shape
@@ -350,22 +365,16 @@ def log_sum_exp(scored: Scored, *, entropy: bool = False, weights: bool = True) 
     """
     lse, block = scored.rows(), scored.block(*_ROWS)
     spread = scored.rows() if entropy else lse
-    launch(
-        row_summaries, over_rows(scored, block), scored.query, scored.key, scored.pairs, lse, lse, spread,
-        *scored.numbers, **scored.constants, KNOWN=False, ENTROPY=entropy, WEIGHTS=weights, BM=block.rows,
-        BN=block.columns, block=block,
-    )  # fmt: skip
+    constants = {"KNOWN": False, "ENTROPY": entropy, "WEIGHTS": weights}
+    scored.run(row_summaries, over_rows(scored, block), block, lse, lse, spread, **constants)
     return lse, spread
 
 
 def row_entropy(scored: Scored, lse: Tensor) -> Tensor:
     """Return the entropy of each row, (b, h, q), from its log-sum-exp."""
     spread, block = scored.rows(), scored.block(*_ROWS)
-    launch(
-        row_summaries, over_rows(scored, block), scored.query, scored.key, scored.pairs, lse, lse, spread,
-        *scored.numbers, **scored.constants, KNOWN=True, ENTROPY=True, WEIGHTS=True, BM=block.rows,
-        BN=block.columns, block=block,
-    )  # fmt: skip
+    constants = {"KNOWN": True, "ENTROPY": True, "WEIGHTS": True}
+    scored.run(row_summaries, over_rows(scored, block), block, lse, lse, spread, **constants)
     return spread
 
 
@@ -373,11 +382,20 @@ def received(scored: Scored, lse: Tensor) -> Tensor:
     """Return the sum of each key's weights, (b, h, k)."""
     (b, h, _, _), k, block = scored.query.shape, scored.key.shape[2], scored.block(*_COLUMNS)
     sums = torch.empty(b, h, k, device=lse.device, dtype=torch.float32)
-    launch(
-        column_sums, (-(-k // block.columns), b * h, 1), scored.query, scored.key, scored.pairs, lse, sums,
-        *scored.numbers, **scored.constants, BM=block.rows, BN=block.columns, block=block,
-    )  # fmt: skip
+    scored.run(column_sums, (-(-k // block.columns), b * h, 1), block, lse, sums)
     return sums
+
+
+def _summed(scored: Scored, lse: Tensor | None, kind: str) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return a summary, the log-sum-exp, and the entropy if it was computed."""
+    if kind == "entropy":
+        lse, spread = log_sum_exp(scored, entropy=True) if lse is None else (lse, row_entropy(scored, lse))
+        return spread, lse, spread
+    if lse is None:
+        lse, _ = log_sum_exp(scored, weights=kind != "logsumexp")
+    if kind == "received":
+        return received(scored, lse), lse, None
+    return lse.nan_to_num(torch.nan, torch.nan, -torch.inf), lse, None  # +inf as in `known_sums`
 
 
 class _Summary(torch.autograd.Function):
@@ -385,16 +403,7 @@ class _Summary(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, pairs: Pairs, scale: float, lse: Tensor | None, kind: str) -> Any:
-        scored = Scored(query, key, pairs, scale)
-        spread = None
-        if kind == "entropy":
-            lse, spread = log_sum_exp(scored, entropy=True) if lse is None else (lse, row_entropy(scored, lse))
-        elif lse is None:
-            lse, _ = log_sum_exp(scored, weights=kind != "logsumexp")
-        if kind == "logsumexp":
-            result = lse.nan_to_num(torch.nan, torch.nan, -torch.inf)  # see `known_sums`
-        else:
-            result = received(scored, lse) if spread is None else spread
+        result, lse, spread = _summed(Scored(query, key, pairs, scale), lse, kind)
         ctx.save_for_backward(query, key, lse, spread)
         ctx.settings = (pairs, scale, kind)
         return result
@@ -407,11 +416,10 @@ class _Summary(torch.autograd.Function):
         scored, block = Scored(query, key, pairs, scale), Scored(query, key, pairs, scale).block(*_GRADIENT)
         centre, change = torch.empty_like(lse), change.float().contiguous()
         grads = [torch.empty(t.shape, device=t.device, dtype=t.dtype) for t in (query, key)]
-        given = (scored.query, scored.key, scored.pairs, lse, change, lse if spread is None else spread, centre)
-        options = {**scored.constants, "KIND": kind, "BM": block.rows, "BN": block.columns, "block": block}
-        launch(row_gradients, over_rows(scored, block), *given, grads[0], *scored.numbers, **options)
+        given = (lse, change, lse if spread is None else spread, centre)
+        scored.run(row_gradients, over_rows(scored, block), block, *given, grads[0], KIND=kind)
         b, g, k, _ = key.shape
-        launch(key_gradients, (-(-k // block.columns), b * g, 1), *given, grads[1], *scored.numbers, **options)
+        scored.run(key_gradients, (-(-k // block.columns), b * g, 1), block, *given, grads[1], KIND=kind)
         return *grads, None, None, None, None
 
 
@@ -423,4 +431,6 @@ def summary(query: Tensor, key: Tensor, pairs: Pairs, scale: float, lse: Tensor 
     query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key))
     if lse is not None:
         lse = lse.detach().float().contiguous()
-    return _Summary.apply(query, key, pairs, scale, lse, kind)
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
+        return _Summary.apply(query, key, pairs, scale, lse, kind)
+    return _summed(Scored(query, key, pairs, scale), lse, kind)[0]
