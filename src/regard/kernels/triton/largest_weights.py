@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.kernels.triton.additive.pairs import LOG2E, add_bias, key_range, tile_allowed, tile_state
 from regard.kernels.triton.additive.plan import Block
-from regard.kernels.triton.weight_summaries import Scored, known_sums, over_rows, tile_rows, tile_scores
+from regard.kernels.triton.score_tiles import Scored, known_sums, over_rows, tile_rows, tile_scores
 
 USED = tl.constexpr(-3.0e38)  # the mark of a score that has been taken out; smaller than any score
 FEW = tl.constexpr(8)  # up to so many largest weights are collected from the columns of the tiles
