@@ -309,7 +309,7 @@ def test_largest_of_half_precision(count: int, high: int | None, dtype: torch.dt
     """Scores, not their ranks, give the weights; a row may have fewer keys than requested, or none."""
     from regard.kernels.triton.additive.pairs import Pairs
     from regard.kernels.triton.largest_weights import top
-    from regard.kernels.triton.weight_summaries import Scored
+    from regard.kernels.triton.score_tiles import Scored
 
     torch.manual_seed(3)
     query, key = (torch.randn(1, heads, 141, 24, device=device).to(dtype) for heads in (2, 1))
@@ -335,7 +335,7 @@ def test_largest_weights_at_equal_distances(dtype: torch.dtype, count: int, step
     """More of the largest scores are in one column of the tiles than a column holds."""
     from regard.kernels.triton.additive.pairs import Pairs
     from regard.kernels.triton.largest_weights import top
-    from regard.kernels.triton.weight_summaries import Scored
+    from regard.kernels.triton.score_tiles import Scored
 
     length = 6 * step + 1
     scores = (torch.randperm(length, device=device) / 1024).reshape(1, 1, length, 1)  # exact in half precision

@@ -60,7 +60,8 @@ def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
     from regard.kernels.triton import full_weights, largest_weights  # imported here, because they import Triton
     from regard.kernels.triton import weight_summaries as kernels
 
-    problem = zero_masked_keys(problem)
+    # The kernels replace the score of a masked key, whatever it is; a gradient would be multiplied with the key.
+    problem = zero_masked_keys(problem) if problem.differentiated else problem
     product, request, lead = problem.score.as_product(problem.query, problem.key), problem.request, problem.shape[:-2]
     assert product is not None  # checked by serves()
     query, key = (t.reshape(-1, *t.shape[-3:]) for t in (product.query, product.key))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.kernels.triton.additive.pairs import EVERY, Pairs, key_limit, key_range, power_of_two, product, tile_state
 from regard.kernels.triton.additive.plan import Block, Prepared, launch
-from regard.kernels.triton.weight_summaries import (
+from regard.kernels.triton.score_tiles import (
     Scored,
     known_sums,
     lost_sums,

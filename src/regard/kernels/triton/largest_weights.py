@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.kernels.triton.additive.pairs import LOG2E, add_bias, key_range, tile_allowed, tile_state
-from regard.kernels.triton.additive.plan import Block, launch
-from regard.kernels.triton.weight_summaries import Scored, known_sums, over_rows, tile_rows, tile_scores
+from regard.kernels.triton.additive.plan import Block
+from regard.kernels.triton.score_tiles import Scored, known_sums, over_rows, tile_rows, tile_scores
 
 USED = tl.constexpr(-3.0e38)  # the mark of a score that has been taken out; smaller than any score
 FEW = tl.constexpr(8)  # up to so many largest weights are collected from the columns of the tiles
@@ -201,9 +201,6 @@ def top(scored: Scored, lse: Tensor, count: int) -> tuple[Tensor, Tensor]:
         bits, ranked = 0, scored.block(*_LARGEST)
     values = torch.empty(b, h, q, count, device=lse.device, dtype=torch.float32)
     keys = torch.empty(b, h, q, count, device=lse.device, dtype=torch.int64)
-    launch(
-        largest, over_rows(scored, ranked), scored.query, scored.key, scored.pairs, lse, values, keys, *scored.numbers,
-        **scored.constants, COUNT=count, WIDTH=max(2, 1 << (count - 1).bit_length()), BITS=bits, BM=ranked.rows,
-        BN=ranked.columns, block=ranked,
-    )  # fmt: skip
+    constants = {"COUNT": count, "WIDTH": max(2, 1 << (count - 1).bit_length()), "BITS": bits}
+    scored.run(largest, over_rows(scored, ranked), ranked, lse, values, keys, **constants)
     return values, keys
