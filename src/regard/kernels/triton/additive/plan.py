@@ -64,6 +64,9 @@ def trait(x: Any) -> Any:
     return (x.dtype, x.data_ptr() & 15) if isinstance(x, Tensor) else kind
 
 
+# torch's own functions, which are faster to call than their wrappers in Python; builds without CUDA have none.
+_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _compiled: dict[Any, Any] = {}
 _MANY = 16384
 
@@ -111,7 +114,8 @@ class Prepared:
         if not isinstance(self.kernel, triton.runtime.JITFunction):  # the interpreter
             self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.block.options)
             return
-        key = torch.cuda.current_device(), *(map(trait, tensors) if known is None else known)
+        device = _device()
+        key = device, *(map(trait, tensors) if known is None else known)
         found = self.compiled.get(key)
         if found is None:
             compiled = launch(self.kernel, self.grid, *tensors, *self.numbers, **self.constants, block=self.block)
@@ -119,7 +123,7 @@ class Prepared:
             self.compiled[key] = compiled[self.grid], (*self.numbers, *(self.constants[name] for name in names))
         else:
             run, rest = found
-            run(*tensors, *rest)
+            run(*tensors, *rest, stream=_stream(device))
 
 
 def _up(n: int, step: int) -> int:
