@@ -59,9 +59,7 @@ CASES = {
     "documents, size 200": Case(2, 1, 1, 157, 157, 200, 132, high=0, query_ids=DOCUMENTS, key_ids=DOCUMENTS),
     "large tiles": Case(1, 2, 1, 261, 261, 128, 128, high=0, lengths=[201]),
     "softcap": Case(2, 4, 2, 67, 131, 40, 24, lengths=[131, 20], cap=1.5),
-    "softcap, causal ALiBi, size 128": Case(
-        1, 2, 1, 131, 131, 128, 128, high=0, cap=2.0, slopes=[0.1, 0.3], offset=1
-    ),
+    "softcap, causal ALiBi, size 128": Case(1, 2, 1, 131, 131, 128, 128, high=0, cap=2.0, slopes=[0.1, 0.3], offset=1),
     "sigmoid": Case(2, 2, 1, 67, 67, 24, 40, high=0, lengths=[67, 0], shift=-1.5),
     "sigmoid, softcap, documents": Case(
         2, 1, 1, 157, 157, query_ids=DOCUMENTS, key_ids=DOCUMENTS, high=0, cap=1.0, shift=0.5
@@ -95,6 +93,9 @@ class Extras(NamedTuple):
     dense: Tensor | None = None
 
 
+NOTHING = Extras()
+
+
 def extras(case: Case) -> Extras:
     table = None if case.table is None else torch.randn(case.table)
     bias = dense = None
@@ -108,9 +109,7 @@ def extras(case: Case) -> Extras:
     return Extras(table, bias, dense)
 
 
-def explicit(
-    query: Tensor, key: Tensor, value: Tensor, case: Case, scale: float, given: Extras = Extras()
-) -> Tensor:
+def explicit(query: Tensor, key: Tensor, value: Tensor, case: Case, scale: float, given: Extras = NOTHING) -> Tensor:
     group = case.h // case.g
     key, value = (t.repeat_interleave(group, 1) for t in (key, value))
     i, j = torch.arange(case.q)[:, None], torch.arange(case.k)[None, :]
@@ -154,7 +153,7 @@ def strides(tensor: Tensor, name: str) -> dict[str, int]:
     return {f"{name}_{axis}": step for axis, step in zip("bhqk", steps, strict=True)}
 
 
-def rules(case: Case, device: str, given: Extras = Extras()) -> Any:
+def rules(case: Case, device: str, given: Extras = NOTHING) -> Any:
     from regard.kernels.triton.range_pairs import Rules
     from regard.kernels.triton.segment_bounds import segment_bounds
 
@@ -213,7 +212,7 @@ def test_outputs_and_gradients(case: Case, device: str, dtype: torch.dtype) -> N
         wide = chosen.to(device, dtype).double().requires_grad_(learns)
         name = "table" if case.bias is None else "bias"
         found, given = found._replace(**{name: learned}), found._replace(**{name: wide})
-        mine, true = (mine + [learned], true + [wide]) if learns else (mine, true)
+        mine, true = ([*mine, learned], [*true, wide]) if learns else (mine, true)
     given = given if chosen is not None else found
     given = given._replace(dense=None if found.dense is None else found.dense.cpu())
     out = range_attention(*mine[:3], rules(case, device, found), 0.3, learned if learns else None)
@@ -373,7 +372,9 @@ def test_biases_softcaps_and_sigmoid_by_the_kernel(name: str, monkeypatch: pytes
 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     torch.manual_seed(4)
-    call = {"score": regard.ScaledDot(), "normalize": regard.Softmax(), "mask": None, "bias": lambda: None} | CALLS[name]
+    call = {"score": regard.ScaledDot(), "normalize": regard.Softmax(), "mask": None, "bias": lambda: None} | CALLS[
+        name
+    ]
     score, normalize, mask, bias = call["score"], call["normalize"], call["mask"], call["bias"]()
     leaves = [torch.randn(2, 2, 67, 16).half() for _ in range(3)]
     holes = mask is PAIRS or "lengths" in name or isinstance(bias, Tensor)

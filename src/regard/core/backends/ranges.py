@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.core.backends import decoding_step
 from regard.core.backends.kernel_arguments import beside_a_band, odd_values
 from regard.core.backends.result import Direct, Result
-from regard.core.biases import Alibi, DenseBias, Relative
+from regard.core.biases import Alibi, Bias, DenseBias, Relative
 from regard.core.clauses import Clauses, clauses
 from regard.core.mask_cache import stored
 from regard.core.masks import Mask, Padding, Segments
@@ -105,7 +105,7 @@ def _settings(problem: Problem) -> dict[str, float]:
     return settings | ({"shift": float(normalize.bias)} if isinstance(normalize, Sigmoid) else {})
 
 
-def _of_bias(bias: Alibi | Relative | DenseBias | None, tensor: Tensor, heads: int) -> dict[str, Any]:
+def _of_bias(bias: Bias | None, tensor: Tensor, heads: int) -> dict[str, Any]:
     """Return a bias, whose tensor is given, as fields of the rules."""
     if isinstance(bias, Alibi):
         return {"slopes": tensor, "slopes_h": _by_head(tensor, heads), "offset": bias.offset}
@@ -217,7 +217,8 @@ def _completed(problem: Problem) -> Completed:
     of the call before, so are the rules.
     """
     settings, heads, biased = _settings(problem), problem.shape[-3], problem.bias is not None
-    kinds, last = tuple(settings), (None, None, None, None)
+    kinds = tuple(settings)
+    last: tuple[Any, ...] = (None, None, None, None)
 
     def completed(rules: Any, known: Any, bias: Any, device: torch.device) -> tuple[Any, Any, Tensor | None]:
         nonlocal last

@@ -395,7 +395,7 @@ class Plan:
         unit, sizes = _unit(*self.strides, call[0]), (self.constants["BD"], self.constants["BE"])
         if len(self.sums) >= _LAYOUTS:
             self.sums.clear()
-        # Small tiles for small sizes, for which Hopper's asynchronous products may be wrong, and where large ones spill.
+        # Small tiles for small sizes, where Hopper's asynchronous products may be wrong, and where large ones spill.
         size = 64 if self.dtype != torch.float32 and min(sizes) >= 64 and max(sizes) <= 128 else 32
         self.sums[call] = PairSums(
             self.shapes, learned, rules, (*_steps(unit, *self.strides, call[0]), *self.numbers),
@@ -438,7 +438,8 @@ class _Ranges(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         output, lse = plan.forward(query, key, value, rules, known, True)
         # The tensors of the rules are saved too, so that a change in place before the backward pass raises.
-        ctx.save_for_backward(query, key, value, output, lse, learned, *(t for t in rules if isinstance(t, Tensor)))
+        of_mask = rules.lengths, rules.query_ids, rules.key_ids, rules.mask
+        ctx.save_for_backward(query, key, value, output, lse, learned, *of_mask, rules.slopes, rules.table, rules.bias)
         ctx.settings = rules, known, plan
         return output
 

@@ -238,20 +238,13 @@ def masked_scores(
 @triton.jit
 def weights_of(s, row_lse, rules, NATIVE: tl.constexpr):
     """Return the weights of scores in base 2."""
-    if rules.shift is not None:
-        p = logistic(s, rules.shift, NATIVE)
-    else:
-        p = power_of_two(s - row_lse, NATIVE)
-    return p
+    return logistic(s, rules.shift, NATIVE) if rules.shift is not None else power_of_two(s - row_lse, NATIVE)
 
 
 @triton.jit
 def slopes_of(p, dp, row_delta, s, rules, HOLES: tl.constexpr):
     """Return the gradient of scores with bias from that of the weights; 0 where a pair must not attend."""
-    if rules.shift is not None:
-        ds = p * (1.0 - p) * dp
-    else:
-        ds = p * (dp - row_delta)
+    ds = p * (1.0 - p) * dp if rules.shift is not None else p * (dp - row_delta)
     if HOLES > 0:  # the products with masked keys and values may be NaN
         ds = tl.where(s != float("-inf"), ds, 0.0)
     return ds

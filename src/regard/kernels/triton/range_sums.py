@@ -45,9 +45,7 @@ def _slopes_of_tile(
     query_id = i[:, None]
     if rules.query_ids is not None:
         query_id = ids_of(rules.query_ids, b, i, n_q, rules.query_b, rules.query_n)[:, None]
-    s, _ = masked_scores(
-        s, i[:, None], j[None, :], query_id, rules, b, h, n_q, n_k, first, limit, factor, True, False
-    )
+    s, _ = masked_scores(s, i[:, None], j[None, :], query_id, rules, b, h, n_q, n_k, first, limit, factor, True, False)
     row_lse = tl.zeros((B,), tl.float32)
     row_delta = row_lse
     if rules.shift is None:
@@ -97,7 +95,7 @@ def range_sums(
         i0 = (row_tile + step) * B
         j0 = (column_tile + step) * B
         first, limit = limits(rules, b, n_q, n_k)
-        start, before, whole_start, whole_stop, tested = keys_of(rules, b, i0, n_q, limit, B, B)
+        start, before, _, whole_stop, tested = keys_of(rules, b, i0, n_q, limit, B, B)
         if (j0 >= start) & (j0 < whole_stop + (tested - before) * B):
             acc += _slopes_of_tile(
                 query, key, value, change, lse, delta, rules, b, h, i0, j0, q_b, q_h, q_n, k_b, k_h, k_n,
@@ -123,9 +121,7 @@ def range_sums(
 
 
 @triton.jit
-def table_sums(
-    sums, grad, offset, reach, near, nears, tiles, B: tl.constexpr, COUNT: tl.constexpr, WIDE: tl.constexpr
-):
+def table_sums(sums, grad, offset, reach, near, nears, tiles, B: tl.constexpr, COUNT: tl.constexpr, WIDE: tl.constexpr):
     """Add the diagonals of the stored tiles, and the sums of the first and the last entry."""
     head = tl.program_id(1)
     own = sums + head.to(tl.int64) * (nears * B * B + 2 * tiles)

@@ -64,6 +64,9 @@ def trait(x: Any) -> Any:
     return (x.dtype, x.data_ptr() & 15) if isinstance(x, Tensor) else kind
 
 
+# torch's own functions, which are faster to call than their wrappers in Python; builds without CUDA have none.
+_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _compiled: dict[Any, Any] = {}
 _MANY = 16384
 
@@ -78,13 +81,12 @@ def launcher(compiled: Any) -> Callable[..., None]:
     if before is None or after is None:
         return lambda grid, *args: compiled[grid](*args)
     run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
-    current_stream = triton.runtime.driver.active.get_current_stream
 
     def launched(grid: tuple[int, int, int], *args: Any) -> None:
         if before or after:
             compiled[grid](*args)
         else:
-            run(*grid, current_stream(device), function, packed, None, None, None, *args)
+            run(*grid, _stream(device), function, packed, None, None, None, *args)
 
     return launched
 
@@ -132,7 +134,8 @@ class Prepared:
         if not isinstance(self.kernel, triton.runtime.JITFunction):  # the interpreter
             self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.block.options)
             return
-        key = torch.cuda.current_device(), *(map(trait, tensors) if known is None else known)
+        device = _device()
+        key = device, *(map(trait, tensors) if known is None else known)
         found = self.compiled.get(key)
         if found is None:
             compiled = launch(self.kernel, self.grid, *tensors, *self.numbers, **self.constants, block=self.block)
