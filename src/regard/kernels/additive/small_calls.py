@@ -23,6 +23,12 @@ def stores_scores(
 
     `learning` is whether a backward pass follows. If chosen by name (`form`), scores of tanh are stored at every size
     that memory allows.
+
+    >>> rest = torch.bfloat16, "tanh", "auto", True
+    >>> [stores_scores((2, 8, n, 64), (2, 8, n, 64), 64, *rest) for n in (128, 512, 2048)]
+    [True, True, False]
+    >>> stores_scores((5, 1, 189, 1000), (5, 1, 1471, 1000), 1000, *rest)  # the general route would take four parts
+    True
     """
     if activation != "tanh" or form not in ("auto", "stored"):
         return False

@@ -127,18 +127,6 @@ def additive_backward(
     form: str,
     bias_gradients: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _run_backward(
-        query, key, value, weight, lengths, query_ids, key_ids, mask, bias, table, output, lse, grad_output, grad_lse,
-        low, high, activation, dropout, seed, form, bias_gradients,
-    )  # fmt: skip
-
-
-def _run_backward(
-    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, lengths: Tensor | None, query_ids: Tensor | None,
-    key_ids: Tensor | None, mask: Tensor | None, bias: Tensor | None, table: Tensor | None, output: Tensor,
-    lse: Tensor, grad_output: Tensor, grad_lse: Tensor | None, low: int | None, high: int | None, activation: str,
-    dropout: float, seed: int, form: str, bias_gradients: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     pairs = kernel_pairs(_shape(query, key), low, high, lengths, query_ids, key_ids, mask, bias, table, dropout, seed)
     small = stores_scores(query.shape, key.shape, value.shape[3], query.dtype, activation, form, True)
     rest: dict[str, Any] = {} if small else {"form": form}
@@ -171,21 +159,19 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.settings = inputs[10:-1]  # all settings but `learning`
 
 
-def _gradients(
-    ctx: Any, run: Callable[..., tuple[Tensor, ...]], grad_output: Tensor | None, grad_lse: Tensor | None
-) -> tuple[Any, ...]:
-    *operands, output, lse = ctx.saved_tensors[:12]
+def _gradients(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
+    *operands, output, lse = ctx.saved_tensors
     if grad_output is None:
         grad_output = torch.zeros_like(output)
     wanted = ctx.needs_input_grad[8] or ctx.needs_input_grad[9]
-    *grads, grad_bias, grad_table = run(*operands, output, lse, grad_output, grad_lse, *ctx.settings, wanted)
+    *grads, grad_bias, grad_table = additive_backward(
+        *operands, output, lse, grad_output, grad_lse, *ctx.settings, wanted
+    )
     biases = [grad if ctx.needs_input_grad[at] else None for at, grad in ((8, grad_bias), (9, grad_table))]
     return (*grads, None, None, None, None, *biases, *(None for _ in ctx.settings), None)
 
 
-additive_forward.register_autograd(
-    lambda ctx, grad_output, grad_lse: _gradients(ctx, additive_backward, grad_output, grad_lse), setup_context=_keep
-)
+additive_forward.register_autograd(_gradients, setup_context=_keep)
 
 
 class _Learning(torch.autograd.Function):

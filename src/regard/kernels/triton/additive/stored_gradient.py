@@ -191,7 +191,7 @@ def feature_gradients(
     keys, b, h, q, f): both are summed over the tiles afterwards.
     """
     BN: tl.constexpr = 4 * KQ * WARPS
-    tiles = k_pad // BN
+    tiles = tl.cdiv(n_k, BN)
     y, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     j0, repeat = tile * BN, heads // groups
     b, g = y // groups, y % groups
