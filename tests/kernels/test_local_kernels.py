@@ -56,7 +56,9 @@ def computed(
             pytest.skip("there is no C compiler")
         make: Any = local_attention.Loops
     else:
-        from regard.kernels.triton.local_windows import Launches as make
+        from regard.kernels.triton.local_windows import Launches
+
+        make = Launches
     given = [tensor.to(device) for tensor in tensors]
     extent = None if lengths is None else torch.tensor(lengths, device=device)
     plan = make(*given, reach, 1 / math.sqrt(given[0].shape[-1]), gaussian, **options)

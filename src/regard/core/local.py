@@ -1,9 +1,9 @@
 """Local attention (Luong et al. 2015, section 3.2): a position is chosen first, then a window around it is attended.
 
 The position may be learned, and differ for every query: only the keys in the window are scored, so time and memory are
-O(q · window) whatever the length of the memory. Kernels read the windows of dot products (`backends/local_windows`);
-otherwise the keys are gathered for each query, or, over a short memory, all pairs are scored, which takes less time than
-the copies.
+O(q · window) whatever the length of the memory. Kernels compute dot products (`backends/local_windows`); for other
+scores the keys are gathered for each query, or, over a short memory on the CPU, all pairs are scored, which takes less
+time than the copies.
 """
 
 import functools

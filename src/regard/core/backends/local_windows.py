@@ -146,7 +146,9 @@ class _Windows(torch.autograd.Function):
         if torch.is_grad_enabled() or weights_change is not None:
             # Gradients of weights and second derivatives are rare: the plain form is differentiated.
             learned = ctx.needs_input_grad[:4]
-            grads = _again(functools.partial(ctx.plain, lengths=lengths), (query, key, value, centre), learned, upstream)
+            grads = _again(
+                functools.partial(ctx.plain, lengths=lengths), (query, key, value, centre), learned, upstream
+            )
             return *grads, None, None, None
         if change is None:
             return (None,) * 7

@@ -20,8 +20,8 @@ from regard.kernels.triton.range_pairs import put_rows, rows_of
 
 _SCAN = tl.constexpr(1024)  # number of centres that are inspected together
 _LAYOUTS = 64  # the largest number of layouts of incoming gradients that a plan stores launches for
-# Pairs times sizes from which on an order by centre takes less time than it saves, and what gradients and float32, whose
-# products are three of TF32, take in comparison.
+# Pairs times sizes from which on an order by centre takes less time than it saves, and how much longer gradients and
+# float32 take, whose products are three of TF32.
 _SORTED, _LEARNING, _EXACT = 2**33, 3, 4
 
 
@@ -191,7 +191,7 @@ def local_rows(
     limit = _limit(lengths, b, n_k)
     if order is not None:
         order += z * n_q
-    row, c, first, lo, hi = _windows(centre + b * c_b + h * c_h, order, i, n_q, limit, n_k, c_n, reach)
+    row, c, _, lo, hi = _windows(centre + b * c_b + h * c_h, order, i, n_q, limit, n_k, c_n, reach)
     q = rows_of(query + b * q_b + h * q_h, row, 0, n_q, q_n, D, BD, True)
     do = rows_of(change + b * u_b + h * u_h, row, 0, n_q, u_n, E, BE, True)
     row_lse = tl.load(lse + z * n_q + row, mask=i < n_q, other=float("inf"))
@@ -260,7 +260,7 @@ def local_keys(
     spoilt = tl.zeros((BM,), tl.int32)
     for i0 in tl.range(start, stop, BM):
         i = i0 + tl.arange(0, BM)
-        row, c, first, lo, hi = _windows(centre, order, i, n_q, limit, n_k, c_n, reach)
+        row, c, _, lo, hi = _windows(centre, order, i, n_q, limit, n_k, c_n, reach)
         seen = (j[:, None] >= lo[None, :]) & (j[:, None] <= hi[None, :])
         q = rows_of(query, row, 0, n_q, q_n, D, BD, True)
         s = product(k, q.T, tl.zeros((BN, BM), tl.float32), PRECISION) * factor
@@ -278,7 +278,7 @@ def local_keys(
     if tl.max(spoilt, 0) > 0:
         for i0 in tl.range(start, stop, BM):
             i = i0 + tl.arange(0, BM)
-            row, c, first, lo, hi = _windows(centre, order, i, n_q, limit, n_k, c_n, reach)
+            row, c, _, lo, hi = _windows(centre, order, i, n_q, limit, n_k, c_n, reach)
             seen = (j[:, None] >= lo[None, :]) & (j[:, None] <= hi[None, :])
             grad_v = _marked(grad_v, seen, rows_of(change, row, 0, n_q, u_n, E, BE, True))
     put_rows(key_grad + b * gk_b + h * gk_h, j, n_k, gk_n, grad_k * scale, D, BD)
@@ -305,6 +305,18 @@ def _place(shape: torch.Size, stride: tuple[int, ...]) -> tuple[int, ...]:
     return found.stride() if found.stride(-1) == 1 else torch.empty(shape, device="meta").stride()
 
 
+def _known(
+    query: Tensor, key: Tensor, value: Tensor, centre: Tensor, lengths: Tensor | None, order: Tensor | None, more: Any
+) -> tuple[Any, ...] | None:
+    """Return a cache key for what of the tensors selects a compiled kernel, if they are aligned like new ones.
+
+    `more` is what the caller adds.
+    """
+    if (query.data_ptr() | key.data_ptr() | value.data_ptr() | centre.data_ptr()) & 15 or lengths is not None:
+        return None
+    return order is None, more
+
+
 class Launches:
     """Calls with query (b, h, q, d), key (b, h, k, d), value (b, h, k, e) and centre (b, h, q) of one signature.
 
@@ -320,7 +332,8 @@ class Launches:
         sizes = [max(16, triton.next_power_of_2(size)) for size in (d, e)]
         self.blocks = (_SINGLE if single else _HALF)[max(64, *sizes)]
         self.constants = {
-            "D": d, "E": e, "BD": sizes[0], "BE": sizes[1], "GAUSSIAN": gaussian, "NATIVE": native, "PRECISION": ("three" if single else "ieee") if native else "interpreted",
+            "D": d, "E": e, "BD": sizes[0], "BE": sizes[1], "GAUSSIAN": gaussian, "NATIVE": native,
+            "PRECISION": ("three" if single else "ieee") if native else "interpreted",
         }  # fmt: skip
         self.strides = (query.stride(), key.stride(), value.stride(), centre.stride())
         self.shapes, self.dtype = (query.shape, key.shape, value.shape), query.dtype
@@ -351,7 +364,8 @@ class Launches:
         lse = torch.empty(self.rows, dtype=torch.float32, device=device) if learning else None
         far = self.work * (_LEARNING if learning else 1) >= _SORTED if self.ordered is None else self.ordered
         order = torch.sort(centre.detach(), -1).indices if far else None
-        self.launch(query, key, value, centre, lengths, order, output, weights, lse)
+        known = _known(query, key, value, centre, lengths, order, learning)
+        self.launch(query, key, value, centre, lengths, order, output, weights, lse, known=known)
         if lse is None:
             return output, weights, ()
         return output, weights, (lse,) if order is None else (lse, order)
@@ -371,8 +385,9 @@ class Launches:
         )
         delta = torch.empty_like(lse)
         slopes = torch.empty_like(lse) if self.constants["GAUSSIAN"] else None
-        rows(query, key, value, centre, lengths, order, change, lse, delta, query_grad, slopes)
-        keys(query, key, value, centre, lengths, order, change, lse, delta, key_grad, value_grad)
+        known = _known(query, key, value, centre, lengths, order, change.data_ptr() & 15)
+        rows(query, key, value, centre, lengths, order, change, lse, delta, query_grad, slopes, known=known)
+        keys(query, key, value, centre, lengths, order, change, lse, delta, key_grad, value_grad, known=known)
         return query_grad, key_grad, value_grad, slopes
 
     def _backward(self, change: tuple[int, ...]) -> tuple[Prepared, Prepared]:
