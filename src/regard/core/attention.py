@@ -53,7 +53,7 @@ class Attended:
         raise TypeError(_NO_TUPLE)
 
 
-def _with_output(output: Tensor) -> Attended:
+def with_output(output: Tensor) -> Attended:
     """Return `Attended(output)`: a frozen record's own constructor takes three times as long."""
     attended = _new(Attended)
     _set(attended, "output", output)
@@ -134,7 +134,7 @@ def attention(
             if route.direct is not None:
                 output = route.direct(query, key, value, score, mask, bias)
                 if output is not None:
-                    return _with_output(output)
+                    return with_output(output)
             assert isinstance(score, Score)  # a score that is a function has no signature, so no stored route
             problem = rebuild(query, key, value, score, normalize, mask, bias, dropout, weights)
             return _run(problem, route.choose(problem))

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from regard.core.signatures import WITHOUT_TENSORS, records_of
+from regard.core.signatures import WITHOUT_TENSORS, record_key, records_of
 from regard.kernels import cuda_graphs
 
 if TYPE_CHECKING:
@@ -43,13 +43,18 @@ def recall(
     # The check ends the process for a nested tensor, which has no strides.
     if query.is_nested or key.is_nested or value.is_nested or forward_ad._current_level >= 0:
         return None
-    grad, deterministic, records = _has_gradients(), _deterministic(), None
+    grad, deterministic, own, records = _has_gradients(), _deterministic(), None, None
     for (
         score_, normalize_, mask_, bias_, request_, dropout_, grad_, deterministic_, recording, check, route, known,
     ) in _recent:  # fmt: skip
-        if score is not score_ or normalize is not normalize_ or mask is not mask_ or request is not request_ or (
-            bias is not bias_
-        ):  # fmt: skip
+        if score is score_ and normalize is normalize_ and bias is bias_ and request is request_:
+            if mask is not mask_:
+                if mask is None or mask_ is None:
+                    continue
+                own = own or record_key(mask)
+                if own != known[2]:
+                    continue
+        else:
             records = records or records_of(score, normalize, mask, bias, request)
             if records != known:
                 continue

@@ -78,15 +78,16 @@ def signature(
 def records_of(score: object, normalize: object, mask: object, bias: object, request: object) -> tuple[Any, ...]:
     """Return the cache key of the records of a call."""
     return (
-        (score.scale, score.softcap) if type(score) is ScaledDot else _record(score),
-        None if type(normalize) is Softmax else _record(normalize),
-        None if mask is None else (mask.low, mask.high) if type(mask) is Band else _record(mask),
-        None if bias is None else _record(bias),
-        None if request is None else _record(request),
+        (score.scale, score.softcap) if type(score) is ScaledDot else record_key(score),
+        None if type(normalize) is Softmax else record_key(normalize),
+        None if mask is None else record_key(mask),
+        None if bias is None else record_key(bias),
+        None if request is None else record_key(request),
     )
 
 
-def _record(record: object) -> Any:
+def record_key(record: object) -> Any:
+    """Return the cache key of a record: its kind, its values, and the traits of its tensors."""
     described = _KINDS.get(type(record))
     return _UNKNOWN if described is None else described(record)
 
@@ -97,6 +98,11 @@ def _tensor(tensor: Any) -> Any:
     return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
 
 
+def _padding(mask: Padding) -> Any:
+    lengths = _tensor(mask.lengths)
+    return _UNKNOWN if lengths is _UNKNOWN else (Padding, lengths, mask.plain)
+
+
 def _segments(mask: Segments) -> Any:
     query_ids, key_ids = _tensor(mask.query_ids), _tensor(mask.key_ids)
     if _UNKNOWN in (query_ids, key_ids):
@@ -105,7 +111,7 @@ def _segments(mask: Segments) -> Any:
 
 
 def _and(mask: And) -> Any:
-    left, right = _record(mask.left), _record(mask.right)
+    left, right = record_key(mask.left), record_key(mask.right)
     return _UNKNOWN if _UNKNOWN in (left, right) else (And, left, right)
 
 
@@ -141,7 +147,7 @@ _KINDS: dict[type, Callable[[Any], Any]] = {
     Bilinear: _holding("weight"),
     Additive: _holding("weight", "activation"),
     Band: lambda mask: (Band, mask.low, mask.high),
-    Padding: _holding("lengths", "plain"),
+    Padding: _padding,
     Segments: _segments,
     Dense: _holding("tensor"),
     And: _and,

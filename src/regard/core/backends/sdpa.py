@@ -126,7 +126,7 @@ def kernel(problem: Problem) -> str:
         return "triton decode"
     if isinstance(problem.request, LogSumExp) and problem.device.type == "cpu" and problem.bias is None:
         return "flash"
-    tensors, dot = (problem.query, problem.key, problem.value), isinstance(problem.score, ScaledDot)
+    tensors, dot = (problem.query, problem.key, problem.value), isinstance(problem.score, (Dot, ScaledDot))
     plain = dot and not problem.masked and problem.request is None and problem.query.ndim == 4 and not problem.named
     if plain and torch_sdpa.operator(*tensors, False, problem.dropout) == "products":
         return "products"
@@ -275,7 +275,7 @@ def direct(problem: Problem) -> Direct | None:
     if causal and queries < keys and not on_cpu:  # keys after the last query are masked for all
         return None
     masked, few, learning = problem.mask is not None, keys < FEW, problem.differentiated
-    as_it_is = isinstance(problem.score, ScaledDot)
+    as_it_is = isinstance(problem.score, (Dot, ScaledDot))
     scale = problem.score.factor(problem.query.shape[-1]) if isinstance(problem.score, ScaledDot) else 1.0
     dropout, size = problem.dropout, problem.value.shape[-1]
     tensors = (problem.query, problem.key, problem.value)

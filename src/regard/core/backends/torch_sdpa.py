@@ -186,7 +186,12 @@ def _chosen(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: fl
     learning = query.dtype in _BY_CUDNN and _learning(query, key, value)
 
     def run(query: Tensor, key: Tensor, value: Tensor, score: object, mask: object, bias: object) -> Tensor:
-        query, key, value = _aligned(query, key, value)
+        try:
+            misaligned = (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15
+        except RuntimeError:  # a fake tensor has no memory
+            misaligned = 0
+        if misaligned:
+            query, key, value = _aligned(query, key, value)
         if repeats:
             key, value = _repeated(key, heads), _repeated(value, heads)
         if others:
