@@ -11,6 +11,7 @@
 - `inputs`: inputs of a predictor
 - `inference`: predictions of a network
 - `live_runs`: runs for the studio
+- `hypotheses`: the answer of an interactive translator
 - `attention_learning`: penalties and estimators
 - `text_generation`: loss and beam search of texts
 - `deletion_test`: faithfulness
