@@ -17,7 +17,7 @@ from regard.studio.limits import Limits
 from regard.studio.playground import Question, Sentence, answer, embed
 from regard.studio.toy_translator import Toy, toys
 from regard.studio.translation_api import Translates
-from regard.tasks.translation.hypotheses import Alternative, Answer, Hypothesis
+from regard.tasks.hypotheses import Alternative, Answer, Hypothesis
 
 TOM = {"query": [[10.0, 5.0, 10.0]], "key": [[5.0, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0]]}
 

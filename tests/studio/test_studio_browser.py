@@ -14,7 +14,7 @@ from conftest_studio import counts, running, says
 
 from regard.look.labels import Labels
 from regard.look.trace import Trace
-from regard.tasks.translation.hypotheses import Answer, Hypothesis
+from regard.tasks.hypotheses import Answer, Hypothesis
 
 NASTY = "<img src=x onerror=alert(1)>"
 

@@ -11,6 +11,7 @@ from PIL import Image
 from tiny_runs import one_line, regard
 
 import regard as package
+from regard.data.driving.driving_log import split_blocks
 from regard.tasks.catalog import TASKS
 from regard.tasks.config_overrides import configure
 from regard.tasks.driving.camera_material import CameraCodec, camera_material
@@ -84,7 +85,11 @@ def test_baselines_are_of_the_frames_of_the_test_part(drive, tmp_path):
     found = baselines(material.test)
     assert found["zero_mse"] == pytest.approx(np.mean(np.square(gold)), abs=1e-3)
     assert found["repeat_mse"] == pytest.approx(np.mean(np.square(np.subtract(gold, before))), abs=1e-3)
-    trained = set(material.records.places)
+    frames = material.test[0].footage.frames
+    parts = split_blocks(len(frames), block=12, gap=4, valid=10, test=10, seed=config.data.seed)
+    trained = parts.train
+    shown = [record["controls"][0] for record in material.records[: len(trained)]]
+    assert shown == pytest.approx([frames[place].controls[0] for place in trained])
     assert not any(abs(one.place - place) < 4 for one in (*material.valid, *material.test) for place in trained)
 
 

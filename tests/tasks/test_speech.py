@@ -14,7 +14,7 @@ from regard.data.worlds.utterances import utterances
 from regard.tasks.catalog import TASKS
 from regard.tasks.config_overrides import configure
 from regard.tasks.speech.codec import SpeechCodec, words_of
-from regard.tasks.speech.log_mel_frames import frames_of, heard
+from regard.tasks.speech.log_mel_frames import frames_of, interval
 from regard.tasks.speech.material import Example, collate, encode
 from regard.tasks.speech.network import build
 from regard.tasks.speech.predictor import SpeechPredictor, Transcript
@@ -108,7 +108,7 @@ def test_the_least_certain_symbol_is_found_among_the_wrong_ones():
 
 
 def test_a_symbol_was_heard_around_its_largest_weight():
-    assert heard([0.0, 0.3, 0.5, 0.15, 0.05], 0.04) == pytest.approx((0.04, 0.12, 0.1))
+    assert interval([0.0, 0.3, 0.5, 0.15, 0.05], 0.04) == pytest.approx((0.04, 0.12, 0.1))
 
 
 @pytest.mark.parametrize(("by", "count"), [("words", 2), ("characters", 9)])

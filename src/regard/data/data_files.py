@@ -2,7 +2,7 @@
 
 import gzip
 import zlib
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,14 @@ from typing import Any
 
 class DataError(ValueError):
     """A user's file has a fault; the message begins with the file and the line."""
+
+
+def only_path(paths: Sequence[Path], what: str = "file or folder", *, listed: bool = True) -> Path:
+    """Return the single path of a data set; none or several are an error, which lists them."""
+    if len(paths) != 1:
+        given = f"found {len(paths)}: {', '.join(map(str, paths))}" if listed else f"got {len(paths)}"
+        raise DataError(f"expected one {what}, {given}")
+    return Path(paths[0])
 
 
 @contextmanager

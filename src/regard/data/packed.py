@@ -39,6 +39,12 @@ class Lazy(Sequence[Item], Generic[Item]):
         return all(mine == theirs for mine, theirs in zip(self, other, strict=True))
 
 
+def picked(items: Sequence[Item], places: Sequence[int]) -> Sequence[Item]:
+    """Return the items at these indices, each accessed when it is needed."""
+    kept = np.array(places, np.int64)
+    return Lazy(len(kept), lambda place: items[kept[place]])
+
+
 class Texts(Sequence[str]):
     """Texts in one append-only buffer of UTF-8.
 

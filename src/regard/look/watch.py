@@ -27,7 +27,7 @@ from regard.look.trace import Trace
 
 Keep = str | Sequence[str] | Callable[[str], bool]
 
-_open: list["_Eye"] = []  # all active watchers
+_open: list["_Watcher"] = []  # all active watchers
 _HEADS = ("num_heads", "heads", "n_heads", "nhead", "num_attention_heads", "n_head")
 
 
@@ -69,24 +69,24 @@ def watch(
     if exact < 0:
         raise ValueError(f"exact is a number of bytes, 0 or more, got {exact}")
     trace = Trace(title or type(model).__name__)
-    eye = _Eye(model, trace, _chooser(keep), limit, exact, gradients)
+    watcher = _Watcher(model, trace, _chooser(keep), limit, exact, gradients)
     with ExitStack() as stack:
-        stack.callback(eye.finish)
-        _open.append(eye)
-        stack.callback(_open.remove, eye)
+        stack.callback(watcher.finish)
+        _open.append(watcher)
+        stack.callback(_open.remove, watcher)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(warnings.catch_warnings())
         # FlexAttention runs uncompiled on purpose while it is watched.
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-        stack.enter_context(interface(eye))
-        stack.enter_context(_listening(eye))
-        stack.enter_context(eye.expected.counting())
+        stack.enter_context(interface(watcher))
+        stack.enter_context(_observing(watcher))
+        stack.enter_context(watcher.expected.counting())
         stack.enter_context(multihead_modules.unpacked(model))
-        stack.enter_context(eye)
+        stack.enter_context(watcher)
         yield trace
 
 
-class _Eye(TorchFunctionMode):
+class _Watcher(TorchFunctionMode):
     """Intercepts every torch function while a model is watched."""
 
     def __init__(
@@ -105,7 +105,7 @@ class _Eye(TorchFunctionMode):
         self._blind: Counter[tuple[str, str]] = Counter()
         self._bytes = 0
         self._held: set[int] = set()
-        self._deaf = 0
+        self._paused = 0
         self._handlers: dict[Function, Handler] = {
             **softmax_calls.handlers(softmax_calls.Tags()),
             **sdpa_calls.HANDLERS,
@@ -115,7 +115,7 @@ class _Eye(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         handler = self._handlers.get(function)
-        if handler is None or self._deaf:
+        if handler is None or self._paused:
             return function(*args, **(kwargs or {}))
         return handler(self, function, args, kwargs or {})
 
@@ -140,7 +140,7 @@ class _Eye(TorchFunctionMode):
             self._inner = before
 
     @contextmanager
-    def telling(self, sinks: Tensor | None) -> Iterator[None]:
+    def with_sinks(self, sinks: Tensor | None) -> Iterator[None]:
         before, self.sinks = self.sinks, sinks
         try:
             yield
@@ -148,25 +148,25 @@ class _Eye(TorchFunctionMode):
             self.sinks = before
 
     @contextmanager
-    def deaf(self) -> Iterator[None]:
-        self._deaf += 1
+    def paused(self) -> Iterator[None]:
+        self._paused += 1
         try:
             yield
         finally:
-            self._deaf -= 1
+            self._paused -= 1
 
     @contextmanager
     def safely(self) -> Iterator[None]:
-        others = [eye for eye in _open if eye.thread == self.thread]
-        for eye in others:  # calls made by the capture itself are not recorded
-            eye._deaf += 1
+        others = [watcher for watcher in _open if watcher.thread == self.thread]
+        for watcher in others:  # calls made by the capture itself are not recorded
+            watcher._paused += 1
         try:
             yield
         except Exception as error:
             self.cannot_see(f"a call ({type(error).__name__}: {str(error)[:200]})")
         finally:
-            for eye in others:
-                eye._deaf -= 1
+            for watcher in others:
+                watcher._paused -= 1
 
     def cannot_see(self, what: str) -> None:
         name = self._where()
@@ -262,13 +262,13 @@ def _chooser(keep: Keep | None) -> Callable[[str], bool]:
 
 
 @contextmanager
-def _listening(eye: _Eye) -> Iterator[None]:
+def _observing(watcher: _Watcher) -> Iterator[None]:
     """Observe regard's own calls."""
 
     def listener(problem: Problem, run: Callable[[], Attended]) -> Attended:
-        if threading.get_ident() != eye.thread:
+        if threading.get_ident() != watcher.thread:
             return run()
-        return regard_calls.heard(eye, problem, run)
+        return regard_calls.captured(watcher, problem, run)
 
     core.listeners = (*core.listeners, listener)
     try:

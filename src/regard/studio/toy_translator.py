@@ -20,7 +20,7 @@ from regard.core.requests import full
 from regard.core.scores import Dot
 from regard.decode.beam import beam
 from regard.decode.records import Hypothesis as Found
-from regard.tasks.translation.hypotheses import Alternative, Answer, Hypothesis
+from regard.tasks.hypotheses import Alternative, Answer, Hypothesis
 
 # The translations of a word, best first, and its position in a Chinese sentence: time, subject, place, manner, verb,
 # object.

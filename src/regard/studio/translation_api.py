@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 from pydantic import BaseModel, ConfigDict, Field
 
 from regard.studio.limits import LIMITS, RefusedError
-from regard.tasks.translation.hypotheses import Answer, Hypothesis
+from regard.tasks.hypotheses import Answer, Hypothesis
 
 if TYPE_CHECKING:  # a studio without runs starts without torch
     from torch import Tensor

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from regard.data.data_files import DataError
+from regard.data.data_files import DataError, only_path
 from regard.data.text.labelled import Asked, Labelled, Reading, class_folders, read_labelled
 
 _PARTS = {"train": "train", "training": "train", "test": "test"} | dict.fromkeys(
@@ -35,9 +35,7 @@ def load_parts(
     """Return the parts of one file, one folder, or of a prefix that the files of several parts share
     (`sst/stsa.binary`)."""
     asked = Asked() if asked is None else asked
-    if len(paths) != 1:
-        raise DataError(f"expected one file or folder, found {len(paths)}: {', '.join(map(str, paths))}")
-    found = find_parts(Path(paths[0]))
+    found = find_parts(only_path(paths))
     readings = {
         name: read_labelled(path, asked if name == "train" else replace(asked, phrases=False))
         for name, path in found.items()
@@ -54,9 +52,7 @@ def load_parts(
 
 def parts_of_test(paths: Sequence[Path], asked: Asked, classes: tuple[str, ...]) -> Reading:
     """Return the test texts of other files: a whole file, or the test part of a folder."""
-    if len(paths) != 1:
-        raise DataError(f"expected one file or folder, found {len(paths)}: {', '.join(map(str, paths))}")
-    path = Path(paths[0])
+    path = only_path(paths)
     if not path.is_file():
         found = find_parts(path)
         path = found.get("test", found["train"])

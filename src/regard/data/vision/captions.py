@@ -17,7 +17,7 @@ import numpy as np
 
 from regard.data.data_files import DataError
 from regard.data.json_records import Record, records
-from regard.data.packed import Distinct, Lazy, Texts
+from regard.data.packed import Distinct, Lazy, Texts, picked
 from regard.data.text.lines import lines
 from regard.data.text.parallel_text import Report, Tsv, report
 from regard.data.vision.image_folders import PARTS, ImageFolders, part_files
@@ -201,12 +201,7 @@ def _flickr(tokens: Path, tally: Counter[str], skip_faults: bool) -> Mapping[str
         if not skip_faults:
             raise DataError(f"{where}: the picture has no caption in {tokens}")
         tally["image without caption"] += 1
-    return {part: _picked(images, [found[name] for name in names if name in found]) for part, names in listed.items()}
-
-
-def _picked(images: Found, places: list[int]) -> Found:
-    kept = np.array(places, np.int64)
-    return Lazy(len(kept), lambda place: images[kept[place]])
+    return {part: picked(images, [found[name] for name in names if name in found]) for part, names in listed.items()}
 
 
 def _list(folder: Path, end: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from regard.data.data_files import DataError
 from regard.data.json_records import records
-from regard.data.packed import Distinct, Lazy, Texts
+from regard.data.packed import Distinct, Lazy, Texts, picked
 from regard.data.text.parallel_text import Report, report
 from regard.data.vision.image_folders import NAMES, PARTS, ImageFolders, part_files
 
@@ -103,11 +103,8 @@ def hold_out(
     part_of[order[valid : valid + test]] = 2
     chosen = part_of[place_of]
 
-    def part(number: int) -> Sequence[ImageQuestion]:
-        places = np.flatnonzero(chosen == number)
-        return Lazy(len(places), lambda place: questions[places[place]])
-
-    return part(0), part(1), part(2)
+    train, held_valid, held_test = (picked(questions, np.flatnonzero(chosen == number).tolist()) for number in range(3))
+    return train, held_valid, held_test
 
 
 def _packed(items: Iterable[ImageQuestion]) -> Sequence[ImageQuestion]:

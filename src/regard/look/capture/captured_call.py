@@ -60,10 +60,10 @@ class Recorder(Protocol):
     def inside(self, heads: int) -> AbstractContextManager[None]:
         """Enable capture while a handler runs the function of the layer."""
 
-    def telling(self, sinks: Tensor | None) -> AbstractContextManager[None]:
+    def with_sinks(self, sinks: Tensor | None) -> AbstractContextManager[None]:
         """Store the attention sinks of a layer while it runs."""
 
-    def deaf(self) -> AbstractContextManager[None]:
+    def paused(self) -> AbstractContextManager[None]:
         """Disable capture: the running call is already being recorded."""
 
     @property

@@ -15,9 +15,9 @@ from regard.look.recomputed_weights import Pairs
 _SAMPLED = "a key was drawn for each query: these are the chances it was drawn by, and the check cannot apply"
 
 
-def heard(recorder: Recorder, problem: Problem, run: Callable[[], Attended]) -> Attended:
+def captured(recorder: Recorder, problem: Problem, run: Callable[[], Attended]) -> Attended:
     """Run the call and record it."""
-    with recorder.deaf():
+    with recorder.paused():
         result = run()
     if problem.gathered:
         recorder.cannot_see("local attention, whose keys are a window around each query,")

@@ -29,7 +29,7 @@ def interface(recorder: Recorder) -> Iterator[None]:
     own = dict(getattr(table, "_local_mapping", {}))  # entries that the user had replaced before
     names = list(table)
     for name in names:
-        table[name] = _listening(recorder, table[name])
+        table[name] = _capturing(recorder, table[name])
     try:
         yield
     finally:
@@ -40,9 +40,9 @@ def interface(recorder: Recorder) -> Iterator[None]:
                 del table[name]
 
 
-def _listening(recorder: Recorder, function: Function) -> Function:
+def _capturing(recorder: Recorder, function: Function) -> Function:
     @functools.wraps(function)
-    def heard(
+    def captured(
         module: torch.nn.Module,
         query: Tensor,
         key: Tensor,
@@ -52,14 +52,14 @@ def _listening(recorder: Recorder, function: Function) -> Function:
         **kwargs: Any,
     ) -> Any:
         before = recorder.count
-        with recorder.telling(kwargs.get("s_aux")):
+        with recorder.with_sinks(kwargs.get("s_aux")):
             result = function(module, query, key, value, attention_mask, *args, **kwargs)
         if recorder.count == before:
             with recorder.safely():
                 _opaque(recorder, module, (query, key, value), attention_mask, result[0], kwargs)
         return result
 
-    return heard
+    return captured
 
 
 def _opaque(

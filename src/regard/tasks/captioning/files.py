@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from regard.data.data_files import DataError
-from regard.data.packed import Lazy, Numbers
+from regard.data.data_files import DataError, only_path
+from regard.data.packed import Lazy, Numbers, picked
 from regard.data.vision.captions import CaptionedImage, load_captions
 from regard.data.vision.image_files import Pixels
 from regard.data.vision.image_store import ImageStore, store_images
@@ -73,9 +73,7 @@ def make_material(config: CaptioningConfig, cache: Path, codec: CaptionCodec | N
 
 
 def _one(files: Sequence[Path]) -> Path:
-    if len(files) != 1:
-        raise DataError(f"expected one folder or file of captions, got {len(files)}")
-    return Path(files[0])
+    return only_path(files, "folder or file of captions", listed=False)
 
 
 def _held_out(train: Part, valid: Part, test: Part, config: CaptioningConfig) -> tuple[Part, Part, Part]:
@@ -88,14 +86,8 @@ def _held_out(train: Part, valid: Part, test: Part, config: CaptioningConfig) ->
             count = min(count, len(train) // 5)
             if not count:
                 raise DataError(f"{len(train):,} pictures are too few to hold out a {name} part")
-            parts[name], order = _picked(train, order[:count]), order[count:]
-    return _picked(train, order), parts["valid"], parts["test"]
-
-
-def _picked(items: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
-    """Return the items at these indices, each loaded at access."""
-    kept = np.array(places, np.int64)
-    return Lazy(len(kept), lambda place: items[kept[place]])
+            parts[name], order = picked(train, order[:count]), order[count:]
+    return picked(train, order), parts["valid"], parts["test"]
 
 
 def _captioned(part: Part, tokens: Any) -> Sequence[Example]:
@@ -131,7 +123,7 @@ def _decoded(
     say(f"{len(store.faults):,} pictures cannot be decoded: {next(iter(store.faults.values()))}")
     kept = [place for place in range(count) if place not in store.faults]
     valid_kept = [place for place in range(len(valid)) if count + place not in store.faults]
-    return _decoded(_picked(train, kept), _picked(valid, valid_kept), config, cache, say)
+    return _decoded(picked(train, kept), picked(valid, valid_kept), config, cache, say)
 
 
 def _lines(examples: Sequence[Example], codec: CaptionCodec, config: CaptioningConfig) -> Lines:

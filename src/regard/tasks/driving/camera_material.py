@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from regard.data.data_files import DataError
+from regard.data.data_files import DataError, only_path
 from regard.data.driving.driving_log import DrivingLog, Frame, history, load_driving_log, log_file, split_blocks
+from regard.data.packed import Lazy
 from regard.data.vision.image_files import Pixels, decode
 from regard.data.vision.image_store import store_images
 from regard.tasks.driving.codec import FILE
@@ -106,21 +107,6 @@ class CameraExample:
         return self.footage.record(self.place)
 
 
-class Windows(Sequence[Record]):
-    """Training records: frames with their history, then optionally all of them mirrored; loaded when a batch needs
-    them."""
-
-    def __init__(self, footage: Footage, places: Sequence[int], *, flip: bool) -> None:
-        self._footage, self.places, self._flip = footage, places, flip
-
-    def __len__(self) -> int:
-        return len(self.places) * (2 if self._flip else 1)
-
-    def __getitem__(self, number: Any) -> Any:
-        mirrored, place = divmod(int(number), len(self.places))
-        return self._footage.record(self.places[place], mirrored=bool(mirrored))
-
-
 def camera_material(config: DrivingConfig, cache: Path, codec: CameraCodec | None, say: Say) -> Material:
     """Return the frames of a driving log, in contiguous blocks for training, validation and test."""
     data = config.data
@@ -131,7 +117,13 @@ def camera_material(config: DrivingConfig, cache: Path, codec: CameraCodec | Non
     log = footage.log
     count = len(log.frames)
     parts = split_blocks(count, block=data.block, gap=data.gap, valid=data.valid, test=data.test, seed=data.seed)
-    records = Windows(footage, parts.train, flip=data.flip)
+
+    def record(number: int) -> Record:
+        """Return a frame with its history; after all frames come the mirrored ones."""
+        mirrored, place = divmod(number, len(parts.train))
+        return footage.record(parts.train[place], mirrored=bool(mirrored))
+
+    records = Lazy(len(parts.train) * (2 if data.flip else 1), record)
     valid, test = ([CameraExample(footage, place) for place in part] for part in (parts.valid, parts.test))
     about = f"{len(parts.train):,} frames of {data.files[0]} in blocks of {data.block}"
     skipped = sum(log.skipped.values())
@@ -145,9 +137,7 @@ def log_of(files: Sequence[Path]) -> Path:
     """Return the single path of a log."""
     if not files:
         raise SettingError("input=camera learns from a driving log, and there is no built-in one: give --data DIR")
-    if len(files) != 1:
-        raise DataError(f"expected one driving log or folder, got {len(files)}")
-    return Path(files[0])
+    return only_path(files, "driving log or folder", listed=False)
 
 
 def _stored(log: DrivingLog, codec: CameraCodec, cache: Path, say: Say, *, skip_faults: bool) -> Footage:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.data_files import DataError
+from regard.data.data_files import DataError, only_path
 from regard.data.driving.traffic_scenes import load_scenes, scene_files, scene_json
 from regard.data.worlds.traffic import Recorded, record
 from regard.data.worlds.traffic_expert import Decisions
@@ -117,9 +117,7 @@ def _part(recorded: Recorded, rows: NDArray[np.int64]) -> Recorded:
 
 
 def _path(files: Sequence[Path]) -> Path:
-    if len(files) != 1:
-        raise DataError(f"expected one file or folder of scenes, found {len(files)}: {', '.join(map(str, files))}")
-    return Path(files[0])
+    return only_path(files, "file or folder of scenes")
 
 
 def _examples(recorded: Recorded, *, world: bool = True) -> list[Example]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.data.data_files import DataError
+from regard.data.data_files import DataError, only_path
 from regard.data.vision.idx import Labelled, load_mnist
 from regard.data.vision.image_files import Pixels
 from regard.data.worlds import digits
@@ -77,9 +77,7 @@ def _files(settings: DataSettings, say: Callable[[str], None]) -> tuple[Parts, s
 
 
 def _folder(files: Sequence[Path]) -> Path:
-    if len(files) != 1:
-        raise DataError(f"expected one folder with idx files, found {len(files)}: {', '.join(map(str, files))}")
-    return Path(files[0])
+    return only_path(files, "folder with idx files")
 
 
 def _plain(images: Labelled, place: int) -> Example:

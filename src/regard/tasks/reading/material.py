@@ -5,7 +5,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from regard.data.data_files import DataError
+from regard.data.data_files import DataError, only_path
 from regard.data.text.babi import candidates
 from regard.data.text.labelled_parts import find_parts
 from regard.data.text.questions import Asked, load_questions
@@ -108,9 +108,7 @@ def input_files(config: ReadingConfig) -> list[Path]:
 
 def examples_of(paths: Sequence[Path], config: ReadingConfig, codec: ReadingCodec) -> tuple[list[Asked], str]:
     """Return the questions of other files: a whole file, or the test part of a folder."""
-    if len(paths) != 1:
-        raise DataError(f"expected one file or folder, found {len(paths)}: {', '.join(map(str, paths))}")
-    path = Path(paths[0])
+    path = only_path(paths)
     if not path.is_file():
         found = find_parts(path)
         path = found.get("test", found["train"])

@@ -6,34 +6,19 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from regard.data.audio.transcripts import SpokenFile, load_transcripts
-from regard.data.data_files import DataError
+from regard.data.data_files import DataError, only_path
+from regard.data.packed import Lazy
 from regard.tasks.speech.codec import SpeechCodec, words_of
 from regard.tasks.speech.config import SpeechConfig
 from regard.tasks.speech.log_mel_frames import Frames
-from regard.tasks.speech.material import Example, Record, Say, example_wav, record, world_material
+from regard.tasks.speech.material import Example, Say, example_wav, record, world_material
 from regard.tasks.task import Material
 
 _SAID = 2000  # number of recordings between two lines of progress
-
-
-class Recorded(Sequence[Record]):
-    """Training records; features are loaded when a batch needs them."""
-
-    def __init__(self, examples: Sequence[Example], numbers: Sequence[list[int]]) -> None:
-        self._examples, self._numbers = examples, numbers
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, place: Any) -> Any:
-        frames = self._examples[place].frames
-        assert frames is not None
-        return record(frames, self._numbers[place])
 
 
 def make_material(config: SpeechConfig, cache: Path, codec: SpeechCodec | None, say: Say) -> Material:
@@ -41,7 +26,7 @@ def make_material(config: SpeechConfig, cache: Path, codec: SpeechCodec | None, 
     settings = config.data
     if not settings.files:
         return world_material(config, codec)
-    found = load_transcripts(only(settings.files), skip_faults=settings.skip_faults)
+    found = load_transcripts(_one(settings.files), skip_faults=settings.skip_faults)
     say(str(found.report))
     train, valid, test = _parted(found.train, found.valid, found.test, config)
     examples = _with_features([*train, *valid], config, Path(cache), say)
@@ -56,14 +41,12 @@ def make_material(config: SpeechConfig, cache: Path, codec: SpeechCodec | None, 
     judged = [one for one in _with_features(test, config, Path(cache), say) if one]
     about = f"{len(train):,} recordings of {settings.files[0]}"
     shown = example_wav(judged, config)
-    return Material(codec, Recorded(train, numbers), lengths, valid, judged, [], about, shown)
+    records = Lazy(len(train), lambda place: record(train[place].features(config), numbers[place]))
+    return Material(codec, records, lengths, valid, judged, [], about, shown)
 
 
-def only(files: Sequence[Path]) -> Path:
-    """Return the path of the transcripts; more than one is an error."""
-    if len(files) != 1:
-        raise DataError(f"expected one folder or file of transcripts, got {len(files)}")
-    return Path(files[0])
+def _one(files: Sequence[Path]) -> Path:
+    return only_path(files, "folder or file of transcripts", listed=False)
 
 
 Part = Sequence[SpokenFile]
@@ -150,13 +133,13 @@ def input_files(config: SpeechConfig) -> list[Path]:
     """Return every file that a run uses: transcripts and recordings."""
     if not config.data.files:
         return []
-    found = load_transcripts(only(config.data.files), skip_faults=config.data.skip_faults)
+    found = load_transcripts(_one(config.data.files), skip_faults=config.data.skip_faults)
     return [*found.files, *(one.sound for part in (found.train, found.valid, found.test) for one in part)]
 
 
 def examples_of(paths: Sequence[Path], config: SpeechConfig, codec: SpeechCodec) -> tuple[list[Example], str]:
     """Return the recordings of other files: for a folder with parts, its test part."""
-    found = load_transcripts(only(paths), skip_faults=config.data.skip_faults)
+    found = load_transcripts(_one(paths), skip_faults=config.data.skip_faults)
     faults: Counter[str] = Counter()
     examples: list[Example] = []
     for one in found.test or found.train:

@@ -39,10 +39,10 @@ def spectrogram(frames: Frames) -> bytes:
     return png_bytes(Image.fromarray(np.repeat(shades.T[::-1], _TALL, 0)))
 
 
-def heard(weights: Sequence[float], step: float) -> tuple[float, float, float]:
+def interval(weights: Sequence[float], step: float) -> tuple[float, float, float]:
     """Return start, end and peak of a symbol in seconds: around its largest weight, down to half of it.
 
-    >>> heard([0.1, 0.4, 0.5, 0.0], 0.5)
+    >>> interval([0.1, 0.4, 0.5, 0.0], 0.5)
     (0.5, 1.5, 1.25)
     """
     peak = max(range(len(weights)), key=weights.__getitem__)

@@ -23,7 +23,7 @@ from regard.tasks.deletion_test import Score
 from regard.tasks.inference import answered, evaluating
 from regard.tasks.speech.codec import BLANK, SpeechCodec, Symbols
 from regard.tasks.speech.config import SpeechConfig
-from regard.tasks.speech.log_mel_frames import Frames, frames_of, heard, spectrogram
+from regard.tasks.speech.log_mel_frames import Frames, frames_of, interval, spectrogram
 from regard.tasks.speech.material import collate, record
 from regard.tasks.task import InputError
 from regard.tasks.text_generation import NEVER, hypotheses
@@ -84,7 +84,7 @@ class Transcript:
     @property
     def times(self) -> list[tuple[float, float, float]]:
         """Return start, end and peak of each symbol in seconds; empty without attention."""
-        return [] if self.weights is None else [heard(row, self.step) for row in self.weights.tolist()]
+        return [] if self.weights is None else [interval(row, self.step) for row in self.weights.tolist()]
 
     @property
     def words(self) -> list[Word]:

@@ -12,8 +12,8 @@ from torch import Tensor
 from regard.core.requests import full
 from regard.decode.beam import beam
 from regard.decode.penalties import Gnmt
+from regard.tasks.hypotheses import Alternative, Answer, Hypothesis
 from regard.tasks.translation.codec import PieceCoder, Reading, WordCoder
-from regard.tasks.translation.hypotheses import Alternative, Answer, Hypothesis
 from regard.tasks.translation.predictor import BOS, END, EOS, PAD, Translator
 
 _OTHERS = 8  # number of alternatives at each position besides the chosen token

@@ -4,12 +4,12 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from regard.data.data_files import DataError
+from regard.data.packed import Lazy
 from regard.data.text.alignment import Gold, Links, read_links
 from regard.data.text.bpe import Codes, train_bpe
 from regard.data.text.bpe_dropout import MergeDropout
@@ -33,22 +33,6 @@ class Example:
     target: tuple[str, ...] = ()
     links: Links = frozenset()
     possible: Links = frozenset()
-
-
-class _Chosen(Sequence[Any]):
-    """Some rows of a corpus, in each of its segmentations."""
-
-    def __init__(self, cuts: Sequence[TokenCorpus], rows: NDArray[np.int64]) -> None:
-        self.cuts, self.rows = cuts, rows
-
-    def __len__(self) -> int:
-        return len(self.cuts) * len(self.rows)
-
-    def __getitem__(self, place: Any) -> Any:
-        if not 0 <= place < len(self):
-            raise IndexError(place)
-        cut, row = divmod(int(place), len(self.rows))
-        return self.cuts[cut][int(self.rows[row])]
 
 
 def make_material(config: TranslationConfig, cache: Path, codec: Coder | None, say: Callable[[str], None]) -> Material:
@@ -124,7 +108,7 @@ def file_material(
     judged_by = _examples(test, settings) if test else held[1]
     return Material(
         PieceCoder(codes),
-        _Chosen(cuts, rows),
+        Lazy(len(cuts) * len(rows), lambda place: cuts[place // len(rows)][int(rows[place % len(rows)])]),
         (np.concatenate(source), np.concatenate(target)),
         _examples(valid) if valid else held[0],
         judged_by,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.data.data_files import DataError
+from regard.data.data_files import DataError, only_path
 from regard.data.packed import Lazy, Numbers
 from regard.data.record_batches import padded
 from regard.data.vision.image_files import Pixels, decode
@@ -95,19 +95,6 @@ class Grouped(Sequence[dict[str, Any]]):
         }
 
 
-class _Decoded(Sequence[Pixels]):
-    """Pictures that are decoded when they are needed."""
-
-    def __init__(self, paths: Sequence[Path], side: int) -> None:
-        self._paths, self._size = paths, (side, side)
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def __getitem__(self, number: Any) -> Any:
-        return decode(self._paths[number], self._size)
-
-
 def make_material(config: VqaConfig, cache: Path, codec: VqaCodec | None, say: Callable[[str], None]) -> Material:
     """Return the questions of a run; decoded pictures of files are stored in `cache`."""
     return _files(config, cache, codec, say) if config.data.files else _world(config, codec)
@@ -144,7 +131,7 @@ def _world(config: VqaConfig, codec: VqaCodec | None) -> Material:
 
 def _files(config: VqaConfig, cache: Path, codec: VqaCodec | None, say: Callable[[str], None]) -> Material:
     settings = config.data
-    found = load_image_questions(_path(settings.files))
+    found = load_image_questions(only_path(settings.files))
     say(str(found.report))
     train, valid, test = _parted(found.train, found.valid, found.test, settings)
     codec = codec or VqaCodec.build((one.question for one in train), answer_list(train, most=settings.answers))
@@ -155,12 +142,6 @@ def _files(config: VqaConfig, cache: Path, codec: VqaCodec | None, say: Callable
     made = _examples((train, valid, test), partial(store_images, cache=cache, size=(settings.picture,) * 2))
     about = f"{len(train):,} questions about pictures of {settings.files[0]}, {len(codec.answers)} answers"
     return _material(codec, Parts(*made, longer=[]), about)
-
-
-def _path(files: Sequence[Path]) -> Path:
-    if len(files) != 1:
-        raise DataError(f"expected one file or folder, found {len(files)}: {', '.join(map(str, files))}")
-    return Path(files[0])
 
 
 def _parted(
@@ -228,12 +209,13 @@ def collated(records: Sequence[dict[str, Any]], *, grid: int = 1, rows: int = 0)
 
 def input_files(config: VqaConfig) -> list[Path]:
     """Return the files of questions that a run uses; the image store detects changed pictures itself."""
-    return list(question_files(_path(config.data.files)).values()) if config.data.files else []
+    return list(question_files(only_path(config.data.files)).values()) if config.data.files else []
 
 
 def examples_of(paths: Sequence[Path], config: VqaConfig, codec: VqaCodec) -> tuple[list[Example], str]:
     """Return the questions of other files: for a folder with parts, its test part."""
-    found = load_image_questions(_path(paths))
+    found = load_image_questions(only_path(paths))
     items = found.test or found.valid or found.train
-    [examples] = _examples([items], lambda images: _Decoded(images, config.data.picture))
+    size = (config.data.picture,) * 2
+    [examples] = _examples([items], lambda paths: Lazy(len(paths), lambda place: decode(paths[place], size)))
     return list(examples), f"{paths[0]}: {found.report}"
