@@ -9,10 +9,12 @@
 
 #define BLOCK 32             /* rows whose scores are stored together */
 #define TILE (LANES == 16 ? 8 : 4) /* rows of a product whose sums are in registers */
+#define PANEL (2 * LANES)     /* columns of a right operand that are read together */
+#define GRAIN (PANEL > STEP ? PANEL : STEP)
 #define STEP (LANES > 4 ? LANES : 4) /* numbers to whose multiples rows are padded */
 #define FEW 4                /* up to this number of queries a transposed copy of the keys does not pay */
 #define UNITS 8              /* number of units below which the rows of a head are divided */
-#define DEEP 192             /* depth of a product that is computed at a time */
+#define DEEP 128             /* depth of a product that is computed at a time */
 #define CHUNKS 32            /* portions of the units that a thread takes in turn */
 #define LOWEST -86.0f        /* the sigmoid of anything less is 0 */
 
@@ -96,9 +98,12 @@ static void save(const float *from, long width, long half, long rows, long size,
     }
 }
 
-/* (rows, size) to (size, width): columns beyond the rows are zeros. */
-static void transpose(const float *from, long stride, long rows, long size, float *to, long width) {
-    long i = 0;
+static inline long panels(long n) { return (n + GRAIN - 1) / GRAIN * GRAIN; }
+
+/* (rows, size) to its transpose in panels of columns, each (size, PANEL): columns beyond the rows are zeros. */
+static void transpose(const float *from, long stride, long rows, long size, float *to) {
+    long i = 0, width = panels(rows);
+#define PLACE(i, x) (to + (i) / PANEL * PANEL * size + (x) * PANEL + (i) % PANEL)
 #if LANES == 16
     for (; i < width; i += 16)
         for (long x = 0; x < size; x += 16) {
@@ -107,7 +112,7 @@ static void transpose(const float *from, long stride, long rows, long size, floa
             for (long u = 0; u < 16; u++)
                 square[u] = i + u < rows ? _mm512_maskz_loadu_ps(inside, from + (i + u) * stride + x) : ALL(0.0f);
             turn(square);
-            for (long u = 0; u < least(16, size - x); u++) STORE(to + (x + u) * width + i, square[u]);
+            for (long u = 0; u < least(16, size - x); u++) STORE(PLACE(i, x + u), square[u]);
         }
 #elif LANES > 1
     for (; i + 4 <= rows; i += 4) {
@@ -117,19 +122,28 @@ static void transpose(const float *from, long stride, long rows, long size, floa
             __m128 a = _mm_loadu_ps(at + x), b = _mm_loadu_ps(at + stride + x), c = _mm_loadu_ps(at + 2 * stride + x);
             __m128 d = _mm_loadu_ps(at + 3 * stride + x);
             _MM_TRANSPOSE4_PS(a, b, c, d);
-            _mm_storeu_ps(to + x * width + i, a);
-            _mm_storeu_ps(to + (x + 1) * width + i, b);
-            _mm_storeu_ps(to + (x + 2) * width + i, c);
-            _mm_storeu_ps(to + (x + 3) * width + i, d);
+            _mm_storeu_ps(PLACE(i, x), a);
+            _mm_storeu_ps(PLACE(i, x + 1), b);
+            _mm_storeu_ps(PLACE(i, x + 2), c);
+            _mm_storeu_ps(PLACE(i, x + 3), d);
         }
         for (; x < size; x++)
-            for (long u = 0; u < 4; u++) to[x * width + i + u] = at[u * stride + x];
+            for (long u = 0; u < 4; u++) *PLACE(i + u, x) = at[u * stride + x];
     }
 #endif
-    for (; i < rows; i++)
-        for (long x = 0; x < size; x++) to[x * width + i] = from[i * stride + x];
-    for (long x = 0; i < width && x < size; x++)
-        for (long u = rows; u < width; u++) to[x * width + u] = 0.0f;
+    for (; i < width; i++)
+        for (long x = 0; x < size; x++) *PLACE(i, x) = i < rows ? from[i * stride + x] : 0.0f;
+#undef PLACE
+}
+
+/* (rows, size) itself in panels of columns, each (rows, PANEL). */
+static void pack_columns(const float *from, long stride, long rows, long size, float *to) {
+    for (long x = 0; x < size; x += PANEL)
+        for (long i = 0; i < rows; i++, to += PANEL) {
+            long count = least(PANEL, size - x);
+            memcpy(to, from + i * stride + x, (size_t)count * sizeof(float));
+            for (long u = count; u < PANEL; u++) to[u] = 0.0f;
+        }
 }
 
 /* c (m, v vectors) = or += sum over p of a[m a_row + p a_step] b[p b_row]. */
@@ -166,22 +180,24 @@ static void rows_of_tile(long m, int v, long depth, const float *a, long a_row, 
 #undef CASE
 }
 
-/* c (m, n) = or += a b with `n` a multiple of LANES; the strides of `a` allow its transpose. */
+/* c (m, n) = or += a b with `n` a multiple of LANES; the strides of `a` allow its transpose. `b_panel` is the distance of
+ * the panels of b, or 0 if it has rows. */
 static void multiply(long m, long n, long depth, const float *a, long a_row, long a_step, const float *b, long b_row,
-                     float *c, long c_row, int more) {
+                     long b_panel, float *c, long c_row, int more) {
     long x = 0;
     /* More columns at a time of few rows, so that a row of `b` is read in few pieces. */
 #define WIDE(M, V) \
-    if (m == M) \
+    if (m == M && !b_panel) \
         for (; x + V * LANES <= n; x += V * LANES) tile(M, V, depth, a, a_row, a_step, b + x, b_row, c + x, c_row, more);
     WIDE(1, 8) WIDE(2, 8) WIDE(2, 4) WIDE(3, 4) WIDE(4, 4)
 #undef WIDE
     for (; x < n; x += 2 * LANES) {
         int v = n - x >= 2 * LANES ? 2 : 1;
+        const float *right = b_panel ? b + x / PANEL * b_panel : b + x;
         for (long p = 0; p < depth || p == 0; p += DEEP) /* so much of `b` stays in the cache for all rows */
             for (long i = 0; i < m; i += TILE)
                 rows_of_tile(least(TILE, m - i), v, least(DEEP, depth - p), a + i * a_row + p * a_step, a_row, a_step,
-                             b + p * b_row + x, b_row, c + i * c_row + x, c_row, more || p > 0);
+                             right + p * b_row, b_row, c + i * c_row + x, c_row, more || p > 0);
     }
 }
 
@@ -396,6 +412,11 @@ static const float *rows_of(const char *from, long stride, long half, long rows,
 
 static long bytes(const shape *s) { return s->half ? 2 : 4; }
 
+/* Whether a right operand with rows is copied to panels: it then stays in the cache for all rows of the left operand. */
+static int packed(long half, int few, long rows, long size) {
+    return !half && !few && (rows > BLOCK || size < whole(size));
+}
+
 /* The output of a part of the rows of a head. */
 static void forward_unit(const call *c, long unit) {
     const shape *s = c->s;
@@ -404,10 +425,9 @@ static void forward_unit(const call *c, long unit) {
     if (start >= stop) return;
     block all = block_of(c, b, h, start, stop - start, 0);
     long n = all.last - all.first, width = spread(n), out_width = whole(s->value_size), size = s->size;
-    int few = stop - start <= FEW;
-    int simple = is_simple(c);
-    long key_room = half ? n * size : 0, value_room = half || s->value_size < out_width ? n * out_width : 0;
-    long turned = few ? 0 : size * width;
+    int few = stop - start <= FEW, simple = is_simple(c), packs = packed(half, few, stop - start, s->value_size);
+    long key_room = half ? n * size : 0, turned = few ? 0 : size * panels(n), e = s->value_size;
+    long value_room = packs ? n * panels(e) : half || e < out_width ? n * out_width : 0;
     float *memory = reserve((size_t)(key_room + value_room + turned + BLOCK * (width + size + out_width) + LANES));
     float *key_copy = memory, *value_copy = key_copy + key_room, *kt = value_copy + value_room, *scores = kt + turned;
     float *query_copy = scores + BLOCK * width, *out = query_copy + BLOCK * size;
@@ -415,11 +435,12 @@ static void forward_unit(const call *c, long unit) {
     const char *keys = slice(c->key, s->key, half, b, g) + all.first * s->key[2] * bytes(s);
     const char *values = slice(c->value, s->value, half, b, g) + all.first * s->value[2] * bytes(s);
     const float *k = rows_of(keys, s->key[2], half, n, size, size, key_copy, &key_row);
-    const float *v = rows_of(values, s->value[2], half, n, s->value_size, out_width, value_copy, &value_row);
-    if (!few) transpose(k, key_row, n, size, kt, width);
+    const float *v = rows_of(values, s->value[2], half, n, e, packs ? e : out_width, value_copy, &value_row);
+    if (!few) transpose(k, key_row, n, size, kt);
+    if (packs) pack_columns(v, value_row, n, e, value_copy), v = value_copy, value_row = PANEL;
     for (long row = start; row < stop; row += BLOCK) {
         block at = block_of(c, b, h, row, least(BLOCK, stop - row), all.first);
-        long shift = (at.first - all.first) / STEP * STEP; /* a whole vector of the transposed keys */
+        long shift = (at.first - all.first) / GRAIN * GRAIN; /* a whole panel of the transposed keys */
         at.first = all.first + shift;
         long count = at.last - at.first, columns = whole(count);
         const char *given = slice(c->query, s->query, half, b, h) + row * s->query[2] * bytes(s);
@@ -427,7 +448,7 @@ static void forward_unit(const call *c, long unit) {
         if (few)
             score_rows(at.rows, q, query_row, k + shift * key_row, key_row, count, size, scores, width);
         else
-            multiply(at.rows, columns, size, q, query_row, 1, kt + shift, width, scores, width, 0);
+            multiply(at.rows, columns, size, q, query_row, 1, kt + shift * size, PANEL, size * PANEL, scores, width, 0);
         vec check = ALL(0.0f);
         float by[BLOCK];
         for (long i = 0; i < at.rows; i++) {
@@ -442,7 +463,8 @@ static void forward_unit(const call *c, long unit) {
             memset(to, 0, (size_t)s->keys * sizeof(float));
             for (long x = 0; x < count; x++) to[at.first + x] = scores[i * width + x] * by[i];
         }
-        multiply(at.rows, out_width, count, scores, width, 1, v + shift * value_row, value_row, out, out_width, 0);
+        multiply(at.rows, out_width, count, scores, width, 1, v + shift * value_row, value_row, packs ? n * PANEL : 0, out,
+                 out_width, 0);
         for (long x = 0; x < at.rows * out_width; x += LANES) check = FMA(LOAD(out + x), ALL(0.0f), check);
         if (!(sum(check) == 0.0f)) {
             *c->bad = 1;
@@ -519,38 +541,40 @@ static void backward_unit(const call *c, long unit) {
     block all = block_of(c, b, g * group, 0, s->queries, 0);
     long n = all.last - all.first, width = spread(n), size = s->size, wide = whole(size), e = s->value_size;
     long out = whole(e);
-    float *memory = reserve((size_t)(n * (2 * wide + 2 * out) + (size + e) * width + BLOCK * (2 * width + 2 * wide + out) + width
-                                     + LANES));
-    float *key_copy = memory, *value_copy = key_copy + n * wide, *dk = value_copy + n * out, *dv = dk + n * wide;
-    float *kt = dv + n * out, *vt = kt + size * width, *p = vt + e * width, *slope = p + BLOCK * width;
+    int packs = packed(half, 0, s->queries, size);
+    float *memory = reserve((size_t)(n * (panels(size) + wide + 2 * out) + (size + e) * panels(n)
+                                     + BLOCK * (2 * width + 2 * wide + out) + width + LANES));
+    float *key_copy = memory, *value_copy = key_copy + n * panels(size), *dk = value_copy + n * out, *dv = dk + n * wide;
+    float *kt = dv + n * out, *vt = kt + size * panels(n), *p = vt + e * panels(n), *slope = p + BLOCK * width;
     float *ds = slope + width, *query_copy = ds + BLOCK * width, *change_copy = query_copy + BLOCK * wide;
     float *dq = change_copy + BLOCK * out;
     long key_row, value_row, query_row, change_row;
     const char *keys = slice(c->key, s->key, half, b, g) + all.first * s->key[2] * bytes(s);
     const char *values = slice(c->value, s->value, half, b, g) + all.first * s->value[2] * bytes(s);
-    const float *k = rows_of(keys, s->key[2], half, n, size, wide, key_copy, &key_row);
+    const float *k = rows_of(keys, s->key[2], half, n, size, packs ? size : wide, key_copy, &key_row);
     const float *v = rows_of(values, s->value[2], half, n, e, e, value_copy, &value_row);
-    transpose(k, key_row, n, size, kt, width);
-    transpose(v, value_row, n, e, vt, width);
+    transpose(k, key_row, n, size, kt);
+    transpose(v, value_row, n, e, vt);
+    if (packs) pack_columns(k, key_row, n, size, key_copy), k = key_copy, key_row = PANEL;
     memset(dk, 0, (size_t)(n * wide) * sizeof(float));
     memset(dv, 0, (size_t)(n * out) * sizeof(float));
     for (long h = g * group; h < (g + 1) * group; h++)
         for (long row = 0; row < s->queries; row += BLOCK) {
             block at = block_of(c, b, h, row, least(BLOCK, s->queries - row), all.first);
-            long shift = (at.first - all.first) / STEP * STEP;
+            long shift = (at.first - all.first) / GRAIN * GRAIN;
             at.first = all.first + shift;
             long count = at.last - at.first, columns = whole(count), z = b * s->heads + h;
             const char *given = slice(c->query, s->query, half, b, h) + row * s->query[2] * bytes(s);
             const float *q = rows_of(given, s->query[2], half, at.rows, size, wide, query_copy, &query_row);
             given = c->change + (z * s->queries + row) * e * bytes(s);
             const float *d = rows_of(given, e, half, at.rows, e, out, change_copy, &change_row);
-            multiply(at.rows, columns, size, q, query_row, 1, kt + shift, width, p, width, 0);
-            multiply(at.rows, columns, e, d, change_row, 1, vt + shift, width, ds, width, 0);
+            multiply(at.rows, columns, size, q, query_row, 1, kt + shift * size, PANEL, size * PANEL, p, width, 0);
+            multiply(at.rows, columns, e, d, change_row, 1, vt + shift * e, PANEL, e * PANEL, ds, width, 0);
             for (long i = 0; i < at.rows; i++)
                 gradients_of_row(c, &at, row + i, columns, simple, p + i * width, ds + i * width, slope);
-            multiply(at.rows, wide, count, ds, width, 1, k + shift * key_row, key_row, dq, wide, 0);
-            multiply(count, wide, at.rows, ds, 1, width, q, query_row, dk + shift * wide, wide, 1);
-            multiply(count, out, at.rows, p, 1, width, d, change_row, dv + shift * out, out, 1);
+            multiply(at.rows, wide, count, ds, width, 1, k + shift * key_row, key_row, packs ? n * PANEL : 0, dq, wide, 0);
+            multiply(count, wide, at.rows, ds, 1, width, q, query_row, 0, dk + shift * wide, wide, 1);
+            multiply(count, out, at.rows, p, 1, width, d, change_row, 0, dv + shift * out, out, 1);
             save(dq, wide, half, at.rows, size, c->dquery + (z * s->queries + row) * size * bytes(s), size, 0);
         }
     long z = b * s->kv_heads + g;
