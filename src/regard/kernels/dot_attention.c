@@ -12,7 +12,7 @@
 #define PANEL (2 * LANES)     /* columns of a right operand that are read together */
 #define GRAIN (PANEL > STEP ? PANEL : STEP)
 #define STEP (LANES > 4 ? LANES : 4) /* numbers to whose multiples rows are padded */
-#define FEW 4                /* up to this number of queries a transposed copy of the keys does not pay */
+#define FEW 8                /* up to this number of queries a transposed copy of the keys does not pay */
 #define UNITS 8              /* number of units below which the rows of a head are divided */
 #define DEEP 128             /* depth of a product that is computed at a time */
 #define CHUNKS 32            /* portions of the units that a thread takes in turn */
@@ -34,6 +34,7 @@ typedef struct {
     const shape *s;
     const char *query, *key, *value, *change; /* `change`: gradient of the output, contiguous */
     const long *lengths, *query_ids, *key_ids;
+    long *ranges; /* of the keys with the id of each query, first and last, (batch or 1, queries, 2), or 0 */
     const float *bias, *slopes;
     const unsigned char *allowed;
     char *output, *dquery, *dkey, *dvalue; /* gradients are contiguous */
@@ -191,14 +192,14 @@ static void multiply(long m, long n, long depth, const float *a, long a_row, lon
         for (; x + V * LANES <= n; x += V * LANES) tile(M, V, depth, a, a_row, a_step, b + x, b_row, c + x, c_row, more);
     WIDE(1, 8) WIDE(2, 8) WIDE(2, 4) WIDE(3, 4) WIDE(4, 4)
 #undef WIDE
-    for (; x < n; x += 2 * LANES) {
-        int v = n - x >= 2 * LANES ? 2 : 1;
-        const float *right = b_panel ? b + x / PANEL * b_panel : b + x;
-        for (long p = 0; p < depth || p == 0; p += DEEP) /* so much of `b` stays in the cache for all rows */
+    /* So many rows of `b` at a time that a panel of them stays in the cache for all rows of `a`. */
+    for (long p = 0, begin = x; begin < n && (p < depth || p == 0); p += DEEP)
+        for (x = begin; x < n; x += PANEL) {
+            const float *right = (b_panel ? b + x / PANEL * b_panel : b + x) + p * b_row;
             for (long i = 0; i < m; i += TILE)
-                rows_of_tile(least(TILE, m - i), v, least(DEEP, depth - p), a + i * a_row + p * a_step, a_row, a_step,
-                             right + p * b_row, b_row, c + i * c_row + x, c_row, more || p > 0);
-    }
+                rows_of_tile(least(TILE, m - i), n - x >= PANEL ? 2 : 1, least(DEEP, depth - p), a + i * a_row + p * a_step,
+                             a_row, a_step, right, b_row, c + i * c_row + x, c_row, more || p > 0);
+        }
 }
 
 /* Scores of a few rows with keys (count, size) as they are, without a transposed copy: each key is read once. */
@@ -226,7 +227,39 @@ static inline void attended(const call *c, long b, long i, long *first, long *la
     *first = s->banded_low ? most_of(0, i + s->low) : 0;
     *last = c->lengths ? c->lengths[b] : s->keys;
     if (s->banded_high) *last = least(*last, i + s->high + 1);
+    if (c->ranges) {
+        const long *range = c->ranges + 2 * ((s->query_ids || s->key_ids ? b * s->queries : 0) + i);
+        *first = most_of(*first, range[0]);
+        *last = least(*last, range[1]);
+    }
     if (*first >= *last) *first = *last = 0;
+}
+
+/* The range of the keys with the id of each query. Where it has no other key, ids need not be compared again: they are
+ * removed from the call. */
+static void find_ranges(call *c) {
+    const shape *s = c->s;
+    long batch = s->query_ids || s->key_ids ? s->batch : 1, alone = 1;
+    c->ranges = 0;
+    if (!c->query_ids) return;
+    c->ranges = malloc((size_t)(2 * batch * s->queries) * sizeof(long));
+    if (!c->ranges) abort();
+    for (long b = 0; b < batch; b++) {
+        const long *own = c->query_ids + b * s->query_ids, *ids = c->key_ids + b * s->key_ids;
+        long *range = c->ranges + 2 * b * s->queries;
+        for (long i = 0; i < s->queries; i++, range += 2) {
+            if (i && own[i] == own[i - 1]) {
+                range[0] = range[-2], range[1] = range[-1];
+                continue;
+            }
+            long first = 0, last = s->keys;
+            while (first < last && ids[first] != own[i]) first++;
+            while (last > first && ids[last - 1] != own[i]) last--;
+            range[0] = first, range[1] = last;
+            for (long j = first; alone && j < last; j++) alone = ids[j] == own[i];
+        }
+    }
+    if (alone) c->query_ids = c->key_ids = 0;
 }
 
 /* Rows and columns of a block of scores. */
@@ -372,6 +405,10 @@ static int weigh_simply(const call *c, const block *at, long i, long width, floa
         return !ANY_NAN(check);
     }
     long start = from / LANES * LANES, stop = least(width, whole(to));
+    if (c->ranges) /* a key between those of two queries may be attended by none, and would reach the gradients */
+        for (long x = 0, n = at->last - at->first; x < n; x += LANES)
+            if (x < from || x + LANES > to)
+                check = FMA(between(LOAD(scores + x), 0, n - x, 0.0f), ALL(0.0f), check);
     for (long x = 0; x < start; x += LANES) STORE(scores + x, ALL(0.0f));
     for (long x = stop; x < width; x += LANES) STORE(scores + x, ALL(0.0f));
     for (long x = start; x < stop; x += LANES) {
@@ -595,7 +632,7 @@ static void forward_half(const call *c, long unit) {
     block all = block_of(c, b, h, start, stop - start, 0);
     long n = all.last - all.first, width = in_tiles(n, 32) * 32, size = s->size, deep = in_tiles(size, 32) * 32;
     long e = s->value_size, out_width = in_tiles(e, 32) * 32;
-    int few = stop - start <= FEW, simple = is_simple(c);
+    int few = stop - start <= FEW / 2, simple = is_simple(c);
     long packed = few ? 0 : width * (deep + in_tiles(e, 16) * 16) / 2;
     float *scores = reserve((size_t)(packed + BLOCK * (width + width / 2 + deep / 2 + out_width)));
     float *out = scores + BLOCK * width;
@@ -740,7 +777,7 @@ static void run(const call *c, long units, long threads, void (*work)(const call
     if (c->s->half) end_tiles(saved);
 }
 
-/* Whether products of bfloat16 are computed by AMX. */
+/* Whether bfloat16 is multiplied by AMX, many times as fast as float32. */
 int regard_dot_amx(void) {
 #ifdef BFLOAT16_PRODUCTS
     return with_amx();
@@ -760,10 +797,12 @@ int regard_dot_attention(const shape *s, const void *query, const void *key, con
               .scale = (float)scale, .softcap = (float)softcap, .shift = (float)shift, .parts = 1, .bad = &bad};
     for (long b = 0; lengths && b < s->batch; b++)
         if (lengths[b] < 0 || lengths[b] > s->keys) return 1;
+    find_ranges(&c);
     long slices = s->batch * s->heads;
     /* Only the shape decides, so that the result does not depend on the number of threads. */
     while (slices * c.parts < UNITS && c.parts * BLOCK < s->queries) c.parts++;
     run(&c, slices * c.parts, threads, s->half ? forward_half : forward_unit);
+    free(c.ranges);
     return bad;
 }
 
@@ -776,5 +815,7 @@ void regard_dot_gradients(const shape *s, const void *query, const void *key, co
               .key_ids = key_ids, .bias = bias, .slopes = slopes, .allowed = allowed, .change = change,
               .dweights = dweights, .dscores = dscores, .dquery = dquery, .dkey = dkey, .dvalue = dvalue, .scale = (float)scale, .softcap = (float)softcap,
               .shift = (float)shift, .parts = 1, .bad = &bad};
+    find_ranges(&c);
     run(&c, s->batch * s->kv_heads, threads, s->half ? backward_half : backward_unit);
+    free(c.ranges);
 }
