@@ -1,8 +1,7 @@
-/* Attention of short sequences with dot products on a CPU, forward and backward, in one parallel region each.
+/* Attention with dot products on a CPU, forward and backward, in one parallel region each.
  * Reference: `regard.core.backends.reference`.
  *
- * Inputs are float32 or bfloat16, with any strides of batch, heads and tokens; everything is computed in float32. A unit
- * of work is a head of one sequence (backward: a key head), or a part of its rows. Keys that no row of the unit attends
+ * Inputs are float32 or bfloat16, with any strides of batch, heads and tokens; all sums are in float32. A unit of work is a head of one sequence (backward: a key head), or a part of its rows. Keys that no row of the unit attends
  * are never read. A pair that is read but masked gets the score -inf, whatever its product is. A call with a number that
  * is not finite among those read returns 1, and another backend computes it.
  */

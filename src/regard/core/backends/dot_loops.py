@@ -1,4 +1,4 @@
-"""Short sequences on the CPU: attention with dot products in one call of compiled code.
+"""Dot products on the CPU: attention of sequences that are not very long in one call of compiled code.
 
 `auto` tries it before the chosen backend, which computes the calls that it refuses: those with a number that is not
 finite. Softmax, sigmoid, sparsemax and entmax with α = 1.5, lengths, bands, segments, mask tensors, a softcap and
