@@ -1,9 +1,11 @@
 /* Attention with dot products on a CPU, forward and backward, in one parallel region each.
  * Reference: `regard.core.backends.reference`.
  *
- * Inputs are float32 or bfloat16, with any strides of batch, heads and tokens; all sums are in float32. A unit of work is a head of one sequence (backward: a key head), or a part of its rows. Keys that no row of the unit attends
- * are never read. A pair that is read but masked gets the score -inf, whatever its product is. A call with a number that
- * is not finite among those read returns 1, and another backend computes it.
+ * Inputs are float32 or bfloat16, with any strides of batch, heads and tokens; all sums are in float32. A unit of work
+ * is a head of one sequence (backward: a key head), or a part of its rows. Keys that no row of the unit attends are not
+ * read, but for those between the keys of two rows. A pair that is read but masked gets the score -inf, whatever its
+ * product is. A call with a number that is not finite among those attended returns 1, as it may for others that are
+ * read, and another backend computes it.
  */
 
 #define BLOCK 32             /* rows whose scores are stored together */
@@ -59,7 +61,7 @@ static float *reserve(size_t count) {
 }
 
 static inline long whole(long n) { return (n + STEP - 1) / STEP * STEP; }
-/* The distance of long rows whose columns are read one after another: an odd number of vectors, so that the rows are not in
+/* The distance of long rows whose columns are read one after another: an odd number of vectors, so that they are not in
  * the same few sets of the cache. */
 static inline long spread(long n) { return n > 8 * STEP ? (whole(n) / STEP | 1) * STEP : whole(n); }
 static inline long least(long a, long b) { return a < b ? a : b; }
@@ -180,15 +182,16 @@ static void rows_of_tile(long m, int v, long depth, const float *a, long a_row, 
 #undef CASE
 }
 
-/* c (m, n) = or += a b with `n` a multiple of LANES; the strides of `a` allow its transpose. `b_panel` is the distance of
- * the panels of b, or 0 if it has rows. */
+/* c (m, n) = or += a b with `n` a multiple of LANES; the strides of `a` allow its transpose. `b_panel` is the distance
+ * of the panels of b, or 0 if it has rows. */
 static void multiply(long m, long n, long depth, const float *a, long a_row, long a_step, const float *b, long b_row,
                      long b_panel, float *c, long c_row, int more) {
     long x = 0;
     /* More columns at a time of few rows, so that a row of `b` is read in few pieces. */
 #define WIDE(M, V) \
     if (m == M && !b_panel) \
-        for (; x + V * LANES <= n; x += V * LANES) tile(M, V, depth, a, a_row, a_step, b + x, b_row, c + x, c_row, more);
+        for (; x + V * LANES <= n; x += V * LANES) \
+            tile(M, V, depth, a, a_row, a_step, b + x, b_row, c + x, c_row, more);
     WIDE(1, 8) WIDE(2, 8) WIDE(2, 4) WIDE(3, 4) WIDE(4, 4)
 #undef WIDE
     /* So many rows of `b` at a time that a panel of them stays in the cache for all rows of `a`. */
@@ -196,8 +199,9 @@ static void multiply(long m, long n, long depth, const float *a, long a_row, lon
         for (x = begin; x < n; x += PANEL) {
             const float *right = (b_panel ? b + x / PANEL * b_panel : b + x) + p * b_row;
             for (long i = 0; i < m; i += TILE)
-                rows_of_tile(least(TILE, m - i), n - x >= PANEL ? 2 : 1, least(DEEP, depth - p), a + i * a_row + p * a_step,
-                             a_row, a_step, right, b_row, c + i * c_row + x, c_row, more || p > 0);
+                rows_of_tile(least(TILE, m - i), n - x >= PANEL ? 2 : 1, least(DEEP, depth - p),
+                             a + i * a_row + p * a_step, a_row, a_step, right, b_row, c + i * c_row + x, c_row,
+                             more || p > 0);
         }
 }
 
@@ -299,6 +303,15 @@ static void project(float *scores, long width, float big, int square) {
     }
 }
 
+/* Sets the weights of a row with nothing to attend to 0. Returns whether its n products were finite: a query that is not
+ * would reach the gradients of the keys. */
+static int clear(float *scores, long n, long width) {
+    float check = 0.0f;
+    for (long x = 0; x < n; x++) check += scores[x] * 0.0f;
+    memset(scores, 0, (size_t)width * sizeof(float));
+    return check == 0.0f;
+}
+
 /* From products to weights, in place, for row i of a block whose columns begin at key `first` and are padded to `width`.
  * With `slope` (backward): the derivative of the score by the product goes there, 0 where masked.
  * Returns whether every number was finite. */
@@ -310,9 +323,8 @@ static int weigh(const call *c, const block *at, long i, long width, float *scor
     int wrong = 0;
     attended(c, at->b, i, &from, &to);
     if (from == to) {
-        memset(scores, 0, (size_t)width * sizeof(float));
         if (slope) memset(slope, 0, (size_t)width * sizeof(float));
-        return 1;
+        return clear(scores, n, width);
     }
     for (long x = 0; x < width; x += LANES) {
         vec y = LOAD(scores + x);
@@ -387,8 +399,8 @@ static int weigh(const call *c, const block *at, long i, long width, float *scor
 
 /* Whether the weights are softmax of products with a positive scale under lengths and a band. */
 static int is_simple(const call *c) {
-    return c->scale > 0.0f && !(c->softcap > 0.0f || c->bias || c->slopes || c->shift != 0.0f || c->allowed || c->query_ids
-                                || c->s->normalizer != SOFTMAX);
+    return c->scale > 0.0f && !(c->softcap > 0.0f || c->bias || c->slopes || c->shift != 0.0f || c->allowed
+                                || c->query_ids || c->s->normalizer != SOFTMAX);
 }
 
 /* The same as `weigh` for these, without the division by the sum, whose inverse goes to `by`. */
@@ -398,11 +410,7 @@ static int weigh_simply(const call *c, const block *at, long i, long width, floa
     attended(c, at->b, i, &from, &to);
     from -= at->first, to -= at->first;
     *by = 0.0f;
-    if (from == to) { /* a query that is not finite would reach the gradients of the keys */
-        for (long x = 0; x < at->last - at->first; x++) check = FMA(ALL(scores[x]), ALL(0.0f), check);
-        memset(scores, 0, (size_t)width * sizeof(float));
-        return !ANY_NAN(check);
-    }
+    if (from == to) return clear(scores, at->last - at->first, width);
     long start = from / LANES * LANES, stop = least(width, whole(to));
     if (c->ranges) /* a key between those of two queries may be attended by none, and would reach the gradients */
         for (long x = 0, n = at->last - at->first; x < n; x += LANES)
@@ -448,7 +456,7 @@ static const float *rows_of(const char *from, long stride, long half, long rows,
 
 static long bytes(const shape *s) { return s->half ? 2 : 4; }
 
-/* Whether a right operand with rows is copied to panels: it then stays in the cache for all rows of the left operand. */
+/* Whether a right operand with rows is copied to panels, which stay in the cache for all rows of the left operand. */
 static int packed(long half, int few, long rows, long size) {
     return !half && !few && (rows > BLOCK || size < whole(size));
 }
@@ -499,8 +507,8 @@ static void forward_unit(const call *c, long unit) {
             memset(to, 0, (size_t)s->keys * sizeof(float));
             for (long x = 0; x < count; x++) to[at.first + x] = scores[i * width + x] * by[i];
         }
-        multiply(at.rows, out_width, count, scores, width, 1, v + shift * value_row, value_row, packs ? n * PANEL : 0, out,
-                 out_width, 0);
+        multiply(at.rows, out_width, count, scores, width, 1, v + shift * value_row, value_row, packs ? n * PANEL : 0,
+                 out, out_width, 0);
         for (long x = 0; x < at.rows * out_width; x += LANES) check = FMA(LOAD(out + x), ALL(0.0f), check);
         if (!(sum(check) == 0.0f)) {
             *c->bad = 1;
@@ -580,7 +588,8 @@ static void backward_unit(const call *c, long unit) {
     int packs = packed(half, 0, s->queries, size);
     float *memory = reserve((size_t)(n * (panels(size) + wide + 2 * out) + (size + e) * panels(n)
                                      + BLOCK * (2 * width + 2 * wide + out) + width + LANES));
-    float *key_copy = memory, *value_copy = key_copy + n * panels(size), *dk = value_copy + n * out, *dv = dk + n * wide;
+    float *key_copy = memory, *value_copy = key_copy + n * panels(size), *dk = value_copy + n * out;
+    float *dv = dk + n * wide;
     float *kt = dv + n * out, *vt = kt + size * panels(n), *p = vt + e * panels(n), *slope = p + BLOCK * width;
     float *ds = slope + width, *query_copy = ds + BLOCK * width, *change_copy = query_copy + BLOCK * wide;
     float *dq = change_copy + BLOCK * out;
@@ -608,7 +617,8 @@ static void backward_unit(const call *c, long unit) {
             multiply(at.rows, columns, e, d, change_row, 1, vt + shift * e, PANEL, e * PANEL, ds, width, 0);
             for (long i = 0; i < at.rows; i++)
                 gradients_of_row(c, &at, row + i, columns, simple, p + i * width, ds + i * width, slope);
-            multiply(at.rows, wide, count, ds, width, 1, k + shift * key_row, key_row, packs ? n * PANEL : 0, dq, wide, 0);
+            multiply(at.rows, wide, count, ds, width, 1, k + shift * key_row, key_row, packs ? n * PANEL : 0, dq, wide,
+                     0);
             multiply(count, wide, at.rows, ds, 1, width, q, query_row, 0, dk + shift * wide, wide, 1);
             multiply(count, out, at.rows, p, 1, width, d, change_row, 0, dv + shift * out, out, 1);
             save(dq, wide, half, at.rows, size, c->dquery + (z * s->queries + row) * size * bytes(s), size, 0);
@@ -625,7 +635,8 @@ static void backward_unit(const call *c, long unit) {
 /* `forward_unit` in bfloat16: weights are rounded before the product with the values. */
 static void forward_half(const call *c, long unit) {
     const shape *s = c->s;
-    long part = unit % c->parts, z = unit / c->parts, b = z / s->heads, h = z % s->heads, g = h / (s->heads / s->kv_heads);
+    long part = unit % c->parts, z = unit / c->parts, b = z / s->heads, h = z % s->heads;
+    long g = h / (s->heads / s->kv_heads);
     long share = (s->queries + c->parts - 1) / c->parts, start = part * share, stop = least(start + share, s->queries);
     if (start >= stop) return;
     block all = block_of(c, b, h, start, stop - start, 0);
@@ -648,7 +659,8 @@ static void forward_half(const call *c, long unit) {
         long shift = (at.first - all.first) / 32 * 32, m = in_tiles(at.rows, 16);
         at.first = all.first + shift;
         long count = at.last - at.first, columns = in_tiles(count, 32) * 32;
-        copy_rows((const uint16_t *)slice(c->query, s->query, 1, b, h) + row * s->query[2], s->query[2], at.rows, size, q, deep);
+        const uint16_t *given = (const uint16_t *)slice(c->query, s->query, 1, b, h) + row * s->query[2];
+        copy_rows(given, s->query[2], at.rows, size, q, deep);
         if (few)
             score_few(at.rows, q, deep, k + shift * s->key[2], s->key[2], count, size, scores, width);
         else
@@ -689,7 +701,8 @@ static void forward_half(const call *c, long unit) {
  * the queries and the gradient of the output. */
 static void backward_half(const call *c, long unit) {
     const shape *s = c->s;
-    long b = unit / s->kv_heads, g = unit % s->kv_heads, group = s->heads / s->kv_heads, size = s->size, e = s->value_size;
+    long b = unit / s->kv_heads, g = unit % s->kv_heads, group = s->heads / s->kv_heads, size = s->size;
+    long e = s->value_size;
     int simple = is_simple(c) && !c->dweights;
     block all = block_of(c, b, g * group, 0, s->queries, 0);
     long n = all.last - all.first, width = in_tiles(n, 32) * 32, wide = in_tiles(size, 16) * 16;
@@ -721,8 +734,8 @@ static void backward_half(const call *c, long unit) {
             copy_rows(given, e, at.rows, e, change, deep_out);
             turn_block(given, e, at.rows, e, change_t);
             multiply_tiles(m, columns / 16, deep / 32, q, deep, kt + shift * deep / 2, deep / 32, p, width, 0);
-            multiply_tiles(m, columns / 16, deep_out / 32, change, deep_out, vt + shift * deep_out / 2, deep_out / 32, ds,
-                           width, 0);
+            multiply_tiles(m, columns / 16, deep_out / 32, change, deep_out, vt + shift * deep_out / 2, deep_out / 32,
+                           ds, width, 0);
             for (long i = 0; i < BLOCK; i++) {
                 float *weights = p + i * width, *changes = ds + i * width;
                 if (i < at.rows)
@@ -812,8 +825,8 @@ void regard_dot_gradients(const shape *s, const void *query, const void *key, co
     int bad = 0;
     call c = {.s = s, .query = query, .key = key, .value = value, .lengths = lengths, .query_ids = query_ids,
               .key_ids = key_ids, .bias = bias, .slopes = slopes, .allowed = allowed, .change = change,
-              .dweights = dweights, .dscores = dscores, .dquery = dquery, .dkey = dkey, .dvalue = dvalue, .scale = (float)scale, .softcap = (float)softcap,
-              .shift = (float)shift, .parts = 1, .bad = &bad};
+              .dweights = dweights, .dscores = dscores, .dquery = dquery, .dkey = dkey, .dvalue = dvalue,
+              .scale = (float)scale, .softcap = (float)softcap, .shift = (float)shift, .parts = 1, .bad = &bad};
     find_ranges(&c);
     run(&c, s->batch * s->kv_heads, threads, s->half ? backward_half : backward_unit);
     free(c.ranges);

@@ -1,4 +1,4 @@
-"""Attention of short sequences with dot products on the CPU in compiled C: one parallel region for each pass.
+"""Attention with dot products on the CPU in compiled C: one parallel region for each pass.
 
 The products, the mask, the bias and softmax of a block of rows are computed while they are in the cache, in float32.
 Products of bfloat16 are those of the processor where it has them, with sums in float32; weights and gradients of scores
