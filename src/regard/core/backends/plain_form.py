@@ -113,7 +113,7 @@ def asked(problem: Problem) -> Asked | None:
         run = prepared(query, problem.key, problem.value, scale, exact)
 
     def computed(
-        query: Tensor, key: Tensor, value: Tensor, _: object, mask: object, bias: object, request: Request
+        query: Tensor, key: Tensor, value: Tensor, _: object, mask: object, bias: object, request: Any
     ) -> tuple[Tensor, Tensor | Top | None, None]:
         if run is not None and query.device.index == torch.cuda.current_device():
             output, weights = run(query, key, value)
