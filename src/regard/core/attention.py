@@ -34,6 +34,7 @@ Listener = Callable[[Problem, Callable[[], "Attended"]], "Attended"]
 # There is usually no observer, and a call then only tests an empty tuple.
 listeners: tuple[Listener, ...] = ()
 
+_new, _set = object.__new__, object.__setattr__
 _NO_TUPLE = "Attended is no tuple: read its output, weights and log_prob by name, as in attended.output"
 
 
@@ -52,10 +53,10 @@ class Attended:
         raise TypeError(_NO_TUPLE)
 
 
-def _with_output(output: Tensor) -> Attended:
+def with_output(output: Tensor) -> Attended:
     """Return `Attended(output)`: a frozen record's own constructor takes three times as long."""
-    attended = object.__new__(Attended)
-    attended.__dict__["output"] = output
+    attended = _new(Attended)
+    _set(attended, "output", output)
     return attended
 
 
@@ -120,21 +121,20 @@ def attention(
         return _sharded(sharding.current, query, key, value, score, normalize, mask, bias, dropout, weights, backend)
     described: Hashable | None = None
     if backend == "auto" and generator is None and not listeners:
-        if bias is None and weights is None and (direct := recall(query, key, value, score, normalize, mask, dropout)):
-            output = direct(query, key, value, score, mask, bias)
-            if output is not None:
-                return _with_output(output)
-        described = signature(query, key, value, score, normalize, mask, bias, dropout, weights)
-        # If torch.compile traced the stored routes, it would compile again whenever one is added.
-        route = None if described is None else stored(described)
+        route = recall(query, key, value, score, normalize, mask, bias, dropout, weights)
+        if route is None:
+            described = signature(query, key, value, score, normalize, mask, bias, dropout, weights)
+            # If torch.compile traced the stored routes, it would compile again whenever one is added.
+            route = None if described is None else stored(described)
+            if route is not None:
+                remember(query, key, value, score, normalize, mask, bias, dropout, weights, route)
         if route is not None:
             if route.asked is not None and (found := route.asked(query, key, value, score, mask, bias, weights)):
                 return Attended(*found)
-            output = None if route.direct is None else route.direct(query, key, value, score, mask, bias)
-            if output is not None and route.direct is not None:
-                if bias is None and weights is None:
-                    remember(query, key, value, score, normalize, mask, dropout, route.direct)
-                return _with_output(output)
+            if route.direct is not None:
+                output = route.direct(query, key, value, score, mask, bias)
+                if output is not None:
+                    return with_output(output)
             assert isinstance(score, Score)  # a score that is a function has no signature, so no stored route
             problem = rebuild(query, key, value, score, normalize, mask, bias, dropout, weights)
             return _run(problem, route.choose(problem))

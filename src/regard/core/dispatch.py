@@ -117,7 +117,7 @@ BACKENDS = {
     backend.name: backend
     for backend in (
         Backend(short, "sequences of at most 64 in half precision", ("cuda",), softmax=True, products=True),
-        Backend(flex, "windows, segments, softcaps and biases by distance", ("cuda",), softmax=True),
+        Backend(flex, "windows, segments, softcaps, biases and sigmoid", ("cuda",)),
         Backend(sdpa, "dot products, by torch's fused kernels", softmax=True, products=True),
         Backend(additive, "additive scores, no hidden layer in memory", ("cpu", "cuda"), additive=True),
         Backend(blocked, "any score and normaliser, in blocks"),

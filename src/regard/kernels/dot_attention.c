@@ -12,6 +12,8 @@
 #define STEP (LANES > 4 ? LANES : 4) /* numbers to whose multiples rows are padded */
 #define FEW 4                /* up to this number of queries a transposed copy of the keys does not pay */
 #define UNITS 8              /* number of units below which the rows of a head are divided */
+#define DEEP 192             /* depth of a product that is computed at a time */
+#define CHUNKS 32            /* portions of the units that a thread takes in turn */
 #define LOWEST -86.0f        /* the sigmoid of anything less is 0 */
 
 enum { SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX, HARD }; /* entmax with alpha = 1.5; hard: the best key, forward only */
@@ -57,6 +59,9 @@ static float *reserve(size_t count) {
 }
 
 static inline long whole(long n) { return (n + STEP - 1) / STEP * STEP; }
+/* The distance of long rows whose columns are read one after another: an odd number of vectors, so that the rows are not in
+ * the same few sets of the cache. */
+static inline long spread(long n) { return n > 8 * STEP ? (whole(n) / STEP | 1) * STEP : whole(n); }
 static inline long least(long a, long b) { return a < b ? a : b; }
 static inline long most_of(long a, long b) { return a > b ? a : b; }
 
@@ -175,9 +180,10 @@ static void multiply(long m, long n, long depth, const float *a, long a_row, lon
 #undef WIDE
     for (; x < n; x += 2 * LANES) {
         int v = n - x >= 2 * LANES ? 2 : 1;
-        for (long i = 0; i < m; i += TILE)
-            rows_of_tile(least(TILE, m - i), v, depth, a + i * a_row, a_row, a_step, b + x, b_row, c + i * c_row + x,
-                         c_row, more);
+        for (long p = 0; p < depth || p == 0; p += DEEP) /* so much of `b` stays in the cache for all rows */
+            for (long i = 0; i < m; i += TILE)
+                rows_of_tile(least(TILE, m - i), v, least(DEEP, depth - p), a + i * a_row + p * a_step, a_row, a_step,
+                             b + p * b_row + x, b_row, c + i * c_row + x, c_row, more || p > 0);
     }
 }
 
@@ -425,7 +431,7 @@ static void forward_unit(const call *c, long unit) {
     long share = (s->queries + c->parts - 1) / c->parts, start = part * share, stop = least(start + share, s->queries);
     if (start >= stop) return;
     block all = block_of(c, b, h, start, stop - start, 0);
-    long n = all.last - all.first, width = whole(n), out_width = whole(s->value_size), size = s->size;
+    long n = all.last - all.first, width = spread(n), out_width = whole(s->value_size), size = s->size;
     int few = stop - start <= FEW;
     int simple = is_simple(c);
     long key_room = half ? n * size : 0, value_room = half || s->value_size < out_width ? n * out_width : 0;
@@ -549,7 +555,7 @@ static void backward_unit(const call *c, long unit) {
     long b = unit / s->kv_heads, g = unit % s->kv_heads, group = s->heads / s->kv_heads, half = s->half;
     int simple = is_simple(c) && !c->dweights;
     block all = block_of(c, b, g * group, 0, s->queries, 0);
-    long n = all.last - all.first, width = whole(n), size = s->size, wide = whole(size), e = s->value_size;
+    long n = all.last - all.first, width = spread(n), size = s->size, wide = whole(size), e = s->value_size;
     long out = whole(e);
     float *memory = reserve((size_t)(n * (2 * wide + 2 * out) + (size + e) * width + BLOCK * (2 * width + 2 * wide + out) + width
                                      + LANES));
@@ -731,16 +737,30 @@ static void run(const call *c, long units, long threads, void (*work)(const call
     char saved[64];
     if (threads > units) threads = units;
 #ifdef _OPENMP
-#pragma omp parallel num_threads(threads) if (threads > 1) private(saved)
-#endif
-    {
-        if (c->s->half) begin_tiles(saved);
-#ifdef _OPENMP
-#pragma omp for schedule(dynamic, 1)
-#endif
-        for (long unit = 0; unit < units; unit++) work(c, unit);
-        if (c->s->half) end_tiles(saved);
+    if (threads > 1) {
+        long chunk = most_of(1, units / (threads * CHUNKS));
+#pragma omp parallel num_threads(threads) private(saved)
+        {
+            if (c->s->half) begin_tiles(saved);
+#pragma omp for schedule(dynamic, chunk)
+            for (long unit = 0; unit < units; unit++) work(c, unit);
+            if (c->s->half) end_tiles(saved);
+        }
+        return;
     }
+#endif
+    if (c->s->half) begin_tiles(saved);
+    for (long unit = 0; unit < units; unit++) work(c, unit);
+    if (c->s->half) end_tiles(saved);
+}
+
+/* Whether products of bfloat16 are computed by AMX. */
+int regard_dot_amx(void) {
+#ifdef BFLOAT16_PRODUCTS
+    return with_amx();
+#else
+    return 0;
+#endif
 }
 
 /* Returns 0, or 1 if a number was not finite or a length is out of range. */

@@ -28,7 +28,7 @@ from regard.core.requests import Full, LogSumExp, Top, returned
 from regard.core.scores import Additive
 from regard.core.transforms import eager
 from regard.kernels.additive import exponential, logistic, native_attention, pair_loops
-from regard.kernels.additive.small_calls import stores_scores
+from regard.kernels.additive.small_calls import can_store, stores_scores
 from regard.kernels.availability import TRITON
 
 NAME = "additive"
@@ -115,10 +115,8 @@ def working_bytes(problem: Problem) -> int:
             return (reference if blocked.not_worth_it(problem) else blocked).working_bytes(problem)
         return blocked.working_bytes(_exponential(problem))
     assert isinstance(problem.score, Additive)
-    *lead, heads, queries, keys = problem.shape
-    size = problem.query.shape[-1]
-    if stores_scores((math.prod(lead), heads, queries, size), (1, 1, keys), problem.score.activation, "auto"):
-        return math.prod(problem.shape) * 4
+    if _stores_scores(problem):
+        return math.prod(problem.shape) * (8 if problem.differentiated else 4)
     columns = 32 if problem.query.dtype in HALF else 2  # columns per hidden unit: sines and cosines of 16 harmonics
     return (problem.query.numel() + problem.key.numel()) * columns * problem.query.element_size()
 
@@ -207,7 +205,7 @@ def direct(problem: Problem) -> Direct | None:
         return None
     if _is_step(problem):
         return decoding_step.direct(problem, weight, 1.0)
-    if stores_scores(query.shape, key.shape, problem.score.activation, "auto"):
+    if _stores_scores(problem):
         return _direct_stored(problem)
     return None if problem.masked or problem.group > 1 else _direct_large
 
@@ -323,6 +321,15 @@ def _is_step(problem: Problem) -> bool:
     return isinstance(problem.score, Additive) and problem.score.activation == "tanh" and decoding_step.serves(problem)
 
 
+def _stores_scores(problem: Problem) -> bool:
+    assert isinstance(problem.score, Additive)
+    *lead, heads, queries, keys = problem.shape
+    query = math.prod(lead), heads, queries, problem.query.shape[-1]
+    key, columns = (1, problem.key.shape[-3], keys), problem.value.shape[-1]
+    learning, activation = problem.differentiated, problem.score.activation
+    return stores_scores(query, key, columns, problem.query.dtype, activation, "auto", learning)
+
+
 def _stores_weights(problem: Problem) -> bool:
     """Return whether the kernels that store scores return all weights with the output."""
     query, score = problem.query, problem.score
@@ -332,7 +339,7 @@ def _stores_weights(problem: Problem) -> bool:
         return False
     if not query.dtype == problem.key.dtype == problem.value.dtype or problem.value.shape[-1] == 0:
         return False
-    return stores_scores(query.shape, problem.key.shape, score.activation, "auto")
+    return score.activation == "tanh" and can_store(query.shape, problem.key.shape)
 
 
 def _with_weights(problem: Problem, weight: Tensor) -> Result:
@@ -367,7 +374,7 @@ def _by_kernels(problem: Problem) -> Result:
         dropout=problem.dropout,
         seed=blocked.seed(problem),
         **mask_arguments(problem, lead),
-        **bias_arguments(problem, lead),
+        **bias_arguments(problem.bias, problem.shape, lead),
     )
     lse = lse.reshape(*lead, *lse.shape[-2:])
     weights = lse if isinstance(problem.request, LogSumExp) else None
