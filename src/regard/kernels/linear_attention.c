@@ -91,10 +91,10 @@ static void linear_forward(const linear_call *c, long z) {
     head a = head_of(c, z);
     long pairs = s->chunk > 0, step = pairs ? (s->causal ? s->chunk : s->keys) : BLOCK, most = least(step, s->keys);
     long width = whole(most), fine = 1, d = a.size;
-    float *memory = reserve((size_t)(d * a.out + a.wide + most * (a.wide + a.out) + d * width
+    float *memory = reserve((size_t)(d * a.out + a.wide + most * (a.wide + a.out) + d * panels(most)
                                      + BLOCK * (width + a.wide + a.out) + 4 * LANES));
     float *S = memory, *ones = S + d * a.out, *k = ones + a.wide, *v = k + most * a.wide, *kt = v + most * a.out;
-    float *p = kt + d * width, *q = p + BLOCK * width, *out = q + BLOCK * a.wide;
+    float *p = kt + d * panels(most), *q = p + BLOCK * width, *out = q + BLOCK * a.wide;
     float by[BLOCK];
     memset(S, 0, (size_t)(d * a.out + a.wide) * sizeof(float));
     for (long first = 0, stop; first < s->queries; first = stop) {
@@ -104,28 +104,28 @@ static void linear_forward(const linear_call *c, long z) {
             fine &= features_of(a.key + key * s->key[2] * a.item, s->key[2], a.half, rows, d, a.wide, k);
             fine &= values_of(a.value + key * s->value[2] * a.item, s->value[2], a.half, rows, a.e, a.out, v);
             if (pairs) break;
-            multiply(d, a.out, rows, k, 1, a.wide, v, a.out, S, a.out, 1);
+            multiply(d, a.out, rows, k, 1, a.wide, v, a.out, 0, S, a.out, 1);
             add_rows(k, a.wide, rows, 0, ones);
         }
         stop = pairs && s->causal ? least(first + step, s->queries) : s->queries;
         long n = pairs ? least(step, s->keys - (s->causal ? first : 0)) : 0;
-        if (pairs) transpose(k, a.wide, n, d, kt, width);
+        if (pairs) transpose(k, a.wide, n, d, kt);
         for (long row = first; row < stop; row += BLOCK) {
             long rows = least(BLOCK, stop - row), seen = s->causal ? least(n, row - first + rows) : n;
             fine &= features_of(a.query + row * s->query[2] * a.item, s->query[2], a.half, rows, d, a.wide, q);
             for (long i = 0; i < rows; i++) by[i] = dot(q + i * a.wide, ones, a.wide);
             if (pairs) {
-                multiply(rows, whole(seen), d, q, a.wide, 1, kt, width, p, width, 0);
+                multiply(rows, whole(seen), d, q, a.wide, 1, kt, PANEL, d * PANEL, p, width, 0);
                 if (s->causal) triangle(p, width, row - first, rows, whole(seen));
                 for (long i = 0; i < rows; i++) {
                     vec t = ALL(0.0f);
                     for (long x = 0; x < whole(seen); x += LANES) t = ADD(t, LOAD(p + i * width + x));
                     by[i] += sum(t);
                 }
-                multiply(rows, a.out, seen, p, width, 1, v, a.out, out, a.out, 0);
+                multiply(rows, a.out, seen, p, width, 1, v, a.out, 0, out, a.out, 0);
             }
             if (!pairs || (s->causal && first > 0))
-                multiply(rows, a.out, d, q, a.wide, 1, S, a.out, out, a.out, pairs > 0);
+                multiply(rows, a.out, d, q, a.wide, 1, S, a.out, 0, out, a.out, pairs > 0);
             for (long i = 0; i < rows; i++) {
                 c->divisor[z * s->queries + row + i] = by[i];
                 fine &= by[i] > LEAST && by[i] < MOST;
@@ -134,7 +134,7 @@ static void linear_forward(const linear_call *c, long z) {
             save(out, a.out, a.half, rows, a.e, c->result + (z * s->queries + row) * a.e * a.item, a.e, by);
         }
         if (pairs && s->causal && stop < s->queries) {
-            multiply(d, a.out, n, k, 1, a.wide, v, a.out, S, a.out, 1);
+            multiply(d, a.out, n, k, 1, a.wide, v, a.out, 0, S, a.out, 1);
             add_rows(k, a.wide, n, 0, ones);
         }
     }
@@ -162,7 +162,7 @@ static void save_gradient(const float *mapped, float *grad, long width, long hal
 /* inner (rows, width) = above_i v_j - delta_i of the pairs of a chunk, 0 behind the diagonal. */
 static void inner_pairs(const head *a, long causal, long row, long rows, long seen, const float *above, const float *delta,
                         const float *vt, float *inner, long width) {
-    multiply(rows, whole(seen), a->e, above, a->out, 1, vt, width, inner, width, 0);
+    multiply(rows, whole(seen), a->e, above, a->out, 1, vt, PANEL, a->e * PANEL, inner, width, 0);
     for (long i = 0; i < rows; i++) {
         for (long x = 0; x < seen; x += LANES)
             STORE(inner + i * width + x, ADD(LOAD(inner + i * width + x), ALL(-delta[i])));
@@ -175,13 +175,13 @@ static void linear_backward(const linear_call *c, long z) {
     head a = head_of(c, z);
     long pairs = s->chunk > 0, causal = s->causal, d = a.size, qs = s->queries, ks = s->keys;
     long step = pairs ? (causal ? s->chunk : most_of(qs, ks)) : BLOCK, most = least(step, most_of(qs, ks));
-    long width = whole(most), sums = most_of(d * a.out, a.e * a.wide);
-    float *memory = reserve((size_t)(2 * sums + 2 * a.wide + most * (3 * a.wide + 3 * a.out) + (d + a.e) * width
+    long width = whole(most), sums = most_of(d * a.out, a.e * panels(d));
+    float *memory = reserve((size_t)(2 * sums + 2 * a.wide + most * (3 * a.wide + 3 * a.out) + (d + a.e) * panels(most)
                                      + BLOCK * (width + most_of(width, a.wide)) + most + 8 * LANES));
     float *S = memory, *T = S + sums, *ones = T + sums, *rest = ones + a.wide, *k = rest + a.wide, *q = k + most * a.wide;
     float *grad = q + most * a.wide, *v = grad + most * a.wide, *above = v + most * a.out, *room = above + most * a.out;
-    float *kt = room + most * a.out, *vt = kt + d * width, *p = vt + a.e * width, *inner = p + BLOCK * most_of(width, a.wide);
-    float *delta = inner + BLOCK * width;
+    float *kt = room + most * a.out, *vt = kt + d * panels(most), *p = vt + a.e * panels(most);
+    float *inner = p + BLOCK * most_of(width, a.wide), *delta = inner + BLOCK * width;
     char *dquery = c->dquery + z * qs * d * a.item, *dkey = c->dkey + z * ks * d * a.item;
     char *dvalue = c->dvalue + z * ks * a.e * a.item;
     /* S (e, d) of the keys before, for the queries. */
@@ -194,20 +194,20 @@ static void linear_backward(const linear_call *c, long z) {
         if (causal) {
             features_of(a.query + first * s->query[2] * a.item, s->query[2], a.half, n, d, a.wide, q);
             prepare_rows(c, &a, first, n, above, delta, room);
-            transpose(v, a.out, n, a.e, vt, width);
+            transpose(v, a.out, n, a.e, vt);
             for (long row = 0; row < n; row += BLOCK) {
                 long rows = least(BLOCK, n - row), seen = row + rows;
                 float *to = grad + row * a.wide;
                 inner_pairs(&a, 1, row, rows, seen, above + row * a.out, delta + row, vt, inner, width);
-                multiply(rows, a.wide, seen, inner, width, 1, k, a.wide, to, a.wide, 0);
-                if (first > 0) multiply(rows, a.wide, a.e, above + row * a.out, a.out, 1, S, a.wide, to, a.wide, 1);
+                multiply(rows, a.wide, seen, inner, width, 1, k, a.wide, 0, to, a.wide, 0);
+                if (first > 0) multiply(rows, a.wide, a.e, above + row * a.out, a.out, 1, S, a.wide, 0, to, a.wide, 1);
                 for (long i = 0; i < rows && first > 0; i++)
                     for (long x = 0; x < a.wide; x += LANES)
                         STORE(to + i * a.wide + x, FNMA(ALL(delta[row + i]), LOAD(ones + x), LOAD(to + i * a.wide + x)));
             }
             save_gradient(q, grad, a.wide, a.half, n, d, dquery + first * d * a.item);
         }
-        multiply(a.e, a.wide, n, v, 1, a.out, k, a.wide, S, a.wide, 1);
+        multiply(a.e, a.wide, n, v, 1, a.out, k, a.wide, 0, S, a.wide, 1);
         add_rows(k, a.wide, n, 0, ones);
     }
     /* T (d, e) of the queries after, and `rest` = - sum of delta phi(q), for the keys. */
@@ -216,17 +216,17 @@ static void linear_backward(const linear_call *c, long z) {
         long n = least(step, qs - first);
         features_of(a.query + first * s->query[2] * a.item, s->query[2], a.half, n, d, a.wide, q);
         prepare_rows(c, &a, first, n, above, delta, room);
-        multiply(n, a.wide, a.e, above, a.out, 1, S, a.wide, grad, a.wide, 0);
+        multiply(n, a.wide, a.e, above, a.out, 1, S, a.wide, 0, grad, a.wide, 0);
         for (long i = 0; i < n; i++) {
             delta[i] = -delta[i];
             for (long x = 0; x < a.wide; x += LANES)
                 STORE(grad + i * a.wide + x, FMA(ALL(delta[i]), LOAD(ones + x), LOAD(grad + i * a.wide + x)));
         }
         save_gradient(q, grad, a.wide, a.half, n, d, dquery + first * d * a.item);
-        multiply(d, a.out, n, q, 1, a.wide, above, a.out, T, a.out, 1);
+        multiply(d, a.out, n, q, 1, a.wide, above, a.out, 0, T, a.out, 1);
         add_rows(q, a.wide, n, delta, rest);
     }
-    if (!pairs) transpose(T, a.out, d, a.e, S, a.wide);
+    if (!pairs) transpose(T, a.out, d, a.e, S);
     long alone = pairs && step >= most_of(qs, ks); /* one chunk: the gradients of the queries are computed here too */
     for (long first = (ks - 1) / step * step; first >= 0; first -= step) {
         long n = least(step, ks - first), m = causal ? n : qs;
@@ -236,13 +236,13 @@ static void linear_backward(const linear_call *c, long z) {
         if (pairs) {
             features_of(a.query + first * s->query[2] * a.item, s->query[2], a.half, m, d, a.wide, q);
             prepare_rows(c, &a, first, m, above, delta, room);
-            transpose(k, a.wide, n, d, kt, width);
-            transpose(v, a.out, n, a.e, vt, width);
-            if (!alone) transpose(T, a.out, d, a.e, S, a.wide);
+            transpose(k, a.wide, n, d, kt);
+            transpose(v, a.out, n, a.e, vt);
+            if (!alone) transpose(T, a.out, d, a.e, S);
         }
         if (!alone) {
-            multiply(n, a.out, d, k, a.wide, 1, T, a.out, dv, a.out, 0);
-            multiply(n, a.wide, a.e, v, a.out, 1, S, a.wide, dk, a.wide, 0);
+            multiply(n, a.out, d, k, a.wide, 1, T, a.out, 0, dv, a.out, 0);
+            multiply(n, a.wide, a.e, v, a.out, 1, S, PANEL, a.e * PANEL, dk, a.wide, 0);
             for (long i = 0; i < n; i++)
                 for (long x = 0; x < a.wide; x += LANES)
                     STORE(dk + i * a.wide + x, ADD(LOAD(dk + i * a.wide + x), LOAD(rest + x)));
@@ -253,20 +253,20 @@ static void linear_backward(const linear_call *c, long z) {
         for (long row = 0; row < m && pairs; row += BLOCK) {
             long rows = least(BLOCK, m - row), seen = causal ? least(n, row + rows) : n;
             float *qr = q + row * a.wide, *ar = above + row * a.out;
-            multiply(rows, whole(seen), d, qr, a.wide, 1, kt, width, p, width, 0);
+            multiply(rows, whole(seen), d, qr, a.wide, 1, kt, PANEL, d * PANEL, p, width, 0);
             if (causal) triangle(p, width, row, rows, whole(seen));
             inner_pairs(&a, causal, row, rows, seen, ar, delta + row, vt, inner, width);
-            multiply(seen, a.out, rows, p, 1, width, ar, a.out, dv, a.out, 1);
-            multiply(seen, a.wide, rows, inner, 1, width, qr, a.wide, dk, a.wide, 1);
+            multiply(seen, a.out, rows, p, 1, width, ar, a.out, 0, dv, a.out, 1);
+            multiply(seen, a.wide, rows, inner, 1, width, qr, a.wide, 0, dk, a.wide, 1);
             if (alone) {
-                multiply(rows, a.wide, seen, inner, width, 1, k, a.wide, p, a.wide, 0);
+                multiply(rows, a.wide, seen, inner, width, 1, k, a.wide, 0, p, a.wide, 0);
                 save_gradient(qr, p, a.wide, a.half, rows, d, dquery + row * d * a.item);
             }
         }
         save_gradient(k, dk, a.wide, a.half, n, d, dkey + first * d * a.item);
         save(dv, a.out, a.half, n, a.e, dvalue + first * a.e * a.item, a.e, 0);
         if (pairs && first > 0) {
-            multiply(d, a.out, m, q, 1, a.wide, above, a.out, T, a.out, 1);
+            multiply(d, a.out, m, q, 1, a.wide, above, a.out, 0, T, a.out, 1);
             for (long i = 0; i < m; i++) delta[i] = -delta[i];
             add_rows(q, a.wide, m, delta, rest);
         }
