@@ -24,7 +24,7 @@ from regard.core.clauses import Clauses, clauses
 from regard.core.mask_cache import stored
 from regard.core.masks import Mask, Padding
 from regard.core.problem import HALF, Problem
-from regard.core.requests import Full, LogSumExp, Request, Top, returned
+from regard.core.requests import Full, LogSumExp, Top, returned
 from regard.core.scores import Additive
 from regard.core.transforms import eager
 from regard.kernels.additive import exponential, logistic, native_attention, pair_loops
@@ -236,7 +236,7 @@ def asked(problem: Problem) -> Asked | None:
     run = _native(problem)
 
     def computed(
-        query: Tensor, key: Tensor, value: Tensor, score: Additive, mask: Any, _: object, request: Request
+        query: Tensor, key: Tensor, value: Tensor, score: Additive, mask: Any, _: object, request: Any
     ) -> tuple[Tensor, Tensor | Top | None, None] | None:
         found = run(query, key, value, score, mask)
         return None if found is None else (found[0], returned(request.of(found[1]), request, query.dtype), None)

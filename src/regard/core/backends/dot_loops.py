@@ -1,9 +1,9 @@
 """Dot products on the CPU: attention of sequences that are not very long in one call of compiled code.
 
 `auto` tries it before the chosen backend, which computes the calls that it refuses: those with a number that is not
-finite. Softmax, sigmoid, sparsemax, entmax with α = 1.5 and the choice of the best key, lengths, bands, segments, mask tensors, a softcap and
-biases are evaluated in the loops. Where weights are requested, all of them are stored, and the request is computed from
-them.
+finite. Softmax, sigmoid, sparsemax, entmax with α = 1.5, the best key of hard attention, lengths, bands, segments, mask
+tensors, a softcap and biases are evaluated in the loops. Where weights are requested, all of them are stored, and the
+request is computed from them.
 """
 
 import functools

@@ -31,7 +31,7 @@ from regard.core.normalizers import (
     one_hot,
 )
 from regard.core.problem import HALF, Problem
-from regard.core.requests import Entropy, Full, LogSumExp, Request, Top, returned
+from regard.core.requests import Entropy, Full, LogSumExp, Top, returned
 from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot
 from regard.core.spans import all_of
 from regard.core.transforms import transformed
@@ -121,7 +121,7 @@ def asked(problem: Problem) -> Asked | None:
         pairs_of_call = pairs_of(problem)
 
     def computed(
-        query: Tensor, key: Tensor, value: Tensor, _: object, mask: Any, bias: Any, request: Request
+        query: Tensor, key: Tensor, value: Tensor, _: object, mask: Any, bias: Any, request: Any
     ) -> tuple[Tensor, Tensor | Top | None, None] | None:
         if run is not None and pairs_of_call is not None and query.device.index == torch.cuda.current_device():
             output, weights = run(query, key, value, pairs_of_call(mask, bias, query.device))
