@@ -10,7 +10,7 @@ import difflib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 from regard.core import summaries
@@ -130,7 +130,7 @@ class Route:
 
     `backends` are those that support them, in order; all but the last may refuse the data. `direct` runs the compiled
     loops of short sequences, or the kernel of the first one, without a `Problem`; it is None if that is not possible,
-    and returns None if it refuses the data. `asked` does the same for the plain form of calls that request weights.
+    and returns None if it refuses the data. `asked` does the same for calls that request weights.
     """
 
     backends: tuple[Backend, ...]
@@ -164,9 +164,18 @@ def store(signature: Hashable, problem: Problem, given: bool) -> Route:
         _ROUTES.clear()
     plain_form = given and backends[0].module is reference and problem.request is not None
     plain_form = plain_form and not dot_loops.serves(problem)
-    route = Route(tuple(backends), direct, asked(problem) if plain_form else None)
+    route = Route(tuple(backends), direct, asked(problem) if plain_form else _asked(problem, backends[0], given))
     _ROUTES[signature] = route
     return route
+
+
+def _asked(problem: Problem, backend: Backend, given: bool) -> Asked | None:
+    """Return a function for output and request of calls with this signature: a backend's kernel and one for weights."""
+    if not given or problem.request is None or problem.differentiated or not summaries.serves(problem):
+        return None
+    plain, of_backend = replace(problem, request=None), getattr(backend.module, "direct", None)
+    run = None if of_backend is None else of_backend(plain)
+    return summaries.asked(problem, run, sdpa.with_lse(plain) if backend.module is sdpa else None)
 
 
 def choose(problem: Problem, name: str, refused: dict[str, str]) -> Backend:

@@ -14,6 +14,9 @@ Direct = Callable[[Tensor, Tensor, Tensor, Any, Any, Any], Tensor | None]
 # kernel refuses the call.
 Asked = Callable[[Tensor, Tensor, Tensor, Request, Any, Any], tuple[Tensor, Tensor | Top] | None]
 
+# Takes query, key and value; returns output and log-sum-exp (b, h, q), or None for both.
+Both = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | tuple[None, None]]
+
 
 class Result(NamedTuple):
     """The output and, where they apply, requested weights, and the log-probability and index of hard choices."""
