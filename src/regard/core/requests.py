@@ -130,6 +130,18 @@ class LogSumExp(Request):
         raise ValueError("logsumexp() is computed from scores, and only weights are known here: ask regard.attention")
 
 
+def returned(found: Tensor | Top | None, request: Request | None, dtype: torch.dtype) -> Tensor | Top | None:
+    """Return what a request gave in the dtype of the queries.
+
+    The log-sum-exp stays in float32, because half precision would lose digits.
+    """
+    if isinstance(found, Top):
+        return found if found.values.dtype == dtype else Top(found.values.to(dtype), found.indices)
+    if found is None or found.dtype == dtype or isinstance(request, LogSumExp):
+        return found
+    return found.to(dtype)
+
+
 def full() -> Request:
     """Request all weights, (…, h, q, k)."""
     return Full()

@@ -15,7 +15,7 @@ from regard.core.backends.result import Asked, Both, Direct
 from regard.core.clauses import clauses
 from regard.core.nonfinite import zero_masked_keys
 from regard.core.problem import HALF, Problem
-from regard.core.requests import Entropy, Full, LogSumExp, Received, Request, Top, TopWeights
+from regard.core.requests import Entropy, Full, LogSumExp, Received, Request, Top, TopWeights, returned
 from regard.core.scores import Dot, ScaledDot
 from regard.core.transforms import transformed
 from regard.kernels.availability import TRITON
@@ -107,8 +107,8 @@ def asked(problem: Problem, run: Direct | None, both: Both | None) -> Asked | No
     pairs = pairs_of(problem)
 
     def computed(
-        query: Tensor, key: Tensor, value: Tensor, request: Request, mask: Any, bias: Any
-    ) -> tuple[Tensor, Tensor | Top] | None:
+        query: Tensor, key: Tensor, value: Tensor, score: Any, mask: Any, bias: Any, request: Request | None
+    ) -> tuple[Tensor, Tensor | Top | None, None] | None:
         if query.device.index != torch.cuda.current_device():
             return None
         output, lse = (None, None) if both is None else both(query, key, value)
@@ -118,9 +118,7 @@ def asked(problem: Problem, run: Direct | None, both: Both | None) -> Asked | No
             return None
         lse = None if lse is None else lse.detach().float().contiguous()
         found = _requested(Scored(query, key, pairs(mask, bias, query.device), scale), request, lse)
-        if isinstance(found, Top):
-            return output, Top(found.values.to(exact), found.indices)
-        return output, found if isinstance(request, LogSumExp) else found.to(exact)
+        return output, returned(found, request, exact), None
 
     return computed
 

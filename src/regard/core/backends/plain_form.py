@@ -31,7 +31,7 @@ from regard.core.normalizers import (
     one_hot,
 )
 from regard.core.problem import HALF, Problem
-from regard.core.requests import Entropy, Full, LogSumExp, Request, Top
+from regard.core.requests import Entropy, Full, LogSumExp, Request, Top, returned
 from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot
 from regard.core.spans import all_of
 from regard.core.transforms import transformed
@@ -62,7 +62,7 @@ def serves(problem: Problem) -> bool:
 def attend(problem: Problem) -> Result | None:
     """Compute the call; None if a value is not finite, on the CPU, where `reference` takes over."""
     if problem.request is not None and by_one_kernel(problem) and (computed := asked(problem)) is not None:
-        given = (problem.query, problem.key, problem.value, problem.request, problem.mask, problem.bias)
+        given = (problem.query, problem.key, problem.value, problem.score, problem.mask, problem.bias, problem.request)
         if (found := computed(*given)) is not None:
             return Result(*found)
     learning, inspected = problem.differentiated, problem.masked and inspects(problem)
@@ -121,8 +121,9 @@ def asked(problem: Problem) -> Asked | None:
         pairs_of_call = pairs_of(problem)
 
     def computed(
-        query: Tensor, key: Tensor, value: Tensor, request: Request, mask: Any, bias: Any
-    ) -> tuple[Tensor, Tensor | Top] | None:
+        query: Tensor, key: Tensor, value: Tensor, _: object, mask: Any, bias: Any, request: Request | None
+    ) -> tuple[Tensor, Tensor | Top | None, None] | None:
+        assert request is not None  # checked by asks()
         if run is not None and pairs_of_call is not None and query.device.index == torch.cuda.current_device():
             output, weights = run(query, key, value, pairs_of_call(mask, bias, query.device))
         elif masked:
@@ -131,10 +132,7 @@ def asked(problem: Problem) -> Asked | None:
             weights = torch.softmax(product(query, key, scale, False, learning), -1)
             weights = weights if weights.dtype == exact else weights.to(exact)
             output = weighted_sum(weights, value, None, learning)
-        found, dtype = request.of(weights), query.dtype
-        if isinstance(found, Top):
-            return output, found if found.values.dtype == dtype else Top(found.values.to(dtype), found.indices)
-        return output, _like(found, query)
+        return output, returned(request.of(weights), request, query.dtype), None
 
     return computed
 

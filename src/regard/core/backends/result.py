@@ -10,9 +10,10 @@ from regard.core.requests import Request, Top
 # Takes query, key, value, score, mask and bias of a call; returns its output, or None if the kernel refuses the data.
 Direct = Callable[[Tensor, Tensor, Tensor, Any, Any, Any], Tensor | None]
 
-# Takes query, key, value, request, mask and bias of a call; returns its output and what is requested, or None if the
-# kernel refuses the call.
-Asked = Callable[[Tensor, Tensor, Tensor, Request, Any, Any], tuple[Tensor, Tensor | Top] | None]
+# Takes the same and the request; returns the output, what is requested, and the log-probability of hard choices.
+Asked = Callable[
+    [Tensor, Tensor, Tensor, Any, Any, Any, Request | None], tuple[Tensor, Tensor | Top | None, Tensor | None] | None
+]
 
 # Takes query, key and value; returns output and log-sum-exp (b, h, q), or None for both.
 Both = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | tuple[None, None]]
