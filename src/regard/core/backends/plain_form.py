@@ -121,8 +121,9 @@ def asked(problem: Problem) -> Asked | None:
         pairs_of_call = pairs_of(problem)
 
     def computed(
-        query: Tensor, key: Tensor, value: Tensor, _: object, mask: Any, bias: Any, request: Any
+        query: Tensor, key: Tensor, value: Tensor, _: object, mask: Any, bias: Any, request: Request | None
     ) -> tuple[Tensor, Tensor | Top | None, None] | None:
+        assert request is not None  # checked by asks()
         if run is not None and pairs_of_call is not None and query.device.index == torch.cuda.current_device():
             output, weights = run(query, key, value, pairs_of_call(mask, bias, query.device))
         elif masked:
