@@ -3,7 +3,8 @@
 The files:
 
 - `reference`: the specification, in torch operations over the whole matrix; `plain_form`: the same in fewer ones;
-- `sdpa`: torch's fused kernels, called through `torch_sdpa`; `mask_blocks`: masks as tensors for them; `banded`,
+- `sdpa`: torch's fused kernels, called through `torch_sdpa`, whose gradients `returned_layout` lays out for cuDNN;
+  `mask_blocks`: masks as tensors for them; `banded`,
   `alibi_numbers`: windows, and ALiBi on the CPU, by the same kernels; `flash`, `flash_cuda`: a part of the keys with
   its log-sum-exp, on the CPU and on CUDA;
 - `flex`: FlexAttention on CUDA, and the kernel for plain windows; `ranges`: the kernel for bands, lengths, segments,
@@ -14,6 +15,7 @@ The files:
 - `blocked`: any mechanism in blocks; `block_grid`: how the score matrix is cut; `online_normalizers`: normalisers that
   receive a row block by block; `sparse_rows`: sparsemax and entmax on CUDA;
 - `decoding_step`: a few queries on CUDA, used by `sdpa` and `additive`;
+- `local_windows`: local attention with dot products, on the CPU and on CUDA, used by `core/local`;
 - `kernel_arguments`: mask and bias as tensors and numbers, for kernels that evaluate them pair by pair;
 - `result`: the record that a backend returns.
 """

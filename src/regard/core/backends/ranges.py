@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from regard.core.backends import decoding_step
-from regard.core.backends.kernel_arguments import odd_values
+from regard.core.backends.kernel_arguments import beside_a_band, odd_values
 from regard.core.backends.result import Direct, Result
 from regard.core.biases import Alibi, Bias, DenseBias, Relative
 from regard.core.clauses import Clauses, clauses
 from regard.core.mask_cache import stored
-from regard.core.masks import And, Band, Mask, Padding, Segments
+from regard.core.masks import Mask, Padding, Segments
 from regard.core.nonfinite import seen_keys, zero_masked_keys, zeroed
 from regard.core.normalizers import Sigmoid
 from regard.core.problem import HALF, Problem
@@ -281,15 +281,6 @@ def _rules_of(problem: Problem, found: Clauses) -> Callable[[Any, torch.device],
         return (None, None) if lowered.seen is not None else (lowered.rules, lowered.known)
 
     return rules_of
-
-
-def beside_a_band(mask: Any) -> Any:
-    """Return the part of a mask beside a band, or the mask."""
-    if not isinstance(mask, And):
-        return mask
-    if isinstance(mask.left, Band):
-        return mask.right
-    return mask.left if isinstance(mask.right, Band) else mask
 
 
 def _lowered_for(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Lowered:
