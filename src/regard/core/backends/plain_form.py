@@ -31,7 +31,7 @@ from regard.core.normalizers import (
     one_hot,
 )
 from regard.core.problem import HALF, Problem
-from regard.core.requests import Entropy, Full, LogSumExp, Top, returned
+from regard.core.requests import Entropy, Full, LogSumExp, Request, Top, returned
 from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot
 from regard.core.spans import all_of
 from regard.core.transforms import transformed
