@@ -115,8 +115,8 @@ def working_bytes(problem: Problem) -> int:
             return (reference if blocked.not_worth_it(problem) else blocked).working_bytes(problem)
         return blocked.working_bytes(_exponential(problem))
     assert isinstance(problem.score, Additive)
-    if _stores_scores(problem):
-        return math.prod(problem.shape) * (8 if problem.differentiated else 4)
+    if _stores_scores(problem) or _stores_weights(problem):  # in training also their gradient, and parts of the query's
+        return math.prod(problem.shape) * (8 + problem.query.shape[-1] // 16 if problem.differentiated else 4)
     columns = 32 if problem.query.dtype in HALF else 2  # columns per hidden unit: sines and cosines of 16 harmonics
     return (problem.query.numel() + problem.key.numel()) * columns * problem.query.element_size()
 
