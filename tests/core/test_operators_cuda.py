@@ -21,6 +21,10 @@ CALLS: dict[str, tuple[tuple[Any, ...], str]] = {
     "another size of values": ((2, 3, 3, 31, 31, 96, 40, HALF, True), "efficient"),
     "another size in float32": ((2, 3, 3, 31, 29, 40, 96, SINGLE, False), "efficient"),
     "few queries": ((2, 3, 3, 3, 1100, 64, 64, SINGLE, False), "products"),
+    "long memory of one head": ((3, 16, 1, 17, 16384, 64, 64, HALF, False), "cudnn"),
+    "few keys": ((67, 2, 2, 1024, 5, 128, 128, SINGLE, False), "products"),
+    "an odd size": ((2, 3, 3, 11, 31, 33, 50, SINGLE, False), "products"),
+    "few queries of an odd size": ((2, 3, 3, 3, 31, 33, 50, SINGLE, False), "products"),
     "few queries in groups": ((2, 6, 2, 2, 1100, 64, 32, SINGLE, False), "products"),
 }
 

@@ -21,7 +21,7 @@ from regard.core.masks import Mask
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import Problem, build, rebuild
 from regard.core.recent_calls import recall, remember
-from regard.core.requests import LogSumExp, Request, Top
+from regard.core.requests import LogSumExp, Request, Top, returned
 from regard.core.scores import ScaledDot, Score
 from regard.core.signatures import signature
 from regard.core.torch_names import Unknown
@@ -34,6 +34,7 @@ Listener = Callable[[Problem, Callable[[], "Attended"]], "Attended"]
 # There is usually no observer, and a call then only tests an empty tuple.
 listeners: tuple[Listener, ...] = ()
 
+_new, _set = object.__new__, object.__setattr__
 _NO_TUPLE = "Attended is no tuple: read its output, weights and log_prob by name, as in attended.output"
 
 
@@ -52,10 +53,10 @@ class Attended:
         raise TypeError(_NO_TUPLE)
 
 
-def _with_output(output: Tensor) -> Attended:
+def with_output(output: Tensor) -> Attended:
     """Return `Attended(output)`: a frozen record's own constructor takes three times as long."""
-    attended = object.__new__(Attended)
-    attended.__dict__["output"] = output
+    attended = _new(Attended)
+    _set(attended, "output", output)
     return attended
 
 
@@ -120,21 +121,20 @@ def attention(
         return _sharded(sharding.current, query, key, value, score, normalize, mask, bias, dropout, weights, backend)
     described: Hashable | None = None
     if backend == "auto" and generator is None and not listeners:
-        if bias is None and weights is None and (direct := recall(query, key, value, score, normalize, mask, dropout)):
-            output = direct(query, key, value, score, mask, bias)
-            if output is not None:
-                return _with_output(output)
-        described = signature(query, key, value, score, normalize, mask, bias, dropout, weights)
-        # If torch.compile traced the stored routes, it would compile again whenever one is added.
-        route = None if described is None else stored(described)
+        route = recall(query, key, value, score, normalize, mask, bias, dropout, weights)
+        if route is None:
+            described = signature(query, key, value, score, normalize, mask, bias, dropout, weights)
+            # If torch.compile traced the stored routes, it would compile again whenever one is added.
+            route = None if described is None else stored(described)
+            if route is not None:
+                remember(query, key, value, score, normalize, mask, bias, dropout, weights, route)
         if route is not None:
-            if route.asked is not None and weights is not None:
-                return Attended(*route.asked(query, key, value, weights))
-            output = None if route.direct is None else route.direct(query, key, value, score, mask, bias)
-            if output is not None and route.direct is not None:
-                if bias is None and weights is None:
-                    remember(query, key, value, score, normalize, mask, dropout, route.direct)
-                return _with_output(output)
+            if route.asked is not None and (found := route.asked(query, key, value, score, mask, bias, weights)):
+                return Attended(*found)
+            if route.direct is not None:
+                output = route.direct(query, key, value, score, mask, bias)
+                if output is not None:
+                    return with_output(output)
             assert isinstance(score, Score)  # a score that is a function has no signature, so no stored route
             problem = rebuild(query, key, value, score, normalize, mask, bias, dropout, weights)
             return _run(problem, route.choose(problem))
@@ -230,8 +230,8 @@ def _attend(
         given = problem.query is query and problem.key is key and problem.value is value
         route = dispatch.store(described, problem, given)
         # The first call of a signature must give the same bits as the next ones, so that runs can be resumed.
-        if route.asked is not None and weights is not None:
-            return Attended(*route.asked(query, key, value, weights))
+        if route.asked is not None and (found := route.asked(query, key, value, score, mask, bias, weights)):
+            return Attended(*found)
         output = None if route.direct is None else route.direct(query, key, value, score, mask, bias)
         if output is not None:
             return Attended(output)
@@ -338,12 +338,7 @@ def _run(problem: Problem, chosen: Backend) -> Attended:
     if problem.request is not None and weights is None:
         weights = recompute.weights(problem, result.chosen, result.lse)
     output, log_prob = result.output, result.log_prob
-    if isinstance(weights, Top):
-        weights = Top(weights.values.to(problem.query.dtype), weights.indices)
-    elif weights is not None and not isinstance(
-        problem.request, LogSumExp
-    ):  # the log-sum-exp stays in float32: half precision would lose digits
-        weights = weights.to(problem.query.dtype)
+    weights = returned(weights, problem.request, problem.query.dtype)
     if problem.headless:  # remove the head axis that was added to inputs without one
         output, log_prob = output.squeeze(0), None if log_prob is None else log_prob.squeeze(0)
         if isinstance(weights, Top):

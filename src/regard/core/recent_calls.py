@@ -1,79 +1,95 @@
-"""The kernels of recent calls with dot products, found by torch's own check of a tensor instead of a signature.
+"""The routes of recent calls, found by torch's own check of tensors instead of a signature.
 
 The check is the one that torch.compile makes before it runs compiled code: one call in C++ compares type, shape,
-strides, dtype, device, `requires_grad` and the dispatch keys, which include autocast, inference mode, tracing and
-modes. It takes a third of the time of a signature. Without it, as in another version of torch, nothing is recalled and
-each call has a signature.
+strides, dtype, device, `requires_grad` and the dispatch keys, which include torch.func, autocast, inference mode,
+tracing and modes. Records are compared by identity first, so that a repeated call runs few lines of Python: between two
+calls of a model, other work replaces what the processor's caches hold, and each line then takes several times as long.
+Without the check, as in another version of torch, nothing is recalled and each call has a signature.
 """
 
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
-from regard.core.backends.result import Direct
-from regard.core.masks import Band
-from regard.core.normalizers import Softmax
-from regard.core.scores import ScaledDot
-from regard.core.transforms import peek
+from regard.core.signatures import WITHOUT_TENSORS, record_key, records_of
 from regard.kernels import cuda_graphs
+
+if TYPE_CHECKING:
+    from regard.core.dispatch import Route
 
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _TensorGuards: Any = getattr(_guards, "TensorGuards", None)  # its stubs declare other arguments than it takes
-Check = Callable[[Tensor], bool]
-_FEW, _MOST, _OFTEN = 6, 1024, 64  # calls with equal records, different records, calls until one is replaced
-_recent: dict[Hashable, tuple[tuple[Check, Check, Check, Direct], ...]] = {}
-_missed = 0
-_deterministic = torch._C._get_deterministic_algorithms
+_MOST, _COUNTED = 8, 4096  # the numbers of remembered calls, and of routes whose calls are counted
+_NEVER = object()  # takes the place of a record with tensors, which is compared by its key and not kept alive
+_has_gradients, _deterministic = torch.is_grad_enabled, torch._C._get_deterministic_algorithms
+# Each entry: score, normaliser, mask, bias and request of a call, or `_NEVER`; its dropout; whether gradients
+# were taken, deterministic algorithms wanted, a CUDA graph recorded; the check of its tensors; its route; the keys of
+# its records.
+_recent: tuple[tuple[Any, ...], ...] = ()
+_missed: dict[int, int] = {}  # the number of calls of each route that were not recalled
 
 
 def recall(
-    query: Any, key: Any, value: Any, score: object, normalize: object, mask: object, dropout: object
-) -> Direct | None:
-    """Return the function that computes calls like this one, if there was one; the call has no bias and no request."""
-    if torch.compiler.is_compiling() or not type(query) is type(key) is type(value) is Tensor:
+    query: Any, key: Any, value: Any, score: object, normalize: object, mask: object, bias: object, dropout: object,
+    request: object,
+) -> "Route | None":  # fmt: skip
+    """Return the route of calls like this one, if there was one."""
+    if is_dynamo_compiling() or not type(query) is type(key) is type(value) is Tensor or type(dropout) is not float:
         return None
-    records = _records(score, normalize, mask, dropout)
     # The check ends the process for a nested tensor, which has no strides.
-    if records is None or query.is_nested or key.is_nested or value.is_nested:
+    if query.is_nested or key.is_nested or value.is_nested or forward_ad._current_level >= 0:
         return None
-    for query_check, key_check, value_check, direct in _recent.get(records, ()):
-        if query_check(query) and key_check(key) and value_check(value):
-            return direct
+    grad, deterministic, own, records = _has_gradients(), _deterministic(), None, None
+    for (
+        score_, normalize_, mask_, bias_, request_, dropout_, grad_, deterministic_, recording, check, route, known,
+    ) in _recent:  # fmt: skip
+        if score is score_ and normalize is normalize_ and bias is bias_ and request is request_:
+            if mask is not mask_:
+                if mask is None or mask_ is None:
+                    continue
+                own = own or record_key(mask)
+                if own != known[2]:
+                    continue
+        else:
+            records = records or records_of(score, normalize, mask, bias, request)
+            if records != known:
+                continue
+        if dropout != dropout_ or grad is not grad_ or deterministic is not deterministic_:
+            continue
+        if recording is cuda_graphs.recording and check(query, key, value):
+            return route
     return None
 
 
 def remember(
-    query: Tensor, key: Tensor, value: Tensor, score: object, normalize: object, mask: object, dropout: object,
-    direct: Direct,
+    query: Tensor, key: Tensor, value: Tensor, score: object, normalize: object, mask: object, bias: object,
+    dropout: Any, request: object, route: "Route",
 ) -> None:  # fmt: skip
-    """Store the function that computes calls like this one."""
-    global _missed
-    records = _records(score, normalize, mask, dropout)
-    if records is None or _TensorGuards is None:
+    """Store the route of calls like this one, which was not recalled, in the place of the oldest one.
+
+    A route is stored at its first, second, fourth, … such call: to make the check takes as long as several signatures.
+    """
+    global _recent
+    if len(_missed) >= _COUNTED:
+        _missed.clear()
+    count = _missed[id(route)] = _missed.get(id(route), 0) + 1
+    if count & (count - 1) or _TensorGuards is None:
         return
-    calls, _missed = _recent.get(records, ()), _missed + 1
-    if len(calls) >= _FEW and _missed % _OFTEN:
-        return
-    if len(_recent) >= _MOST:
-        _recent.clear()
-    query_check, key_check, value_check = (
-        _TensorGuards(t, dynamic_dims_sizes=[list(t.shape)], dynamic_dims_strides=[list(t.stride())]).check
-        for t in (query, key, value)
-    )
-    _recent[records] = ((query_check, key_check, value_check, direct), *calls[: _FEW - 1])
+    records = score, normalize, mask, bias, request
+    kept = [record if record is None or type(record) in WITHOUT_TENSORS else _NEVER for record in records]
+    modes = dropout, _has_gradients(), _deterministic(), cuda_graphs.recording
+    call = (*kept, *modes, _check(query, key, value), route, records_of(*records))
+    _recent = (call, *_recent[: _MOST - 1])
 
 
-def _records(score: object, normalize: object, mask: object, dropout: object) -> Hashable | None:
-    """Return what a call depends on beside its tensors; None if a signature is needed."""
-    if type(score) is not ScaledDot or type(normalize) is not Softmax or type(dropout) is not float:
-        return None
-    if peek() is not None or forward_ad._current_level >= 0:
-        return None
-    band = None if mask is None else (mask.low, mask.high) if type(mask) is Band else False
-    if band is False:
-        return None
-    modes = (torch.is_grad_enabled(), _deterministic(), cuda_graphs.recording)
-    return (score.scale, score.softcap, band, dropout, modes)
+def _check(*tensors: Tensor) -> Callable[..., bool]:
+    """Return torch's check for tensors like these; it refuses to see one tensor twice."""
+    if len({id(tensor) for tensor in tensors}) == len(tensors):
+        shapes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+        return _TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides).check
+    first, second, third = (_check(tensor) for tensor in tensors)
+    return lambda query, key, value: first(query) and second(key) and third(value)

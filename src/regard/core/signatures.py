@@ -37,7 +37,7 @@ def signature(
 ) -> Hashable | None:
     """Return the signature of a call; None for the caller's own classes, and inside compilers, torch.func and autocast.
 
-    Every call of attention computes it, so it is one flat function: a warm call takes little longer than its kernel.
+    It is one flat function, because every call that is not recalled (`recent_calls`) computes it.
     """
     if torch.compiler.is_compiling() or not type(query) is type(key) is type(value) is Tensor:
         return None
@@ -45,13 +45,7 @@ def signature(
         return None
     if _modes():  # a mode may replace tensors by ones without memory
         return None
-    records = (
-        (score.scale, score.softcap) if type(score) is ScaledDot else _record(score),
-        None if type(normalize) is Softmax else _record(normalize),
-        None if mask is None else (mask.low, mask.high) if type(mask) is Band else _record(mask),
-        None if bias is None else _record(bias),
-        None if request is None else _record(request),
-    )
+    records = records_of(score, normalize, mask, bias, request)
     if _UNKNOWN in records or not query.layout is key.layout is value.layout is torch.strided:
         return None
     try:
@@ -81,7 +75,19 @@ def signature(
         return None
 
 
-def _record(record: object) -> Any:
+def records_of(score: object, normalize: object, mask: object, bias: object, request: object) -> tuple[Any, ...]:
+    """Return the cache key of the records of a call."""
+    return (
+        (score.scale, score.softcap) if type(score) is ScaledDot else record_key(score),
+        None if type(normalize) is Softmax else record_key(normalize),
+        None if mask is None else record_key(mask),
+        None if bias is None else record_key(bias),
+        None if request is None else record_key(request),
+    )
+
+
+def record_key(record: object) -> Any:
+    """Return the cache key of a record: its kind, its values, and the traits of its tensors."""
     described = _KINDS.get(type(record))
     return _UNKNOWN if described is None else described(record)
 
@@ -92,6 +98,11 @@ def _tensor(tensor: Any) -> Any:
     return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
 
 
+def _padding(mask: Padding) -> Any:
+    lengths = _tensor(mask.lengths)
+    return _UNKNOWN if lengths is _UNKNOWN else (Padding, lengths, mask.plain)
+
+
 def _segments(mask: Segments) -> Any:
     query_ids, key_ids = _tensor(mask.query_ids), _tensor(mask.key_ids)
     if _UNKNOWN in (query_ids, key_ids):
@@ -100,7 +111,7 @@ def _segments(mask: Segments) -> Any:
 
 
 def _and(mask: And) -> Any:
-    left, right = _record(mask.left), _record(mask.right)
+    left, right = record_key(mask.left), record_key(mask.right)
     return _UNKNOWN if _UNKNOWN in (left, right) else (And, left, right)
 
 
@@ -136,7 +147,7 @@ _KINDS: dict[type, Callable[[Any], Any]] = {
     Bilinear: _holding("weight"),
     Additive: _holding("weight", "activation"),
     Band: lambda mask: (Band, mask.low, mask.high),
-    Padding: _holding("lengths", "plain"),
+    Padding: _padding,
     Segments: _segments,
     Dense: _holding("tensor"),
     And: _and,
@@ -148,4 +159,10 @@ _KINDS: dict[type, Callable[[Any], Any]] = {
     Tensor: _tensor,
     torch.nn.Parameter: _tensor,
     **dict.fromkeys((Entmax, Sparsemax, Sigmoid, Full, TopWeights, Received, Entropy, LogSumExp), _itself),
+}
+# Records of these types cannot change and hold no tensors.
+WITHOUT_TENSORS = {
+    *(ScaledDot, Dot, Cosine, Band),
+    *(Softmax, Entmax, Sparsemax, Sigmoid),
+    *(Full, TopWeights, Received, Entropy, LogSumExp),
 }

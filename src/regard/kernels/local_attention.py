@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.kernels.native_library import library
 
-_FILES = ("dot_attention.c", "local_attention.c")  # the second uses functions of the first
+_FILE = "local_attention.c"
 _PARALLEL = 2**18  # products of pairs and sizes from which on a call uses several threads
 _ANY = ctypes.c_void_p
 
@@ -21,12 +21,12 @@ _ANY = ctypes.c_void_p
 @functools.cache
 def available() -> bool:
     """Return whether there is a C compiler, or a library compiled before."""
-    return library(__package__ or "", *_FILES) is not None
+    return library(__package__ or "", _FILE) is not None
 
 
 @functools.cache
 def _functions() -> tuple[Any, Any]:
-    loaded = library(__package__ or "", *_FILES)
+    loaded = library(__package__ or "", _FILE)
     assert loaded is not None  # checked by available()
     forward, backward = loaded.regard_local_attention, loaded.regard_local_gradients
     forward.argtypes = [_ANY] * 8 + [ctypes.c_double, ctypes.c_long]

@@ -20,7 +20,7 @@ _log = logging.getLogger("regard")
 # -ffast-math is not used: linking with it would flush subnormal numbers to 0 in the whole process. OpenMP is torch's
 # own if that is libgomp, already loaded, so both share one thread pool.
 _OPENMP = "-fopenmp"
-_VECTORS = "vectors.h"  # its text begins every C file, so that the cache key contains it
+_HEADERS = ("vectors.h", "bfloat16.h")  # their text begins every C file, so that the cache key contains it
 _FLAGS = ("-O3", "-march=native", "-std=c11", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math")
 
 
@@ -40,18 +40,19 @@ def cache_folder() -> Path:
 
 
 @functools.cache
-def library(package: str, *names: str) -> ctypes.CDLL | None:
-    """Return C files of a package, joined in this order, as a loaded library; None, with a warning, if that fails."""
+def library(package: str, name: str) -> ctypes.CDLL | None:
+    """Return the C file `name` of a package as a loaded library; None, with a warning, if that fails."""
     found = compiler()
     if found is None or platform.system() != "Linux":
         return None
-    files = (resources.files("regard.kernels").joinpath(_VECTORS), *map(resources.files(package).joinpath, names))
+    headers = [resources.files("regard.kernels").joinpath(header) for header in _HEADERS]
+    files = (*headers, resources.files(package).joinpath(name))
     source = b"".join(file.read_bytes() for file in files)
     try:
-        return ctypes.CDLL(str(_compiled(found, source, Path(names[-1]).stem)))
+        return ctypes.CDLL(str(_compiled(found, source, Path(name).stem)))
     # RuntimeError: the user has no home directory.
     except (OSError, RuntimeError, subprocess.SubprocessError) as problem:
-        _log.warning("%s cannot be compiled, slower code runs in its place: %s", names[-1], problem)
+        _log.warning("%s cannot be compiled, slower code runs in its place: %s", name, problem)
         return None
 
 

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import sharding, torch_names
-from regard.core.attention import AnyScore, Attended, attention
+from regard.core.attention import AnyScore, Attended, attention, with_output
 from regard.core.biases import Bias, as_bias
 from regard.core.masks import Mask
 from regard.core.normalizers import Normalizer, Softmax
@@ -178,6 +178,8 @@ class MultiHeadAttention(nn.Module):
                 queries, keys = self.positions(queries), self.positions(keys)
         found = self._attend(queries, keys, values, offset, mask, bias, weights, generator)
         joined = applied(own(self, "output"), found.output.transpose(1, 2).flatten(-2))
+        if found.weights is None and found.log_prob is None:
+            return with_output(joined)
         return Attended(joined, found.weights, found.log_prob)
 
     def _itself(self, x: Tensor, offset: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import typer
 
-from regard.bench.attention_bench import header, machine, quiet
+from regard.bench.command_output import chosen_device, header, machine, quiet
 from regard.bench.sweep import report
 from regard.bench.sweep.cases import Case
-from regard.bench.sweep.drawing import LONGEST, draw
+from regard.bench.sweep.drawing import draw
 from regard.bench.sweep.ordinary import ordinary
 from regard.bench.sweep.timing import Measured, measure
 
@@ -23,9 +22,7 @@ def sweep(
 ) -> None:
     """Measure, then print the distribution; `fixed` measures the ordinary calls in place of random ones, `to` is a file
     for JSON, or - for standard output."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device not in LONGEST or (device == "cuda" and not torch.cuda.is_available()):
-        raise typer.BadParameter(f"must be cpu, or cuda where there is one; got {device}", param_hint="--device")
+    device = chosen_device(device)
     if to not in (None, "-"):
         if Path(to).is_dir():
             raise typer.BadParameter(f"{to} is a folder", param_hint="--json")

@@ -3,7 +3,8 @@
 The files:
 
 - `reference`: the specification, in torch operations over the whole matrix; `plain_form`: the same in fewer ones;
-- `sdpa`: torch's fused kernels, called through `torch_sdpa`; `mask_blocks`: masks as tensors for them; `banded`,
+- `sdpa`: torch's fused kernels, called through `torch_sdpa`, whose gradients `returned_layout` lays out for cuDNN;
+  `mask_blocks`: masks as tensors for them; `banded`,
   `alibi_numbers`: windows, and ALiBi on the CPU, by the same kernels; `flash`, `flash_cuda`: a part of the keys with
   its log-sum-exp, on the CPU and on CUDA;
 - `flex`: FlexAttention on CUDA, and the kernel for plain windows; `ranges`: the kernel for bands, lengths, segments and

@@ -126,6 +126,10 @@ def kernel(problem: Problem) -> str:
         return "triton decode"
     if isinstance(problem.request, LogSumExp) and problem.device.type == "cpu" and problem.bias is None:
         return "flash"
+    tensors, dot = (problem.query, problem.key, problem.value), isinstance(problem.score, (Dot, ScaledDot))
+    plain = dot and not problem.masked and problem.request is None and problem.query.ndim == 4 and not problem.named
+    if plain and torch_sdpa.operator(*tensors, False, problem.dropout) == "products":
+        return "products"
     query, key, value = _like_kernels(problem)
     causal, mask = False, None
     if problem.bias is None and found is not None and _needs_no_block(found):
@@ -159,11 +163,13 @@ def _is_step(problem: Problem, found: Clauses | None) -> bool:
     """Return whether the decoding kernel runs, which never loads padding, so the memory needs no cleaning."""
     if found is None or not decoding_step.serves(problem):
         return False
-    # Without padding torch has kernels for steps in half precision; in float32 one program reads all keys of a head.
     if found.lengths is not None:
         return True
-    if problem.query.dtype != torch.float32 or torch.compiler.is_compiling() or problem.shape[-1] < _MEMORY:
+    if torch.compiler.is_compiling():
         return False
+    # Without padding torch has kernels for steps; in float32 one program reads all keys of a head.
+    if problem.query.dtype != torch.float32 or problem.shape[-1] < _MEMORY:
+        return torch_sdpa.pads(problem.query, problem.value)
     tensors = problem.query, problem.key, problem.value
     plain = problem.mask is None and problem.query.ndim == 4
     return not plain or torch_sdpa.operator(*tensors, False, 0.0) != "products"
@@ -269,11 +275,11 @@ def direct(problem: Problem) -> Direct | None:
     if causal and queries < keys and not on_cpu:  # keys after the last query are masked for all
         return None
     masked, few, learning = problem.mask is not None, keys < FEW, problem.differentiated
-    as_it_is = isinstance(problem.score, ScaledDot)
+    as_it_is = isinstance(problem.score, (Dot, ScaledDot))
     scale = problem.score.factor(problem.query.shape[-1]) if isinstance(problem.score, ScaledDot) else 1.0
     dropout, size = problem.dropout, problem.value.shape[-1]
     tensors = (problem.query, problem.key, problem.value)
-    plain = as_it_is and band is None and pairs is None and torch_sdpa.fits(*tensors)
+    plain = as_it_is and band is None and pairs is None and torch_sdpa.fits(*tensors, causal, dropout)
     run = torch_sdpa.prepared(*tensors, causal, dropout, scale) if plain else None
     if run is not None and not (on_cpu and (masked or few)):
         return run
@@ -317,7 +323,7 @@ def _prepared_product(problem: Problem, causal: bool) -> Direct | None:
     """Return `direct` for scores that become a product on CUDA; None if its sizes must be padded."""
     product, value = problem.score.as_product(problem.query, problem.key), problem.value
     assert product is not None  # checked by refuses()
-    if not torch_sdpa.fits(product.query, product.key, value):
+    if not torch_sdpa.fits(product.query, product.key, value, causal, problem.dropout):
         return None
     run = torch_sdpa.prepared(product.query, product.key, value, causal, problem.dropout, product.scale)
 

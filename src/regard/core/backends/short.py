@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.core.backends import decoding_step
-from regard.core.backends.ranges import beside_a_band
+from regard.core.backends.kernel_arguments import beside_a_band
 from regard.core.backends.result import Direct, Result
 from regard.core.clauses import clauses
 from regard.core.masks import Dense, Padding
@@ -77,6 +77,8 @@ def not_worth_it(problem: Problem) -> str | None:
     learning = eager and problem.differentiated
     if masked or (problem.dropout > 0.0 and not learning):
         return None
+    if eager and not learning and problem.query.shape[-1] % 8:
+        return None  # torch would copy the tensors to a multiple of 16 bytes
     least = _LEARNING if learning else _EAGER if eager else _HEADS
     if math.prod(problem.shape[:-2]) < least or problem.shape[-2] <= decoding_step.MOST:
         return f"few: under {least} heads in all, without padding, torch's kernel starts sooner"

@@ -1,20 +1,13 @@
-"""`F.scaled_dot_product_attention` with the incoming gradient copied to the layout of the output.
+"""`F.scaled_dot_product_attention` and the kernels that it chooses from, called directly where that is faster.
 
-On CUDA torch caches cuDNN's backward graphs under the layout of query, key and value; the layout of the incoming
-gradient is built into the graph but is not part of the cache key (torch 2.11). A second backward pass over inputs laid
-out alike, with a gradient laid out otherwise, such as that of a mean over the queries, or of a compiled function beside
-a plain one, is read as if it were laid out like the first: the gradients are wrong, silently. The output's layout
-follows the query's, so a gradient laid out like the output always fits. Under vmap the layout cannot be controlled, so
-the other kernels are used.
-
-They are also used for gradients of head sizes other than 64 and 128, 80 and 96 over long sequences without a mask
+cuDNN is not used for gradients of head sizes other than 64 and 128, 80 and 96 over long sequences without a mask
 excepted: torch 2.11's cuDNN gave NaN gradients in bfloat16 for 64 keys of size 96 with padding where weights are nearly
 0 or 1 (docs/experiments.md).
 
-Small calls and all calls in float32 run torch's efficient or flash kernel as an operator: there the host takes longer
-than the device, `F.scaled_dot_product_attention` and cuDNN's set-up take longer on the host, and cuDNN's gradients need
-a hook in Python. Few queries over many keys in float32 are two matrix products: torch's kernel has one block of threads
-for each head there, which goes through all keys.
+Eager calls without a mask run torch's efficient, flash or cuDNN kernel as an operator: `F.scaled_dot_product_attention`
+would choose the kernel again at every call. For small calls and in float32 it is the efficient kernel, because the host
+takes longer than the device there, and cuDNN's set-up is the longest. In float32 few queries over many keys, many
+queries over few keys, and small calls of sizes that would have to be padded are two matrix products.
 
 torch's kernels have no grouped heads in float32, nor beside a mask without cuDNN: torch would form the whole matrix.
 Keys and values are repeated there instead, as a view if there is one key head.
@@ -31,6 +24,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.core.backends.result import Direct
+from regard.core.backends.returned_layout import Hook, add_hook, fed_alike, returner
 from regard.core.transforms import mapped, transformed
 
 R = TypeVar("R")
@@ -40,15 +34,25 @@ _CUDNN_SIZES = (64, 128)  # head sizes whose gradients cuDNN computes correctly
 _CUDNN_LONG, _LONG = (80, 96), 512
 _HEAD = 256  # the largest head size of the operators
 # Pairs times head size up to which a kernel takes less time than cuDNN's, whose set-up on the host is longer, and the
-# number of keys up to which the efficient kernel does.
-_EFFICIENT, _FLASH, _FLASH_LEARNING, _KEYS = 2**28, 2**29, 2**31, 256
+# number of keys up to which the efficient kernel does. Flash does with gradients only.
+_EFFICIENT, _FLASH, _KEYS = 2**28, 2**31, 256
 _SHORT = 64  # the number of keys up to which cuDNN's backward pass takes less time than flash's
 _FEW, _MANY = 8, 1024  # the numbers of queries and keys for which two matrix products are faster in float32
+_FEW_KEYS, _QUERIES = 32, 2**24  # the numbers of keys and of entries of the queries for which they are too
+_SMALL = 2**20  # the number of scores up to which they take less time than copies of other sizes
+# From this number of keys on, and up to this number of blocks of rows, each of which cuDNN computes in one block of
+# threads, flash takes less time without gradients: it divides the keys.
+_SPLIT, _BLOCKS, _ROWS = 8192, 64, 128
 _KERNELS = {1: "flash", 2: "efficient", 3: "cudnn"}  # values of torch.nn.attention.SDPBackend
 # torch's own functions, which are faster to call than their wrappers in Python. The operators have no stubs.
-_ENABLED = {"flash": torch._C._get_flash_sdp_enabled, "efficient": torch._C._get_mem_efficient_sdp_enabled}
+_ENABLED = {
+    "flash": torch._C._get_flash_sdp_enabled,
+    "efficient": torch._C._get_mem_efficient_sdp_enabled,
+    "cudnn": torch._C._get_cudnn_sdp_enabled,
+}
 _flash_operator: Any = getattr(torch, "_scaled_dot_product_flash_attention", None)
 _efficient_operator: Any = getattr(torch, "_scaled_dot_product_efficient_attention", None)
+_cudnn_operator: Any = getattr(torch, "_scaled_dot_product_cudnn_attention", None)
 
 
 def sizes(query: Tensor, value: Tensor, masked: bool) -> tuple[int, int, int]:
@@ -67,8 +71,10 @@ def sizes(query: Tensor, value: Tensor, masked: bool) -> tuple[int, int, int]:
     return size, size, -(-value_size // step) * step
 
 
-def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Return whether a call without a mask needs no padding."""
+def fits(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: float) -> bool:
+    """Return whether a call without a mask tensor needs no padding."""
+    if operator(query, key, value, causal, dropout) == "products":
+        return True
     return sizes(query, value, False) == (query.shape[-1], key.shape[-1], value.shape[-1])
 
 
@@ -112,31 +118,54 @@ def prepared(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: f
     """Return `attend` without a mask for eager calls with the signature of this one; it decides nothing again."""
     heads, grouped = query.shape[1], query.shape[1] != key.shape[1]
     kernel = "" if scale <= 0 else operator(query, key, value, causal, dropout)
-
-    def by_products(query: Tensor, key: Tensor, value: Tensor, score: object, mask: object, bias: object) -> Tensor:
-        rows = query.reshape(key.shape[0], key.shape[1], -1, query.shape[3])  # queries of a group are rows
-        output = torch.softmax(rows @ key.mT * scale, -1) @ value
-        return output.view(*query.shape[:3], value.shape[3])
-
     if kernel == "products":
-        return by_products
+        return functools.partial(_by_products, scale)
     if not kernel:
         return _chosen(query, key, value, causal, dropout, scale)
     learning, enabled = _learning(query, key, value), _ENABLED[kernel]
-    flash = _flash_operator if kernel == "flash" else None
 
-    def by_operator(query: Tensor, key: Tensor, value: Tensor, score: object, mask: object, bias: object) -> Tensor:
+    def disabled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return _by_choice(query, key, value, None, dropout, causal, scale, grouped)
+
+    def by_flash(query: Tensor, key: Tensor, value: Tensor, score: object, mask: object, bias: object) -> Tensor:
         if not enabled():
-            return _by_choice(query, key, value, None, dropout, causal, scale, grouped)
+            return disabled(query, key, value)
         if (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15:
             query, key, value = _aligned(query, key, value)
-        if flash is not None:
-            return flash(query, key, value, dropout, causal, False, scale=scale)[0]
+        return _flash_operator(query, key, value, dropout, causal, False, scale=scale)[0]
+
+    def by_efficient(query: Tensor, key: Tensor, value: Tensor, score: object, mask: object, bias: object) -> Tensor:
+        if not enabled():
+            return disabled(query, key, value)
+        if (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15:
+            query, key, value = _aligned(query, key, value)
         if grouped:
             key, value = _repeated(key, heads), _repeated(value, heads)
         return _efficient_operator(query, key, value, None, learning, dropout, causal, scale=scale)[0]
 
-    return by_operator
+    hook: Hook | None = None
+
+    def by_cudnn(query: Tensor, key: Tensor, value: Tensor, score: object, mask: object, bias: object) -> Tensor:
+        nonlocal hook
+        if not enabled():
+            return disabled(query, key, value)
+        if (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15:
+            query, key, value = _aligned(query, key, value)
+        output = _cudnn_operator(query, key, value, None, learning, dropout, causal, False, scale=scale)[0]
+        if learning:  # the output of each of these calls is laid out alike
+            hook = hook or returner(output.stride())
+            add_hook(output, hook)
+        return output
+
+    return {"flash": by_flash, "efficient": by_efficient, "cudnn": by_cudnn}[kernel]
+
+
+def _by_products(
+    scale: float, query: Tensor, key: Tensor, value: Tensor, score: object, mask: object, bias: object
+) -> Tensor:
+    rows = query.reshape(key.shape[0], key.shape[1], -1, query.shape[3])  # queries of a group are rows
+    scores = (rows * scale) @ key.mT if key.shape[2] > query.shape[3] else rows @ key.mT * scale
+    return (torch.softmax(scores, -1) @ value).view(*query.shape[:3], value.shape[3])
 
 
 def _chosen(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: float, scale: float) -> Direct:
@@ -157,13 +186,18 @@ def _chosen(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: fl
     learning = query.dtype in _BY_CUDNN and _learning(query, key, value)
 
     def run(query: Tensor, key: Tensor, value: Tensor, score: object, mask: object, bias: object) -> Tensor:
-        query, key, value = _aligned(query, key, value)
+        try:
+            misaligned = (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15
+        except RuntimeError:  # a fake tensor has no memory
+            misaligned = 0
+        if misaligned:
+            query, key, value = _aligned(query, key, value)
         if repeats:
             key, value = _repeated(key, heads), _repeated(value, heads)
         if others:
             return _by_others(kernel, query, key, value, None, dropout, causal)
         output = kernel(query, key, value, None, dropout, causal)
-        return _fed_alike(output) if learning else output
+        return fed_alike(output) if learning else output
 
     return run
 
@@ -189,7 +223,7 @@ def _by_choice(
     run = functools.partial(kernel, scale=scale, enable_gqa=grouped)
     if others:
         return _by_others(run, query, key, value, mask, dropout, causal)
-    return _fed_alike(run(query, key, value, mask, dropout, causal))
+    return fed_alike(run(query, key, value, mask, dropout, causal))
 
 
 def _aligned(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -206,34 +240,68 @@ def _aligned(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def operator(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: float) -> str:
-    """Return the kernel that an eager call without a mask runs directly: flash, efficient, products, or none."""
+    """Return the kernel that an eager call without a mask runs directly: flash, efficient, cudnn, products, or none."""
     if not query.is_cuda or query.dtype == torch.float64 or torch.are_deterministic_algorithms_enabled():
         return ""
-    tensors, queries, keys = (query, key, value), query.shape[2], key.shape[2]
-    if torch.is_autocast_enabled("cuda") or not has_flash(query.device) or _efficient_operator is None:
+    tensors = (query, key, value)
+    if any(type(t) is not Tensor for t in tensors) or torch.is_autocast_enabled("cuda"):
         return ""
-    # The products read keys and values once if batch and heads are one axis in memory; else they would copy them.
-    joined = all(t.shape[0] == 1 or t.stride(0) == t.stride(1) * t.shape[1] for t in (key, value))
-    few = queries <= _FEW and keys >= _MANY and not causal and dropout == 0.0
-    if query.dtype == torch.float32 and few and joined:
+    if not has_flash(query.device) or _efficient_operator is None:
+        return ""
+    if query.dtype == torch.float32 and not causal and dropout == 0.0 and _products_serve(query, key, value):
         return "products"
     step = 16 // query.element_size()
-    if any(t.shape[3] % step or t.shape[3] > _HEAD or t.stride(3) != 1 for t in tensors):
+    if pads(query, value) or any(t.shape[3] > _HEAD or t.stride(3) != 1 for t in tensors):
         return ""
     if any(stride % step for t in tensors for stride in t.stride()[:3]):
         return ""
-    if query.dtype == torch.float32:
-        return "efficient"
-    work, learning, grouped = query.numel() * keys, _learning(query, key, value), query.shape[1] != key.shape[1]
-    others, equal = excludes_cudnn(query, key, value), query.shape[3] == value.shape[3]
-    small = work <= _EFFICIENT and keys <= _KEYS and not grouped
+    return "efficient" if query.dtype == torch.float32 else _in_half_precision(query, key, value, causal, dropout)
+
+
+def pads(query: Tensor, value: Tensor) -> bool:
+    """Return whether torch's kernels on CUDA need copies of the tensors with more columns."""
+    return (query.shape[-1] | value.shape[-1]) % (16 // query.element_size()) != 0
+
+
+def _products_serve(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Return whether two matrix products take less time than the efficient kernel in float32."""
+    queries, keys = query.shape[2], key.shape[2]
+    scores = query.shape[0] * query.shape[1] * queries * keys
+    if pads(query, value) and (queries > _FEW or _learning(query, key, value)) and scores <= _SMALL:
+        return True  # without gradients few queries have a kernel of their own
+    # The products read each tensor once if batch and heads are one axis in memory; else they would copy it.
+    memory = all(_joined(t) for t in (key, value))
+    if queries <= _FEW and keys >= _MANY:
+        return memory
+    return keys <= _FEW_KEYS and query.numel() >= _QUERIES and memory and _joined(query)
+
+
+def _joined(tensor: Tensor) -> bool:
+    """Return whether the batch and the heads of a tensor are one axis in memory."""
+    return 1 in tensor.shape[:2] or tensor.stride(0) == tensor.stride(1) * tensor.shape[1]
+
+
+def _in_half_precision(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: float) -> str:
+    """Return the kernel that a call in half precision runs directly, or none."""
+    (batch, heads, queries, size), keys, learning = query.shape, key.shape[2], _learning(query, key, value)
+    grouped, others = heads != key.shape[1], excludes_cudnn(query, key, value)
+    equal = size == value.shape[3]
+    small = query.numel() * keys <= _EFFICIENT and keys <= _KEYS and not grouped
     if small or (others and not equal):
         return "efficient"
     # Some GPUs have no gradients of large heads.
-    if not equal or (causal and queries != keys) or (learning and query.shape[3] > 192) or _flash_operator is None:
+    flash = equal and not (causal and queries != keys) and not (learning and size > 192) and _flash_operator is not None
+    if others:
+        return "flash" if flash else ""
+    blocks = batch * heads * -(-queries // _ROWS)
+    work = blocks * _ROWS * size * keys // (2 if causal else 1)
+    faster = keys > _SHORT and work <= _FLASH if learning else keys >= _SPLIT and blocks <= _BLOCKS
+    if flash and faster:
+        return "flash"
+    if _cudnn_operator is None:
         return ""
-    most = 0 if learning and keys <= _SHORT else _FLASH_LEARNING if learning else _FLASH
-    return "flash" if others or work <= most else ""
+    choice = torch._fused_sdp_choice(query, key, value, None, dropout, causal, enable_gqa=grouped)
+    return "cudnn" if choice == SDPBackend.CUDNN_ATTENTION.value else ""
 
 
 def _learning(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -263,20 +331,27 @@ def attend_with_lse(query: Tensor, key: Tensor, value: Tensor, *, causal: bool, 
 
     The log-sum-exp has no gradient of its own.
     """
-    if scale <= 0 or query.shape[-1] % 8 or query.shape[-3] != key.shape[-3] or query.dtype not in _BY_CUDNN:
+    if scale <= 0 or query.shape[-1] % 8 or query.shape[-3] != key.shape[-3]:
         return None
-    picked = functools.partial(torch._fused_sdp_choice, scale=scale)
-    others = excludes_cudnn(query, key, value)
-    choice = (functools.partial(_by_others, picked) if others else picked)(query, key, value, None, 0.0, causal)
-    if choice == SDPBackend.CUDNN_ATTENTION.value:
+    query, key, value = _aligned(query, key, value)
+    named = operator(query, key, value, causal, 0.0)
+    if not named or (named in _ENABLED and not _ENABLED[named]()):
+        picked = functools.partial(torch._fused_sdp_choice, scale=scale)
+        others = excludes_cudnn(query, key, value)
+        choice = (functools.partial(_by_others, picked) if others else picked)(query, key, value, None, 0.0, causal)
+        named = _KERNELS.get(choice, "math")
+    if named == "cudnn":
         cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
         output, lse, *_ = cudnn(query, key, value, None, True, 0.0, causal, False, scale=scale)
-    elif choice == SDPBackend.FLASH_ATTENTION.value:
+    elif named == "flash":
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         output, lse, *_ = flash(query, key, value, 0.0, causal, False, scale=scale)
+    elif named == "efficient":
+        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+        output, lse, *_ = efficient(query, key, value, None, True, 0.0, causal, scale=scale)
     else:
         return None
-    output = _fed_alike(output)
+    output = fed_alike(output)
     return [output, lse.detach().reshape(*query.shape[:2], -1)[..., : query.shape[-2]]]
 
 
@@ -341,47 +416,3 @@ def _others() -> list[SDPBackend]:
         SDPBackend.MATH: on.math_sdp_enabled(),
     }
     return [kind for kind in kinds if enabled[kind]] or [SDPBackend.MATH]
-
-
-def _fed_alike(output: Tensor) -> Tensor:
-    """Return the output; if cuDNN computed it, the gradient that arrives at it gets its strides."""
-    # The output's dtype decides, because autocast may have narrowed float32 inputs.
-    if not output.requires_grad or output.dtype not in _BY_CUDNN:
-        return output
-    if torch.compiler.is_compiling() or transformed() or output.grad_fn is None:
-        return returning_alike(output)
-    node = output.grad_fn.name()  # the names of the other kernels' nodes
-    return output if "FlashAttention" in node or "EfficientAttention" in node else returning_alike(output)
-
-
-def returning_alike(output: Tensor) -> Tensor:
-    """Return the same tensor; the gradient that arrives at it gets the tensor's strides."""
-    if torch.compiler.is_compiling():
-        return _ReturningAlike.apply(output)
-    if output.grad_fn is None or transformed() or output._backward_hooks is not None:
-        output.register_hook(functools.partial(_alike, output.stride()))
-        return output
-    # The two steps of register_hook; the handle that it returns takes ten times as long to make.
-    output._backward_hooks = {0: functools.partial(_alike, output.stride())}
-    output.grad_fn._register_hook_dict(output)
-    return output
-
-
-def _alike(strides: tuple[int, ...], grad: Tensor) -> Tensor:
-    if grad.stride() == strides:
-        return grad
-    return grad.new_empty_strided(grad.shape, strides).copy_(grad)
-
-
-class _ReturningAlike(torch.autograd.Function):
-    """The version for the compiler, which cannot trace a hook: the gradient is always copied."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor) -> Tensor:
-        ctx.save_for_backward(output)
-        return output.view_as(output)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (output,) = ctx.saved_tensors
-        return torch.empty_like(output).copy_(grads[0])

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.kernels.derivatives import REFERENCE, once_only
-from regard.kernels.triton.additive.plan import Block, launch
+from regard.kernels.triton.additive.plan import Block, Prepared
 
 
 @triton.jit
@@ -175,18 +175,12 @@ def _attended(
     causal: bool,
     dropout: float,
 ) -> Tensor:
-    query, key, value = (_plain(x) for x in (query, key, value))
-    output = _like_rows(query)
-    (b, h, q, d), k = query.shape, key.shape[2]
-    block, sides = _tiles(d, q, k)
+    query, key, value = _plain(query), _plain(key), _plain(value)
+    output, k = _like_rows(query), key.shape[2]
     lengths, mask = _packed(lengths), _bytes(mask)
-    launch(
-        _forward, (b * h, 1, 1), query, key, value, output, lengths, mask, seed,
-        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3],
-        h, q, k, scale, dropout,
-        CAUSAL=causal, PADDED=lengths is not None, MASKED=mask is not None, DROP=dropout > 0.0, **sides,
-        block=block, known=_traits(query, key, value, lengths, mask, seed),
-    )  # fmt: skip
+    places = query.stride(), key.stride(), value.stride(), output.stride()
+    run = _prepared(_forward, places, query.shape, k, scale, dropout, causal, lengths is not None, mask is not None)
+    run(query, key, value, output, lengths, mask, seed)
     return output
 
 
@@ -202,19 +196,12 @@ def _gradients(
     causal: bool,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    query, key, value, grad = (_plain(x) for x in (query, key, value, grad))
-    to_query, to_key, to_value = (_like_rows(x) for x in (query, key, value))
-    (b, h, q, d), k = query.shape, key.shape[2]
-    block, sides = _tiles(d, q, k)
-    lengths, mask = _packed(lengths), _bytes(mask)
-    launch(
-        _backward, (b * h, 1, 1),
-        query, key, value, grad, lengths, mask, seed, to_query, to_key, to_value,
-        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *grad.stride()[:3], *to_query.stride()[:3],
-        *to_key.stride()[:3], h, q, k, scale, dropout,
-        CAUSAL=causal, PADDED=lengths is not None, MASKED=mask is not None, DROP=dropout > 0.0, **sides,
-        block=block, known=_traits(query, key, value, grad, lengths, mask, seed),
-    )  # fmt: skip
+    query, key, value, grad = _plain(query), _plain(key), _plain(value), _plain(grad)
+    to_query, to_key, to_value = _like_rows(query), _like_rows(key), _like_rows(value)
+    lengths, mask, k = _packed(lengths), _bytes(mask), key.shape[2]
+    places = query.stride(), key.stride(), value.stride(), grad.stride(), to_query.stride(), to_key.stride()
+    run = _prepared(_backward, places, query.shape, k, scale, dropout, causal, lengths is not None, mask is not None)
+    run(query, key, value, grad, lengths, mask, seed, to_query, to_key, to_value)
     return to_query, to_key, to_value
 
 
@@ -270,9 +257,17 @@ def _tiles(size: int, queries: int, keys: int) -> tuple[Block, dict[str, int]]:
     return Block(*sides[1:], warps=warps), {"D": sides[0], "SIZE": size, "BQ": sides[1], "BK": sides[2]}
 
 
-def _traits(*tensors: Tensor | None) -> tuple[Any, ...]:
-    """Return the properties of the inputs that decide which compiled kernel is launched; outputs follow from them."""
-    return tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.data_ptr() & 15) for t in tensors)
+@functools.lru_cache(maxsize=1024)
+def _prepared(
+    kernel: Any, places: tuple[tuple[int, ...], ...], shape: tuple[int, ...], keys: int, scale: float, dropout: float,
+    causal: bool, padded: bool, masked: bool,
+) -> Prepared:  # fmt: skip
+    """Return the launch for queries (b, h, q, d) of this shape and tensors with these strides."""
+    b, h, q, d = shape
+    block, sides = _tiles(d, q, keys)
+    numbers = *(step for place in places for step in place[:3]), h, q, keys, scale, dropout
+    flags = {"CAUSAL": causal, "PADDED": padded, "MASKED": masked, "DROP": dropout > 0.0}
+    return Prepared(kernel, (b * h, 1, 1), numbers, flags | sides, block)
 
 
 def _plain(x: Tensor) -> Tensor:
