@@ -31,6 +31,7 @@ from regard.bench.sweep import (
 )
 from regard.bench.sweep.cases import MASKS, NORMALIZERS, REQUESTS, SCORES, Case
 from regard.bench.sweep.contests import Contender
+from regard.bench.sweep.ordinary import ordinary
 from regard.cli import app
 
 SMALL = Case(3, 7, "cpu", batch=2, heads=3, kv_heads=3, queries=11, keys=11, size=5, value_size=4, before=2)
@@ -72,6 +73,15 @@ def test_ordinary_calls_are_frequent_and_every_kind_comes(device):
         assert {getattr(case, name) for case in cases} == set(known), name
     for name in ("gradients", "new_mask", "cold", "compiled", "tokens_first"):
         assert {getattr(case, name) for case in cases} == {True, False}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_ordinary_calls_are_numbered_and_name_the_command_that_repeats_them(device):
+    cases = ordinary(device)
+    assert [case.index for case in cases] == list(range(len(cases)))
+    assert all(case.repeat.endswith(f"--device {device} --ordinary --case {case.index}") for case in cases)
+    assert len({(case.call, case.what, case.gradients) for case in cases}) == len(cases)
+    assert all(case.heads % case.kv_heads == 0 for case in cases)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -415,7 +425,7 @@ def test_a_sweep_that_reaches_its_minutes_says_so():
 
 @pytest.mark.slow
 def test_json_alone_goes_to_standard_output(quickly, capsys):
-    command.sweep(seed=11, cases=1, only=small_index(), device="cpu", minutes=None, to="-")
+    command.sweep(seed=11, cases=1, only=small_index(), fixed=False, device="cpu", minutes=None, to="-")
     printed = capsys.readouterr()
     assert json.loads(printed.out)["seed"] == 11
     assert "geometric mean" in printed.err

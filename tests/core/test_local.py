@@ -134,3 +134,98 @@ def test_on_a_gpu_it_is_the_same_and_a_value_outside_of_a_window_has_no_effect(d
     near = 1e-5 if dtype == torch.float32 else 5e-2
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=near, atol=near)
+
+
+def rounded(dtype: torch.dtype, keys: int = KEYS) -> list[torch.Tensor]:
+    """Return inputs in a lower precision; keys and values are not contiguous."""
+    query = torch.randn(LEAD, HEADS, QUERIES, SIZE).to(dtype)
+    key, value = (torch.randn(LEAD, keys, HEADS, size).to(dtype).transpose(1, 2) for size in (SIZE, VALUE))
+    return [query, key, value, torch.rand(LEAD, HEADS, QUERIES) * 13 - 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("gaussian", [True, False], ids=["local-p", "local-m"])
+def test_lower_precision_is_near_float64(dtype: torch.dtype, gaussian: bool) -> None:
+    tensors, lengths = rounded(dtype), torch.tensor([KEYS, 4])
+    slope = torch.linspace(-1, 2, LEAD * HEADS * QUERIES * VALUE).reshape(LEAD, HEADS, QUERIES, VALUE).to(dtype)
+
+    def results(given: list[torch.Tensor]) -> list[torch.Tensor]:
+        leaves = [tensor.detach().requires_grad_() for tensor in given]
+        found = local_attention(*leaves, reach=3, lengths=lengths, gaussian=gaussian)
+        learned = leaves if gaussian else leaves[:3]
+        change = slope.to(found.output.dtype)
+        return [found.output, found.weights, *torch.autograd.grad(found.output, learned, change)]
+
+    near = 1e-5 if dtype == torch.float32 else 3e-2
+    for low, exact in zip(results(tensors), results([tensor.double() for tensor in tensors]), strict=True):
+        torch.testing.assert_close(low.double(), exact, rtol=near, atol=near)
+
+
+def test_gradients_of_requested_weights_and_second_derivatives_in_float32() -> None:
+    def results(given: list[torch.Tensor]) -> list[torch.Tensor]:
+        leaves = [tensor.detach().requires_grad_() for tensor in given]
+        found = local_attention(*leaves, reach=3)
+        slope = torch.linspace(-1, 2, found.weights.numel(), dtype=found.weights.dtype).reshape(found.weights.shape)
+        first = torch.autograd.grad(found.output.square().sum() + (found.weights * slope).sum(), leaves)
+        found = local_attention(*leaves, reach=3)
+        again = torch.autograd.grad(found.output.square().sum(), leaves, create_graph=True)
+        return [*first, *torch.autograd.grad(sum(grad.square().sum() for grad in again), leaves)]
+
+    tensors = rounded(torch.float32)
+    for low, exact in zip(results(tensors), results([tensor.double() for tensor in tensors]), strict=True):
+        torch.testing.assert_close(low.double(), exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["output", "weights"])
+def test_one_tensor_may_be_query_key_and_value(weighted: bool) -> None:
+    x, centre = torch.randn(1, 2, 9, 8), torch.rand(1, 1, 9) * 9
+
+    def gradient(same: torch.Tensor) -> torch.Tensor:
+        same = same.detach().requires_grad_()
+        found = local_attention(same, same, same, centre, reach=2)
+        total = found.output.square().sum() + (found.weights.square().sum() if weighted else 0.0)
+        return torch.autograd.grad(total, same)[0]
+
+    torch.testing.assert_close(gradient(x), gradient(x.double()).float(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_broadcast_centre_and_other_leading_axes_in_float32() -> None:
+    query, key, value, _ = rounded(torch.float32)
+    centre = (torch.rand(1, 1, QUERIES) * 10).requires_grad_()
+    found = local_attention(query, key, value, centre, reach=2)
+    (slope,) = torch.autograd.grad(found.output.sum(), centre)
+    other = local_attention(*(t[:, None].double() for t in (query, key, value)), centre[None].double(), reach=2)
+    torch.testing.assert_close(found.output, other.output[:, 0].float(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(slope, torch.autograd.grad(other.output.sum(), centre)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_number_in_a_window_that_is_not_finite_reaches_the_queries_that_attend_it_alone() -> None:
+    query, key, value, centre = rounded(torch.float32)
+    clean = local_attention(query, key, value, centre, reach=2).output
+    key[0, 1, 5], value[1, 2, 6] = torch.nan, torch.inf
+    found = local_attention(query, key, value, centre, reach=2).output
+    spoilt = torch.zeros(LEAD, HEADS, QUERIES, dtype=torch.bool)
+    spoilt[0, 1], spoilt[1, 2] = (centre[0, 1] - 5).abs() <= 2, (centre[1, 2] - 6).abs() <= 2
+    assert not found[spoilt].isfinite().any()
+    torch.testing.assert_close(found[~spoilt], clean[~spoilt])
+
+
+@pytest.mark.usefixtures("as_installed")
+def test_other_modes_in_float32_give_the_same() -> None:
+    tensors = rounded(torch.float32)
+    plain = local_attention(*tensors, reach=2).output
+    mapped = torch.func.vmap(lambda *t: local_attention(*t, reach=2).output)(*tensors)
+    torch.testing.assert_close(mapped, plain)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(
+            local_attention(*tensors, reach=2).output, plain, rtol=5e-2, atol=5e-2, check_dtype=False
+        )
+    for wrong in (0, -1):
+        with pytest.raises(ValueError, match="reach must be at least 1"):
+            local_attention(*tensors, reach=wrong)
+    with pytest.raises(ValueError, match="lengths of local_attention"):
+        local_attention(*tensors, reach=2, lengths=torch.tensor([KEYS + 1, 2]))
+    tensors[3][0, 0, 0] = torch.nan
+    spoilt = local_attention(*tensors, reach=2).output
+    assert spoilt[0, 0, 0].isnan().all()
+    torch.testing.assert_close(spoilt[1], plain[1])

@@ -361,7 +361,8 @@ def test_the_first_of_equal_keys_wins(backend: str, score: str, estimator: str) 
     """Equal keys are in different blocks, and the first of them are masked."""
     keys, first = 2003, 701
     query, key, value, *parameters = SCORES[score].inputs(keys=keys, size=3, value_size=2)
-    key = torch.zeros_like(key).index_fill(-1, torch.tensor(0), 1)  # scores of one term are not rounded
+    # Scores of one term are not rounded: sums in another order, as in a shorter block, would break ties.
+    key, query = torch.zeros_like(key).index_fill(-1, torch.tensor(0), 1), query * torch.tensor([1.0, 0.0, 0.0])
     attended = attend(
         f"{backend}/{score}/hard", [query, key, value, *parameters],
         normalize=regard.Hard(estimator, sample=False), mask=torch.arange(keys) >= first, weights=regard.top(1),

@@ -120,6 +120,21 @@ def test_masked_keys_and_values_have_no_effect(poison: float, score: str, normal
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("request_", [*REQUESTS])
+@pytest.mark.parametrize("normalize", NORMALIZERS[:4], ids=lambda record: record.name)
+def test_attended_nan_is_not_lost(mask: str, request_: str, normalize: regard.Normalizer) -> None:
+    """Requested weights are NaN where those of the reference are; some rows are empty, and some attend no NaN."""
+    tensors = drawn(6)
+    tensors[0][0, 0, 4, 1], tensors[1][1, 1, 2, 3] = math.nan, math.nan
+    tensors[0][:, :, 2, 1] = math.nan  # where a row is empty, its query has no effect
+    settings = MASKS[mask] | {"normalize": normalize, "weights": REQUESTS[request_]}
+    found = computed(tensors, "auto", False, **settings)[1]
+    true = computed([tensor.double() for tensor in tensors], "reference", False, **settings)[1]
+    assert_close(found.double(), true.double(), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
 def test_a_query_of_nan_in_an_empty_row_has_no_effect() -> None:
     tensors = drawn(5)
     clean = computed(tensors, "auto", True, weights=regard.full(), **MASKS["dense"])

@@ -151,7 +151,7 @@ def test_batches_over_a_corpus_on_disk(tmp_path):
         return [[7] * len(text.split()) for text in given]
 
     corpus = encode(texts, numbers, numbers, size=300, key="n", cache=tmp_path)
-    made = TokenBatches(corpus.lengths_source, corpus.lengths_target, tokens=21, seed=1)
+    made = TokenBatches(corpus.lengths(0), corpus.lengths(1), tokens=21, seed=1)
     rows = 0
     for batch in made:
         packed = collate([corpus[pair] for pair in batch])

@@ -76,8 +76,8 @@ def test_token_corpora_and_their_lengths(tmp_path):
     assert len(tokens) == 4
     assert [bytes(source.tolist()).decode() for source, _ in tokens] == [source for source, _ in TEXTS]
     assert [target.tolist() for _, target in tokens] == [[1, 1], [5, 5], [1, 1], [1, 1]]
-    assert tokens.lengths_source.tolist() == [len(source.encode()) for source, _ in TEXTS]
-    assert tokens.lengths_target.tolist() == [2, 2, 2, 2]
+    assert tokens.lengths(0).tolist() == [len(source.encode()) for source, _ in TEXTS]
+    assert tokens.lengths(1).tolist() == [2, 2, 2, 2]
     assert tokens[0][0].dtype == np.uint16
     large = encode(
         corpus, bytes_of, lambda texts: [[70_000] for _ in texts], size=70_001, key="x", cache=tmp_path / "c"

@@ -90,14 +90,12 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path, name, content, asked, me
         read_labelled(written(tmp_path, name, content), Asked(**asked))
 
 
-def test_faults_can_be_skipped_and_empty_texts_always_are(tmp_path):
-    path = written(tmp_path, "a.tsv", b"text\tlabel\ngood\t1\n\t0\nbad\n\xff\t1\nbad\t0\n")
+def test_faults_are_errors_and_empty_texts_are_skipped(tmp_path):
     with pytest.raises(DataError, match=r"a\.tsv:4"):
-        read_labelled(path)
-    reading = read_labelled(path, Asked(skip_faults=True))
-    assert (reading.report.read, reading.report.kept) == (5, 2)
-    assert reading.report.skipped == {"empty": 1, "faulty": 2}
-    assert "5 rows read, 2 texts kept; skipped: 1 empty, 2 faulty" in str(reading)
+        read_labelled(written(tmp_path, "a.tsv", b"text\tlabel\ngood\t1\n\t0\nbad\n\xff\t1\nbad\t0\n"))
+    reading = read_labelled(written(tmp_path, "b.tsv", b"text\tlabel\ngood\t1\n\t0\nbad\t0\n"))
+    assert reading.report.skipped == {"empty": 1}
+    assert "3 rows read, 2 texts kept; skipped: 1 empty" in str(reading)
 
 
 def test_a_damaged_gzip_file_is_named(tmp_path):
@@ -177,12 +175,6 @@ def test_an_unknown_label_in_the_test_part_is_named(tmp_path):
     written(tmp_path, "test.tsv", "label\ttext\n1\ta\n3\tc\n")
     with pytest.raises(DataError, match=r"test\.tsv:3: the label '3' does not stand in training, which has 0, 1"):
         load_parts([tmp_path])
-
-
-def test_test_texts_that_stand_in_training_are_known(tmp_path):
-    for part, more in (("train", "1\tx\n"), ("dev", ""), ("test", "1\tnew\n")):
-        written(tmp_path, f"{part}.tsv", f"label\ttext\n1\ta\n0\tb\n{more}")
-    assert [row.text for row in load_parts([tmp_path]).unseen()] == ["new"]
 
 
 @pytest.mark.parametrize(

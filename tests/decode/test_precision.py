@@ -11,7 +11,7 @@ from regard.models.quantized import QuantizedLinear, TensorQuantizedLinear
 from regard.tasks.task import SettingError
 from regard.tasks.translation import predictor as module
 from regard.tasks.translation.codec import Reading, Words
-from regard.tasks.translation.config import DecodeSettings, ModelSettings, TranslationConfig
+from regard.tasks.translation.config import ModelSettings, TranslationConfig, TranslationDecoding
 from regard.tasks.translation.network import build
 from regard.tasks.translation.predictor import Translator
 
@@ -42,7 +42,7 @@ def translator(kind: str) -> Translator:
     for parameter in model.parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.4)
-    return Translator(model, Numbers(), DecodeSettings(beam=3))
+    return Translator(model, Numbers(), TranslationDecoding(beam=3))
 
 
 TEXTS = ["5 6 7", "", "8 9 10 11 12 13", "14", "15 16"]
@@ -84,7 +84,7 @@ class Saved:
 
     def __init__(self, precision: str = "float32") -> None:
         model = ModelSettings(kind="transformer", size=32, heads=4, layers=1, dropout=0.0)
-        self.settings = TranslationConfig(model=model, decode=DecodeSettings(beam=3, precision=precision))
+        self.settings = TranslationConfig(model=model, decode=TranslationDecoding(beam=3, precision=precision))
 
     def config_as(self, kind: type[TranslationConfig]) -> TranslationConfig:
         return kind.model_validate(self.settings.model_dump(mode="json"))

@@ -159,7 +159,7 @@ def test_wide_values(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     leaves = [torch.randn(1, 1, n, d) for n, d in ((13, 7), (37, 7), (37, 5))] + [torch.randn(1, 7)]
     leaves = [x.to(device).requires_grad_() for x in leaves]
     for columns in (5, 3):
-        monkeypatch.setattr(fused, "_COLUMNS", columns)
+        monkeypatch.setattr(fused, "COLUMNS", columns)
         out, lse = fused.additive_attention(*leaves, dropout=0.25, seed=3, band=(-9, 30), form="exact")
         found.append((out, lse, *torch.autograd.grad(out.square().sum() + lse.sin().sum(), leaves)))
     for a, b in zip(*found, strict=True):

@@ -115,9 +115,11 @@ def test_output_and_gradients(
     form = dot_attention.form(tensors[0], tensors[1], tensors[2], **{"scale": 0.3, **options})
     alone = dot_attention.attention(tensors[0], tensors[1], tensors[2], form, limits, learning=False)
     leaves = [t.detach().requires_grad_() for t in tensors]
-    made = dot_attention.with_weights(leaves[0], leaves[1], leaves[2], form, limits, learning=True)
-    assert made is not None
+    result = dot_attention.with_weights(leaves[0], leaves[1], leaves[2], form, limits, learning=True)
+    assert result is not None
+    assert result.weights is not None
     assert alone is not None
+    made = (result.output, result.weights)
     assert torch.equal(made[0], alone)
     directions = [torch.arange(t.numel()).cos().reshape(t.shape).to(t.dtype) for t in made]
     doubles = [t.double().requires_grad_() for t in tensors]

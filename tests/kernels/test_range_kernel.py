@@ -27,6 +27,11 @@ class Case(NamedTuple):
     key_ids: list[list[int]] | None = None
     slopes: list[float] | None = None
     offset: int = 0
+    table: tuple[int, int] | None = None  # heads and entries
+    bias: tuple[int, ...] | None = None  # its shape; some entries are -inf
+    dense: tuple[int, ...] | None = None  # the shape of a mask of pairs
+    cap: float | None = None
+    shift: float | None = None
 
 
 DOCUMENTS = [[0] * 90 + [1] * 7 + [2] * 60, [5] * 20 + [-3] * 130 + [9] * 7]  # the second row's ids are not sorted
@@ -53,10 +58,58 @@ CASES = {
     "few keys": Case(2, 1, 1, 142, 15, 72, 72, lengths=[15, 4]),
     "documents, size 200": Case(2, 1, 1, 157, 157, 200, 132, high=0, query_ids=DOCUMENTS, key_ids=DOCUMENTS),
     "large tiles": Case(1, 2, 1, 261, 261, 128, 128, high=0, lengths=[201]),
+    "softcap": Case(2, 4, 2, 67, 131, 40, 24, lengths=[131, 20], cap=1.5),
+    "softcap, causal ALiBi, size 128": Case(1, 2, 1, 131, 131, 128, 128, high=0, cap=2.0, slopes=[0.1, 0.3], offset=1),
+    "sigmoid": Case(2, 2, 1, 67, 67, 24, 40, high=0, lengths=[67, 0], shift=-1.5),
+    "sigmoid, softcap, documents": Case(
+        2, 1, 1, 157, 157, query_ids=DOCUMENTS, key_ids=DOCUMENTS, high=0, cap=1.0, shift=0.5
+    ),
+    "causal table": Case(3, 2, 1, 83, 83, 64, 64, high=0, table=(2, 21)),
+    "table for all heads, padded": Case(2, 3, 3, 37, 131, 16, 16, lengths=[131, 50], table=(1, 7), offset=40),
+    "long table, window": Case(2, 2, 2, 197, 197, 16, 32, low=-70, high=20, table=(2, 301), offset=-3),
+    "table, documents, sigmoid": Case(
+        2, 2, 1, 157, 157, query_ids=DOCUMENTS, key_ids=DOCUMENTS, table=(2, 65), shift=-2.0, cap=3.0
+    ),
+    "table beyond the keys": Case(1, 1, 1, 37, 41, table=(1, 5), offset=-90, shift=0.0),
+    "bias": Case(3, 2, 1, 67, 83, 64, 64, bias=(2, 67, 83)),
+    "bias for all heads, causal documents": Case(
+        2, 2, 2, 157, 157, 16, 16, high=0, query_ids=DOCUMENTS, key_ids=DOCUMENTS, bias=(157, 157)
+    ),
+    "bias of each sequence, sigmoid": Case(2, 2, 2, 41, 37, 24, 24, lengths=[37, 9], bias=(2, 2, 41, 37), shift=0.1),
+    "bias of sequences, softcap": Case(2, 2, 2, 41, 37, 128, 16, bias=(2, 1, 41, 37), cap=2.0),
+    "bias of keys, size 200": Case(2, 2, 2, 41, 37, 200, 200, bias=(2, 1, 1, 37)),
+    "mask of pairs": Case(2, 2, 2, 71, 67, 16, 16, dense=(71, 67), slopes=[0.2, 0.01]),
+    "mask of pairs and sequences, sigmoid": Case(
+        2, 2, 2, 71, 67, 16, 16, high=3, dense=(2, 1, 71, 67), bias=(71, 67), shift=0.0
+    ),
 }
 
 
-def explicit(query: Tensor, key: Tensor, value: Tensor, case: Case, scale: float) -> Tensor:
+class Extras(NamedTuple):
+    """The tensors of a case; `table` or `bias` is learned."""
+
+    table: Tensor | None = None
+    bias: Tensor | None = None
+    dense: Tensor | None = None
+
+
+NOTHING = Extras()
+
+
+def extras(case: Case) -> Extras:
+    table = None if case.table is None else torch.randn(case.table)
+    bias = dense = None
+    if case.bias is not None:
+        bias = torch.randn(case.bias)
+        bias = torch.where(torch.rand(case.bias) < 0.1, -torch.inf, bias)
+        bias[..., 5], bias[..., -2:, :] = -torch.inf, -torch.inf  # a key that nothing attends, and empty rows
+    if case.dense is not None:
+        dense = torch.rand(case.dense) < 0.7
+        dense[..., 3], dense[..., 7, :] = False, False
+    return Extras(table, bias, dense)
+
+
+def explicit(query: Tensor, key: Tensor, value: Tensor, case: Case, scale: float, given: Extras = NOTHING) -> Tensor:
     group = case.h // case.g
     key, value = (t.repeat_interleave(group, 1) for t in (key, value))
     i, j = torch.arange(case.q)[:, None], torch.arange(case.k)[None, :]
@@ -71,23 +124,42 @@ def explicit(query: Tensor, key: Tensor, value: Tensor, case: Case, scale: float
         allowed = allowed & (
             torch.tensor(case.query_ids)[:, None, :, None] == torch.tensor(case.key_ids)[:, None, None]
         )
+    if given.dense is not None:
+        allowed = allowed & given.dense
+    allowed = allowed.to(query.device)
     scores = query @ key.mT * scale
+    if case.cap is not None:
+        scores = case.cap * torch.tanh(scores / case.cap)
     if case.slopes is not None:
         far = (i + case.offset - j).abs().to(scores)
         scores = scores - torch.tensor(case.slopes).to(scores)[:, None, None] * far
-    allowed = allowed.to(query.device)
+    if given.table is not None:
+        reach = given.table.shape[-1] // 2
+        scores = scores + given.table[:, (j - i - case.offset).clamp(-reach, reach) + reach]
+    if given.bias is not None:
+        allowed = allowed & (given.bias != -torch.inf)
+        scores = scores + torch.where(given.bias == -torch.inf, 0, given.bias)
+    if case.shift is not None:
+        return torch.where(allowed, torch.sigmoid(scores + case.shift), 0.0) @ value
     filled = allowed.any(-1, keepdim=True)
     scores = torch.where(allowed, scores, torch.where(filled, -torch.inf, 0.0).double())
     return torch.where(filled, torch.softmax(scores, -1), 0.0) @ value
 
 
-def rules(case: Case, device: str) -> Any:
+def strides(tensor: Tensor, name: str) -> dict[str, int]:
+    """The strides over (b, h, q, k), 0 where the tensor broadcasts."""
+    wide = tensor[(None,) * (4 - tensor.ndim)]
+    steps = [0 if size == 1 else step for size, step in zip(wide.shape, wide.stride(), strict=True)]
+    return {f"{name}_{axis}": step for axis, step in zip("bhqk", steps, strict=True)}
+
+
+def rules(case: Case, device: str, given: Extras = NOTHING) -> Any:
     from regard.kernels.triton.range_pairs import Rules
     from regard.kernels.triton.segment_bounds import segment_bounds
 
-    given: dict[str, Any] = {"low": case.low, "high": case.high}
+    made: dict[str, Any] = {"low": case.low, "high": case.high, "cap": case.cap, "shift": case.shift}
     if case.lengths is not None:
-        given |= {"lengths": torch.tensor(case.lengths, device=device), "lengths_b": 1}
+        made |= {"lengths": torch.tensor(case.lengths, device=device), "lengths_b": 1}
     if case.query_ids is not None:
         # ids of queries and keys have different widths, and are strided views
         ids = (
@@ -95,11 +167,19 @@ def rules(case: Case, device: str) -> Any:
             torch.tensor(case.key_ids, device=device).int().T.contiguous().T,
         )
         for name, t in zip(("query", "key"), ids, strict=True):
-            given |= {f"{name}_ids": t, f"{name}_b": t.stride(0), f"{name}_n": t.stride(1)}
-        given |= {"row_bounds": segment_bounds(*ids), "key_bounds": segment_bounds(*reversed(ids))}
+            made |= {f"{name}_ids": t, f"{name}_b": t.stride(0), f"{name}_n": t.stride(1)}
+        made |= {"row_bounds": segment_bounds(*ids), "key_bounds": segment_bounds(*reversed(ids))}
     if case.slopes is not None:
-        given |= {"slopes": torch.tensor(case.slopes, device=device), "slopes_h": 1, "offset": case.offset}
-    return Rules(**given)
+        made |= {"slopes": torch.tensor(case.slopes, device=device), "slopes_h": 1, "offset": case.offset}
+    if given.table is not None:
+        entries = given.table.shape[1]
+        step = 0 if given.table.shape[0] == 1 else entries
+        made |= {"table": given.table, "table_h": step, "reach": entries // 2, "offset": case.offset}
+    if given.bias is not None:
+        made |= {"bias": given.bias, **strides(given.bias, "bias")}
+    if given.dense is not None:
+        made |= {"mask": given.dense.to(device).view(torch.uint8), **strides(given.dense, "mask")}
+    return Rules(**made)
 
 
 @pytest.mark.parametrize(
@@ -117,17 +197,29 @@ def test_outputs_and_gradients(case: Case, device: str, dtype: torch.dtype) -> N
 
     if device == "cuda" and dtype == torch.float32 and case.d > 128:
         pytest.skip("float32 with gradients takes sizes up to 128")
-    most = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
+    most = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}[dtype]
     torch.manual_seed(3)
     shapes = ((case.h, case.q, case.d), (case.g, case.k, case.d), (case.g, case.k, case.e))
     leaves = [torch.randn(case.b, *shape).to(device, dtype) for shape in shapes]
     # (b, n, h, d) in memory, as after projections: heads lie between the rows
     mine = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in leaves]
     true = [x.double().requires_grad_() for x in leaves]
-    out, real = range_attention(*mine, rules(case, device), 0.3), explicit(*true, case, 0.3)
+    found, given, learned = extras(case), Extras(), None
+    chosen = found.table if found.bias is None or case.bias is None else found.bias
+    learns = chosen is not None and (case.bias is None or case.bias[-2:] == (case.q, case.k))
+    if chosen is not None:
+        learned = chosen.to(device, dtype).requires_grad_(learns)
+        wide = chosen.to(device, dtype).double().requires_grad_(learns)
+        name = "table" if case.bias is None else "bias"
+        found, given = found._replace(**{name: learned}), found._replace(**{name: wide})
+        mine, true = ([*mine, learned], [*true, wide]) if learns else (mine, true)
+    given = given if chosen is not None else found
+    given = given._replace(dense=None if found.dense is None else found.dense.cpu())
+    out = range_attention(*mine[:3], rules(case, device, found), 0.3, learned if learns else None)
+    real = explicit(*true[:3], case, 0.3, given)
     change = torch.randn_like(real)
-    found = (out, *torch.autograd.grad(out, mine, change.to(dtype)))
-    for a, t in zip(found, (real, *torch.autograd.grad(real, true, change)), strict=True):
+    results = (out, *torch.autograd.grad(out, mine, change.to(dtype)))
+    for a, t in zip(results, (real, *torch.autograd.grad(real, true, change)), strict=True):
         assert (a.double() - t).norm().item() <= most * max(t.norm().item(), 1e-6)
 
 
@@ -241,6 +333,79 @@ def test_alibi_without_a_problem(score: regard.Score, slopes: list[float], monke
             assert (a.double() - t).norm() <= 3e-3 * t.norm()
 
 
+def _with_holes(*shape: int) -> Tensor:
+    """A bias that masks key 5 for every query, and a tenth of the other pairs."""
+    bias = torch.where(torch.rand(shape) < 0.1, -torch.inf, torch.randn(shape)).half()
+    bias[..., 5] = -torch.inf
+    return bias
+
+
+PAIRS = torch.arange(67)[:, None] % 7 != torch.arange(67) % 5
+PAIRS[:, 5] = False
+DOCUMENT_IDS = torch.tensor([[0] * 30 + [4] * 37, [2] * 50 + [1] * 17])
+CALLS: dict[str, dict[str, Any]] = {
+    "learned table": {"bias": lambda: regard.relative(torch.randn(2, 9).half().requires_grad_(), offset=2)},
+    "table for all, softcap": {
+        "bias": lambda: regard.relative(torch.randn(41)),
+        "score": regard.ScaledDot(softcap=2.0),
+        "mask": regard.segments(DOCUMENT_IDS, DOCUMENT_IDS) & regard.causal(),
+    },
+    "learned bias": {"bias": lambda: _with_holes(2, 67, 67).requires_grad_(), "mask": regard.causal()},
+    "bias of keys, sigmoid": {"bias": lambda: _with_holes(2, 1, 1, 67), "normalize": regard.Sigmoid(-2.0)},
+    "strided bias": {"bias": lambda: _with_holes(2, 67, 67).mT.contiguous().mT, "mask": regard.causal()},
+    "dense mask, ALiBi": {"mask": PAIRS, "bias": lambda: regard.alibi(torch.tensor([0.1, 0.4]))},
+    "dense mask and lengths, sigmoid": {
+        "mask": regard.dense(PAIRS) & regard.padding(torch.tensor([67, 40])),
+        "normalize": regard.Sigmoid(),
+    },
+    "numbers as slopes, softcap": {"bias": lambda: regard.alibi([0.1, 0.4]), "score": regard.ScaledDot(softcap=1.0)},
+}
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("name", CALLS)
+def test_biases_softcaps_and_sigmoid_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prepared call and the checked one equal the reference in float64, with NaN in keys that nothing attends."""
+    from regard.core.backends import flex, ranges
+    from regard.core.clauses import clauses
+    from regard.core.problem import build
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    torch.manual_seed(4)
+    call = {"score": regard.ScaledDot(), "normalize": regard.Softmax(), "mask": None, "bias": lambda: None} | CALLS[
+        name
+    ]
+    score, normalize, mask, bias = call["score"], call["normalize"], call["mask"], call["bias"]()
+    leaves = [torch.randn(2, 2, 67, 16).half() for _ in range(3)]
+    holes = mask is PAIRS or "lengths" in name or isinstance(bias, Tensor)
+    mine, true = [t.clone() for t in leaves], [t.double() for t in leaves]
+    if holes:
+        for t, fill in ((mine[1], torch.nan), (mine[2], torch.inf), (true[1], 0.0), (true[2], 0.0)):
+            t[:, :, 5] = fill
+    learned = [t for t in (bias if isinstance(bias, Tensor) else getattr(bias, "table", None),) if t is not None]
+    learned = [t for t in learned if t.requires_grad]
+    mine, true = [[t.requires_grad_() for t in each] for each in (mine, true)]
+    problem = build(*mine, score, normalize, mask, bias, 0.0, None, None)
+    assert flex.kernel(problem) == "triton ranges"
+    found = clauses(problem.mask, 67, 67)
+    assert found is not None
+    run = ranges.direct(problem, found)
+    assert run is not None
+    wide = [t.detach().double().requires_grad_() for t in learned]
+    again = bias if not wide else wide[0] if isinstance(bias, Tensor) else regard.relative(wide[0], bias.offset)
+    again = again.double() if isinstance(again, Tensor) else again
+    real = regard.attention(
+        *true, score=score, normalize=normalize, mask=mask, bias=again, backend="reference"
+    ).output  # fmt: skip
+    change = torch.randn_like(real)
+    expected = (real, *torch.autograd.grad(real, [*true, *wide], change))
+    for output in (ranges.attend(problem, found).output, *(run(*mine, score, mask, bias) for _ in range(2))):
+        assert output is not None
+        results = (output, *torch.autograd.grad(output, [*mine, *learned], change.half()))
+        for a, t in zip(results, expected, strict=True):
+            assert (a.double() - t).norm() <= 4e-3 * t.norm()
+
+
 @pytest.mark.interpreted
 def test_other_masks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.core.backends import ranges
@@ -259,11 +424,18 @@ def test_other_masks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         tensors = [t[..., :1].expand(2, 2, 131, size).to(dtype).requires_grad_() for t in (query, key, value)]
         problem = build(*tensors, regard.ScaledDot(), regard.Softmax(), padded, None, 0.0, None, None)
         assert not ranges.serves(problem, clauses(problem.mask, 131, 131))
-    for given in ({"dropout": 0.1}, {"score": regard.ScaledDot(softcap=2.0)}, {"bias": torch.zeros(131, 131).half()}):
-        settings = {"score": regard.ScaledDot(), "bias": None, "dropout": 0.0} | given
+    others: tuple[dict[str, Any], ...] = (
+        {"dropout": 0.1},
+        {"normalize": regard.Entmax(1.5)},
+        {"bias": torch.zeros(131).half().requires_grad_()},
+        {"bias": regard.alibi(torch.ones(2).requires_grad_())},
+        {"bias": regard.relative(torch.ones(2, 1))},
+    )
+    for given in others:
+        settings = {"normalize": regard.Softmax(), "bias": None, "dropout": 0.0} | given
         problem = build(
-            query, key, value, settings["score"], regard.Softmax(), padded, settings["bias"], settings["dropout"],
-            None, None,
+            query, key, value, regard.ScaledDot(), settings["normalize"], padded, settings["bias"],
+            settings["dropout"], None, None,
         )  # fmt: skip
         assert not ranges.serves(problem, clauses(problem.mask, 131, 131))
 

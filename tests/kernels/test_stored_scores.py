@@ -101,20 +101,24 @@ def test_a_checked_call(device: str) -> None:
         torch.autograd.grad(out.sum(), leaves)
 
 
-@pytest.mark.parametrize("learned", ["both", "output", "weights"])
+@pytest.mark.parametrize(
+    ("learned", "keys", "size"),
+    [("both", 67, 7), ("output", 67, 7), ("weights", 67, 7), ("both", 5, 37), ("both", 11, 7), ("both", 23, 7)],
+    ids=str,
+)
 @pytest.mark.parametrize("device", DEVICES)
-def test_all_weights(device: str, learned: str) -> None:
-    """Output and weights of one call, and their gradients: two tiles of keys, lengths of 64 bits, a sequence without
-    keys."""
+def test_all_weights(device: str, learned: str, keys: int, size: int) -> None:
+    """Output and weights of one call, and their gradients: two tiles of keys or few keys, lengths of 64 bits, a
+    sequence without keys."""
     from regard.kernels.triton.additive.operator import kernel_pairs, stored_weights
 
     torch.manual_seed(7)
-    leaves = [torch.randn(3, 2, n, d, device=device) for n, d in ((5, 7), (67, 7), (67, 3))]
-    leaves = [x.requires_grad_() for x in (*leaves, torch.randn(2, 7, device=device))]
-    lengths = torch.tensor([67, 0, 66], device=device)
-    pairs = kernel_pairs((3, 2, 5, 67), None, 62, lengths, *[None] * 5)
-    i, j = torch.arange(5, device=device)[:, None], torch.arange(67, device=device)
-    allowed = (j - i <= 62) & (j < lengths[:, None, None, None])
+    leaves = [torch.randn(3, 2, n, d, device=device) for n, d in ((5, size), (keys, size), (keys, 3))]
+    leaves = [x.requires_grad_() for x in (*leaves, torch.randn(2, size, device=device))]
+    lengths = torch.tensor([keys, 0, keys - 1], device=device)
+    pairs = kernel_pairs((3, 2, 5, keys), None, keys - 5, lengths, *[None] * 5)
+    i, j = torch.arange(5, device=device)[:, None], torch.arange(keys, device=device)
+    allowed = (j - i <= keys - 5) & (j < lengths[:, None, None, None])
     wide = [x.detach().double().requires_grad_() for x in leaves]
     scores = (torch.tanh(wide[0][..., :, None, :] + wide[1][..., None, :, :]) * wide[3][:, None, None]).sum(-1)
     powers = scores.exp() * allowed

@@ -139,16 +139,122 @@ def test_output_and_weights_by_one_kernel(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_masked_weights_of_a_query_of_nan_are_zero(device: str) -> None:
+@pytest.mark.parametrize("raw", [False, True], ids=["aligned", "as given"])
+@pytest.mark.parametrize("case", [case for case in CASES if case != "large scores"])
+def test_masked_output_and_weights_by_one_kernel(case: str, raw: bool, device: str) -> None:
+    """Values of NaN and Inf reach the rows that attend them, and no others; their weights are those of other values."""
+    from regard.core.backends.kernel_arguments import by_pairs, pairs_of
+    from regard.kernels.triton.full_weights import attended
+
+    problem, leaves, (scale, allowed, bias) = problem_of(case, device, "full")
+    assert by_pairs(problem)
+    (b, h, g, q, k, _), given = CASES[case]
+    mask = mask_of(given, b, q, k, device) if raw else problem.mask
+    query, key = (t.detach() for t in leaves)
+    value = torch.randn(b, g, k, 17, device=device)
+    value[:, :, 9] = torch.nan
+    value[:, 0, 31, 4] = torch.inf
+    pairs = pairs_of(problem)(mask, problem.bias, query.device)
+    output, weights = attended(query, key, value, scale, torch.float32, masked=True)(query, key, value, pairs)
+    real = expected(query.double(), key.double(), scale, allowed, bias, "full")
+    torch.testing.assert_close(weights.double(), real, rtol=1e-5, atol=1e-6)
+    value = value.double().repeat_interleave(h // g, 1)
+    reached = (allowed.double() @ (~value.isfinite()).double()) > 0
+    true = (real @ value.nan_to_num(0.0, 0.0, 0.0)).masked_fill(reached, torch.nan)
+    assert output.isfinite()[~reached.any(-1)].all()
+    assert not output.isfinite()[reached].any()
+    found = output.double().masked_fill(reached.any(-1, keepdim=True), 0)
+    torch.testing.assert_close(found, true.masked_fill(reached.any(-1, keepdim=True), 0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "bias",
+    [regard.alibi([0.5, 0.25]), regard.relative(torch.linspace(-1, 1, 14).view(2, 7))],
+    ids=["alibi", "relative"],
+)
+def test_bias_rules_by_one_kernel(bias: regard.Bias, device: str) -> None:
+    from regard.core.backends.kernel_arguments import pairs_of
+    from regard.core.problem import build
+    from regard.kernels.triton.full_weights import attended
+
+    torch.manual_seed(6)
+    bias = bias.holding(lambda tensor: tensor.to(device))
+    query, key, value = (torch.randn(2, 2, n, 16, device=device) for n in (37, 41, 41))
+    problem = build(
+        query, key, value, regard.ScaledDot(), regard.Softmax(), regard.causal(3), bias, 0.0, regard.full(), None
+    )
+    pairs = pairs_of(problem)(regard.causal(3), bias, query.device)
+    output, weights = attended(query, key, value, 0.25, torch.float32, masked=True)(query, key, value, pairs)
+    numbers = bias.aligned((2, 2, 37, 41)).values(range(37), range(41), torch.float64)
+    allowed = torch.ones(37, 41, dtype=torch.bool, device=device).tril(3).expand(2, 2, -1, -1)
+    real = expected(query.double(), key.double(), 0.25, allowed, numbers, "full")
+    torch.testing.assert_close(weights.double(), real, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(output.double(), real @ value.double(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("row", [[torch.nan, 0.0], [-torch.inf, -torch.inf], [torch.inf, 0.0]], ids=str)
+def test_one_kernel_keeps_nan(row: list[float], device: str) -> None:
+    """Softmax of scores of NaN, of +inf, or of -inf alone is NaN; a score of -inf beside others has weight 0."""
+    from regard.kernels.triton.full_weights import attended
+
+    query = torch.tensor([[row, [0.0, 1.0], [1.0, 1.0]]], device=device).unsqueeze(0)
+    key = torch.tensor([[1.0, 0.0], [0.5, 0.5], [1.0, 1.0]], device=device).abs().expand(1, 1, 3, 2).contiguous()
+    output, weights = attended(query, key, key, 1.0, torch.float32)(query, key, key)
+    real = (query.double() @ key.double().mT).softmax(-1)
+    torch.testing.assert_close(weights.double(), real, equal_nan=True)
+    torch.testing.assert_close(output.double(), real @ key.double(), equal_nan=True)
+
+
+NONFINITE = [(case, False) for case in CASES if case != "large scores"] + [("plain", True), ("causal", True)]
+
+
+def assert_same(found: Tensor | regard.Top, real: Tensor, kind: str) -> None:
+    """Compare what was requested with the oracle's, NaN included; the keys of weights of NaN are any keys."""
+    if isinstance(found, regard.Top):
+        found, indices = found
+        real = real.topk(5, -1).values
+        assert ((indices == -1) == (found == 0)).all()
+    torch.testing.assert_close(found.double(), real.double(), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", [*KINDS, "full", "top"])
+@pytest.mark.parametrize(("case", "known"), NONFINITE)
+def test_nan_is_not_lost(case: str, known: bool, kind: str, device: str) -> None:
+    """A row that attends NaN is NaN as a whole, by a query of NaN or a key of NaN; a known sum may be +inf there."""
     from regard.core import summaries
 
-    problem, leaves, (scale, allowed, bias) = problem_of("causal", device, "full")
-    real = expected(*(t.detach().double() for t in leaves), scale, allowed, bias, "full")
-    real[0, 1, 7, :8] = torch.nan
-    problem.query.detach()[0, 1, 7, 3] = torch.nan
-    found = summaries.weights(problem)
-    assert isinstance(found, Tensor)
-    torch.testing.assert_close(found.double(), real, rtol=1e-5, atol=1e-5, equal_nan=True)
+    problem, leaves, (scale, allowed, bias) = problem_of(case, device, kind)
+    with torch.no_grad():
+        leaves[0][0, 0, 29, 2] = torch.nan
+        leaves[1][0, :, 23, 1] = torch.nan
+        leaves[1][-1, :, 40, 1] = torch.nan
+    true = [t.detach().double() for t in leaves]
+    lse = expected(*true, scale, allowed, bias, "logsumexp") if known else None
+    lse = None if lse is None else torch.where(lse.isnan(), torch.inf, lse)
+    assert_same(
+        summaries.weights(problem, lse), expected(*true, scale, allowed, bias, "full" if kind == "top" else kind), kind
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", [*KINDS, "full", "top"])
+@pytest.mark.parametrize("case", [case for case, known in NONFINITE if not known])
+def test_weights_of_scores_of_minus_infinity(case: str, kind: str, device: str) -> None:
+    """If all scores that a row attends overflow, softmax is NaN; with a bias, -inf means masked."""
+    from regard.core import summaries
+
+    problem, leaves, (scale, allowed, bias) = problem_of(case, device, kind)
+    with torch.no_grad():
+        leaves[0][..., 0] = 0
+        leaves[0][0, 0, 29, 0] = 2.0**100
+        leaves[1][..., 0] = -(2.0**100)
+    if case == "bias":
+        allowed[0, 0, 29] = False
+    real = expected(*(t.detach() for t in leaves), scale, allowed, bias, "full" if kind == "top" else kind)
+    assert_same(summaries.weights(problem), real, kind)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -168,13 +274,42 @@ def test_largest(case: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", ["causal", "bias"])
+def test_gradients_of_the_largest(case: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values come from a kernel, their first and second derivatives from weights that are computed again."""
+    from regard.core import recompute, summaries
+
+    monkeypatch.setattr(summaries, "serves", lambda problem: True)
+    problem, leaves, (scale, allowed, bias) = problem_of(case, device, "top")
+    true = [t.detach().double().requires_grad_() for t in leaves]
+    values, indices = recompute.weights(problem, None)
+    assert not indices.requires_grad
+    real = expected(*true, scale, allowed, bias, "full").topk(5, -1).values
+    change = torch.randn_like(real)
+    for second in (False, True):
+        found, wanted = (
+            torch.autograd.grad((x * change.to(x.dtype)).sum(), of, create_graph=second)
+            for x, of in ((values, leaves), (real, true))
+        )
+        if second:
+            found, wanted = (
+                torch.autograd.grad(sum(t.square().sum() for t in grads), of)
+                for grads, of in ((found, leaves), (wanted, true))
+            )
+        for one, other in zip(found, wanted, strict=True):
+            assert (one.double() - other).norm() <= 2e-5 * max(other.norm().item(), 1e-3)
+        values, _ = recompute.weights(problem, None)
+        real = expected(*true, scale, allowed, bias, "full").topk(5, -1).values
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("count", "high"), [(8, None), (5, 0), (8, -3)])
 def test_largest_of_half_precision(count: int, high: int | None, dtype: torch.dtype, device: str) -> None:
     """Scores, not their ranks, give the weights; a row may have fewer keys than requested, or none."""
     from regard.kernels.triton.additive.pairs import Pairs
     from regard.kernels.triton.largest_weights import top
-    from regard.kernels.triton.weight_summaries import Scored
+    from regard.kernels.triton.score_tiles import Scored
 
     torch.manual_seed(3)
     query, key = (torch.randn(1, heads, 141, 24, device=device).to(dtype) for heads in (2, 1))
@@ -200,7 +335,7 @@ def test_largest_weights_at_equal_distances(dtype: torch.dtype, count: int, step
     """More of the largest scores are in one column of the tiles than a column holds."""
     from regard.kernels.triton.additive.pairs import Pairs
     from regard.kernels.triton.largest_weights import top
-    from regard.kernels.triton.weight_summaries import Scored
+    from regard.kernels.triton.score_tiles import Scored
 
     length = 6 * step + 1
     scores = (torch.randperm(length, device=device) / 1024).reshape(1, 1, length, 1)  # exact in half precision

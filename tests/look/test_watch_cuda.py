@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from watching import Bare
 
 from regard.core.attention import attention
 from regard.core.masks import causal
@@ -16,15 +17,6 @@ from regard.look.watch import watch
 pytestmark = pytest.mark.cuda
 
 B, H, G, N, D = 2, 6, 3, 67, 32
-
-
-class Bare(nn.Module):
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *tensors):
-        return self.function(*tensors)
 
 
 def tensors(dtype=torch.float32, key_heads=G):

@@ -10,7 +10,7 @@ import oracles
 from regard.core.normalizers import Hard, Sparsemax
 from regard.core.requests import full, top
 from regard.core.scores import Cosine, ScaledDot
-from regard.models.classifier import Classifier, several_labels
+from regard.models.classifier import Classifier
 from regard.models.memory import Memory
 
 BATCH, KEYS, SIZE, CLASSES = 2, 7, 5, 3
@@ -178,12 +178,6 @@ def test_attention_finds_the_word_that_matters():
     # One of three classes can be recognised by the absence of the two others, so it needs no word of its own.
     pointed = (found.weights[:, 0].argmax(-1) == places).float().mean()
     assert pointed > 0.6
-
-
-def test_several_labels_are_independent_questions():
-    logits, labels = torch.tensor([[2.0, -1.0, 0.0]]), torch.tensor([[1.0, 1.0, 0.0]])
-    expected = -(math.log(1 / (1 + math.exp(-2))) + math.log(1 / (1 + math.exp(1))) + math.log(0.5)) / 3
-    assert several_labels(logits, labels).item() == pytest.approx(expected)
 
 
 def test_state_dict_round_trip_dropout_and_autocast():

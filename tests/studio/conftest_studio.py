@@ -138,3 +138,16 @@ def visit(browser: Any, studio: Studio) -> Iterator[Callable[..., Any]]:
         assert found.elsewhere == [], found.elsewhere
         errors = [error for error in found.errors if not any(part in error for part in found.allowed)]
         assert errors == [], errors  # assertions of this module are not rewritten, so the message is given
+
+
+def says(locator, text: str) -> None:
+    """Wait until an element has a text."""
+    from playwright.sync_api import expect
+
+    expect(locator).to_contain_text(text)
+
+
+def counts(locator, number: int) -> None:
+    from playwright.sync_api import expect
+
+    expect(locator).to_have_count(number)

@@ -16,7 +16,8 @@ from regard.look.trace import Trace
 from regard.studio.limits import Limits
 from regard.studio.playground import Question, Sentence, answer, embed
 from regard.studio.toy_translator import Toy, toys
-from regard.studio.translation_api import Alternative, Translated, Translates, Translation
+from regard.studio.translation_api import Translates
+from regard.tasks.translation.hypotheses import Alternative, Answer, Hypothesis
 
 TOM = {"query": [[10.0, 5.0, 10.0]], "key": [[5.0, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0]]}
 
@@ -318,7 +319,7 @@ class Fake:
         tokens = (*forced, text.upper())
         weights = torch.full((len(tokens), 2), 0.5)
         others = tuple((Alternative("<b>", 0.75),) for _ in tokens)
-        return Translation((text, "."), tuple(Translated(tokens, -float(n), weights, others) for n in range(beams)))
+        return Answer((text, "."), tuple(Hypothesis(tokens, -float(n), weights, others) for n in range(beams)))
 
 
 class Broken(Fake):
@@ -327,7 +328,7 @@ class Broken(Fake):
     def translate(self, text, *, beams, forced=()):
         found = super().translate(text, beams=1, forced=forced)
         [beam] = found.beams
-        return Translation(found.source, (Translated(beam.tokens, -1.0, beam.weights * math.nan, beam.alternatives),))
+        return Answer(found.source, (Hypothesis(beam.tokens, -1.0, beam.weights * math.nan, beam.alternatives),))
 
 
 def test_a_run_of_nan_is_said_to_be():

@@ -8,7 +8,7 @@ import wave
 from pathlib import Path
 
 import pytest
-from conftest_studio import running
+from conftest_studio import counts, running, says
 from studio_runs import SCENE, Stub, beginning, png, task_of, translator
 
 from regard.studio.translation_api import open_run
@@ -24,19 +24,6 @@ from picture_task import ASKED
 
 NASTY = "<img src=x onerror=alert(1)>"
 FILE = {"name": "red.png", "mimeType": "image/png", "buffer": png(5, 3)}
-
-
-def says(locator, text: str) -> None:
-    """Wait until an element has a text."""
-    from playwright.sync_api import expect
-
-    expect(locator).to_contain_text(text)
-
-
-def counts(locator, number: int) -> None:
-    from playwright.sync_api import expect
-
-    expect(locator).to_have_count(number)
 
 
 @pytest.fixture(scope="module")

@@ -10,30 +10,17 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from conftest_studio import running
+from conftest_studio import counts, running, says
 
 from regard.look.labels import Labels
 from regard.look.trace import Trace
-from regard.studio.translation_api import Translated, Translation
+from regard.tasks.translation.hypotheses import Answer, Hypothesis
 
 NASTY = "<img src=x onerror=alert(1)>"
 
 
 def cell(page, stage: str, row: int, column: int):
     return page.locator(f'table[aria-label="{stage}"] [data-row="{row}"][data-column="{column}"]')
-
-
-def says(locator, text: str) -> None:
-    """Wait until an element has a text."""
-    from playwright.sync_api import expect
-
-    expect(locator).to_contain_text(text)
-
-
-def counts(locator, number: int) -> None:
-    from playwright.sync_api import expect
-
-    expect(locator).to_have_count(number)
 
 
 def choose(page, name: str, value: str) -> None:
@@ -454,9 +441,9 @@ class Fixed:
     source: tuple[str, ...]
     tokens: tuple[str, ...]
 
-    def translate(self, text: str, *, beams: int, forced: Sequence[str] = ()) -> Translation:
+    def translate(self, text: str, *, beams: int, forced: Sequence[str] = ()) -> Answer:
         weights = torch.full((len(self.tokens), len(self.source)), 1 / len(self.source))
-        return Translation(self.source, (Translated(self.tokens, -1.0, weights, ((),) * len(self.tokens)),))
+        return Answer(self.source, (Hypothesis(self.tokens, -1.0, weights, ((),) * len(self.tokens)),))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from regard.data.text.vocabulary import Vocabulary
 from regard.models.memory import Memory
 from regard.tasks.translation import scoring
 from regard.tasks.translation.codec import PieceCoder, WordCoder
-from regard.tasks.translation.config import DataSettings, DecodeSettings, ModelSettings, TranslationConfig
+from regard.tasks.translation.config import DataSettings, ModelSettings, TranslationConfig, TranslationDecoding
 from regard.tasks.translation.material import Example, examples_of
 from regard.tasks.translation.network import build
 from regard.tasks.translation.predictor import Translator
@@ -99,7 +99,7 @@ def judged(kind: Literal["recurrent", "transformer"] = "recurrent", *, posterior
     coder = WordCoder(Vocabulary.build([("a", "b", "c")]), Vocabulary.build([("x", "y", "z")]))
     model = build(ModelSettings(size=8, kind=kind), coder.sizes, shared=False)
     example = Example(("a", "b", "c"), "xyz", ("x", "y", "z"), frozenset({(0, 0), (1, 1), (2, 2)}))
-    translator = Translator(model, coder, DecodeSettings(posterior=posterior))
+    translator = Translator(model, coder, TranslationDecoding(posterior=posterior))
     return scoring.alignment(translator, [example], [coder.read_words(example.source)])
 
 

@@ -5,7 +5,7 @@ import torch
 
 from regard.data.text.vocabulary import Vocabulary
 from regard.tasks.translation.codec import WordCoder
-from regard.tasks.translation.config import DecodeSettings, ModelSettings
+from regard.tasks.translation.config import ModelSettings, TranslationDecoding
 from regard.tasks.translation.interactive import LiveTranslator
 from regard.tasks.translation.network import build
 from regard.tasks.translation.predictor import Translator
@@ -20,7 +20,7 @@ def live(request) -> LiveTranslator:
     settings = ModelSettings(size=8, dropout=0.0, **changes)
     coder = WordCoder(Vocabulary(SOURCE), Vocabulary(TARGET))
     model = build(settings, coder.sizes, shared=False).eval()
-    return LiveTranslator("a run", Translator(model, coder, DecodeSettings(), end_mark=False))
+    return LiveTranslator("a run", Translator(model, coder, TranslationDecoding(), end_mark=False))
 
 
 def test_hypotheses_are_sorted_and_each_place_has_alternatives(live):

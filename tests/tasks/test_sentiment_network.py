@@ -8,15 +8,16 @@ from regard.models.classifier import Classifier
 from regard.models.memory import Memory
 from regard.models.ngrams import NgramEncoder
 from regard.tasks.config_overrides import configure, recorded
-from regard.tasks.sentiment.config import ATTENTIONS, ModelSettings, SentimentConfig
-from regard.tasks.sentiment.network import build, count_parameters, stop_words
+from regard.tasks.sentiment.config import ModelSettings, SentimentConfig
+from regard.tasks.sentiment.network import build, stop_words
 from regard.tasks.sentiment.presets import PRESETS
 from regard.tasks.sentiment.task import SENTIMENT
 from regard.tasks.task import SettingError
+from regard.train.memory_check import count_parameters
 
 WORDS, CLASSES = 41, 3
 KINDS = ("recurrent", "transformer", "ngrams")
-SCORES = [name for name in ATTENTIONS if name != "none"]
+SCORES = ["dot", "scaled_dot", "cosine", "bilinear", "additive"]
 SOURCE = torch.tensor([[5, 6, 7, 8, 9], [10, 11, 12, 0, 0]])
 LENGTHS = torch.tensor([5, 3])
 

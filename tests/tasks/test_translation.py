@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ import forked
 from regard.cli import app
 from regard.tasks.config_overrides import changed, configure, parsed
 from regard.tasks.task import SettingError
-from regard.tasks.translation.config import ATTENTIONS, TranslationConfig
+from regard.tasks.translation.config import AttentionName, TranslationConfig
 from regard.tasks.translation.network import build
 from regard.tasks.translation.presets import PRESETS, tiny
 from regard.tasks.translation.task import TRANSLATION
@@ -220,7 +221,7 @@ def test_presets_are_whole_configurations(name):
     assert TranslationConfig.model_validate(json.loads(config.model_dump_json())) == config
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("attention", get_args(AttentionName))
 def test_every_mechanism_translates_and_learns(attention):
     settings = tiny().model.model_copy(update={"attention": attention, "size": 8, "embedding": 6})
     model = build(settings, (11, 13), shared=False)

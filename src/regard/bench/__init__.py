@@ -12,6 +12,7 @@
 - `scaling_costs`: the cost model of `bench scaling`
 - `scaling_measurement`: the processes of `bench scaling`
 - `sweep/`: `bench sweep`, random calls
+- `command_output`: options, progress and tables of all commands
 - `measurement`: time, memory and error
 - `bar_chart`: SVG bars
 - `line_chart`: SVG curves

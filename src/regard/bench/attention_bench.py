@@ -1,32 +1,22 @@
 """`regard bench attention`: regard and other libraries in one run, as a table, a chart and JSON."""
 
-import contextlib
-import datetime
-import importlib.metadata
 import json
-import logging
-import os
-import platform
 import re
 import sys
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from regard import __version__
 from regard.bench import bar_chart
 from regard.bench.attention_cases import Case, cases
+from regard.bench.command_output import duration, header, machine, print_table, quiet, say, size, table_lines
 from regard.bench.measurement import measure
 
-PACKAGES = ("triton", "entmax", "xformers", "keras", "x-transformers")  # their versions are reported, if installed
 COLUMNS = ("contender", "time", "× regard", "G/s", "peak memory", "error", "by norm")
 NOTE = (
     "Times are the {best} of readings taken in turns{again}; “× regard” is a contender's time divided by regard's in "
@@ -132,12 +122,7 @@ def run(
 
 def show(case: dict[str, Any]) -> None:
     """Print one case of a record as a table."""
-    table = Table(box=box.SIMPLE_HEAD, title=f"{case['name']}  {case['what']}", title_justify="left", title_style="")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column == COLUMNS[0] else "right", overflow="fold")
-    for row in rows(case):
-        table.add_row(*row)
-    Console(highlight=False).print(table)
+    print_table(COLUMNS, rows(case), title=f"{case['name']}  {case['what']}", left=COLUMNS[:1])
 
 
 def rows(case: dict[str, Any]) -> list[list[str]]:
@@ -156,16 +141,6 @@ def rows(case: dict[str, Any]) -> list[list[str]]:
     ]
 
 
-def duration(seconds: float) -> str:
-    """Return a duration with three digits and a unit.
-
-    >>> duration(0.0123), duration(4.2e-6)
-    ('12.3 ms', '4.2 µs')
-    """
-    unit, scale = ("s", 1.0) if seconds >= 1 else ("ms", 1e3) if seconds >= 1e-3 else ("µs", 1e6)
-    return f"{seconds * scale:.3g} {unit}"
-
-
 def giga(rate: float | None) -> str:
     """Return a rate in billions per second.
 
@@ -175,17 +150,6 @@ def giga(rate: float | None) -> str:
     if rate is None:
         return "–"
     return f"{rate / 1e9:,.0f}" if rate >= 1e12 else f"{rate / 1e9:.3g}"
-
-
-def size(count: int | None) -> str:
-    """Return bytes as MiB or GiB.
-
-    >>> size(3 * 2**20), size(5 * 2**29), size(None)
-    ('3 MiB', '2.5 GiB', '–')
-    """
-    if count is None:
-        return "–"
-    return f"{count / 2**30:.3g} GiB" if count >= 999.5 * 2**20 else f"{count / 2**20:.3g} MiB"
 
 
 def markdown(record: dict[str, Any]) -> str:
@@ -198,9 +162,7 @@ def markdown(record: dict[str, Any]) -> str:
     for case in record["cases"]:
         unit = f"; G/s: 10⁹ {case['unit']} a second" if case["unit"] else ""
         lines += [f"**{case['name']}**: {case['what']}{unit}", ""]
-        lines += [f"| {' | '.join(COLUMNS)} |", "|---" + "|--:" * (len(COLUMNS) - 1) + "|"]
-        lines += [f"| {' | '.join(row)} |" for row in rows(case)]
-        lines.append("")
+        lines += [*table_lines(COLUMNS, rows(case)), ""]
     if missing := _missing(record):
         lines += ["Not run:", "", *(f"- {name}: {reason}" for name, reason in missing), ""]
     return "\n".join(lines)
@@ -257,57 +219,3 @@ def _missing(record: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _absent(one: dict[str, Any]) -> bool:
     return one["reason"] is not None and one["reason"].endswith("is not installed")
-
-
-def header(record: dict[str, Any]) -> str:
-    """Return date, machine and versions as text."""
-    machine, versions = record["machine"], record["versions"]
-    gpu = f"{machine['gpu']}; " if machine["gpu"] else ""
-    tools = ", ".join(f"{name} {version}" for name, version in versions.items())
-    quick = "; quick: sizes too small to mean anything" if record["quick"] else ""
-    cpu = f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads"
-    return f"{record['date']}; {gpu}{cpu}; {tools}{quick}"
-
-
-def machine(device: str, packages: tuple[str, ...] = PACKAGES) -> dict[str, Any]:
-    """Return date, processor and versions."""
-    versions = {"regard": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    for name in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    return {
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "device": device,
-        "machine": {
-            "cpu": _processor(),
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
-        },
-        "versions": versions,
-    }
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        named = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        if named:
-            return named[1]
-    return platform.processor() or platform.machine()
-
-
-def say(what: str) -> None:
-    """Report progress on standard error: one changing line on a terminal, else line by line."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{what}", end="", file=sys.stderr, flush=True)
-    elif what:
-        print(what, file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Suppress the output of compilers. Torch's log is kept, because a failed compilation explains a slow figure."""
-    logging.getLogger("regard").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -1,12 +1,11 @@
 """A bar chart of times relative to regard's, on a logarithmic scale: one SVG drawing, for light and dark screens."""
 
-import html as markup
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from regard.look.color_scale import DARK, LIGHT, hexadecimal, shade
-from regard.look.heatmap import FONTS
+from regard.look.heatmap import opening, text_at
 
 ROW, GAP, HEADING = 22.0, 26.0, 24.0  # heights of a bar's row, of the space between groups, and of a group's heading
 LEFT, BARS, RIGHT = 210.0, 430.0, 150.0  # widths of the labels, the bars and the figures after them
@@ -42,15 +41,8 @@ def svg(groups: Sequence[Group], *, title: str, note: str = "") -> str:
     height = round(112 + sum(HEADING + GAP + ROW * len(group.bars) for group in groups))
     width = round(LEFT + BARS + RIGHT)
     parts = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' class='regard' role='img' width='{width}' height='{height}' "
-        f"viewBox='0 0 {width} {height}' font-family=\"{FONTS}\" font-size='13'>",
-        f"<title>{_escape(title)}</title>",
-        # A viewer without colour schemes ignores this rule and uses the light `fill` of each element.
-        "<style>@media (prefers-color-scheme: dark) {"
-        " .regard text { fill: #d6dae0 } .regard [style] { fill: var(--dark) } }</style>",
-        "<rect width='100%' height='100%' rx='8' fill='#ffffff' style='--dark:#14181e'/>",
-        _text(title, 12.0, 26.0, "font-size='17' font-weight='600'"),
-        _text("time relative to regard's, logarithmic: a longer bar is slower", 12.0, 46.0, "font-size='12'"),
+        *opening(title, width, height, 13),
+        text_at("time relative to regard's, logarithmic: a longer bar is slower", 12.0, 46.0, "font-size='12'"),
     ]
 
     def place(ratio: float) -> float:
@@ -59,21 +51,23 @@ def svg(groups: Sequence[Group], *, title: str, note: str = "") -> str:
     for power in range(low, high + 1):
         x = place(10.0**power)
         parts.append(_rectangle(x, 72.0, 1.0, height - 108.0, "#d6dae0", "#39414d"))
-        parts.append(_text(f"{10.0**power:,g}×", x, 66.0, "font-size='11' text-anchor='middle'"))
-    parts.append(_text(note, 12.0, height - 12.0, "font-size='11'"))
+        parts.append(text_at(f"{10.0**power:,g}×", x, 66.0, "font-size='11' text-anchor='middle'"))
+    parts.append(text_at(note, 12.0, height - 12.0, "font-size='11'"))
     y = 78.0
     for group in groups:
-        parts.append(_text(group.title, 12.0, y + 16, "font-weight='600' font-size='12'"))
+        parts.append(text_at(group.title, 12.0, y + 16, "font-weight='600' font-size='12'"))
         y += HEADING
         for number, bar in enumerate(group.bars):
-            parts.append(_text(bar.name, LEFT - 8, y + ROW / 2, "text-anchor='end' dominant-baseline='central'"))
+            parts.append(text_at(bar.name, LEFT - 8, y + ROW / 2, "text-anchor='end' dominant-baseline='central'"))
             end = LEFT
             if bar.ratio:
                 end = place(bar.ratio)
                 depth = PEER if number else OURS
                 light, dark = hexadecimal(shade(depth, LIGHT)), hexadecimal(shade(depth, DARK))
                 parts.append(_rectangle(LEFT, y + 3, max(2.0, end - LEFT), ROW - 6, light, dark))
-            parts.append(_text(_short(bar.figures), end + 6, y + ROW / 2, "dominant-baseline='central' font-size='12'"))
+            parts.append(
+                text_at(_short(bar.figures), end + 6, y + ROW / 2, "dominant-baseline='central' font-size='12'")
+            )
             y += ROW
         y += GAP
     return "\n".join([*parts, "</svg>\n"])
@@ -84,13 +78,5 @@ def _rectangle(x: float, y: float, width: float, height: float, light: str, dark
     return f"<rect {place} fill='{light}' style='--dark:{dark}'/>"
 
 
-def _text(text: str, x: float, y: float, attributes: str) -> str:
-    return f"<text x='{x:.1f}' y='{y:.1f}' fill='#1b1f24' {attributes}>{_escape(text)}</text>"
-
-
 def _short(text: str) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
-
-
-def _escape(text: str) -> str:
-    return markup.escape(text)

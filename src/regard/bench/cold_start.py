@@ -17,14 +17,9 @@ CACHES = ("REGARD_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 def cold(device: str | None) -> None:
     """Print a table of seconds for each mechanism."""
-    import torch
-    import typer
+    from regard.bench.command_output import chosen_device, header, machine
 
-    from regard.bench.attention_bench import header, machine
-
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise typer.BadParameter(f"must be cpu, or cuda where there is one; got {device}", param_hint="--device")
+    device = chosen_device(device)
     print(header({"bench": "cold", "quick": False, **machine(device, ("triton",))}))
     print("\n| mechanism | first process, s | second process, s |\n|---|--:|--:|", flush=True)
     for name in mechanisms(device):

@@ -4,6 +4,7 @@ Weights are random, so all contenders generate sentences of one length: the same
 interleaved, in one process.
 """
 
+import functools
 import gc
 import json
 import statistics
@@ -15,15 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
-from regard.bench.attention_bench import header, machine, quiet, say
+from regard.bench.command_output import check_page, chosen_device, header, machine, print_table, quiet, say, table_lines
 from regard.bench.decoding_peers import BEGIN, END, Decode, ctranslate2, generate, marian
-from regard.bench.marked_pages import try_writing, write_part
+from regard.bench.marked_pages import write_part
+from regard.bench.measurement import why
 from regard.decode.beam import beam
 from regard.decode.graph_search import Captures
 from regard.models.frame import EncoderDecoder
@@ -70,14 +69,8 @@ class Found:
 
 def decoding(*, device: str | None, quick: bool, as_json: bool, out: Path | None) -> None:
     """Measure, then print and write the results."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device not in SETTINGS or (device == "cuda" and not torch.cuda.is_available()):
-        raise typer.BadParameter(f"must be cpu, or cuda where there is one; got {device}", param_hint="--device")
-    if out is not None:
-        try:  # arguments are checked before measurements that take minutes
-            try_writing(out / PAGE)
-        except OSError as error:
-            raise typer.BadParameter(f"cannot write to {out}: {error.strerror}", param_hint="--out") from error
+    device = chosen_device(device, SETTINGS)
+    check_page(out, PAGE)
     setting = TINY if quick else SETTINGS[device]
     with quiet():
         record = run(setting, device=device, quick=quick, say=say)
@@ -127,7 +120,7 @@ def regard(model: EncoderDecoder, width: int, captures: Captures | None = None) 
 def contenders(setting: Setting, device: str) -> dict[str, Callable[[], Decode]]:
     """Return for each name a function that prepares the contender."""
     model, width, threads = model_of(setting, device), setting.width, torch.get_num_threads()
-    peer = _once(lambda: marian(model, positions=2 * setting.tokens + 2))
+    peer = functools.cache(lambda: marian(model, positions=2 * setting.tokens + 2))
     if device == "cuda":
         return {
             "regard": lambda: regard(model, width, Captures()),
@@ -159,10 +152,8 @@ def run(setting: Setting, *, device: str, quick: bool, say: Callable[[str], None
             if len(outputs) != setting.sentences or any(len(each) != setting.tokens for each in outputs):
                 raise ValueError(f"wrote {len(outputs)} sentences of {sorted({len(each) for each in outputs})} tokens")
             sides[name] = decode
-        except ImportError as problem:
-            found[name].reason = f"{(problem.name or str(problem)).partition('.')[0]} is not installed"
         except Exception as problem:  # the failure of a contender is a result, not the end of the run
-            found[name].reason = f"{type(problem).__name__}: {str(problem).strip().partition(chr(10))[0][:160]}"
+            found[name].reason = why(problem)
     readings: dict[str, list[float]] = {name: [] for name in sides}
     order = list(sides.items())
     gc.collect()
@@ -191,12 +182,7 @@ def show(record: dict[str, Any]) -> None:
     """Print the record as a table."""
     console = Console(highlight=False)
     console.print(header(record), markup=False)
-    table = Table(box=box.SIMPLE_HEAD, title=what(record), title_justify="left", title_style="")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column == COLUMNS[0] else "right", overflow="fold")
-    for row in rows(record):
-        table.add_row(*row)
-    console.print(table)
+    print_table(COLUMNS, rows(record), title=what(record), left=COLUMNS[:1])
     for each in record["contenders"]:
         if each["reason"]:
             console.print(f"not run: {each['name']}: {each['reason']}", markup=False)
@@ -234,8 +220,7 @@ def markdown(record: dict[str, Any]) -> str:
     best = "median" if device == "cuda" else "best"
     command = f"`regard bench decoding --device {device}`; {header(record)}; the {best} of readings taken in turns."
     lines = [f"**{'GPU' if device == 'cuda' else 'CPU'}**: {what(record)}. {command}", ""]
-    lines += [f"| {' | '.join(COLUMNS)} |", "|---" + "|--:" * (len(COLUMNS) - 1) + "|"]
-    lines += [f"| {' | '.join(row)} |" for row in rows(record)]
+    lines += table_lines(COLUMNS, rows(record))
     lines += [f"\nNot run: {each['name']}: {each['reason']}." for each in record["contenders"] if each["reason"]]
     return "\n".join(lines) + "\n"
 
@@ -251,15 +236,3 @@ def _seconds(decode: Decode, source: Tensor, tokens: int) -> float:
     begin = time.perf_counter()
     decode(source, tokens)  # a contender returns Python lists, so the device has finished
     return time.perf_counter() - begin
-
-
-def _once(make: Callable[[], Any]) -> Callable[[], Any]:
-    """Return the result of the first call, cached."""
-    held: list[Any] = []
-
-    def get() -> Any:
-        if not held:
-            held.append(make())
-        return held[0]
-
-    return get

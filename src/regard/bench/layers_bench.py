@@ -15,17 +15,27 @@ from typing import Any
 
 import torch
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from regard.bench import line_chart
-from regard.bench.attention_bench import duration, header, machine, quiet, say, size
 from regard.bench.attention_peers import Run
+from regard.bench.command_output import (
+    check_page,
+    chosen_device,
+    duration,
+    header,
+    machine,
+    print_table,
+    quiet,
+    say,
+    size,
+    table_lines,
+)
 from regard.bench.layer_kinds import KINDS, Kind, Setting, meet
-from regard.bench.marked_pages import try_writing, write_part
+from regard.bench.marked_pages import write_part
 from regard.bench.measurement import cuda_memory, peaks, peaks_apart, times, why
+from regard.train.memory_check import count_parameters
 
 PAGE = "layers.md"
 LENGTHS = {"cpu": tuple(2**power for power in range(7, 14)), "cuda": tuple(2**power for power in range(7, 16))}
@@ -54,15 +64,9 @@ def layers(
     *, lengths: str | None, width: int, kernel: int, reach: int, device: str | None, as_json: bool, out: Path | None
 ) -> None:
     """Measure, then print and write the record."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device not in LENGTHS or (device == "cuda" and not torch.cuda.is_available()):
-        raise typer.BadParameter(f"must be cpu, or cuda where there is one; got {device}", param_hint="--device")
+    device = chosen_device(device, LENGTHS)
     chosen = LENGTHS[device] if lengths is None else _numbers(lengths)
-    if out is not None:
-        try:  # arguments are checked before measurements that take minutes
-            try_writing(out / PAGE)
-        except OSError as error:
-            raise typer.BadParameter(f"cannot write to {out}: {error.strerror}", param_hint="--out") from error
+    check_page(out, PAGE)
     with quiet():
         record = run(chosen, Setting(width, kernel, reach), device=device, say=say)
     say("")
@@ -187,7 +191,7 @@ def _remember(points: dict[str, list[Point]], setting: Setting, say: Callable[[s
 def summary_of_kind(kind: Kind, points: list[Point], setting: Setting) -> dict[str, Any]:
     """Return one kind in the record."""
     with torch.device("meta"):
-        parameters = sum(each.numel() for each in kind.make(setting, 0).parameters())
+        parameters = count_parameters(kind.make(setting, 0))
     timed = [(point.length, point.training) for point in points if point.training]
     growth = None
     if len(timed) > 1:
@@ -256,12 +260,7 @@ def show(record: dict[str, Any]) -> None:
     console.print(header(record), markup=False)
     console.print(what(record), markup=False)
     for figure, (title, _, _) in FIGURES.items():
-        table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="")
-        for column in columns(record, figure):
-            table.add_column(column, justify="left" if column in ("layer", "order") else "right", overflow="fold")
-        for row in rows(record, figure):
-            table.add_row(*row)
-        console.print(table)
+        print_table(columns(record, figure), rows(record, figure), title=title, left=("layer", "order"))
     for line in left_out(record):
         console.print(f"not measured: {line}", markup=False)
 
@@ -277,9 +276,7 @@ def markdown(record: dict[str, Any]) -> str:
     lines[-1] += "taken in turns; “grew as” is the exponent between the two longest lengths."
     lines += ["", f"![Time, memory and steps over length](images/layers-{device}.svg)", ""]
     for figure, (title, _, _) in FIGURES.items():
-        heads = columns(record, figure)
-        lines += [f"**{title}**", "", f"| {' | '.join(heads)} |", "|---|---" + "|--:" * (len(heads) - 2) + "|"]
-        lines += [f"| {' | '.join(row)} |" for row in rows(record, figure)] + [""]
+        lines += [f"**{title}**", "", *table_lines(columns(record, figure), rows(record, figure), left=2), ""]
     lines += [f"Not measured: {line}.\n" for line in left_out(record)]
     return "\n".join(lines)
 

@@ -1,11 +1,10 @@
 """Curves over length on logarithmic axes, in adjacent panels: one SVG drawing, for light and dark screens."""
 
-import html as markup
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from regard.look.heatmap import FONTS
+from regard.look.heatmap import opening, text_at
 
 WIDE, HIGH, LEFT, TOP, GAP = 250.0, 230.0, 66.0, 132.0, 80.0  # sizes of a panel, and the space around it
 LEGEND = 4  # number of names in a row of the legend
@@ -62,19 +61,12 @@ def svg(panels: Sequence[Panel], *, title: str, note: str = "") -> str:
     width = round(LEFT + len(panels) * (WIDE + GAP))
     height = round(TOP + HIGH + 62)
     parts = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' class='regard' role='img' width='{width}' height='{height}' "
-        f"viewBox='0 0 {width} {height}' font-family=\"{FONTS}\" font-size='12'>",
-        f"<title>{markup.escape(title)}</title>",
-        # A viewer without colour schemes ignores this rule and uses the light colours of each element.
-        "<style>@media (prefers-color-scheme: dark) { .regard text { fill: #d6dae0 }"
-        " .regard rect { fill: #14181e } .regard path { stroke: var(--dark) } }</style>",
-        "<rect width='100%' height='100%' rx='8' fill='#ffffff'/>",
-        _text(title, 12.0, 26.0, "font-size='17' font-weight='600'"),
-        _text(note, 12.0, height - 12.0, "font-size='11'"),
+        *opening(title, width, height, 12, "rect { fill: var(--dark) } .regard path { stroke: var(--dark) }"),
+        text_at(note, 12.0, height - 12.0, "font-size='11'"),
     ]
     for place, name in enumerate(names):
         x, y = 16.0 + place % LEGEND * 250.0, 50.0 + place // LEGEND * 18.0
-        parts += [_path([(x, y), (x + 24.0, y)], place), _text(name, x + 32.0, y + 4.0, "")]
+        parts += [_path([(x, y), (x + 24.0, y)], place), text_at(name, x + 32.0, y + 4.0, "")]
     for place, panel in enumerate(panels):
         parts += _panel(panel, names, LEFT + place * (WIDE + GAP))
     return "\n".join([*parts, "</svg>\n"])
@@ -82,7 +74,7 @@ def svg(panels: Sequence[Panel], *, title: str, note: str = "") -> str:
 
 def _panel(panel: Panel, names: list[str], left: float) -> list[str]:
     points = [point for line in panel.lines.values() for point in line]
-    parts = [_text(panel.title, left, TOP - 14.0, "font-weight='600'")]
+    parts = [text_at(panel.title, left, TOP - 14.0, "font-weight='600'")]
     if not points:
         return parts
     across, up = axis([x for x, _ in points], 2.0), axis([y for _, y in points], 10.0)
@@ -93,10 +85,10 @@ def _panel(panel: Panel, names: list[str], left: float) -> list[str]:
     for power in range(up.low, up.high + 1):
         _, y = at(2.0**across.low, 10.0**power)
         parts.append(_rule((left, y), (left + WIDE, y)))
-        parts.append(_text(panel.written(10.0**power), left - 6.0, y + 4.0, "font-size='11' text-anchor='end'"))
+        parts.append(text_at(panel.written(10.0**power), left - 6.0, y + 4.0, "font-size='11' text-anchor='end'"))
     for power in range(across.low, across.high + 1, max(1, (across.high - across.low) // 4)):
         x, _ = at(2.0**power, 10.0**up.low)
-        parts.append(_text(f"{2**power:,}", x, TOP + HIGH + 18.0, "font-size='11' text-anchor='middle'"))
+        parts.append(text_at(f"{2**power:,}", x, TOP + HIGH + 18.0, "font-size='11' text-anchor='middle'"))
     for name, line in panel.lines.items():
         places = [at(x, y) for x, y in line]
         parts.append(_path(places, names.index(name)))
@@ -114,7 +106,3 @@ def _path(points: Sequence[tuple[float, float]], number: int) -> str:
 def _rule(start: tuple[float, float], end: tuple[float, float]) -> str:
     drawn = f"M{start[0]:.1f} {start[1]:.1f} L{end[0]:.1f} {end[1]:.1f}"
     return f"<path d='{drawn}' stroke='#e3e6ea' stroke-width='1' style='--dark:#39414d'/>"
-
-
-def _text(text: str, x: float, y: float, attributes: str) -> str:
-    return f"<text x='{x:.1f}' y='{y:.1f}' fill='#1b1f24' {attributes}>{markup.escape(text)}</text>"

@@ -243,9 +243,17 @@ def peaks_apart(module: str, arguments: list[str], say: Callable[[str], None]) -
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _resident(what: str) -> int:
-    with open("/proc/self/status") as status:
-        return 1024 * next(int(line.split()[1]) for line in status if line.startswith(what))
+def status_bytes(name: str) -> int:
+    """Return an entry of this process's status on Linux, such as VmRSS; elsewhere 0."""
+    with contextlib.suppress(OSError), open("/proc/self/status") as status:
+        return 1024 * next(int(line.split()[1]) for line in status if line.startswith(name))
+    return 0
+
+
+def forget_peak() -> None:
+    """Reset the peak of the resident memory to its current value."""
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as refs:
+        refs.write("5")
 
 
 def peaks(contenders: Mapping[str, Callable[[], Run]], names: dict[str, bool]) -> dict[str, int]:
@@ -256,16 +264,15 @@ def peaks(contenders: Mapping[str, Callable[[], Run]], names: dict[str, bool]) -
         if warm:
             run()
         gc.collect()
-        _trim()
-        with open("/proc/self/clear_refs", "w") as refs:
-            refs.write("5")  # resets the peak to the resident memory
-        before = _resident("VmRSS")
+        trim()
+        forget_peak()
+        before = status_bytes("VmRSS")
         run()
-        found[name] = max(0, _resident("VmHWM") - before)
+        found[name] = max(0, status_bytes("VmHWM") - before)
     return found
 
 
-def _trim() -> None:
+def trim() -> None:
     """Release the free pages of the heap to the system.
 
     Small blocks of an earlier call may leave it large, and a later call would then seem to need no memory.

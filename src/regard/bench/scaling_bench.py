@@ -19,13 +19,21 @@ from typing import Any
 import numpy as np
 import torch
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 import regard
-from regard.bench.attention_bench import header, machine, quiet, say, size
-from regard.bench.marked_pages import try_writing, write_part
+from regard.bench.command_output import (
+    check_page,
+    chosen_device,
+    header,
+    machine,
+    print_table,
+    quiet,
+    say,
+    size,
+    table_lines,
+)
+from regard.bench.marked_pages import write_part
 from regard.bench.scaling_costs import WAYS, Cost, Link, Machine, Model, Work, cost
 
 PAGE = "scaling.md"
@@ -40,7 +48,6 @@ LARGE = (Model(768, 12, 32_000, "134 M"), Model(2048, 24, 32_000, "1.3 B"), Mode
 DEVICES = (1, 8, 64, 1024)
 EACH = 16_384  # tokens per device and step, in sequences of 2,048; with context parallelism in one sequence
 SEQUENCE = 2048
-GIB = 2**30
 # NVLink 4 and a 400 Gb/s adapter for each GPU, at 80 % of their nominal speed; latencies are typical for NCCL. The
 # other constants are assumed too; on a GPU the benchmark measures them.
 H200 = Machine(
@@ -59,18 +66,12 @@ PATIENCE = 900.0  # time limit in seconds for the processes of one group
 
 def scaling(*, workers: str | None, steps: int | None, device: str | None, as_json: bool, out: Path | None) -> None:
     """Measure, then print and write the record."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device not in MODELS or (device == "cuda" and not torch.cuda.is_available()):
-        raise typer.BadParameter(f"must be cpu, or cuda where there is one; got {device}", param_hint="--device")
+    device = chosen_device(device, MODELS)
     sizes = _numbers(workers) if workers else _usual(device)
     if device == "cuda" and max(sizes) > torch.cuda.device_count():
         there = torch.cuda.device_count()
         raise typer.BadParameter(f"there are {there} GPUs, {max(sizes)} workers need as many", param_hint="--workers")
-    if out is not None:
-        try:  # arguments are checked before measurements that take minutes
-            try_writing(out / PAGE)
-        except OSError as error:
-            raise typer.BadParameter(f"cannot write to {out}: {error.strerror}", param_hint="--out") from error
+    check_page(out, PAGE)
     with quiet():
         record = run(sizes, device=device, steps=steps or STEPS[device], say=say)
     say("")
@@ -331,9 +332,7 @@ def rows(record: dict[str, Any]) -> list[list[str]]:
             NAMES[row["way"]],
             str(row["workers"]),
             both(row, "tokens_per_second", "{:,.0f}".format),
-            both(row, "sent", lambda amount: _bytes(amount)),
-            both(row, "states", lambda amount: _bytes(amount)),
-            both(row, "memory", lambda amount: _bytes(amount)),
+            *(both(row, figure, _bytes) for figure in ("sent", "states", "memory")),
         ]
         for row in record["measured"]
     ]
@@ -386,13 +385,8 @@ def show(record: dict[str, Any]) -> None:
     for note, heads, cells in zip(
         _notes(record), (HEADS, FORECAST), (rows(record), forecast_rows(record)), strict=True
     ):
-        table = Table(box=box.SIMPLE_HEAD)
-        for column in heads:
-            table.add_column(column, justify="left" if column in ("model", "way") else "right", overflow="fold")
-        for row in cells:
-            table.add_row(*row)
         console.print(note, markup=False)
-        console.print(table)
+        print_table(heads, cells, left=("model", "way"))
 
 
 def markdown(record: dict[str, Any]) -> str:
@@ -401,6 +395,5 @@ def markdown(record: dict[str, Any]) -> str:
     for note, heads, cells in zip(
         _notes(record), (HEADS, FORECAST), (rows(record), forecast_rows(record)), strict=True
     ):
-        lines += [note, "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-        lines += [f"| {' | '.join(row)} |" for row in cells] + [""]
+        lines += [note, "", *table_lines(heads, cells, left=len(heads)), ""]
     return "\n".join(lines)

@@ -6,7 +6,6 @@ The plan names the cases, the device and the folder in which each process writes
 """
 
 import contextlib
-import ctypes
 import gc
 import json
 import os
@@ -25,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import parallel
+from regard.bench.measurement import forget_peak, status_bytes, trim
 from regard.bench.scaling_costs import WAYS, Model, Work
 from regard.core.masks import causal
 from regard.nn.feedforward import FeedForward
@@ -137,7 +137,9 @@ def measured(way: str, work: Work, workers: Workers, device: torch.device, steps
     trainer = Trainer(way, work, workers, device)
     for _ in range(WARM):
         trainer.update()
-    forget_peak(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    forget_peak()
     sent = sent_bytes()
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     seconds = []
@@ -148,12 +150,12 @@ def measured(way: str, work: Work, workers: Workers, device: torch.device, steps
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(clock() - began)
-    after, peak = sent_bytes(), peak_memory(device)
+    after, peak = sent_bytes(), torch.cuda.max_memory_allocated() if device.type == "cuda" else status_bytes("VmHWM")
     return {
         "seconds": min(seconds),
         "sent": None if after is None or sent is None else (after - sent) / steps,
         "states": trainer.states(),
-        "peak": None if peak is None else peak - start,
+        "peak": peak - start if peak else None,
     }
 
 
@@ -210,30 +212,8 @@ def memory_now(device: torch.device) -> int:
     gc.collect()
     if device.type == "cuda":
         return torch.cuda.memory_allocated()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # returns freed memory to the system, so that it does not hide later use
-    return _status("VmRSS") or 0
-
-
-def forget_peak(device: torch.device) -> None:
-    """Reset the peak."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak_memory(device: torch.device) -> int | None:
-    """Return the peak of bytes in use since the reset."""
-    return torch.cuda.max_memory_allocated() if device.type == "cuda" else _status("VmHWM")
-
-
-def _status(name: str) -> int | None:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * 1024
-    return None
+    trim()
+    return status_bytes("VmRSS")
 
 
 def main(plan: Path, rank: int, size: int) -> None:

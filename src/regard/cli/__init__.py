@@ -4,6 +4,7 @@
 - `predict_command`: predict
 - `input_lines`: lines of standard input
 - `page_commands`: look, studio
+- `bench_commands`: bench
 - `demo`: demo
 - `worked_example`: the example of the documentation, step by step
 - `error_messages`: errors as one line and an exit status
@@ -23,6 +24,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from regard import __version__
+from regard.cli.bench_commands import bench
 
 # Help is plain text: rendering it with rich would double its time.
 app = typer.Typer(
@@ -33,6 +35,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench, name="bench")
 _ENDED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses of a command ended by a signal
 
 
@@ -233,128 +236,3 @@ def _studio(
     from regard.cli.page_commands import studio
 
     studio(paths or [], host=host, port=port, open_page=open_page)
-
-
-_bench = typer.Typer(help="Measure regard and its peers on this machine.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(_bench, name="bench")
-
-
-@_bench.command("attention")
-def _bench_attention(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Only cases with NAME in their name; may be repeated.", metavar="NAME")
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Tiny sizes: does everything run? The times mean nothing.")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for benchmarks.md and its chart.", file_okay=False, metavar="DIR")
-    ] = None,
-) -> None:
-    """Measure time, memory and error of every attention mechanism against other libraries."""
-    from regard.bench.attention_bench import attention
-
-    attention(only=only or [], quick=quick, as_json=as_json, out=out)
-
-
-@_bench.command("decoding")
-def _bench_decoding(
-    device: Annotated[
-        str | None, typer.Option("--device", help="cpu or cuda; cuda where there is one.", metavar="DEVICE")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Tiny sizes: does everything run? The times mean nothing.")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder whose decoding.md gets the table.", file_okay=False, metavar="DIR")
-    ] = None,
-) -> None:
-    """Measure beam search in sentences per second, against HF generate and CTranslate2 with the same weights."""
-    from regard.bench.decoding_bench import decoding
-
-    decoding(device=device, quick=quick, as_json=as_json, out=out)
-
-
-@_bench.command("layers")
-def _bench_layers(
-    lengths: Annotated[
-        str | None,
-        typer.Option(help="Positions, with commas between; 128 to 8192 on a CPU, to 32768 on CUDA.", metavar="N,N,…"),
-    ] = None,
-    width: Annotated[int, typer.Option("--size", help="Features of every layer.", min=2, max=8192, metavar="N")] = 256,
-    kernel: Annotated[int, typer.Option(help="Positions a convolution reads.", min=2, max=1024, metavar="N")] = 7,
-    reach: Annotated[
-        int, typer.Option(help="Positions to either side of restricted attention.", min=1, metavar="N")
-    ] = 128,
-    device: Annotated[
-        str | None, typer.Option("--device", help="cpu or cuda; cuda where there is one.", metavar="DEVICE")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder whose layers.md gets the tables, and their drawing.", file_okay=False, metavar="DIR"),
-    ] = None,
-) -> None:
-    """Measure time, memory and steps over length: self-attention, recurrent, convolutional and linear layers."""
-    from regard.bench.layers_bench import layers
-
-    layers(lengths=lengths, width=width, kernel=kernel, reach=reach, device=device, as_json=as_json, out=out)
-
-
-@_bench.command("scaling")
-def _bench_scaling(
-    workers: Annotated[
-        str | None,
-        typer.Option(help="Numbers of processes, with commas between; 1,2,4 on a CPU.", metavar="N,N,…"),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(help="Steps that are timed; the best counts. 3 on a CPU, 12 on a GPU.", min=1, metavar="N"),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", help="cpu or cuda; cuda where there is one.", metavar="DEVICE")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder whose scaling.md gets the tables.", file_okay=False, metavar="DIR")
-    ] = None,
-) -> None:
-    """Measure tokens per second, memory and bytes sent of DDP, FSDP2 and context parallelism, with a checked model."""
-    from regard.bench.scaling_bench import scaling
-
-    scaling(workers=workers, steps=steps, device=device, as_json=as_json, out=out)
-
-
-@_bench.command("cold")
-def _bench_cold(
-    device: Annotated[
-        str | None, typer.Option("--device", help="cpu or cuda; cuda where there is one.", metavar="DEVICE")
-    ] = None,
-) -> None:
-    """Measure the first call of each mechanism in new processes, with empty caches and with filled ones."""
-    from regard.bench.cold_start import cold
-
-    cold(device)
-
-
-@_bench.command("sweep")
-def _bench_sweep(
-    seed: Annotated[int, typer.Option(help="Another seed draws other calls.", metavar="N")] = 0,
-    cases: Annotated[int, typer.Option(help="The number of calls.", min=1, metavar="N")] = 120,
-    case: Annotated[int | None, typer.Option(help="Measure the case of this index alone.", min=0, metavar="N")] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", help="cpu or cuda; cuda where there is one.", metavar="DEVICE")
-    ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(help="Draw no further case after this time.", min=0, metavar="N")
-    ] = None,
-    to: Annotated[
-        str | None, typer.Option("--json", help="Write everything to a file as JSON; - prints it.", metavar="FILE")
-    ] = None,
-) -> None:
-    """Measure random calls of every kind against the fastest alternative in torch."""
-    from regard.bench.sweep.command import sweep
-
-    sweep(seed=seed, cases=cases, only=case, device=device, minutes=minutes, to=to)

@@ -25,7 +25,6 @@ class ByteLines(Protocol):
 
     def readline(self, size: int, /) -> bytes:
         """Return the next line with its end, or at most the given number of bytes; empty at the end of the stream."""
-        ...
 
 
 def input_batches(inputs: Sequence[str], *, characters: int) -> Iterator[list[InputText]]:

@@ -21,7 +21,7 @@ from regard.core.masks import Mask
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import Problem, build, rebuild
 from regard.core.recent_calls import recall, remember
-from regard.core.requests import LogSumExp, Request, Top
+from regard.core.requests import LogSumExp, Request, Top, returned
 from regard.core.scores import ScaledDot, Score
 from regard.core.signatures import signature
 from regard.core.torch_names import Unknown
@@ -129,12 +129,12 @@ def attention(
             if route is not None:
                 remember(query, key, value, score, normalize, mask, bias, dropout, weights, route)
         if route is not None:
+            if route.asked is not None and (found := route.asked(query, key, value, score, mask, bias, weights)):
+                return Attended(*found)
             if route.direct is not None:
                 output = route.direct(query, key, value, score, mask, bias)
                 if output is not None:
                     return with_output(output)
-            if route.asked is not None and weights is not None:
-                return Attended(*route.asked(query, key, value, weights))
             assert isinstance(score, Score)  # a score that is a function has no signature, so no stored route
             problem = rebuild(query, key, value, score, normalize, mask, bias, dropout, weights)
             return _run(problem, route.choose(problem))
@@ -230,8 +230,8 @@ def _attend(
         given = problem.query is query and problem.key is key and problem.value is value
         route = dispatch.store(described, problem, given)
         # The first call of a signature must give the same bits as the next ones, so that runs can be resumed.
-        if route.asked is not None and weights is not None:
-            return Attended(*route.asked(query, key, value, weights))
+        if route.asked is not None and (found := route.asked(query, key, value, score, mask, bias, weights)):
+            return Attended(*found)
         output = None if route.direct is None else route.direct(query, key, value, score, mask, bias)
         if output is not None:
             return Attended(output)
@@ -338,12 +338,7 @@ def _run(problem: Problem, chosen: Backend) -> Attended:
     if problem.request is not None and weights is None:
         weights = recompute.weights(problem, result.chosen, result.lse)
     output, log_prob = result.output, result.log_prob
-    if isinstance(weights, Top):
-        weights = Top(weights.values.to(problem.query.dtype), weights.indices)
-    elif weights is not None and not isinstance(
-        problem.request, LogSumExp
-    ):  # the log-sum-exp stays in float32: half precision would lose digits
-        weights = weights.to(problem.query.dtype)
+    weights = returned(weights, problem.request, problem.query.dtype)
     if problem.headless:  # remove the head axis that was added to inputs without one
         output, log_prob = output.squeeze(0), None if log_prob is None else log_prob.squeeze(0)
         if isinstance(weights, Top):

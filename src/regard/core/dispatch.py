@@ -15,7 +15,7 @@ from types import ModuleType
 
 from regard.core import summaries
 from regard.core.backends import additive, blocked, dot_loops, flex, reference, sdpa, short
-from regard.core.backends.plain_form import asked, asks, by_one_kernel
+from regard.core.backends.plain_form import asks, by_one_kernel
 from regard.core.backends.result import Asked, Direct, Result
 from regard.core.problem import Problem
 from regard.core.requests import Full, Rows
@@ -99,6 +99,8 @@ class Backend:
             return None
         if problem.empty:
             return "nothing to compute: the plain form is the fastest"
+        if self.module is additive and problem.device.type == "cpu":
+            return additive.not_worth_it(problem)  # its loops return weights too
         # If all weights are requested, a matrix of that size is allocated in any case, so the reference costs no more
         # memory unless the score needs intermediate tensors.
         weights = math.prod(problem.shape) * problem.dtype.itemsize
@@ -115,7 +117,7 @@ BACKENDS = {
     backend.name: backend
     for backend in (
         Backend(short, "sequences of at most 64 in half precision", ("cuda",), softmax=True, products=True),
-        Backend(flex, "windows, segments, softcaps and biases by distance", ("cuda",), softmax=True),
+        Backend(flex, "windows, segments, softcaps, biases and sigmoid", ("cuda",)),
         Backend(sdpa, "dot products, by torch's fused kernels", softmax=True, products=True),
         Backend(additive, "additive scores, no hidden layer in memory", ("cpu", "cuda"), additive=True),
         Backend(blocked, "any score and normaliser, in blocks"),
@@ -130,7 +132,7 @@ class Route:
 
     `backends` are those that support them, in order; all but the last may refuse the data. `direct` runs the compiled
     loops of short sequences, or the kernel of the first one, without a `Problem`; it is None if that is not possible,
-    and returns None if it refuses the data. `asked` does the same for the plain form of calls that request weights.
+    and returns None if it refuses the data. `asked` does the same for calls that request weights or choose a key.
     """
 
     backends: tuple[Backend, ...]
@@ -160,11 +162,13 @@ def store(signature: Hashable, problem: Problem, given: bool) -> Route:
     direct = dot_loops.direct(problem) if plain else None
     if plain and direct is None and (of_backend := getattr(backends[0].module, "direct", None)) is not None:
         direct = of_backend(problem)
+    asked = dot_loops.asked(problem) if given and not problem.empty else None
+    if given and problem.request is not None and not dot_loops.serves(problem):
+        of_backend = getattr(backends[0].module, "asked", None)
+        asked = None if of_backend is None else of_backend(problem)
     if len(_ROUTES) >= _MOST:
         _ROUTES.clear()
-    plain_form = given and backends[0].module is reference and problem.request is not None
-    plain_form = plain_form and not dot_loops.serves(problem)
-    route = Route(tuple(backends), direct, asked(problem) if plain_form else None)
+    route = Route(tuple(backends), direct, asked)
     _ROUTES[signature] = route
     return route
 

@@ -1,10 +1,12 @@
 """Local attention (Luong et al. 2015, section 3.2): a position is chosen first, then a window around it is attended.
 
-The position may be learned, and differ for every query: only the keys in the window are gathered and scored, so time
-and memory are O(q · window) whatever the length of the memory. Over a short memory all pairs are scored instead, which
-takes less time than the copies.
+The position may be learned, and differ for every query: only the keys in the window are scored, so time and memory are
+O(q · window) whatever the length of the memory. Kernels compute dot products (`backends/local_windows`); for other
+scores the keys are gathered for each query, or, over a short memory on the CPU, all pairs are scored, which takes less
+time than the copies.
 """
 
+import functools
 import math
 
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from regard.core import attention, sharding
 from regard.core.attention import AnyScore, Attended, gathered_attention
-from regard.core.backends.plain_form import product, weighted_sum
+from regard.core.backends import local_windows
 from regard.core.masks import check_lengths, extent
 from regard.core.nonfinite import finite, harmless
 from regard.core.normalizers import filled_with
@@ -21,9 +23,6 @@ from regard.core.requests import full
 from regard.core.scores import Additive, Bilinear, Dot, ScaledDot, Score
 from regard.core.spans import all_of, positions
 from regard.core.transforms import transformed
-from regard.kernels.device_memory import affordable
-
-_SHARE = 64  # on a GPU the scores of all pairs may take one part in this many of its memory
 
 
 def local_attention(
@@ -49,9 +48,26 @@ def local_attention(
     (torch.Size([1, 5, 3]), tensor([0., 0.]))
     """
     sharding.refuse("local attention")
+    asked = local_windows.signature(query, key, value, centre, reach, score, gaussian)
+    plan = local_windows.known(asked)
+    if not plan:
+        _check(query, key, value, reach, score)
+    if lengths is not None:
+        check_lengths(extent(lengths), key.shape[-2], "lengths of local_attention()")
+        # Lengths on a device are not inspected, so they are limited to the number of keys.
+        lengths = lengths.clamp_max(key.shape[-2])
+    centre = centre if centre.shape == query.shape[:-1] else centre.expand(query.shape[:-1])
+    if plan is None and isinstance(score, (Dot, ScaledDot)):
+        plan = local_windows.planned(asked, query, key, value, centre, reach, score, gaussian)
+    plain = functools.partial(_plain, reach=reach, score=score, gaussian=gaussian)
+    pair = local_windows.attend(plan, query, key, value, centre, lengths, plain) if plan else None
+    return Attended(*(plain(query, key, value, centre, lengths) if pair is None else pair))
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, reach: int, score: AnyScore) -> None:
+    """Raise if the arguments are inconsistent."""
     if reach < 1:
         raise ValueError(f"reach must be at least 1, got {reach}")
-    keys = key.shape[-2]
     if key.shape[:-1] != value.shape[:-1] or query.shape[:-2] != key.shape[:-2]:
         raise ValueError(
             "query, key and value must have equal leading axes and heads: "
@@ -60,11 +76,21 @@ def local_attention(
     if isinstance(score, (Additive, Bilinear)) and score.weight.ndim == (3 if isinstance(score, Bilinear) else 2):
         shape = tuple(score.weight.shape)
         raise ValueError(f"local_attention() needs a {score.name} score with one weight for all heads, got {shape}")
-    if lengths is not None:
-        check_lengths(extent(lengths), keys, "lengths of local_attention()")
-        # Lengths on a device are not inspected, so they are limited to the number of keys.
-        lengths = lengths.clamp_max(keys)
-    centre = centre.expand(query.shape[:-1])
+
+
+def _plain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    centre: Tensor,
+    lengths: Tensor | None,
+    *,
+    reach: int,
+    score: AnyScore,
+    gaussian: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return output and weights in torch operations, the specification of the kernels."""
+    keys = key.shape[-2]
     if isinstance(score, Score) and _dense_is_faster(query, key, value, centre, reach, score):
         return _dense(query, key, value, centre, lengths, reach, score, gaussian)
     position = _window(centre, reach)
@@ -82,7 +108,7 @@ def local_attention(
     if gaussian:
         weights = weights * torch.exp((position - centre.unsqueeze(-1)).square() * (-2.0 / reach**2)).to(weights.dtype)
     safe = torch.where(allowed.unsqueeze(-1), near_value, 0)  # excludes even 0 · NaN of values outside of the window
-    return Attended((weights.unsqueeze(-2) @ safe).squeeze(-2), weights)
+    return (weights.unsqueeze(-2) @ safe).squeeze(-2), weights
 
 
 def _window(centre: Tensor, reach: int) -> Tensor:
@@ -97,23 +123,16 @@ def _end(lengths: Tensor | None, keys: int, axes: int) -> Tensor | int:
 
 
 def _dense_is_faster(query: Tensor, key: Tensor, value: Tensor, centre: Tensor, reach: int, score: Score) -> bool:
-    """Return whether the scores of all pairs are faster than copying keys and values for each query.
+    """Return whether, on the CPU, the scores of all pairs are faster than copying keys and values for each query.
 
-    On the CPU non-finite values, which a product would carry out of a window, are inspected; on a GPU the operations of
-    `plain_form` exclude them.
+    Non-finite values, which a product would carry out of a window, are inspected.
     """
-    plain = type(query) is type(key) is type(value) is Tensor and query.device.type in ("cpu", "cuda")
+    plain = type(query) is type(key) is type(value) is Tensor and query.device.type == "cpu"
     if not plain or attention.listeners or torch.compiler.is_compiling() or transformed():
         return False
     if torch.is_autocast_enabled(query.device.type) or 0 in (*query.shape, *key.shape, *value.shape):
         return False
     window, keys, size = 2 * reach + 1, key.shape[-2], min(query.shape[-1], value.shape[-1])
-    if query.device.type == "cuda":
-        if query.device.index != torch.cuda.current_device():  # Triton launches kernels on the current device
-            return False
-        matrix_bytes = 16 * math.prod(query.shape[:-1]) * keys
-        product = type(score) is Dot or (type(score) is ScaledDot and score.softcap is None)
-        return product and keys <= 8 * window * size and matrix_bytes <= affordable(query.device, 0, _SHARE)
     near = 4 * window if score.why_no_product() else window * size // 2
     return keys <= near and finite(centre) and harmless(query, key, value, torch.is_grad_enabled())
 
@@ -127,26 +146,21 @@ def _dense(
     reach: int,
     score: Score,
     gaussian: bool,
-) -> Attended:
+) -> tuple[Tensor, Tensor]:
     """Compute the same from the scores of all pairs, masked outside of each window."""
     score.check(query, key)
     place, middle = positions(all_of(key.shape[-2]), key.device), centre.unsqueeze(-1)
     near = (place >= middle.detach() - reach) & (place <= middle.detach() + reach)
     near = near if lengths is None else near & (place < _end(lengths, 0, near.ndim))
-    exact, cuda = torch.promote_types(query.dtype, torch.float32), query.device.type == "cuda"
-    learning = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, centre))
-    if cuda:
-        scale = score.factor(query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
-        scores = product(query, key, scale, learning, learning)
-    else:
-        scores = score(query.to(exact), key.to(exact))
-    weights = filled_with(torch.softmax(filled_with(scores, near, -math.inf), -1), near, 0.0)
+    exact = torch.promote_types(query.dtype, torch.float32)
+    scores = filled_with(score(query.to(exact), key.to(exact)), near, -math.inf)
+    weights = filled_with(torch.softmax(scores, -1), near, 0.0)
     if gaussian:
         weights = weights * torch.exp((place - middle).square() * (-2.0 / reach**2)).to(exact)
-    output = weighted_sum(weights, value, near, learning) if cuda else (weights @ value.to(exact)).to(value.dtype)
+    output = (weights @ value.to(exact)).to(value.dtype)
     position = _window(centre, reach)
     inside = position.clamp(0, key.shape[-2] - 1)
-    return Attended(output, filled_with(weights.gather(-1, inside), position == inside, 0.0).to(value.dtype))
+    return output, filled_with(weights.gather(-1, inside), position == inside, 0.0).to(value.dtype)
 
 
 def _gathered(tensor: Tensor, position: Tensor) -> Tensor:

@@ -199,6 +199,8 @@ class Entmax(Normalizer):
             )
         if torch.compiler.is_compiling() and twice():
             raise NotImplementedError(f"second derivatives of {type(self).__name__} do not compile: torch loses parts")
+        if not scores.requires_grad and not torch.compiler.is_compiling() and not transformed():
+            return _Entmax.forward(scores, self.alpha)  # torch inspects the function's signature in every `apply`
         return _Entmax.apply(scores, self.alpha)
 
 

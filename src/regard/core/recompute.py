@@ -6,7 +6,8 @@ the backward pass, so memory stays O(block · keys + requested weights).
 
 import math
 from collections.abc import Callable
-from typing import TypeVar, cast
+from dataclasses import replace
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -34,9 +35,45 @@ def weights(problem: Problem, chosen: Tensor | None, lse: Tensor | None = None) 
     request = problem.request
     assert request is not None
     if summaries.serves(problem):
+        if isinstance(request, TopWeights) and problem.differentiated:
+            return Top(*_Top.apply(problem, lse, problem.query, problem.key))
         return summaries.weights(problem, lse)
     if lse is not None and summaries.sums_serve(problem):
         return summaries.sums(problem, lse)
+    return _in_blocks(problem, chosen)
+
+
+class _Top(torch.autograd.Function):
+    """The largest weights by a kernel without a gradient; the backward pass computes them again in blocks."""
+
+    @staticmethod
+    def forward(ctx: Any, problem: Problem, lse: Tensor | None, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        found = summaries.weights(problem, lse)
+        assert isinstance(found, Top)
+        ctx.save_for_backward(query, key)
+        ctx.problem, ctx.unchanged = problem, Unchanged(problem, value=False)
+        ctx.mark_non_differentiable(found.indices)
+        return found.values, found.indices
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.unchanged.check()
+        again, wanted = torch.is_grad_enabled(), ctx.needs_input_grad[2:]
+        leaves = list(ctx.saved_tensors)
+        if not again:
+            leaves = [t.detach().requires_grad_(needed) for t, needed in zip(leaves, wanted, strict=True)]
+        with torch.enable_grad():
+            found = _in_blocks(replace(ctx.problem, query=leaves[0], key=leaves[1]), None)
+        assert isinstance(found, Top)
+        inputs = [leaf for leaf, needed in zip(leaves, wanted, strict=True) if needed]
+        grads = iter(torch.autograd.grad(found.values, inputs, upstream[0].to(found.values.dtype), create_graph=again))
+        return None, None, *(next(grads) if needed else None for needed in wanted)
+
+
+def _in_blocks(problem: Problem, chosen: Tensor | None) -> Tensor | Top:
+    """Return the weights that the problem requests, one block of rows at a time."""
+    request = problem.request
+    assert request is not None
     problem = finite_keys(kernel_scores.by_kernel(problem))
     queries = problem.shape[-2]
     if isinstance(request, Full):

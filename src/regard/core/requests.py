@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.core.masks import integer
 from regard.core.spans import constant
-from regard.core.transforms import forwards, mapped
+from regard.core.transforms import forwards, mapped, transformed
 
 _FEW = 64  # number of rows up to which their positions are stored
 
@@ -101,8 +101,25 @@ class Entropy(Request):
     def of(self, weights: Float[Tensor, "*lead q k"]) -> Tensor:
         if not (weights.requires_grad and torch.is_grad_enabled()) and not forwards():
             return torch.special.entr(weights).sum(-1)
-        # The logarithm of 1 replaces ln 0, in the value and in the gradient.
-        return -(weights * torch.where(weights > 0, weights, 1).log()).sum(-1)
+        if torch.compiler.is_compiling() or transformed() or forwards():
+            # The logarithm of 1 replaces ln 0, in the value and in the gradient.
+            return -(weights * torch.where(weights > 0, weights, 1).log()).sum(-1)
+        return cast(Tensor, _Entropy.apply(weights))
+
+
+class _Entropy(torch.autograd.Function):
+    """−Σ w ln w, whose gradient is 0 at weights of 0."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor) -> Tensor:
+        ctx.save_for_backward(weights)
+        return torch.special.entr(weights).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (weights,) = ctx.saved_tensors
+        slope = torch.where(weights == 0, 0, torch.where(weights == 0, 1, weights).log() + 1)
+        return grads[0].unsqueeze(-1) * -slope
 
 
 @dataclass(frozen=True)
@@ -111,6 +128,18 @@ class LogSumExp(Request):
 
     def of(self, weights: Float[Tensor, "*lead q k"]) -> Tensor:
         raise ValueError("logsumexp() is computed from scores, and only weights are known here: ask regard.attention")
+
+
+def returned(found: Tensor | Top | None, request: Request | None, dtype: torch.dtype) -> Tensor | Top | None:
+    """Return what a request gave in the dtype of the queries.
+
+    The log-sum-exp stays in float32, because half precision would lose digits.
+    """
+    if isinstance(found, Top):
+        return found if found.values.dtype == dtype else Top(found.values.to(dtype), found.indices)
+    if found is None or found.dtype == dtype or isinstance(request, LogSumExp):
+        return found
+    return found.to(dtype)
 
 
 def full() -> Request:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments, narrowed
-from regard.core.biases import DenseBias, Rule
+from regard.core.backends.kernel_arguments import bias_arguments, by_pairs, mask_arguments, narrowed
 from regard.core.clauses import clauses
 from regard.core.nonfinite import zero_masked_keys
 from regard.core.problem import HALF, Problem
@@ -33,19 +32,17 @@ def serves(problem: Problem) -> bool:
         return False
     if not isinstance(problem.request, (Entropy, Full, LogSumExp, Received, TopWeights)) or problem.empty:
         return False
-    if not problem.normalize.is_softmax or problem.score.why_no_product() is not None or problem.bias_learned:
+    if not problem.normalize.is_softmax or problem.score.why_no_product() is not None:
         return False
     if problem.query.dtype not in (*HALF, torch.float32) or max(problem.query.shape[-1], problem.key.shape[-1]) > _SIZE:
         return False
-    if isinstance(problem.request, (Full, TopWeights)) and problem.differentiated:
+    if isinstance(problem.request, Full) and problem.differentiated:
+        return False
+    if isinstance(problem.request, TopWeights) and problem.learned and torch.is_grad_enabled():
         return False
     if isinstance(problem.request, TopWeights) and problem.request.count > _COUNT:
         return False
-    if problem.bias is not None and not isinstance(problem.bias, (DenseBias, Rule)):
-        return False
-    found = clauses(problem.mask, *problem.shape[-2:])
-    heads = problem.query[..., 0, 0].numel()
-    return found is not None and not found.by_head and len(found.segments) <= 1 and heads <= _PROGRAMS
+    return by_pairs(problem) and math.prod(problem.shape[:-2]) <= _PROGRAMS
 
 
 def writes(problem: Problem) -> bool:
@@ -63,7 +60,8 @@ def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
     from regard.kernels.triton import full_weights, largest_weights  # imported here, because they import Triton
     from regard.kernels.triton import weight_summaries as kernels
 
-    problem = zero_masked_keys(problem)
+    # The kernels replace the score of a masked key, whatever it is; a gradient would be multiplied with the key.
+    problem = zero_masked_keys(problem) if problem.differentiated else problem
     product, request, lead = problem.score.as_product(problem.query, problem.key), problem.request, problem.shape[:-2]
     assert product is not None  # checked by serves()
     query, key = (t.reshape(-1, *t.shape[-3:]) for t in (product.query, product.key))
@@ -123,7 +121,7 @@ def _pairs(problem: Problem, shape: tuple[int, ...]) -> Any:
         "key_ids": None,
         **mask_arguments(problem, lead),
     }
-    numbers = bias_arguments(problem, lead)
+    numbers = bias_arguments(problem.bias, problem.shape, lead)
     (low, high), table = given.pop("band"), numbers.get("relative")
     given = narrowed(given, shape[-1])
     table = None if table is None else table.contiguous()

@@ -17,6 +17,15 @@ def transformed() -> bool:
     return peek() is not None or forward_ad._current_level >= 0
 
 
+def eager(tensors: tuple[torch.Tensor, ...]) -> bool:
+    """Return whether the tensors have memory, outside of compilers, torch.func, tracing and modes."""
+    if torch.compiler.is_compiling() or transformed():
+        return False
+    if torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
+        return False
+    return all(type(t) in (torch.Tensor, torch.nn.Parameter) and t.layout is torch.strided for t in tensors)
+
+
 def forwards() -> bool:
     """Return whether forward-mode derivatives are taken: jvp, jacfwd, linearize, dual numbers."""
     return not torch.compiler.is_compiling() and forward_ad._current_level >= 0

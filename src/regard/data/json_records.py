@@ -42,6 +42,21 @@ def records(path: Path) -> Iterator[Record]:
             yield Record(where, fault=line.fault) if line.fault else _parsed(where, line.text)
 
 
+def json_object(text: str, what: str = "JSON") -> tuple[dict[str, Any], str]:
+    """Return the object of a line and no fault, or its fault; `what` is named if it is nested too deeply.
+
+    >>> json_object("[1]")
+    ({}, 'expected a JSON object, found list')
+    """
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        return {}, f"not JSON: {error.msg} at character {error.pos + 1}"
+    except RecursionError:
+        return {}, f"not {what}: nested too deeply"
+    return (record, "") if isinstance(record, dict) else ({}, f"expected a JSON object, found {type(record).__name__}")
+
+
 def _parsed(where: str, text: str) -> Record:
     try:
         return Record(where, json.loads(text))

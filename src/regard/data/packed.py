@@ -53,7 +53,6 @@ class Texts(Sequence[str]):
             self.append(text)
 
     def append(self, text: str) -> None:
-        """Append a text."""
         self._content += text.encode("utf-8", _ERRORS)
         self._ends.append(len(self._content))
 
@@ -83,7 +82,6 @@ class Numbers(Sequence[list[int]]):
             self.append(one)
 
     def append(self, numbers: Iterable[int]) -> None:
-        """Append a list."""
         self._content.extend(numbers)
         self._ends.append(len(self._content))
 
@@ -118,7 +116,6 @@ class Distinct:
         self._digests = bytearray()
 
     def append(self, text: str) -> None:
-        """Append a text."""
         self._digests += blake2b(text.encode("utf-8", _ERRORS), digest_size=16).digest()
 
     def numbered(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

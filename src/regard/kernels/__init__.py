@@ -7,6 +7,7 @@ Each function names the reference implementation that it must equal. The caller 
 - `recurrent/`: a GRU over sequences and GRU decoders with attention, with their backward passes;
 - `triton/`: the kernels written in Triton; each module is imported in the function that launches it;
 - `dot_attention`: attention of short sequences with dot products on the CPU by `dot_attention.c`;
+- `local_attention`: local attention with dot products on the CPU by `local_attention.c`;
 - `entmax_rows`: sparsemax and entmax attention on CUDA, a block of whole rows at a time;
 - `linear_blocks`: linear attention on the CPU, with its backward pass;
 - `performer_products`: linear attention with Performer features by torch's products of matrices on CUDA;

@@ -9,11 +9,14 @@
 
 #define BLOCK 32             /* rows whose scores are stored together */
 #define TILE (LANES == 16 ? 8 : 4) /* rows of a product whose sums are in registers */
+#define STEP (LANES > 4 ? LANES : 4) /* numbers to whose multiples rows are padded */
 #define FEW 4                /* up to this number of queries a transposed copy of the keys does not pay */
 #define UNITS 8              /* number of units below which the rows of a head are divided */
-#define LOWEST -86.0f        /* the exponential of anything less is 0 */
+#define DEEP 192             /* depth of a product that is computed at a time */
+#define CHUNKS 32            /* portions of the units that a thread takes in turn */
+#define LOWEST -86.0f        /* the sigmoid of anything less is 0 */
 
-enum { SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX }; /* entmax with alpha = 1.5 */
+enum { SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX, HARD }; /* entmax with alpha = 1.5; hard: the best key, forward only */
 
 /* What calls with one signature have in common; Python fills an array of `long` in this order. */
 typedef struct {
@@ -33,6 +36,8 @@ typedef struct {
     const unsigned char *allowed;
     char *output, *dquery, *dkey, *dvalue; /* gradients are contiguous */
     float *weights, *dscores;              /* (batch, heads, queries, keys), if requested */
+    float *log_prob;                       /* (batch, heads, queries) of the best keys, and their indices */
+    long *index;
     const float *dweights;
     float scale, softcap, shift;
     long parts;
@@ -46,14 +51,17 @@ static _Thread_local size_t room_size;
 static float *reserve(size_t count) {
     if (count > room_size) {
         free(room);
-        room = malloc(count * sizeof(float));
+        room_size = (count + 15) / 16 * 16;
+        room = aligned_alloc(64, room_size * sizeof(float)); /* no vector is on two lines of the cache */
         if (!room) abort();
-        room_size = count;
     }
     return room;
 }
 
-static inline long whole(long n) { return (n + LANES - 1) / LANES * LANES; }
+static inline long whole(long n) { return (n + STEP - 1) / STEP * STEP; }
+/* The distance of long rows whose columns are read one after another: an odd number of vectors, so that the rows are not in
+ * the same few sets of the cache. */
+static inline long spread(long n) { return n > 8 * STEP ? (whole(n) / STEP | 1) * STEP : whole(n); }
 static inline long least(long a, long b) { return a < b ? a : b; }
 static inline long most_of(long a, long b) { return a > b ? a : b; }
 
@@ -93,7 +101,17 @@ static void save(const float *from, long width, long half, long rows, long size,
 /* (rows, size) to (size, width): columns beyond the rows are zeros. */
 static void transpose(const float *from, long stride, long rows, long size, float *to, long width) {
     long i = 0;
-#if LANES > 1
+#if LANES == 16
+    for (; i < width; i += 16)
+        for (long x = 0; x < size; x += 16) {
+            vec square[16];
+            __mmask16 inside = (__mmask16)(size - x < 16 ? (1u << (size - x)) - 1 : 0xffff);
+            for (long u = 0; u < 16; u++)
+                square[u] = i + u < rows ? _mm512_maskz_loadu_ps(inside, from + (i + u) * stride + x) : ALL(0.0f);
+            turn(square);
+            for (long u = 0; u < least(16, size - x); u++) STORE(to + (x + u) * width + i, square[u]);
+        }
+#elif LANES > 1
     for (; i + 4 <= rows; i += 4) {
         const float *at = from + i * stride;
         long x = 0;
@@ -112,9 +130,8 @@ static void transpose(const float *from, long stride, long rows, long size, floa
 #endif
     for (; i < rows; i++)
         for (long x = 0; x < size; x++) to[x * width + i] = from[i * stride + x];
-    if (rows < width)
-        for (long x = 0; x < size; x++)
-            for (long u = rows; u < width; u++) to[x * width + u] = 0.0f;
+    for (long x = 0; i < width && x < size; x++)
+        for (long u = rows; u < width; u++) to[x * width + u] = 0.0f;
 }
 
 /* c (m, v vectors) = or += sum over p of a[m a_row + p a_step] b[p b_row]. */
@@ -155,36 +172,37 @@ static void rows_of_tile(long m, int v, long depth, const float *a, long a_row, 
 static void multiply(long m, long n, long depth, const float *a, long a_row, long a_step, const float *b, long b_row,
                      float *c, long c_row, int more) {
     long x = 0;
-    if (m == 1)
-        for (; x + 8 * LANES <= n; x += 8 * LANES) tile(1, 8, depth, a, a_row, a_step, b + x, b_row, c + x, c_row, more);
+    /* More columns at a time of few rows, so that a row of `b` is read in few pieces. */
+#define WIDE(M, V) \
+    if (m == M) \
+        for (; x + V * LANES <= n; x += V * LANES) tile(M, V, depth, a, a_row, a_step, b + x, b_row, c + x, c_row, more);
+    WIDE(1, 8) WIDE(2, 8) WIDE(2, 4) WIDE(3, 4) WIDE(4, 4)
+#undef WIDE
     for (; x < n; x += 2 * LANES) {
         int v = n - x >= 2 * LANES ? 2 : 1;
-        for (long i = 0; i < m; i += TILE)
-            rows_of_tile(least(TILE, m - i), v, depth, a + i * a_row, a_row, a_step, b + x, b_row, c + i * c_row + x,
-                         c_row, more);
+        for (long p = 0; p < depth || p == 0; p += DEEP) /* so much of `b` stays in the cache for all rows */
+            for (long i = 0; i < m; i += TILE)
+                rows_of_tile(least(TILE, m - i), v, least(DEEP, depth - p), a + i * a_row + p * a_step, a_row, a_step,
+                             b + p * b_row + x, b_row, c + i * c_row + x, c_row, more || p > 0);
     }
 }
 
-/* Scores of one row with keys (count, size) as they are, without a transposed copy. */
-static void score_row(const float *row, const float *keys, long stride, long count, long size, float *scores) {
-    long vectors = size / LANES * LANES, c = 0;
-    for (; c + 4 <= count; c += 4) {
-        const float *k = keys + c * stride;
-        vec t[4] = {ALL(0.0f), ALL(0.0f), ALL(0.0f), ALL(0.0f)};
-        for (long x = 0; x < vectors; x += LANES)
-            for (int u = 0; u < 4; u++) t[u] = FMA(LOAD(row + x), LOAD(k + u * stride + x), t[u]);
-        for (int u = 0; u < 4; u++) {
-            float total = sum(t[u]);
-            for (long x = vectors; x < size; x++) total += row[x] * k[u * stride + x];
-            scores[c + u] = total;
+/* Scores of a few rows with keys (count, size) as they are, without a transposed copy: each key is read once. */
+static void score_rows(long m, const float *rows, long row, const float *keys, long stride, long count, long size,
+                       float *scores, long width) {
+    for (long j = 0; j < count; j += 4) {
+        const float *k[4];
+        for (int u = 0; u < 4; u++) k[u] = keys + least(j + u, count - 1) * stride;
+        for (long i = 0; i < m; i++) {
+            const float *q = rows + i * row;
+            vec t[4] = {ALL(0.0f), ALL(0.0f), ALL(0.0f), ALL(0.0f)};
+            long x = 0;
+            for (; x + LANES <= size; x += LANES)
+                for (int u = 0; u < 4; u++) t[u] = FMA(LOAD(q + x), LOAD(k[u] + x), t[u]);
+            if (x < size)
+                for (int u = 0; u < 4; u++) t[u] = FMA(FIRST(q + x, size - x), FIRST(k[u] + x, size - x), t[u]);
+            sums(t, scores + i * width + j); /* beyond the count is padding, which `weigh` overwrites */
         }
-    }
-    for (; c < count; c++) {
-        vec t = ALL(0.0f);
-        for (long x = 0; x < vectors; x += LANES) t = FMA(LOAD(row + x), LOAD(keys + c * stride + x), t);
-        float total = sum(t);
-        for (long x = vectors; x < size; x++) total += row[x] * keys[c * stride + x];
-        scores[c] = total;
     }
 }
 
@@ -250,9 +268,9 @@ static int weigh(const call *c, const block *at, long i, long width, float *scor
         if (slope) memset(slope, 0, (size_t)width * sizeof(float));
         return 1;
     }
-    for (long x = n; x < width; x++) scores[x] = 0.0f;
     for (long x = 0; x < width; x += LANES) {
         vec y = LOAD(scores + x);
+        if (x + LANES > n) y = between(y, 0, n - x, 0.0f);
         check = FMA(y, ALL(0.0f), check);
         y = MUL(y, ALL(c->scale));
         if (c->softcap > 0.0f) {
@@ -282,17 +300,19 @@ static int weigh(const call *c, const block *at, long i, long width, float *scor
         for (long x = 0; x < n; x++)
             if (ids[x] != own) scores[x] = -INFINITY;
     }
-    for (long x = 0; x < from - at->first; x++) scores[x] = -INFINITY;
-    for (long x = to - at->first; x < width; x++) scores[x] = -INFINITY;
     vec high = ALL(-INFINITY), total = ALL(0.0f);
     for (long x = 0; x < width; x += LANES) {
         vec y = LOAD(scores + x);
+        if (x < from - at->first || x + LANES > to - at->first) {
+            y = between(y, from - at->first - x, to - at->first - x, -INFINITY);
+            STORE(scores + x, y);
+        }
         wrong |= ANY_NAN(y);
         high = MAX(high, y);
         if (slope) STORE(slope + x, ABOVE(y, ALL(-INFINITY), LOAD(slope + x)));
     }
     big = largest(high);
-    wrong |= !(sum(check) == 0.0f) || !(big < INFINITY);
+    wrong |= ANY_NAN(check) || !(big < INFINITY);
     if (s->normalizer == SIGMOID) { /* 1 / (1 + e^-x) = e^min(x, 0) / (1 + e^-|x|) */
         for (long x = 0; x < width; x += LANES) {
             vec y = LOAD(scores + x), size = MAX(y, MUL(y, ALL(-1.0f)));
@@ -305,12 +325,25 @@ static int weigh(const call *c, const block *at, long i, long width, float *scor
         memset(scores, 0, (size_t)width * sizeof(float));
         return !wrong;
     }
+    if (s->normalizer == HARD) {
+        long best = 0, place = (at->b * s->heads + at->h) * s->queries + i;
+        while (best < n - 1 && scores[best] != big) best++;
+        for (long x = 0; x < width; x += LANES) {
+            vec y = ADD(LOAD(scores + x), ALL(-big));
+            total = ADD(total, ABOVE(y, ALL(LOWEST), exponential(y)));
+        }
+        memset(scores, 0, (size_t)width * sizeof(float));
+        scores[best] = 1.0f;
+        c->log_prob[place] = -logf(sum(total));
+        c->index[place] = at->first + best;
+        return !wrong;
+    }
     if (s->normalizer == SPARSEMAX || s->normalizer == ENTMAX) {
         project(scores, width, big, s->normalizer == ENTMAX);
         return !wrong;
     }
     for (long x = 0; x < width; x += LANES) {
-        vec y = ADD(LOAD(scores + x), ALL(-big)), p = ABOVE(y, ALL(LOWEST), exponential(y));
+        vec p = exponential_below(ADD(LOAD(scores + x), ALL(-big)));
         STORE(scores + x, p);
         total = ADD(total, p);
     }
@@ -319,30 +352,45 @@ static int weigh(const call *c, const block *at, long i, long width, float *scor
     return !wrong;
 }
 
-/* The same as `weigh` for softmax of products with a positive scale under lengths and a band, without the division by
- * the sum, whose inverse goes to `by`. */
+/* Whether the weights are softmax of products with a positive scale under lengths and a band. */
+static int is_simple(const call *c) {
+    return c->scale > 0.0f && !(c->softcap > 0.0f || c->bias || c->slopes || c->shift != 0.0f || c->allowed || c->query_ids
+                                || c->s->normalizer != SOFTMAX);
+}
+
+/* The same as `weigh` for these, without the division by the sum, whose inverse goes to `by`. */
 static int weigh_simply(const call *c, const block *at, long i, long width, float *scores, float *by) {
     long from, to;
     vec check = ALL(0.0f), high = ALL(-INFINITY), total = ALL(0.0f), scale = ALL(c->scale);
     attended(c, at->b, i, &from, &to);
+    from -= at->first, to -= at->first;
     *by = 0.0f;
-    if (from == to) {
+    if (from == to) { /* a query that is not finite would reach the gradients of the keys */
+        for (long x = 0; x < at->last - at->first; x++) check = FMA(ALL(scores[x]), ALL(0.0f), check);
         memset(scores, 0, (size_t)width * sizeof(float));
-        return 1;
+        return !ANY_NAN(check);
     }
-    for (long x = at->last - at->first; x < width; x++) scores[x] = 0.0f;
-    for (long x = 0; x < width; x += LANES) check = FMA(LOAD(scores + x), ALL(0.0f), check);
-    for (long x = 0; x < from - at->first; x++) scores[x] = -INFINITY;
-    for (long x = to - at->first; x < width; x++) scores[x] = -INFINITY;
-    for (long x = 0; x < width; x += LANES) high = MAX(high, LOAD(scores + x));
+    long start = from / LANES * LANES, stop = least(width, whole(to));
+    for (long x = 0; x < start; x += LANES) STORE(scores + x, ALL(0.0f));
+    for (long x = stop; x < width; x += LANES) STORE(scores + x, ALL(0.0f));
+    for (long x = start; x < stop; x += LANES) {
+        vec y = LOAD(scores + x), finite = y;
+        if (x < from || x + LANES > to) {
+            finite = between(y, from - x, to - x, 0.0f);
+            y = between(y, from - x, to - x, -INFINITY);
+            STORE(scores + x, y);
+        }
+        check = FMA(finite, ALL(0.0f), check);
+        high = MAX(high, y);
+    }
     float big = largest(high) * c->scale;
-    for (long x = 0; x < width; x += LANES) {
-        vec y = FMA(LOAD(scores + x), scale, ALL(-big)), p = ABOVE(y, ALL(LOWEST), exponential(y));
+    for (long x = start; x < stop; x += LANES) {
+        vec p = exponential_below(FMA(LOAD(scores + x), scale, ALL(-big)));
         STORE(scores + x, p);
         total = ADD(total, p);
     }
     *by = 1.0f / sum(total);
-    return sum(check) == 0.0f && big < INFINITY;
+    return !ANY_NAN(check) && big < INFINITY;
 }
 
 static const char *slice(const char *start, const long *strides, long half, long b, long h) {
@@ -363,6 +411,19 @@ static const float *rows_of(const char *from, long stride, long half, long rows,
 
 static long bytes(const shape *s) { return s->half ? 2 : 4; }
 
+/* The value of the best key of each row of a block, zeros for a row that attends nothing. Their scores are one-hot. */
+static void pick(const call *c, const block *at, const float *scores, long width, const float *values, long stride,
+                 float *out, long out_width) {
+    const long *index = c->index + (at->b * c->s->heads + at->h) * c->s->queries + at->row;
+    for (long i = 0; i < at->rows; i++) {
+        long best = index[i] - at->first;
+        if (best >= 0 && best < at->last - at->first && scores[i * width + best] != 0.0f)
+            memcpy(out + i * out_width, values + best * stride, (size_t)out_width * sizeof(float));
+        else
+            memset(out + i * out_width, 0, (size_t)out_width * sizeof(float));
+    }
+}
+
 /* The output of a part of the rows of a head. */
 static void forward_unit(const call *c, long unit) {
     const shape *s = c->s;
@@ -370,10 +431,9 @@ static void forward_unit(const call *c, long unit) {
     long share = (s->queries + c->parts - 1) / c->parts, start = part * share, stop = least(start + share, s->queries);
     if (start >= stop) return;
     block all = block_of(c, b, h, start, stop - start, 0);
-    long n = all.last - all.first, width = whole(n), out_width = whole(s->value_size), size = s->size;
-    int few = stop - start <= (size % LANES ? FEW / 2 : FEW); /* single numbers after the vectors take longer */
-    int simple = c->scale > 0.0f && !(c->softcap > 0.0f || c->bias || c->slopes || c->shift != 0.0f || c->allowed
-                                      || c->query_ids || s->normalizer != SOFTMAX);
+    long n = all.last - all.first, width = spread(n), out_width = whole(s->value_size), size = s->size;
+    int few = stop - start <= FEW;
+    int simple = is_simple(c);
     long key_room = half ? n * size : 0, value_room = half || s->value_size < out_width ? n * out_width : 0;
     long turned = few ? 0 : size * width;
     float *memory = reserve((size_t)(key_room + value_room + turned + BLOCK * (width + size + out_width) + LANES));
@@ -385,16 +445,22 @@ static void forward_unit(const call *c, long unit) {
     const float *k = rows_of(keys, s->key[2], half, n, size, size, key_copy, &key_row);
     const float *v = rows_of(values, s->value[2], half, n, s->value_size, out_width, value_copy, &value_row);
     if (!few) transpose(k, key_row, n, size, kt, width);
+    vec seen = ALL(0.0f); /* values with weight 0 count too */
+    for (long i = 0; s->normalizer == HARD && i < n; i++)
+        for (long x = 0; x < out_width; x += LANES) seen = FMA(LOAD(v + i * value_row + x), ALL(0.0f), seen);
+    if (!(sum(seen) == 0.0f)) {
+        *c->bad = 1;
+        return;
+    }
     for (long row = start; row < stop; row += BLOCK) {
         block at = block_of(c, b, h, row, least(BLOCK, stop - row), all.first);
-        long shift = (at.first - all.first) / LANES * LANES; /* a whole vector of the transposed keys */
+        long shift = (at.first - all.first) / STEP * STEP; /* a whole vector of the transposed keys */
         at.first = all.first + shift;
         long count = at.last - at.first, columns = whole(count);
         const char *given = slice(c->query, s->query, half, b, h) + row * s->query[2] * bytes(s);
         const float *q = rows_of(given, s->query[2], half, at.rows, size, size, query_copy, &query_row);
         if (few)
-            for (long i = 0; i < at.rows; i++)
-                score_row(q + i * query_row, k + shift * key_row, key_row, count, size, scores + i * width);
+            score_rows(at.rows, q, query_row, k + shift * key_row, key_row, count, size, scores, width);
         else
             multiply(at.rows, columns, size, q, query_row, 1, kt + shift, width, scores, width, 0);
         vec check = ALL(0.0f);
@@ -411,7 +477,10 @@ static void forward_unit(const call *c, long unit) {
             memset(to, 0, (size_t)s->keys * sizeof(float));
             for (long x = 0; x < count; x++) to[at.first + x] = scores[i * width + x] * by[i];
         }
-        multiply(at.rows, out_width, count, scores, width, 1, v + shift * value_row, value_row, out, out_width, 0);
+        if (s->normalizer == HARD)
+            pick(c, &at, scores, width, v + shift * value_row, value_row, out, out_width);
+        else
+            multiply(at.rows, out_width, count, scores, width, 1, v + shift * value_row, value_row, out, out_width, 0);
         for (long x = 0; x < at.rows * out_width; x += LANES) check = FMA(LOAD(out + x), ALL(0.0f), check);
         if (!(sum(check) == 0.0f)) {
             *c->bad = 1;
@@ -444,18 +513,55 @@ static void differentiate(long normalizer, const float *weights, float *changes,
     }
 }
 
+/* Weights, and the gradients of the products from those of the weights, after `weigh_simply`. */
+static void differentiate_simply(float *weights, float *changes, long width, float by, float factor) {
+    vec delta = ALL(0.0f), scale = ALL(by);
+    for (long x = 0; x < width; x += LANES) {
+        vec w = LOAD(weights + x);
+        delta = ADD(delta, ABOVE(w, ALL(0.0f), MUL(w, LOAD(changes + x))));
+    }
+    delta = ALL(sum(delta) * by);
+    for (long x = 0; x < width; x += LANES) {
+        vec w = MUL(LOAD(weights + x), scale), y = FNMA(delta, ALL(1.0f), LOAD(changes + x));
+        STORE(weights + x, w);
+        STORE(changes + x, ABOVE(w, ALL(0.0f), MUL(MUL(w, ALL(factor)), y)));
+    }
+}
+
+/* From products to weights, and from the gradients of weights to those of products, in place, for row i of a block. */
+static void gradients_of_row(const call *c, const block *at, long i, long columns, int simple, float *weights,
+                             float *changes, float *slope) {
+    const shape *s = c->s;
+    if (simple) {
+        float by;
+        weigh_simply(c, at, i, columns, weights, &by);
+        differentiate_simply(weights, changes, columns, by, c->scale);
+        return;
+    }
+    weigh(c, at, i, columns, weights, slope);
+    long place = ((at->b * s->heads + at->h) * s->queries + i) * s->keys, count = at->last - at->first;
+    for (long x = 0; c->dweights && x < count; x++) changes[x] += c->dweights[place + at->first + x];
+    differentiate(s->normalizer, weights, changes, columns);
+    if (c->dscores) {
+        memset(c->dscores + place, 0, (size_t)s->keys * sizeof(float));
+        memcpy(c->dscores + place + at->first, changes, (size_t)count * sizeof(float));
+    }
+    for (long x = 0; x < columns; x += LANES) STORE(changes + x, MUL(LOAD(changes + x), LOAD(slope + x)));
+}
+
 /* Gradients of a key head and of the query heads that share it. */
 static void backward_unit(const call *c, long unit) {
     const shape *s = c->s;
     long b = unit / s->kv_heads, g = unit % s->kv_heads, group = s->heads / s->kv_heads, half = s->half;
+    int simple = is_simple(c) && !c->dweights;
     block all = block_of(c, b, g * group, 0, s->queries, 0);
-    long n = all.last - all.first, width = whole(n), size = s->size, wide = whole(size), e = s->value_size;
+    long n = all.last - all.first, width = spread(n), size = s->size, wide = whole(size), e = s->value_size;
     long out = whole(e);
-    float *memory = reserve((size_t)(n * (2 * wide + 2 * out) + (size + e) * width + BLOCK * (3 * width + 2 * wide + out)
+    float *memory = reserve((size_t)(n * (2 * wide + 2 * out) + (size + e) * width + BLOCK * (2 * width + 2 * wide + out) + width
                                      + LANES));
     float *key_copy = memory, *value_copy = key_copy + n * wide, *dk = value_copy + n * out, *dv = dk + n * wide;
     float *kt = dv + n * out, *vt = kt + size * width, *p = vt + e * width, *slope = p + BLOCK * width;
-    float *ds = slope + BLOCK * width, *query_copy = ds + BLOCK * width, *change_copy = query_copy + BLOCK * wide;
+    float *ds = slope + width, *query_copy = ds + BLOCK * width, *change_copy = query_copy + BLOCK * wide;
     float *dq = change_copy + BLOCK * out;
     long key_row, value_row, query_row, change_row;
     const char *keys = slice(c->key, s->key, half, b, g) + all.first * s->key[2] * bytes(s);
@@ -469,7 +575,7 @@ static void backward_unit(const call *c, long unit) {
     for (long h = g * group; h < (g + 1) * group; h++)
         for (long row = 0; row < s->queries; row += BLOCK) {
             block at = block_of(c, b, h, row, least(BLOCK, s->queries - row), all.first);
-            long shift = (at.first - all.first) / LANES * LANES;
+            long shift = (at.first - all.first) / STEP * STEP;
             at.first = all.first + shift;
             long count = at.last - at.first, columns = whole(count), z = b * s->heads + h;
             const char *given = slice(c->query, s->query, half, b, h) + row * s->query[2] * bytes(s);
@@ -478,18 +584,8 @@ static void backward_unit(const call *c, long unit) {
             const float *d = rows_of(given, e, half, at.rows, e, out, change_copy, &change_row);
             multiply(at.rows, columns, size, q, query_row, 1, kt + shift, width, p, width, 0);
             multiply(at.rows, columns, e, d, change_row, 1, vt + shift, width, ds, width, 0);
-            for (long i = 0; i < at.rows; i++) {
-                float *weights = p + i * width, *slopes = slope + i * width, *changes = ds + i * width;
-                weigh(c, &at, row + i, columns, weights, slopes);
-                long place = (z * s->queries + row + i) * s->keys;
-                for (long x = 0; c->dweights && x < count; x++) changes[x] += c->dweights[place + at.first + x];
-                differentiate(s->normalizer, weights, changes, columns);
-                if (c->dscores) {
-                    memset(c->dscores + place, 0, (size_t)s->keys * sizeof(float));
-                    memcpy(c->dscores + place + at.first, changes, (size_t)count * sizeof(float));
-                }
-                for (long x = 0; x < columns; x += LANES) STORE(changes + x, MUL(LOAD(changes + x), LOAD(slopes + x)));
-            }
+            for (long i = 0; i < at.rows; i++)
+                gradients_of_row(c, &at, row + i, columns, simple, p + i * width, ds + i * width, slope);
             multiply(at.rows, wide, count, ds, width, 1, k + shift * key_row, key_row, dq, wide, 0);
             multiply(count, wide, at.rows, ds, 1, width, q, query_row, dk + shift * wide, wide, 1);
             multiply(count, out, at.rows, p, 1, width, d, change_row, dv + shift * out, out, 1);
@@ -503,33 +599,185 @@ static void backward_unit(const call *c, long unit) {
     save(dv, out, half, n, e, to_value + all.first * e * bytes(s), e, 0);
 }
 
+#ifdef BFLOAT16_PRODUCTS
+/* `forward_unit` in bfloat16: weights are rounded before the product with the values. */
+static void forward_half(const call *c, long unit) {
+    const shape *s = c->s;
+    long part = unit % c->parts, z = unit / c->parts, b = z / s->heads, h = z % s->heads, g = h / (s->heads / s->kv_heads);
+    long share = (s->queries + c->parts - 1) / c->parts, start = part * share, stop = least(start + share, s->queries);
+    if (start >= stop) return;
+    block all = block_of(c, b, h, start, stop - start, 0);
+    long n = all.last - all.first, width = in_tiles(n, 32) * 32, size = s->size, deep = in_tiles(size, 32) * 32;
+    long e = s->value_size, out_width = in_tiles(e, 32) * 32;
+    int few = stop - start <= FEW, simple = is_simple(c);
+    long packed = few ? 0 : width * (deep + in_tiles(e, 16) * 16) / 2;
+    float *scores = reserve((size_t)(packed + BLOCK * (width + width / 2 + deep / 2 + out_width)));
+    float *out = scores + BLOCK * width;
+    uint16_t *p = (uint16_t *)(out + BLOCK * out_width), *q = p + BLOCK * width;
+    uint32_t *kt = (uint32_t *)(q + BLOCK * deep), *vt = kt + width * deep / 2;
+    const uint16_t *k = (const uint16_t *)slice(c->key, s->key, 1, b, g) + all.first * s->key[2];
+    const uint16_t *v = (const uint16_t *)slice(c->value, s->value, 1, b, g) + all.first * s->value[2];
+    if (!few) {
+        pack_rows(k, s->key[2], n, size, kt, width);
+        pack(v, s->value[2], n, e, vt, width);
+    }
+    for (long row = start; row < stop; row += BLOCK) {
+        block at = block_of(c, b, h, row, least(BLOCK, stop - row), all.first);
+        long shift = (at.first - all.first) / 32 * 32, m = in_tiles(at.rows, 16);
+        at.first = all.first + shift;
+        long count = at.last - at.first, columns = in_tiles(count, 32) * 32;
+        copy_rows((const uint16_t *)slice(c->query, s->query, 1, b, h) + row * s->query[2], s->query[2], at.rows, size, q, deep);
+        if (few)
+            score_few(at.rows, q, deep, k + shift * s->key[2], s->key[2], count, size, scores, width);
+        else
+            multiply_tiles(m, columns / 16, deep / 32, q, deep, kt + shift * deep / 2, deep / 32, scores, width, 0);
+        float by[BLOCK];
+        for (long i = 0; i < at.rows; i++) {
+            float *weights = scores + i * width;
+            by[i] = 1.0f;
+            if (simple ? !weigh_simply(c, &at, row + i, columns, weights, by + i)
+                       : !weigh(c, &at, row + i, columns, weights, 0)) {
+                *c->bad = 1;
+                return;
+            }
+            if (!few) narrow(weights, columns, p + i * width);
+            if (!c->weights) continue;
+            float *to = c->weights + (z * s->queries + row + i) * s->keys;
+            memset(to, 0, (size_t)s->keys * sizeof(float));
+            for (long x = 0; x < count; x++) to[at.first + x] = weights[x] * by[i];
+        }
+        if (few)
+            sum_few(at.rows, scores, width, count, v + shift * s->value[2], s->value[2], e, out, out_width);
+        else
+            multiply_tiles(m, in_tiles(e, 16), columns / 32, p, width, vt + shift * 8, width / 32, out, out_width, 0);
+        uint16_t *to = (uint16_t *)slice(c->output, s->output, 1, b, h) + row * s->output[2];
+        for (long i = 0; i < at.rows; i++) {
+            vec check = ALL(0.0f);
+            for (long x = 0; x < e; x += LANES) check = FMA(LOAD(out + i * out_width + x), ALL(0.0f), check);
+            if (!(sum(check) == 0.0f)) {
+                *c->bad = 1;
+                return;
+            }
+            save_row(out + i * out_width, e, by[i], to + i * s->output[2]);
+        }
+    }
+}
+
+/* `backward_unit` in bfloat16. The gradients of keys and values are computed transposed: their left operands are then
+ * the queries and the gradient of the output. */
+static void backward_half(const call *c, long unit) {
+    const shape *s = c->s;
+    long b = unit / s->kv_heads, g = unit % s->kv_heads, group = s->heads / s->kv_heads, size = s->size, e = s->value_size;
+    int simple = is_simple(c) && !c->dweights;
+    block all = block_of(c, b, g * group, 0, s->queries, 0);
+    long n = all.last - all.first, width = in_tiles(n, 32) * 32, wide = in_tiles(size, 16) * 16;
+    long out = in_tiles(e, 16) * 16, deep = in_tiles(size, 32) * 32, deep_out = in_tiles(e, 32) * 32;
+    size_t floats = (size_t)(width * (wide + out) + BLOCK * (2 * width + wide) + width);
+    size_t halves = (size_t)(width * (deep + deep_out + wide) + BLOCK * (3 * width + deep + deep_out + wide + out));
+    float *p = reserve(floats + halves / 2), *ds = p + BLOCK * width, *slope = ds + BLOCK * width;
+    float *dk = slope + width, *dv = dk + width * wide, *dq = dv + width * out;
+    uint32_t *kt = (uint32_t *)(dq + BLOCK * wide), *vt = kt + width * deep / 2, *kp = vt + width * deep_out / 2;
+    uint32_t *pp = kp + width * wide / 2, *dsp = pp + BLOCK * width / 2;
+    uint16_t *ds_rows = (uint16_t *)(dsp + BLOCK * width / 2), *q = ds_rows + BLOCK * width, *change = q + BLOCK * deep;
+    uint16_t *qt = change + BLOCK * deep_out, *change_t = qt + BLOCK * wide;
+    const uint16_t *k = (const uint16_t *)slice(c->key, s->key, 1, b, g) + all.first * s->key[2];
+    const uint16_t *v = (const uint16_t *)slice(c->value, s->value, 1, b, g) + all.first * s->value[2];
+    pack_rows(k, s->key[2], n, size, kt, width);
+    pack(k, s->key[2], n, size, kp, width);
+    pack_rows(v, s->value[2], n, e, vt, width);
+    memset(dk, 0, (size_t)(width * (wide + out)) * sizeof(float));
+    for (long h = g * group; h < (g + 1) * group; h++)
+        for (long row = 0; row < s->queries; row += BLOCK) {
+            block at = block_of(c, b, h, row, least(BLOCK, s->queries - row), all.first);
+            long shift = (at.first - all.first) / 32 * 32, z = b * s->heads + h, m = in_tiles(at.rows, 16);
+            at.first = all.first + shift;
+            long count = at.last - at.first, columns = in_tiles(count, 32) * 32;
+            const uint16_t *rows = (const uint16_t *)slice(c->query, s->query, 1, b, h) + row * s->query[2];
+            const uint16_t *given = (const uint16_t *)c->change + (z * s->queries + row) * e;
+            copy_rows(rows, s->query[2], at.rows, size, q, deep);
+            turn_block(rows, s->query[2], at.rows, size, qt);
+            copy_rows(given, e, at.rows, e, change, deep_out);
+            turn_block(given, e, at.rows, e, change_t);
+            multiply_tiles(m, columns / 16, deep / 32, q, deep, kt + shift * deep / 2, deep / 32, p, width, 0);
+            multiply_tiles(m, columns / 16, deep_out / 32, change, deep_out, vt + shift * deep_out / 2, deep_out / 32, ds,
+                           width, 0);
+            for (long i = 0; i < BLOCK; i++) {
+                float *weights = p + i * width, *changes = ds + i * width;
+                if (i < at.rows)
+                    gradients_of_row(c, &at, row + i, columns, simple, weights, changes, slope);
+                else {
+                    memset(weights, 0, (size_t)columns * sizeof(float));
+                    memset(changes, 0, (size_t)columns * sizeof(float));
+                }
+                narrow(changes, columns, ds_rows + i * width);
+            }
+            pack_block(p, width, columns, pp);
+            pack_block(ds, width, columns, dsp);
+            multiply_tiles(m, wide / 16, columns / 32, ds_rows, width, kp + shift * 8, width / 32, dq, wide, 0);
+            multiply_tiles(wide / 16, columns / 16, 1, qt, 32, dsp, 1, dk + shift, width, 1);
+            multiply_tiles(out / 16, columns / 16, 1, change_t, 32, pp, 1, dv + shift, width, 1);
+            for (long i = 0; i < at.rows; i++)
+                save_row(dq + i * wide, size, 1.0f, (uint16_t *)c->dquery + (z * s->queries + row + i) * size);
+        }
+    long z = b * s->kv_heads + g;
+    uint16_t *to_key = (uint16_t *)c->dkey + z * s->keys * size, *to_value = (uint16_t *)c->dvalue + z * s->keys * e;
+    memset(to_key, 0, (size_t)(s->keys * size) * 2);
+    memset(to_value, 0, (size_t)(s->keys * e) * 2);
+    save_turned(dk, width, n, size, to_key + all.first * size);
+    save_turned(dv, width, n, e, to_value + all.first * e);
+}
+#else
+#define forward_half forward_unit
+#define backward_half backward_unit
+static void begin_tiles(char *saved) {}
+static void end_tiles(const char *saved) {}
+#endif
+
 static void run(const call *c, long units, long threads, void (*work)(const call *, long)) {
+    char saved[64];
     if (threads > units) threads = units;
 #ifdef _OPENMP
     if (threads > 1) {
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-        for (long unit = 0; unit < units; unit++) work(c, unit);
+        long chunk = most_of(1, units / (threads * CHUNKS));
+#pragma omp parallel num_threads(threads) private(saved)
+        {
+            if (c->s->half) begin_tiles(saved);
+#pragma omp for schedule(dynamic, chunk)
+            for (long unit = 0; unit < units; unit++) work(c, unit);
+            if (c->s->half) end_tiles(saved);
+        }
         return;
     }
 #endif
+    if (c->s->half) begin_tiles(saved);
     for (long unit = 0; unit < units; unit++) work(c, unit);
+    if (c->s->half) end_tiles(saved);
+}
+
+/* Whether products of bfloat16 are computed by AMX. */
+int regard_dot_amx(void) {
+#ifdef BFLOAT16_PRODUCTS
+    return with_amx();
+#else
+    return 0;
+#endif
 }
 
 /* Returns 0, or 1 if a number was not finite or a length is out of range. */
 int regard_dot_attention(const shape *s, const void *query, const void *key, const void *value, const long *lengths,
                          const long *query_ids, const long *key_ids, const float *bias, const float *slopes,
-                         const unsigned char *allowed, void *output, float *weights, double scale, double softcap,
-                         double shift, long threads) {
+                         const unsigned char *allowed, void *output, float *weights, float *log_prob, long *index,
+                         double scale, double softcap, double shift, long threads) {
     int bad = 0;
     call c = {.s = s, .query = query, .key = key, .value = value, .lengths = lengths, .query_ids = query_ids,
               .key_ids = key_ids, .bias = bias, .slopes = slopes, .allowed = allowed, .output = output, .weights = weights,
-              .scale = (float)scale, .softcap = (float)softcap, .shift = (float)shift, .parts = 1, .bad = &bad};
+              .log_prob = log_prob, .index = index, .scale = (float)scale, .softcap = (float)softcap, .shift = (float)shift, .parts = 1, .bad = &bad};
     for (long b = 0; lengths && b < s->batch; b++)
         if (lengths[b] < 0 || lengths[b] > s->keys) return 1;
     long slices = s->batch * s->heads;
     /* Only the shape decides, so that the result does not depend on the number of threads. */
     while (slices * c.parts < UNITS && c.parts * BLOCK < s->queries) c.parts++;
-    run(&c, slices * c.parts, threads, forward_unit);
+    run(&c, slices * c.parts, threads, s->half ? forward_half : forward_unit);
     return bad;
 }
 
@@ -542,5 +790,5 @@ void regard_dot_gradients(const shape *s, const void *query, const void *key, co
               .key_ids = key_ids, .bias = bias, .slopes = slopes, .allowed = allowed, .change = change,
               .dweights = dweights, .dscores = dscores, .dquery = dquery, .dkey = dkey, .dvalue = dvalue, .scale = (float)scale, .softcap = (float)softcap,
               .shift = (float)shift, .parts = 1, .bad = &bad};
-    run(&c, s->batch * s->kv_heads, threads, backward_unit);
+    run(&c, s->batch * s->kv_heads, threads, s->half ? backward_half : backward_unit);
 }

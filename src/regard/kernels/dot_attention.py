@@ -17,7 +17,8 @@ from regard.kernels.native_library import library
 
 _FILE = "dot_attention.c"
 _PARALLEL = 2**20  # products of pairs and sizes from which on a call uses several threads
-_NORMALIZERS = {"softmax": 0, "sigmoid": 1, "sparsemax": 2, "entmax": 3}  # entmax with α = 1.5
+# Entmax with α = 1.5; `hard` is the best key, without gradients.
+_NORMALIZERS = {"softmax": 0, "sigmoid": 1, "sparsemax": 2, "entmax": 3, "hard": 4}
 
 
 class Limits(NamedTuple):
@@ -33,6 +34,15 @@ class Limits(NamedTuple):
     bias: Tensor | None = None
     slopes: Tensor | None = None
     allowed: Tensor | None = None
+
+
+class Found(NamedTuple):
+    """The output (b, h, q, e), the weights (b, h, q, k) and, with `hard`, the log-probability and index of each row."""
+
+    output: Tensor
+    weights: Tensor | None
+    log_prob: Tensor | None = None
+    index: Tensor | None = None
 
 
 class Form(NamedTuple):
@@ -102,30 +112,33 @@ def form(
 def attention(query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, learning: bool) -> Tensor | None:
     """Return the output (b, h, q, e); None if a number is not finite, or a length is out of range."""
     if not learning:
-        return _forward(query, key, value, form, limits, None)
+        return _forward(query, key, value, form, limits)
     output = cast(Tensor, _Attention.apply(query, key, value, limits.bias, form, limits, False))
     return None if output.numel() == 0 else output
 
 
 def with_weights(
-    query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, learning: bool
-) -> tuple[Tensor, Tensor] | None:
-    """Return the output, and the weights (b, h, q, k) in float32, or None as `attention` does."""
+    query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, learning: bool, weighted: bool = True
+) -> Found | None:
+    """Return all results, the weights in float32 and only if `weighted`, or None as `attention` does."""
     if learning:
         pair = cast(tuple[Tensor, Tensor], _Attention.apply(query, key, value, limits.bias, form, limits, True))
-        return None if pair[0].numel() == 0 else pair
-    weights = torch.empty((*form.shape[:3], key.shape[2]))
-    output = _forward(query, key, value, form, limits, weights)
-    return None if output is None else (output, weights)
+        return None if pair[0].numel() == 0 else Found(*pair)
+    rows = form.shape[:3]
+    weights = torch.empty((*rows, key.shape[2])) if weighted else None
+    choice = (torch.zeros(rows), torch.zeros(rows, dtype=torch.long)) if form.normalizer == "hard" else (None, None)
+    output = _forward(query, key, value, form, limits, weights, *choice)
+    return None if output is None else Found(output, weights, *choice)
 
 
 def _forward(
-    query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, weights: Tensor | None
+    query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, *more: Tensor | None
 ) -> Tensor | None:
-    output = torch.empty_strided(form.shape, form.strides, dtype=form.dtype)
+    """Return the output; `more` are weights, log-probabilities and indices, as far as they are needed."""
+    output, more = torch.empty_strided(form.shape, form.strides, dtype=form.dtype), (*more, None, None, None)[:3]
     bad = _functions()[0](
         _numbers(form, limits), query.data_ptr(), key.data_ptr(), value.data_ptr(), *_pointers(limits),
-        output.data_ptr(), None if weights is None else weights.data_ptr(), *form.factors,
+        output.data_ptr(), *[None if t is None else t.data_ptr() for t in more], *form.factors,
         torch.get_num_threads() if form.parallel else 1,
     )  # fmt: skip
     return None if bad else output
@@ -158,7 +171,7 @@ def _functions() -> tuple[Any, Any]:
     loaded = library(__package__ or "", _FILE)
     assert loaded is not None  # checked by available()
     forward, backward = loaded.regard_dot_attention, loaded.regard_dot_gradients
-    forward.argtypes = [_ANY] * 12 + [ctypes.c_double] * 3 + [ctypes.c_long]
+    forward.argtypes = [_ANY] * 14 + [ctypes.c_double] * 3 + [ctypes.c_long]
     backward.argtypes = [_ANY] * 16 + [ctypes.c_double] * 3 + [ctypes.c_long]
     forward.restype, backward.restype = ctypes.c_int, None
     return forward, backward

@@ -20,7 +20,7 @@ _log = logging.getLogger("regard")
 # -ffast-math is not used: linking with it would flush subnormal numbers to 0 in the whole process. OpenMP is torch's
 # own if that is libgomp, already loaded, so both share one thread pool.
 _OPENMP = "-fopenmp"
-_VECTORS = "vectors.h"  # its text begins every C file, so that the cache key contains it
+_HEADERS = ("vectors.h", "bfloat16.h")  # their text begins every C file, so that the cache key contains it
 _FLAGS = ("-O3", "-march=native", "-std=c11", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math")
 
 
@@ -45,7 +45,8 @@ def library(package: str, name: str) -> ctypes.CDLL | None:
     found = compiler()
     if found is None or platform.system() != "Linux":
         return None
-    files = (resources.files("regard.kernels").joinpath(_VECTORS), resources.files(package).joinpath(name))
+    headers = [resources.files("regard.kernels").joinpath(header) for header in _HEADERS]
+    files = (*headers, resources.files(package).joinpath(name))
     source = b"".join(file.read_bytes() for file in files)
     try:
         return ctypes.CDLL(str(_compiled(found, source, Path(name).stem)))

@@ -13,6 +13,7 @@
 typedef __m512 vec;
 #define LOAD(p) _mm512_loadu_ps(p)
 #define STORE(p, x) _mm512_storeu_ps(p, x)
+#define FIRST(p, n) _mm512_maskz_loadu_ps((__mmask16)((1u << (n)) - 1), p) /* the first n < LANES numbers, then 0 */
 #define ALL(x) _mm512_set1_ps(x)
 #define ADD(a, b) _mm512_add_ps(a, b)
 #define MUL(a, b) _mm512_mul_ps(a, b)
@@ -28,12 +29,44 @@ typedef __m512 vec;
 #define ANY_NAN(x) (_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0)
 static inline float sum(vec x) { return _mm512_reduce_add_ps(x); }
 static inline float largest(vec x) { return _mm512_reduce_max_ps(x); }
+/* x in the lanes low <= lane < high, elsewhere `other`. */
+static inline vec between(vec x, long low, long high, float other) {
+    unsigned below = high >= 16 ? 0xffff : high <= 0 ? 0 : (1u << high) - 1;
+    unsigned above = low <= 0 ? 0xffff : low >= 16 ? 0 : 0xffffu << low;
+    return _mm512_mask_blend_ps((__mmask16)(below & above), _mm512_set1_ps(other), x);
+}
+/* The transpose of a square of 16 by 16 numbers, in place. */
+static inline void turn(vec *r) {
+    vec t[16];
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+#define PAIR(f, a, b) _mm512_castpd_ps(f(_mm512_castps_pd(a), _mm512_castps_pd(b)))
+    for (int i = 0; i < 16; i += 4)
+        for (int u = 0; u < 2; u++) {
+            r[i + 2 * u] = PAIR(_mm512_unpacklo_pd, t[i + u], t[i + u + 2]);
+            r[i + 2 * u + 1] = PAIR(_mm512_unpackhi_pd, t[i + u], t[i + u + 2]);
+        }
+#undef PAIR
+    for (int i = 0; i < 4; i++) { /* quarter q of r[4 a + i] has column 4 q + i of rows 4 a to 4 a + 3 */
+        vec a = _mm512_shuffle_f32x4(r[i], r[4 + i], 0x88), b = _mm512_shuffle_f32x4(r[i], r[4 + i], 0xdd);
+        vec c = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0x88), d = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0xdd);
+        t[i] = _mm512_shuffle_f32x4(a, c, 0x88);
+        t[4 + i] = _mm512_shuffle_f32x4(b, d, 0x88);
+        t[8 + i] = _mm512_shuffle_f32x4(a, c, 0xdd);
+        t[12 + i] = _mm512_shuffle_f32x4(b, d, 0xdd);
+    }
+    for (int i = 0; i < 16; i++) r[i] = t[i];
+}
 #elif defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
 #define LANES 8
 typedef __m256 vec;
 #define LOAD(p) _mm256_loadu_ps(p)
 #define STORE(p, x) _mm256_storeu_ps(p, x)
+#define FIRST(p, n) \
+    _mm256_maskload_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)))
 #define ALL(x) _mm256_set1_ps(x)
 #define ADD(a, b) _mm256_add_ps(a, b)
 #define MUL(a, b) _mm256_mul_ps(a, b)
@@ -65,11 +98,18 @@ static inline float largest(vec x) {
     for (int n = 1; n < 8; n++) most = part[n] > most ? part[n] : most;
     return most;
 }
+static inline vec between(vec x, long low, long high, float other) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    __m256i outside = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(low < 8 ? low : 8)), lane);
+    __m256i inside = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(high < 8 ? high : 8)), lane);
+    return _mm256_blendv_ps(_mm256_set1_ps(other), x, _mm256_castsi256_ps(_mm256_andnot_si256(outside, inside)));
+}
 #else
 #define LANES 1
 typedef float vec;
 #define LOAD(p) (*(p))
 #define STORE(p, x) (*(p) = (x))
+#define FIRST(p, n) (*(p))
 #define ALL(x) (x)
 #define ADD(a, b) ((a) + (b))
 #define MUL(a, b) ((a) * (b))
@@ -85,7 +125,27 @@ typedef float vec;
 #define ANY_NAN(x) ((x) != (x))
 static inline float sum(vec x) { return x; }
 static inline float largest(vec x) { return x; }
+static inline vec between(vec x, long low, long high, float other) { return low <= 0 && 0 < high ? x : other; }
 #endif
+
+/* The sums of four vectors. */
+static inline void sums(const vec *t, float *to) {
+#if LANES == 1
+    memcpy(to, t, 4 * sizeof(float));
+#else
+    __m256 y[4];
+#if LANES == 16
+    for (int u = 0; u < 4; u++) {
+        __m256d high = _mm512_extractf64x4_pd(_mm512_castps_pd(t[u]), 1);
+        y[u] = _mm256_add_ps(_mm512_castps512_ps256(t[u]), _mm256_castpd_ps(high));
+    }
+#else
+    memcpy(y, t, sizeof y);
+#endif
+    __m256 z = _mm256_hadd_ps(_mm256_hadd_ps(y[0], y[1]), _mm256_hadd_ps(y[2], y[3]));
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(z), _mm256_extractf128_ps(z, 1)));
+#endif
+}
 
 /* 1 / x for 1 <= x: an estimate and one Newton step. */
 static inline vec inverse(vec x) {
@@ -93,9 +153,8 @@ static inline vec inverse(vec x) {
     return MUL(r, FNMA(x, r, ALL(2.0f)));
 }
 
-/* e^x for |x| < 87, by the polynomial of the Cephes library; smaller x give about 1e-38. */
-static inline vec exponential(vec x) {
-    x = MIN(MAX(x, ALL(-87.0f)), ALL(87.0f));
+/* e^x for |x| < 87, by the polynomial of the Cephes library; anything for other x. */
+static inline vec moderate_exponential(vec x) {
     vec n = ROUND(MUL(x, ALL(1.44269504f))), r = FNMA(n, ALL(0.693359375f), x), p = ALL(1.9875691500e-4f);
     r = FNMA(n, ALL(-2.12194440e-4f), r);
     p = FMA(p, r, ALL(1.3981999507e-3f));
@@ -104,6 +163,14 @@ static inline vec exponential(vec x) {
     p = FMA(p, r, ALL(1.6666665459e-1f));
     p = FMA(p, r, ALL(5.0000001201e-1f));
     return SCALE(ADD(FMA(MUL(p, r), r, r), ALL(1.0f)), n);
+}
+
+/* The same for all x: smaller ones give about 1e-38. */
+static inline vec exponential(vec x) { return moderate_exponential(MIN(MAX(x, ALL(-87.0f)), ALL(87.0f))); }
+
+/* e^x for x <= 0 with 0 for what is less than -86. */
+static inline vec exponential_below(vec x) {
+    return ABOVE(x, ALL(-86.0f), LANES > 1 ? moderate_exponential(x) : exponential(x));
 }
 
 /* tanh by a rational function (the one of Eigen), to a few units in the last place. */

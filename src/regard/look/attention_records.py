@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.core.requests import Entropy, Top
-from regard.look.batch_items import CheckOf, GradientPart, Part, Places
+from regard.look.batch_items import CheckOf, GradientPart, Part, Places, stored
 from regard.look.labels import Labels
 from regard.look.pooling import Pool, pooled
 
@@ -23,15 +23,12 @@ class Source(Protocol):
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """Return the numbers of sequences, heads, queries and keys."""
-        ...
 
     def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor:
         """Return the weights (heads, rows, keys) of some queries, float32 on the CPU."""
-        ...
 
     def holds(self) -> list[Tensor]:
         """Return the tensors that the source holds in memory."""
-        ...
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:
@@ -262,7 +259,7 @@ class Record:
 
     def received(self, *, batch: int = 0) -> Tensor:
         """Return the sum of the weights that each key gets from all queries, (heads, keys)."""
-        known = self._summary("received", self._item(batch))
+        known = stored(self.source, "received", self._item(batch))
         if known is not None:
             return known
         total = torch.zeros(self.heads, self.keys)
@@ -273,7 +270,7 @@ class Record:
     def entropy(self, *, batch: int = 0) -> Tensor:
         """Return the entropy of each query's weights, −Σ w ln w in nats, (heads, queries); NaN if a weight is
         negative."""
-        known = self._summary("entropy", self._item(batch))
+        known = stored(self.source, "entropy", self._item(batch))
         if known is not None:
             return known
         parts = [Entropy().of(shares(weights)) for _, weights in self._blocks(None, batch)]
@@ -286,7 +283,7 @@ class Record:
         if pool not in ("mean", "max"):
             raise ValueError(f"pool must be mean or max, got {pool!r}")
         head = self._range(head).start
-        known = self._summary("overview", self._item(batch), head)
+        known = stored(self.source, "overview", self._item(batch), head)
         if known is not None and pool == "mean":
             return known if max(known.shape) <= size else pooled(known, *(min(size, n) for n in known.shape))
         if 0 in (self.queries, self.keys):
@@ -330,10 +327,6 @@ class Record:
         for start in range(0, max(1, self.queries), step):
             rows = torch.arange(start, min(start + step, self.queries))
             yield rows, self.source.rows(item, heads, rows)
-
-    def _summary(self, what: str, *place: int) -> Tensor | None:
-        known = getattr(self.source, what, None)
-        return known(*place) if known is not None else None
 
     def _item(self, batch: int) -> int:
         if not 0 <= batch < self.batch:

@@ -9,6 +9,12 @@ if TYPE_CHECKING:
     from regard.look.attention_records import Check, Gradient, Source
 
 
+def stored(source: object, what: str, *place: int) -> Tensor | None:
+    """Return a summary of a map that its source stores, such as `received`; None if it does not."""
+    known = getattr(source, what, None)
+    return None if known is None else known(*place)
+
+
 class Places(NamedTuple):
     """The index of a sequence, and its rows and columns; None means all of them."""
 
@@ -51,13 +57,13 @@ class Part:
     # Summaries stored in a file. They cover all rows and columns: for a subset they are recomputed.
 
     def received(self, batch: int) -> Tensor | None:
-        return self._summary("received") if self._places.all else None
+        return stored(self._source, "received", self._places.batch) if self._places.all else None
 
     def overview(self, batch: int, head: int) -> Tensor | None:
-        return self._summary("overview", head) if self._places.all else None
+        return stored(self._source, "overview", self._places.batch, head) if self._places.all else None
 
     def entropy(self, batch: int) -> Tensor | None:
-        found = self._summary("entropy")
+        found = stored(self._source, "entropy", self._places.batch)
         return found if found is None else found[:, self._places.row_numbers(torch.arange(self._shape[2]))]
 
     @property
@@ -67,10 +73,6 @@ class Part:
         if rest is None:
             return None
         return rest[self._places.batch][None, :, self._places.row_numbers(torch.arange(self._shape[2]))]
-
-    def _summary(self, what: str, *place: int) -> Tensor | None:
-        known = getattr(self._source, what, None)
-        return None if known is None else known(self._places.batch, *place)
 
 
 class CheckOf:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from regard.look.attention_records import Record, Source
+from regard.look.batch_items import stored
 
 
 class WithMean:
@@ -30,17 +31,17 @@ class WithMean:
     # Summaries stored in a file. The entropy of a mean is not the mean of entropies, so it is unknown.
 
     def received(self, batch: int) -> Tensor | None:
-        known = self._summary("received", batch)
+        known = stored(self._source, "received", batch)
         return None if known is None else torch.cat([known, known.mean(0, keepdim=True)])
 
     def entropy(self, batch: int) -> Tensor | None:
-        known = self._summary("entropy", batch)
+        known = stored(self._source, "entropy", batch)
         return None if known is None else torch.cat([known, torch.full_like(known[:1], torch.nan)])
 
     def overview(self, batch: int, head: int) -> Tensor | None:
         if head < self._heads:
-            return self._summary("overview", batch, head)
-        known = [self._summary("overview", batch, each) for each in range(self._heads)]
+            return stored(self._source, "overview", batch, head)
+        known = [stored(self._source, "overview", batch, each) for each in range(self._heads)]
         maps = [one for one in known if one is not None]
         return torch.stack(maps).mean(0) if maps else None
 
@@ -49,10 +50,6 @@ class WithMean:
         """Return the sum of the weights that a file does not store, (b, heads, rows); None if it stores all."""
         known = getattr(self._source, "rest", None)
         return None if known is None else torch.cat([known, known.mean(1, keepdim=True)], 1)
-
-    def _summary(self, what: str, *place: int) -> Tensor | None:
-        known = getattr(self._source, what, None)
-        return None if known is None else known(*place)
 
 
 def with_mean(record: Record) -> Record:

@@ -80,29 +80,34 @@ def svg(
     """
     grid = _grid(weights, rows, columns, highest)
     place = _layout(grid, title)
-    parts = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' class='regard' role='img' width='{place.width}' "
-        f"height='{place.height}' viewBox='0 0 {place.width} {place.height}' font-family=\"{FONTS}\" "
-        f"font-size='{FONT_SIZE}'>",
-        f"<title>{_escape(title)}</title>",
-        # A viewer without colour schemes ignores this rule and uses the light `fill` of each element.
-        "<style>@media (prefers-color-scheme: dark) {"
-        " .regard text { fill: #d6dae0 } .regard [style] { fill: var(--dark) } }</style>",
-        "<rect width='100%' height='100%' rx='8' fill='#ffffff' style='--dark:#14181e'/>",
-        _text(title, 12.0, 26.0, "font-size='17' font-weight='600'"),
-    ]
+    parts = opening(title, place.width, place.height, FONT_SIZE)
     for j, label in enumerate(grid.columns):
         x, y = place.left + place.side * (j + 0.5), place.top - 8
         turn = f"transform='rotate(-45 {x:.1f} {y:.1f})'" if place.slanted else "text-anchor='middle'"
-        parts.append(_text(_short(label), x, y, turn))
+        parts.append(text_at(_short(label), x, y, turn))
     for i, (label, row) in enumerate(zip(grid.rows, grid.weights, strict=True)):
         y = place.top + place.side * i
         middle = "text-anchor='end' dominant-baseline='central'"
-        parts.append(_text(_short(label), place.left - 8, y + place.side / 2, middle))
+        parts.append(text_at(_short(label), place.left - 8, y + place.side / 2, middle))
         for j, weight in enumerate(row):
             tip = f"{label} → {grid.columns[j]}: {number(weight, '.4g')}"
             parts.append(_cell(place.left + place.side * j, y, place.side, weight, grid.share(weight), tip))
     return Drawing("\n".join([*parts, *_legend(grid, place), "</svg>\n"]))
+
+
+def opening(
+    title: str, width: int, height: int, font_size: int, dark: str = "[style] { fill: var(--dark) }"
+) -> list[str]:
+    """Return the beginning of an SVG drawing with its title; `dark` is a rule of style for dark screens."""
+    return [
+        f"<svg xmlns='http://www.w3.org/2000/svg' class='regard' role='img' width='{width}' height='{height}' "
+        f"viewBox='0 0 {width} {height}' font-family=\"{FONTS}\" font-size='{font_size}'>",
+        f"<title>{_escape(title)}</title>",
+        # A viewer without colour schemes ignores this rule and uses the light `fill` of each element.
+        f"<style>@media (prefers-color-scheme: dark) {{ .regard text {{ fill: #d6dae0 }} .regard {dark} }}</style>",
+        "<rect width='100%' height='100%' rx='8' fill='#ffffff' style='--dark:#14181e'/>",
+        text_at(title, 12.0, 26.0, "font-size='17' font-weight='600'"),
+    ]
 
 
 def html(
@@ -265,12 +270,13 @@ def _legend(grid: _Grid, place: _Layout) -> list[str]:
         f"{_fill(shade, start + (1 - start) * i / (steps - 1))}/>"
         for i in range(steps)
     ]
-    low = _text(number(-grid.highest, ".3g") if grid.negative else "0", place.left, y + 24, "font-size='11'")
-    high = _text(f"{grid.highest:.3g}", place.left + step * steps, y + 24, "font-size='11' text-anchor='end'")
+    low = text_at(number(-grid.highest, ".3g") if grid.negative else "0", place.left, y + 24, "font-size='11'")
+    high = text_at(f"{grid.highest:.3g}", place.left + step * steps, y + 24, "font-size='11' text-anchor='end'")
     return [*bar, low, high]
 
 
-def _text(text: str, x: float, y: float, attributes: str) -> str:
+def text_at(text: str, x: float, y: float, attributes: str) -> str:
+    """Return a text of an SVG drawing."""
     return f"<text x='{x:.1f}' y='{y:.1f}' fill='#1b1f24' {attributes}>{_escape(text)}</text>"
 
 

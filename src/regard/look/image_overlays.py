@@ -18,7 +18,7 @@ from regard.look import heatmap
 from regard.look.attention_records import Record
 from regard.look.color_scale import LIGHT
 from regard.look.fonts import font_of
-from regard.look.labels import Labels
+from regard.look.labels import Labels, png_bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -219,6 +219,4 @@ def _enlarged(picture: "Image") -> int:
 
 def _address(picture: "Image") -> str:
     """Return a picture as a data: URL, to embed it in a document."""
-    with io.BytesIO() as file:
-        picture.save(file, "PNG", optimize=True)
-        return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return f"data:image/png;base64,{base64.b64encode(png_bytes(picture)).decode()}"

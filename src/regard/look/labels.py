@@ -129,12 +129,17 @@ def _png(image: "bytes | str | Path | Image") -> bytes:
     try:
         opened = image if isinstance(image, Image.Image) else None
         opened = opened or Image.open(io.BytesIO(image) if isinstance(image, bytes) else str(image))
-        file = io.BytesIO()
-        opened.convert("RGB").save(file, "PNG", optimize=True)
+        return png_bytes(opened.convert("RGB"))
     except UnidentifiedImageError:
         what = "these bytes" if isinstance(image, bytes) else str(image)
         raise ValueError(f"{what}: not a picture that can be read") from None
-    return file.getvalue()
+
+
+def png_bytes(picture: "Image") -> bytes:
+    """Return a picture as the bytes of a PNG file."""
+    with io.BytesIO() as file:
+        picture.save(file, "PNG", optimize=True)
+        return file.getvalue()
 
 
 # Accepted are Labels; a list of strings; a list of either for each sequence; (tokenizer, ids or encoding); (text,

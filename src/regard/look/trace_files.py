@@ -298,9 +298,7 @@ def _found(labels: list[Labels], place: int, length: int, index: int) -> Labels:
 
 
 def _labels(described: LabelsDocument, tensors: Mapping[str, Tensor]) -> Labels:
-    extra: dict[str, Any] = {}
-    for name, thing in described.numbers.items():
-        extra[name] = thing
+    extra: dict[str, Any] = dict(described.numbers)
     if "grid" in extra:
         grid = extra["grid"]
         if not isinstance(grid, list) or len(grid) != 2 or any(side < 1 or side != int(side) for side in grid):

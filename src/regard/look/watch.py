@@ -5,7 +5,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from types import FrameType
@@ -75,10 +75,12 @@ def watch(
         _open.append(eye)
         stack.callback(_open.remove, eye)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_flex_unfused())
+        stack.enter_context(warnings.catch_warnings())
+        # FlexAttention runs uncompiled on purpose while it is watched.
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
         stack.enter_context(interface(eye))
         stack.enter_context(_listening(eye))
-        stack.enter_context(eye.expecting())
+        stack.enter_context(eye.expected.counting())
         stack.enter_context(multihead_modules.unpacked(model))
         stack.enter_context(eye)
         yield trace
@@ -96,7 +98,7 @@ class _Eye(TorchFunctionMode):
         self.sinks: Tensor | None = None
         self.thread = threading.get_ident()
         self._names = {id(module): named(name) for name, module in model.named_modules()}
-        self._expected = Expected(model)
+        self.expected = Expected(model)  # reports attention modules without a captured call
         self._keeps, self._limit, self._exact, self._gradients = keeps, limit, exact, gradients
         self._calls: Counter[str] = Counter()
         self._full: Counter[str] = Counter()  # numbers of calls beyond the limit of memory, by name
@@ -116,10 +118,6 @@ class _Eye(TorchFunctionMode):
         if handler is None or self._deaf:
             return function(*args, **(kwargs or {}))
         return handler(self, function, args, kwargs or {})
-
-    def expecting(self) -> AbstractContextManager[None]:
-        """Count the calls of attention modules, to report those without a captured call."""
-        return self._expected.counting()
 
     @property
     def count(self) -> int:
@@ -223,7 +221,7 @@ class _Eye(TorchFunctionMode):
             say(f"{name!r} did not fit the limit of {self._limit / 2**20:.3g} MiB, {times(count)}")
         for (name, what), count in self._blind.items():
             say(f"{name!r}: {what} cannot be seen, {times(count)}")
-        for text in self._expected.missing(set(self._calls) | {name for name, _ in self._blind}, self._keeps):
+        for text in self.expected.missing(set(self._calls) | {name for name, _ in self._blind}, self._keeps):
             say(text)
         if not self.trace.records and not self.trace.dropped:
             say("no attention was seen: the model did not run while it was watched, has none, or `keep` left it out")
@@ -277,11 +275,3 @@ def _listening(eye: _Eye) -> Iterator[None]:
         yield
     finally:
         core.listeners = tuple(other for other in core.listeners if other is not listener)
-
-
-@contextmanager
-def _flex_unfused() -> Iterator[None]:
-    """Suppress torch's warning that FlexAttention runs uncompiled, which is intended while watching."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-        yield

@@ -113,14 +113,3 @@ class Classifier(nn.Module):
             raise ValueError(
                 f"summary of the memory has size {memory.summary.shape[-1]}, the classifier expects {self.memory_size}"
             )
-
-
-def several_labels(logits: Float[Tensor, "b classes"], labels: Float[Tensor, "b classes"]) -> Float[Tensor, ""]:
-    """Return the loss where an example may have several classes, or none: −mean[y ln σ(s) + (1 − y) ln(1 − σ(s))].
-
-    Each class is then a separate binary decision, and `logits.sigmoid()` the probabilities.
-
-    >>> several_labels(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]))
-    tensor(0.6931)
-    """
-    return F.binary_cross_entropy_with_logits(logits.float(), labels.float())

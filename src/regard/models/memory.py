@@ -60,7 +60,6 @@ class DecoderState(Protocol):
 
     def reorder(self, index: Tensor) -> "DecoderState":
         """Return the rows of the batch given by `index`, as beam search needs them."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

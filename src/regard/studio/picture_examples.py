@@ -1,6 +1,5 @@
 """Example traces with drawings: a picture with its caption, and a spoken word with its spectrogram."""
 
-import io
 import math
 
 import torch
@@ -8,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.look.color_scale import LIGHT, shade
-from regard.look.labels import Labels
+from regard.look.labels import Labels, png_bytes
 from regard.look.trace import Trace
 from regard.studio.examples import Answering, Example, asked_by, noise
 
@@ -134,6 +133,4 @@ def _spectrogram(loudness: Float[Tensor, "f t"]) -> Tensor:
 def _png(pixels: Tensor) -> bytes:
     from PIL import Image
 
-    with io.BytesIO() as file:
-        Image.fromarray(pixels.contiguous().numpy()).save(file, "PNG", optimize=True)
-        return file.getvalue()
+    return png_bytes(Image.fromarray(pixels.contiguous().numpy()))

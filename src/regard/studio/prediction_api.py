@@ -34,12 +34,10 @@ class Asks(Protocol):
     @property
     def ready(self) -> bool:
         """Return whether the run has weights."""
-        ...
 
     @property
     def more(self) -> Any:
         """Return further functions of the task."""
-        ...
 
     def ask(self, inputs: Mapping[str, Any]) -> "Prediction": ...
 

@@ -123,7 +123,6 @@ class Guard:
         return True
 
     def most(self, scope: MutableMapping[str, Any]) -> int:
-        """Return the largest allowed body of this request in bytes."""
         most: int = getattr(self.limits, LARGER.get((scope["method"], scope["path"]), "body"))
         return most
 

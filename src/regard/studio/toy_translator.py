@@ -19,8 +19,8 @@ from regard.core.normalizers import Normalizer, Softmax, Sparsemax
 from regard.core.requests import full
 from regard.core.scores import Dot
 from regard.decode.beam import beam
-from regard.decode.records import Hypothesis
-from regard.studio.translation_api import Alternative, Translated, Translation
+from regard.decode.records import Hypothesis as Found
+from regard.tasks.translation.hypotheses import Alternative, Answer, Hypothesis
 
 # The translations of a word, best first, and its position in a Chinese sentence: time, subject, place, manner, verb,
 # object.
@@ -60,7 +60,7 @@ class Toy:
     normalize: Normalizer = Softmax()
     sharpness: float = 1.0
 
-    def translate(self, text: str, *, beams: int, forced: Sequence[str] = ()) -> Translation:
+    def translate(self, text: str, *, beams: int, forced: Sequence[str] = ()) -> Answer:
         """Return the best hypotheses that start with the forced tokens."""
         source = re.findall(r"\w+|[^\w\s]", text)
         if not 1 <= len(source) <= 40:
@@ -74,7 +74,7 @@ class Toy:
         found = beam(
             sentence.step, state, start=start, stop=sentence.stop, limit=2 * len(source), width=beams, n_best=beams
         )[0]
-        return Translation(tuple(source), tuple(sentence.told(list(forced), steps, hypothesis) for hypothesis in found))
+        return Answer(tuple(source), tuple(sentence.told(list(forced), steps, hypothesis) for hypothesis in found))
 
     def score(self, text: str, target: Sequence[str], place: int, kept: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
         """Return the probability of a word of a translation when only some words of the source are kept."""
@@ -145,7 +145,7 @@ class _Sentence:
         words[:, self.stop] = ending[:, 0].clamp_min(1e-20)
         return SimpleNamespace(logits=words.log(), state=_State(covered), weights=weights[:, 0])
 
-    def told(self, forced: list[str], steps: list[SimpleNamespace], hypothesis: Hypothesis) -> Translated:
+    def told(self, forced: list[str], steps: list[SimpleNamespace], hypothesis: Found) -> Hypothesis:
         """Return a hypothesis in words, with the alternatives at each position."""
         numbers = [self.number(token) for token in forced]
         tokens = [*numbers, *hypothesis.tokens]
@@ -164,4 +164,4 @@ class _Sentence:
                 others.append(tuple(Alternative(self.vocabulary[at], chance) for at, chance in pairs))
             start, state = torch.tensor([token]), made.state
         table = torch.stack(weights) if weights else torch.zeros(0, len(self.source))
-        return Translated(tuple(self.vocabulary[token] for token in tokens), log_prob, table, tuple(others))
+        return Hypothesis(tuple(self.vocabulary[token] for token in tokens), log_prob, table, tuple(others))

@@ -2,45 +2,19 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from regard.studio.limits import LIMITS, RefusedError
+from regard.tasks.translation.hypotheses import Answer, Hypothesis
 
 if TYPE_CHECKING:  # a studio without runs starts without torch
     from torch import Tensor
 
     from regard.look.faithfulness import Faithfulness
     from regard.tasks.live_runs import LiveRun
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """An alternative token at a position, and its probability."""
-
-    token: str
-    probability: float
-
-
-@dataclass(frozen=True, eq=False)
-class Translated:
-    """One hypothesis: its tokens, its log-probability, attention weights (t, k), and alternatives."""
-
-    tokens: tuple[str, ...]
-    log_prob: float
-    weights: "Tensor"
-    alternatives: tuple[tuple[Alternative, ...], ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Translation:
-    """The tokens of the source, and hypotheses, best first."""
-
-    source: tuple[str, ...]
-    beams: tuple[Translated, ...]
 
 
 @runtime_checkable
@@ -50,7 +24,7 @@ class Translates(Protocol):
     @property
     def name(self) -> str: ...
 
-    def translate(self, text: str, *, beams: int, forced: Sequence[str] = ()) -> Translation: ...
+    def translate(self, text: str, *, beams: int, forced: Sequence[str] = ()) -> Answer: ...
 
 
 @runtime_checkable
@@ -59,7 +33,6 @@ class Scores(Protocol):
 
     def score(self, text: str, target: Sequence[str], place: int, kept: "Tensor") -> "Tensor":
         """Return p(target[place] | target[:place]) for each row of `kept` (n, k), True where a source token is kept."""
-        ...
 
 
 class Ask(BaseModel):
@@ -136,8 +109,8 @@ def _run(runs: Sequence[Translates | None], number: int) -> Translates:
     return run
 
 
-def _beam(beam: Any) -> dict[str, object]:
-    """Return one hypothesis as JSON; `beam` is a `Translated` or a task's own record with the same fields."""
+def _beam(beam: Hypothesis) -> dict[str, object]:
+    """Return one hypothesis as JSON."""
     return {
         "tokens": list(beam.tokens),
         "logProb": beam.log_prob,

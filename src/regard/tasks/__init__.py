@@ -9,6 +9,7 @@
 - `evaluation`: evaluates any task
 - `loading`: `regard.load`
 - `inputs`: inputs of a predictor
+- `inference`: predictions of a network
 - `live_runs`: runs for the studio
 - `attention_learning`: penalties and estimators
 - `text_generation`: loss and beam search of texts

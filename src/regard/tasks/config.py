@@ -13,6 +13,7 @@ from regard.train.train_settings import Seed, TrainSettings
 Count = Annotated[int, Field(gt=0, le=10**7)]
 Width = Annotated[int, Field(gt=0, le=2**16)]
 Depth = Annotated[int, Field(gt=0, le=1000)]
+ScoreName = Literal["dot", "scaled_dot", "cosine", "bilinear", "additive"]
 
 
 class Settings(BaseModel):

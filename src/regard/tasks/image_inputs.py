@@ -1,6 +1,5 @@
 """Pictures as inputs of tasks, and the cells of their attention."""
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor
 from regard.data.data_files import DataError
 from regard.data.vision.image_files import Pixels, decode
 from regard.data.worlds.shapes import Box
-from regard.look.labels import Labels, patches
+from regard.look.labels import Labels, patches, png_bytes
 from regard.tasks.task import InputError
 
 Grid = tuple[int, int]  # rows and columns of cells
@@ -32,9 +31,7 @@ def png_of(pixels: Pixels | Tensor) -> bytes:
     """Return RGB pixels (3, height, width), from 0 to 255, as a PNG file."""
     from PIL import Image
 
-    with io.BytesIO() as file:
-        Image.fromarray(np.asarray(pixels).transpose(1, 2, 0)).save(file, "PNG", optimize=True)
-        return file.getvalue()
+    return png_bytes(Image.fromarray(np.asarray(pixels).transpose(1, 2, 0)))
 
 
 def scaled(pixels: UInt8[Tensor, "b c height width"]) -> Float[Tensor, "b c height width"]:

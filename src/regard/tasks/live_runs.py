@@ -24,7 +24,6 @@ class LiveRun:
 
     @property
     def name(self) -> str:
-        """Return the name of the run's directory."""
         return self.run.path.resolve().name
 
     @property

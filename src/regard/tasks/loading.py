@@ -33,7 +33,6 @@ class Loaded:
 
     @property
     def name(self) -> str:
-        """Return the name of the run's directory."""
         return self.run.path.resolve().name
 
     def predict(self, inputs: Any, **options: Any) -> list[Prediction]:

@@ -67,7 +67,6 @@ class Codec(Protocol):
 
     def save(self, directory: Path) -> None:
         """Write its files, named `tokenizer*.json` or `codec*.json`, into a run directory."""
-        ...
 
 
 @runtime_checkable
@@ -77,20 +76,16 @@ class Prediction(Protocol):
     @property
     def answer(self) -> str:
         """Return the answer as text."""
-        ...
 
     @property
     def line(self) -> str:
         """Return the answer as one line of output, with its most important details."""
-        ...
 
     def record(self) -> dict[str, Any]:
         """Return the answer as JSON: the answer, its probability or score, the weights with their labels."""
-        ...
 
     def trace(self) -> Trace | None:
         """Return the weights with labels; None if the model has no attention."""
-        ...
 
 
 @runtime_checkable
@@ -100,11 +95,9 @@ class Predictor(Protocol):
     @property
     def network(self) -> nn.Module:
         """Return the network, whose self-attention is displayed beside the task's own maps."""
-        ...
 
     def answers(self, inputs: Sequence[Mapping[str, Any]], **options: Any) -> list[Prediction | InputError]:
         """Return one answer for each input, in order; an error for an input that cannot be answered."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,7 @@ from regard.train.atomic_files import sha256
 from regard.train.distributed import ALONE, Workers
 from regard.train.gradient_sums import Uncounted
 from regard.train.loop import Fitted, fit
-from regard.train.memory_check import check_capacity
+from regard.train.memory_check import check_capacity, count_parameters
 from regard.train.progress_display import Progress, Silent, default_progress
 from regard.train.run_directory import Run, RunError
 from regard.train.updates import Loss
@@ -230,7 +230,7 @@ def facts(config: TaskConfig, material: Material, network: nn.Module, fitted: Fi
         "training_seconds": round(fitted.seconds, 1),
         "steps": fitted.step,
         "ended": fitted.ended,
-        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "parameters": count_parameters(network),
         "command": " ".join(sys.argv),
         "versions": {"regard": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",

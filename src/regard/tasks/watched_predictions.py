@@ -28,16 +28,13 @@ class Watched:
 
     @property
     def answer(self) -> str:
-        """Return the answer as text."""
         return self.prediction.answer
 
     @property
     def line(self) -> str:
-        """Return the answer as one line of output."""
         return self.prediction.line
 
     def record(self) -> dict[str, Any]:
-        """Return the prediction as JSON, in the task's format."""
         return self.prediction.record()
 
     def trace(self) -> Trace | None:

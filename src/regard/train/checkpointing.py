@@ -87,7 +87,7 @@ class Checkpointer:
     def _needed(self, training: TrainingState) -> set[int]:
         """Return the steps to keep: the last ones, the best, and the best at the time of each of those, for resuming
         there."""
-        last = [step for step in self.run.checkpoints.steps() if step <= training.step][-self.settings.kept() :]
+        last = [step for step in self.run.checkpoints.steps() if step <= training.step][-self.settings.keep_last :]
         needed = {*last, *self._relies_on(training)}
         for step in last:
             try:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,28 +111,27 @@ def fit(
             show.end()
 
 
+@dataclass(eq=False)
 class _Loop:
     """The objects and the state of a run in progress."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: LossFunction,
-        batches: Batches,
-        run: Run,
-        settings: TrainSettings,
-        held_out: Iterable[Any] | None,
-        validate: Validate | None,
-        starting: Callable[[int], None] | None,
-        show: Progress,
-        workers: Workers,
-        layers: Layers,
-    ) -> None:
-        self.device = next(model.parameters()).device
-        self.sharded = Sharded(model, workers, layers, loss) if settings.shard and workers.grouped else None
-        model = model if self.sharded is None else self.sharded.model
-        self.model, self.loss, self.batches, self.run, self.settings = model, loss, batches, run, settings
-        self.starting, self.show, self.workers = starting, show, workers
+    model: nn.Module
+    loss: LossFunction
+    batches: Batches
+    run: Run
+    settings: TrainSettings
+    held_out: InitVar[Iterable[Any] | None]
+    validate: InitVar[Validate | None]
+    starting: Callable[[int], None] | None
+    show: Progress
+    workers: Workers
+    layers: InitVar[Layers]
+
+    def __post_init__(self, held_out: Iterable[Any] | None, validate: Validate | None, layers: Layers) -> None:
+        loss, settings, workers = self.loss, self.settings, self.workers
+        self.device = next(self.model.parameters()).device
+        self.sharded = Sharded(self.model, workers, layers, loss) if settings.shard and workers.grouped else None
+        self.model = model = self.model if self.sharded is None else self.sharded.model
         self.optimizer = make_optimizer(model, settings)
         lower = settings.precision == "bfloat16" or (settings.precision == "auto" and self.device.type == "cuda")
         self.precision = torch.bfloat16 if lower else torch.float32
@@ -143,9 +142,9 @@ class _Loop:
         self.shared = self._shared_gradients() if workers.grouped else None
         self.validation = Validation(loss, held_out, validate, self.precision, workers)
         self.checkpointer = Checkpointer(
-            run, settings, model, self.optimizer, self.average, self.device, show.say, workers
+            self.run, settings, model, self.optimizer, self.average, self.device, self.show.say, workers
         )
-        self.passes = Passes(batches, most=settings.epochs)
+        self.passes = Passes(self.batches, most=settings.epochs)
         self.signals = Signals(shared=workers.grouped)
         self.asked: int | None = None  # the signal that any worker received, as of the last update
         self.state = TrainingState()

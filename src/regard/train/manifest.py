@@ -5,7 +5,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,32 +107,20 @@ class Manifest:
         for path in self.folder.glob(".draft-*.tmp"):
             shutil.rmtree(path, ignore_errors=True)
 
-    def _replacing(self, new: dict[str, Entry]) -> "_Replacing":
-        return _Replacing(self, new)
+    @contextmanager
+    def _replacing(self, new: dict[str, Entry]) -> Generator[None, None, None]:
+        """A context in which both versions of some files are listed; after its success, the new ones alone."""
+        known = self.entries() or {}
+        both = {name: [*(old for old in known.get(name, []) if old != one), one] for name, one in new.items()}
+        self._write({**known, **both})
+        yield
+        self._write({**(self.entries() or {}), **{name: [one] for name, one in new.items()}})
 
     def _write(self, entries: dict[str, list[Entry]]) -> None:
         files = {
             name: [{"sha256": digest, "bytes": size} for digest, size in versions] for name, versions in entries.items()
         }
         write_whole(self.path, json.dumps({"format": FORMAT, "files": files}, indent=1) + "\n")
-
-
-@dataclass(frozen=True)
-class _Replacing:
-    """Lists both versions of some files while they are replaced, and the new ones alone afterwards."""
-
-    manifest: Manifest
-    new: dict[str, Entry]
-
-    def __enter__(self) -> None:
-        known = self.manifest.entries() or {}
-        both = {name: [*(old for old in known.get(name, []) if old != one), one] for name, one in self.new.items()}
-        self.manifest._write({**known, **both})
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if error is None:
-            known = self.manifest.entries() or {}
-            self.manifest._write({**known, **{name: [one] for name, one in self.new.items()}})
 
 
 def _entry(path: Path) -> Entry:

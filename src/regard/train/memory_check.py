@@ -11,6 +11,11 @@ _BYTES = 16  # bytes per parameter in training: float32 weight, gradient and Ada
 _WHOLE = 8  # bytes per parameter when a sharded model is created: the whole weight, and a copy that is divided
 
 
+def count_parameters(model: nn.Module) -> int:
+    """Return the number of parameters of a model."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def check_capacity(build: Callable[[], nn.Module], device: torch.device, *, shards: int = 1) -> None:
     """Raise `MemoryError` if the parameters alone exceed the memory of the device.
 
@@ -22,7 +27,7 @@ def check_capacity(build: Callable[[], nn.Module], device: torch.device, *, shar
     MemoryError: 17,592,202,821,632 parameters take 262,144 GiB to train, and this machine has ...
     """
     with torch.device("meta"):
-        count = sum(parameter.numel() for parameter in build().parameters())
+        count = count_parameters(build())
     needed = count * (_BYTES if shards == 1 else max(_WHOLE, _BYTES // shards + _WHOLE // 2))
     present = _memory(device)
     if present is not None and needed > present:

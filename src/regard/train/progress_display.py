@@ -35,11 +35,9 @@ class Progress(Protocol):
 
     def step(self, standing: Standing) -> None:
         """Called after every update."""
-        ...
 
     def logged(self, standing: Standing) -> None:
         """Called after every line of metrics."""
-        ...
 
     def validated(self, step: int, figures: Mapping[str, float], best: str) -> None: ...
 

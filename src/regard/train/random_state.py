@@ -56,13 +56,9 @@ class RandomState:
         return RandomState(python, legacy, tensors["cpu"], tensors.get("cuda"))
 
 
-def seed_all(seed: int) -> None:
-    """Seed all generators."""
+def seed_worker(seed: int, rank: int) -> None:
+    """Seed all generators with a different seed on each worker; the first worker has that of a single process."""
+    seed = (seed + 1_000_003 * rank) % 2**63
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-
-
-def seed_worker(seed: int, rank: int) -> None:
-    """Seed all generators with a different seed on each worker; the first worker has that of a single process."""
-    seed_all((seed + 1_000_003 * rank) % 2**63)

@@ -75,10 +75,6 @@ class TrainSettings(BaseModel):
     seed: Seed = 1
     """Seed of dropout and of all other randomness in a step."""
 
-    def kept(self) -> int:
-        """Return the number of the last checkpoints that must stay."""
-        return max(self.keep_last, 1)
-
     def scheduled(self, last: int) -> list[int]:
         """Return the steps up to `last` whose scheduled checkpoints are averaged, oldest first.
 

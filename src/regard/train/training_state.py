@@ -23,14 +23,12 @@ class TrainingState:
     waited: int = 0  # number of validations since the best
 
     def count_update(self, loss: float, tokens: int) -> None:
-        """Count an update."""
         self.step += 1
         self.tokens += tokens
         self.window_loss += loss
         self.window_tokens += tokens
 
     def add_seconds(self, seconds: float) -> None:
-        """Add the duration of an update."""
         self.seconds += seconds
         self.window_seconds += seconds
 

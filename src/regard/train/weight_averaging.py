@@ -33,12 +33,10 @@ class MovingAverage:
         torch._foreach_lerp_(self._mean, [self._of(model, name).detach() for name in self._names], 1 - decay)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the average, by name."""
         return dict(zip(self._names, self._mean, strict=True))
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load a saved average."""
         if set(tensors) != set(self._names):
             raise ValueError("the checkpoint's moving average is of other parameters: was it trained without one?")
         for name, mean in zip(self._names, self._mean, strict=True):
@@ -55,7 +53,6 @@ class MovingAverage:
             self._copy(model, own)
 
     def put(self, model: nn.Module) -> None:
-        """Copy the average into the model."""
         self._copy(model, self._mean)
 
     @torch.no_grad()

@@ -2,6 +2,7 @@
 
 - `cases`: one call as a record, and as a line of Python
 - `drawing`: a case from a seed, an index and a kind of device
+- `ordinary`: a fixed list of ordinary calls
 - `tensors`: the inputs of a case, its masks and biases as dense tensors
 - `plain_forms`: attention in a few torch operations, for peers and for the float64 reference
 - `contests`: the contenders of a case, regard's call first

@@ -5,7 +5,7 @@ from torch import Tensor
 import regard
 from regard.bench.sweep import fused_peers, plain_forms, tensors
 from regard.bench.sweep.cases import Case
-from regard.bench.sweep.contests import Call, Contender, Contest, Make, compiler, leaves, maker, room
+from regard.bench.sweep.contests import Call, Contender, Contest, Make, compiled, leaves, maker, room
 from regard.bench.sweep.plain_forms import Outcome
 from regard.bench.sweep.tensors import Tensors
 from regard.core.masks import Mask
@@ -125,5 +125,5 @@ def _compiled(case: Case, given: Tensors) -> Call:
             learned = tensors.bias(case, given, case.torch_dtype)
         return plain_forms.attend(case, given, blocked, learned, fusible=True)
 
-    compiled = compiler()(form)
-    return lambda: compiled(given, kept_mask, kept_bias)
+    call = compiled(form)
+    return lambda: call(given, kept_mask, kept_bias)

@@ -50,7 +50,7 @@ REQUESTS = {
 class Case:
     """One call. Layers have `heads` heads of `size`, so their width is `heads · size`."""
 
-    seed: int
+    seed: int | None  # None: one of the ordinary calls
     index: int
     device: str
     kind: Kind = "attention"
@@ -93,7 +93,8 @@ class Case:
     @property
     def repeat(self) -> str:
         """Return the command that repeats this case."""
-        return f"regard bench sweep --device {self.device} --seed {self.seed} --case {self.index}"
+        cases = "--ordinary" if self.seed is None else f"--seed {self.seed}"
+        return f"regard bench sweep --device {self.device} {cases} --case {self.index}"
 
     @property
     def call(self) -> str:

@@ -7,22 +7,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import typer
 
-from regard.bench.attention_bench import header, machine, quiet
+from regard.bench.command_output import chosen_device, header, machine, quiet
 from regard.bench.sweep import report
-from regard.bench.sweep.drawing import LONGEST, draw
+from regard.bench.sweep.cases import Case
+from regard.bench.sweep.drawing import draw
+from regard.bench.sweep.ordinary import ordinary
 from regard.bench.sweep.timing import Measured, measure
 
 
 def sweep(
-    *, seed: int, cases: int, only: int | None, device: str | None, minutes: float | None, to: str | None
+    *, seed: int, cases: int, only: int | None, fixed: bool, device: str | None, minutes: float | None, to: str | None
 ) -> None:
-    """Measure, then print the distribution; `to` is a file for JSON, or - for standard output."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device not in LONGEST or (device == "cuda" and not torch.cuda.is_available()):
-        raise typer.BadParameter(f"must be cpu, or cuda where there is one; got {device}", param_hint="--device")
+    """Measure, then print the distribution; `fixed` measures the ordinary calls in place of random ones, `to` is a file
+    for JSON, or - for standard output."""
+    device = chosen_device(device)
     if to not in (None, "-"):
         if Path(to).is_dir():
             raise typer.BadParameter(f"{to} is a folder", param_hint="--json")
@@ -40,23 +40,24 @@ def sweep(
         if to not in (None, "-"):
             Path(to).write_text(_json(about, sweep, numbers), encoding="utf-8")
 
-    indices = range(cases) if only is None else [only]
+    if fixed:
+        found = [case for case in ordinary(device) if only in (None, case.index)]
+    else:
+        found = [draw(seed, index, device) for index in (range(cases) if only is None else [only])]
     with quiet():
-        measured, ended = run(indices, seed=seed, device=device, minutes=minutes, say=say, done=done)
+        measured, ended = run(found, minutes=minutes, say=say, done=done)
     numbers = report.distribution(measured)
     done(measured, numbers)
     if ended:
-        say(f"ended after {minutes:g} minutes: {len(measured)} of {len(indices)} cases")
+        say(f"ended after {minutes:g} minutes: {len(measured)} of {len(found)} cases")
     say(report.summary(measured, numbers))
     if to == "-":
         print(_json(about, measured, numbers))
 
 
 def run(
-    indices: Sequence[int],
+    cases: Sequence[Case],
     *,
-    seed: int,
-    device: str,
     minutes: float | None = None,
     say: Callable[[str], None],
     done: Callable[[Sequence[Measured], dict[str, Any]], None] = lambda *_: None,
@@ -64,10 +65,10 @@ def run(
     """Return the measured cases, and whether the time limit ended the sweep."""
     begin = time.monotonic()
     measured: list[Measured] = []
-    for index in indices:
+    for case in cases:
         if minutes is not None and time.monotonic() - begin > 60 * minutes:
             return measured, True
-        measured.append(measure(draw(seed, index, device)))
+        measured.append(measure(case))
         say(report.line(measured[-1]))
         done(measured, report.distribution(measured))
     return measured, False

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.bench.attention_bench import size
+from regard.bench.command_output import size
 from regard.bench.sweep.cases import ITEM, Case
 from regard.bench.sweep.plain_forms import Outcome
 from regard.bench.sweep.tensors import Tensors
@@ -53,6 +53,6 @@ def room(case: Case, elements: float) -> None:
         raise ValueError(f"it would take about {size(bytes_held)}")
 
 
-def compiler() -> Callable[..., Callable[..., Outcome]]:
+def compiled(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
     """Return the function compiled by torch.compile for one shape."""
-    return lambda function: torch.compile(function, dynamic=False)
+    return torch.compile(function, dynamic=False)

@@ -11,7 +11,7 @@ import regard.nn
 from regard.bench.sweep import tensors
 from regard.bench.sweep.attention_contest import mask
 from regard.bench.sweep.cases import Case
-from regard.bench.sweep.contests import Call, Contender, Contest, Make, compiler, leaves, room
+from regard.bench.sweep.contests import Call, Contender, Contest, Make, compiled, leaves, room
 from regard.bench.sweep.plain_forms import Outcome
 from regard.bench.sweep.tensors import Tensors
 
@@ -37,7 +37,7 @@ def contest(case: Case) -> Contest:
     if theirs is not None:
         peers["torch.nn"] = lambda: _torch(case, given, theirs)
     if case.compiled:
-        peers["written by hand, torch.compile"] = lambda: _by_hand(case, given, compiled=True)
+        peers["written by hand, torch.compile"] = lambda: _by_hand(case, given, compile=True)
     return Contest(
         given,
         Contender(ours, leaves(given)),
@@ -95,7 +95,7 @@ def _torch(case: Case, given: Tensors, layer: nn.MultiheadAttention | nn.Transfo
     return Contender(run, tuple(p for p in (x, *layer.parameters()) if p.requires_grad))
 
 
-def _by_hand(case: Case, given: Tensors, *, eager: bool = False, compiled: bool = False) -> Contender:
+def _by_hand(case: Case, given: Tensors, *, eager: bool = False, compile: bool = False) -> Contender:
     if eager:
         room(case, case.pairs)
     causal = case.mask == "causal" and not eager
@@ -111,7 +111,7 @@ def _by_hand(case: Case, given: Tensors, *, eager: bool = False, compiled: bool 
             blocked = tensors.blocked(case, given)
         return forward(case, given, blocked, _softmax if eager else sdpa), None
 
-    call = compiler()(form) if compiled else form
+    call = compiled(form) if compile else form
     run: Call = lambda: call(given, kept)  # noqa: E731
     return Contender(run, leaves(given))
 

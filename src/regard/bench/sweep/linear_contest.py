@@ -5,7 +5,7 @@ from collections.abc import Callable
 import regard
 from regard.bench.sweep import plain_forms, tensors
 from regard.bench.sweep.cases import Case
-from regard.bench.sweep.contests import Call, Contender, Contest, Make, compiler, leaves, maker, room
+from regard.bench.sweep.contests import Call, Contender, Contest, Make, compiled, leaves, maker, room
 from regard.bench.sweep.tensors import Tensors
 from regard.core.local import local_attention
 
@@ -20,15 +20,10 @@ def contest(case: Case) -> Contest:
         peers[name] = maker(given, lambda form=form, elements=elements: _called(case, given, form, elements))
         if case.compiled:
             peers[f"{name}, torch.compile"] = maker(
-                given, lambda form=form, elements=elements: _called(case, given, form, elements, compiled=True)
+                given, lambda form=form, elements=elements: _called(case, given, form, elements, compile=True)
             )
-    reference = Contest(
-        given,
-        Contender(_linear(case, given) if case.kind == "linear" else _local(case, given), leaves(given)),
-        peers,
-        lambda some, rows: plain_forms.reference(case, some, rows),
-    )
-    return reference
+    ours = Contender(_linear(case, given) if case.kind == "linear" else _local(case, given), leaves(given))
+    return Contest(given, ours, peers, lambda some, rows: plain_forms.reference(case, some, rows))
 
 
 def _forms(case: Case) -> dict[str, tuple[Form, int]]:
@@ -43,11 +38,11 @@ def _forms(case: Case) -> dict[str, tuple[Form, int]]:
     return {"eager": (plain_forms.linear, tokens * case.size)}
 
 
-def _called(case: Case, given: Tensors, form: Form, elements: int, *, compiled: bool = False) -> Call:
+def _called(case: Case, given: Tensors, form: Form, elements: int, *, compile: bool = False) -> Call:
     room(case, elements)
-    if not compiled:
+    if not compile:
         return lambda: (form(case, given), None)
-    fused = compiler()(lambda given: (form(case, given), None))
+    fused = compiled(lambda given: (form(case, given), None))
     return lambda: fused(given)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from regard.bench.attention_bench import duration, size
+from regard.bench.command_output import duration, size
 from regard.bench.sweep.timing import Measured
 
 WORST = 10

@@ -8,6 +8,7 @@ tensor cores in half precision.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,16 +18,17 @@ from torch import Tensor
 from regard.core import recompute
 from regard.core.backends import blocked, decoding_step, reference
 from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments, mask_pairs
-from regard.core.backends.result import Direct, Result
+from regard.core.backends.result import Asked, Direct, Result
 from regard.core.biases import DenseBias, Rule
 from regard.core.clauses import Clauses, clauses
 from regard.core.mask_cache import stored
 from regard.core.masks import Mask, Padding
 from regard.core.problem import HALF, Problem
-from regard.core.requests import Full, LogSumExp
+from regard.core.requests import Full, LogSumExp, Request, Top, returned
 from regard.core.scores import Additive
+from regard.core.transforms import eager
 from regard.kernels.additive import exponential, logistic, native_attention, pair_loops
-from regard.kernels.additive.small_calls import stores_scores
+from regard.kernels.additive.small_calls import can_store, stores_scores
 from regard.kernels.availability import TRITON
 
 NAME = "additive"
@@ -96,7 +98,7 @@ def not_worth_it(problem: Problem) -> str | None:
         few = asked and reference.working_bytes(problem) <= _PLAIN
         return "small, and weights are requested: the plain form computes them with the output" if few else None
     least = _SOME if problem.dtype == torch.float32 and not torch.compiler.is_compiling() else _MANY
-    if _features(problem) >= least or (problem.request is None and _native_serves(problem)):
+    if _features(problem) >= least or _native_serves(problem):
         return None
     return "small: the plain form is the fastest"
 
@@ -107,16 +109,14 @@ def working_bytes(problem: Problem) -> int:
     Small calls on CUDA store their scores instead.
     """
     if problem.device.type == "cpu":
-        if problem.request is None and _native_serves(problem):
-            return 8 * math.prod(problem.shape) if problem.differentiated else 0
+        if _native_serves(problem):
+            return (8 if problem.differentiated else 4 if problem.request else 0) * math.prod(problem.shape)
         if _logistic_serves(problem):
             return (reference if blocked.not_worth_it(problem) else blocked).working_bytes(problem)
         return blocked.working_bytes(_exponential(problem))
     assert isinstance(problem.score, Additive)
-    *lead, heads, queries, keys = problem.shape
-    size = problem.query.shape[-1]
-    if stores_scores((math.prod(lead), heads, queries, size), (1, 1, keys), problem.score.activation, "auto"):
-        return math.prod(problem.shape) * 4
+    if _stores_scores(problem):
+        return math.prod(problem.shape) * (8 if problem.differentiated else 4)
     columns = 32 if problem.query.dtype in HALF else 2  # columns per hidden unit: sines and cosines of 16 harmonics
     return (problem.query.numel() + problem.key.numel()) * columns * problem.query.element_size()
 
@@ -125,7 +125,7 @@ def kernel(problem: Problem) -> str:
     """Return the name of the form that runs on the CPU, or of the Triton kernel on CUDA."""
     if problem.device.type == "cuda":
         return "triton decode" if _is_step(problem) else "triton additive"
-    if problem.request is None and _native_serves(problem):
+    if _native_serves(problem):
         return native_attention.form(*problem.shape[-2:])
     score = quicker(problem).score
     if isinstance(score, Exponential):  # inputs too large for exponentials are computed with tanh
@@ -138,12 +138,12 @@ def attend(problem: Problem) -> Result:
     """Compute attention by the logistic or the exponential form, or by the Triton kernels."""
     if problem.device.type == "cuda":
         return _by_kernels(problem)
-    if problem.request is None and _native_serves(problem):
-        assert isinstance(problem.score, Additive)
-        visible = _visible(clauses(problem.mask, *problem.shape[-2:]), problem.shape)
-        output = native_attention.attention(problem.query, problem.key, problem.value, problem.score.weight, visible)
-        if output is not None:
-            return Result(output)
+    if _native_serves(problem):
+        found = _native(problem)(problem.query, problem.key, problem.value, problem.score, problem.mask)
+        if found is not None and problem.request is None:
+            return Result(found)
+        if found is not None and problem.request is not None:
+            return Result(found[0], problem.request.of(found[1]))
     plain = _logistic_serves(problem) and blocked.not_worth_it(problem)
     backend: Any = reference if plain else blocked
     problem = quicker(problem)
@@ -170,7 +170,7 @@ def _features(problem: Problem) -> int:
 
 def _builds(problem: Problem) -> bool:
     """Return whether to use the compiled loops. Only shapes decide, so that a resumed run computes the same numbers."""
-    if torch.compiler.is_compiling() or _SOME <= _features(problem) < _WORTH:
+    if not eager((problem.query, problem.key)) or _SOME <= _features(problem) < _WORTH:
         return False
     return exponential.worth_building(problem.dtype, *problem.shape[-2:]) and pair_loops.available()
 
@@ -193,7 +193,7 @@ def direct(problem: Problem) -> Direct | None:
     Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
     """
     if problem.device.type == "cpu":
-        return _direct_native(problem)
+        return _native(problem) if _native_serves(problem) else None
     if problem.device.type != "cuda" or problem.bias is not None or problem.dropout > 0.0:
         return None
     query, key, value = problem.query, problem.key, problem.value
@@ -205,7 +205,7 @@ def direct(problem: Problem) -> Direct | None:
         return None
     if _is_step(problem):
         return decoding_step.direct(problem, weight, 1.0)
-    if stores_scores(query.shape, key.shape, problem.score.activation, "auto"):
+    if _stores_scores(problem):
         return _direct_stored(problem)
     return None if problem.masked or problem.group > 1 else _direct_large
 
@@ -219,25 +219,41 @@ def _native_serves(problem: Problem) -> bool:
     found = clauses(problem.mask, *shape[-2:])
     if found is None or found.low is not None or found.segments or found.dense or found.by_head:
         return False
-    if query.ndim != 4 or query.dtype != torch.float32 or value.shape[-1] == 0 or math.prod(shape) > _STORED:
+    if query.ndim != 4 or value.shape[-1] == 0 or math.prod(shape) > _STORED or isinstance(problem.request, LogSumExp):
         return False
-    tanh = problem.score.activation == "tanh" and problem.score.weight.dtype == torch.float32
-    if not tanh or problem.empty or torch.compiler.is_compiling():
+    weight = problem.score.weight
+    if any(t.dtype not in (*HALF, torch.float32) for t in (query, problem.key, value, weight)):
+        return False
+    if problem.score.activation != "tanh" or problem.empty or not eager((query, problem.key, value, weight)):
         return False
     return pair_loops.available()
 
 
-def _direct_native(problem: Problem) -> Direct | None:
-    if not _native_serves(problem):
+def asked(problem: Problem) -> Asked | None:
+    """Return `direct` on the CPU for calls that request weights; the function returns these too."""
+    if problem.device.type != "cpu" or not _native_serves(problem):
         return None
-    shape = problem.shape
+    run = _native(problem)
 
-    def attended(query: Tensor, key: Tensor, value: Tensor, score: Additive, mask: Any, _: object) -> Tensor | None:
+    def computed(
+        query: Tensor, key: Tensor, value: Tensor, score: Additive, mask: Any, _: object, request: Request
+    ) -> tuple[Tensor, Tensor | Top | None, None] | None:
+        found = run(query, key, value, score, mask)
+        return None if found is None else (found[0], returned(request.of(found[1]), request, query.dtype), None)
+
+    return computed
+
+
+def _native(problem: Problem) -> Callable[..., Any]:
+    """Return a function of query, key, value, score and mask: the output, with the weights if they are requested."""
+    shape, run = problem.shape, native_attention.with_weights if problem.request else native_attention.attention
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, score: Additive, mask: Any, *_: object) -> Any:
         visible = _EVERY
         if mask is not None:
             made = lambda: _visible(clauses(mask.aligned(shape), *shape[-2:]), shape)  # noqa: E731
             visible = stored(mask, query.device, ("visible", shape), made)
-        return native_attention.attention(query, key, value, score.weight, visible)
+        return run(query, key, value, score.weight, visible)
 
     return attended
 
@@ -305,6 +321,15 @@ def _is_step(problem: Problem) -> bool:
     return isinstance(problem.score, Additive) and problem.score.activation == "tanh" and decoding_step.serves(problem)
 
 
+def _stores_scores(problem: Problem) -> bool:
+    assert isinstance(problem.score, Additive)
+    *lead, heads, queries, keys = problem.shape
+    query = math.prod(lead), heads, queries, problem.query.shape[-1]
+    key, columns = (1, problem.key.shape[-3], keys), problem.value.shape[-1]
+    learning, activation = problem.differentiated, problem.score.activation
+    return stores_scores(query, key, columns, problem.query.dtype, activation, "auto", learning)
+
+
 def _stores_weights(problem: Problem) -> bool:
     """Return whether the kernels that store scores return all weights with the output."""
     query, score = problem.query, problem.score
@@ -314,7 +339,7 @@ def _stores_weights(problem: Problem) -> bool:
         return False
     if not query.dtype == problem.key.dtype == problem.value.dtype or problem.value.shape[-1] == 0:
         return False
-    return stores_scores(query.shape, problem.key.shape, score.activation, "auto")
+    return score.activation == "tanh" and can_store(query.shape, problem.key.shape)
 
 
 def _with_weights(problem: Problem, weight: Tensor) -> Result:
@@ -349,7 +374,7 @@ def _by_kernels(problem: Problem) -> Result:
         dropout=problem.dropout,
         seed=blocked.seed(problem),
         **mask_arguments(problem, lead),
-        **bias_arguments(problem, lead),
+        **bias_arguments(problem.bias, problem.shape, lead),
     )
     lse = lse.reshape(*lead, *lse.shape[-2:])
     weights = lse if isinstance(problem.request, LogSumExp) else None

@@ -1,7 +1,7 @@
 """Short sequences on the CPU: attention with dot products in one call of compiled code.
 
 `auto` tries it before the chosen backend, which computes the calls that it refuses: those with a number that is not
-finite. Softmax, sigmoid, sparsemax and entmax with α = 1.5, lengths, bands, segments, mask tensors, a softcap and
+finite. Softmax, sigmoid, sparsemax, entmax with α = 1.5 and the choice of the best key, lengths, bands, segments, mask tensors, a softcap and
 biases are evaluated in the loops. Where weights are requested, all of them are stored, and the request is computed from
 them.
 """
@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.core.backends.result import Direct, Result
+from regard.core.backends.result import Asked, Direct, Result
 from regard.core.biases import Alibi, Bias, DenseBias, Relative
 from regard.core.mask_cache import stored
 from regard.core.masks import And, Band, Dense, Mask, Padding, Segments
 from regard.core.nonfinite import harmless
-from regard.core.normalizers import Entmax, Sigmoid, Softmax, Sparsemax
+from regard.core.normalizers import Entmax, Hard, Sigmoid, Softmax, Sparsemax
 from regard.core.problem import Problem
-from regard.core.requests import LogSumExp
+from regard.core.requests import Entropy, LogSumExp, Request, Top, returned
 from regard.core.scores import Bilinear, Cosine, Dot, ScaledDot, Score
 from regard.core.spans import all_of
-from regard.core.transforms import transformed
+from regard.core.transforms import eager
 from regard.kernels import dot_attention
 from regard.kernels.dot_attention import NO_LIMITS, Limits
 
@@ -48,7 +48,7 @@ def serves(problem: Problem) -> bool:
     tensors, query = (problem.query, problem.key, problem.value), problem.query
     if problem.device.type != "cpu" or problem.named or problem.gathered or problem.empty:
         return False
-    if problem.bad_keys is not None or not _eager(tensors):
+    if problem.bad_keys is not None or not eager(tensors):
         return False
     if isinstance(problem.request, LogSumExp) or (problem.request and math.prod(problem.shape) > _STORED):
         return False
@@ -63,20 +63,14 @@ def serves(problem: Problem) -> bool:
     return _mask_fits(problem) and _bias_fits(problem) and dot_attention.available()
 
 
-def _eager(tensors: tuple[Tensor, ...]) -> bool:
-    """Return whether the tensors have memory, outside of compilers, torch.func, tracing and modes."""
-    if torch.compiler.is_compiling() or transformed():
-        return False
-    if torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
-        return False
-    return all(type(t) in (Tensor, torch.nn.Parameter) and t.layout is torch.strided for t in tensors)
-
-
 def _normalizer(problem: Problem) -> str | None:
     """Return the name of the normaliser in the loops; None if they do not have it."""
     normalize = problem.normalize
     if isinstance(normalize, Entmax):
         return {1.0: "softmax", 1.5: "entmax", 2.0: "sparsemax"}.get(normalize.alpha)
+    if type(normalize) is Hard:  # at inference, without a factor of the scores
+        plain = normalize.sharpness == 1.0 and not problem.sample and not problem.differentiated
+        return "hard" if plain and not isinstance(problem.request, Entropy) else None
     return normalize.name if type(normalize) in (Softmax, Sigmoid, Sparsemax) else None
 
 
@@ -85,11 +79,11 @@ def attend(problem: Problem) -> Result | None:
     run = _prepared(problem)
     if run is None:
         return None
-    request, weighted = problem.request, problem.request is not None
-    made = run(problem.query, problem.key, problem.value, problem.score, problem.mask, problem.bias, weighted)
-    if made is None or request is None:
+    made = run(problem.query, problem.key, problem.value, problem.score, problem.mask, problem.bias)
+    if made is None or isinstance(made, Tensor):
         return None if made is None else Result(made)
-    return Result(made[0], request.of(made[1]))
+    weights = None if problem.request is None else problem.request.of(made.weights)
+    return Result(made.output, weights, made.log_prob, made.index)
 
 
 def _short(problem: Problem) -> bool:
@@ -152,11 +146,29 @@ def direct(problem: Problem) -> Direct | None:
 
     The tensors are those of the caller, and there is no request.
     """
-    return _prepared(problem)
+    return None if isinstance(problem.normalize, Hard) else _prepared(problem)
+
+
+def asked(problem: Problem) -> Asked | None:
+    """Return the same for calls with a request, or that choose one key."""
+    run = _prepared(problem) if problem.request is not None or isinstance(problem.normalize, Hard) else None
+    if run is None:
+        return None
+
+    def computed(
+        query: Tensor, key: Tensor, value: Tensor, score: object, mask: Any, bias: Any, request: Request | None
+    ) -> tuple[Tensor, Tensor | Top | None, Tensor | None] | None:
+        made = run(query, key, value, score, mask, bias)
+        if made is None:
+            return None
+        found = None if request is None else returned(request.of(made.weights), request, query.dtype)
+        return made.output, found, made.log_prob
+
+    return computed
 
 
 def _prepared(problem: Problem) -> Callable[..., Any] | None:
-    """Return `direct`; the function takes a further argument, whether to return the weights beside the output."""
+    """Return `direct`; if weights are requested or one key is chosen, the function returns a record of all results."""
     if not serves(problem):
         return None
     score, learning, bias = problem.score, problem.differentiated, problem.bias
@@ -178,20 +190,17 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
     )
     free = bias is None and all(type(part) is Band for part in _parts(problem.mask))
     limits, masked, strides = functools.partial(_limits, problem.shape), problem.masked, (query.stride(), key.stride())
-    attention, with_weights = dot_attention.attention, dot_attention.with_weights
+    run: Callable[..., Any] = dot_attention.attention
+    if problem.request is not None or isinstance(problem.normalize, Hard):
+        run = functools.partial(dot_attention.with_weights, weighted=problem.request is not None)
     if product is None:
 
-        def attended(
-            query: Tensor, key: Tensor, value: Tensor, _: object, mask: Any, bias: Any, weighted: bool = False
-        ) -> Any:
-            run = with_weights if weighted else attention
+        def attended(query: Tensor, key: Tensor, value: Tensor, _: object, mask: Any, bias: Any) -> Any:
             return run(query, key, value, form, NO_LIMITS if free else limits(mask, bias), learning)
 
         return attended
 
-    def by_product(
-        query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, bias: Any, weighted: bool = False
-    ) -> Any:
+    def by_product(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, bias: Any) -> Any:
         # The backward pass of the product reads masked keys too.
         if learning and masked and not harmless(query, key, value, True):
             return None
@@ -199,7 +208,6 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
         assert made is not None  # checked by serves()
         if (made.query.stride(), made.key.stride()) != strides:
             return None
-        run = with_weights if weighted else attention
         return run(made.query, made.key, value, form, NO_LIMITS if free else limits(mask, bias), learning)
 
     return by_product

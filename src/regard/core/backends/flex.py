@@ -37,19 +37,23 @@ _WORTH = 1024  # number of queries and keys below which its set-up costs more th
 
 def refuses(problem: Problem) -> str | None:
     """Return the reason why FlexAttention cannot compute the problem, or None."""
+    found = clauses(problem.mask, *problem.shape[-2:])
+    if ranges.serves(problem, found):
+        return None
+    if not problem.normalize.is_softmax:
+        return f"softmax only, not {problem.normalize.name}"
     if _softcap(problem) is None and (reason := problem.score.why_no_product()):
         return reason
     if problem.dropout > 0.0:
         return "it has no dropout"
     if problem.query.dtype not in (*HALF, torch.float32):
         return f"it does not compute in {problem.query.dtype}"
-    found = clauses(problem.mask, *problem.shape[-2:])
     if found is None:
         return "masks with | or ~ have no cheap list of blocks"
     if problem.bias_learned and torch.are_deterministic_algorithms_enabled():
         return "its gradient of a learned bias is summed in no fixed order"
     sizes = (problem.query.shape[-1], problem.value.shape[-1])
-    if not all(map(_whole, sizes)) and not ranges.serves(problem, found):
+    if not all(map(_whole, sizes)):
         return f"sizes must be powers of two from 16, got {sizes[0]} and {sizes[1]}"
     return None
 
@@ -137,7 +141,8 @@ def _narrow(problem: Problem, found: Clauses) -> bool:
     """Return whether the call is a window in half precision, for which our own kernel starts faster."""
     if found.low is None or found.high is None or found.lengths is not None or found.segments or found.dense:
         return False
-    plain = problem.bias is None and _softcap(problem) is None and problem.query.dtype in HALF
+    plain = problem.bias is None and _softcap(problem) is None and problem.normalize.is_softmax
+    plain = plain and problem.query.dtype in HALF
     sizes = problem.query.shape[-1], problem.value.shape[-1]
     small = (
         max(sizes) <= 128

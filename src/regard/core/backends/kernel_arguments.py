@@ -1,15 +1,19 @@
 """Mask and bias of a call as tensors and numbers, for Triton kernels that evaluate them pair by pair."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.core.biases import DenseBias, Relative, Rule
+from regard.core.biases import Bias, DenseBias, Relative, Rule, as_bias
 from regard.core.clauses import Clauses, clauses
-from regard.core.masks import Mask
+from regard.core.mask_cache import stored
+from regard.core.masks import And, Band, Mask, Padding, Segments, as_mask
 from regard.core.problem import HALF, Problem
+
+_SPANS = 512  # the largest number of queries and keys of which no tile is skipped by its segments
 
 
 def mask_arguments(problem: Problem, lead: torch.Size) -> dict[str, Any]:
@@ -31,6 +35,66 @@ def mask_pairs(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Any:
     given = narrowed(given, shape[-1])
     given["lengths"] = None if lengths is None else lengths.contiguous()  # of any integer dtype
     return kernel_pairs(shape, *given.pop("band"), **given, bias=None, table=None)
+
+
+def by_pairs(problem: Problem) -> bool:
+    """Return whether kernels can evaluate mask and bias pair by pair."""
+    if problem.bias_learned or not (problem.bias is None or isinstance(problem.bias, (DenseBias, Rule))):
+        return False
+    found = clauses(problem.mask, *problem.shape[-2:])
+    return found is not None and not found.by_head and len(found.segments) <= 1
+
+
+def pairs_of(problem: Problem) -> Callable[[Any, Any, torch.device], Any]:
+    """Return a function of (mask, bias, device) that returns them as the kernels take them.
+
+    It serves all calls with the signature of this one, which has four axes and fulfils `by_pairs`.
+    """
+    from regard.kernels.triton.additive.pairs import EVERY, Pairs  # imported here, because it imports Triton
+
+    shape, found = problem.shape, clauses(problem.mask, *problem.shape[-2:])
+    assert found is not None  # checked by by_pairs()
+    (batch, _, queries, keys), masked = shape, problem.mask is not None
+    alone = not found.dense and (found.lengths is None or not found.segments)  # one rule beside a band
+    few = max(queries, keys) <= _SPANS
+
+    def of_mask(mask: Any, device: torch.device) -> Any:
+        if not masked:
+            return EVERY
+        part = beside_a_band(mask)
+        if type(part) is Band:
+            return Pairs(found.low, found.high)
+        if alone and type(part) is Padding and not part.plain and part.lengths.shape == (batch,):
+            lengths = part.lengths
+            return Pairs(found.low, found.high, lengths if lengths.stride(0) == 1 else lengths.contiguous())
+        if alone and few and type(part) is Segments and not part.plain:
+            own, other = part.query_ids, part.key_ids
+            if own.shape == (batch, queries) and other.shape == (batch, keys) and own.dtype == other.dtype:
+                own, other = own.contiguous(), other.contiguous()
+                return Pairs(found.low, found.high, query_ids=own, key_ids=other)
+        if not isinstance(mask, Mask):
+            return mask_pairs(as_mask(mask), shape, device)
+        return stored(mask, device, ("pairs", shape), lambda: mask_pairs(mask, shape, device))
+
+    def of_both(mask: Any, bias: Any, device: torch.device) -> Any:
+        pairs = of_mask(mask, device)
+        if bias is None:
+            return pairs
+        bias = as_bias(bias)
+
+        def placed() -> dict[str, Any]:
+            return bias_arguments(bias.on(device).aligned(shape), shape, torch.Size(shape[:1]))
+
+        given = placed() if isinstance(bias, DenseBias) else stored(bias, device, ("pairs", shape), placed)
+        if "bias" in given:
+            wide = given["bias"].expand(shape)
+            return pairs._replace(
+                bias=wide, **dict(zip(("bias_b", "bias_h", "bias_q", "bias_k"), wide.stride(), strict=True))
+            )
+        table = given["relative"].contiguous()
+        return pairs._replace(table=table, radius=table.shape[1] // 2)
+
+    return of_both
 
 
 def narrowed(given: dict[str, Any], keys: int) -> dict[str, Any]:
@@ -55,16 +119,16 @@ def _clause_arguments(found: Clauses, lead: torch.Size) -> dict[str, Any]:
     return pairs
 
 
-def bias_arguments(problem: Problem, lead: torch.Size) -> dict[str, Any]:
-    """Return the bias as the kernels take it."""
-    heads, bias = problem.shape[-3], problem.bias
+def bias_arguments(bias: Bias | None, shape: tuple[int, ...], lead: torch.Size) -> dict[str, Any]:
+    """Return the bias of scores (…, h, q, k) as the kernels take it."""
+    heads = shape[-3]
     if isinstance(bias, DenseBias):
         return {"bias": _four_axes(bias.tensor, lead)}
     if bias is None or (isinstance(bias, Relative) and bias.offset == 0):
         return {} if bias is None else {"relative": bias.table.expand(heads, -1)}
     assert isinstance(bias, Rule)  # the caller has checked this
     # A bias rule becomes a table over all distances j - i that occur: its size is linear in the length.
-    reach = bias.reach if isinstance(bias, Relative) else max(problem.shape[-2:])
+    reach = bias.reach if isinstance(bias, Relative) else max(shape[-2:])
     far = reach + abs(bias.offset)
     table = bias.values(range(1), range(-far, far + 1), torch.float32).squeeze(-2)
     return {"relative": table.expand(heads, -1)}
@@ -75,6 +139,15 @@ def _four_axes(tensor: Tensor, lead: torch.Size) -> Tensor:
     if len(lead) < 2:
         return tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape))
     return tensor.expand(*lead, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
+
+
+def beside_a_band(mask: Any) -> Any:
+    """Return the part of a mask beside a band, or the mask."""
+    if not isinstance(mask, And):
+        return mask
+    if isinstance(mask.left, Band):
+        return mask.right
+    return mask.left if isinstance(mask.right, Band) else mask
 
 
 def odd_values(query: Tensor, value: Tensor) -> bool:

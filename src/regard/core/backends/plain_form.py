@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from regard.core.backends.kernel_arguments import odd_values
+from regard.core.backends.kernel_arguments import by_pairs, odd_values, pairs_of
 from regard.core.backends.result import Asked, Result
 from regard.core.biases import DenseBias
 from regard.core.kernel_scores import by_kernel
@@ -31,7 +31,7 @@ from regard.core.normalizers import (
     one_hot,
 )
 from regard.core.problem import HALF, Problem
-from regard.core.requests import Entropy, Full, LogSumExp, Request, Top
+from regard.core.requests import Entropy, Full, LogSumExp, Request, Top, returned
 from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot
 from regard.core.spans import all_of
 from regard.core.transforms import transformed
@@ -42,6 +42,7 @@ _NORMALIZERS = (Softmax, Entmax, Sparsemax, Sigmoid, Hard)
 _STORED_NUMBERS = 2**20  # number of entries up to which mask and bias are stored
 _SIZE = 128  # the largest sizes of queries, keys and values whose weights and output one kernel computes
 _SINGLE = 2**13  # the largest number of keys times their size in float32, where products are slower than torch's
+_WORK = 2**28  # the number of products of pairs up to which launches take longer than products
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 
 
@@ -61,7 +62,9 @@ def serves(problem: Problem) -> bool:
 def attend(problem: Problem) -> Result | None:
     """Compute the call; None if a value is not finite, on the CPU, where `reference` takes over."""
     if problem.request is not None and by_one_kernel(problem) and (computed := asked(problem)) is not None:
-        return Result(*computed(problem.query, problem.key, problem.value, problem.request))
+        given = (problem.query, problem.key, problem.value, problem.score, problem.mask, problem.bias, problem.request)
+        if (found := computed(*given)) is not None:
+            return Result(*found)
     learning, inspected = problem.differentiated, problem.masked and inspects(problem)
     if inspected and not (
         harmless(problem.query, problem.key, problem.value, True) if learning else finite(problem.key)
@@ -86,8 +89,13 @@ def attend(problem: Problem) -> Result | None:
 
 
 def asks(problem: Problem) -> bool:
-    """Return whether weights are requested of softmax of dot products without a mask: nothing must be inspected."""
-    if problem.request is None or isinstance(problem.request, LogSumExp) or problem.masked or not serves(problem):
+    """Return whether weights are requested of softmax of dot products, and nothing must be inspected.
+
+    There is no mask, or a kernel evaluates it.
+    """
+    if problem.request is None or isinstance(problem.request, LogSumExp) or not serves(problem):
+        return False
+    if problem.masked and not _kernel_fits(problem):
         return False
     score, normalize = problem.score, problem.normalize
     if type(score) not in (Dot, ScaledDot) or type(normalize) is not Softmax:
@@ -101,42 +109,50 @@ def asked(problem: Problem) -> Asked | None:
     """Return a function that computes output and request for all calls with the signature of this one, or None."""
     if not asks(problem):
         return None
-    score, learning, query = problem.score, problem.differentiated, problem.query
+    score, learning, query, masked = problem.score, problem.differentiated, problem.query, problem.masked
     scale = score.factor(query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
     # All weights are rounded once; gradients and summaries are computed from weights that are not rounded.
     exact = query.dtype if isinstance(problem.request, Full) and not learning else problem.dtype
-    run = None
+    run, pairs_of_call = None, None
     if by_one_kernel(problem):
         from regard.kernels.triton.full_weights import attended as prepared  # imported here, because it imports Triton
 
-        run = prepared(query, problem.key, problem.value, scale, exact)
+        run = prepared(query, problem.key, problem.value, scale, exact, masked)
+        pairs_of_call = pairs_of(problem)
 
-    def computed(query: Tensor, key: Tensor, value: Tensor, request: Request) -> tuple[Tensor, Tensor | Top]:
-        if run is not None and query.device.index == torch.cuda.current_device():
-            output, weights = run(query, key, value)
+    def computed(
+        query: Tensor, key: Tensor, value: Tensor, _: object, mask: Any, bias: Any, request: Request
+    ) -> tuple[Tensor, Tensor | Top | None, None] | None:
+        if run is not None and pairs_of_call is not None and query.device.index == torch.cuda.current_device():
+            output, weights = run(query, key, value, pairs_of_call(mask, bias, query.device))
+        elif masked:
+            return None
         else:
             weights = torch.softmax(product(query, key, scale, False, learning), -1)
             weights = weights if weights.dtype == exact else weights.to(exact)
             output = weighted_sum(weights, value, None, learning)
-        found, dtype = request.of(weights), query.dtype
-        if isinstance(found, Top):
-            return output, found if found.values.dtype == dtype else Top(found.values.to(dtype), found.indices)
-        return output, _like(found, query)
+        return output, returned(request.of(weights), request, query.dtype), None
 
     return computed
 
 
 def by_one_kernel(problem: Problem) -> bool:
     """Return whether one kernel computes output and weights."""
+    return _kernel_fits(problem) and asks(problem)
+
+
+def _kernel_fits(problem: Problem) -> bool:
+    """Return whether the kernel that computes output and weights takes these tensors, mask and bias."""
     tensors = (problem.query, problem.key, problem.value)
-    if problem.device.type != "cuda" or problem.query.ndim != 4 or problem.differentiated or not asks(problem):
+    if problem.device.type != "cuda" or problem.query.ndim != 4 or problem.differentiated:
         return False
-    if odd_values(problem.query, problem.value):
+    if odd_values(problem.query, problem.value) or not by_pairs(problem):
         return False
     if not TRITON or problem.query.dtype not in (*HALF, torch.float32) or math.prod(problem.shape[:-2]) > _PROGRAMS:
         return False
     size = max(problem.query.shape[-1], problem.value.shape[-1])
-    if problem.query.dtype == torch.float32 and problem.shape[-1] * size > _SINGLE:
+    work = math.prod(problem.shape) * size
+    if problem.query.dtype == torch.float32 and problem.shape[-1] * size > _SINGLE and work > _WORK:
         return False
     return all(t.shape[-1] <= _SIZE and t.stride(-1) == 1 for t in tensors)
 
@@ -146,11 +162,15 @@ def inspects(problem: Problem) -> bool:
     return problem.device.type == "cpu"
 
 
+def _few(problem: Problem) -> bool:
+    return problem.matrices * math.prod(problem.shape[-2:]) <= _STORED_NUMBERS
+
+
 def mask_and_bias(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
     """Return which pairs may attend, by mask and bias, and the bias; None if all may, and if there is no bias."""
     rows, columns = all_of(problem.shape[-2]), all_of(problem.shape[-1])
     mask, rule, device = problem.mask, problem.bias, problem.device
-    few = problem.matrices * len(rows) * len(columns) <= _STORED_NUMBERS
+    few = _few(problem)
     allowed: Tensor | None = None
     if mask is not None:
         if few and not isinstance(mask, (Dense, Band)):
@@ -220,7 +240,17 @@ def _weights(problem: Problem, scores: Tensor, allowed: Tensor | None, learning:
     if allowed is None:
         return torch.softmax(scores, -1)
     weights = torch.softmax(masked, -1)
-    return weights if no_row_empty(problem, allowed) else filled_with(weights, allowed, 0.0)
+    # A row with NaN is NaN at masked keys too, as in `reference`.
+    return weights if no_row_empty(problem, allowed) else filled_with(weights, _filled(problem, allowed), 0.0)
+
+
+def _filled(problem: Problem, allowed: Tensor) -> Tensor:
+    """Return which rows may attend anything, (…, q, 1)."""
+    mask, shape = problem.mask, problem.shape[-2:]
+    bias = problem.bias is not None and problem.bias.may_mask
+    if mask is None or bias or isinstance(mask, (Dense, Band)) or not _few(problem):
+        return allowed.any(-1, keepdim=True)
+    return stored(mask, problem.device, ("filled", shape), lambda: allowed.any(-1, keepdim=True))
 
 
 def _hard(problem: Problem, scores: Tensor, allowed: Tensor | None) -> Result | None:

@@ -1,9 +1,11 @@
-"""Attention on CUDA under bands, lengths and segments, with ALiBi: a block of queries only visits its range of keys.
+"""Attention on CUDA under bands, lengths and segments: a block of queries only visits its range of keys.
 
 Lengths and ids are arguments of the Triton kernel: no mask tensor is built, and the host does not wait for the device.
-The ranges of segments are computed on the device, in one or two launches, once per mask object.
+The ranges of segments are computed on the device, in one or two launches, once per mask object. The kernel computes
+ALiBi, tables of distances, biases, a softcap and sigmoid weights too, and reads a dense mask beside one of these.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,21 +14,25 @@ import torch
 from torch import Tensor
 
 from regard.core.backends import decoding_step
-from regard.core.backends.kernel_arguments import odd_values
+from regard.core.backends.kernel_arguments import beside_a_band, odd_values
 from regard.core.backends.result import Direct, Result
-from regard.core.biases import Alibi
+from regard.core.biases import Alibi, Bias, DenseBias, Relative
 from regard.core.clauses import Clauses, clauses
 from regard.core.mask_cache import stored
-from regard.core.masks import And, Band, Mask, Padding, Segments
+from regard.core.masks import Mask, Padding, Segments
 from regard.core.nonfinite import seen_keys, zero_masked_keys, zeroed
+from regard.core.normalizers import Sigmoid
 from regard.core.problem import HALF, Problem
-from regard.core.scores import Dot, ScaledDot
+from regard.core.scores import Dot, ScaledDot, ScaledProduct, Score
 from regard.kernels.availability import TRITON
 
 KERNEL = "triton ranges"
 _SIZE = 256  # the largest size of queries, keys and values
 _SINGLE = 128  # the largest size in float32 with gradients, or where few blocks of keys are skipped
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
+_REACH = 2**20  # the largest distance of a table, and its largest offset
+_FEW = 1024  # keys over which a program for all of few queries takes longer than other backends
+_KEPT = 2**16  # the largest bias that a route keeps in memory until its next call
 
 
 class Lowered(NamedTuple):
@@ -39,24 +45,84 @@ class Lowered(NamedTuple):
 
 def serves(problem: Problem, found: Clauses | None) -> bool:
     """Return whether the kernel supports the problem, and torch's own kernels do not support its mask or bias."""
-    if found is None or not _simple(found) or problem.dropout > 0.0 or problem.score.why_no_product() is not None:
+    if found is None or len(found.segments) > 1 or found.by_head or problem.dropout > 0.0:
         return False
-    if problem.bias is not None and (type(problem.bias) is not Alibi or problem.bias_learned):
+    if not (problem.normalize.is_softmax or type(problem.normalize) is Sigmoid):
         return False
-    if not _worth_it(found, problem.bias) or decoding_step.serves(problem):
+    if _softcap(problem.score) is None and problem.score.why_no_product() is not None:
+        return False
+    if (problem.bias is not None and not _takes(problem)) or (found.dense and problem.query.ndim > 4):
+        return False
+    if not _worth_it(problem, found) or decoding_step.serves(problem):
         return False
     sparse = found.low is not None or len(found.segments) > 0
     small = problem.query.dtype == torch.float32 and (problem.differentiated or not sparse)
     return _fits(problem.query, problem.key, problem.value, _SINGLE if small else _SIZE)
 
 
-def _simple(found: Clauses) -> bool:
-    return not found.dense and len(found.segments) <= 1 and not found.by_head
+def _takes(problem: Problem) -> bool:
+    """Return whether the kernel supports the bias, and its gradient if it is learned."""
+    bias, learned = problem.bias, problem.bias_learned
+    if type(bias) is Alibi:
+        return not learned
+    if type(bias) is Relative:
+        return 0 < bias.reach < _REACH > abs(bias.offset)
+    if type(bias) is not DenseBias or problem.query.ndim > 4:
+        return False
+    # The gradient of a bias that broadcasts over queries or keys would be summed over them too.
+    return not learned or bias.tensor.shape[-2:] == problem.shape[-2:]
 
 
-def _worth_it(found: Clauses, bias: object) -> bool:
+def _worth_it(problem: Problem, found: Clauses) -> bool:
+    bias, queries, keys = problem.bias, *problem.shape[-2:]
     by_torch = found.low is None and found.high in (None, 0)
+    plain = _softcap(problem.score) is None and problem.normalize.is_softmax
+    if not plain or isinstance(bias, (Relative, DenseBias)):
+        return queries > decoding_step.MOST or keys <= _FEW
+    if found.dense:
+        return bias is not None
     return bias is not None or not by_torch or found.lengths is not None or len(found.segments) > 0
+
+
+def _softcap(score: Score) -> float | None:
+    return score.softcap if isinstance(score, ScaledDot) else None
+
+
+def _product(score: Score, query: Tensor, key: Tensor) -> ScaledProduct:
+    """Return the product whose scores the kernel computes, before a softcap."""
+    if isinstance(score, ScaledDot):
+        return ScaledProduct(query, key, score.factor(query.shape[-1]))
+    product = score.as_product(query, key)
+    assert product is not None  # checked by serves()
+    return product
+
+
+def _settings(problem: Problem) -> dict[str, float]:
+    """Return the numbers of score and normaliser as fields of the rules."""
+    cap, normalize = _softcap(problem.score), problem.normalize
+    # Triton would specialise on an integer.
+    settings = {} if cap is None else {"cap": float(cap)}
+    return settings | ({"shift": float(normalize.bias)} if isinstance(normalize, Sigmoid) else {})
+
+
+def _of_bias(bias: Bias | None, tensor: Tensor, heads: int) -> dict[str, Any]:
+    """Return a bias, whose tensor is given, as fields of the rules."""
+    if isinstance(bias, Alibi):
+        return {"slopes": tensor, "slopes_h": _by_head(tensor, heads), "offset": bias.offset}
+    if isinstance(bias, Relative):
+        step = _by_head(tensor, heads) if tensor.ndim == 2 else 0
+        return {"table": tensor, "table_h": step, "reach": tensor.shape[-1] // 2, "offset": bias.offset}
+    return {"bias": tensor, **_steps(tensor, "bias")}
+
+
+def _by_head(tensor: Tensor, heads: int) -> int:
+    return tensor.stride(0) if tensor.ndim > 0 and tensor.shape[0] == heads else 0
+
+
+def _steps(tensor: Tensor, name: str) -> dict[str, int]:
+    """Return the strides of a tensor that broadcasts to the scores, 0 where it does."""
+    steps = [0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    return dict(zip((f"{name}_{axis}" for axis in "bhqk"), [0] * (4 - len(steps)) + steps, strict=True))
 
 
 def _fits(query: Tensor, key: Tensor, value: Tensor, most: int) -> bool:
@@ -89,21 +155,21 @@ def attend(problem: Problem, found: Clauses) -> Result:
         lowered = _lowered(found, shape, device)
     else:
         lowered = stored(mask, device, ("ranges", shape), lambda: _lowered(found, shape, device))
-    rules = lowered.rules
+    fields, learned = _settings(problem), None
+    if problem.bias is not None:
+        (tensor,) = problem.bias.tensors()
+        tensor = tensor.contiguous() if type(problem.bias) is Relative else tensor
+        fields, learned = fields | _of_bias(problem.bias, tensor, shape[-3]), tensor if problem.bias_learned else None
     if not isinstance(problem.score, (Dot, ScaledDot)):
         # The kernel never loads fully masked keys, but other scores transform the keys first, and their gradient would
         # be 0 · NaN.
         problem = zero_masked_keys(problem)
     elif lowered.seen is not None:
         problem = zeroed(problem, lowered.seen)
-    if isinstance(problem.bias, Alibi):
-        slopes = problem.bias.slopes.detach().expand(problem.shape[-3])
-        rules = rules._replace(slopes=slopes, slopes_h=slopes.stride(0), offset=problem.bias.offset)
-    product = problem.score.as_product(problem.query, problem.key)
-    assert product is not None  # checked by serves()
+    product = _product(problem.score, problem.query, problem.key)
     tensors = (product.query, product.key, problem.value)
     query, key, value = (t if t.ndim == 4 else t.reshape(-1, *t.shape[-3:]) for t in tensors)
-    output = range_attention(query, key, value, rules, product.scale)
+    output = range_attention(query, key, value, lowered.rules._replace(**fields), product.scale, learned)
     return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]))
 
 
@@ -111,32 +177,73 @@ def direct(problem: Problem, found: Clauses) -> Direct | None:
     """Return a function that runs the kernel alone, for all calls with the signature of this one, or None."""
     # Imported here, because they import Triton.
     from regard.kernels.triton.range_attention import plan_of, planned_attention
+    from regard.kernels.triton.range_pairs import Rules
 
     as_it_is, rules_of = isinstance(problem.score, (Dot, ScaledDot)), _rules_of(problem, found)
-    product, value = problem.score.as_product(problem.query, problem.key), problem.value
-    assert product is not None  # checked by serves()
+    product, value = _product(problem.score, problem.query, problem.key), problem.value
     if problem.differentiated and product.key is not problem.key:
         return None  # masked keys may have to be cleaned before they are transformed
     if any(t.stride(-1) != 1 for t in (product.query, product.key, value)):
         return None
-    plan, learning = plan_of(product.query, product.key, value, product.scale), problem.differentiated
-    heads, biased = problem.shape[1], problem.bias is not None
+    completed, learning, learns = _completed(problem), problem.differentiated, problem.bias_learned
+    sample, _, _ = completed(Rules(mask=found.dense or None), None, problem.bias, problem.device)
+    if sample is None:
+        return None
+    plan = plan_of(product.query, product.key, value, product.scale, sample)
 
     def attended(query: Tensor, key: Tensor, value: Tensor, score: Any, mask: Any, bias: Any) -> Tensor | None:
         device = query.device
         rules, known = rules_of(mask, device) if device.index == torch.cuda.current_device() else (None, None)
         if rules is None:
             return None
-        if biased:
-            slopes = bias.slopes if not bias.plain else stored(bias, device, "slopes", lambda: bias.on(device).slopes)
-            step = slopes.stride(0) if slopes.shape == (heads,) else 0
-            rules = rules._replace(slopes=slopes, slopes_h=step, offset=bias.offset)
-            known = None if known is None else (known, slopes.dtype, step, slopes.data_ptr() & 15, bias.offset)
+        rules, known, own = completed(rules, known, bias, device)
+        if rules is None:
+            return None
         if not as_it_is:
             query, key, _ = score.as_product(query, key)
-        return planned_attention(query, key, value, rules, known, plan, learning)
+        return planned_attention(query, key, value, rules, known, plan, learning, own if learns else None)
 
     return attended
+
+
+Completed = Callable[[Any, Any, Any, torch.device], tuple[Any, Any, Tensor | None]]
+
+
+def _completed(problem: Problem) -> Completed:
+    """Return a function that adds bias, softcap and normaliser of a call to the rules of its mask, and to their cache
+    key.
+
+    It returns the tensor of the bias too, and no rules for a bias that must be copied first. If mask and bias are those
+    of the call before, so are the rules.
+    """
+    settings, heads, biased = _settings(problem), problem.shape[-3], problem.bias is not None
+    kinds = tuple(settings)
+    last: tuple[Any, ...] = (None, None, None, None)
+
+    def completed(rules: Any, known: Any, bias: Any, device: torch.device) -> tuple[Any, Any, Tensor | None]:
+        nonlocal last
+        if not biased:
+            return (rules._replace(**settings), known and (known, kinds), None) if kinds else (rules, known, None)
+        own = bias if isinstance(bias, Tensor) else _placed(bias, device)
+        place = own.data_ptr(), own.stride()
+        if last[0] is rules and last[1] is own and last[2] == place:
+            return last[3]
+        if isinstance(bias, Relative) and own.stride(-1) != 1:
+            return None, None, None
+        fields = _of_bias(None if isinstance(bias, Tensor) else bias, own, heads)
+        traits = tuple(own.dtype if value is own else value for value in fields.values())
+        marked = None if known is None else (known, kinds, *fields, traits, place[0] & 15)
+        found = rules._replace(**settings, **fields), marked, own
+        if own.numel() <= _KEPT:
+            last = rules, own, place, found
+        return found
+
+    return completed
+
+
+def _placed(bias: Any, device: torch.device) -> Tensor:
+    placed = stored(bias, device, "placed", lambda: bias.on(device)) if bias.plain else bias
+    return placed.tensors()[0]
 
 
 def _rules_of(problem: Problem, found: Clauses) -> Callable[[Any, torch.device], tuple[Any, Any]]:
@@ -147,14 +254,18 @@ def _rules_of(problem: Problem, found: Clauses) -> Callable[[Any, torch.device],
     from regard.kernels.triton.range_pairs import Rules  # imported here, because it imports Triton
 
     shape, batch, low, high = problem.shape, problem.shape[0], found.low, found.high
-    band = Rules(low, high)
+    band, known = Rules(low, high), (low, high)
     shared = found.lengths is not None and found.lengths.numel() == 1
     padded, packed = found.lengths is not None, len(found.segments) > 0
     itself = all(own is other for own, other in found.segments) and _reaches_itself(band)
 
     def rules_of(mask: Any, device: torch.device) -> tuple[Any, Any]:
+        if found.dense:
+            if isinstance(mask, Mask):
+                return stored(mask, device, ("ranges", shape), lambda: _lowered_for(mask, shape, device)).rules, None
+            return band._replace(**_of_pairs(mask)), None
         if not padded and not packed:
-            return band, (low, high)
+            return band, known
         part = beside_a_band(mask)
         if type(part) is Padding and not part.plain and (shared or len(part.lengths) == batch):
             lengths = part.lengths
@@ -167,15 +278,6 @@ def _rules_of(problem: Problem, found: Clauses) -> Callable[[Any, torch.device],
         return (None, None) if lowered.seen is not None else (lowered.rules, lowered.known)
 
     return rules_of
-
-
-def beside_a_band(mask: Any) -> Any:
-    """Return the part of a mask beside a band, or the mask."""
-    if not isinstance(mask, And):
-        return mask
-    if isinstance(mask.left, Band):
-        return mask.right
-    return mask.left if isinstance(mask.right, Band) else mask
 
 
 def _lowered_for(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Lowered:
@@ -191,6 +293,8 @@ def _lowered(found: Clauses, shape: tuple[int, ...], device: torch.device) -> Lo
 
     lead, (queries, keys) = shape[:-3], shape[-2:]
     rules = Rules(found.low, found.high)
+    if found.dense:
+        rules = rules._replace(**_of_pairs(functools.reduce(torch.logical_and, found.dense)))
     if found.lengths is not None:
         lengths = found.lengths.expand(*lead, 1).reshape(-1)
         rules = rules._replace(lengths=lengths, lengths_b=lengths.stride(0))
@@ -205,6 +309,11 @@ def _lowered(found: Clauses, shape: tuple[int, ...], device: torch.device) -> Lo
         key_ids=other, key_b=other.stride(0), key_n=other.stride(1), key_bounds=segment_bounds(other, own),
     )  # fmt: skip
     return Lowered(rules, seen_keys(found, queries, keys, device))
+
+
+def _of_pairs(mask: Tensor) -> dict[str, Any]:
+    """Return a dense mask as fields of the rules."""
+    return {"mask": mask.view(torch.uint8), **_steps(mask, "mask")}
 
 
 def _reaches_itself(rules: Any) -> bool:

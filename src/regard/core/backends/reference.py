@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.core.backends import plain_form
-from regard.core.backends.result import Direct, Result
+from regard.core.backends.result import Asked, Direct, Result
 from regard.core.custom import Custom
 from regard.core.hard import choose
 from regard.core.nonfinite import cleaned
@@ -78,6 +78,11 @@ def direct(problem: Problem) -> Direct | None:
     if problem.query.dtype != problem.dtype:
         return None
     return lambda query, key, value, score, mask, bias: normalize(score(query, key)) @ value
+
+
+def asked(problem: Problem) -> Asked | None:
+    """Return `direct` for calls that request weights; the function returns these too."""
+    return plain_form.asked(problem)
 
 
 def _in_bfloat16(problem: Problem) -> Direct | None:

@@ -10,8 +10,10 @@ from regard.core.requests import Request, Top
 # Takes query, key, value, score, mask and bias of a call; returns its output, or None if the kernel refuses the data.
 Direct = Callable[[Tensor, Tensor, Tensor, Any, Any, Any], Tensor | None]
 
-# Takes query, key, value and the request of a call without a mask; returns its output and what is requested.
-Asked = Callable[[Tensor, Tensor, Tensor, Request], tuple[Tensor, Tensor | Top]]
+# Takes the same and the request; returns the output, what is requested, and the log-probability of hard choices.
+Asked = Callable[
+    [Tensor, Tensor, Tensor, Any, Any, Any, Request | None], tuple[Tensor, Tensor | Top | None, Tensor | None] | None
+]
 
 
 class Result(NamedTuple):

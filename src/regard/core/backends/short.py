@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.core.backends import decoding_step
-from regard.core.backends.ranges import beside_a_band
+from regard.core.backends.kernel_arguments import beside_a_band
 from regard.core.backends.result import Direct, Result
 from regard.core.clauses import clauses
 from regard.core.masks import Dense, Padding

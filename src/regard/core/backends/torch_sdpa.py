@@ -331,17 +331,24 @@ def attend_with_lse(query: Tensor, key: Tensor, value: Tensor, *, causal: bool, 
 
     The log-sum-exp has no gradient of its own.
     """
-    if scale <= 0 or query.shape[-1] % 8 or query.shape[-3] != key.shape[-3] or query.dtype not in _BY_CUDNN:
+    if scale <= 0 or query.shape[-1] % 8 or query.shape[-3] != key.shape[-3]:
         return None
-    picked = functools.partial(torch._fused_sdp_choice, scale=scale)
-    others = excludes_cudnn(query, key, value)
-    choice = (functools.partial(_by_others, picked) if others else picked)(query, key, value, None, 0.0, causal)
-    if choice == SDPBackend.CUDNN_ATTENTION.value:
+    query, key, value = _aligned(query, key, value)
+    named = operator(query, key, value, causal, 0.0)
+    if not named or (named in _ENABLED and not _ENABLED[named]()):
+        picked = functools.partial(torch._fused_sdp_choice, scale=scale)
+        others = excludes_cudnn(query, key, value)
+        choice = (functools.partial(_by_others, picked) if others else picked)(query, key, value, None, 0.0, causal)
+        named = _KERNELS.get(choice, "math")
+    if named == "cudnn":
         cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
         output, lse, *_ = cudnn(query, key, value, None, True, 0.0, causal, False, scale=scale)
-    elif choice == SDPBackend.FLASH_ATTENTION.value:
+    elif named == "flash":
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         output, lse, *_ = flash(query, key, value, 0.0, causal, False, scale=scale)
+    elif named == "efficient":
+        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+        output, lse, *_ = efficient(query, key, value, None, True, 0.0, causal, scale=scale)
     else:
         return None
     output = fed_alike(output)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from regard.data.data_files import DataError
 from regard.data.text.lines import lines
 from regard.data.text.passages import Passage, lowered, words
 from regard.data.text.questions import UNSEEN, Asked, QuestionReport, Tally
@@ -21,34 +22,30 @@ _LINE = re.compile(r"(\d+)\s+(.*)")
 
 
 class _Told(NamedTuple):
-    """A question with the sentences before it, or the fault of its line."""
+    """A question with the sentences before it."""
 
-    place: str
-    sentences: tuple[str, ...] = ()
-    question: str = ""
-    answer: str = ""
-    support: tuple[int, ...] = ()  # indices of the supporting sentences, from 0
-    fault: str = ""
+    sentences: tuple[str, ...]
+    question: str
+    answer: str
+    support: tuple[int, ...]  # indices of the supporting sentences, from 0
 
 
 def load_stories(
-    path: Path, *, candidates: Sequence[str] = (), longest: int | None = None, skip_faults: bool = False
+    path: Path, *, candidates: Sequence[str] = (), longest: int | None = None
 ) -> tuple[list[Asked], QuestionReport]:
     """Return the questions of a file; `candidates`, those of the training file, are appended to every story.
 
     A question whose answer is not among them has no span: it can only be answered wrongly.
     """
-    tally = Tally(path, longest, skip_faults)
+    tally = Tally(path, longest)
     for told in _questions(path):
-        if not tally.refuses(told.place, told.fault):
-            tally.take(*_located(told, tuple(candidates)))
+        tally.take(*_located(told, tuple(candidates)))
     return tally.finish()
 
 
-def candidates(path: Path, *, skip_faults: bool = False) -> tuple[str, ...]:
+def candidates(path: Path) -> tuple[str, ...]:
     """Return the answers to append to stories, in alphabetical order; none if supporting sentences contain them all."""
-    tally = Tally(path, None, skip_faults)
-    known = [told for told in _questions(path) if not tally.refuses(told.place, told.fault)]
+    known = list(_questions(path))
     if all(_located(told, ())[0] is not None for told in known):
         return ()
     return tuple(sorted({told.answer for told in known}))
@@ -86,13 +83,12 @@ def _questions(path: Path) -> Iterator[_Told]:
     for line in lines(path):
         place = f"{path}:{line.number}"
         numbered = _LINE.fullmatch(line.text)
-        if line.fault or not line.text:
-            if line.fault:
-                yield _Told(place, fault=line.fault)
+        if line.fault:
+            raise DataError(f"{place}: {line.fault}")
+        if not line.text:
             continue
         if numbered is None:
-            yield _Told(place, fault="expected a number before the sentence")
-            continue
+            raise DataError(f"{place}: expected a number before the sentence")
         number, text = int(numbered[1]), numbered[2]
         if number <= before:
             told = {}
@@ -107,9 +103,9 @@ def _question(place: str, told: dict[int, str], text: str) -> _Told:
     asked, answer, *rest = (cell.strip() for cell in text.split("\t"))
     numbers = rest[0].split() if rest else []
     if not asked or not answer:
-        return _Told(place, fault="expected a question, a tab and its answer")
+        raise DataError(f"{place}: expected a question, a tab and its answer")
     order = {number: position for position, number in enumerate(told)}
     missing = [number for number in numbers if not number.isdecimal() or int(number) not in order]
     if missing:
-        return _Told(place, fault=f"expected numbers of supporting sentences, found {missing[0]!r}")
-    return _Told(place, tuple(told.values()), asked, answer, tuple(order[int(number)] for number in numbers))
+        raise DataError(f"{place}: expected numbers of supporting sentences, found {missing[0]!r}")
+    return _Told(tuple(told.values()), asked, answer, tuple(order[int(number)] for number in numbers))

@@ -59,7 +59,6 @@ class Subwords:
 
     @property
     def size(self) -> int:
-        """Return the size of the vocabulary."""
         return self.model.get_vocab_size(with_added_tokens=True)
 
     @property
@@ -193,12 +192,10 @@ class Subwords:
         return bytes(_byte_letters()[letter] for letter in self.model.id_to_token(number) or "")
 
     def save(self, path: Path) -> None:
-        """Write tokenizer.json."""
         self.model.save(str(path))
 
     @classmethod
     def load(cls, path: Path) -> "Subwords":
-        """Read tokenizer.json."""
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such tokenizer")
         return cls(Tokenizer.from_file(str(path)))
@@ -303,7 +300,6 @@ class Codes:
 
     @classmethod
     def load(cls, directory: Path) -> "Codes":
-        """Return the tokenizers that `save` wrote."""
         source = Subwords.load(directory / "tokenizer.json")
         other = directory / "tokenizer.target.json"
         return cls(source, Subwords.load(other) if other.is_file() else source)

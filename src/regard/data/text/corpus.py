@@ -57,7 +57,7 @@ class TextCorpus:
 class TokenCorpus:
     """Pairs of token numbers on disk: `corpus[i]` is (source, target), each an array.
 
-    Created by `encode`; `lengths_source` and `lengths_target` are in memory, for batches by length.
+    Created by `encode`.
     """
 
     directory: Path
@@ -75,17 +75,8 @@ class TokenCorpus:
     def __iter__(self) -> Iterator[tuple[Ids, Ids]]:
         return (self[position] for position in range(len(self)))
 
-    @property
-    def lengths_source(self) -> NDArray[np.int32]:
-        """Return the number of tokens of each source."""
-        return self._lengths(0)
-
-    @property
-    def lengths_target(self) -> NDArray[np.int32]:
-        """Return the number of tokens of each target."""
-        return self._lengths(1)
-
-    def _lengths(self, side: int) -> NDArray[np.int32]:
+    def lengths(self, side: int) -> NDArray[np.int32]:
+        """Return the number of tokens of each source (side 0) or target (1), in memory, for batches by length."""
         starts, ends = self.offsets[side:-1:2], self.offsets[side + 1 :: 2]
         size = self.dtype.itemsize
         lengths = np.empty(len(self), np.int32)
@@ -95,13 +86,7 @@ class TokenCorpus:
         return lengths
 
 
-def index(
-    rows: Rows,
-    cache: Path,
-    *,
-    limits: Limits = EVERYTHING,
-    skip_faults: bool = False,
-) -> TextCorpus:
+def index(rows: Rows, cache: Path, *, limits: Limits = EVERYTHING) -> TextCorpus:
     r"""Return the corpus of these files, created in `cache` at first and opened from there while files are unchanged.
 
     An incomplete corpus is never opened: a pass that was killed is repeated.
@@ -114,16 +99,16 @@ def index(
     (('Tom laughs', '汤姆笑'), '3 lines read, 2 pairs kept; skipped: 1 empty')
     """
     known = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in map(_present, rows.files)]
-    name = _name("text", known, repr(rows), asdict(limits), skip_faults)
+    # False: indices are found by names that once had an option more.
+    name = _name("text", known, repr(rows), asdict(limits), False)
 
     def write(folder: Path) -> None:
         tally: Counter[str] = Counter()
-        pairs = read_pairs(rows, limits=limits, skip_faults=skip_faults, tally=tally)
+        pairs = read_pairs(rows, tally, limits=limits)
         _store(folder, ((source.encode(), target.encode()) for source, target in pairs))
         (folder / "report.json").write_text(json.dumps(asdict(report(tally))), encoding="utf-8")
 
-    folder = _made(Path(cache), name, write)
-    return open_text(folder)
+    return open_text(_made(Path(cache), name, write))
 
 
 def open_text(directory: Path) -> TextCorpus:
@@ -157,18 +142,13 @@ def encode(
         _store(folder, _encoded(corpus, source, target, dtype))
         (folder / "dtype.json").write_text(json.dumps(dtype.name), encoding="utf-8")
 
-    return open_tokens(_made(Path(cache), name, write))
+    folder = _made(Path(cache), name, write)
+    return TokenCorpus(folder, _offsets(folder), dtype, _File(folder / "pairs.bin"))
 
 
 def _digest(corpus: TextCorpus) -> str:
     with (corpus.directory / "pairs.bin").open("rb") as pairs:
         return hashlib.file_digest(pairs, "sha256").hexdigest()
-
-
-def open_tokens(directory: Path) -> TokenCorpus:
-    """Return a complete token corpus in its directory."""
-    dtype = np.dtype(json.loads((directory / "dtype.json").read_text(encoding="utf-8")))
-    return TokenCorpus(directory, _offsets(directory), dtype, _File(directory / "pairs.bin"))
 
 
 def _encoded(

@@ -5,7 +5,6 @@ removes, are skipped, counted and reported; guesses about a file are reported to
 """
 
 import csv
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.data.data_files import DataError
-from regard.data.text.lines import LONGEST, Line, text_lines
+from regard.data.json_records import json_object
+from regard.data.text.lines import LONGEST, fault_of, text_lines
 from regard.data.text.parallel_text import Report, report
 from regard.data.text.table_columns import LABEL_NAMES, TEXT_NAMES, find_columns, find_field
 from regard.data.text.trees import phrases_of
@@ -49,7 +49,6 @@ class Asked:
     label: str | None = None
     merge: Mapping[str, str] = field(default_factory=dict)
     phrases: bool = False
-    skip_faults: bool = False
     longest: int = LONGEST
 
 
@@ -77,10 +76,10 @@ def read_labelled(path: Path, asked: Asked | None = None) -> Reading:
     for file, row in _folder(path, asked) if path.is_dir() else ((path, row) for row in _rows(path, asked, guesses)):
         tally["read"] += 1
         place = f"{file}:{row.line}"
-        if row.fault and not asked.skip_faults:
+        if row.fault:
             raise DataError(f"{place}: {row.fault}")
         label = asked.merge.get(row.label, row.label)
-        reason = "faulty" if row.fault else "empty" if not row.text else "" if label else f"labelled {row.label}"
+        reason = "empty" if not row.text else "" if label else f"labelled {row.label}"
         tally[reason or "kept"] += 1
         if not reason:
             kept.append(Labelled(row.text, label, place))
@@ -215,7 +214,7 @@ def _jsonl(path: Path, asked: Asked, guesses: list[str]) -> Iterator[Row]:
         if line.fault or not line.text.strip():
             yield Row(line.number, fault=line.fault)
             continue
-        record, fault = _object(line)
+        record, fault = json_object(line.text, "a record")
         if fault:
             yield Row(line.number, fault=fault)
             continue
@@ -233,28 +232,13 @@ def _jsonl(path: Path, asked: Asked, guesses: list[str]) -> Iterator[Row]:
         yield _of_record(line.number, record, *names)
 
 
-def _object(line: Line) -> tuple[dict[str, Any], str]:
-    try:
-        record: Any = json.loads(line.text)
-    except json.JSONDecodeError as error:
-        return {}, f"not JSON: {error.msg} at character {error.pos + 1}"
-    except RecursionError:
-        return {}, "not a record: nested too deeply"
-    if not isinstance(record, dict):
-        return {}, f"expected a JSON object, found {type(record).__name__}"
-    return record, ""
-
-
 def _of_record(line: int, record: dict[str, Any], text: str, label: str) -> Row:
     if not isinstance(record.get(text), str):
         return Row(line, fault=f"expected a text in the field {text!r}, found {_sort(record.get(text))}")
     if not isinstance(record.get(label), str | int | float):
         return Row(line, fault=f"expected a label in the field {label!r}, found {_sort(record.get(label))}")
-    try:
-        record[text].encode("utf-8")
-    except UnicodeEncodeError:
-        return Row(line, fault="half of a surrogate pair, which is no character")
-    return _checked(line, record[text], str(record[label]))
+    fault = fault_of(record[text])
+    return Row(line, fault=fault) if fault else _checked(line, record[text], str(record[label]))
 
 
 def _sort(value: Any) -> str:

@@ -28,11 +28,6 @@ class Parts:
     classes: tuple[str, ...]
     readings: tuple[Reading, ...]
 
-    def unseen(self) -> tuple[Labelled, ...]:
-        """Return the test texts that are not in the training part."""
-        known = {row.text for row in self.train}
-        return tuple(row for row in self.test if row.text not in known)
-
 
 def load_parts(
     paths: Sequence[Path], asked: Asked | None = None, *, valid: int = 500, test: int = 500, seed: int = 1

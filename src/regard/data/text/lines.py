@@ -44,6 +44,15 @@ def text_lines(
             yield _line(number, raw, stream, longest, too_long)
 
 
+def fault_of(text: str) -> str:
+    """Return the fault of a text from JSON that cannot be written as UTF-8; empty if there is none."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return "half of a surrogate pair, which is no character"
+    return ""
+
+
 def _line(number: int, raw: bytes, stream: Any, longest: int, too_long: str) -> Line:
     if len(raw) > longest:
         while raw and not raw.endswith(b"\n"):  # the rest of the line is skipped in parts

@@ -4,17 +4,17 @@ A fault in a file is an error that names the file and the line. Empty lines and 
 counted and reported.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from regard.data.data_files import DataError
-from regard.data.text.lines import LONGEST_LINE, Line, lines
+from regard.data.json_records import json_object
+from regard.data.text.lines import LONGEST_LINE, Line, fault_of, lines
 
 Couple = tuple[str, str]
 
@@ -43,11 +43,9 @@ class Rows(Protocol):
     @property
     def files(self) -> tuple[Path, ...]:
         """Return all files of the source."""
-        ...
 
     def rows(self) -> Iterator[Row]:
         """Return the lines, in order, in constant memory."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +127,6 @@ class TwoFiles:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Return both files."""
         return self.source, self.target
 
     def rows(self) -> Iterator[Row]:
@@ -173,7 +170,6 @@ class Tsv:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Return the one file."""
         return (self.path,)
 
     def rows(self) -> Iterator[Row]:
@@ -223,7 +219,6 @@ class Jsonl:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Return the one file."""
         return (self.path,)
 
     def rows(self) -> Iterator[Row]:
@@ -237,22 +232,15 @@ class Jsonl:
                 yield self._row(line.number, line.text)
 
     def _row(self, number: int, text: str) -> Row:
-        try:
-            record: Any = json.loads(text)
-        except json.JSONDecodeError as error:
-            return Row(self.path, number, fault=f"not JSON: {error.msg} at character {error.pos + 1}")
-        except RecursionError:
-            return Row(self.path, number, fault="not a pair: nested too deeply")
-        if not isinstance(record, dict):
-            return Row(self.path, number, fault=f"expected a JSON object, found {type(record).__name__}")
+        record, fault = json_object(text, "a pair")
+        if fault:
+            return Row(self.path, number, fault=fault)
         for name in self.fields:
             if not isinstance(record.get(name), str):
                 found = ", ".join(sorted(record)[:8]) or "no fields"
                 return Row(self.path, number, fault=f"expected a text in the field {name!r}; the object has {found}")
         source, target = (record[name].strip() for name in self.fields)
-        if not _writable(source + target):
-            return Row(self.path, number, fault="half of a surrogate pair, which is no character")
-        return Row(self.path, number, source, target)
+        return Row(self.path, number, source, target, fault_of(source + target))
 
 
 def find_rows(paths: tuple[Path, ...] | list[Path]) -> TwoFiles | Tsv | Jsonl:
@@ -274,23 +262,19 @@ def find_rows(paths: tuple[Path, ...] | list[Path]) -> TwoFiles | Tsv | Jsonl:
     raise DataError(f"expected two files or one, found {len(paths)}: {', '.join(map(str, paths))}")
 
 
-def read_pairs(
-    rows: Rows, *, limits: Limits = EVERYTHING, skip_faults: bool = False, tally: Counter[str] | None = None
-) -> Iterator[Couple]:
+def read_pairs(rows: Rows, tally: Counter[str], *, limits: Limits = EVERYTHING) -> Iterator[Couple]:
     """Yield the pairs within the limits, in order and in constant memory.
 
-    A fault (bad UTF-8, a missing column, no JSON) is a DataError, or is skipped and counted with `skip_faults`. A line
-    of more than a mebibyte is a fault too, unless a limit on the length skips it. `tally` counts what happened under
-    "read", "kept", the reasons for skipping, and what was ignored; `report` converts it to a record.
+    A fault (bad UTF-8, a missing column, no JSON) is a DataError. A line of more than a mebibyte is a fault too, unless
+    a limit on the length skips it. `tally` counts what happened under "read", "kept", the reasons for skipping, and
+    what was ignored; `report` converts it to a record.
     """
-    tally = Counter() if tally is None else tally
     for row in rows.rows():
         tally["read"] += 1
         too_long = row.fault == _TOO_LONG and limits.longest is not None
-        if row.fault and not skip_faults and not too_long:
+        if row.fault and not too_long:
             raise DataError(f"{row.file}:{row.line}: {row.fault}")
-        refused = "faulty" if row.fault else limits.refuses(row.source, row.target)
-        reason = "too long" if too_long else refused
+        reason = "too long" if too_long else limits.refuses(row.source, row.target)
         tally[reason or "kept"] += 1
         if row.ignored:
             tally[_IGNORED + row.ignored] += 1
@@ -299,10 +283,10 @@ def read_pairs(
     _check_some(rows, tally)
 
 
-def load_pairs(rows: Rows, *, limits: Limits = EVERYTHING, skip_faults: bool = False) -> tuple[list[Couple], Report]:
+def load_pairs(rows: Rows, *, limits: Limits = EVERYTHING) -> tuple[list[Couple], Report]:
     """Return all pairs at once, with the report: for files that fit in memory."""
     tally: Counter[str] = Counter()
-    pairs = list(read_pairs(rows, limits=limits, skip_faults=skip_faults, tally=tally))
+    pairs = list(read_pairs(rows, tally, limits=limits))
     return pairs, report(tally)
 
 
@@ -329,11 +313,3 @@ def count_words(text: str) -> int:
     (4, 6)
     """
     return len(text.split()) if text.isascii() else len(_WORD.findall(text))
-
-
-def _writable(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.data.data_files import DataError
-from regard.data.text.lines import lines
+from regard.data.json_records import json_object
+from regard.data.text.lines import fault_of, lines
 from regard.data.text.passages import Passage, words
 
 _PASSAGES = ("passage", "context")
@@ -62,42 +63,36 @@ class QuestionReport:
 
 
 class Entry(NamedTuple):
-    """One question of a file, or its fault; `place` is for messages.
+    """One question of a file. Each answer is a text and the character where it starts, None if the file has no
+    position."""
 
-    Each answer is a text and the character where it starts, None if the file has no position.
-    """
-
-    place: str
-    passage: str = ""
-    question: str = ""
-    answers: tuple[tuple[str, int | None], ...] = ()
-    fault: str = ""
+    passage: str
+    question: str
+    answers: tuple[tuple[str, int | None], ...]
 
 
 def load_questions(
-    path: Path, *, longest: int | None = None, candidates: Sequence[str] = (), skip_faults: bool = False
+    path: Path, *, longest: int | None = None, candidates: Sequence[str] = ()
 ) -> tuple[list[Asked], QuestionReport]:
     """Return the questions of a file: SQuAD's .json, .jsonl with an object per line, or bAbI's .txt, optionally .gz.
 
     Passages of more than `longest` words are skipped. `candidates` are answers that are appended to bAbI stories. A
-    fault (bad UTF-8, no JSON, a missing key) is a DataError, or is skipped and counted with `skip_faults`.
+    fault (bad UTF-8, no JSON, a missing key) is a DataError.
     """
     from regard.data.text.babi import load_stories  # imported here, because babi imports this module
 
     suffix = next((suffix for suffix in reversed(path.suffixes) if suffix != ".gz"), "")
     if suffix == ".txt":
-        return load_stories(path, candidates=candidates, longest=longest, skip_faults=skip_faults)
+        return load_stories(path, candidates=candidates, longest=longest)
     readers: dict[str, Callable[[Path], Iterator[Entry]]] = {
         **dict.fromkeys((".jsonl", ".ndjson"), _by_line),
         ".json": _squad,
     }
     if suffix not in readers:
         raise DataError(f"{path}: expected .json (SQuAD), .jsonl (an object a line) or .txt (bAbI), each maybe .gz")
-    tally = Tally(path, longest, skip_faults)
+    tally = Tally(path, longest)
     passages: dict[str, Passage] = {}  # by text, because several questions share a passage
     for entry in readers[suffix](path):
-        if tally.refuses(entry.place, entry.fault):
-            continue
         if entry.passage not in passages:
             passages = {entry.passage: Passage.of(entry.passage)}  # questions about one passage are adjacent
         tally.take(*_located(entry, passages[entry.passage]))
@@ -107,24 +102,16 @@ def load_questions(
 class Tally:
     """The questions accepted so far, and the counts of a report."""
 
-    def __init__(self, path: Path, longest: int | None, skip_faults: bool) -> None:
-        self.path, self.longest, self.skip_faults = path, longest, skip_faults
+    def __init__(self, path: Path, longest: int | None) -> None:
+        self.path, self.longest = path, longest
         self.kept: list[Asked] = []
         self.read = 0
         self.answers: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
 
-    def refuses(self, place: str, fault: str) -> bool:
-        """Count a question, and return whether it is skipped; a fault is an error or skipped."""
-        self.read += 1
-        if fault and not self.skip_faults:
-            raise DataError(f"{place}: {fault}")
-        if fault:
-            self.skipped["faulty"] += 1
-        return bool(fault)
-
     def take(self, asked: Asked | None, remark: str = "") -> None:
         """Add a question with a remark about its answer, or skip it for the reason in the remark."""
+        self.read += 1
         if asked is not None and self.longest is not None and len(asked.passage.words) > self.longest:
             asked, remark = None, "too long"
         if asked is None:
@@ -182,25 +169,12 @@ def _occurrence(passage: str, text: str, start: int | None) -> int | None:
 def _by_line(path: Path) -> Iterator[Entry]:
     """Yield one JSON object per line with passage or context, question, and answer or answers."""
     for line in lines(path):
-        place = f"{path}:{line.number}"
-        if line.fault:
-            yield Entry(place, fault=line.fault)
-        elif line.text:
-            record, fault = _decoded(line.text)
-            yield Entry(place, fault=fault) if fault else _entry(place, record, record)
-
-
-def _decoded(text: str) -> tuple[Any, str]:
-    """Return a JSON object, or its fault."""
-    try:
-        record = json.loads(text)
-    except json.JSONDecodeError as error:
-        return None, f"not JSON: {error.msg} at character {error.pos + 1}"
-    except RecursionError:
-        return None, "not JSON: nested too deeply"
-    if not isinstance(record, dict):
-        return None, f"expected a JSON object, found {type(record).__name__}"
-    return record, ""
+        if not line.text and not line.fault:
+            continue
+        record, fault = json_object(line.text)
+        if fault := line.fault or fault:
+            raise DataError(f"{path}:{line.number}: {fault}")
+        yield _entry(f"{path}:{line.number}", record, record)
 
 
 def _squad(path: Path) -> Iterator[Entry]:
@@ -237,16 +211,16 @@ def _items(path: str, place: str, record: Any, name: str) -> Iterator[tuple[str,
 def _entry(place: str, about: Any, asked: Any) -> Entry:
     """Return one question, from the object of the passage and the object of the question."""
     if not isinstance(asked, dict):
-        return Entry(place, fault=f"expected a JSON object, found {type(asked).__name__}")
+        raise DataError(f"{place}: expected a JSON object, found {type(asked).__name__}")
     passage = next((about[name] for name in _PASSAGES if name in about), None)
     if not isinstance(passage, str):
-        return Entry(place, fault=f"expected a text in the field 'passage' or 'context'; found {_fields(about)}")
+        raise DataError(f"{place}: expected a text in the field 'passage' or 'context'; found {_fields(about)}")
     if not isinstance(asked.get("question"), str):
-        return Entry(place, fault=f"expected a text in the field 'question'; the object has {_fields(asked)}")
+        raise DataError(f"{place}: expected a text in the field 'question'; the object has {_fields(asked)}")
     answers, fault = _answers(asked)
-    if not fault and not _writable("".join((passage, asked["question"], *(text for text, _ in answers)))):
-        fault = "half of a surrogate pair, which is no character"
-    return Entry(place, fault=fault) if fault else Entry(place, passage, asked["question"], answers)
+    if fault := fault or fault_of("".join((passage, asked["question"], *(text for text, _ in answers)))):
+        raise DataError(f"{place}: {fault}")
+    return Entry(passage, asked["question"], answers)
 
 
 def _answers(asked: dict[str, Any]) -> tuple[tuple[tuple[str, int | None], ...], str]:
@@ -275,11 +249,3 @@ def _text_and_start(item: Any) -> tuple[Any, Any]:
 
 def _fields(record: Any) -> str:
     return ", ".join(sorted(map(str, record))[:8]) or "no fields"
-
-
-def _writable(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -104,7 +104,6 @@ class Coder:
 
     @property
     def size(self) -> int:
-        """Return the size of the vocabulary."""
         return self.words.size
 
     @property
@@ -121,12 +120,10 @@ class Coder:
         return Coded(self.words.encode([token.text for token in tokens]), [token.span for token in tokens])
 
     def save(self, path: Path) -> None:
-        """Write tokenizer.json."""
         self.words.save(path)
 
     @classmethod
     def load(cls, path: Path, by: Cut) -> "Coder":
-        """Read tokenizer.json."""
         return cls(by, Subwords.load(path) if by == "subwords" else Vocabulary.load(path))
 
 

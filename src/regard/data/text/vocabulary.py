@@ -37,20 +37,21 @@ class Vocabulary:
         object.__setattr__(self, "numbers", numbers)
 
     @classmethod
-    def build(cls, sentences: Iterable[Sequence[str]], *, size: int | None = None) -> "Vocabulary":
-        """Return the vocabulary of these sentences, the most frequent words first (ties in alphabetical order), at most
-        `size`."""
+    def build(cls, sentences: Iterable[Sequence[str]], *, size: int | None = None, rarest: int = 1) -> "Vocabulary":
+        """Return the words that occur at least `rarest` times in these sentences, at most `size` of them.
+
+        The most frequent words come first, ties in alphabetical order.
+        """
         counts = Counter(word for sentence in sentences for word in sentence)
-        ordered = sorted(counts, key=lambda word: (-counts[word], word))
+        frequent = [word for word, count in counts.items() if count >= rarest]
+        ordered = sorted(frequent, key=lambda word: (-counts[word], word))
         return cls(tuple(ordered[:size]))
 
     @property
     def size(self) -> int:
-        """Return the size of the vocabulary."""
         return len(self.numbers)
 
     def encode(self, words: Sequence[str]) -> list[int]:
-        """Return the numbers of these words."""
         return [self.numbers.get(word, self.unknown) for word in words]
 
     def decode(self, numbers: Iterable[int]) -> tuple[str, ...]:

@@ -1,11 +1,11 @@
 """Readers of questions about pictures: easy-VQA's layout, or JSON and JSONL of image, question and answer.
 
-A question whose picture is missing is an error that names the entry, or is skipped and counted.
+A question whose picture is missing is an error that names the entry.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -36,19 +36,18 @@ class ImageQuestion:
 class QuestionFiles:
     """Questions to train on, to validate with and to test with, if the files define these parts; else all in `train`.
 
-    `unseen` counts the questions of the other parts whose answer does not occur in `train`. They are not removed: a
-    model that chooses among the answers of training gets them wrong, and its accuracy must include them. The parts
-    store their texts in packed buffers and create items on access.
+    Questions of the other parts whose answer does not occur in `train` are not removed: a model that chooses among the
+    answers of training gets them wrong, and its accuracy must include them. The parts store their texts in packed
+    buffers and create items on access.
     """
 
     train: Sequence[ImageQuestion]
     valid: Sequence[ImageQuestion]
     test: Sequence[ImageQuestion]
     report: Report
-    unseen: Mapping[str, int] = field(default_factory=dict)
 
 
-def load_image_questions(path: Path, *, skip_faults: bool = False) -> QuestionFiles:
+def load_image_questions(path: Path) -> QuestionFiles:
     """Return questions and their pictures, in the layout that is found.
 
     A folder holds easy-VQA's layout (`train/questions.json`, `train/images/`, `test/…`), or `train.json`, `valid.json`
@@ -58,15 +57,10 @@ def load_image_questions(path: Path, *, skip_faults: bool = False) -> QuestionFi
     """
     path = Path(path)
     tally: Counter[str] = Counter()
-    parts: dict[str, Sequence[ImageQuestion]] = {}
-    for part, file in question_files(path).items():
-        parts[part] = _packed(_kept(file, tally, skip_faults))
+    parts = {part: _packed(_kept(file, tally)) for part, file in question_files(path).items()}
     if not tally["kept"]:
         raise DataError(f"{path}: no question is left ({report(tally)})")
-    known = {item.answer for item in parts.get("train", ())}
-    others = {part: parts[part] for part in PARTS[1:] if part in parts and known}
-    unseen = {part: sum(item.answer not in known for item in items) for part, items in others.items()}
-    return QuestionFiles(*(parts.get(part, ()) for part in PARTS), report=report(tally), unseen=unseen)
+    return QuestionFiles(*(parts.get(part, ()) for part in PARTS), report=report(tally))
 
 
 def answer_list(questions: Iterable[ImageQuestion], *, most: int | None = None) -> tuple[str, ...]:
@@ -138,25 +132,21 @@ def question_files(path: Path) -> dict[str, Path]:
     return own or part_files(path, "questions", _SUFFIXES)
 
 
-def _kept(path: Path, tally: Counter[str], skip_faults: bool) -> Iterable[ImageQuestion]:
+def _kept(path: Path, tally: Counter[str]) -> Iterable[ImageQuestion]:
     folders = ImageFolders.beside(path.parent)
     for record in records(path):
         tally["read"] += 1
         entry = record.fault or _entry(record.value)
-        reason, fault, image = "faulty", "", None
         if isinstance(entry, str):
-            fault = entry
-        elif not (entry["question"] and entry["answer"]):
-            reason = "empty"
-        else:
-            image = folders.find(entry["image"])
-            if image is None:
-                reason, fault = "question without image", f"no picture {entry['image']!r} in {folders}"
-        if fault and not skip_faults:
-            raise DataError(f"{record.where}: {fault}")
-        tally["kept" if image else reason] += 1
-        if image and not isinstance(entry, str):
-            yield ImageQuestion(image, entry["question"], entry["answer"])
+            raise DataError(f"{record.where}: {entry}")
+        if not (entry["question"] and entry["answer"]):
+            tally["empty"] += 1
+            continue
+        image = folders.find(entry["image"])
+        if image is None:
+            raise DataError(f"{record.where}: no picture {entry['image']!r} in {folders}")
+        tally["kept"] += 1
+        yield ImageQuestion(image, entry["question"], entry["answer"])
 
 
 def _entry(value: Any) -> dict[str, str] | str:

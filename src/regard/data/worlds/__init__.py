@@ -4,7 +4,7 @@ Imports only regard.data.
 
 - `sentence_pairs`: translation: English and Chinese
 - `grammar/`: the grammar of these sentences
-- `random_choices`: seeded choices, and words with their links
+- `random_choices`: seeded choices, parts of the data, words with their links
 - `reviews`: sentiment
 - `review_words`: its words and patterns
 - `stories`: reading

@@ -12,6 +12,7 @@ from random import Random
 
 import numpy as np
 
+from regard.data.worlds.random_choices import Splits
 from regard.data.worlds.shapes import Box, Image, Values
 
 SIDES = {"plain": 28, "translated": 60, "cluttered": 60}
@@ -33,15 +34,6 @@ class Digit:
     box: Box
 
 
-@dataclass(frozen=True, slots=True)
-class Splits:
-    """Digits to train on, to validate with and to test with, each drawn separately."""
-
-    train: tuple[Digit, ...]
-    valid: tuple[Digit, ...]
-    test: tuple[Digit, ...]
-
-
 def digits(seed: int, *, count: int, layout: str = "plain") -> Iterator[Digit]:
     """Return digits with labels equally likely; the same seed gives the same digits on every machine.
 
@@ -52,7 +44,7 @@ def digits(seed: int, *, count: int, layout: str = "plain") -> Iterator[Digit]:
     return _stream(Random(f"digits {seed} {_known(layout)}"), count, layout, set())
 
 
-def splits(seed: int, *, train: int, valid: int, test: int, layout: str = "plain") -> Splits:
+def splits(seed: int, *, train: int, valid: int, test: int, layout: str = "plain") -> Splits[Digit]:
     """Return training, validation and test digits; no picture is in two of them.
 
     >>> made = splits(1, train=20, valid=5, test=5)

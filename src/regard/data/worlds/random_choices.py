@@ -1,10 +1,35 @@
-"""Seeded random choices of the grammar, and Chinese words with the English words that they translate."""
+"""Seeded random choices, the parts of a generated data set, and Chinese words with the English words they translate."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 Thing = TypeVar("Thing")
+Within = tuple[int, int]  # the smallest and the largest size of an example
+
+
+@dataclass(frozen=True, slots=True)
+class Splits(Generic[Thing]):
+    """Examples to train on, to validate with and to test with; those of `longer` are larger than any of the others.
+
+    No example is in two of them.
+    """
+
+    train: tuple[Thing, ...]
+    valid: tuple[Thing, ...]
+    test: tuple[Thing, ...]
+    longer: tuple[Thing, ...] = ()
+
+
+def split(
+    part: Callable[[str, int, Within], Iterable[Thing]], counts: Sequence[int], within: Within, beyond: Within
+) -> Splits[Thing]:
+    """Return the parts that `part(name, count, size)` generates; training comes last and avoids all others."""
+    train, valid, test, longer = counts
+    tested, validated = tuple(part("test", test, within)), tuple(part("valid", valid, within))
+    farther = tuple(part("longer", longer, beyond))
+    return Splits(tuple(part("train", train, within)), validated, tested, farther)
 
 
 class Token:

@@ -13,6 +13,7 @@ from random import Random
 from typing import Literal, NamedTuple
 from zlib import crc32
 
+from regard.data.worlds.random_choices import Splits, Within, split
 from regard.data.worlds.review_words import GRAMMARS, Grammar
 
 LabelSet = Literal["sentiment", "sentiment3", "subjectivity"]
@@ -32,19 +33,6 @@ class Review:
     words: tuple[str, ...]
     label: str
     decisive: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Splits:
-    """Reviews to train on, to validate with and to test with; `longer` are longer than any of the others.
-
-    No text is in two of them.
-    """
-
-    train: tuple[Review, ...]
-    valid: tuple[Review, ...]
-    test: tuple[Review, ...]
-    longer: tuple[Review, ...]
 
 
 def reviews(
@@ -78,7 +66,7 @@ def splits(
     language: Language = "en",
     lengths: tuple[int, int] = (5, 30),
     beyond: tuple[int, int] = (31, 60),
-) -> Splits:
+) -> Splits[Review]:
     """Return training, validation and test reviews of `lengths` words, and `longer` ones of `beyond` words.
 
     A fifth of the pairs of negation and opinion word never occur in the training part: a model that memorises pairs
@@ -93,16 +81,11 @@ def splits(
         raise ValueError(f"beyond must be longer than lengths, not {beyond} after {lengths}")
     seen: set[tuple[str, ...]] = set()
 
-    def part(name: str, count: int, within: tuple[int, int]) -> tuple[Review, ...]:
+    def part(name: str, count: int, within: Within) -> Iterator[Review]:
         random = Random(f"{seed} {labels} {language} {name} {within}")
-        return tuple(_distinct(_Writer(random, language, labels, held_out=name != "train"), count, within, seen))
+        return _distinct(_Writer(random, language, labels, held_out=name != "train"), count, within, seen)
 
-    return Splits(
-        test=part("test", test, lengths),
-        valid=part("valid", valid, lengths),
-        longer=part("longer", longer, beyond),
-        train=part("train", train, lengths),
-    )
+    return split(part, (train, valid, test, longer), lengths, beyond)
 
 
 def text_of(words: Sequence[str], language: Language = "en") -> str:

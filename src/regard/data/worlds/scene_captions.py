@@ -8,8 +8,8 @@ alone, or if the two groups differ in it.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from regard.data.worlds.random_choices import Dice
-from regard.data.worlds.scenes import OPPOSITE, Splits, around, box_of, check_objects, describe, relation, split, spots
+from regard.data.worlds.random_choices import Dice, Splits
+from regard.data.worlds.scenes import OPPOSITE, around, box_of, check_objects, describe, relation, split_scenes, spots
 from regard.data.worlds.shapes import COLOURS, KINDS, PLURALS, SIZES, Box, Scene, Shape, draw
 
 NUMBERS = ("a", "two", "three")
@@ -67,7 +67,7 @@ def splits(
     check_objects(objects, 1, _MOST)
     check_objects(beyond, objects[1] + 1, _MOST)
     counts = (train, valid, test, longer)
-    return split(_make, f"captions {seed}", counts=counts, objects=objects, beyond=beyond, size=size)
+    return split_scenes(_make, f"captions {seed}", counts=counts, objects=objects, beyond=beyond, size=size)
 
 
 def caption(objects: Sequence[Shape]) -> tuple[tuple[str, ...], tuple[Regions | None, ...]] | None:

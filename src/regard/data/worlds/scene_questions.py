@@ -9,18 +9,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from regard.data.worlds.random_choices import Dice
+from regard.data.worlds.random_choices import Dice, Splits
 from regard.data.worlds.scenes import (
     PLACES,
     RELATIONS,
-    Splits,
     box_of,
     check_objects,
     describe,
     place,
     relation,
     size_words,
-    split,
+    split_scenes,
     spots,
 )
 from regard.data.worlds.shapes import COLOURS, KINDS, PLURALS, Box, Scene, Spot, draw
@@ -88,7 +87,7 @@ def splits(
     check_objects(beyond, objects[1] + 1, _MOST)
     counts = (train, valid, test, longer)
     make = partial(_make, forms=_known(forms))
-    return split(make, f"questions {seed}", counts=counts, objects=objects, beyond=beyond, size=size)
+    return split_scenes(make, f"questions {seed}", counts=counts, objects=objects, beyond=beyond, size=size)
 
 
 def answers() -> tuple[str, ...]:

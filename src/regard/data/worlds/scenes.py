@@ -4,11 +4,10 @@
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from random import Random
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
-from regard.data.worlds.random_choices import Dice
+from regard.data.worlds.random_choices import Dice, Splits, Within, split
 from regard.data.worlds.shapes import RADII, SIZES, Box, Scene, Spot
 
 RELATIONS = ("left of", "right of", "above", "below")
@@ -111,19 +110,6 @@ def place(box: Box, size: int) -> str | None:
     return f"{'top' if y < 0.5 else 'bottom'} {'left' if x < 0.5 else 'right'}"
 
 
-@dataclass(frozen=True, slots=True)
-class Splits(Generic[Described]):
-    """Scenes to train on, to validate with and to test with; those of `longer` have more objects than any other.
-
-    No scene is in two of them.
-    """
-
-    train: tuple[Described, ...]
-    valid: tuple[Described, ...]
-    test: tuple[Described, ...]
-    longer: tuple[Described, ...]
-
-
 Maker = Callable[[Dice, tuple[int, int], int], Described | None]
 
 
@@ -147,11 +133,11 @@ def describe(
         yield item
 
 
-def split(
+def split_scenes(
     make: Maker[Described],
     stream: str,
     *,
-    counts: tuple[int, int, int, int],
+    counts: Sequence[int],
     objects: tuple[int, int],
     beyond: tuple[int, int],
     size: int,
@@ -161,16 +147,10 @@ def split(
         raise ValueError(f"beyond must be more than objects, not {beyond} after {objects}")
     seen: set[object] = set()
 
-    def part(name: str, count: int, within: tuple[int, int]) -> tuple[Described, ...]:
-        return tuple(describe(make, f"{stream} {name}", count=count, objects=within, size=size, seen=seen))
+    def part(name: str, count: int, within: Within) -> Iterator[Described]:
+        return describe(make, f"{stream} {name}", count=count, objects=within, size=size, seen=seen)
 
-    train, valid, test, longer = counts
-    return Splits(
-        test=part("test", test, objects),
-        valid=part("valid", valid, objects),
-        longer=part("longer", longer, beyond),
-        train=part("train", train, objects),
-    )
+    return split(part, counts, objects, beyond)
 
 
 def check_objects(objects: tuple[int, int], fewest: int, most: int) -> None:

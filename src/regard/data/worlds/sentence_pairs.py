@@ -5,25 +5,12 @@ words without a counterpart on the other side (the, do; 了, 的).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from random import Random
 
 from regard.data.worlds.grammar.lexicon import NAMES
 from regard.data.worlds.grammar.sentences import Pair, compose, pair
-from regard.data.worlds.random_choices import Made, tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Splits:
-    """Pairs to train on, to validate with and to test with; `longer` are longer than any of the others.
-
-    No English sentence and no Chinese sentence is in two of them.
-    """
-
-    train: tuple[Pair, ...]
-    valid: tuple[Pair, ...]
-    test: tuple[Pair, ...]
-    longer: tuple[Pair, ...]
+from regard.data.worlds.random_choices import Made, Splits, Within, split, tokens
 
 
 def example() -> Pair:
@@ -61,10 +48,11 @@ def splits(
     longer: int = 0,
     lengths: tuple[int, int] = (3, 30),
     beyond: tuple[int, int] = (31, 45),
-) -> Splits:
+) -> Splits[Pair]:
     """Return training, validation and test pairs of `lengths` English words, and `longer` ones of `beyond` words.
 
-    If three words are allowed, "Tom chases Jerry" is the first test sentence: it is never in the training part.
+    No English sentence and no Chinese sentence is in two parts. If three words are allowed, "Tom chases Jerry" is the
+    first test sentence: it is never in the training part.
 
     >>> made = splits(1, train=50, valid=10, test=10, longer=5)
     >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)], made.test[0] == example()
@@ -75,16 +63,11 @@ def splits(
     first = [example()] if lengths[0] <= 3 and test else []
     seen: set[tuple[str, ...]] = {side for pair in first for side in (pair.source, pair.target)}
 
-    def part(name: str, count: int, within: tuple[int, int]) -> tuple[Pair, ...]:
-        return tuple(_distinct(Random(f"{seed} {name} {within}"), count, within, seen))
+    def part(name: str, count: int, within: Within) -> Iterator[Pair]:
+        return _distinct(Random(f"{seed} {name} {within}"), count, within, seen)
 
-    tested = (*first, *part("test", test - len(first), lengths))
-    return Splits(
-        valid=part("valid", valid, lengths),
-        longer=part("longer", longer, beyond),
-        train=part("train", train, lengths),
-        test=tested,
-    )
+    made = split(part, (train, valid, test - len(first), longer), lengths, beyond)
+    return replace(made, test=(*first, *made.test))
 
 
 def words(text: str) -> tuple[str, ...]:

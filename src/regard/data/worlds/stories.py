@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 
-from regard.data.worlds.random_choices import Dice
+from regard.data.worlds.random_choices import Dice, Splits, Within, split
 from regard.data.worlds.story_events import EVENTS, OBJECTS, PEOPLE, PLACES, Sentence, World, anything, aside
 
 # After this number of consecutive duplicates there are hardly any new stories.
@@ -37,7 +37,6 @@ class Story:
 
     @property
     def answer(self) -> tuple[str, ...]:
-        """Return the words of the answer."""
         return self.words[self.span[0] : self.span[1] + 1]
 
     @property
@@ -52,21 +51,7 @@ class Story:
 
     @property
     def passage(self) -> str:
-        """Return the story as text."""
         return " ".join(map(written, self.sentences))
-
-
-@dataclass(frozen=True, slots=True)
-class Splits:
-    """Stories to train on, to validate with and to test with; those of `longer` have more sentences than any other.
-
-    No story is in two of them, even with different questions.
-    """
-
-    train: tuple[Story, ...]
-    valid: tuple[Story, ...]
-    test: tuple[Story, ...]
-    longer: tuple[Story, ...]
 
 
 def example() -> Story:
@@ -103,8 +88,10 @@ def splits(
     longer: int = 0,
     sentences: tuple[int, int] = (5, 9),
     beyond: tuple[int, int] = (12, 16),
-) -> Splits:
+) -> Splits[Story]:
     """Return training, validation and test stories of `sentences` sentences, and `longer` ones of `beyond` sentences.
+
+    No story is in two parts, even with different questions.
 
     >>> made = splits(1, train=50, valid=10, test=10, longer=5)
     >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)]
@@ -114,15 +101,10 @@ def splits(
         raise ValueError(f"beyond must be longer than sentences, not {beyond} after {sentences}")
     seen: set[tuple[tuple[str, ...], ...]] = set()
 
-    def part(name: str, count: int, within: tuple[int, int]) -> tuple[Story, ...]:
-        return tuple(_distinct(Random(f"{seed} {name} {within}"), count, _checked(within), seen))
+    def part(name: str, count: int, within: Within) -> Iterator[Story]:
+        return _distinct(Random(f"{seed} {name} {within}"), count, _checked(within), seen)
 
-    return Splits(
-        test=part("test", test, sentences),
-        valid=part("valid", valid, sentences),
-        longer=part("longer", longer, beyond),
-        train=part("train", train, sentences),
-    )
+    return split(part, (train, valid, test, longer), sentences, beyond)
 
 
 def written(words: Sequence[str]) -> str:

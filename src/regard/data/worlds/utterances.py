@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.data.worlds.phones import LEXICON, PHONES, Phone, Spelling
+from regard.data.worlds.random_choices import Splits
 
 WORDS = tuple(LEXICON)
 MOST = 12  # the largest number of words in an utterance
@@ -31,7 +32,6 @@ class Utterance:
 
     @property
     def text(self) -> str:
-        """Return the transcript."""
         return " ".join(self.words)
 
 
@@ -58,16 +58,6 @@ class Voice:
             noise=float(10 ** random.uniform(-2.2, -1.1)),
             loudness=float(10 ** random.uniform(-1.0, -0.15)),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Splits:
-    """Utterances to train on, to validate with and to test with; those of `longer` have more words than any other."""
-
-    train: tuple[Utterance, ...]
-    valid: tuple[Utterance, ...]
-    test: tuple[Utterance, ...]
-    longer: tuple[Utterance, ...]
 
 
 def utterances(
@@ -97,7 +87,7 @@ def splits(
     words: tuple[int, int] = (1, 5),
     beyond: tuple[int, int] = (6, 8),
     rate: int = 8000,
-) -> Splits:
+) -> Splits[Utterance]:
     """Return training, validation and test utterances of `words` words, and `longer` ones of `beyond` words.
 
     >>> made = splits(1, train=3, valid=1, test=1, longer=1)

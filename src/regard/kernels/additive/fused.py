@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.kernels.additive.small_calls import stores_scores
+from regard.kernels.additive.small_calls import COLUMNS, stores_scores
 
 ACTIVATIONS = ("tanh", "sigmoid", "gelu", "leaky_relu")
 FORMS = ("auto", "stored", "series", "exact")
-_COLUMNS = 256  # value columns in one program: with more, registers spill and compiling takes half a minute
 _LEAK = 0.2  # slope of leaky_relu, as in graph attention and regard.core.scores
 
 
@@ -98,10 +97,14 @@ def _fused(
     weight = weight if weight.stride(-1) == 1 else weight.contiguous()
     table = None if relative is None else relative.contiguous()
     rest = (weight, lengths, query_ids, key_ids, mask, bias, table, *band, kernel, dropout, seed, form)
-    if value.shape[-1] <= _COLUMNS or stores_scores(query.shape, key.shape, kernel, form):
+    columns = value.shape[-1]
+    if columns <= COLUMNS:
         return additive(query, key, value, *rest)
+    learning = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value, weight))
+    if stores_scores(query.shape, key.shape, columns, query.dtype, kernel, form, learning):
+        return additive(query, key, value, *rest[:-1], "stored")
     # Each part recomputes the scores: outputs are concatenated by columns, and the gradients of parts add up.
-    parts = [additive(query, key, columns, *rest) for columns in value.split(_COLUMNS, -1)]
+    parts = [additive(query, key, part, *rest) for part in value.split(COLUMNS, -1)]
     return torch.cat([output for output, _ in parts], -1), parts[0][1]
 
 

@@ -31,14 +31,30 @@ class Visible(NamedTuple):
 def attention(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible) -> Tensor | None:
     """Return the output (b, h, q, e); None if a number is too large or not finite.
 
-    query (b, h, q, f), key (b, h, k, f), value (b, h, k, e) and weight (f,) or (h, f) are float32.
+    query (b, h, q, f), key (b, h, k, f), value (b, h, k, e) and weight (f,) or (h, f) are float32 or half precision.
     """
-    tensors = query, key, value, weight
+    output = _attended(query, key, value, weight, visible, False)[0]
+    return None if output.numel() == 0 else output
+
+
+def with_weights(
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible
+) -> tuple[Tensor, Tensor] | None:
+    """Return the output and the weights (b, h, q, k) in float32, or None as `attention` does."""
+    output, weights = _attended(query, key, value, weight, visible, True)
+    return None if output.numel() == 0 else (output, weights)
+
+
+def _attended(
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible, weighted: bool
+) -> tuple[Tensor, Tensor]:
+    """Return output and weights, computed in float32; both are empty if a number is refused."""
+    tensors = [t if t.dtype == torch.float32 else t.float() for t in (query, key, value, weight)]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        output = cast(Tensor, _Attention.apply(*tensors, visible))
-        return None if output.numel() == 0 else output
-    found = _forward(*tensors, visible)
-    return None if found is None else found[0]
+        output, weights = cast(tuple[Tensor, Tensor], _Attention.apply(*tensors, visible, weighted))
+    else:
+        output, weights, _ = _forward(*tensors, visible, weighted)
+    return output if output.dtype == query.dtype else output.to(query.dtype), weights
 
 
 def form(queries: int, keys: int) -> str:
@@ -47,17 +63,19 @@ def form(queries: int, keys: int) -> str:
 
 
 def _forward(
-    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible
-) -> tuple[Tensor, Tensor] | None:
-    """Return the output, and the largest score and inverse sum of each row (z, q, 2)."""
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible, weighted: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return output, weights if requested, and largest score and inverse sum of each row; all empty if refused."""
     given = [t.contiguous() for t in (query, key, weight, value)]
-    output, totals = value.new_empty(*query.shape[:3], value.shape[3]), value.new_empty(*query.shape[:3], 2)
+    lead, empty = query.shape[:3], value.new_empty(0)
+    output, totals = value.new_empty(*lead, value.shape[3]), value.new_empty(*lead, 2)
+    weights = value.new_empty(*lead, key.shape[2]) if weighted else empty
     numbers = _numbers(query, key, value, weight, visible)
     bad = _functions()[0](
-        *[t.data_ptr() for t in given], _pointer(visible.lengths), output.data_ptr(), totals.data_ptr(), *numbers,
-        REACH, NEAR, _threads(query, key),
+        *[t.data_ptr() for t in given], _pointer(visible.lengths), output.data_ptr(), totals.data_ptr(),
+        weights.data_ptr() if weighted else None, *numbers, REACH, NEAR, _threads(query, key),
     )  # fmt: skip
-    return None if bad else (output, totals)
+    return (empty, empty, empty) if bad else (output, weights, totals)
 
 
 def _numbers(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible) -> tuple[int, ...]:
@@ -82,7 +100,7 @@ def _functions() -> tuple[Any, Any]:
     library = loaded()
     forward, backward = library.regard_additive_attention, library.regard_additive_gradients
     ends = [ctypes.c_double] * 2 + [ctypes.c_long]
-    forward.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_long] * 9 + ends
+    forward.argtypes = [ctypes.c_void_p] * 8 + [ctypes.c_long] * 9 + ends
     backward.argtypes = [ctypes.c_void_p] * 12 + [ctypes.c_long] * 10 + ends
     forward.restype, backward.restype = ctypes.c_int, None
     return forward, backward
@@ -90,44 +108,56 @@ def _functions() -> tuple[Any, Any]:
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible) -> Tensor:
-        found = _forward(query, key, value, weight, visible)
-        if found is None:
-            return query.new_empty(0)
-        ctx.save_for_backward(query, key, value, weight, *found)
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible, weighted: bool
+    ) -> tuple[Tensor, Tensor]:
+        output, weights, totals = _forward(query, key, value, weight, visible, weighted)
+        ctx.save_for_backward(query, key, value, weight, totals)
         ctx.visible = visible
-        return found[0]
+        ctx.set_materialize_grads(False)
+        if not weighted:
+            ctx.mark_non_differentiable(weights)
+        return output, weights
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, weight, output, totals = ctx.saved_tensors
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        query, key, value, weight, totals = ctx.saved_tensors
+        change, dweights = upstream
         if torch.is_grad_enabled() and query.numel() * key.shape[2] <= _AGAIN:
-            return *_again((query, key, value, weight), ctx.visible, ctx.needs_input_grad[:4], upstream[0]), None
+            return *_again((query, key, value, weight), ctx.visible, ctx.needs_input_grad[:4], upstream), None, None
         once_only("backend 'additive'", REFERENCE)
-        given = [t.contiguous() for t in (query, key, weight, value)]
-        change, lengths = upstream[0].contiguous(), _pointer(ctx.visible.lengths)
+        change = value.new_zeros(*query.shape[:3], value.shape[3]) if change is None else change.contiguous()
+        dweights = None if dweights is None else dweights.contiguous()
+        given, lengths = [t.contiguous() for t in (query, key, weight, value)], ctx.visible.lengths
         dquery, dkey, dvalue = (value.new_empty(t.shape) for t in (query, key, value))
         dweight = value.new_empty(*query.shape[:2], query.shape[3])
         parts = segments(query.shape[0] * query.shape[1], *query.shape[2:])
         _functions()[1](
-            *[t.data_ptr() for t in given], lengths, change.data_ptr(), output.data_ptr(), totals.data_ptr(),
+            *[t.data_ptr() for t in given], *[_pointer(t) for t in (lengths, change, dweights, totals)],
             dquery.data_ptr(), dkey.data_ptr(), dweight.data_ptr(), dvalue.data_ptr(),
             *_numbers(query, key, value, weight, ctx.visible), parts, REACH, NEAR, _threads(query, key),
         )  # fmt: skip
-        return dquery, dkey, dvalue, dweight.sum_to_size(weight.shape), None
+        return dquery, dkey, dvalue, dweight.sum_to_size(weight.shape), None, None
 
 
 def _again(
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor], visible: Visible, learned: tuple[bool, ...], upstream: Tensor
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+    visible: Visible,
+    learned: tuple[bool, ...],
+    upstream: tuple[Tensor | None, ...],
 ) -> list[Tensor | None]:
     """Return the gradients with a graph, so that they can be differentiated again."""
     leaves = [tensor for tensor, one in zip(tensors, learned, strict=True) if one]
-    found = iter(torch.autograd.grad(formula(*tensors, visible), leaves, upstream, create_graph=True))
+    pairs = [(y, dy) for y, dy in zip(formula(*tensors, visible), upstream, strict=True) if dy is not None]
+    if not pairs:
+        return [None] * len(learned)
+    outputs, changes = zip(*pairs, strict=True)
+    found = iter(torch.autograd.grad(outputs, leaves, changes, create_graph=True, allow_unused=True))
     return [next(found) if one else None for one in learned]
 
 
-def formula(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible) -> Tensor:
-    """Return the output in torch operations over all pairs and hidden units."""
+def formula(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible) -> tuple[Tensor, Tensor]:
+    """Return output and weights in torch operations over all pairs and hidden units."""
     (batch, heads, queries, _), keys = query.shape, key.shape[2]
     allowed = torch.ones(1, 1, queries, keys, dtype=torch.bool)
     if visible.high is not None:
@@ -138,5 +168,5 @@ def formula(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: 
     key, value = torch.where(seen, key, 0.0), torch.where(seen, value, 0.0)
     scores = (torch.tanh(query.unsqueeze(3) + key.unsqueeze(2)) * weight[..., None, None, :]).sum(-1)
     lowest = torch.finfo(scores.dtype).min
-    weights = torch.softmax(scores.masked_fill(~allowed, lowest), -1)
-    return torch.where(allowed, weights, 0.0) @ value
+    weights = torch.where(allowed, torch.softmax(scores.masked_fill(~allowed, lowest), -1), 0.0)
+    return weights @ value, weights

@@ -32,7 +32,8 @@ typedef struct {
     void (*work)(const void *, long, long);
     atomic_long next;
     /* Attention: values (z, k, e), gradients and outputs (z, q, e), each row's largest score and inverse sum (z, q, 2),
-     * lengths (z) or none, and the last column of row i, i + high, if `banded`. */
+     * lengths (z) or none, and the last column of row i, i + high, if `banded`. `second` are requested weights, `fourth`
+     * their gradients. */
     const float *values, *change, *result;
     const long *lengths;
     float *totals; /* in the sums of a backward pass: the gradients of the values */
@@ -125,33 +126,39 @@ static void weigh(const job *j, long z, long row, long count, float *scores) {
     }
     for (x = 0; x < e; x++) check += out[x] * 0.0f;
     if (!(check == 0.0f) || !(whole < INFINITY)) *j->bad = 1;
+    if (j->second) {
+        float *weights = j->second + row * j->n_columns;
+        for (long c = 0; c < j->n_columns; c++) weights[c] = c < count ? scores[c] * inverted : 0.0f;
+    }
     j->totals[2 * row] = most;
     j->totals[2 * row + 1] = inverted;
 }
 
-/* From the scores of a row: its weights, and the gradients of its scores. */
+/* From the scores of a row: its weights, and the gradients of its scores. Their mean is the weighted sum of the weights'
+ * gradients themselves, so that the gradient is exactly 0 in a row with a single key. */
 static void change(const job *j, long z, long row, long count, float *weights, float *changes) {
-    long e = j->size, k = j->n_columns, whole_e = e / LANES * LANES;
-    const float *values = j->values + z * k * e, *by = j->change + row * e, *out = j->result + row * e;
-    float delta = 0.0f, most = j->totals[2 * row], inverted = j->totals[2 * row + 1];
-    for (long x = 0; x < e; x++) delta += by[x] * out[x];
-    for (long c = 0; c < count; c++) {
+    long e = j->size, k = j->n_columns, whole_e = e / LANES * LANES, whole = count / LANES * LANES, c = 0;
+    const float *values = j->values + z * k * e, *by = j->change + row * e;
+    float delta, most = j->totals[2 * row], inverted = j->totals[2 * row + 1];
+    vec total = ALL(0.0f);
+    for (; c < count; c++) {
         vec t = ALL(0.0f);
         for (long x = 0; x < whole_e; x += LANES) t = FMA(LOAD(by + x), LOAD(values + c * e + x), t);
         float s = sum(t);
         for (long x = whole_e; x < e; x++) s += by[x] * values[c * e + x];
-        changes[c] = s - delta;
+        changes[c] = j->fourth ? s + j->fourth[row * k + c] : s;
     }
-    long c = 0;
-    for (; c + LANES <= count; c += LANES) {
+    for (c = 0; c < whole; c += LANES) {
         vec p = MUL(exponential(ADD(LOAD(weights + c), ALL(-most))), ALL(inverted));
         STORE(weights + c, p);
-        STORE(changes + c, MUL(p, LOAD(changes + c)));
+        total = FMA(p, LOAD(changes + c), total);
     }
+    delta = sum(total);
     for (; c < count; c++) {
         weights[c] = expf(weights[c] - most) * inverted;
-        changes[c] *= weights[c];
+        delta += weights[c] * changes[c];
     }
+    for (c = 0; c < count; c++) changes[c] = weights[c] * (changes[c] - delta);
     for (; c < k; c++) weights[c] = changes[c] = 0.0f;
 }
 
@@ -393,10 +400,11 @@ void regard_exponentials(const float *given, float *target, long rows, long feat
 
 #define ATTEND_CALL(NAME, ROW)                                                                       \
     static int NAME##_attention(const float *rows, const float *columns, const float *weight, const float *values, \
-                                  const long *lengths, float *output, float *totals, long slices, long n_rows, \
-                                  long n_columns, long features, long size, long high, long banded, long weight_rows, long threads) { \
+                                  const long *lengths, float *output, float *totals, float *weights, long slices, \
+                                  long n_rows, long n_columns, long features, long size, long high, long banded, \
+                                  long weight_rows, long threads) {                                  \
         int bad = 0;                                                                                 \
-        job j = {.rows = rows, .columns = columns, .third = weight, .first = output, .slices = slices, \
+        job j = {.rows = rows, .columns = columns, .third = weight, .first = output, .second = weights, .slices = slices, \
                  .n_rows = n_rows, .n_columns = n_columns, .features = features, .segments = 1, .units = n_rows, \
                  .unit_pairs = n_columns * (features + size / 4), .work = ROW##_attended, .values = values, \
                  .lengths = lengths, .totals = totals, .size = size, .high = high, .banded = banded, .bad = &bad, \
@@ -405,13 +413,13 @@ void regard_exponentials(const float *given, float *target, long rows, long feat
         return bad;                                                                                  \
     }                                                                                                \
     static void NAME##_changes(const float *rows, const float *columns, const float *weight, const float *values, \
-                                 const long *lengths, const float *change, const float *result, float *totals, \
+                                 const long *lengths, const float *change, float *dweights, float *totals, \
                                  float *changes, float *weights, long slices, long n_rows, long n_columns, \
                                  long features, long size, long high, long banded, long weight_rows, long threads) { \
         job j = {.rows = rows, .columns = columns, .third = weight, .first = changes, .second = weights, \
-                 .slices = slices, .n_rows = n_rows, .n_columns = n_columns, .features = features, .segments = 1, \
-                 .units = n_rows, .unit_pairs = n_columns * (features + size / 4), .work = ROW##_changed, \
-                 .values = values, .change = change, .result = result, .lengths = lengths, .totals = totals, \
+                 .fourth = dweights, .slices = slices, .n_rows = n_rows, .n_columns = n_columns,     \
+                 .features = features, .segments = 1, .units = n_rows, .unit_pairs = n_columns * (features + size / 4), .work = ROW##_changed, \
+                 .values = values, .change = change, .lengths = lengths, .totals = totals, \
                  .size = size, .high = high, .banded = banded, .weight_rows = weight_rows};          \
         run(&j, threads);                                                                            \
     }
@@ -497,27 +505,27 @@ static int prepare(const float *query, const float *key, const float *weight, lo
     return 1;
 }
 
-/* Output (z, q, e) and totals (z, q, 2) of query (z, q, size), key (z, k, size), value (z, k, e) and weight
- * (weight_rows, size); 1 if a number is too large or not finite. */
+/* Output (z, q, e), totals (z, q, 2) and, if requested, weights (z, q, k) of query (z, q, size), key (z, k, size), value
+ * (z, k, e) and weight (weight_rows, size); 1 if a number is too large or not finite. */
 int regard_additive_attention(const float *query, const float *key, const float *weight, const float *value,
-                              const long *lengths, float *output, float *totals, long slices, long n_rows, long n_columns,
-                              long size, long value_size, long high, long banded, long weight_rows, long plain,
-                              double reach, double near, long threads) {
+                              const long *lengths, float *output, float *totals, float *weights, long slices,
+                              long n_rows, long n_columns, long size, long value_size, long high, long banded,
+                              long weight_rows, long plain, double reach, double near, long threads) {
     prepared made;
     long padded = (size + LANES - 1) / LANES * LANES;
     if (!prepare(query, key, weight, slices * n_rows, slices * n_columns, weight_rows, size, padded, plain, reach, near,
                  &made))
         return 1;
     int bad = (plain ? plain_attention : made.near ? near_attention : far_attention)(
-        made.rows, made.columns, made.weight, value, lengths, output, totals, slices, n_rows, n_columns, padded,
-        value_size, high, banded, weight_rows, threads);
+        made.rows, made.columns, made.weight, value, lengths, output, totals, weights, slices, n_rows, n_columns,
+        padded, value_size, high, banded, weight_rows, threads);
     free(made.memory);
     return bad;
 }
 
-/* Gradients of the same call; `dweight` is (z, size). */
+/* Gradients of the same call, from those of its output and, if requested, its weights; `dweight` is (z, size). */
 void regard_additive_gradients(const float *query, const float *key, const float *weight, const float *value,
-                               const long *lengths, const float *change, const float *output, float *totals,
+                               const long *lengths, const float *change, float *dweights, float *totals,
                                float *dquery, float *dkey, float *dweight, float *dvalue, long slices, long n_rows,
                                long n_columns, long size, long value_size, long high, long banded, long weight_rows,
                                long plain, long segments, double reach, double near, long threads) {
@@ -530,8 +538,8 @@ void regard_additive_gradients(const float *query, const float *key, const float
     if (!room) abort();
     float *changes = room, *weights = changes + pairs, *slope = weights + pairs, *sums = slope + rows;
     (plain ? plain_changes : made.near ? near_changes : far_changes)(
-        made.rows, made.columns, made.weight, value, lengths, change, output, totals, changes, weights, slices, n_rows,
-        n_columns, padded, value_size, high, banded, weight_rows, threads);
+        made.rows, made.columns, made.weight, value, lengths, change, dweights, totals, changes, weights, slices,
+        n_rows, n_columns, padded, value_size, high, banded, weight_rows, threads);
     (plain ? plain_backward : made.near ? near_backward : far_backward)(
         made.rows, made.columns, made.weight, changes, weights, change, lengths, slope, sums, sums + rows, dquery, dkey,
         dweight, dvalue, slices, n_rows, n_columns, padded, value_size, high, banded, weight_rows, segments, size, threads);

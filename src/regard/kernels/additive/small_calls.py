@@ -1,19 +1,73 @@
-"""The condition for additive calls on CUDA to be small enough to store their scores. It imports no Triton."""
+"""Which additive calls on CUDA store their scores, from an estimate of both ways. It imports no Triton."""
 
 from collections.abc import Sequence
 
-_MOST_PAIRS = 2**24  # largest number of pairs whose scores are stored, 64 MiB
-_MOST_FEATURES = 2**30  # pair-features up to which a tanh for each costs less than the preparation of the series
+import torch
+
+_MOST_PAIRS = 2**26  # largest number of pairs whose scores are stored, 256 MiB; a backward pass stores as many again
 _MOST_QUERIES = 2**16  # limit of the second axis of a grid
+COLUMNS = 256  # value columns in one program of the general route: with more, registers spill
+_FILL = 132  # programs of 128 queries that fill an H200
 
 
-def stores_scores(query: Sequence[int], key: Sequence[int], activation: str, form: str) -> bool:
-    """Return whether a call with query (b, h, q, f) and key (b, g, k, f) stores its scores.
+def stores_scores(
+    query: Sequence[int],
+    key: Sequence[int],
+    columns: int,
+    dtype: torch.dtype,
+    activation: str,
+    form: str,
+    learning: bool,
+) -> bool:
+    """Return whether a call with query (b, h, q, f), key (b, g, k, f) and values of `columns` stores its scores.
 
-    If chosen by name (`form`), scores of tanh are stored at every size that memory allows.
+    `learning` is whether a backward pass follows. If chosen by name (`form`), scores of tanh are stored at every size
+    that memory allows.
+
+    >>> rest = torch.bfloat16, "tanh", "auto", True
+    >>> [stores_scores((2, 8, n, 64), (2, 8, n, 64), 64, *rest) for n in (128, 512, 2048)]
+    [True, True, False]
+    >>> stores_scores((5, 1, 189, 1000), (5, 1, 1471, 1000), 1000, *rest)  # the general route would take four parts
+    True
     """
     if activation != "tanh" or form not in ("auto", "stored"):
         return False
-    pairs = query[0] * query[1] * query[2] * key[2]
-    small = 0 < pairs <= _MOST_PAIRS and pairs * query[3] <= _MOST_FEATURES and query[2] <= _MOST_QUERIES
-    return small or form == "stored"
+    if form == "stored":
+        return True
+    if not can_store(query, key):
+        return False
+    return _stored_time(query, key, columns, dtype, learning) <= _general_time(query, key, columns, dtype, learning)
+
+
+def can_store(query: Sequence[int], key: Sequence[int]) -> bool:
+    """Return whether the scores of a call are few enough to be stored."""
+    return 0 < query[0] * query[1] * query[2] * key[2] <= _MOST_PAIRS and query[2] <= _MOST_QUERIES
+
+
+# Estimated microseconds of an H200 for 10⁹ pair-features, fitted to calls of 0.3 to 8.6 · 10⁹, by whether the dtype is
+# float32 and whether a backward pass follows.
+_STORED = {(False, False): 300.0, (False, True): 940.0, (True, False): 470.0, (True, True): 1450.0}
+_GENERAL = {(False, False): 0.0, (False, True): 300.0, (True, False): 0.0, (True, True): 1900.0}  # backward passes
+_PREPARED = {(False, False): 17.0, (False, True): 45.0, (True, False): 20.0, (True, True): 40.0}  # for 10⁶ features
+
+
+def _stored_time(query: Sequence[int], key: Sequence[int], columns: int, dtype: torch.dtype, learning: bool) -> float:
+    """Return the estimated microseconds of host and device with stored scores."""
+    (b, h, q, f), k = query, key[2]
+    work = _STORED[dtype == torch.float32, learning] * _up(f, 32) + (200.0 if learning else 67.0) * columns
+    return (430.0 if learning else 80.0) + b * h * q * k * 1e-9 * work
+
+
+def _general_time(query: Sequence[int], key: Sequence[int], columns: int, dtype: torch.dtype, learning: bool) -> float:
+    """Return the estimated microseconds of host and device with the series or the exponential form."""
+    (b, h, q, f), g, k = query, key[1], key[2]
+    full, rows, chunks = dtype == torch.float32, _up(q, 128), -(-columns // COLUMNS)
+    forward = 240.0 if full else 50.0 if columns <= 64 else 75.0
+    forward *= max(1.0, _FILL / (b * h * (rows // 128)))  # the forward pass has a program for 128 queries
+    device = b * h * rows * _up(k, 128) * _up(f, 32) * 1e-9 * (forward + _GENERAL[full, learning])
+    device += b * (h * q + g * k) * f * 1e-6 * _PREPARED[full, learning]
+    return chunks * ((1000.0 if learning else 400.0) + device)
+
+
+def _up(n: int, step: int) -> int:
+    return -(-n // step) * step

@@ -6,6 +6,8 @@
 - `window_attention`: a window of keys around each query;
 - `range_attention`: a range of keys for each block of queries, from bands, lengths and segments, with ALiBi;
   `range_pairs`: its masks, tile by tile; `segment_bounds`: the ranges of segments;
+- `local_windows`: local attention, a window around a centre for each query;
+- `score_tiles`: tiles of scores, and sums of their rows, for the next three;
 - `weight_summaries`: log-sum-exp, entropy and received weights of softmax, without a value;
 - `largest_weights`: the largest weights of softmax and their keys, without a value;
 - `full_weights`: all weights of softmax, written tile by tile;

@@ -11,38 +11,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.kernels.triton.additive.pairs import EVERY, key_limit, key_range, power_of_two, product, tile_state
+from regard.kernels.triton.additive.pairs import EVERY, Pairs, key_limit, key_range, power_of_two, product, tile_state
 from regard.kernels.triton.additive.plan import Block, Prepared, launch
-from regard.kernels.triton.weight_summaries import Scored, known_sums, over_rows, pair_scores, tile_rows
+from regard.kernels.triton.score_tiles import (
+    Scored,
+    known_sums,
+    lost_sums,
+    over_rows,
+    row_sums,
+    tile_rows,
+    tile_scores,
+)
 
 _HALF = Block(128, 128, warps=8, stages=3)
 _LARGE = Block(64, 64, warps=4, stages=2)  # for head sizes above 128, with values above 64: two programs fit
 _VALUES = Block(64, 64, warps=4, stages=3)
 _SINGLE = Block(64, 32, warps=4, stages=2)
-
-
-@triton.jit
-def _row_sums(
-    q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, SIZE: tl.constexpr, PRECISION: tl.constexpr,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """Return the log-sum-exp of each row in base 2; +inf for rows that attend nothing, whose weights are then 0."""
-    i = i0 + tl.arange(0, BM)
-    most = tl.full((BM,), float("-inf"), tl.float32)
-    total = tl.zeros((BM,), tl.float32)
-    for j0 in range(start, stop, BN):
-        some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
-        if some:
-            j = j0 + tl.arange(0, BN)
-            k = tile_rows(key, j, n_k, k_n, SIZE, D)
-            s = pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
-            new_most = tl.maximum(most, tl.max(s, 1))
-            pivot = tl.where(new_most == float("-inf"), 0.0, new_most)
-            total = total * tl.exp2(most - pivot) + tl.sum(
-                power_of_two(s - pivot[:, None], PRECISION != "interpreted"), 1
-            )
-            most = new_most
-    return tl.where(total == 0.0, float("inf"), most + tl.log2(tl.where(total == 0.0, 1.0, total)))
 
 
 @triton.jit
@@ -56,10 +40,14 @@ def _put(weights, tile, i, j, n_q, n_k, BM: tl.constexpr):
 def full(
     query, key, value, pairs, known, weights, output, q_b, q_h, q_n, k_b, k_h, k_n, heads, group, n_q, n_k, scale,
     v_b, v_h, v_n,
-    SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr, KNOWN: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr,
-    E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr, KNOWN: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Write the weights of a block of rows over all keys, zeros where masked, and the output if there are values."""
+    """Write the weights of a block of rows over all keys, and the output if there are values.
+
+    They are 0 where masked, or NaN in a row with NaN. MASKED: values of NaN or Inf may be masked; the output of a row
+    that attends one in a partly masked tile is NaN.
+    """
     # long rows of a causal mask start first, so that the launch does not end with a few long programs
     i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
     b, h = z // heads, z % heads
@@ -71,31 +59,40 @@ def full(
     if KNOWN:
         row = known_sums(known, z.to(tl.int64) * n_q + i, i < n_q)
     else:
-        row = _row_sums(q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, SIZE, PRECISION, D, BM, BN)
+        most, total, _ = row_sums(
+            q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, False, SIZE, PRECISION, D, BM, BN
+        )
+        total = lost_sums(total, pairs, b, h, i0, start, stop, n_q, n_k, BM, BN)
+        row = tl.where(total == 0.0, float("inf"), most + tl.log2(tl.where(total == 0.0, 1.0, total)))
+    nothing = tl.zeros((BM, BN), tl.float32) + tl.where(row == row, 0.0, float("nan"))[:, None]
     acc = tl.zeros((BM, E), tl.float32)
+    poison = tl.zeros((BM,), tl.int32)
     if value is not None:
         value += b.to(tl.int64) * v_b + (h // group) * v_h
     for j0 in range(start, stop, BN):
         some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
         j = j0 + tl.arange(0, BN)
         if some:
-            k = tile_rows(key, j, n_k, k_n, SIZE, D)
-            s = pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
+            s = tile_scores(q, key, pairs, b, h, i0, j0, n_q, n_k, k_n, scale, every, SIZE, PRECISION, D, BM, BN)
             p = power_of_two(s - row[:, None], PRECISION != "interpreted")
-            if not every:
-                p = tl.where(s == float("-inf"), 0.0, p)  # also if the row's sum is NaN
             _put(weights, p, i, j, n_q, n_k, BM)
             if value is not None:
                 v = tile_rows(value, j, key_limit(pairs, b, n_k), v_n, VALUE_SIZE, E)
+                if MASKED:  # noqa: SIM102 - a constant, unlike the other condition
+                    if not every:
+                        finite = tl.abs(v.to(tl.float32)) < float("inf")
+                        bad = tl.max((~finite).to(tl.int32), 1)
+                        poison = tl.maximum(poison, tl.max(tl.where(s > float("-inf"), bad[None, :], 0), 1))
+                        v = tl.where(finite, v, 0.0)
                 acc = product(p.to(v.dtype), v, acc, PRECISION)
         else:
-            _put(weights, tl.zeros((BM, BN), tl.float32), i, j, n_q, n_k, BM)
+            _put(weights, nothing, i, j, n_q, n_k, BM)
     if value is not None:
         c = tl.arange(0, E)
+        acc = tl.where((poison > 0)[:, None], float("nan"), acc)
         to = output + (z.to(tl.int64) * n_q + i)[:, None] * VALUE_SIZE + c[None, :]
         tl.store(to, acc.to(output.dtype.element_ty), mask=(i < n_q)[:, None] & (c < VALUE_SIZE)[None, :])
     after = start + (tl.maximum(stop - start, 0) + BN - 1) // BN * BN
-    nothing = tl.zeros((BM, BN), tl.float32)
     for j0 in range(0, tl.minimum(start, n_k), BN):
         _put(weights, nothing, i, j0 + tl.arange(0, BN), n_q, n_k, BM)
     for j0 in range(after, n_k, BN):
@@ -109,31 +106,31 @@ def full_weights(scored: Scored, lse: Tensor | None) -> Tensor:
     block = _SINGLE if dtype == torch.float32 else _LARGE if d > 128 else _HALF
     launch(
         full, over_rows(scored, block), scored.query, scored.key, None, scored.pairs, lse, weights, None,
-        *scored.numbers, 0, 0, 0, **scored.constants, VALUE_SIZE=0, KNOWN=lse is not None, E=16, BM=block.rows,
-        BN=block.columns, block=block,
+        *scored.numbers, 0, 0, 0, **scored.constants, VALUE_SIZE=0, KNOWN=lse is not None, MASKED=False, E=16,
+        BM=block.rows, BN=block.columns, block=block,
     )  # fmt: skip
     return weights
 
 
 def attended(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, dtype: torch.dtype
+    query: Tensor, key: Tensor, value: Tensor, scale: float, dtype: torch.dtype, masked: bool = False
 ) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return a function of (query, key, value) that returns output and weights of calls like this one, unmasked.
+    """Return a function of (query, key, value, pairs) that returns output and weights of calls like this one.
 
-    `dtype` is that of the weights. Shapes, strides and dtypes are fixed: (b, h, q, d), (b, g, k, d) and (b, g, k, e),
-    with sizes of at most 128, whose last axes are contiguous.
+    `dtype` is that of the weights; `pairs` are `EVERY` unless `masked`. Shapes, strides and dtypes are fixed:
+    (b, h, q, d), (b, g, k, d) and (b, g, k, e), with sizes of at most 128, whose last axes are contiguous.
     """
     scored, (b, h, q, _), k, e = Scored(query, key, EVERY, scale), query.shape, key.shape[2], value.shape[3]
     block = _SINGLE if query.dtype == torch.float32 else _VALUES if max(query.shape[3], e) <= 64 else _LARGE
     constants = {
-        **scored.constants, "VALUE_SIZE": e, "KNOWN": False, "E": max(16, 1 << (e - 1).bit_length()),
-        "BM": block.rows, "BN": block.columns,
+        **scored.constants, "VALUE_SIZE": e, "KNOWN": False, "MASKED": masked,
+        "E": max(16, 1 << (e - 1).bit_length()), "BM": block.rows, "BN": block.columns,
     }  # fmt: skip
     run = Prepared(full, over_rows(scored, block), (*scored.numbers, *value.stride()[:3]), constants, block)
 
-    def computed(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def computed(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs = EVERY) -> tuple[Tensor, Tensor]:
         weights, output = query.new_empty((b, h, q, k), dtype=dtype), query.new_empty((b, h, q, e))
-        run(query, key, value, EVERY, None, weights, output)
+        run(query, key, value, pairs, None, weights, output)
         return output, weights
 
     return computed

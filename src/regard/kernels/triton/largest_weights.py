@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.kernels.triton.additive.pairs import LOG2E, add_bias, key_range, tile_allowed, tile_state
-from regard.kernels.triton.additive.plan import Block, launch
-from regard.kernels.triton.weight_summaries import Scored, known_sums, over_rows, pair_scores, tile_rows
+from regard.kernels.triton.additive.plan import Block
+from regard.kernels.triton.score_tiles import Scored, known_sums, over_rows, tile_rows, tile_scores
 
 USED = tl.constexpr(-3.0e38)  # the mark of a score that has been taken out; smaller than any score
 FEW = tl.constexpr(8)  # up to so many largest weights are collected from the columns of the tiles
@@ -30,7 +30,6 @@ def _streamed(q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, COUNT:
     The three largest scores of each column of the tiles are stored. They hold all that is sought unless more than
     three of them are in one column; if three are, a fourth may have been dropped.
     """
-    i = i0 + tl.arange(0, BM)
     columns = tl.arange(0, BN)[None, :]
     first = tl.full((BM, BN), float("-inf"), tl.float32)
     second = tl.full((BM, BN), float("-inf"), tl.float32)
@@ -41,9 +40,7 @@ def _streamed(q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, COUNT:
     for j0 in range(start, stop, BN):
         some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
         if some:
-            j = j0 + tl.arange(0, BN)
-            k = tile_rows(key, j, n_k, k_n, SIZE, D)
-            s = pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
+            s = tile_scores(q, key, pairs, b, h, i0, j0, n_q, n_k, k_n, scale, every, SIZE, PRECISION, D, BM, BN)
             over_first, over_second, over_third = s > first, s > second, s > third
             third_at = tl.where(over_second, second_at, tl.where(over_third, j0, third_at))
             third = tl.where(over_second, second, tl.where(over_third, s, third))
@@ -96,8 +93,7 @@ def _ranked(q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, COUNT: t
         some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
         if some:
             j = j0 + tl.arange(0, BN)
-            k = tile_rows(key, j, n_k, k_n, SIZE, D)
-            s = pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, True, PRECISION, BM, BN)
+            s = tile_scores(q, key, pairs, b, h, i0, j0, n_q, n_k, k_n, scale, True, SIZE, PRECISION, D, BM, BN)
             rank = _ranks(s, last - j0 // BN, BITS)
             if not every:
                 rank = tl.where(tile_allowed(pairs, b, h, i[:, None], j[None, :], n_q, n_k), rank, MISSING)
@@ -129,7 +125,7 @@ def _ranked(q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, COUNT: t
         k = tl.load(key + at.to(tl.int64)[:, None] * k_n + feature, mask=inside, other=0.0)
         s = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * (scale * LOG2E)
         s = add_bias(s, pairs, b, h, i, tl.where(present, at, 0), n_q, n_k, LOG2E)
-        best = tl.where(here, tl.where(present, s, float("-inf"))[:, None], best)
+        best = tl.where(here, tl.where(present & (s == s), s, float("-inf"))[:, None], best)
     return best, which, tl.max(tl.max(tl.where(first == TAKEN, 1, 0), 1), 0) > 0
 
 
@@ -141,8 +137,9 @@ def largest(
 ):  # fmt: skip
     """Compute the COUNT largest weights of each row in order, and their keys, −1 for weights of 0.
 
-    BITS is not 0 for scores in half precision. Where `_ranked` or `_streamed` may have missed one, the maximum of each
-    tile is inserted as long as it exceeds the smallest stored score in some row, which is rare after a few tiles.
+    Those of a row with NaN are NaN, by its log-sum-exp. BITS is not 0 for scores in half precision. Where `_ranked` or
+    `_streamed` may have missed one, the maximum of each tile is inserted as long as it exceeds the smallest stored
+    score in some row, which is rare after a few tiles.
     """
     i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
     b, h = z // heads, z % heads
@@ -170,8 +167,8 @@ def largest(
             some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
             if some:
                 j = j0 + tl.arange(0, BN)
-                k = tile_rows(key, j, n_k, k_n, SIZE, D)
-                s = pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
+                s = tile_scores(q, key, pairs, b, h, i0, j0, n_q, n_k, k_n, scale, every, SIZE, PRECISION, D, BM, BN)
+                s = tl.where(s == s, s, float("-inf"))  # the position of a maximum beside NaN is undefined
                 top = tl.max(s, 1)
                 while tl.max((top > least).to(tl.int32), 0) > 0:
                     better = (top > least)[:, None]
@@ -191,7 +188,8 @@ def largest(
         weight = tl.exp2(tl.max(best, 1) - row)
         chosen = tl.sum(tl.where(here, which, 0), 1)
         tl.store(values + at + c, weight, mask=i < n_q)
-        tl.store(indices + at + c, tl.where(weight > 0.0, chosen, -1).to(tl.int64), mask=i < n_q)
+        chosen = tl.where(row == row, chosen, c)  # any keys of a row with NaN, whose weights are NaN
+        tl.store(indices + at + c, tl.where(weight == 0.0, -1, chosen).to(tl.int64), mask=i < n_q)
         best = tl.where(here, float("-inf"), best)
 
 
@@ -203,9 +201,6 @@ def top(scored: Scored, lse: Tensor, count: int) -> tuple[Tensor, Tensor]:
         bits, ranked = 0, scored.block(*_LARGEST)
     values = torch.empty(b, h, q, count, device=lse.device, dtype=torch.float32)
     keys = torch.empty(b, h, q, count, device=lse.device, dtype=torch.int64)
-    launch(
-        largest, over_rows(scored, ranked), scored.query, scored.key, scored.pairs, lse, values, keys, *scored.numbers,
-        **scored.constants, COUNT=count, WIDTH=max(2, 1 << (count - 1).bit_length()), BITS=bits, BM=ranked.rows,
-        BN=ranked.columns, block=ranked,
-    )  # fmt: skip
+    constants = {"COUNT": count, "WIDTH": max(2, 1 << (count - 1).bit_length()), "BITS": bits}
+    scored.run(largest, over_rows(scored, ranked), ranked, lse, values, keys, **constants)
     return values, keys

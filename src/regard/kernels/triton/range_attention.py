@@ -20,14 +20,19 @@ from regard.kernels.triton.additive.pairs import LOG2E, power_of_two, product
 from regard.kernels.triton.additive.plan import Block, Prepared
 from regard.kernels.triton.range_pairs import (
     Rules,
+    attended_rows,
     ids_of,
     keys_of,
     limits,
+    logistic,
     masked_scores,
     put_rows,
     queries_of,
     rows_of,
+    slopes_of,
+    weights_of,
 )
+from regard.kernels.triton.range_sums import PairSums
 
 _LAYOUTS = 64  # the largest number of layouts of incoming gradients that a plan stores launches for
 REACH = 2**31 - 1  # the kernels address the heads and rows of a batch row with 32-bit offsets
@@ -37,21 +42,30 @@ REACH = 2**31 - 1  # the kernels address the heads and rows of a batch row with 
 def _forward_tile(
     q, key, value, i, j0, query_id, rules, b, h, n_q, n_k, first, limit, factor, k_n, v_n, most, total, acc,
     TESTED: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
-    NATIVE: tl.constexpr, PRECISION: tl.constexpr,
+    NATIVE: tl.constexpr, PRECISION: tl.constexpr, HOLES: tl.constexpr,
 ):  # fmt: skip
     j = j0 + tl.arange(0, BN)
     k = rows_of(key, j, first, limit, k_n, D, BD, TESTED)
     s = product(q, k.T, tl.zeros((q.shape[0], BN), tl.float32), PRECISION)
-    s = masked_scores(s, i[:, None], j[None, :], query_id, rules, b, h, n_q, n_k, first, limit, factor, TESTED, False)
-    new_most = tl.maximum(most, tl.max(s, 1))
-    pivot = new_most
-    if TESTED:
-        pivot = tl.where(new_most == float("-inf"), 0.0, new_most)
-    p = power_of_two(s - pivot[:, None], NATIVE)
-    fade = tl.exp2(most - pivot)
-    total = total * fade + tl.sum(p, 1)
+    s, _ = masked_scores(
+        s, i[:, None], j[None, :], query_id, rules, b, h, n_q, n_k, first, limit, factor, TESTED, False
+    )
+    new_most = most
+    if rules.shift is not None:
+        p = logistic(s, rules.shift, NATIVE)
+    else:
+        new_most = tl.maximum(most, tl.max(s, 1))
+        pivot = new_most
+        if TESTED or HOLES > 0:
+            pivot = tl.where(new_most == float("-inf"), 0.0, new_most)
+        p = power_of_two(s - pivot[:, None], NATIVE)
+        fade = tl.exp2(most - pivot)
+        total = total * fade + tl.sum(p, 1)
+        acc = acc * fade[:, None]
     v = rows_of(value, j, first, limit, v_n, E, BE, TESTED)
-    acc = product(p.to(v.dtype), v, acc * fade[:, None], PRECISION)
+    if HOLES > 1:
+        v = attended_rows(v, s)
+    acc = product(p.to(v.dtype), v, acc, PRECISION)
     return new_most, total, acc
 
 
@@ -60,7 +74,7 @@ def range_forward(
     query, key, value, output, lse, rules, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_n,
     heads, group, n_q, n_k, scale,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    UNIT: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
+    UNIT: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, HOLES: tl.constexpr,
 ):  # fmt: skip
     z = tl.program_id(1)
     b, h = (z // heads).to(tl.int64), z % heads
@@ -83,36 +97,43 @@ def range_forward(
         j0 = tl.where(t < before, start + t * BN, whole_stop + (t - before) * BN)
         most, total, acc = _forward_tile(
             q, key, value, i, j0, query_id, rules, b, h, n_q, n_k, first, limit, factor, k_n * UNIT, v_n * UNIT,
-            most, total, acc, True, D, E, BD, BE, BN, NATIVE, PRECISION,
+            most, total, acc, True, D, E, BD, BE, BN, NATIVE, PRECISION, HOLES,
         )  # fmt: skip
     for j0 in tl.range(whole_start, whole_stop, BN):
         most, total, acc = _forward_tile(
             q, key, value, i, j0, query_id, rules, b, h, n_q, n_k, first, limit, factor, k_n * UNIT, v_n * UNIT,
-            most, total, acc, False, D, E, BD, BE, BN, NATIVE, PRECISION,
+            most, total, acc, False, D, E, BD, BE, BN, NATIVE, PRECISION, HOLES,
         )  # fmt: skip
-    empty = total == 0.0
-    acc /= tl.where(empty, 1.0, total)[:, None]
+    if rules.shift is None:
+        empty = total == 0.0
+        acc /= tl.where(empty, 1.0, total)[:, None]
+        # base 2, and inf for an empty row, whose weights are then 0
+        if lse is not None:
+            row = tl.where(empty, float("inf"), most + tl.log2(tl.where(empty, 1.0, total)))
+            tl.store(lse + z.to(tl.int64) * n_q + i, row, mask=i < n_q)
     put_rows(output + (b * o_b + h * o_h) * UNIT, i, n_q, o_n * UNIT, acc, E, BE)
-    # base 2, and inf for an empty row, whose weights are then 0
-    if lse is not None:
-        row = tl.where(empty, float("inf"), most + tl.log2(tl.where(empty, 1.0, total)))
-        tl.store(lse + z.to(tl.int64) * n_q + i, row, mask=i < n_q)
 
 
 @triton.jit
 def _row_tile(
     q, do, key, value, i, j0, query_id, row_lse, row_delta, rules, b, h, n_q, n_k, first, limit, factor, k_n, v_n, acc,
     TESTED: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
-    NATIVE: tl.constexpr, PRECISION: tl.constexpr,
+    NATIVE: tl.constexpr, PRECISION: tl.constexpr, HOLES: tl.constexpr,
 ):  # fmt: skip
     j = j0 + tl.arange(0, BN)
     k = rows_of(key, j, first, limit, k_n, D, BD, TESTED)
     s = product(q, k.T, tl.zeros((q.shape[0], BN), tl.float32), PRECISION)
-    s = masked_scores(s, i[:, None], j[None, :], query_id, rules, b, h, n_q, n_k, first, limit, factor, TESTED, False)
-    p = power_of_two(s - row_lse[:, None], NATIVE)
+    s, bend = masked_scores(
+        s, i[:, None], j[None, :], query_id, rules, b, h, n_q, n_k, first, limit, factor, TESTED, False
+    )
+    p = weights_of(s, row_lse[:, None], rules, NATIVE)
     v = rows_of(value, j, first, limit, v_n, E, BE, TESTED)
     dp = product(do, v.T, tl.zeros((q.shape[0], BN), tl.float32), PRECISION)
-    ds = p * (dp - row_delta[:, None])
+    ds = slopes_of(p, dp, row_delta[:, None], s, rules, HOLES)
+    if HOLES > 1:
+        k = attended_rows(k, s)
+    if rules.cap is not None:
+        ds *= bend
     return product(ds.to(k.dtype), k, acc, PRECISION)
 
 
@@ -121,20 +142,23 @@ def range_rows(
     query, key, value, output, change, lse, delta, grad, rules, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n,
     o_b, o_h, o_n, c_b, c_h, c_n, g_b, g_h, g_n, heads, group, n_q, n_k, scale,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    UNIT: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
+    UNIT: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, HOLES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of query rows, and Σ dO O of each for the keys' pass."""
+    """Compute the gradient of query rows, and Σ dO O of each for the keys' pass, which only softmax needs."""
     z = tl.program_id(1)
     b, h = (z // heads).to(tl.int64), z % heads
     i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     i = i0 + tl.arange(0, BM)
     q = rows_of(query + (b * q_b + h * q_h) * UNIT, i, 0, n_q, q_n * UNIT, D, BD, True)
     do = rows_of(change + (b * c_b + h * c_h) * UNIT, i, 0, n_q, c_n * UNIT, E, BE, True)
-    o = rows_of(output + (b * o_b + h * o_h) * UNIT, i, 0, n_q, o_n * UNIT, E, BE, True)
-    row_delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
-    row = z.to(tl.int64) * n_q + i
-    tl.store(delta + row, row_delta, mask=i < n_q)
-    row_lse = tl.load(lse + row, mask=i < n_q, other=float("inf"))
+    row_delta = tl.zeros((BM,), tl.float32)
+    row_lse = row_delta
+    if rules.shift is None:
+        o = rows_of(output + (b * o_b + h * o_h) * UNIT, i, 0, n_q, o_n * UNIT, E, BE, True)
+        row_delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
+        row = z.to(tl.int64) * n_q + i
+        tl.store(delta + row, row_delta, mask=i < n_q)
+        row_lse = tl.load(lse + row, mask=i < n_q, other=float("inf"))
     key += (b * k_b + (h // group) * k_h) * UNIT
     value += (b * v_b + (h // group) * v_h) * UNIT
     acc = tl.zeros((BM, BD), tl.float32)
@@ -148,12 +172,12 @@ def range_rows(
         j0 = tl.where(t < before, start + t * BN, whole_stop + (t - before) * BN)
         acc = _row_tile(
             q, do, key, value, i, j0, query_id, row_lse, row_delta, rules, b, h, n_q, n_k, first, limit, factor,
-            k_n * UNIT, v_n * UNIT, acc, True, D, E, BD, BE, BN, NATIVE, PRECISION,
+            k_n * UNIT, v_n * UNIT, acc, True, D, E, BD, BE, BN, NATIVE, PRECISION, HOLES,
         )  # fmt: skip
     for j0 in tl.range(whole_start, whole_stop, BN):
         acc = _row_tile(
             q, do, key, value, i, j0, query_id, row_lse, row_delta, rules, b, h, n_q, n_k, first, limit, factor,
-            k_n * UNIT, v_n * UNIT, acc, False, D, E, BD, BE, BN, NATIVE, PRECISION,
+            k_n * UNIT, v_n * UNIT, acc, False, D, E, BD, BE, BN, NATIVE, PRECISION, HOLES,
         )  # fmt: skip
     put_rows(grad + (b * g_b + h * g_h) * UNIT, i, n_q, g_n * UNIT, acc * scale, D, BD)
 
@@ -163,18 +187,27 @@ def _key_tile(
     k, v, query, change, lse, delta, i0, j, key_id, rules, b, h, n_q, n_k, first, limit, factor, q_n, c_n,
     grad_k, grad_v,
     TESTED: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
-    NATIVE: tl.constexpr, PRECISION: tl.constexpr,
+    NATIVE: tl.constexpr, PRECISION: tl.constexpr, HOLES: tl.constexpr,
 ):  # fmt: skip
     """Return the transposed tile, (keys, queries), as both products need it."""
     i = i0 + tl.arange(0, BM)
     q = rows_of(query, i, 0, n_q, q_n, D, BD, TESTED)
     s = product(k, q.T, tl.zeros((k.shape[0], BM), tl.float32), PRECISION)
-    s = masked_scores(s, i[None, :], j[:, None], key_id, rules, b, h, n_q, n_k, first, limit, factor, TESTED, True)
-    p = power_of_two(s - tl.load(lse + i, mask=i < n_q, other=float("inf"))[None, :], NATIVE)
+    s, bend = masked_scores(
+        s, i[None, :], j[:, None], key_id, rules, b, h, n_q, n_k, first, limit, factor, TESTED, True
+    )
+    row_lse = tl.zeros((BM,), tl.float32)
+    row_delta = row_lse
+    if rules.shift is None:
+        row_lse = tl.load(lse + i, mask=i < n_q, other=float("inf"))
+        row_delta = tl.load(delta + i, mask=i < n_q, other=0.0)
+    p = weights_of(s, row_lse[None, :], rules, NATIVE)
     do = rows_of(change, i, 0, n_q, c_n, E, BE, TESTED)
     grad_v = product(p.to(do.dtype), do, grad_v, PRECISION)
     dp = product(v, do.T, tl.zeros((k.shape[0], BM), tl.float32), PRECISION)
-    ds = p * (dp - tl.load(delta + i, mask=i < n_q, other=0.0)[None, :])
+    ds = slopes_of(p, dp, row_delta[None, :], s, rules, HOLES)
+    if rules.cap is not None:
+        ds *= bend
     return product(ds.to(q.dtype), q, grad_k, PRECISION), grad_v
 
 
@@ -183,7 +216,7 @@ def range_keys(
     query, key, value, change, lse, delta, key_grad, value_grad, rules, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n,
     c_b, c_h, c_n, gk_b, gk_h, gk_n, gv_b, gv_h, gv_n, heads, group, n_q, n_k, scale,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    UNIT: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
+    UNIT: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, HOLES: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of keys and values, over all query heads that share them."""
     y = tl.program_id(1)
@@ -203,18 +236,22 @@ def range_keys(
         key_id = ids_of(rules.key_ids, b, j, n_k, rules.key_b, rules.key_n)[:, None]
     for r in range(group):
         h = g * group + r
-        rows = (b * heads + h) * n_q
+        row_lse = lse
+        row_delta = delta
+        if rules.shift is None:
+            row_lse = lse + (b * heads + h) * n_q
+            row_delta = delta + (b * heads + h) * n_q
         own, change_at = query + (b * q_b + h * q_h) * UNIT, change + (b * c_b + h * c_h) * UNIT
         for t in tl.range(0, tested):
             i0 = tl.where(t < before, start + t * BM, whole_stop + (t - before) * BM)
             grad_k, grad_v = _key_tile(
-                k, v, own, change_at, lse + rows, delta + rows, i0, j, key_id, rules, b, h, n_q, n_k, first, limit,
-                factor, q_n * UNIT, c_n * UNIT, grad_k, grad_v, True, D, E, BD, BE, BM, NATIVE, PRECISION,
+                k, v, own, change_at, row_lse, row_delta, i0, j, key_id, rules, b, h, n_q, n_k, first, limit,
+                factor, q_n * UNIT, c_n * UNIT, grad_k, grad_v, True, D, E, BD, BE, BM, NATIVE, PRECISION, HOLES,
             )  # fmt: skip
         for i0 in tl.range(whole_start, whole_stop, BM):
             grad_k, grad_v = _key_tile(
-                k, v, own, change_at, lse + rows, delta + rows, i0, j, key_id, rules, b, h, n_q, n_k, first, limit,
-                factor, q_n * UNIT, c_n * UNIT, grad_k, grad_v, False, D, E, BD, BE, BM, NATIVE, PRECISION,
+                k, v, own, change_at, row_lse, row_delta, i0, j, key_id, rules, b, h, n_q, n_k, first, limit,
+                factor, q_n * UNIT, c_n * UNIT, grad_k, grad_v, False, D, E, BD, BE, BM, NATIVE, PRECISION, HOLES,
             )  # fmt: skip
     put_rows(key_grad + (b * gk_b + g * gk_h) * UNIT, j, n_k, gk_n * UNIT, grad_k * scale, D, BD)
     put_rows(value_grad + (b * gv_b + g * gv_h) * UNIT, j, n_k, gv_n * UNIT, grad_v, E, BE)
@@ -241,14 +278,32 @@ SINGLE = {
 }
 
 
+class Kind(NamedTuple):
+    """What selects tiles and code beside shapes and strides."""
+
+    dtype: torch.dtype
+    native: bool  # on a device, not in the interpreter
+    scale: float
+    special: bool = False  # with a table, a bias, a mask of pairs, a softcap or sigmoid weights
+    holes: int = 0  # 1 if a table may mask pairs, 2 if a bias or a mask of pairs does and so may mask keys for all
+
+
 @functools.lru_cache(maxsize=1024)
-def _tiles(d: int, e: int, dtype: torch.dtype, native: bool) -> tuple[Tuning, dict[str, Any]]:
-    """Return the tile sizes and the constants that all three kernels share."""
-    single = dtype == torch.float32
+def _tiles(d: int, e: int, kind: Kind) -> tuple[Tuning, dict[str, Any]]:
+    """Return the tile sizes and the constants that all kernels share."""
+    single, native = kind.dtype == torch.float32, kind.native
     blocks = [max(16, triton.next_power_of_2(size)) for size in (d, e)]
     tuning = (SINGLE if single else HALF)[max(64, *blocks)]
+    if kind.special:
+        # Numbers loaded for each pair are prefetched too: with three stages they exceed the shared memory.
+        tuning = Tuning(*(block._replace(stages=min(block.stages, 2)) for block in tuning))
+        forward = tuning.forward
+        if forward.rows == 128:
+            tuning = tuning._replace(forward=forward._replace(warps=8))
     precision = "three" if single and native else "ieee"
-    return tuning, {"D": d, "E": e, "BD": blocks[0], "BE": blocks[1], "NATIVE": native, "PRECISION": precision}
+    return tuning, {
+        "D": d, "E": e, "BD": blocks[0], "BE": blocks[1], "NATIVE": native, "PRECISION": precision, "HOLES": kind.holes,
+    }  # fmt: skip
 
 
 Places = tuple[tuple[int, ...], ...]  # the shapes or the strides of query, key and value
@@ -283,15 +338,16 @@ def _output(query: Tensor, size: int) -> Tensor:
 class Plan:
     """The launches for tensors of given shapes and strides, and where their outputs and gradients lie in memory."""
 
-    def __init__(self, shapes: Places, strides: Places, dtype: torch.dtype, native: bool, scale: float) -> None:
+    def __init__(self, shapes: Places, strides: Places, kind: Kind) -> None:
         (b, h, q, d), (_, g, k, e) = shapes[0], shapes[2]
-        self.tuning, self.constants = _tiles(d, e, dtype, native)
+        self.tuning, self.constants = _tiles(d, e, kind)
         self.strides, (self.output, *self.grads) = strides, _new_strides(shapes, strides)
-        self.shape, self.rows, self.shapes, self.dtype = (b, h, q, e), (b, h, q), shapes, dtype
-        self.numbers = h, h // g, q, k, scale
+        self.shape, self.rows, self.shapes, self.dtype = (b, h, q, e), (b, h, q), shapes, kind.dtype
+        self.numbers = h, h // g, q, k, kind.scale
         block = self.tuning.forward
         self.launch = self._prepared(range_forward, block, (*strides, self.output), -(-q // block.rows), b * h)
         self.backward: dict[tuple[int, ...], tuple[Prepared, Prepared]] = {}
+        self.sums: dict[Any, PairSums] = {}
 
     def _prepared(self, kernel: Any, block: Block, places: Places, tiles: int, slices: int, unit: int = 0) -> Prepared:
         unit = unit or _unit(*places)
@@ -304,7 +360,8 @@ class Plan:
         """Return the output, and the log-sum-exps if a backward pass follows."""
         device = query.device
         output = torch.empty_strided(self.shape, self.output, dtype=self.dtype, device=device)
-        lse = torch.empty(self.rows, dtype=torch.float32, device=device) if learning else None
+        summed = learning and rules.shift is None
+        lse = torch.empty(self.rows, dtype=torch.float32, device=device) if summed else None
         # New tensors are aligned. If all others are too, only the rules select the compiled kernel.
         if known is not None and not (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15:
             self.launch(query, key, value, output, lse, rules, known=(learning, known))
@@ -313,21 +370,38 @@ class Plan:
         return output, lse
 
     def gradients(
-        self, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, change: Tensor, rules: Rules,
-        known: Any,
-    ) -> list[Tensor]:  # fmt: skip
-        """Return the gradients of query, key and value."""
+        self, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor | None, change: Tensor,
+        rules: Rules, known: Any, learned: Tensor | None,
+    ) -> list[Tensor | None]:  # fmt: skip
+        """Return the gradients of query, key and value, and of the table or bias if it is learned."""
         launches = self.backward.get(change.stride()) or self._backward(change.stride())
         query_grad, key_grad, value_grad = grads = [
             torch.empty_strided(shape, place, dtype=self.dtype, device=query.device)
             for shape, place in zip(self.shapes, self.grads, strict=True)
         ]
-        delta = torch.empty_like(lse)
+        delta = None if lse is None else torch.empty_like(lse)
         aligned = not (query.data_ptr() | key.data_ptr() | value.data_ptr() | change.data_ptr()) & 15
         key_of = (known,) if known is not None and aligned else None
         launches[0](query, key, value, output, change, lse, delta, query_grad, rules, known=key_of)
         launches[1](query, key, value, change, lse, delta, key_grad, value_grad, rules, known=key_of)
-        return grads
+        if learned is None:
+            return [*grads, None]
+        call = change.stride(), learned.shape, learned.dtype, rules.table is None, rules.offset
+        of_bias = self.sums.get(call) or self._sums(call, learned, rules)
+        return [*grads, of_bias(query, key, value, change, lse, delta, rules, learned, key_of)]
+
+    def _sums(self, call: Any, learned: Tensor, rules: Rules) -> PairSums:
+        """Return the launches for the gradient of a table or bias."""
+        unit, sizes = _unit(*self.strides, call[0]), (self.constants["BD"], self.constants["BE"])
+        if len(self.sums) >= _LAYOUTS:
+            self.sums.clear()
+        # Small tiles for small sizes, where Hopper's asynchronous products may be wrong, and where large ones spill.
+        size = 64 if self.dtype != torch.float32 and min(sizes) >= 64 and max(sizes) <= 128 else 32
+        self.sums[call] = PairSums(
+            self.shapes, learned, rules, (*_steps(unit, *self.strides, call[0]), *self.numbers),
+            {**self.constants, "UNIT": unit}, size,
+        )  # fmt: skip
+        return self.sums[call]
 
     def _backward(self, change: tuple[int, ...]) -> tuple[Prepared, Prepared]:
         """Return the launches for the gradients of the queries, and of keys and values."""
@@ -347,18 +421,25 @@ class Plan:
 _plan = functools.lru_cache(maxsize=1024)(Plan)
 
 
-def plan_of(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Plan:
-    """Return the plan for tensors laid out like these."""
+def plan_of(query: Tensor, key: Tensor, value: Tensor, scale: float, rules: Rules) -> Plan:
+    """Return the plan for tensors laid out like these, under rules like these."""
     shapes, strides = (query.shape, key.shape, value.shape), (query.stride(), key.stride(), value.stride())
-    return _plan(shapes, strides, query.dtype, query.is_cuda, float(scale))  # Triton would specialise on an integer
+    holes = 2 if rules.bias is not None or rules.mask is not None else int(rules.table is not None)
+    special = holes > 0 or rules.cap is not None or rules.shift is not None
+    # Triton would specialise on an integer.
+    return _plan(shapes, strides, Kind(query.dtype, query.is_cuda, float(scale), special, holes))
 
 
 class _Ranges(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, rules: Rules, known: Any, plan: Plan) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, learned: Tensor | None, rules: Rules, known: Any,
+        plan: Plan,
+    ) -> Tensor:  # fmt: skip
         output, lse = plan.forward(query, key, value, rules, known, True)
         # The tensors of the rules are saved too, so that a change in place before the backward pass raises.
-        ctx.save_for_backward(query, key, value, output, lse, *(t for t in rules if isinstance(t, Tensor)))
+        of_mask = rules.lengths, rules.query_ids, rules.key_ids, rules.mask
+        ctx.save_for_backward(query, key, value, output, lse, learned, *of_mask, rules.slopes, rules.table, rules.bias)
         ctx.settings = rules, known, plan
         return output
 
@@ -366,33 +447,39 @@ class _Ranges(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:
         once_only("backend 'flex'", REFERENCE)
         (change,) = upstream
-        query, key, value, output, lse, *_ = ctx.saved_tensors
+        query, key, value, output, lse, learned, *_ = ctx.saved_tensors
         rules, known, plan = ctx.settings
         heads, queries = plan.shape[1:3]
         if change.stride(-1) != 1 or heads * change.stride(1) > REACH or queries * change.stride(2) > REACH:
             change = change.contiguous()
-        return *plan.gradients(query, key, value, output, lse, change, rules, known), None, None, None
+        return *plan.gradients(query, key, value, output, lse, change, rules, known, learned), None, None, None
 
 
 def planned_attention(
-    query: Tensor, key: Tensor, value: Tensor, rules: Rules, known: Any, plan: Plan, learning: bool
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, rules: Rules, known: Any, plan: Plan, learning: bool,
+    learned: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Return `range_attention` by the plan of such tensors, whose last axis is contiguous.
 
     `known` is a cache key for dtypes, strides and alignment of the rules, or None; `learning` means that a gradient is
     required.
     """
     if learning:
-        return _Ranges.apply(query, key, value, rules, known, plan)
+        return _Ranges.apply(query, key, value, learned, rules, known, plan)
     return plan.forward(query, key, value, rules, known, False)[0]
 
 
-def range_attention(query: Tensor, key: Tensor, value: Tensor, rules: Rules, scale: float) -> Tensor:
-    """Compute softmax of scale · ⟨query, key⟩ with ALiBi over the pairs that the rules allow, times the values.
+def range_attention(
+    query: Tensor, key: Tensor, value: Tensor, rules: Rules, scale: float, learned: Tensor | None = None
+) -> Tensor:
+    """Compute weights from scale · ⟨query, key⟩ and the rules, and the sums of values that they weigh.
+
+    `learned` is the table or bias of the rules if it requires a gradient.
 
     query (b, h, q, d), key (b, g, k, d), value (b, g, k, e); sizes are at most 256, and all heads and rows of a batch
     row fit into `REACH` numbers. Reference implementation: `regard.core.backends.reference`.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
-    learning = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    return planned_attention(query, key, value, rules, None, plan_of(query, key, value, scale), learning)
+    wanted = query.requires_grad or key.requires_grad or value.requires_grad or learned is not None
+    plan = plan_of(query, key, value, scale, rules)
+    return planned_attention(query, key, value, rules, None, plan, torch.is_grad_enabled() and wanted, learned)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from regard.kernels.triton.additive.pairs import LOG2E
+from regard.kernels.triton.additive.pairs import LOG2E, power_of_two
 from regard.kernels.triton.segment_bounds import SPAN
 
 
@@ -28,6 +28,21 @@ class Rules(NamedTuple):
     slopes: Any = None  # (h,): -slope * |i + offset - j|
     slopes_h: Any = None
     offset: Any = None
+    table: Any = None  # (h, 2 * reach + 1): table[clip(j - i - offset, -reach, reach) + reach]
+    table_h: Any = None
+    reach: Any = None
+    bias: Any = None  # (b, h, q, k) by strides, 0 where it broadcasts; -inf masks
+    bias_b: Any = None
+    bias_h: Any = None
+    bias_q: Any = None
+    bias_k: Any = None
+    mask: Any = None  # bytes (b, h, q, k) by strides: 0 masks
+    mask_b: Any = None
+    mask_h: Any = None
+    mask_q: Any = None
+    mask_k: Any = None
+    cap: Any = None  # cap * tanh(score / cap), before bias and mask
+    shift: Any = None  # the weight of a pair is sigmoid(score + shift) instead of its softmax
 
 
 @triton.jit
@@ -148,17 +163,63 @@ def ids_of(ids, b, row, n, step_b, step_n):
 
 
 @triton.jit
+def _tanh(x):
+    """Return tanh in float32, accurate near 0 too: a polynomial (Moshier, Cephes), or 1 - 2 / (1 + e^2x)."""
+    z = x * x
+    p = (((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z
+    near = x + x * z * (p - 3.33332819422e-1)
+    return tl.where(tl.abs(x) < 0.625, near, 1.0 - 2.0 / (1.0 + tl.exp2(x * (2.0 * LOG2E))))
+
+
+@triton.jit
+def _at_pairs(x, b, h, i, j, step_b, step_h, step_q, step_k):
+    return (x + (b * step_b + h.to(tl.int64) * step_h) + i.to(tl.int64) * step_q) + j * step_k
+
+
+@triton.jit
+def logistic(s, shift, NATIVE: tl.constexpr):
+    """Return sigmoid(s + shift) of scores in base 2; 0 for -inf."""
+    return 1.0 / (1.0 + power_of_two(-(s + shift * LOG2E), NATIVE))
+
+
+@triton.jit
+def attended_rows(x, s):
+    """Return the rows of keys or values that a query of the tile may attend, and zeros in place of the others."""
+    seen = tl.max((s != float("-inf")).to(tl.int32), 0) > 0
+    return tl.where(seen[:, None], x, 0.0).to(x.dtype)
+
+
+@triton.jit
 def masked_scores(
     s, i, j, own_id, rules, b, h, n_q, n_k, first, limit, factor, TESTED: tl.constexpr, KEYS_OWN: tl.constexpr
 ):
-    """Return scores in base 2 from products, -inf where a pair must not attend.
+    """Return scores in base 2 from products, -inf where a pair must not attend, and the derivative of the softcap.
 
     i and j broadcast to the tile in either order; `own_id` are the ids of the program's keys or queries.
     """
-    s = s * factor
+    bend = s
+    if rules.cap is not None:
+        ceiling = rules.cap * LOG2E
+        t = _tanh(s * (factor / ceiling))
+        bend = 1.0 - t * t
+        s = t * ceiling
+    else:
+        s = s * factor
     if rules.slopes is not None:
         slope = tl.load(rules.slopes + h * rules.slopes_h).to(tl.float32) * LOG2E
         s -= slope * tl.abs(i + rules.offset - j).to(tl.float32)
+    if rules.table is not None:
+        place = tl.minimum(tl.maximum(j - i - rules.offset, -rules.reach), rules.reach) + rules.reach
+        added = tl.load(rules.table + h * rules.table_h + place).to(tl.float32) * LOG2E
+        s = tl.where(added == float("-inf"), added, s + added)
+    if rules.bias is not None:
+        at = _at_pairs(rules.bias, b, h, i, j, rules.bias_b, rules.bias_h, rules.bias_q, rules.bias_k)
+        # Pairs beyond the queries are masked too, so that they make no key an attended one.
+        added = tl.load(at, mask=(i < n_q) & (j < n_k), other=float("-inf")).to(tl.float32) * LOG2E
+        s = tl.where(added == float("-inf"), added, s + added)
+    if rules.mask is not None:
+        at = _at_pairs(rules.mask, b, h, i, j, rules.mask_b, rules.mask_h, rules.mask_q, rules.mask_k)
+        s = tl.where(tl.load(at, mask=(i < n_q) & (j < n_k), other=0) != 0, s, float("-inf"))
     if TESTED:
         allowed = (j >= first) & (j < limit) & (i < n_q)
         if rules.low is not None:
@@ -171,4 +232,19 @@ def masked_scores(
             else:
                 allowed = allowed & (own_id == ids_of(rules.key_ids, b, j, n_k, rules.key_b, rules.key_n))
         s = tl.where(allowed, s, float("-inf"))
-    return s
+    return s, bend
+
+
+@triton.jit
+def weights_of(s, row_lse, rules, NATIVE: tl.constexpr):
+    """Return the weights of scores in base 2."""
+    return logistic(s, rules.shift, NATIVE) if rules.shift is not None else power_of_two(s - row_lse, NATIVE)
+
+
+@triton.jit
+def slopes_of(p, dp, row_delta, s, rules, HOLES: tl.constexpr):
+    """Return the gradient of scores with bias from that of the weights; 0 where a pair must not attend."""
+    ds = p * (1.0 - p) * dp if rules.shift is not None else p * (dp - row_delta)
+    if HOLES > 0:  # the products with masked keys and values may be NaN
+        ds = tl.where(s != float("-inf"), ds, 0.0)
+    return ds

@@ -10,7 +10,7 @@ p = exp(s − L): entropy H = Σ_j p (L − s), received R_j = Σ_i p_ij. The gr
 They must equal `Request.of` of the full weights (`regard.core.requests`).
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -18,57 +18,33 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.kernels.triton.additive.pairs import (
-    LOG2E,
-    Pairs,
-    add_bias,
-    key_range,
-    power_of_two,
-    product,
-    query_range,
-    tile_allowed,
-    tile_state,
+from regard.kernels.triton.additive.pairs import Pairs, key_range, power_of_two, product, query_range, tile_state
+from regard.kernels.triton.additive.plan import Block
+from regard.kernels.triton.score_tiles import (
+    Scored,
+    known_sums,
+    lost_sums,
+    over_rows,
+    pair_scores,
+    row_sums,
+    tile_rows,
+    tile_scores,
 )
-from regard.kernels.triton.additive.plan import Block, launch
 
 LN2 = tl.constexpr(0.6931471805599453)
-
-
-@triton.jit
-def tile_rows(x, row, n, step, SIZE: tl.constexpr, D: tl.constexpr):
-    """Return rows of a matrix, 0 outside of its bounds."""
-    c = tl.arange(0, D)
-    inside = (row < n)[:, None]
-    if SIZE != D:
-        inside = inside & (c < SIZE)[None, :]
-    return tl.load(x + row.to(tl.int64)[:, None] * step + c[None, :], mask=inside, other=0.0)
-
-
-@triton.jit
-def pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION: tl.constexpr, BM: tl.constexpr,
-            BN: tl.constexpr):  # fmt: skip
-    """Return scores in base 2 with bias, −inf where masked."""
-    s = product(q, k.T, tl.zeros((BM, BN), tl.float32), PRECISION) * (scale * LOG2E)
-    s = add_bias(s, pairs, b, h, i[:, None], j[None, :], n_q, n_k, LOG2E)
-    if not every:
-        s = tl.where(tile_allowed(pairs, b, h, i[:, None], j[None, :], n_q, n_k), s, float("-inf"))
-    return s
-
-
-@triton.jit
-def known_sums(lse, at, inside):
-    """Return log-sum-exps in base 2; +inf for rows that attend nothing, whose weights are then 0."""
-    row = tl.load(lse + at, mask=inside, other=float("-inf"))
-    return tl.where(row == float("-inf"), float("inf"), row * LOG2E)
+ROWS = tl.constexpr(1024)  # the number of rows whose log-sum-exp is tested for NaN at a time
 
 
 @triton.jit
 def row_summaries(
     query, key, pairs, known, lse, entropy, q_b, q_h, q_n, k_b, k_h, k_n, heads, group, n_q, n_k, scale,
-    SIZE: tl.constexpr, KNOWN: tl.constexpr, ENTROPY: tl.constexpr, PRECISION: tl.constexpr,
+    SIZE: tl.constexpr, KNOWN: tl.constexpr, ENTROPY: tl.constexpr, WEIGHTS: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute log-sum-exp and entropy of each row; if the log-sum-exp is given, only the entropy."""
+    """Compute log-sum-exp and entropy of each row; if the log-sum-exp is given, only the entropy.
+
+    WEIGHTS: weights are computed from the log-sum-exp, which is NaN where they are.
+    """
     # long rows of a causal mask start first, so that the launch does not end with a few long programs
     i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
     b, h = z // heads, z % heads
@@ -76,41 +52,29 @@ def row_summaries(
     q = tile_rows(query + b.to(tl.int64) * q_b + h * q_h, i, n_q, q_n, SIZE, D)
     key += b.to(tl.int64) * k_b + (h // group) * k_h
     at = z.to(tl.int64) * n_q + i
-    most = tl.full((BM,), float("-inf"), tl.float32)
-    total = tl.zeros((BM,), tl.float32)
-    spread = tl.zeros((BM,), tl.float32)  # Σ 2^(s − most) (s − most), or the entropy if L is given
-    if KNOWN:
-        most = known_sums(known, at, i < n_q)
     start, stop = key_range(pairs, b, i0, n_k, BM, BN)
-    for j0 in range(start, stop, BN):
-        some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
-        if some:
-            j = j0 + tl.arange(0, BN)
-            k = tile_rows(key, j, n_k, k_n, SIZE, D)
-            s = pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
-            if KNOWN:
-                x = s - most[:, None]
-                p = power_of_two(x, PRECISION != "interpreted")
-                spread -= tl.sum(tl.where(p > 0.0, p * x, 0.0), 1)
-            else:
-                new_most = tl.maximum(most, tl.max(s, 1))
-                pivot = tl.where(new_most == float("-inf"), 0.0, new_most)
-                fade = tl.exp2(most - pivot)
-                x = s - pivot[:, None]
-                p = power_of_two(x, PRECISION != "interpreted")
-                if ENTROPY:
-                    moved = tl.where(most == float("-inf"), 0.0, most - pivot)
-                    spread = (spread + total * moved) * fade + tl.sum(tl.where(p > 0.0, p * x, 0.0), 1)
-                total = total * fade + tl.sum(p, 1)
-                most = new_most
     if KNOWN:
+        row = known_sums(known, at, i < n_q)
+        spread = tl.zeros((BM,), tl.float32)
+        for j0 in range(start, stop, BN):
+            some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
+            if some:
+                s = tile_scores(q, key, pairs, b, h, i0, j0, n_q, n_k, k_n, scale, every, SIZE, PRECISION, D, BM, BN)
+                x = s - row[:, None]
+                p = power_of_two(x, PRECISION != "interpreted")
+                spread -= tl.sum(tl.where(p == 0.0, 0.0, p * x), 1)
         tl.store(entropy + at, spread * LN2, mask=i < n_q)
     else:
-        some_key = total > 0.0
-        safe = tl.where(some_key, total, 1.0)
-        tl.store(lse + at, tl.where(some_key, (most + tl.log2(safe)) * LN2, float("-inf")), mask=i < n_q)
+        most, total, spread = row_sums(
+            q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, ENTROPY, SIZE, PRECISION, D, BM, BN
+        )
+        if WEIGHTS:
+            total = lost_sums(total, pairs, b, h, i0, start, stop, n_q, n_k, BM, BN)
+        empty = total == 0.0
+        safe = tl.where(empty, 1.0, total)
+        tl.store(lse + at, tl.where(empty, float("-inf"), (most + tl.log2(safe)) * LN2), mask=i < n_q)
         if ENTROPY:
-            tl.store(entropy + at, tl.where(some_key, (tl.log2(safe) - spread / safe) * LN2, 0.0), mask=i < n_q)
+            tl.store(entropy + at, tl.where(empty, 0.0, (tl.log2(safe) - spread / safe) * LN2), mask=i < n_q)
 
 
 @triton.jit
@@ -118,13 +82,21 @@ def column_sums(
     query, key, pairs, lse, received, q_b, q_h, q_n, k_b, k_h, k_n, heads, group, n_q, n_k, scale,
     SIZE: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute the weight that each key receives from all queries of a head."""
+    """Compute the weight that each key receives from all queries of a head.
+
+    A row with NaN is NaN at every key, those of tiles that are skipped too.
+    """
     j0, z = tl.program_id(0) * BN, tl.program_id(1)
     b, h = z // heads, z % heads
     j = j0 + tl.arange(0, BN)
     k = tile_rows(key + b.to(tl.int64) * k_b + (h // group) * k_h, j, n_k, k_n, SIZE, D)
     query += b.to(tl.int64) * q_b + h * q_h
     acc = tl.zeros((BM, BN), tl.float32)  # summed over rows once, at the end
+    spoilt = tl.zeros((ROWS,), tl.float32)
+    for i0 in range(0, n_q, ROWS):
+        i = i0 + tl.arange(0, ROWS)
+        row = known_sums(lse, z.to(tl.int64) * n_q + i, i < n_q)
+        spoilt += tl.where(row == row, 0.0, float("nan"))
     start, stop = query_range(pairs, b, j0, n_q, n_k, BN, BM)
     for i0 in range(start, stop, BM):
         some, every = tile_state(pairs, b, i0, j0, n_q, n_k, BM, BN)
@@ -134,7 +106,7 @@ def column_sums(
             s = pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
             row = known_sums(lse, z.to(tl.int64) * n_q + i, i < n_q)
             acc += power_of_two(s - row[:, None], PRECISION != "interpreted")
-    tl.store(received + z.to(tl.int64) * n_k + j, tl.sum(acc, 0), mask=j < n_k)
+    tl.store(received + z.to(tl.int64) * n_k + j, tl.sum(acc, 0) + tl.sum(spoilt, 0), mask=j < n_k)
 
 
 @triton.jit
@@ -148,7 +120,7 @@ def _gradient(s, row, change, key_change, entropy, centre, KIND: tl.constexpr, P
         ds = p * change[:, None] * (-x * LN2 - entropy[:, None])
     else:
         ds = p * change[:, None]
-    return tl.where(p > 0.0, ds, 0.0)
+    return tl.where((p == 0.0) | (s == float("-inf")), 0.0, ds)  # NaN only for attended pairs of a row with NaN
 
 
 @triton.jit
@@ -243,64 +215,28 @@ def key_gradients(
     tl.store(to, (acc * scale).to(grad.dtype.element_ty), mask=(j < n_k)[:, None] & (c < SIZE)[None, :])
 
 
-class Scored(NamedTuple):
-    """Queries (b, h, q, d), keys (b, g, k, d), which pairs attend, and the scale of their product."""
-
-    query: Tensor
-    key: Tensor
-    pairs: Pairs
-    scale: float
-
-    @property
-    def numbers(self) -> tuple[Any, ...]:
-        (_, h, q, _), (_, g, k, _) = self.query.shape, self.key.shape
-        return *self.query.stride()[:3], *self.key.stride()[:3], h, h // g, q, k, float(self.scale)
-
-    @property
-    def constants(self) -> dict[str, Any]:
-        size = self.query.shape[-1]
-        split = "three" if self.query.dtype == torch.float32 else "ieee"
-        precision = split if self.query.is_cuda else "interpreted"
-        return {"SIZE": size, "PRECISION": precision, "D": max(16, 1 << (size - 1).bit_length())}
-
-    def block(self, small: Block, large: Block) -> Block:
-        wide = self.query.dtype == torch.float32 or self.query.shape[-1] > 128
-        return large if wide else small
-
-    def rows(self) -> Tensor:
-        """Allocate one number for each row."""
-        b, h, q, _ = self.query.shape
-        return torch.empty(b, h, q, device=self.query.device, dtype=torch.float32)
-
-
 _ROWS = Block(128, 64, warps=8, stages=3), Block(64, 32, warps=4, stages=2)
 _COLUMNS = Block(64, 128, warps=8, stages=3), Block(32, 64, warps=4, stages=2)
 _GRADIENT = Block(64, 64, warps=4, stages=2), Block(32, 32, warps=4, stages=2)
 
 
-def over_rows(scored: Scored, block: Block) -> tuple[int, int, int]:
-    b, h, q, _ = scored.query.shape
-    return -(-q // block.rows), b * h, 1
+def log_sum_exp(scored: Scored, *, entropy: bool = False, weights: bool = True) -> tuple[Tensor, Tensor]:
+    """Return L of each row and, if requested, the entropy; (b, h, q) each, float32.
 
-
-def log_sum_exp(scored: Scored, *, entropy: bool = False) -> tuple[Tensor, Tensor]:
-    """Return L of each row and, if requested, the entropy; (b, h, q) each, float32."""
+    `weights`: L is NaN for a row that attends scores of −inf alone, as its weights are.
+    """
     lse, block = scored.rows(), scored.block(*_ROWS)
     spread = scored.rows() if entropy else lse
-    launch(
-        row_summaries, over_rows(scored, block), scored.query, scored.key, scored.pairs, lse, lse, spread,
-        *scored.numbers, **scored.constants, KNOWN=False, ENTROPY=entropy, BM=block.rows, BN=block.columns, block=block,
-    )  # fmt: skip
+    constants = {"KNOWN": False, "ENTROPY": entropy, "WEIGHTS": weights}
+    scored.run(row_summaries, over_rows(scored, block), block, lse, lse, spread, **constants)
     return lse, spread
 
 
 def row_entropy(scored: Scored, lse: Tensor) -> Tensor:
     """Return the entropy of each row, (b, h, q), from its log-sum-exp."""
     spread, block = scored.rows(), scored.block(*_ROWS)
-    launch(
-        row_summaries, over_rows(scored, block), scored.query, scored.key, scored.pairs, lse, lse, spread,
-        *scored.numbers, **scored.constants, KNOWN=True, ENTROPY=True, BM=block.rows, BN=block.columns, block=block,
-    )  # fmt: skip
+    constants = {"KNOWN": True, "ENTROPY": True, "WEIGHTS": True}
+    scored.run(row_summaries, over_rows(scored, block), block, lse, lse, spread, **constants)
     return spread
 
 
@@ -308,11 +244,20 @@ def received(scored: Scored, lse: Tensor) -> Tensor:
     """Return the sum of each key's weights, (b, h, k)."""
     (b, h, _, _), k, block = scored.query.shape, scored.key.shape[2], scored.block(*_COLUMNS)
     sums = torch.empty(b, h, k, device=lse.device, dtype=torch.float32)
-    launch(
-        column_sums, (-(-k // block.columns), b * h, 1), scored.query, scored.key, scored.pairs, lse, sums,
-        *scored.numbers, **scored.constants, BM=block.rows, BN=block.columns, block=block,
-    )  # fmt: skip
+    scored.run(column_sums, (-(-k // block.columns), b * h, 1), block, lse, sums)
     return sums
+
+
+def _summed(scored: Scored, lse: Tensor | None, kind: str) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return a summary, the log-sum-exp, and the entropy if it was computed."""
+    if kind == "entropy":
+        lse, spread = log_sum_exp(scored, entropy=True) if lse is None else (lse, row_entropy(scored, lse))
+        return spread, lse, spread
+    if lse is None:
+        lse, _ = log_sum_exp(scored, weights=kind != "logsumexp")
+    if kind == "received":
+        return received(scored, lse), lse, None
+    return lse.nan_to_num(torch.nan, torch.nan, -torch.inf), lse, None  # +inf as in `known_sums`
 
 
 class _Summary(torch.autograd.Function):
@@ -320,13 +265,7 @@ class _Summary(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, pairs: Pairs, scale: float, lse: Tensor | None, kind: str) -> Any:
-        scored = Scored(query, key, pairs, scale)
-        spread = None
-        if kind == "entropy":
-            lse, spread = log_sum_exp(scored, entropy=True) if lse is None else (lse, row_entropy(scored, lse))
-        elif lse is None:
-            lse, _ = log_sum_exp(scored)
-        result = received(scored, lse) if kind == "received" else spread if spread is not None else lse.clone()
+        result, lse, spread = _summed(Scored(query, key, pairs, scale), lse, kind)
         ctx.save_for_backward(query, key, lse, spread)
         ctx.settings = (pairs, scale, kind)
         return result
@@ -339,11 +278,10 @@ class _Summary(torch.autograd.Function):
         scored, block = Scored(query, key, pairs, scale), Scored(query, key, pairs, scale).block(*_GRADIENT)
         centre, change = torch.empty_like(lse), change.float().contiguous()
         grads = [torch.empty(t.shape, device=t.device, dtype=t.dtype) for t in (query, key)]
-        given = (scored.query, scored.key, scored.pairs, lse, change, lse if spread is None else spread, centre)
-        options = {**scored.constants, "KIND": kind, "BM": block.rows, "BN": block.columns, "block": block}
-        launch(row_gradients, over_rows(scored, block), *given, grads[0], *scored.numbers, **options)
+        given = (lse, change, lse if spread is None else spread, centre)
+        scored.run(row_gradients, over_rows(scored, block), block, *given, grads[0], KIND=kind)
         b, g, k, _ = key.shape
-        launch(key_gradients, (-(-k // block.columns), b * g, 1), *given, grads[1], *scored.numbers, **options)
+        scored.run(key_gradients, (-(-k // block.columns), b * g, 1), block, *given, grads[1], KIND=kind)
         return *grads, None, None, None, None
 
 
@@ -355,4 +293,6 @@ def summary(query: Tensor, key: Tensor, pairs: Pairs, scale: float, lse: Tensor 
     query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key))
     if lse is not None:
         lse = lse.detach().float().contiguous()
-    return _Summary.apply(query, key, pairs, scale, lse, kind)
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
+        return _Summary.apply(query, key, pairs, scale, lse, kind)
+    return _summed(Scored(query, key, pairs, scale), lse, kind)[0]

@@ -53,28 +53,22 @@ class Recorder(Protocol):
 
     def safely(self) -> AbstractContextManager[None]:
         """Report an error of the capture in the trace instead of stopping the model."""
-        ...
 
     def heads(self, count: int) -> int | None:
         """Return the number of heads in an axis of `count` sequences and heads; None if unknown."""
-        ...
 
     def inside(self, heads: int) -> AbstractContextManager[None]:
         """Enable capture while a handler runs the function of the layer."""
-        ...
 
     def telling(self, sinks: Tensor | None) -> AbstractContextManager[None]:
         """Store the attention sinks of a layer while it runs."""
-        ...
 
     def deaf(self) -> AbstractContextManager[None]:
         """Disable capture: the running call is already being recorded."""
-        ...
 
     @property
     def count(self) -> int:
         """Return the number of calls captured so far."""
-        ...
 
 
 Function = Callable[..., Any]

@@ -30,36 +30,23 @@ def product_call(
     softcap: float | None = None,
     dropout: float = 0.0,
     sinks: Tensor | None = None,
-    checkable: bool = True,
     note: str | None = None,
     view: Callable[[Tensor], Tensor] = lambda output: output,
 ) -> Call:
     """Return a call of scaled dot products and softmax; a bool mask is True at allowed pairs, a float one is added."""
     adds = isinstance(mask, Tensor) and mask.dtype != torch.bool
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
-    score = ScaledDot(scale, softcap)
-    bias = mask if adds and isinstance(mask, Tensor) else None
-    problem = build(
-        query,
-        key.to(query.dtype),
-        value.to(query.dtype),
-        score,
-        Softmax(),
-        None if adds else mask,
-        bias,
-        0.0,
-        None,
-        None,
-    )
-    dropped = DROPOUT if dropout > 0 else None
+    mask, bias = (None, mask) if adds and isinstance(mask, Tensor) else (mask, None)
+    key, value = key.to(query.dtype), value.to(query.dtype)
+    problem = build(query, key, value, ScaledDot(scale, softcap), Softmax(), mask, bias, 0.0, None, None)
     return Call(
         kind,
         Pairs(problem, sinks=sinks),
         problem.value,
         output,
         scale,
-        note=dropped or note,
-        checkable=checkable and dropout == 0,
+        note=DROPOUT if dropout > 0 else note,
+        checkable=dropout == 0,
         view=view,
     )
 

@@ -90,18 +90,10 @@ def _opaque(
             softcap=options.get("softcap"),
             dropout=options.get("dropout") or 0.0,
             sinks=options.get("s_aux"),
-            view=_turned if turned else _as_is,
+            view=lambda output: output.transpose(1, 2) if turned else output,
             note="recorded from a kernel's arguments: trust it as far as the check agrees",
         )
     )
-
-
-def _turned(output: Tensor) -> Tensor:
-    return output.transpose(1, 2)
-
-
-def _as_is(output: Tensor) -> Tensor:
-    return output
 
 
 def _mask(module: Any, given: Any, queries: int, keys: int, options: dict[str, Any]) -> Mask | Tensor | None:

@@ -35,15 +35,9 @@ class CaptionCodec:
     @classmethod
     def build(cls, captions: Iterable[Words], by: Tokens, *, size: int, rarest: int = 1) -> "CaptionCodec":
         """Return the words that occur at least `rarest` times in these captions, the most frequent `size` of them."""
-        counts: dict[str, int] = {}
-        for word in (word for caption in captions for word in caption):
-            counts[word] = counts.get(word, 0) + 1
-        frequent = [word for word, count in counts.items() if count >= rarest]
-        kept = sorted(frequent, key=lambda word: (-counts[word], word))
-        return cls(Vocabulary(tuple(kept[:size])), by)
+        return cls(Vocabulary.build(captions, size=size, rarest=rarest), by)
 
     def text(self, words: Sequence[str]) -> str:
-        """Return words joined to a text."""
         return ("" if self.by == "characters" else " ").join(words)
 
     def save(self, directory: Path) -> None:

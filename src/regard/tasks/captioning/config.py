@@ -12,6 +12,7 @@ from regard.tasks.config import (
     DecodeSettings,
     LearningSettings,
     Need,
+    ScoreName,
     Settings,
     TaskConfig,
     TaskData,
@@ -20,7 +21,7 @@ from regard.tasks.config import (
 )
 from regard.tasks.text_generation import Credit
 
-AttentionName = Literal["none", "dot", "scaled_dot", "cosine", "bilinear", "additive", "hard"]
+AttentionName = Literal["none", ScoreName, "hard"]
 MOST_OBJECTS = 6  # largest number of shapes in a scene
 Objects = Annotated[int, Field(gt=0, lt=MOST_OBJECTS)]
 

@@ -20,6 +20,7 @@ from regard.tasks.attention_learning import hard
 from regard.tasks.captioning.config import ModelSettings
 from regard.tasks.config import LearningSettings
 from regard.tasks.image_inputs import scaled
+from regard.train.memory_check import count_parameters
 
 _LEARNING = LearningSettings()
 
@@ -140,7 +141,7 @@ def _twin_embedding(settings: ModelSettings, vocabulary: int) -> int:
     def count(**changes: Any) -> int:
         changed = settings.model_copy(update=changes)
         with torch.device("meta"):
-            return sum(one.numel() for one in _decoder(changed, vocabulary, _LEARNING).parameters())
+            return count_parameters(_decoder(changed, vocabulary, _LEARNING))
 
     less = count(embedding=plain)
     return plain + round((count(attention="additive") - less) / (count(embedding=plain + 1) - less))

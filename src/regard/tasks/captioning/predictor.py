@@ -10,7 +10,6 @@ from torch import Tensor
 
 from regard.core.requests import full
 from regard.data.record_batches import padded
-from regard.data.text.vocabulary import Vocabulary
 from regard.data.vision.image_files import Pixels
 from regard.decode.graph_search import Captures
 from regard.look.labels import Labels
@@ -21,8 +20,9 @@ from regard.tasks.captioning.config import CaptioningConfig
 from regard.tasks.captioning.material import Example, Record, record
 from regard.tasks.deletion_test import Score
 from regard.tasks.image_inputs import Grid, cell_labels, covered, read_picture
+from regard.tasks.inference import answered, evaluating
 from regard.tasks.task import InputError
-from regard.tasks.text_generation import BOS, PAD, hypotheses
+from regard.tasks.text_generation import NEVER, PAD, hypotheses
 from regard.train.distributed import shareable
 
 _AT_ONCE = 64  # number of pictures in a batch
@@ -30,7 +30,6 @@ _NONE = -100  # target value that the loss ignores
 
 
 def collate(records: Sequence[Record], config: CaptioningConfig, *, grid: int = 1, rows: int = 0) -> Any:
-    """Return records as a batch."""
     return padded(records, {"prefix": PAD, "target": _NONE}, grid=grid, rows=rows)
 
 
@@ -50,12 +49,10 @@ class Caption:
 
     @property
     def answer(self) -> str:
-        """Return the caption."""
         return self.text
 
     @property
     def line(self) -> str:
-        """Return the caption."""
         return self.text
 
     def record(self) -> dict[str, Any]:
@@ -102,16 +99,11 @@ class CaptionPredictor:
     def answers(self, inputs: Sequence[Mapping[str, Any]], *, beam: int | None = None) -> list[Caption | InputError]:
         """Return captions of pictures, in order; an error for a file that is not a picture."""
         size = self.config.data.picture
-        found: list[Caption | InputError | None] = []
-        pictures: list[Pixels] = []
-        for one in inputs:
-            try:
-                pictures.append(read_picture(one["image"], (size, size)))
-                found.append(None)
-            except InputError as error:
-                found.append(error)
-        captions = iter(self._with_probabilities(self.search(pictures, width=beam)))
-        return [next(captions) if one is None else one for one in found]
+        return answered(
+            inputs,
+            lambda one: read_picture(one["image"], (size, size)),
+            lambda pictures: self._with_probabilities(self.search(pictures, width=beam)),
+        )
 
     def images(self, examples: Sequence[Example]) -> list[Any]:
         """Return the pictures of examples, or their maps if known."""
@@ -119,30 +111,19 @@ class CaptionPredictor:
         return [one.pixels(size) if one.maps is None else one.maps for one in examples]
 
     @shareable
-    @torch.no_grad()
     def search(self, images: Sequence[Any], *, width: int | None = None) -> list[Caption]:
         """Return captions of pictures or maps, in their order."""
         width = width or self.config.decode.beam
         found: list[Caption] = []
-        training = self.network.training
-        self.network.eval()
-        for first in range(0, len(images), _AT_ONCE):
-            part = [np.asarray(one) for one in images[first : first + _AT_ONCE]]
-            state = self.network.start(torch.from_numpy(np.stack(part)).to(self.device))
-            limit = torch.full((len(part),), self.config.data.longest, device=self.device)
-            every = hypotheses(
-                self.network.decoder,
-                state,
-                limit,
-                width=width,
-                n_best=width,
-                length_penalty=self.config.decode.length_penalty,
-                captures=self.captures,
-                never=(PAD, BOS, Vocabulary.unknown),
-                minimum=1,
-            )
-            found += [self._caption(image, best) for image, best in zip(part, every, strict=True)]
-        self.network.train(training)
+        with evaluating(self.network):
+            for first in range(0, len(images), _AT_ONCE):
+                part = [np.asarray(one) for one in images[first : first + _AT_ONCE]]
+                state = self.network.start(torch.from_numpy(np.stack(part)).to(self.device))
+                limit = torch.full((len(part),), self.config.data.longest, device=self.device)
+                given: dict[str, Any] = {"width": width, "n_best": width, "never": NEVER, "minimum": 1}
+                given |= {"length_penalty": self.config.decode.length_penalty, "captures": self.captures}
+                every = hypotheses(self.network.decoder, state, limit, **given)
+                found += [self._caption(image, best) for image, best in zip(part, every, strict=True)]
         return found
 
     def _caption(self, image: Any, best: Sequence[Any]) -> Caption:
@@ -163,17 +144,14 @@ class CaptionPredictor:
             done += [replace(one, probabilities=row) for one, row in zip(part, known, strict=True)]
         return done
 
-    @torch.no_grad()
     def read(self, images: Sequence[Any], captions: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
         """Return log-probabilities (b, t) of captions given by numbers, and the weights (b, t, k) of each step."""
-        training = self.network.training
-        self.network.eval()
         records = [record(image, list(caption)) for image, caption in zip(images, captions, strict=True)]
         batch = collate(records, self.config).to(self.device)
-        decoded = self.network(batch.image, batch.prefix, weights=full())
-        scores = self.network.logits(decoded.states).float().log_softmax(-1)
+        with evaluating(self.network):
+            decoded = self.network(batch.image, batch.prefix, weights=full())
+            scores = self.network.logits(decoded.states).float().log_softmax(-1)
         chances = scores.gather(-1, batch.target.clamp_min(0).unsqueeze(-1)).squeeze(-1)
-        self.network.train(training)
         weights = decoded.weights
         return chances.cpu(), weights.float().cpu() if isinstance(weights, Tensor) else None
 

@@ -31,16 +31,13 @@ class CameraCodec:
 
     @classmethod
     def of(cls, config: DrivingConfig) -> "CameraCodec":
-        """Return the codec of a configuration."""
         return cls(*config.data.picture, config.model.frames + config.model.motion)
 
     def save(self, directory: Path) -> None:
-        """Write codec.json."""
         (directory / FILE).write_text(json.dumps({"input": "camera", **asdict(self)}) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, directory: Path) -> "CameraCodec":
-        """Return the codec that `save` wrote."""
         facts = json.loads((directory / FILE).read_text(encoding="utf-8"))
         return cls(int(facts["height"]), int(facts["width"]), int(facts["seen"]))
 
@@ -94,7 +91,6 @@ class CameraExample:
 
     @property
     def controls(self) -> tuple[float, float, float]:
-        """Return the controls at that frame."""
         return self.footage.frames[self.place].controls
 
     @property
@@ -104,11 +100,9 @@ class CameraExample:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """Return the example as the input of a predictor."""
         return {"scene": {"frame": self.place}}
 
     def record(self) -> Record:
-        """Return the example as a record of the network."""
         return self.footage.record(self.place)
 
 

@@ -22,6 +22,7 @@ from regard.tasks.driving.camera_material import CameraCodec, CameraExample, Foo
 from regard.tasks.driving.camera_network import Camera
 from regard.tasks.driving.config import DrivingConfig
 from regard.tasks.image_inputs import Grid, cell_labels, read_picture
+from regard.tasks.inference import answered, evaluating
 from regard.tasks.task import InputError
 
 _ROWS = 64  # number of frames per batch
@@ -45,7 +46,6 @@ class Steered:
 
     @property
     def answer(self) -> str:
-        """Return the controls."""
         return ", ".join(f"{name} {_signed(value)}" for name, value in zip(CONTROLS, self.controls, strict=True))
 
     @property
@@ -103,16 +103,14 @@ class CameraPredictor:
         A scene is the path of a picture, or of a folder whose pictures are the last frames, ordered by name; in Python
         also a list of paths, oldest first. `{"frame": 12}` is frame 12 of the run's training log.
         """
-        found: dict[int, Steered | InputError] = {}
-        asked: dict[int, tuple[Record, Any]] = {}
-        for place, one in enumerate(inputs):
+
+        def read(one: Mapping[str, Any]) -> tuple[Record, Any]:
             try:
-                asked[place] = self._read(one["scene"])
-            except (InputError, DataError) as error:
-                found[place] = error if isinstance(error, InputError) else InputError(str(error))
-        done = self.steer([record for record, _ in asked.values()], [logged for _, logged in asked.values()])
-        found |= dict(zip(asked, done, strict=True))
-        return [found[place] for place in range(len(inputs))]
+                return self._read(one["scene"])
+            except DataError as error:
+                raise InputError(str(error)) from error
+
+        return answered(inputs, read, self.steer)
 
     def _read(self, given: Any) -> tuple[Record, Any]:
         """Return the record of an input, and the logged controls."""
@@ -154,20 +152,20 @@ class CameraPredictor:
             self._kept["log"] = read_footage(path, self.codec, skip_faults=self.config.data.skip_faults)
         return self._kept["log"]
 
-    def steer(self, records: Sequence[Record], logged: Sequence[Any]) -> list[Steered]:
-        """Return controls with weights and gates, of records one after another."""
+    def steer(self, records: Sequence[tuple[Record, Any]]) -> list[Steered]:
+        """Return controls with weights and gates, of records with their logged controls."""
         found: list[Steered] = []
         attends = self.network.driver.temporal is not None
         for first in range(0, len(records), _ROWS):
             part = records[first : first + _ROWS]
-            controls, gates, weights = self._run(part)
-            for row, record in enumerate(part):
+            controls, gates, weights = self._run([record for record, _ in part])
+            for row, (record, logged) in enumerate(part):
                 there = int(record["known"][-self.network.driver.frames :].sum())
                 steering, throttle, brake = controls[row].tolist()
                 picture = np.ascontiguousarray(record["frames"][-1][:, self.network.rows])
                 own = gates[row, -there:].flatten(1), weights[row, -there:]
                 done = (steering, throttle, brake), picture, self.network.grid, *own
-                found.append(Steered(*done, attends, logged[first + row]))
+                found.append(Steered(*done, attends, logged))
         return found
 
     def controls(self, examples: Sequence[CameraExample]) -> NDArray[np.float32]:
@@ -177,13 +175,10 @@ class CameraPredictor:
             parts.append(self._run([one.record() for one in examples[first : first + _ROWS]])[0])
         return torch.cat(parts).numpy()
 
-    @torch.no_grad()
     def _run(self, records: Sequence[Record]) -> tuple[Tensor, Tensor, Tensor]:
-        training = self.network.training
-        self.network.eval()
         batch = padded(records, {}).to(next(self.network.parameters()).device)
-        driven = self.network(batch.frames, batch.known, batch.angles, weights=full())
-        self.network.train(training)
+        with evaluating(self.network):
+            driven = self.network(batch.frames, batch.known, batch.angles, weights=full())
         assert driven.gates is not None
         assert driven.weights is not None
         return driven.controls.float().cpu(), driven.gates.float().cpu(), driven.weights.float().cpu()

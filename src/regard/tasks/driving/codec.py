@@ -53,11 +53,9 @@ class DrivingCodec:
         return np.stack(numbers, -1)
 
     def save(self, directory: Path) -> None:
-        """Write codec.json."""
         (directory / FILE).write_text(json.dumps({"input": "objects", **asdict(self)}) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, directory: Path) -> "DrivingCodec":
-        """Return the codec that `save` wrote."""
         facts = json.loads((directory / FILE).read_text(encoding="utf-8"))
         return cls(tuple(map(str, facts["kinds"])), int(facts["objects"]))

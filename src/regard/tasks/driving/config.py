@@ -6,7 +6,17 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, model_validator
 
 from regard.tasks.attention_learning import NormalizerName
-from regard.tasks.config import WORLD, LearningSettings, Need, Settings, TaskConfig, TaskData, Width, shared_needs
+from regard.tasks.config import (
+    WORLD,
+    LearningSettings,
+    Need,
+    ScoreName,
+    Settings,
+    TaskConfig,
+    TaskData,
+    Width,
+    shared_needs,
+)
 
 Pixels = Annotated[int, Field(gt=0, le=4096)]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -50,7 +60,7 @@ class DataSettings(TaskData):
 class ModelSettings(Settings):
     """An encoder of objects, and a controller that attends over them."""
 
-    attention: Literal["none", "dot", "scaled_dot", "cosine", "bilinear", "additive"] = "scaled_dot"
+    attention: Literal["none", ScoreName] = "scaled_dot"
     """Score of the objects; none: their mean replaces attention, with the same number of parameters."""
     normalize: NormalizerName = "softmax"
     """The function from scores to weights."""

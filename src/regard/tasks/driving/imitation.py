@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 from regard.tasks.driving.highway import FAST, PLANS, Episode, decided, drive, driver_of, make, network_of
 from regard.tasks.driving.highway_view import watched
 from regard.tasks.driving.network import Driver
+from regard.train.memory_check import count_parameters
 
 DRIVERS = ("network", "random", "idle", "planner")
 _TEST_SEED = 1_000_000  # test episodes have seeds from this number on
@@ -93,12 +94,10 @@ class Decisions:
         )
 
     def save(self, path: Path) -> None:
-        """Write an npz file."""
         np.savez_compressed(path, scenes=self.scenes, values=self.values)
 
     @classmethod
     def load(cls, path: Path) -> "Decisions":
-        """Return the data of a file."""
         with np.load(path) as found:
             return cls(found["scenes"], found["values"])
 
@@ -235,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             "environment": asked.environment,
             "drivers": {},
             "learned_from": chosen | {"decisions": len(decisions), "begin_with": asked.begin_with is not None},
-            "parameters": sum(parameter.numel() for parameter in network.parameters()),
+            "parameters": count_parameters(network),
         }
         if asked.look is not None:
             watched(make(asked.environment), network, _TEST_SEED).html(asked.look)

@@ -37,7 +37,6 @@ class Example:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """Return the example as the input of a predictor."""
         if self.road is not None:
             return {"scene": {"road": self.road}}
         return {"scene": scene_json(self.recorded.scenes, self.place)}
@@ -146,12 +145,10 @@ def _material(
 
 
 def encode(codec: DrivingCodec, example: Example) -> dict[str, Any]:
-    """Return an example as input of the network."""
     return Records(codec, gathered([example]))[0]
 
 
 def input_files(config: DrivingConfig) -> list[Path]:
-    """Return the files of scenes that a run reads."""
     return list(scene_files(_path(config.data.files)).values()) if config.data.files else []
 
 

@@ -22,6 +22,7 @@ from regard.tasks.driving.codec import DrivingCodec
 from regard.tasks.driving.config import DrivingConfig
 from regard.tasks.driving.network import Driver
 from regard.tasks.driving.replay import Replay, replay, road_of, scene_labels
+from regard.tasks.inference import evaluating
 from regard.tasks.task import InputError
 
 _ROWS = 2048  # number of scenes per batch
@@ -41,7 +42,6 @@ class Decided:
 
     @property
     def answer(self) -> str:
-        """Return the most probable action."""
         return next(iter(self.probabilities))
 
     @property
@@ -141,22 +141,17 @@ class DrivingPredictor:
             found.append(Decided(scene, named, float(steering[row]), own))
         return found
 
-    @torch.no_grad()
     def decide(self, scenes: Scenes, *, weights: bool = True) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
         """Return probabilities of the actions (n, 3), steering (n,), and the weights (n, s) of the objects."""
-        training = self.network.training
-        self.network.eval()
         device = next(self.network.parameters()).device
         objects, present = (torch.from_numpy(part) for part in self.codec.encode(scenes))
         parts: list[tuple[Tensor, Tensor, Tensor | None]] = []
-        for first in range(0, len(objects), _ROWS):
-            rows = slice(first, first + _ROWS)
-            found = self.network(
-                objects[rows].to(device), present[rows].to(device), weights=full() if weights else None
-            )
-            maps = found.weights[:, 0, 1:].float().cpu() if isinstance(found.weights, Tensor) else None
-            parts.append((found.logits.float().softmax(-1).cpu(), found.controls[:, 0].float().cpu(), maps))
-        self.network.train(training)
+        request = full() if weights else None
+        with evaluating(self.network):
+            for rows in (slice(first, first + _ROWS) for first in range(0, len(objects), _ROWS)):
+                found = self.network(objects[rows].to(device), present[rows].to(device), weights=request)
+                maps = found.weights[:, 0, 1:].float().cpu() if isinstance(found.weights, Tensor) else None
+                parts.append((found.logits.float().softmax(-1).cpu(), found.controls[:, 0].float().cpu(), maps))
         chances, steering = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
         maps = [part[2] for part in parts if part[2] is not None]
         return chances.numpy(), steering.numpy(), torch.cat(maps).numpy() if maps else None

@@ -1,11 +1,11 @@
 """Conversion of grey images from and to files."""
 
-import io
 from typing import Any
 
 import numpy as np
 
 from regard.data.vision.image_files import Pixels
+from regard.look.labels import png_bytes
 from regard.tasks.image_inputs import Size, read_picture
 
 
@@ -23,6 +23,4 @@ def grey_png(image: Pixels) -> bytes:
     """
     from PIL import Image
 
-    file = io.BytesIO()
-    Image.fromarray(image[0]).save(file, "PNG", optimize=True)
-    return file.getvalue()
+    return png_bytes(Image.fromarray(image[0]))

@@ -101,14 +101,12 @@ def _placed(images: Labelled, settings: DataSettings, part: str) -> list[Example
 
 
 def encode(codec: GlimpseCodec, example: Example) -> dict[str, Any]:
-    """Return an example as input of the network."""
     if example.label not in codec.classes:
         raise DataError(f"label {example.label} is none of the classes {', '.join(codec.classes)}")
     return {"image": example.image, "label": codec.classes.index(example.label)}
 
 
 def input_files(config: GlimpseConfig) -> list[Path]:
-    """Return every file that a run uses."""
     return sorted(_folder(config.data.files).glob("*-ubyte*")) if config.data.files else []
 
 

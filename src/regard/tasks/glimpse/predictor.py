@@ -19,6 +19,7 @@ from regard.tasks.glimpse.config import GlimpseConfig
 from regard.tasks.glimpse.grey_images import read_grey
 from regard.tasks.glimpse.network import Gazer
 from regard.tasks.image_inputs import Grid, cell_labels, covered
+from regard.tasks.inference import answered, evaluating
 from regard.tasks.task import InputError
 from regard.train.distributed import shareable
 
@@ -113,14 +114,7 @@ class GlimpsePredictor:
 
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Seen | InputError]:
         """Return the classes of images, in order; an error for a file that is not a picture."""
-        read: list[Pixels | InputError] = []
-        for one in inputs:
-            try:
-                read.append(read_grey(one["image"], self.codec.size))
-            except InputError as error:
-                read.append(error)
-        seen = iter(self.look([one for one in read if not isinstance(one, InputError)]))
-        return [one if isinstance(one, InputError) else next(seen) for one in read]
+        return answered(inputs, lambda one: read_grey(one["image"], self.codec.size), self.look)
 
     @shareable
     @torch.no_grad()
@@ -157,7 +151,6 @@ class GlimpsePredictor:
         return torch.stack(patches, 1).cpu(), torch.stack(shares, 1).cpu()
 
     @shareable
-    @torch.no_grad()
     def classes(self, images: Sequence[Pixels]) -> list[str]:
         """Return the classes without locations, which is faster."""
         found: list[str] = []
@@ -181,8 +174,5 @@ class GlimpsePredictor:
         return score
 
     def _run(self, images: Tensor) -> Any:
-        training = self.network.training
-        try:
-            return self.network.eval()(images)
-        finally:
-            self.network.train(training)
+        with evaluating(self.network):
+            return self.network(images)

@@ -1,7 +1,7 @@
 """Questions as numbers: words, their letters, and features of a word's form and of the other text."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,15 +35,16 @@ class ReadingCodec:
     ) -> "ReadingCodec":
         """Return the words of these questions and their passages, without capitals, that occur at least `rare`
         times."""
-        counts: dict[str, int] = {}
-        seen: set[int] = set()
-        for asked in questions:
-            texts = [asked.question] if id(asked.passage) in seen else [asked.question, asked.passage.words]
-            seen.add(id(asked.passage))
-            for word in (word for text in texts for word in lowered(text)):
-                counts[word] = counts.get(word, 0) + 1
-        kept = sorted((word for word, count in counts.items() if count >= rare), key=lambda word: (-counts[word], word))
-        return cls(Vocabulary(tuple(kept[:size])), tuple(candidates))
+
+        def texts() -> Iterator[Sequence[str]]:
+            seen: set[int] = set()
+            for asked in questions:
+                yield lowered(asked.question)
+                if id(asked.passage) not in seen:
+                    yield lowered(asked.passage.words)
+                seen.add(id(asked.passage))
+
+        return cls(Vocabulary.build(texts(), size=size, rarest=rare), tuple(candidates))
 
     def passage(self, text: str) -> Passage:
         """Return a text as a passage, with the candidates appended."""
@@ -54,13 +55,11 @@ class ReadingCodec:
         return Passage.joined(sentences, whole=self.candidates)
 
     def save(self, directory: Path) -> None:
-        """Write tokenizer.json and codec.json."""
         self.vocabulary.save(directory / "tokenizer.json")
         (directory / "codec.json").write_text(json.dumps({"candidates": self.candidates}), encoding="utf-8")
 
     @classmethod
     def load(cls, directory: Path) -> "ReadingCodec":
-        """Return the codec that `save` wrote."""
         record = json.loads((directory / "codec.json").read_text(encoding="utf-8"))
         return cls(Vocabulary.load(directory / "tokenizer.json"), tuple(record["candidates"]))
 

@@ -5,10 +5,21 @@ from typing import Literal
 
 from pydantic import Field
 
-from regard.tasks.config import FILES, WORLD, Count, Depth, Need, Settings, TaskConfig, TaskData, Width, shared_needs
+from regard.tasks.config import (
+    FILES,
+    WORLD,
+    Count,
+    Depth,
+    Need,
+    ScoreName,
+    Settings,
+    TaskConfig,
+    TaskData,
+    Width,
+    shared_needs,
+)
 
-AlignmentName = Literal["none", "dot", "scaled_dot", "cosine", "bilinear", "additive", "hard"]
-MatchingName = Literal["none", "dot", "scaled_dot", "cosine", "bilinear", "additive"]
+AlignmentName = Literal["none", ScoreName, "hard"]
 
 
 class DataSettings(TaskData):
@@ -35,7 +46,7 @@ class ModelSettings(Settings):
     """The vectors by which words of passage and question are compared: the encoder's states, or the word vectors."""
     products: bool = False
     """Whether the product of a passage word and its context of the question is an input too."""
-    matching: MatchingName = "scaled_dot"
+    matching: Literal["none", ScoreName] = "scaled_dot"
     """Score of the self-attention of the passage; none: without this stage."""
     hops: Depth = 1
     """Number of self-attention stages: an answer that follows from several facts may need more than one."""

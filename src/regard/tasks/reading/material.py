@@ -89,7 +89,6 @@ def _material(
 
 
 def encoded(codec: ReadingCodec, one: Asked, config: ReadingConfig) -> dict[str, Any]:
-    """Return a question as a record of the network."""
     return dict(encode(codec, one, exact_match=config.model.exact_match, characters=config.model.characters > 0))
 
 
@@ -104,7 +103,6 @@ def _parts(files: Sequence[Path]) -> dict[str, Path]:
 
 
 def input_files(config: ReadingConfig) -> list[Path]:
-    """Return every file that a run uses."""
     return list(_parts(config.data.files).values()) if config.data.files else []
 
 

@@ -15,6 +15,7 @@ from regard.models.span_pointer import Pointed, SpanPointer
 from regard.models.speech.pyramidal_encoder import BothWays
 from regard.tasks.reading.codec import ALPHABET, FEATURES
 from regard.tasks.reading.config import ModelSettings
+from regard.train.memory_check import count_parameters
 
 _HARD = Hard("straight_through")
 
@@ -121,7 +122,7 @@ def _twin_size(settings: ModelSettings, vocabulary: int) -> int:
 
 def _count(settings: ModelSettings, vocabulary: int, size: int) -> int:
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in Reader(settings, vocabulary, size, Softmax()).parameters())
+        return count_parameters(Reader(settings, vocabulary, size, Softmax()))
 
 
 def loss(pointed: Pointed, start: Int[Tensor, "b"], end: Int[Tensor, "b"]) -> Tensor:

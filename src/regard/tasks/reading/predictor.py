@@ -13,6 +13,7 @@ from regard.data.text.passages import Passage, words
 from regard.data.text.questions import Asked
 from regard.look.trace import Trace
 from regard.tasks.deletion_test import Score
+from regard.tasks.inference import answered, evaluating
 from regard.tasks.reading.answers import Answer, answers
 from regard.tasks.reading.codec import ReadingCodec
 from regard.tasks.reading.config import ReadingConfig
@@ -29,7 +30,6 @@ PADS = dict.fromkeys(
 
 
 def collated(records: Sequence[Mapping[str, Any]], *, grid: int = 1, rows: int = 0) -> Any:
-    """Return records as a batch."""
     return padded(list(records), dict.fromkeys(PADS, 0), grid=grid, rows=rows)
 
 
@@ -43,12 +43,10 @@ class Found:
 
     @property
     def answer(self) -> str:
-        """Return the words of the answer."""
         return self.found.text
 
     @property
     def line(self) -> str:
-        """Return the answer with its probability."""
         return f"{self.answer} {self.found.probability:.2f}"
 
     def record(self) -> dict[str, Any]:
@@ -83,28 +81,20 @@ class ReadingPredictor:
 
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Found | InputError]:
         """Return answers to questions, in order; an error for a passage or a question that is empty or too long."""
-        found: list[Found | InputError | None] = []
-        good: list[Asked] = []
-        for one in inputs:
-            passage, question = self.codec.passage(one["passage"]), words(one["question"])
-            counts = {"passage": len(passage.words), "question": len(question)}
-            wrong = next((name for name, count in counts.items() if not 0 < count <= _WORDS), None)
-            if wrong is not None:
-                found.append(InputError(f"the {wrong} must have from 1 to {_WORDS:,} words, it has {counts[wrong]:,}"))
-                continue
-            good.append(Asked(passage, question, (), None))
-            found.append(None)
-        read = iter(self.read(good))
-        return [next(read) if one is None else one for one in found]
+        return answered(inputs, self._asked, self.read)
+
+    def _asked(self, given: Mapping[str, Any]) -> Asked:
+        passage, question = self.codec.passage(given["passage"]), words(given["question"])
+        for name, count in (("passage", len(passage.words)), ("question", len(question))):
+            if not 0 < count <= _WORDS:
+                raise InputError(f"the {name} must have from 1 to {_WORDS:,} words, it has {count:,}")
+        return Asked(passage, question, (), None)
 
     @shareable
-    @torch.no_grad()
     def read(self, questions: Sequence[Asked], *, weights: bool = True) -> list[Found]:
         """Return answers to questions; passages of similar length are processed together."""
         records = [encoded(self.codec, one, self.config) for one in questions]
         found: dict[int, Found] = {}
-        training = self.network.training
-        self.network.eval()
         for part in groups_by_length([len(record["passage"]) for record in records], tokens=_TOKENS):
             pointed = self._run([records[place] for place in part], weights)
             passages: list[Passage] = [questions[place].passage for place in part]
@@ -114,7 +104,6 @@ class ReadingPredictor:
                 sizes = len(one.passage.words), len(questions[place].question)
                 own = None if maps is None else maps[row, : sizes[0], : sizes[1]]
                 found[place] = Found(one, questions[place], own)
-        self.network.train(training)
         return [found[place] for place in range(len(questions))]
 
     def score_of(self, found: Found) -> Score:
@@ -131,7 +120,6 @@ class ReadingPredictor:
                 row[first] = True
                 blank = record["passage_features"] * row[:, None]
                 rows.append({**record, "passage": record["passage"] * row + 3 * ~row, "passage_features": blank})
-            self.network.eval()
             return self._run(rows, False).start_logits.float().cpu().log_softmax(-1)[:, first]
 
         return score
@@ -139,4 +127,5 @@ class ReadingPredictor:
     def _run(self, records: Sequence[Mapping[str, Any]], weights: bool) -> Any:
         batch = collated(records).to(self.device)
         request = full() if weights and self.config.model.attention != "none" else None
-        return self.network(Texts.of(batch, "passage"), Texts.of(batch, "question"), weights=request)
+        with evaluating(self.network):
+            return self.network(Texts.of(batch, "passage"), Texts.of(batch, "question"), weights=request)

@@ -6,10 +6,19 @@ from typing import Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from regard.tasks.attention_learning import NormalizerName
-from regard.tasks.config import FILES, WORLD, Depth, Need, Settings, TaskConfig, TaskData, Width, shared_needs
+from regard.tasks.config import (
+    FILES,
+    WORLD,
+    Depth,
+    Need,
+    ScoreName,
+    Settings,
+    TaskConfig,
+    TaskData,
+    Width,
+    shared_needs,
+)
 
-ATTENTIONS = ("none", "dot", "scaled_dot", "cosine", "bilinear", "additive")
-AttentionName = Literal["none", "dot", "scaled_dot", "cosine", "bilinear", "additive"]
 Content = Literal["states", "words", "both"]
 
 
@@ -45,7 +54,7 @@ class ModelSettings(Settings):
 
     kind: Literal["recurrent", "transformer", "ngrams"] = "recurrent"
     """recurrent, transformer, or ngrams: sums of hashed n-grams, which depend on the nearest neighbours only."""
-    attention: AttentionName = "additive"
+    attention: Literal["none", ScoreName] = "additive"
     """Score of the words; none: a fixed summary replaces attention."""
     normalize: NormalizerName = "softmax"
     """The function from scores to weights."""

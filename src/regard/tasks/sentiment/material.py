@@ -97,12 +97,10 @@ def _material(
 
 
 def encode(codec: SentimentCodec, example: Example) -> dict[str, Any]:
-    """Return an example as input of the network."""
     return {"text": codec.encode(example.text)[0], "label": codec.classes.index(example.label)}
 
 
 def input_files(config: SentimentConfig) -> list[Path]:
-    """Return every file that a run uses."""
     if not config.data.files:
         return []
     found = find_parts(Path(config.data.files[0])).values()

@@ -16,6 +16,7 @@ from regard.models.transformer.encoder_decoder import TransformerEncoder
 from regard.tasks.attention_learning import normalizer
 from regard.tasks.config import LearningSettings
 from regard.tasks.sentiment.config import ModelSettings
+from regard.train.memory_check import count_parameters
 
 _LEARNING = LearningSettings()
 
@@ -108,11 +109,6 @@ def _fixed(
         classes, memory_size=encoder.memory_size, attention=None, features=features, dropout=settings.dropout
     )
     return encoder, classifier
-
-
-def count_parameters(model: nn.Module) -> int:
-    """Return the number of parameters of a model."""
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _attending(

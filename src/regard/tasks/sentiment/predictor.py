@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from regard.core.requests import full
@@ -12,6 +11,7 @@ from regard.data.record_batches import groups_by_length, padded
 from regard.data.text.tokens import Span, phrases, sentences, summed
 from regard.look.trace import Trace
 from regard.tasks.deletion_test import Score
+from regard.tasks.inference import answered, evaluating
 from regard.tasks.sentiment.codec import SentimentCodec
 from regard.tasks.sentiment.network import TextClassifier
 from regard.tasks.task import InputError
@@ -35,7 +35,6 @@ class Verdict:
 
     @property
     def answer(self) -> str:
-        """Return the most probable class."""
         return self.classes[int(self.probabilities.argmax())]
 
     @property
@@ -99,34 +98,23 @@ class SentimentPredictor:
     network: TextClassifier
     codec: SentimentCodec
 
-    @property
-    def device(self) -> torch.device:
-        return next(self.network.parameters()).device
-
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Verdict | InputError]:
         """Return the classes of texts, in order; an error for a text without words."""
-        found: list[Verdict | InputError | None] = []
-        texts: list[str] = []
-        for one in inputs:
-            text = one["text"]
-            if len(text) > _CHARACTERS:
-                found.append(InputError(f"more than {_CHARACTERS:,} characters"))
-            elif not self.codec.encode(text)[0]:
-                found.append(InputError("there are no words in it"))
-            else:
-                texts.append(text)
-                found.append(None)
-        classified = iter(self.classify(texts))
-        return [next(classified) if one is None else one for one in found]
+        return answered(inputs, self._text, self.classify)
+
+    def _text(self, given: Mapping[str, Any]) -> str:
+        text = given["text"]
+        if len(text) > _CHARACTERS:
+            raise InputError(f"more than {_CHARACTERS:,} characters")
+        if not self.codec.encode(text)[0]:
+            raise InputError("there are no words in it")
+        return text
 
     @shareable
-    @torch.no_grad()
     def classify(self, texts: Sequence[str], *, weights: bool = True) -> list[Verdict]:
         """Return the classes of texts that have words; those of similar length are processed together."""
         coded = [self.codec.encode(text) for text in texts]
         found: dict[int, Verdict] = {}
-        training = self.network.training
-        self.network.eval()
         for part in groups_by_length([len(numbers) for numbers, _ in coded], tokens=_TOKENS):
             logits, maps = self._run([coded[place][0] for place in part], weights)
             for row, place in enumerate(part):
@@ -134,7 +122,6 @@ class SentimentPredictor:
                 own = None if maps is None else maps[row, :, : len(numbers)]
                 chances = logits[row].softmax(-1)
                 found[place] = Verdict(texts[place], tuple(spans), tuple(numbers), self.codec.classes, chances, own)
-        self.network.train(training)
         return [found[place] for place in range(len(texts))]
 
     def score_of(self, verdict: Verdict) -> Score:
@@ -145,13 +132,13 @@ class SentimentPredictor:
             rows = [
                 [number for number, here in zip(verdict.numbers, row, strict=True) if here] for row in kept.tolist()
             ]
-            self.network.eval()
             return self._run(rows, False)[0].log_softmax(-1)[:, best]
 
         return score
 
     def _run(self, rows: Sequence[Sequence[int]], weights: bool) -> tuple[Tensor, Tensor | None]:
-        batch = padded([{"text": row} for row in rows], {"text": self.codec.coder.pad}).to(self.device)
-        found = self.network(batch.text, batch.text_lengths, weights=full() if weights else None)
+        batch = padded([{"text": row} for row in rows], {"text": self.codec.coder.pad}).to(self.network.stop.device)
+        with evaluating(self.network):
+            found = self.network(batch.text, batch.text_lengths, weights=full() if weights else None)
         maps = found.weights.float().cpu() if isinstance(found.weights, Tensor) else None
         return found.logits.float().cpu(), maps

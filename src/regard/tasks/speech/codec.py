@@ -37,19 +37,15 @@ class SpeechCodec:
         return cls(Vocabulary.build((spelled(words, by) for words in transcripts), size=size), by)
 
     def symbols(self, words: Sequence[str]) -> tuple[str, ...]:
-        """Return a transcript as symbols."""
         return spelled(words, self.by)
 
     def numbers(self, words: Sequence[str]) -> list[int]:
-        """Return a transcript as numbers."""
         return self.vocabulary.encode(self.symbols(words))
 
     def text(self, symbols: Sequence[str]) -> str:
-        """Return symbols as text."""
         return " ".join(symbols) if self.by == "words" else "".join(symbols).replace(BLANK, " ").strip()
 
     def save(self, directory: Path) -> None:
-        """Write both files of a run."""
         (directory / FACTS).write_text(json.dumps({"symbols": self.by}) + "\n", encoding="utf-8")
         self.vocabulary.save(directory / TOKENIZER)
 

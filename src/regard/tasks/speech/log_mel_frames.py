@@ -1,7 +1,6 @@
 """Recordings as log-mel frames, and frames as a picture."""
 
 import functools
-import io
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from regard.data.audio.sound_files import Samples
+from regard.look.labels import png_bytes
 from regard.nn.logmel import LogMel, level
 from regard.tasks.speech.config import SpeechConfig
 
@@ -36,10 +36,7 @@ def spectrogram(frames: Frames) -> bytes:
     wide = frames.astype(np.float32)
     low, high = np.quantile(wide, 0.2), max(float(wide.max()), -0.99)  # quieter parts are noise and drawn white
     shades = np.rint(255 * np.clip((high - wide) / max(high - low, 1e-3), 0, 1)).astype(np.uint8)
-    image = Image.fromarray(np.repeat(shades.T[::-1], _TALL, 0))
-    with io.BytesIO() as file:
-        image.save(file, "PNG", optimize=True)
-        return file.getvalue()
+    return png_bytes(Image.fromarray(np.repeat(shades.T[::-1], _TALL, 0)))
 
 
 def heard(weights: Sequence[float], step: float) -> tuple[float, float, float]:

@@ -87,7 +87,6 @@ def lengths_of(records: Sequence[Record]) -> list[list[int]]:
 
 
 def encode(codec: SpeechCodec, example: Example, config: SpeechConfig) -> Record:
-    """Return an example as input of the network."""
     return record(example.features(config), codec.numbers(example.words)[: config.data.longest])
 
 

@@ -15,6 +15,7 @@ from regard.nn.protocol import Attends
 from regard.nn.spec_augment import SpecAugment
 from regard.tasks.attention_learning import hard
 from regard.tasks.speech.config import FeatureSettings, ModelSettings, SpeechConfig
+from regard.train.memory_check import count_parameters
 
 
 class Listener(nn.Module):
@@ -63,8 +64,8 @@ def build(config: SpeechConfig, vocabulary: int) -> EncoderDecoder:
     if settings.attention != "none":
         return EncoderDecoder(encoder, decoder(_attention(config, memory), embedding))
     with torch.device("meta"):
-        wanted = _count(decoder(LocationAttention(settings.size, memory), embedding))
-        less, more = (_count(decoder(None, embedding + n)) for n in (0, 1))
+        wanted = count_parameters(decoder(LocationAttention(settings.size, memory), embedding))
+        less, more = (count_parameters(decoder(None, embedding + n)) for n in (0, 1))
     wider = embedding + max(0, round((wanted - less) / (more - less)))
     return EncoderDecoder(encoder, decoder(None, wider))
 
@@ -79,7 +80,3 @@ def _attention(config: SpeechConfig, memory: int) -> Attends:
     if name == "hard":
         return Attention(size, memory, hidden_size=size, normalize=hard(config.learning))
     return Attention(size, memory, score=name, hidden_size=None if name == "bilinear" else size)
-
-
-def _count(network: nn.Module) -> int:
-    return sum(one.numel() for one in network.parameters())

@@ -1,8 +1,7 @@
 """A trained recogniser: the transcript of a recording, with the time and the probability of each symbol."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from regard.look.labels import Labels
 from regard.look.trace import Trace
 from regard.models.frame import EncoderDecoder
 from regard.tasks.deletion_test import Score
+from regard.tasks.inference import answered, evaluating
 from regard.tasks.speech.codec import BLANK, SpeechCodec, Symbols
 from regard.tasks.speech.config import SpeechConfig
 from regard.tasks.speech.log_mel_frames import Frames, frames_of, heard, spectrogram
@@ -74,7 +74,6 @@ class Transcript:
 
     @property
     def answer(self) -> str:
-        """Return the transcript."""
         return self.text
 
     @property
@@ -175,24 +174,17 @@ class SpeechPredictor:
 
     def answers(self, inputs: Sequence[Mapping[str, Any]], *, beam: int | None = None) -> list[Transcript | InputError]:
         """Return transcripts in the order of the inputs; an error for a sound that cannot be used."""
-        found: dict[int, Transcript | InputError] = {}
-        good: dict[int, Samples] = {}
-        for place, one in enumerate(inputs):
-            try:
-                good[place] = self._samples(one["sound"])
-            except InputError as error:
-                found[place] = error
-        frames = [frames_of(samples, self.config) for samples in good.values()]
-        found |= dict(zip(good, self.search(frames, width=beam, samples=list(good.values())), strict=True))
-        return [found[place] for place in range(len(inputs))]
 
-    def _samples(self, given: Any) -> Samples:
+        def transcribed(sounds: list[Samples]) -> list[Transcript]:
+            frames = [frames_of(samples, self.config) for samples in sounds]
+            return self.search(frames, width=beam, samples=sounds)
+
+        return answered(inputs, self._samples, transcribed)
+
+    def _samples(self, given: Mapping[str, Any]) -> Samples:
+        sound, data = given["sound"], self.config.data
         try:
-            return read_sound(
-                given if isinstance(given, bytes) else Path(given),
-                self.config.data.rate,
-                longest=self.config.data.seconds,
-            )
+            return read_sound(sound if isinstance(sound, bytes) else Path(sound), data.rate, longest=data.seconds)
         except DataError as error:
             raise InputError(str(error)) from error
 
@@ -206,13 +198,12 @@ class SpeechPredictor:
         both = list(zip(features, [None] * len(features) if samples is None else samples, strict=True))
         return in_shares(both, lambda part: self._search(part, width or self.config.decode.beam))
 
-    @torch.no_grad()
     def _search(self, sounds: Sequence[tuple[Frames, Samples | None]], width: int) -> list[Transcript]:
         features = [frames for frames, _ in sounds]
         found: dict[int, Transcript] = {}
         for places in groups_by_length([len(one) for one in features], tokens=_FRAMES):
             batch = collate([record(features[place], ()) for place in places], self.config).to(self.device)
-            with self._evaluating():
+            with evaluating(self.network):
                 state = self.network.start(batch.frames, batch.frames_lengths)
                 # There is at most one symbol in a step of the encoder.
                 steps = (batch.frames_lengths // self.config.reduction + 1).clamp_max(self.config.data.longest)
@@ -242,7 +233,6 @@ class SpeechPredictor:
             by=self.codec.by,
         )
 
-    @torch.no_grad()
     def read(
         self, features: Sequence[Frames], transcripts: Sequence[Sequence[int]]
     ) -> list[tuple[Tensor, Tensor | None]]:
@@ -251,7 +241,7 @@ class SpeechPredictor:
         for places in groups_by_length([len(one) for one in features], tokens=_FRAMES):
             records = [record(features[place], transcripts[place]) for place in places]
             batch = collate(records, self.config).to(self.device)
-            with self._evaluating():
+            with evaluating(self.network):
                 decoded = self.network(batch.frames, batch.prefix, batch.frames_lengths, weights=full())
                 scores = self.network.logits(decoded.states).float().log_softmax(-1)
             chances = scores.gather(-1, batch.target.clamp_min(0).unsqueeze(-1)).squeeze(-1).cpu()
@@ -271,13 +261,3 @@ class SpeechPredictor:
             return torch.stack([chances[place] for chances, _ in read])
 
         return score
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """A context of evaluation mode, without dropout and masks; restored afterwards."""
-        training = self.network.training
-        self.network.eval()
-        try:
-            yield
-        finally:
-            self.network.train(training)

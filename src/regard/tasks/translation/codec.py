@@ -41,48 +41,37 @@ class Coder(Protocol):
     @property
     def sizes(self) -> tuple[int, int]:
         """Return the vocabulary sizes of source and target."""
-        ...
 
     @property
     def shared(self) -> bool:
         """Return whether both languages share one vocabulary."""
-        ...
 
     def read(self, text: str) -> Reading:
         """Return a source text."""
-        ...
 
     def read_words(self, words: Sequence[str]) -> Reading:
         """Return a source that is already split into words."""
-        ...
 
     def target(self, text: str) -> list[int]:
         """Return the numbers of a target text."""
-        ...
 
     def target_words(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
         """Return the numbers of a target that is split into words, and the word of each."""
-        ...
 
     def labels(self, numbers: Sequence[int], source: Reading, weights: Tensor | None) -> tuple[str, ...]:
         """Return the label of each target number."""
-        ...
 
     def source_words(self, numbers: Sequence[int], labels: Sequence[str]) -> Words:
         """Return the words of source numbers with their labels."""
-        ...
 
     def written_words(self, numbers: Sequence[int], labels: Sequence[str]) -> Words:
         """Return the words of target numbers with their labels."""
-        ...
 
     def write(self, numbers: Sequence[int], source: Reading, weights: Tensor | None) -> str:
         """Return the target text of these numbers; by `weights` (t, s), an unknown word is copied from the source."""
-        ...
 
     def save(self, directory: Path) -> None:
         """Write the tokenizers."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

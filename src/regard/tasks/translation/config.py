@@ -6,28 +6,23 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from regard.data.text.bpe import SMALLEST
-from regard.tasks.config import FILES, WORLD, Depth, Need, Settings, TaskConfig, TaskData, Width, shared_needs
-
-ATTENTIONS = (
-    *("none", "dot", "scaled_dot", "cosine", "bilinear", "additive", "local-m", "local-p", "local-hard", "hard"),
-    *("monotonic", "location", "coverage"),
+from regard.tasks.config import (
+    FILES,
+    WORLD,
+    DecodeSettings,
+    Depth,
+    Need,
+    ScoreName,
+    Settings,
+    TaskConfig,
+    TaskData,
+    Width,
+    shared_needs,
 )
-AttentionName = Literal[
-    "none",
-    "dot",
-    "scaled_dot",
-    "cosine",
-    "bilinear",
-    "additive",
-    "local-m",
-    "local-p",
-    "local-hard",
-    "hard",
-    "monotonic",
-    "location",
-    "coverage",
-]
 
+AttentionName = Literal[
+    "none", ScoreName, "local-m", "local-p", "local-hard", "hard", "monotonic", "location", "coverage"
+]
 Precision = Literal["float32", "bfloat16", "int8"]
 Words = Annotated[int, Field(gt=0, le=1000)]
 
@@ -119,13 +114,9 @@ class ModelSettings(Settings):
         return self
 
 
-class DecodeSettings(Settings):
-    """Settings of beam search."""
+class TranslationDecoding(DecodeSettings):
+    """Settings of beam search, and of the model that searches."""
 
-    beam: int = Field(default=1, gt=0, le=256)
-    """Number of hypotheses; 1 is greedy."""
-    length_penalty: float = Field(default=0.6, ge=0.0, le=100.0)
-    """Exponent of the length penalty."""
     precision: Precision = "float32"
     """Precision of the matrix products when a run is loaded for translation; int8 is for the CPU."""
     posterior: bool = False
@@ -140,7 +131,7 @@ class TranslationConfig(TaskConfig):
     task: Literal["translation"] = "translation"
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
-    decode: DecodeSettings = DecodeSettings()
+    decode: TranslationDecoding = TranslationDecoding()
     smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Label smoothing: fraction of the target's probability that is spread over all words."""
 

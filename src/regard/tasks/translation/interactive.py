@@ -13,36 +13,11 @@ from regard.core.requests import full
 from regard.decode.beam import beam
 from regard.decode.penalties import Gnmt
 from regard.tasks.translation.codec import PieceCoder, Reading, WordCoder
+from regard.tasks.translation.hypotheses import Alternative, Answer, Hypothesis
 from regard.tasks.translation.predictor import BOS, END, EOS, PAD, Translator
 
 _OTHERS = 8  # number of alternatives at each position besides the chosen token
 _LONGEST = 200  # the largest number of source tokens
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """An alternative token at a position, and its probability."""
-
-    token: str
-    probability: float
-
-
-@dataclass(frozen=True, eq=False)
-class Hypothesis:
-    """Tokens, their log-probability, attention weights (t, k), and alternatives."""
-
-    tokens: tuple[str, ...]
-    log_prob: float
-    weights: Float[Tensor, "t k"]
-    alternatives: tuple[tuple[Alternative, ...], ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """The tokens of the source, and hypotheses, best first."""
-
-    source: tuple[str, ...]
-    beams: tuple[Hypothesis, ...]
 
 
 @dataclass(frozen=True, eq=False)

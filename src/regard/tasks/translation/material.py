@@ -120,7 +120,7 @@ def file_material(
     codes = known or _trained(corpus, rows, settings)
     say("texts into sub-words")
     cuts = _cut(corpus, codes, settings, cache)
-    source, target = ([getattr(cut, f"lengths_{side}")[rows] + 1 for cut in cuts] for side in ("source", "target"))
+    source, target = ([cut.lengths(side)[rows] + 1 for cut in cuts] for side in (0, 1))
     judged_by = _examples(test, settings) if test else held[1]
     return Material(
         PieceCoder(codes),

@@ -17,10 +17,11 @@ from regard.models.frame import EncoderDecoder
 from regard.models.quantized import pack, quantize
 from regard.models.transformer.encoder_decoder import TransformerDecoder
 from regard.nn.positions import LearnedPositions
+from regard.tasks.inference import answered, evaluating
 from regard.tasks.task import InputError, SettingError
 from regard.tasks.text_generation import BOS, EOS, PAD, hypotheses
 from regard.tasks.translation.codec import NO_WORDS, TOKENIZERS, Coder, Reading, Words, load_coder
-from regard.tasks.translation.config import DecodeSettings, Precision, TranslationConfig
+from regard.tasks.translation.config import Precision, TranslationConfig, TranslationDecoding
 from regard.tasks.translation.network import build
 from regard.train.distributed import shareable
 from regard.train.run_directory import Run
@@ -51,12 +52,10 @@ class Translation:
 
     @property
     def answer(self) -> str:
-        """Return the translation."""
         return self.text
 
     @property
     def line(self) -> str:
-        """Return the translation."""
         return self.text
 
     def record(self) -> dict[str, Any]:
@@ -101,7 +100,7 @@ class Translator:
 
     model: EncoderDecoder
     coder: Coder
-    settings: DecodeSettings
+    settings: TranslationDecoding
     end_mark: bool = True
     captures: Captures = field(default_factory=Captures)  # cached searches: those of similar size share CUDA graphs
     exact: EncoderDecoder | None = None  # the trained model, if this one is a copy in another precision
@@ -167,7 +166,6 @@ class Translator:
 
     @property
     def network(self) -> EncoderDecoder:
-        """Return the model that translates."""
         return self.model
 
     @property
@@ -175,7 +173,6 @@ class Translator:
         return next(self.model.parameters()).device
 
     def batch(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:
-        """Return pairs of numbers as a batch."""
         return collate(pairs, pad=PAD, bos=BOS, eos=EOS, source_end=self.end_mark).to(self.device)
 
     def translate(
@@ -198,40 +195,32 @@ class Translator:
     ) -> list[Translation | InputError]:
         """Return translations of inputs, in order; an error for a text that is too long."""
         limit = self.longest(width=beam, tokens=longest)
-        found: list[Translation | InputError | None] = []
-        sources: list[Reading] = []
-        for one in inputs:
-            text = one["source"]
-            if len(text) > CHARACTERS * limit:
-                found.append(InputError(f"more than {CHARACTERS * limit:,} characters"))
-                continue
-            source = self.coder.read(text)
+
+        def read(one: Mapping[str, Any]) -> Reading:
+            if len(one["source"]) > CHARACTERS * limit:
+                raise InputError(f"more than {CHARACTERS * limit:,} characters")
+            source = self.coder.read(one["source"])
             if len(source.numbers) > limit:
-                found.append(InputError(f"{len(source.numbers):,} tokens, at most {limit:,}"))
-                continue
-            sources.append(source)
-            found.append(None)
-        translated = iter(self.search(sources, width=beam))
-        return [next(translated) if one is None else one for one in found]
+                raise InputError(f"{len(source.numbers):,} tokens, at most {limit:,}")
+            return source
+
+        return answered(inputs, read, lambda sources: self.search(sources, width=beam))
 
     @shareable
-    @torch.no_grad()
     def search(
         self, sources: Sequence[Reading], *, width: int | None = None, n_best: int = 1, weights: bool = True
     ) -> list[Translation]:
         """Return translations of sources, in order; those of similar length are searched together."""
         width = max(width or self.settings.beam, n_best)
         found: dict[int, Translation] = {}
-        training = self.model.training
-        self.model.eval()
         for place, source in enumerate(sources):
             if not source.numbers:  # an empty source has an empty translation
                 found[place] = Translation(source, "", (), (), None, 0.0)
         for part in _by_length(sources, _BATCH // width):
-            every = self._hypotheses([sources[place] for place in part], width, n_best, weights)
+            with evaluating(self.model):
+                every = self._hypotheses([sources[place] for place in part], width, n_best, weights)
             for place, best in zip(part, every, strict=True):
                 found[place] = self._translation(sources[place], best)
-        self.model.train(training)
         return [found[place] for place in range(len(sources))]
 
     def _hypotheses(self, sources: Sequence[Reading], width: int, n_best: int, weights: bool) -> list[list[Hypothesis]]:

@@ -1,7 +1,7 @@
 """Presets: functions that return a configuration."""
 
 from regard.tasks.presets import cosine, presets
-from regard.tasks.translation.config import DataSettings, DecodeSettings, ModelSettings, TranslationConfig
+from regard.tasks.translation.config import DataSettings, ModelSettings, TranslationConfig, TranslationDecoding
 from regard.train.train_settings import TrainSettings
 
 
@@ -34,7 +34,7 @@ def small() -> TranslationConfig:
             patience=6,
             average="ema",
         ),
-        decode=DecodeSettings(beam=5),
+        decode=TranslationDecoding(beam=5),
     )
 
 
@@ -54,7 +54,7 @@ def base() -> TranslationConfig:
             patience=10,
             average="checkpoints",
         ),
-        decode=DecodeSettings(beam=4),
+        decode=TranslationDecoding(beam=4),
     )
 
 
@@ -65,7 +65,7 @@ def paper_bahdanau() -> TranslationConfig:
         data=DataSettings(batch_tokens=4096, vocabulary=30_000, shared=False, longest=50),
         model=ModelSettings(size=1000, embedding=620, dropout=0.0),
         train=TrainSettings(steps=300_000, learning_rate=5e-4, warmup=2000, watch="bleu", watch_for="highest"),
-        decode=DecodeSettings(beam=12),
+        decode=TranslationDecoding(beam=12),
         smoothing=0.0,
     )
 
@@ -79,7 +79,7 @@ def paper_luong() -> TranslationConfig:
             attention="bilinear", order="luong", input_feeding=True, cell="lstm", size=1000, layers=4, dropout=0.2
         ),
         train=TrainSettings(steps=100_000, learning_rate=5e-4, warmup=1000, watch="bleu", watch_for="highest"),
-        decode=DecodeSettings(beam=10),
+        decode=TranslationDecoding(beam=10),
         smoothing=0.0,
     )
 
@@ -104,7 +104,7 @@ def paper_multi30k() -> TranslationConfig:
             ema_decay=0.9995,
             graphs=True,
         ),
-        decode=DecodeSettings(beam=5),
+        decode=TranslationDecoding(beam=5),
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.core.requests import full
 from regard.data.text.alignment import Link, alignment_error_rate, links_from_weights
 from regard.models.posterior import log_likelihood, posterior
+from regard.tasks.inference import evaluating
 from regard.tasks.translation.codec import Reading
 from regard.tasks.translation.material import Example
 from regard.tasks.translation.predictor import Translation, Translator
@@ -116,7 +117,6 @@ class Told(NamedTuple):
     when: str  # step of the weights: "predicted", "read" or "posterior"
 
 
-@torch.no_grad()
 def links_told(
     translator: Translator, examples: Sequence[Example], sources: Sequence[Reading]
 ) -> dict[Told, list[set[Link]]]:
@@ -146,11 +146,9 @@ def links_told(
 def layer_weights(translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Tensor]:
     """Return the weights (b, h, t, s) of each layer for given targets; none without attention."""
     model = translator.model
-    training = model.training
-    model.eval()
     batch = translator.batch(pairs)
-    decoded = model(batch.source, batch.prefix, batch.source_lengths, weights=full())
-    model.train(training)
+    with evaluating(model):
+        decoded = model(batch.source, batch.prefix, batch.source_lengths, weights=full())
     if decoded.weights is None:
         return []
     layers = decoded.weights if isinstance(decoded.weights, list) else [decoded.weights]
@@ -160,21 +158,18 @@ def layer_weights(translator: Translator, pairs: Sequence[tuple[Sequence[int], S
 def _likelihood(translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Tensor:
     """Return the log-probability of each piece of the targets given one position of the source alone, (b, t, s)."""
     model = translator.model
-    training = model.training
-    model.eval()
     found = []
     for pair in pairs:  # one by one, because a source of s positions needs s decoder passes
         batch = translator.batch([pair])
-        memory = model.encoder(batch.source, batch.source_lengths)
-        found.append(log_likelihood(model.decoder, memory, batch.prefix, batch.target)[0].cpu())
-    model.train(training)
+        with evaluating(model):
+            memory = model.encoder(batch.source, batch.source_lengths)
+            found.append(log_likelihood(model.decoder, memory, batch.prefix, batch.target)[0].cpu())
     whole = torch.zeros(len(found), *(max(one.shape[axis] for one in found) for axis in (0, 1)))
     for row, one in zip(whole, found, strict=True):
         row[: one.shape[0], : one.shape[1]] = one
     return whole
 
 
-@torch.no_grad()
 def faithfulness(translator: Translator, translations: Sequence[Translation], *, seed: int = 1) -> dict[str, float]:
     """Return the decrease of a word's log-probability when the source word of the largest weight is deleted.
 
@@ -203,10 +198,8 @@ def faithfulness(translator: Translator, translations: Sequence[Translation], *,
 def _log_probs(translator: Translator, sources: Sequence[list[int]], numbers: Sequence[int]) -> Tensor:
     """Return log-probabilities (n, t) of the same target given each source, without dropout."""
     model = translator.model
-    training = model.training
-    model.eval()
     batch = translator.batch([(source, numbers) for source in sources])
-    decoded = model(batch.source, batch.prefix, batch.source_lengths)
-    scores = model.logits(decoded.states[:, : len(numbers)]).float().log_softmax(-1)
-    model.train(training)
+    with evaluating(model):
+        decoded = model(batch.source, batch.prefix, batch.source_lengths)
+        scores = model.logits(decoded.states[:, : len(numbers)]).float().log_softmax(-1)
     return scores.gather(-1, batch.target[:, : len(numbers)].unsqueeze(-1)).squeeze(-1).cpu()

@@ -51,13 +51,11 @@ class VqaCodec:
         return {answer: number for number, answer in enumerate(self.answers)}
 
     def save(self, directory: Path) -> None:
-        """Write tokenizer.json and codec.json."""
         self.vocabulary.save(directory / "tokenizer.json")
         text = json.dumps({"answers": self.answers}, ensure_ascii=False, indent=1)
         (directory / "codec.json").write_text(f"{text}\n", encoding="utf-8")
 
     @classmethod
     def load(cls, directory: Path) -> "VqaCodec":
-        """Return the codec that `save` wrote."""
         facts = json.loads((directory / "codec.json").read_text(encoding="utf-8"))
         return cls(Vocabulary.load(directory / "tokenizer.json"), tuple(map(str, facts["answers"])))

@@ -7,7 +7,18 @@ from pydantic import Field, model_validator
 
 from regard.data.worlds.scene_questions import FORMS
 from regard.tasks.attention_learning import NormalizerName
-from regard.tasks.config import FILES, WORLD, Count, Need, Settings, TaskConfig, TaskData, Width, shared_needs
+from regard.tasks.config import (
+    FILES,
+    WORLD,
+    Count,
+    Need,
+    ScoreName,
+    Settings,
+    TaskConfig,
+    TaskData,
+    Width,
+    shared_needs,
+)
 
 Form = Literal["colour", "shape", "count", "presence", "place", "relation", "comparison"]
 
@@ -35,7 +46,7 @@ class DataSettings(TaskData):
 class ModelSettings(Settings):
     """Encoders of picture and question, stacked attention and an answer classifier."""
 
-    attention: Literal["none", "dot", "scaled_dot", "cosine", "bilinear", "additive"] = "scaled_dot"
+    attention: Literal["none", ScoreName] = "scaled_dot"
     """Score of the cells of the picture; none: the mean of the cells replaces attention."""
     normalize: NormalizerName = "softmax"
     """The function from scores to weights."""

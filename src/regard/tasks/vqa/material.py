@@ -60,7 +60,6 @@ class Example:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """Return the example as the input of a predictor."""
         return {"image": self.path or png_of(self.pixels), "question": self.question}
 
 

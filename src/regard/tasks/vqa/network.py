@@ -14,6 +14,7 @@ from regard.tasks.attention_learning import normalizer
 from regard.tasks.config import LearningSettings
 from regard.tasks.image_inputs import Grid, scaled
 from regard.tasks.vqa.config import ModelSettings
+from regard.train.memory_check import count_parameters
 
 _LEARNING = LearningSettings()
 
@@ -85,5 +86,4 @@ def _twin_features(settings: ModelSettings, answers: int) -> int:
         twin = StackedClassifier(
             answers, memory_size=settings.size, hops=settings.hops, features=settings.features, counts=settings.counts
         )
-    wanted = sum(parameter.numel() for parameter in twin.parameters())
-    return max(1, round((wanted - answers) / (2 * (2 * settings.size + 1) + answers)))
+    return max(1, round((count_parameters(twin) - answers) / (2 * (2 * settings.size + 1) + answers)))

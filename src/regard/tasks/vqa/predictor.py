@@ -12,6 +12,7 @@ from regard.data.vision.image_files import Pixels
 from regard.look.trace import Trace
 from regard.tasks.deletion_test import Score
 from regard.tasks.image_inputs import Grid, cell_labels, covered, read_picture
+from regard.tasks.inference import answered, evaluating
 from regard.tasks.task import InputError
 from regard.tasks.vqa.codec import VqaCodec
 from regard.tasks.vqa.config import VqaConfig
@@ -37,12 +38,10 @@ class Seen:
 
     @property
     def answer(self) -> str:
-        """Return the most probable answer."""
         return next(iter(self.probabilities))
 
     @property
     def line(self) -> str:
-        """Return the answer with its probability."""
         return f"{self.answer} {self.probabilities[self.answer]:.2f}"
 
     def record(self) -> dict[str, Any]:
@@ -80,19 +79,13 @@ class VqaPredictor:
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Seen | InputError]:
         """Return answers in the order of the inputs; an error for a picture that cannot be decoded, or an empty
         question."""
-        side = self.config.data.picture
-        found: dict[int, Seen | InputError] = {}
-        good: dict[int, tuple[Pixels, str]] = {}
-        for place, one in enumerate(inputs):
-            words = len(self.codec.words(one["question"]))
-            try:
-                if not 0 < words <= _WORDS:
-                    raise InputError(f"the question must have from 1 to {_WORDS} words, it has {words:,}")
-                good[place] = read_picture(one["image"], (side, side)), one["question"]
-            except InputError as error:
-                found[place] = error
-        found |= dict(zip(good, self.ask(list(good.values())), strict=True))
-        return [found[place] for place in range(len(inputs))]
+        return answered(inputs, self._read, self.ask)
+
+    def _read(self, given: Mapping[str, Any]) -> tuple[Pixels, str]:
+        side, words = self.config.data.picture, len(self.codec.words(given["question"]))
+        if not 0 < words <= _WORDS:
+            raise InputError(f"the question must have from 1 to {_WORDS} words, it has {words:,}")
+        return read_picture(given["image"], (side, side)), given["question"]
 
     @shareable
     def ask(self, asked: Sequence[tuple[Pixels, str]], *, weights: bool = True) -> list[Seen]:
@@ -117,14 +110,11 @@ class VqaPredictor:
             seen.append(Seen(pixels, text, named, own, grid, tuple(self.codec.unknown(text))))
         return seen
 
-    @torch.no_grad()
     def _run(self, records: Sequence[dict[str, Any]], weights: bool) -> tuple[Tensor, Tensor | None]:
         """Return log-probabilities (b, answers) and weights (b, hops, k) of records with one question each."""
-        training = self.network.training
-        self.network.eval()
         batch = collated(records).to(next(self.network.parameters()).device)
-        found = self.network(batch.image, batch.question, weights=full() if weights else None)
-        self.network.train(training)
+        with evaluating(self.network):
+            found = self.network(batch.image, batch.question, weights=full() if weights else None)
         maps = [one.squeeze(1) for one in found.weights if isinstance(one, Tensor)]
         chances = found.logits.squeeze(1).float().log_softmax(-1).cpu()
         return chances, torch.stack(maps, 1).float().cpu() if maps else None

@@ -40,7 +40,7 @@ from regard.kernels.triton.additive.plan import (
 )
 
 _MOST_SEGMENTS = 8
-_LARGE = 64 << 20  # bytes of features from which on half of the heads are processed at a time
+_LARGE = 256 << 20  # bytes of features from which on half of the heads are processed at a time
 
 
 class _Work(NamedTuple):
@@ -56,7 +56,7 @@ class _Work(NamedTuple):
     by_row: Factors
     grad_output: Tensor
     lse: Tensor
-    change: Tensor
+    change: Tensor | None  # the gradient of lse, if it has one
     delta: Tensor
     copies: tuple[Tensor, Tensor]
     copy_step: int
@@ -98,15 +98,19 @@ def backward(
     bias: Tensor | None = None,
     table: Tensor | None = None,
     form: str = "auto",
+    choice: Choice | None = None,
     tuning: Tuning = DEFAULT,
 ) -> Gradients:
-    """Compute all gradients; `bias` and `table` are given if their gradients are needed."""
+    """Compute all gradients; `bias` and `table` are given if their gradients are needed.
+
+    `choice` is that of the forward pass, if the caller has it.
+    """
     s, device, repeat = inputs.sizes, inputs.query.device, inputs.sizes.h // inputs.sizes.g
-    change = torch.zeros_like(lse) if grad_lse is None else torch.where(lse == float("-inf"), 0.0, grad_lse).float()
+    change = None if grad_lse is None else torch.where(lse == float("-inf"), 0.0, grad_lse).float()
     notes, dtype = Notes.empty(inputs), inputs.query.dtype
-    choice, made = None, None
+    made = None
     if form != "exact" and series_serves(inputs):
-        choice = choose(inputs, "backward")
+        choice = choice or choose(inputs, "backward")
         turns = _turns(inputs)
         made = room_for_features(s, turns[-1], device, dtype, "backward")  # the last turn is the largest
     else:
@@ -126,11 +130,13 @@ def backward(
     )  # fmt: skip
     partial = not parts[0] or pairs.low is not None or pairs.high is not None
     grad_query, grad_key = _rows_to_fill(inputs, partial=partial, split=split)
-    grad_value, grad_bias, grad_table = (
-        None if x is None else torch.zeros(x.shape, device=device, dtype=torch.float32)
-        for x in (inputs.value, bias, table)
+    whole = not (partial or split)  # whether every key belongs to one slab
+    grad_value = (torch.empty if whole else torch.zeros)(
+        inputs.value.shape, device=device, dtype=inputs.value.dtype if whole else torch.float32
     )
-    assert grad_value is not None
+    grad_bias, grad_table = (
+        None if x is None else torch.zeros(x.shape, device=device, dtype=torch.float32) for x in (bias, table)
+    )
     skips = any(x is not None for x in (pairs.low, pairs.high, pairs.lengths, pairs.query_ids))
     room = max((p.units * repeat * p.rows * p.columns for among in parts for p in among), default=0)
     store = torch.empty(room, device=device, dtype=dtype)
@@ -144,13 +150,13 @@ def backward(
             slab = store[: heads * part.rows * part.columns].view(heads * part.rows, part.columns)
             if skips:
                 slab.zero_()
-            _add_value_gradient(work, part, slab, grad_value)
+            _add_value_gradient(work, part, slab, grad_value, whole=whole)
             for is_query, grad in ((True, grad_query), (False, grad_key)):
                 _feature_gradients(work, part, slab, grad, is_query=is_query)
-            _add_bias_gradients(s, part, slab, work.boost, grad_bias, grad_table)
-    weight_grad = work.weight_part.sum(1).view(s.b, s.h, s.f).sum(0)
-    if inputs.weight.dim() == 1:
-        weight_grad = weight_grad.sum(0)
+            if bias is not None or table is not None:
+                _add_bias_gradients(s, part, slab, work.boost, grad_bias, grad_table)
+    by_head = inputs.weight.dim() == 2
+    weight_grad = work.weight_part.view(s.b, s.h, -1, s.f).sum((0, 2) if by_head else (0, 1, 2))
     return Gradients(
         grad_query,
         grad_key.to(dtype),
@@ -191,8 +197,8 @@ def _segments(programs: int, wanted: int, most: int) -> int:
     return max(1, min(most, wanted // max(programs, 1)))
 
 
-def _add_value_gradient(work: _Work, part: Slab, slab: Tensor, grad_value: Tensor) -> None:
-    """Compute dS of the slab, and add dV of its keys."""
+def _add_value_gradient(work: _Work, part: Slab, slab: Tensor, grad_value: Tensor, *, whole: bool) -> None:
+    """Compute dS of the slab, and add dV of its keys, or write it if they belong to no other slab."""
     inputs, pairs, tuning, made = work.inputs, work.pairs, work.tuning, work.made
     s = inputs.sizes
     where = (part.first_unit, part.first_query, part.last_query, part.first_key)
@@ -225,7 +231,7 @@ def _add_value_gradient(work: _Work, part: Slab, slab: Tensor, grad_value: Tenso
     )  # fmt: skip
     keys = slice(part.first_key, part.last_key)
     flat = grad_value.view(s.b * s.g, s.k, s.e)[part.first_unit : part.first_unit + part.units, keys]
-    flat += grad_v.sum(0)[:, : part.last_key - part.first_key]
+    (flat.copy_ if whole else flat.add_)(grad_v.sum(0)[:, : part.last_key - part.first_key])
 
 
 def _feature_gradients(work: _Work, part: Slab, slab: Tensor, grad: Tensor, *, is_query: bool) -> None:

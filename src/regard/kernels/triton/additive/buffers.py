@@ -47,9 +47,11 @@ def ranges(inputs: Inputs) -> Ranges:
     heads = s.b * (s.h + s.g)
     both = torch.empty(2, heads, PARTS, s.f, device=inputs.query.device, dtype=torch.float32)
     found = Ranges(both[0], both[1])
-    block = Block(128 if s.f_block <= 64 else 32, s.f_block, warps=8)  # few steps, because each waits for its loads
+    # few steps, because each waits for its loads, and no more rows than a program has
+    rows = min(128, max(16, triton.next_power_of_2(-(-max(s.q, s.k) // PARTS))))
+    block = Block(rows, s.f_block, warps=8 if rows > 32 else 4)
     launch(
-        prepare.ranges, (PARTS, heads, 1),
+        prepare.ranges, (PARTS, heads, -(-s.f // s.f_block)),
         *_operands(inputs, value=False), inputs.lengths, *found, s.h, s.g, s.q, s.k, s.f, s.b * s.h,
         PARTS=PARTS, ROWS=block.rows, FB=s.f_block, block=block, known=inputs.traits,
     )  # fmt: skip
@@ -197,7 +199,7 @@ def value_steps(s: Sizes, plan: Tensor | None) -> tuple[int, int]:
 
 
 def output_gradient(
-    inputs: Inputs, output: Tensor, grad_output: Tensor, change: Tensor, plan: Tensor | None
+    inputs: Inputs, output: Tensor, grad_output: Tensor, change: Tensor | None, plan: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, Tensor], int]:
     """Return delta, copies of dO by row and by column, and the offset of the copies' low parts."""
     s, device = inputs.sizes, inputs.query.device

@@ -1,5 +1,6 @@
 """The forward pass: output and log-sum-exp of tensors, without recording gradients."""
 
+import functools
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from regard.kernels.additive.autotuning import Tiles
 from regard.kernels.triton.additive import exact as exact_kernels
 from regard.kernels.triton.additive import series_scores
 from regard.kernels.triton.additive.buffers import (
+    Choice,
     Notes,
     choose,
     factors,
@@ -22,7 +24,7 @@ from regard.kernels.triton.additive.buffers import (
     write_features,
 )
 from regard.kernels.triton.additive.pairs import Pairs
-from regard.kernels.triton.additive.plan import DEFAULT, Block, Inputs, Tuning, launch, trait
+from regard.kernels.triton.additive.plan import DEFAULT, Block, Inputs, Sizes, Tuning, launch, trait
 
 _TILES = Tiles()
 _SERIES = (DEFAULT, DEFAULT._replace(series_forward=Block(128, 128, 64, warps=8, stages=4), pieces=1),
@@ -30,17 +32,19 @@ _SERIES = (DEFAULT, DEFAULT._replace(series_forward=Block(128, 128, 64, warps=8,
 _EXACT = (DEFAULT, DEFAULT._replace(exact_forward=Block(128, 32, 4)), DEFAULT._replace(exact_forward=Block(64, 32, 8)))
 
 
+@functools.lru_cache(maxsize=1024)
+def _where(kind: str, s: Sizes, dtype: torch.dtype, device: torch.device) -> str:
+    rough = [1 << (n - 1).bit_length() for n in (s.b * s.h, s.q, s.k)]
+    return f"{kind} {dtype} {s.f_block} {s.e_block} {rough} {device}"
+
+
 def _tuned(inputs: Inputs, pairs: Pairs, form: str, learning: bool) -> Tuning:
     """Return the tile sizes for a call: the defaults, or those measured for its class of shapes."""
     if not inputs.native:
         return DEFAULT
-    s, series_first = inputs.sizes, form != "exact" and series_serves(inputs)
-    rough = [1 << (n - 1).bit_length() for n in (s.b * s.h, s.q, s.k)]
-    causal = "" if pairs.high is None else "causal "
-    kind = "series" if series_first else "exact"
-    where = (
-        f"{kind} {causal}{inputs.activation} {inputs.query.dtype} {s.f_block} {s.e_block} {rough} {inputs.query.device}"
-    )
+    s, series_first, query = inputs.sizes, form != "exact" and series_serves(inputs), inputs.query
+    kind = f"{'series' if series_first else 'exact'} {'' if pairs.high is None else 'causal '}{inputs.activation}"
+    where = _where(kind, s, query.dtype, query.device)
     choices, number = (_SERIES if s.e_block <= 64 else _SERIES[:1]) if series_first else _EXACT, _TILES.known(where)
     if number is None:
         if torch.cuda.is_current_stream_capturing():  # nothing can be measured during a graph capture
@@ -68,8 +72,8 @@ def _tuned(inputs: Inputs, pairs: Pairs, form: str, learning: bool) -> Tuning:
 
 def forward(
     inputs: Inputs, pairs: Pairs, *, form: str = "auto", learning: bool = False, tuning: Tuning | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return output (b, h, q, e) and log-sum-exp (b, h, q).
+) -> tuple[Tensor, Tensor, Choice | None]:
+    """Return output (b, h, q, e), log-sum-exp (b, h, q), and the chosen series.
 
     With `learning`, the features are those of the backward pass, whose weights must sum to 1 under this pass's
     log-sum-exp. The device chooses the series, if any: both the series kernels and the exact kernels are launched, and
@@ -79,7 +83,7 @@ def forward(
     tuning = tuning or _tuned(inputs, pairs, form, learning)
     output = torch.empty(s.b, s.h, s.q, s.e, device=device, dtype=inputs.value.dtype)
     lse = torch.empty(s.b, s.h, s.q, device=device, dtype=torch.float32)
-    notes, plan = Notes.empty(inputs), None
+    notes, plan, choice = Notes.empty(inputs), None, None
     known = (inputs.traits, trait(pairs), form, learning)
     numbers = (s.h, s.g, s.q, s.k, s.q_pad, s.k_pad, s.f, s.f_pad, s.e)
     bounded = inputs.activation == "tanh" and pairs.bias is None and pairs.table is None
@@ -115,4 +119,4 @@ def forward(
         PRECISION=inputs.precision, BM=block.rows, BN=block.columns, DEPTH=block.depth, FB=s.f_block, EB=s.e_block,
         block=block, known=known,
     )  # fmt: skip
-    return output, lse
+    return output, lse, choice

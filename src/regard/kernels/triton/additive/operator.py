@@ -66,9 +66,9 @@ def _run_forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     pairs = kernel_pairs(_shape(query, key), low, high, lengths, query_ids, key_ids, mask, bias, table, dropout, seed)
     inputs = Inputs(query, key, value, weight, lengths, activation)
-    if stores_scores(query.shape, key.shape, activation, form):
+    if stores_scores(query.shape, key.shape, value.shape[3], query.dtype, activation, form, learning):
         return stored.forward(inputs, pairs)[:2]
-    return forward(inputs, pairs, form=form, learning=learning)
+    return forward(inputs, pairs, form=form, learning=learning)[:2]
 
 
 @torch.library.custom_op("regard::additive_forward", mutates_args=())
@@ -127,20 +127,8 @@ def additive_backward(
     form: str,
     bias_gradients: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _run_backward(
-        query, key, value, weight, lengths, query_ids, key_ids, mask, bias, table, output, lse, grad_output, grad_lse,
-        low, high, activation, dropout, seed, form, bias_gradients,
-    )  # fmt: skip
-
-
-def _run_backward(
-    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, lengths: Tensor | None, query_ids: Tensor | None,
-    key_ids: Tensor | None, mask: Tensor | None, bias: Tensor | None, table: Tensor | None, output: Tensor,
-    lse: Tensor, grad_output: Tensor, grad_lse: Tensor | None, low: int | None, high: int | None, activation: str,
-    dropout: float, seed: int, form: str, bias_gradients: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     pairs = kernel_pairs(_shape(query, key), low, high, lengths, query_ids, key_ids, mask, bias, table, dropout, seed)
-    small = stores_scores(query.shape, key.shape, activation, form)
+    small = stores_scores(query.shape, key.shape, value.shape[3], query.dtype, activation, form, True)
     rest: dict[str, Any] = {} if small else {"form": form}
     found = (stored.backward if small else backward)(
         Inputs(query, key, value, weight, lengths, activation), pairs, output, lse.contiguous(), grad_output,
@@ -171,21 +159,19 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.settings = inputs[10:-1]  # all settings but `learning`
 
 
-def _gradients(
-    ctx: Any, run: Callable[..., tuple[Tensor, ...]], grad_output: Tensor | None, grad_lse: Tensor | None
-) -> tuple[Any, ...]:
-    *operands, output, lse = ctx.saved_tensors[:12]
+def _gradients(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
+    *operands, output, lse = ctx.saved_tensors
     if grad_output is None:
         grad_output = torch.zeros_like(output)
     wanted = ctx.needs_input_grad[8] or ctx.needs_input_grad[9]
-    *grads, grad_bias, grad_table = run(*operands, output, lse, grad_output, grad_lse, *ctx.settings, wanted)
+    *grads, grad_bias, grad_table = additive_backward(
+        *operands, output, lse, grad_output, grad_lse, *ctx.settings, wanted
+    )
     biases = [grad if ctx.needs_input_grad[at] else None for at, grad in ((8, grad_bias), (9, grad_table))]
     return (*grads, None, None, None, None, *biases, *(None for _ in ctx.settings), None)
 
 
-additive_forward.register_autograd(
-    lambda ctx, grad_output, grad_lse: _gradients(ctx, additive_backward, grad_output, grad_lse), setup_context=_keep
-)
+additive_forward.register_autograd(_gradients, setup_context=_keep)
 
 
 class _Learning(torch.autograd.Function):
@@ -198,30 +184,36 @@ class _Learning(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         query, key, value, weight, lengths, *rest = arguments
         ids_to_table, (low, high, activation, dropout, seed, form) = rest[:5], rest[5:]
-        scores, ctx.kept = None, None
-        if stores_scores(query.shape, key.shape, activation, form):
-            pairs = kernel_pairs(_shape(query, key), low, high, lengths, *ids_to_table, dropout, seed)
-            plan = stored.recipe(Inputs(query, key, value, weight, lengths, activation), pairs)
+        pairs = kernel_pairs(_shape(query, key), low, high, lengths, *ids_to_table, dropout, seed)
+        inputs, plan, scores, choice = Inputs(query, key, value, weight, lengths, activation), None, None, None
+        if stores_scores(query.shape, key.shape, value.shape[3], query.dtype, activation, form, True):
+            plan = stored.recipe(inputs, pairs)
             output, lse, scores, _ = plan.forward(query, key, value, weight, pairs)
-            ctx.kept = plan, pairs
         else:
-            output, lse = _run_forward(*arguments, True)
+            output, lse, choice = forward(inputs, pairs, form=form, learning=True)
         ctx.save_for_backward(*arguments[:10], output, lse, scores)
-        ctx.settings = arguments[10:]
+        ctx.settings, ctx.kept = arguments[10:], (pairs, plan, choice)
         ctx.set_materialize_grads(False)
         return output, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
-        if ctx.kept is None:
-            return _gradients(ctx, _run_backward, grad_output, grad_lse)[:-1]
-        (plan, pairs), needed = ctx.kept, ctx.needs_input_grad
-        *operands, output, lse, scores = ctx.saved_tensors
+        (pairs, plan, choice), (*operands, output, lse, scores) = ctx.kept, ctx.saved_tensors
         grad_output = torch.zeros_like(output) if grad_output is None else grad_output
-        biases = [x if wanted else None for x, wanted in zip(operands[8:], needed[8:10], strict=True)]
-        found = stored.gradients(plan, operands[:4], pairs, output, lse, scores, grad_output, grad_lse, *biases)
-        return (*found[:4], None, None, None, None, *found[4:], *(None for _ in ctx.settings))
+        biases = [x if wanted else None for x, wanted in zip(operands[8:], ctx.needs_input_grad[8:10], strict=True)]
+        if plan is not None:
+            found = stored.gradients(plan, operands[:4], pairs, output, lse, scores, grad_output, grad_lse, *biases)
+        else:
+            _, _, activation, *_, form = ctx.settings
+            found = backward(
+                Inputs(*operands[:5], activation), pairs, output, lse, grad_output,
+                None if grad_lse is None else grad_lse.contiguous(),
+                bias=biases[0], table=biases[1], form=form, choice=choice,
+            )  # fmt: skip
+        given = *operands[:4], *operands[8:]
+        grads = [x if x is None else x.to(y.dtype) for x, y in zip(found, given, strict=True)]
+        return (*grads[:4], None, None, None, None, *grads[4:], *(None for _ in ctx.settings))
 
 
 class _Stored(torch.autograd.Function):

@@ -17,7 +17,7 @@ class Pairs(NamedTuple):
     lengths: Any = None  # (b,), integers: j < lengths[b]
     query_ids: Any = None  # (b, q)
     key_ids: Any = None  # (b, k), integers of the same width
-    query_least: Any = None  # (b, q / SPAN): smallest id of each span; the largest follow, then those of keys
+    query_least: Any = None  # (b, q / SPAN) or None: smallest id of each span; the largest follow, then those of keys
     query_most: Any = None
     key_least: Any = None
     key_most: Any = None
@@ -98,12 +98,15 @@ def tile_state(pairs, b, i0, j0, n_q, n_k, ROWS: tl.constexpr, COLS: tl.constexp
     if pairs.high is not None:
         every = every & (j0 + COLS - 1 - i0 <= pairs.high)
     if pairs.query_ids is not None:
-        q_least = _span_least(pairs.query_least, b, i0, n_q, ROWS // SPAN)
-        q_most = _span_most(pairs.query_most, b, i0, n_q, ROWS // SPAN)
-        k_least = _span_least(pairs.key_least, b, j0, n_k, COLS // SPAN)
-        k_most = _span_most(pairs.key_most, b, j0, n_k, COLS // SPAN)
-        some = (q_least <= k_most) & (k_least <= q_most)
-        every = every & (q_least == k_most) & (k_least == q_most) & (q_least == q_most)
+        if pairs.query_least is None:
+            every = False
+        else:
+            q_least = _span_least(pairs.query_least, b, i0, n_q, ROWS // SPAN)
+            q_most = _span_most(pairs.query_most, b, i0, n_q, ROWS // SPAN)
+            k_least = _span_least(pairs.key_least, b, j0, n_k, COLS // SPAN)
+            k_most = _span_most(pairs.key_most, b, j0, n_k, COLS // SPAN)
+            some = (q_least <= k_most) & (k_least <= q_most)
+            every = every & (q_least == k_most) & (k_least == q_most) & (q_least == q_most)
     if pairs.mask is not None:
         every = False
     return some, every

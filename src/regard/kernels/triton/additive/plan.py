@@ -1,7 +1,7 @@
 """Tile sizes, shapes and slabs of the Triton kernels, and how they are launched."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -64,8 +64,31 @@ def trait(x: Any) -> Any:
     return (x.dtype, x.data_ptr() & 15) if isinstance(x, Tensor) else kind
 
 
+# torch's own functions, which are faster to call than their wrappers in Python; builds without CUDA have none.
+_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _compiled: dict[Any, Any] = {}
 _MANY = 16384
+
+
+def launcher(compiled: Any) -> Callable[..., None]:
+    """Return a function of a grid and all arguments that launches a kernel compiled for the current device.
+
+    `compiled[grid]` describes every launch to the hooks of profilers; here this is only done where there are any.
+    """
+    hooks, device = triton.knobs.runtime, torch.cuda.current_device()
+    before, after = (getattr(x, "calls", None) for x in (hooks.launch_enter_hook, hooks.launch_exit_hook))
+    if before is None or after is None:
+        return lambda grid, *args: compiled[grid](*args)
+    run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
+
+    def launched(grid: tuple[int, int, int], *args: Any) -> None:
+        if before or after:
+            compiled[grid](*args)
+        else:
+            run(*grid, _stream(device), function, packed, None, None, None, *args)
+
+    return launched
 
 
 def launch(
@@ -87,10 +110,10 @@ def launch(
         if len(_compiled) >= _MANY:  # every length adds entries
             _compiled.clear()
         compiled = kernel[grid](*args, **constants, **options)
-        _compiled[key] = compiled, tuple(kernel.arg_names[len(args) :])
+        _compiled[key] = compiled, launcher(compiled), tuple(kernel.arg_names[len(args) :])
     else:
-        compiled, names = found
-        compiled[grid](*args, *(constants[name] for name in names))
+        compiled, run, names = found
+        run(grid, *args, *(constants[name] for name in names))
     return compiled
 
 
@@ -111,15 +134,16 @@ class Prepared:
         if not isinstance(self.kernel, triton.runtime.JITFunction):  # the interpreter
             self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.block.options)
             return
-        key = torch.cuda.current_device(), *(map(trait, tensors) if known is None else known)
+        device = _device()
+        key = device, *(map(trait, tensors) if known is None else known)
         found = self.compiled.get(key)
         if found is None:
             compiled = launch(self.kernel, self.grid, *tensors, *self.numbers, **self.constants, block=self.block)
             names = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
-            self.compiled[key] = compiled[self.grid], (*self.numbers, *(self.constants[name] for name in names))
+            self.compiled[key] = launcher(compiled), (*self.numbers, *(self.constants[name] for name in names))
         else:
             run, rest = found
-            run(*tensors, *rest)
+            run(self.grid, *tensors, *rest)
 
 
 def _up(n: int, step: int) -> int:

@@ -22,21 +22,20 @@ def reciprocal(x, NATIVE: tl.constexpr):
 
 @triton.jit
 def _span_of(x, x_n, x_f, first, last, f_size, low_at, high_at, ROWS: tl.constexpr, FB: tl.constexpr):
-    for f0 in range(0, f_size, FB):
-        f = f0 + tl.arange(0, FB)
-        # minima and maxima are kept for whole tiles, so that threads exchange them only once, at the end
-        low = tl.full((ROWS, FB), float("inf"), tl.float32)
-        high = tl.full((ROWS, FB), float("-inf"), tl.float32)
-        for r in range(first, last, ROWS):
-            i = r + tl.arange(0, ROWS)
-            inside = (i < last)[:, None] & (f < f_size)[None, :]
-            spot = x + i.to(tl.int64)[:, None] * x_n + f[None, :] * x_f
-            t = tl.load(spot, mask=inside, other=0.0).to(tl.float32)
-            good = inside & (t == t)
-            low = tl.minimum(low, tl.where(good, t, float("inf")))
-            high = tl.maximum(high, tl.where(good, t, float("-inf")))
-        tl.store(low_at + f, tl.min(low, 0), mask=f < f_size)
-        tl.store(high_at + f, tl.max(high, 0), mask=f < f_size)
+    f = tl.program_id(2) * FB + tl.arange(0, FB)
+    # minima and maxima are kept for whole tiles, so that threads exchange them only once, at the end
+    low = tl.full((ROWS, FB), float("inf"), tl.float32)
+    high = tl.full((ROWS, FB), float("-inf"), tl.float32)
+    for r in range(first, last, ROWS):
+        i = r + tl.arange(0, ROWS)
+        inside = (i < last)[:, None] & (f < f_size)[None, :]
+        spot = x + i.to(tl.int64)[:, None] * x_n + f[None, :] * x_f
+        t = tl.load(spot, mask=inside, other=0.0).to(tl.float32)
+        good = inside & (t == t)
+        low = tl.minimum(low, tl.where(good, t, float("inf")))
+        high = tl.maximum(high, tl.where(good, t, float("-inf")))
+    tl.store(low_at + f, tl.min(low, 0), mask=f < f_size)
+    tl.store(high_at + f, tl.max(high, 0), mask=f < f_size)
 
 
 @triton.jit
@@ -45,7 +44,7 @@ def ranges(
     heads, groups, n_q, n_k, f_size, batch_heads,
     PARTS: tl.constexpr, ROWS: tl.constexpr, FB: tl.constexpr,
 ):  # fmt: skip
-    """Compute the minimum and maximum of every feature over a PARTS-th of the rows, ignoring NaN and padded keys."""
+    """Compute the minimum and maximum of FB features over a PARTS-th of the rows, ignoring NaN and padded keys."""
     part, z = tl.program_id(0), tl.program_id(1)
     at = (z * PARTS + part) * f_size
     if z < batch_heads:
@@ -270,7 +269,9 @@ def output_gradient(
     at = b.to(tl.int64) * g_b + h * g_h + i.to(tl.int64)[:, None] * g_n + e[None, :] * g_e
     g = tl.load(grad + at, mask=inside, other=0.0)
     row = z.to(tl.int64) * n_q + i
-    total = tl.sum(o * g.to(tl.float32), 1) - tl.load(change + row, mask=i < n_q, other=0.0)
+    total = tl.sum(o * g.to(tl.float32), 1)
+    if change is not None:
+        total -= tl.load(change + row, mask=i < n_q, other=0.0)
     tl.store(delta + row, total, mask=i < n_q)
     turn = True
     if plan is not None:

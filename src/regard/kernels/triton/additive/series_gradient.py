@@ -116,8 +116,9 @@ def series_feature(
         tl.store(to, grad.to(out.dtype.element_ty), mask=inside)
         if QUERY:
             part = tl.sum(tl.where(row_in[:, None, None], weight_sum, 0.0), 0) * gain
-            # the series' constant term: Σ_j dS equals the gradient that arrives through the log-sum-exp
-            change = tl.load(row_change + (b * heads + h).to(tl.int64) * n_q + rows, mask=row_in, other=0.0)
-            part += tl.load(fit + 4) * tl.sum(change, 0)
+            if row_change is not None:
+                # the series' constant term: Σ_j dS equals the gradient that arrives through the log-sum-exp
+                change = tl.load(row_change + (b * heads + h).to(tl.int64) * n_q + rows, mask=row_in, other=0.0)
+                part += tl.load(fit + 4) * tl.sum(change, 0)
             to = weight_part + ((b * heads + h).to(tl.int64) * parts + row0 // BM) * f_size
             tl.store(to + f, part, mask=f < f_size)

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from regard.kernels.triton.additive import bias_gradient, stored_gradient, stored_scores
 from regard.kernels.triton.additive.pairs import EVERY, Pairs
-from regard.kernels.triton.additive.plan import Block, Gradients, Inputs, trait
+from regard.kernels.triton.additive.plan import Block, Gradients, Inputs, launcher, trait
 
 _WARPS = 4
-_KEYS = 64  # number of keys of a program that multiplies matrices
+_KEYS = 64  # the largest number of keys of a program that multiplies matrices
 _PROGRAMS = 264  # two for each multiprocessor of an H200
 _MOST_ROWS = 4096  # the largest number of parts of the weight's gradient that a program adds up
 
@@ -29,6 +29,15 @@ class Tiles(NamedTuple):
 
 
 DEFAULT = Tiles()
+
+
+def _fitting(tiles: Tiles, keys: int, size: int) -> Tiles:
+    """Return the tiles for few keys, which would leave most threads of larger ones idle."""
+    if tiles != DEFAULT or keys > 32:
+        return tiles
+    if keys > 16:
+        return tiles._replace(rows=4, quads=2)
+    return tiles._replace(rows=8, quads=1, keys=1, lanes=16 if keys <= 8 and size > 32 else 8)
 
 
 def _up(n: int, step: int) -> int:
@@ -53,13 +62,15 @@ class Recipe:
     def __init__(self, inputs: Inputs, tiles: Tiles) -> None:
         query, key, value, weight = inputs.query, inputs.key, inputs.value, inputs.weight
         (b, h, q, f), (_, g, k, _), e = query.shape, key.shape, value.shape[3]
-        queries = min(tiles.queries, triton.next_power_of_2(q))
-        width, self.width = tiles.keys * _WARPS * (32 // tiles.lanes), 4 * tiles.quads * _WARPS
-        q_pad, k_pad = _up(q, queries) * queries, _up(k, self.width) * self.width
+        tiles = _fitting(tiles, k, f)
+        queries, keys = min(tiles.queries, triton.next_power_of_2(q)), min(_KEYS, max(16, triton.next_power_of_2(k)))
+        width, wide = tiles.keys * _WARPS * (32 // tiles.lanes), 4 * tiles.quads * _WARPS
+        step = max(keys, width, wide)
+        q_pad, k_pad = _up(q, queries) * queries, _up(k, step) * step
         self.numbers = h, g, q, k, q_pad, k_pad  # in the order of the kernels' arguments
         self.f, self.e = f, e
         self.room, self.shape, self.rows, self.pairs = (b * h, q_pad, k_pad), (b, h, q, e), (b, h, q), (b, h, q, k)
-        self.parts = k_pad // self.width  # number of parts of the query's gradient
+        self.parts = _up(k, wide)  # number of parts of the query's gradient
         self.pair_steps = query.stride(), (*key.stride(),), (inputs.weight_step,)
         self.value_steps = value.stride()
         self.allocators = tuple(_allocator(x) for x in (query, key, value, weight))
@@ -79,10 +90,10 @@ class Recipe:
         rows, columns = 32 if q > 16 else 16, min(most, max(16, triton.next_power_of_2(e)))
         tall, narrow = 64 if q > 32 else rows, min(most // 2, columns)
         # tiles of dS have fewer rows if there would be too few programs to fill the device
-        few = 16 if b * h * (k_pad // _KEYS) * _up(q, rows) < _PROGRAMS else rows
+        few = 16 if b * h * (k_pad // keys) * _up(q, rows) < _PROGRAMS else rows
         pairwise = {"EXACT": not inputs.native or query.dtype == torch.float32, "NATIVE": inputs.native}
         product = {"NATIVE": inputs.native, "PRECISION": inputs.precision}
-        by_keys, by_values = _up(k, _KEYS), _up(e, narrow)
+        by_keys, by_values = _up(k, keys), _up(e, narrow)
         self.plans: dict[str, tuple[Any, tuple[int, int, int], dict[str, Any], Block]] = {
             "scores": (
                 stored_scores.pair_scores, (b * h * (k_pad // width), q_pad // queries, 1),
@@ -91,11 +102,11 @@ class Recipe:
             ),
             "values": (
                 stored_scores.weighted_values, (b * h, _up(q, rows), _up(e, columns)),
-                {**product, "BM": rows, "BN": _KEYS, "BE": columns}, Block(rows, _KEYS, stages=2),
+                {**product, "BM": rows, "BN": keys, "BE": columns}, Block(rows, keys, stages=2),
             ),
             "dS": (
-                stored_gradient.score_gradient, (b * h * (k_pad // _KEYS), _up(q_pad, few), 1),
-                {**product, "BM": few, "BN": _KEYS, "BE": columns if few < 32 else narrow}, Block(few, _KEYS),
+                stored_gradient.score_gradient, (b * h * (k_pad // keys), _up(q_pad, few), 1),
+                {**product, "BM": few, "BN": keys, "BE": columns if few < 32 else narrow}, Block(few, keys),
             ),
             "features": (
                 stored_gradient.feature_gradients, (b * g * self.parts, _up(f, 32), 1),
@@ -104,7 +115,7 @@ class Recipe:
             ),
             "dV": (
                 stored_gradient.value_gradient, (b * g + _up(chunks, by_keys * by_values), by_keys, by_values),
-                {**product, "BM": tall, "BN": _KEYS, "BE": narrow}, Block(tall, _KEYS, stages=2),
+                {**product, "BM": tall, "BN": keys, "BE": narrow}, Block(tall, keys, stages=2),
             ),
         }  # fmt: skip
 
@@ -115,15 +126,15 @@ class Recipe:
         """
         found = self.compiled.get((name, kind))
         if found is not None:
-            run, constants = found
-            run(*args, *constants)
+            run, grid, constants = found
+            run(grid, *args, *constants)
             return
         kernel, grid, constants, block = self.plans[name]
         compiled = kernel[grid](*args, **constants, **block.options)
         if isinstance(kernel, triton.runtime.JITFunction):  # the interpreter returns nothing
             if len(self.compiled) >= _MANY_KINDS:  # every layout of a gradient adds entries
                 self.compiled.clear()
-            self.compiled[name, kind] = compiled[grid], tuple(constants.values())
+            self.compiled[name, kind] = launcher(compiled), grid, tuple(constants.values())
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs, weights: bool = False

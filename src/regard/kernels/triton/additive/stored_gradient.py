@@ -11,7 +11,14 @@ from regard.kernels.triton.additive.pairs import (
     product,
     query_range,
 )
-from regard.kernels.triton.additive.stored_scores import element, finite_values, four_elements, tanh_and_slope
+from regard.kernels.triton.additive.prepare import reciprocal
+from regard.kernels.triton.additive.stored_scores import (
+    TWO_LOG2E,
+    approximate_tanh,
+    element,
+    finite_values,
+    four_elements,
+)
 
 WEIGHT_ROWS = tl.constexpr(128)  # rows and columns of a tile that is summed for the weight's gradient
 WEIGHT_COLUMNS = tl.constexpr(32)
@@ -153,11 +160,22 @@ def _finite(x):
 
 @triton.jit
 def _pair_gradients(q, k, ds, shape: tl.constexpr, EXACT: tl.constexpr, NATIVE: tl.constexpr):
-    """Return dS tanh' summed over the queries and over the keys of a thread, and dS tanh over both."""
-    t, slope = tanh_and_slope(tl.broadcast_to(q, shape) + tl.broadcast_to(k, shape), EXACT, NATIVE)
+    """Return dS tanh' summed over the queries and over the keys of a thread, and dS tanh over both.
+
+    With EXACT from e^{-2|x|}, which gives a derivative that is accurate where tanh is saturated.
+    """
+    x = tl.broadcast_to(q, shape) + tl.broadcast_to(k, shape)
     d = tl.broadcast_to(ds, shape)
-    change = d * slope
-    return tl.sum(change, 0), tl.sum(change, 1), tl.sum(tl.sum(d * t, 1), 0)
+    if EXACT:
+        e = power_of_two(tl.abs(x) * -TWO_LOG2E, NATIVE)
+        r = reciprocal(1.0 + e, NATIVE)
+        t = (1.0 - e) * r
+        turned, change = d * tl.where(x < 0.0, -t, t), d * (4.0 * e * r * r)
+    else:
+        t = approximate_tanh(x)
+        turned = d * t
+        change = d - turned * t
+    return tl.sum(change, 0), tl.sum(change, 1), tl.sum(tl.sum(turned, 1), 0)
 
 
 @triton.jit
@@ -173,7 +191,7 @@ def feature_gradients(
     keys, b, h, q, f): both are summed over the tiles afterwards.
     """
     BN: tl.constexpr = 4 * KQ * WARPS
-    tiles = k_pad // BN
+    tiles = tl.cdiv(n_k, BN)
     y, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     j0, repeat = tile * BN, heads // groups
     b, g = y // groups, y % groups

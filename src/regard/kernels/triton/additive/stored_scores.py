@@ -28,20 +28,6 @@ def approximate_tanh(x):
 
 
 @triton.jit
-def tanh_and_slope(x, EXACT: tl.constexpr, NATIVE: tl.constexpr):
-    """Return tanh(x) and its derivative; with EXACT from e^{-2|x|}, whose derivative is accurate where tanh is
-    saturated."""
-    if EXACT:
-        e = power_of_two(tl.abs(x) * -TWO_LOG2E, NATIVE)
-        r = reciprocal(1.0 + e, NATIVE)
-        t = (1.0 - e) * r
-        return tl.where(x < 0.0, -t, t), 4.0 * e * r * r
-    else:
-        t = approximate_tanh(x)
-        return t, 1.0 - t * t
-
-
-@triton.jit
 def element(at, NATIVE: tl.constexpr):
     """Load the number at each address in float32.
 

@@ -1,0 +1,175 @@
+"""Local attention with dot products by kernels that read the windows alone: compiled loops on the CPU, Triton on CUDA.
+
+Calls that were made before are found by their signature, so that a call decides nothing again.
+"""
+
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from regard.core import attention
+from regard.core.backends.kernel_arguments import odd_values
+from regard.core.problem import HALF
+from regard.core.scores import Dot, ScaledDot
+from regard.core.transforms import transformed
+from regard.kernels import local_attention
+from regard.kernels.availability import TRITON
+
+_MOST = 1024  # the largest number of signatures whose plans are stored
+_SIZE = 256  # the largest size of queries, keys and values on CUDA
+_REACH = 1024  # the largest reach
+_PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
+# The plain form as a function of query, key, value, centre and lengths; it returns output and weights.
+Plain = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+_plans: dict[Hashable, Any] = {}
+
+
+def signature(
+    query: Tensor, key: Tensor, value: Tensor, centre: Tensor, reach: int, score: object, gaussian: bool
+) -> Hashable | None:
+    """Return what a kernel for a call depends on; None if no kernel may serve it."""
+    if type(score) not in (Dot, ScaledDot) or not type(query) is type(key) is type(value) is type(centre) is Tensor:
+        return None
+    if torch.compiler.is_compiling() or attention.listeners or transformed() or torch.jit.is_tracing():
+        return None
+    if torch._C._len_torch_dispatch_stack() or query.is_nested or key.is_nested or value.is_nested or centre.is_nested:
+        return None
+    device = query.device
+    # Triton launches kernels on the current device.
+    if torch.is_autocast_enabled(device.type) or (query.is_cuda and device.index != torch.cuda.current_device()):
+        return None
+    layouts = [(t.shape, t.stride(), t.dtype, t.device) for t in (query, key, value, centre) if _strided(t)]
+    return None if len(layouts) < 4 else (*layouts, reach, score, gaussian)
+
+
+def _strided(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided
+
+
+def known(found: Hashable | None) -> Any:
+    """Return the plan of an earlier call with this signature, False if kernels do not serve it; None if unknown."""
+    return False if found is None else _plans.get(found)
+
+
+def planned(
+    found: Hashable,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    centre: Tensor,
+    reach: int,
+    score: Dot | ScaledDot,
+    gaussian: bool,
+) -> Any:
+    """Return and store the plan of calls with this signature; False if kernels do not serve them."""
+    if len(_plans) >= _MOST:
+        _plans.clear()
+    plan: Any = False
+    if isinstance(score, Dot) or score.softcap is None:
+        scale = score.factor(query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
+        make = _maker(query, key, value, centre, reach)
+        plan = make is not None and make(query, key, value, centre, reach, scale, gaussian)
+    _plans[found] = plan
+    return plan
+
+
+def _maker(query: Tensor, key: Tensor, value: Tensor, centre: Tensor, reach: int) -> Callable[..., Any] | None:
+    """Return the class that computes calls with such tensors, or None."""
+    tensors, cpu = (query, key, value), query.device.type == "cpu"
+    served = (torch.float32, torch.bfloat16) if cpu else (torch.float32, *HALF)
+    if any(t.ndim != 4 or t.stride(-1) != 1 or t.dtype != query.dtype or t.device != query.device for t in tensors):
+        return None
+    # Half precision cannot represent large positions.
+    if query.dtype not in served or centre.dtype != torch.float32 or centre.device != query.device or reach > _REACH:
+        return None
+    if query.shape[-1] != key.shape[-1] or 0 in (*query.shape, *key.shape, *value.shape):
+        return None
+    if cpu:
+        return local_attention.Loops if local_attention.available() else None
+    if not query.is_cuda or not TRITON or odd_values(query, value) or query.shape[:2].numel() > _PROGRAMS:
+        return None
+    # The kernel's 32-bit offsets must reach all rows of a head, also in new tensors.
+    longest = max(query.shape[2], key.shape[2])
+    if max(query.shape[-1], value.shape[-1]) > _SIZE:
+        return None
+    if longest * max(query.shape[1] * _SIZE, centre.stride(2), *(t.stride(2) for t in tensors)) >= 2**31:
+        return None
+    from regard.kernels.triton.local_windows import Launches  # imported here, because it imports Triton
+
+    return Launches
+
+
+def attend(
+    plan: Any, query: Tensor, key: Tensor, value: Tensor, centre: Tensor, lengths: Tensor | None, plain: Plain
+) -> tuple[Tensor, Tensor] | None:
+    """Return output and weights by the plan, or None if a centre is not finite; `plain` differentiates them again."""
+    if lengths is not None:
+        if lengths.shape != query.shape[:1]:
+            return None
+        lengths = lengths.long().contiguous()
+    learned = query.requires_grad or key.requires_grad or value.requires_grad or centre.requires_grad
+    if not (learned and torch.is_grad_enabled()):
+        found = plan.forward(query, key, value, centre, lengths, False)
+        return None if found is None else found[:2]
+    pair = cast(tuple[Tensor, Tensor], _Windows.apply(query, key, value, centre, lengths, plan, plain))
+    return None if pair[0].numel() == 0 else pair
+
+
+class _Windows(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        centre: Tensor,
+        lengths: Tensor | None,
+        plan: Any,
+        plain: Plain,
+    ) -> tuple[Tensor, Tensor]:
+        found = plan.forward(query, key, value, centre, lengths, True)
+        if found is None:
+            return query.new_empty(0), query.new_empty(0)
+        output, weights, state = found
+        ctx.save_for_backward(query, key, value, centre, lengths, *state)
+        ctx.plan, ctx.plain = plan, plain
+        ctx.set_materialize_grads(False)
+        return output, weights
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        query, key, value, centre, lengths, *state = ctx.saved_tensors
+        change, weights_change = upstream
+        if torch.is_grad_enabled() or weights_change is not None:
+            # Gradients of weights and second derivatives are rare: the plain form is differentiated.
+            learned = ctx.needs_input_grad[:4]
+            grads = _again(
+                functools.partial(ctx.plain, lengths=lengths), (query, key, value, centre), learned, upstream
+            )
+            return *grads, None, None, None
+        if change is None:
+            return (None,) * 7
+        return *ctx.plan.gradients(query, key, value, centre, lengths, change, *state), None, None, None
+
+
+def _again(
+    plain: Callable[..., tuple[Tensor, Tensor]],
+    tensors: tuple[Tensor, ...],
+    learned: tuple[bool, ...],
+    upstream: tuple[Tensor | None, ...],
+) -> list[Tensor | None]:
+    """Return the gradients by the plain form, with a graph if one is recorded."""
+    twice = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views, because two inputs may be one tensor.
+        views = [tensor.view_as(tensor) for tensor in tensors]
+        pairs = [(y, g) for y, g in zip(plain(*views), upstream, strict=True) if g is not None]
+        leaves = [view for view, one in zip(views, learned, strict=True) if one]
+        if not pairs:
+            return [None] * 4
+        outputs, changes = zip(*pairs, strict=True)
+        found = iter(torch.autograd.grad(outputs, leaves, changes, create_graph=twice, allow_unused=True))
+    return [next(found) if one else None for one in learned]

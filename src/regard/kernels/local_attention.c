@@ -1,0 +1,302 @@
+/* Local attention on a CPU, forward and backward, in one parallel region each.
+ * Reference: the operations of `regard.core.local`.
+ *
+ * Only the keys and values of a query's window are read, so others have no effect whatever they are. Inputs are float32
+ * or bfloat16, with any strides of batch, heads and tokens; everything is computed in float32. A unit of work is a part
+ * of the queries of a head (backward: all of them), for which the keys and values are copied once, as rows of whole
+ * vectors.
+ */
+
+#define UNITS 8       /* number of units below which the queries of a head are divided */
+#define PART 64       /* the smallest number of queries in a part */
+#define LOWEST -86.0f /* the exponential of anything less is 0 */
+
+/* What calls with one signature have in common; Python fills an array of `long` in this order. */
+typedef struct {
+    long batch, heads, queries, keys, size, value_size, reach, half, gaussian;
+    long query[3], key[3], value[3], centre[3]; /* strides of batch, head and token */
+} shape;
+
+typedef struct {
+    const shape *s;
+    const char *query, *key, *value, *change; /* outputs, `change` and gradients are contiguous */
+    const float *centre;
+    const long *lengths;
+    char *output, *weights, *dquery, *dkey, *dvalue;
+    float *dcentre, scale;
+    long parts;
+} call;
+
+/* The keys lo <= j < hi of a query; the first returned weight belongs to position `first`. */
+typedef struct { long first, lo, hi; float centre; } window;
+
+static inline long whole(long n) { return (n + LANES - 1) / LANES * LANES; }
+static inline long least(long a, long b) { return a < b ? a : b; }
+static inline long most_of(long a, long b) { return a > b ? a : b; }
+static inline long bytes(const shape *s) { return s->half ? 2 : 4; }
+
+/* A row as float32 times a number, padded with zeros. */
+static void load(const char *from, long half, long size, float by, float *to, long width) {
+    if (half)
+        for (long x = 0; x < size; x++) {
+            uint32_t bits = (uint32_t)((const uint16_t *)from)[x] << 16;
+            float number;
+            memcpy(&number, &bits, sizeof number);
+            to[x] = number * by;
+        }
+    else
+        for (long x = 0; x < size; x++) to[x] = ((const float *)from)[x] * by;
+    for (long x = size; x < width; x++) to[x] = 0.0f;
+}
+
+/* The inverse of `load`; bfloat16 is rounded to the nearest even number. */
+static void save(const float *from, long half, long size, float by, char *to) {
+    for (long x = 0; x < size; x++) {
+        float number = from[x] * by;
+        if (half) {
+            uint32_t bits;
+            memcpy(&bits, &number, sizeof bits);
+            ((uint16_t *)to)[x] = number != number ? 0x7fc0 : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+        } else
+            ((float *)to)[x] = number;
+    }
+}
+
+static window window_of(const call *c, long b, long h, long i) {
+    const shape *s = c->s;
+    float centre = c->centre[b * s->centre[0] + h * s->centre[1] + i * s->centre[2]], reach = (float)s->reach;
+    long limit = c->lengths ? least(c->lengths[b], s->keys) : s->keys;
+    window found = {0, 0, 0, centre};
+    if (centre >= -reach && centre <= (float)s->keys + reach) { /* others have no keys, and may be too large for a long */
+        found.first = (long)ceilf(centre - reach);
+        found.lo = most_of(found.first, 0);
+        found.hi = least(limit, (long)floorf(centre + reach) + 1);
+    }
+    if (found.lo >= found.hi) found.lo = found.hi = 0;
+    return found;
+}
+
+/* The products of a row with `count` rows; all have `width` numbers, and the result is padded with zeros. */
+static void products(const float *row, const float *rows, long count, long width, float *to) {
+    long x = 0;
+    for (; x + 4 <= count; x += 4, rows += 4 * width) {
+        vec t[4] = {ALL(0.0f), ALL(0.0f), ALL(0.0f), ALL(0.0f)};
+        for (long u = 0; u < width; u += LANES)
+            for (int m = 0; m < 4; m++) t[m] = FMA(LOAD(row + u), LOAD(rows + m * width + u), t[m]);
+        for (int m = 0; m < 4; m++) to[x + m] = sum(t[m]);
+    }
+    for (; x < count; x++, rows += width) {
+        vec t = ALL(0.0f);
+        for (long u = 0; u < width; u += LANES) t = FMA(LOAD(row + u), LOAD(rows + u), t);
+        to[x] = sum(t);
+    }
+    for (; x < whole(count); x++) to[x] = 0.0f;
+}
+
+/* to = the sum of `count` rows, each times its weight. */
+static void combine(const float *weights, const float *rows, long count, long width, float *to) {
+    long u = 0;
+    for (; u + 4 * LANES <= width; u += 4 * LANES) {
+        vec t[4] = {ALL(0.0f), ALL(0.0f), ALL(0.0f), ALL(0.0f)};
+        for (long x = 0; x < count; x++)
+            for (int m = 0; m < 4; m++) t[m] = FMA(ALL(weights[x]), LOAD(rows + x * width + u + m * LANES), t[m]);
+        for (int m = 0; m < 4; m++) STORE(to + u + m * LANES, t[m]);
+    }
+    for (; u < width; u += LANES) {
+        vec t = ALL(0.0f);
+        for (long x = 0; x < count; x++) t = FMA(ALL(weights[x]), LOAD(rows + x * width + u), t);
+        STORE(to + u, t);
+    }
+}
+
+/* Each of `count` rows += its weight times the given row. */
+static void spread(const float *weights, const float *row, long count, long width, float *rows) {
+    for (long x = 0; x < count; x++, rows += width) {
+        vec weight = ALL(weights[x]);
+        for (long u = 0; u < width; u += LANES) STORE(rows + u, FMA(weight, LOAD(row + u), LOAD(rows + u)));
+    }
+}
+
+/* Softmax of scores, in place, whose padding is and remains zeros. */
+static void softmax(float *scores, long count) {
+    vec check = ALL(0.0f), high = ALL(-INFINITY), total = ALL(0.0f);
+    for (long x = 0; x < count; x += LANES) check = FMA(LOAD(scores + x), ALL(0.0f), check);
+    if (!(sum(check) == 0.0f)) { /* the maximum and the exponential of vectors would lose a NaN */
+        float most = -INFINITY, added = 0.0f;
+        for (long x = 0; x < count; x++) most = scores[x] > most ? scores[x] : most;
+        for (long x = 0; x < count; x++) added += scores[x] = expf(scores[x] - most);
+        for (long x = 0; x < count; x++) scores[x] /= added;
+        return;
+    }
+    for (long x = count; x < whole(count); x++) scores[x] = -INFINITY;
+    for (long x = 0; x < count; x += LANES) high = MAX(high, LOAD(scores + x));
+    vec big = ALL(-largest(high));
+    for (long x = 0; x < count; x += LANES) {
+        vec y = ADD(LOAD(scores + x), big), p = ABOVE(y, ALL(LOWEST), exponential(y));
+        STORE(scores + x, p);
+        total = ADD(total, p);
+    }
+    vec by = ALL(1.0f / sum(total));
+    for (long x = 0; x < count; x += LANES) STORE(scores + x, MUL(LOAD(scores + x), by));
+}
+
+/* The Gaussian of each key, and its distance from the centre, if they are wanted. */
+static void bells(const call *c, const window *w, float *bell, float *distance) {
+    long count = w->hi - w->lo, reach = c->s->reach;
+    for (long x = 0; x < whole(count); x++) distance[x] = (float)(w->lo + x) - w->centre;
+    for (long x = 0; x < count; x += LANES) {
+        vec far = LOAD(distance + x);
+        STORE(bell + x, exponential(MUL(MUL(far, far), ALL(-2.0f / ((float)reach * (float)reach)))));
+    }
+}
+
+/* The keys or values first <= j < last of a head as rows of whole vectors. */
+static void copy(const char *from, const long *strides, const shape *s, long b, long h, long first, long last, long size,
+                 float *to) {
+    for (long j = first; j < last; j++, to += whole(size))
+        load(from + (b * strides[0] + h * strides[1] + j * strides[2]) * bytes(s), s->half, size, 1.0f, to, whole(size));
+}
+
+/* The keys that some query start <= i < stop attends. */
+static void range_of(const call *c, long b, long h, long start, long stop, long *first, long *last) {
+    *first = c->s->keys;
+    *last = 0;
+    for (long i = start; i < stop; i++) {
+        window w = window_of(c, b, h, i);
+        if (w.lo == w.hi) continue;
+        *first = least(*first, w.lo);
+        *last = most_of(*last, w.hi);
+    }
+    if (*last == 0) *first = 0;
+}
+
+static float *reserve(long count) {
+    float *found = malloc((size_t)count * sizeof(float));
+    if (!found) abort();
+    return found;
+}
+
+/* Outputs and weights of a part of the queries of a head. */
+static void forward_unit(const call *c, long unit) {
+    const shape *s = c->s;
+    long part = unit % c->parts, z = unit / c->parts, b = z / s->heads, h = z % s->heads, first, last;
+    long share = (s->queries + c->parts - 1) / c->parts, start = part * share, stop = least(start + share, s->queries);
+    long wide = whole(s->size), out_wide = whole(s->value_size), span = 2 * s->reach + 1, room = whole(span);
+    if (start >= stop) return;
+    range_of(c, b, h, start, stop, &first, &last);
+    float *memory = reserve((last - first) * (wide + out_wide) + 3 * room + wide + out_wide);
+    float *k = memory, *v = k + (last - first) * wide, *scores = v + (last - first) * out_wide, *bell = scores + room;
+    float *distance = bell + room, *q = distance + room, *out = q + wide;
+    copy(c->key, s->key, s, b, h, first, last, s->size, k);
+    copy(c->value, s->value, s, b, h, first, last, s->value_size, v);
+    for (long i = start; i < stop; i++) {
+        window w = window_of(c, b, h, i);
+        long count = w.hi - w.lo, row = z * s->queries + i, zero = w.lo - w.first;
+        char *weights = c->weights + row * span * bytes(s);
+        memset(weights, 0, (size_t)(span * bytes(s)));
+        load(c->query + (b * s->query[0] + h * s->query[1] + i * s->query[2]) * bytes(s), s->half, s->size, c->scale, q,
+             wide);
+        if (count > 0) {
+            products(q, k + (w.lo - first) * wide, count, wide, scores);
+            softmax(scores, count);
+            if (s->gaussian) {
+                bells(c, &w, bell, distance);
+                for (long x = 0; x < count; x += LANES) STORE(scores + x, MUL(LOAD(scores + x), LOAD(bell + x)));
+            }
+            save(scores, s->half, count, 1.0f, weights + zero * bytes(s));
+        }
+        combine(scores, v + (w.lo - first) * out_wide, count, out_wide, out);
+        save(out, s->half, s->value_size, 1.0f, c->output + row * s->value_size * bytes(s));
+    }
+    free(memory);
+}
+
+/* All gradients of a head. */
+static void backward_unit(const call *c, long z) {
+    const shape *s = c->s;
+    long b = z / s->heads, h = z % s->heads, wide = whole(s->size), out_wide = whole(s->value_size), first, last;
+    long room = whole(2 * s->reach + 1), e = s->value_size;
+    range_of(c, b, h, 0, s->queries, &first, &last);
+    long n = last - first;
+    float *memory = reserve(2 * n * (wide + out_wide) + 5 * room + 2 * wide + out_wide);
+    float *k = memory, *v = k + n * wide, *dk = v + n * out_wide, *dv = dk + n * wide, *p = dv + n * out_wide;
+    float *bell = p + room, *distance = bell + room, *dw = distance + room, *weights = dw + room, *q = weights + room;
+    float *dq = q + wide, *change = dq + wide;
+    copy(c->key, s->key, s, b, h, first, last, s->size, k);
+    copy(c->value, s->value, s, b, h, first, last, e, v);
+    memset(dk, 0, (size_t)(n * (wide + out_wide)) * sizeof(float));
+    for (long x = 0; x < room; x++) bell[x] = 1.0f, distance[x] = 0.0f;
+    for (long i = 0; i < s->queries; i++) {
+        window w = window_of(c, b, h, i);
+        long count = w.hi - w.lo, row = z * s->queries + i;
+        vec delta = ALL(0.0f), slope = ALL(0.0f);
+        if (count > 0) {
+            load(c->query + (b * s->query[0] + h * s->query[1] + i * s->query[2]) * bytes(s), s->half, s->size, c->scale,
+                 q, wide);
+            load(c->change + row * e * bytes(s), s->half, e, 1.0f, change, out_wide);
+            products(q, k + (w.lo - first) * wide, count, wide, p);
+            softmax(p, count);
+            products(change, v + (w.lo - first) * out_wide, count, out_wide, dw);
+            if (s->gaussian) bells(c, &w, bell, distance);
+            for (long x = 0; x < count; x += LANES) {
+                vec weight = MUL(LOAD(p + x), LOAD(bell + x)), part = MUL(weight, LOAD(dw + x));
+                STORE(weights + x, weight);
+                STORE(dw + x, part);
+                delta = ADD(delta, part);
+                slope = FMA(part, LOAD(distance + x), slope);
+            }
+            vec all = ALL(sum(delta));
+            for (long x = 0; x < count; x += LANES) STORE(dw + x, FNMA(LOAD(p + x), all, LOAD(dw + x)));
+            spread(dw, q, count, wide, dk + (w.lo - first) * wide);
+            spread(weights, change, count, out_wide, dv + (w.lo - first) * out_wide);
+        }
+        combine(dw, k + (w.lo - first) * wide, count, wide, dq);
+        save(dq, s->half, s->size, c->scale, c->dquery + row * s->size * bytes(s));
+        if (c->dcentre) c->dcentre[row] = sum(slope) * 4.0f / ((float)s->reach * (float)s->reach);
+    }
+    char *to_key = c->dkey + z * s->keys * s->size * bytes(s), *to_value = c->dvalue + z * s->keys * e * bytes(s);
+    memset(to_key, 0, (size_t)(s->keys * s->size * bytes(s)));
+    memset(to_value, 0, (size_t)(s->keys * e * bytes(s)));
+    for (long j = 0; j < n; j++) {
+        save(dk + j * wide, s->half, s->size, 1.0f, to_key + (first + j) * s->size * bytes(s));
+        save(dv + j * out_wide, s->half, e, 1.0f, to_value + (first + j) * e * bytes(s));
+    }
+    free(memory);
+}
+
+static void run(const call *c, long units, long threads, void (*work)(const call *, long)) {
+    if (threads > units) threads = units;
+#ifdef _OPENMP
+    if (threads > 1) {
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+        for (long unit = 0; unit < units; unit++) work(c, unit);
+        return;
+    }
+#endif
+    for (long unit = 0; unit < units; unit++) work(c, unit);
+}
+
+/* Returns 0, or 1 if a centre is not finite. */
+int regard_local_attention(const shape *s, const void *query, const void *key, const void *value, const float *centre,
+                           const long *lengths, void *output, void *weights, double scale, long threads) {
+    call c = {.s = s, .query = query, .key = key, .value = value, .centre = centre, .lengths = lengths, .output = output,
+              .weights = weights, .scale = (float)scale, .parts = 1};
+    for (long b = 0; b < s->batch; b++)
+        for (long h = 0; h < s->heads; h++)
+            for (long i = 0; i < s->queries; i++) {
+                float at = centre[b * s->centre[0] + h * s->centre[1] + i * s->centre[2]];
+                if (!(at - at == 0.0f)) return 1;
+            }
+    /* Only the shape decides, so that the result does not depend on the number of threads. */
+    while (s->batch * s->heads * c.parts < UNITS && c.parts * PART < s->queries) c.parts++;
+    run(&c, s->batch * s->heads * c.parts, threads, forward_unit);
+    return 0;
+}
+
+void regard_local_gradients(const shape *s, const void *query, const void *key, const void *value, const float *centre,
+                            const long *lengths, const void *change, void *dquery, void *dkey, void *dvalue,
+                            float *dcentre, double scale, long threads) {
+    call c = {.s = s, .query = query, .key = key, .value = value, .centre = centre, .lengths = lengths, .change = change,
+              .dquery = dquery, .dkey = dkey, .dvalue = dvalue, .dcentre = dcentre, .scale = (float)scale, .parts = 1};
+    run(&c, s->batch * s->heads, threads, backward_unit);
+}

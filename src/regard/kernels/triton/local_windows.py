@@ -1,0 +1,401 @@
+"""Local attention: softmax over the keys within reach of each query's centre, times a Gaussian around the centre.
+
+A program visits the tiles between the first and the last key that one of its queries reaches. Centres may be anywhere:
+with an order of the queries by centre, the rows of a program have neighbouring windows. Values of a tile that are not
+finite are zeros in the products, and their effect is added afterwards to the rows whose window contains them. The
+backward pass forms every pair twice, once for the rows' gradients and once for the keys', so that no sum is shared
+between programs and results are deterministic.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from regard.kernels.triton.additive.pairs import LOG2E, power_of_two, product
+from regard.kernels.triton.additive.plan import Block, Prepared
+from regard.kernels.triton.range_pairs import put_rows, rows_of
+
+_SCAN = tl.constexpr(1024)  # number of centres that are inspected together
+_LAYOUTS = 64  # the largest number of layouts of incoming gradients that a plan stores launches for
+# Pairs times sizes from which on an order by centre takes less time than it saves, and how much longer gradients and
+# float32 take, whose products are three of TF32.
+_SORTED, _LEARNING, _EXACT = 2**33, 3, 4
+
+
+@triton.jit
+def _windows(centre, order, i, n_q, limit, n_k, c_n, reach):
+    """Return for queries i of an order: row, centre, first position, and the range lo <= j <= hi of keys.
+
+    Queries beyond the last have row n_q and no keys, like those whose centre is NaN or far away.
+    """
+    inside = i < n_q
+    row = tl.where(inside, i, n_q)
+    if order is not None:
+        row = tl.load(order + i, mask=inside, other=n_q).to(tl.int32)
+    c = tl.load(centre + row * c_n, mask=inside, other=0.0)
+    least = -reach - 2.0
+    near = tl.where(c == c, c, least)
+    near = tl.minimum(tl.maximum(near, least), n_k + reach + 1.0)
+    first = tl.ceil(near - reach).to(tl.int32)
+    lo = tl.maximum(first, 0)
+    hi = tl.minimum(tl.floor(near + reach).to(tl.int32), limit - 1)
+    empty = (lo > hi) | (i >= n_q)
+    return row, c, first, tl.where(empty, n_k, lo), tl.where(empty, -1, hi)
+
+
+@triton.jit
+def _limit(lengths, b, n_k):
+    """Return the first key of the padding."""
+    limit = n_k
+    if lengths is not None:
+        limit = tl.minimum(tl.load(lengths + b), n_k).to(tl.int32)
+    return limit
+
+
+@triton.jit
+def _finite(x):
+    return tl.where(tl.abs(x.to(tl.float32)) < float("inf"), x, 0.0).to(x.dtype)
+
+
+@triton.jit
+def _bell(distance, reach, GAUSSIAN: tl.constexpr):
+    if GAUSSIAN:
+        return tl.exp2(distance * distance * (-2.0 * LOG2E / (reach * reach)))
+    else:
+        return tl.full(distance.shape, 1.0, tl.float32)
+
+
+@triton.jit
+def _spoilt(spoilt, x):
+    """Return the larger of `spoilt` and 1 for each row of x that is not finite."""
+    return tl.maximum(spoilt, tl.max(tl.where(tl.abs(x.to(tl.float32)) < float("inf"), 0, 1), 1))
+
+
+@triton.jit
+def _marked(acc, seen, x):
+    """Return the sums with the effect of numbers of x that are not finite, where a pair is seen."""
+    x = x.to(tl.float32)
+    seen = seen.to(tl.float32)
+    above = tl.dot(seen, tl.where(x < float("inf"), 0.0, 1.0), input_precision="tf32")  # exact for 0 and 1
+    below = tl.dot(seen, tl.where(x > float("-inf"), 0.0, 1.0), input_precision="tf32")
+    return acc + tl.where(above > 0, float("inf"), 0.0) + tl.where(below > 0, float("-inf"), 0.0)
+
+
+@triton.jit
+def local_forward(
+    query, key, value, centre, lengths, order, output, weights, lse, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n,
+    c_b, c_h, c_n, o_b, o_h, o_n, heads, n_q, n_k, window, scale, reach,
+    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    GAUSSIAN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    z = tl.program_id(1).to(tl.int64)
+    b, h = z // heads, z % heads
+    i = tl.program_id(0) * BM + tl.arange(0, BM)
+    limit = _limit(lengths, b, n_k)
+    if order is not None:
+        order += z * n_q
+    row, c, first, lo, hi = _windows(centre + b * c_b + h * c_h, order, i, n_q, limit, n_k, c_n, reach)
+    q = rows_of(query + b * q_b + h * q_h, row, 0, n_q, q_n, D, BD, True)
+    key += b * k_b + h * k_h
+    value += b * v_b + h * v_h
+    factor = scale * LOG2E
+    most = tl.full((BM,), float("-inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, BE), tl.float32)
+    spoilt = tl.zeros((BN,), tl.int32)
+    start = tl.min(lo, 0)
+    stop = tl.max(hi, 0) + 1
+    for j0 in tl.range(start, stop, BN):
+        j = j0 + tl.arange(0, BN)
+        k = rows_of(key, j, 0, limit, k_n, D, BD, True)
+        s = product(q, k.T, tl.zeros((BM, BN), tl.float32), PRECISION) * factor
+        s = tl.where((j[None, :] >= lo[:, None]) & (j[None, :] <= hi[:, None]), s, float("-inf"))
+        new_most = tl.maximum(most, tl.max(s, 1))
+        pivot = tl.where(new_most == float("-inf"), 0.0, new_most)
+        p = power_of_two(s - pivot[:, None], NATIVE)
+        fade = tl.exp2(most - pivot)
+        total = total * fade + tl.sum(p, 1)
+        v = rows_of(value, j, 0, limit, v_n, E, BE, True)
+        spoilt = _spoilt(spoilt, v)
+        p *= _bell(j.to(tl.float32)[None, :] - c[:, None], reach, GAUSSIAN)
+        acc = product(p.to(v.dtype), _finite(v), acc * fade[:, None], PRECISION)
+        most = new_most
+    if tl.max(spoilt, 0) > 0:
+        for j0 in tl.range(start, stop, BN):
+            j = j0 + tl.arange(0, BN)
+            v = rows_of(value, j, 0, limit, v_n, E, BE, True)
+            acc = _marked(acc, (j[None, :] >= lo[:, None]) & (j[None, :] <= hi[:, None]), v)
+    filled = lo <= hi
+    # A row whose scores are all -inf is NaN, and so is, with a Gaussian, one whose centre is.
+    total = tl.where(filled & (total == 0.0), float("nan"), total)
+    if GAUSSIAN:
+        total = tl.where(c == c, total, float("nan"))
+        filled = filled | (c != c)
+    total = tl.where(filled, total, 1.0)
+    put_rows(output + b * o_b + h * o_h, row, n_q, o_n, acc / total[:, None], E, BE)
+    row_lse = tl.where(filled, most + tl.log2(total), float("inf"))
+    if lse is not None:  # base 2, and inf for an empty row, whose weights are then 0
+        tl.store(lse + z * n_q + row, row_lse, mask=i < n_q)
+    # The weights of a window start at its first position, which may lie before the first key.
+    weights += z * n_q * window
+    start = tl.min(tl.where(i < n_q, first, n_k + window), 0)
+    stop = tl.max(tl.where(i < n_q, first, -window), 0) + window
+    for j0 in tl.range(start, stop, BN):
+        j = j0 + tl.arange(0, BN)
+        k = rows_of(key, j, 0, limit, k_n, D, BD, True)
+        s = product(q, k.T, tl.zeros((BM, BN), tl.float32), PRECISION) * factor
+        p = power_of_two(s - row_lse[:, None], NATIVE) * _bell(j.to(tl.float32)[None, :] - c[:, None], reach, GAUSSIAN)
+        p = tl.where((j[None, :] >= lo[:, None]) & (j[None, :] <= hi[:, None]), p, 0.0)
+        if GAUSSIAN:
+            p = tl.where((c == c)[:, None], p, float("nan"))
+        place = j[None, :] - first[:, None]
+        inside = (place >= 0) & (place < window) & (i < n_q)[:, None]
+        at = row.to(tl.int64)[:, None] * window + place
+        tl.store(weights + at, p.to(weights.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _row_pairs(
+    q, do, k, v, j, lo, hi, c, row_lse, factor, reach,
+    GAUSSIAN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return for a tile the softmax, the weights times their gradients, both 0 outside of a window, and the distances
+    from the centre."""
+    zero = tl.zeros((q.shape[0], k.shape[0]), tl.float32)
+    seen = (j[None, :] >= lo[:, None]) & (j[None, :] <= hi[:, None])
+    distance = j.to(tl.float32)[None, :] - c[:, None]
+    p = power_of_two(product(q, k.T, zero, PRECISION) * factor - row_lse[:, None], NATIVE)
+    p = tl.where(seen, p, 0.0)
+    part = product(do, v.T, zero, PRECISION) * p * _bell(distance, reach, GAUSSIAN)
+    return p, tl.where(seen, part, 0.0), tl.where(seen, distance, 0.0)
+
+
+@triton.jit
+def local_rows(
+    query, key, value, centre, lengths, order, change, lse, delta, grad, slopes,
+    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, c_b, c_h, c_n, u_b, u_h, u_n, g_b, g_h, g_n,
+    heads, n_q, n_k, window, scale, reach,
+    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    GAUSSIAN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradients of queries and centres, and for the keys' pass Σ dO O of each query.
+
+    The sum is formed from the pairs: the output is rounded, and few keys have no other error in half precision.
+    """
+    z = tl.program_id(1).to(tl.int64)
+    b, h = z // heads, z % heads
+    i = tl.program_id(0) * BM + tl.arange(0, BM)
+    limit = _limit(lengths, b, n_k)
+    if order is not None:
+        order += z * n_q
+    row, c, _, lo, hi = _windows(centre + b * c_b + h * c_h, order, i, n_q, limit, n_k, c_n, reach)
+    q = rows_of(query + b * q_b + h * q_h, row, 0, n_q, q_n, D, BD, True)
+    do = rows_of(change + b * u_b + h * u_h, row, 0, n_q, u_n, E, BE, True)
+    row_lse = tl.load(lse + z * n_q + row, mask=i < n_q, other=float("inf"))
+    key += b * k_b + h * k_h
+    value += b * v_b + h * v_h
+    factor = scale * LOG2E
+    row_delta = tl.zeros((BM,), tl.float32)
+    slope = tl.zeros((BM,), tl.float32)
+    start = tl.min(lo, 0)
+    stop = tl.max(hi, 0) + 1
+    for j0 in tl.range(start, stop, BN):
+        j = j0 + tl.arange(0, BN)
+        k = rows_of(key, j, 0, limit, k_n, D, BD, True)
+        v = rows_of(value, j, 0, limit, v_n, E, BE, True)
+        p, part, distance = _row_pairs(q, do, k, v, j, lo, hi, c, row_lse, factor, reach, GAUSSIAN, NATIVE, PRECISION)
+        row_delta += tl.sum(part, 1)
+        slope += tl.sum(part * distance, 1)
+    tl.store(delta + z * n_q + row, row_delta, mask=i < n_q)
+    acc = tl.zeros((BM, BD), tl.float32)
+    for j0 in tl.range(start, stop, BN):
+        j = j0 + tl.arange(0, BN)
+        k = rows_of(key, j, 0, limit, k_n, D, BD, True)
+        v = rows_of(value, j, 0, limit, v_n, E, BE, True)
+        p, part, distance = _row_pairs(q, do, k, v, j, lo, hi, c, row_lse, factor, reach, GAUSSIAN, NATIVE, PRECISION)
+        ds = tl.where(p == 0.0, part, part - p * row_delta[:, None])
+        acc = product(ds.to(k.dtype), _finite(k), acc, PRECISION)
+    put_rows(grad + b * g_b + h * g_h, row, n_q, g_n, acc * scale, D, BD)
+    if slopes is not None:
+        tl.store(slopes + z * n_q + row, slope * 4.0 / (reach * reach), mask=i < n_q)
+
+
+@triton.jit
+def local_keys(
+    query, key, value, centre, lengths, order, change, lse, delta, key_grad, value_grad,
+    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, c_b, c_h, c_n, u_b, u_h, u_n, gk_b, gk_h, gk_n, gv_b, gv_h, gv_n,
+    heads, n_q, n_k, window, scale, reach,
+    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    GAUSSIAN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradients of keys and values from the queries between the first and the last that reach them."""
+    z = tl.program_id(1).to(tl.int64)
+    b, h = z // heads, z % heads
+    j0 = tl.program_id(0) * BN
+    j = j0 + tl.arange(0, BN)
+    limit = _limit(lengths, b, n_k)
+    if order is not None:
+        order += z * n_q
+    centre += b * c_b + h * c_h
+    start = j0 * 0 + n_q
+    stop = j0 * 0
+    for i0 in tl.range(0, n_q, _SCAN):
+        i = i0 + tl.arange(0, _SCAN)
+        row, c, first, lo, hi = _windows(centre, order, i, n_q, limit, n_k, c_n, reach)
+        hit = (lo < j0 + BN) & (hi >= j0)
+        start = tl.minimum(start, tl.min(tl.where(hit, i, n_q), 0))
+        stop = tl.maximum(stop, tl.max(tl.where(hit, i + 1, 0), 0))
+    k = rows_of(key + b * k_b + h * k_h, j, 0, limit, k_n, D, BD, True)
+    v = rows_of(value + b * v_b + h * v_h, j, 0, limit, v_n, E, BE, True)
+    query += b * q_b + h * q_h
+    change += b * u_b + h * u_h
+    lse += z * n_q
+    delta += z * n_q
+    factor = scale * LOG2E
+    grad_k = tl.zeros((BN, BD), tl.float32)
+    grad_v = tl.zeros((BN, BE), tl.float32)
+    spoilt = tl.zeros((BM,), tl.int32)
+    for i0 in tl.range(start, stop, BM):
+        i = i0 + tl.arange(0, BM)
+        row, c, _, lo, hi = _windows(centre, order, i, n_q, limit, n_k, c_n, reach)
+        seen = (j[:, None] >= lo[None, :]) & (j[:, None] <= hi[None, :])
+        q = rows_of(query, row, 0, n_q, q_n, D, BD, True)
+        s = product(k, q.T, tl.zeros((BN, BM), tl.float32), PRECISION) * factor
+        p = power_of_two(s - tl.load(lse + row, mask=i < n_q, other=float("inf"))[None, :], NATIVE)
+        p = tl.where(seen, p, 0.0)
+        w = p * _bell(j.to(tl.float32)[:, None] - c[None, :], reach, GAUSSIAN)
+        w = tl.where(seen, w, 0.0)
+        do = rows_of(change, row, 0, n_q, u_n, E, BE, True)
+        spoilt = _spoilt(spoilt, do)
+        grad_v = product(w.to(do.dtype), _finite(do), grad_v, PRECISION)
+        dp = product(v, do.T, tl.zeros((BN, BM), tl.float32), PRECISION)
+        ds = w * dp - p * tl.load(delta + row, mask=i < n_q, other=0.0)[None, :]
+        ds = tl.where(seen, ds, 0.0)
+        grad_k = product(ds.to(q.dtype), _finite(q), grad_k, PRECISION)
+    if tl.max(spoilt, 0) > 0:
+        for i0 in tl.range(start, stop, BM):
+            i = i0 + tl.arange(0, BM)
+            row, c, _, lo, hi = _windows(centre, order, i, n_q, limit, n_k, c_n, reach)
+            seen = (j[:, None] >= lo[None, :]) & (j[:, None] <= hi[None, :])
+            grad_v = _marked(grad_v, seen, rows_of(change, row, 0, n_q, u_n, E, BE, True))
+    put_rows(key_grad + b * gk_b + h * gk_h, j, n_k, gk_n, grad_k * scale, D, BD)
+    put_rows(value_grad + b * gv_b + h * gv_h, j, n_k, gv_n, grad_v, E, BE)
+
+
+# Tiles have 32 rows: from 64 on Triton 3.6 uses Hopper's asynchronous products, and some results were wrong there
+# (docs/experiments.md). By the larger of the two sizes, forward and backward, in half precision and in float32.
+_HALF = {
+    64: (Block(32, 64, warps=4, stages=2), Block(32, 32, warps=4, stages=2)),
+    128: (Block(32, 64, warps=4, stages=2), Block(32, 32, warps=4, stages=2)),
+    256: (Block(32, 32, warps=4, stages=2), Block(32, 32, warps=8, stages=1)),
+}
+_SINGLE = {
+    64: (Block(32, 32, warps=4, stages=2), Block(32, 32, warps=4, stages=1)),
+    128: (Block(32, 32, warps=4, stages=1), Block(32, 32, warps=4, stages=1)),
+    256: (Block(32, 32, warps=8, stages=1), Block(32, 32, warps=8, stages=1)),
+}
+
+
+def _place(shape: torch.Size, stride: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a new tensor with the memory order of the given one, which saves the next layer a copy."""
+    found = torch.empty_like(torch.empty_strided(shape, stride, device="meta"))
+    return found.stride() if found.stride(-1) == 1 else torch.empty(shape, device="meta").stride()
+
+
+def _known(
+    query: Tensor, key: Tensor, value: Tensor, centre: Tensor, lengths: Tensor | None, order: Tensor | None, more: Any
+) -> tuple[Any, ...] | None:
+    """Return a cache key for what of the tensors selects a compiled kernel, if they are aligned like new ones.
+
+    `more` is what the caller adds.
+    """
+    if (query.data_ptr() | key.data_ptr() | value.data_ptr() | centre.data_ptr()) & 15 or lengths is not None:
+        return None
+    return order is None, more
+
+
+class Launches:
+    """Calls with query (b, h, q, d), key (b, h, k, d), value (b, h, k, e) and centre (b, h, q) of one signature.
+
+    `ordered` chooses whether the queries are ordered by centre; by default where that is likely to save time.
+    """
+
+    def __init__(
+        self, query: Tensor, key: Tensor, value: Tensor, centre: Tensor, reach: int, scale: float, gaussian: bool,
+        ordered: bool | None = None,
+    ) -> None:  # fmt: skip
+        (b, h, q, d), (k, e) = query.shape, value.shape[2:]
+        native, single = query.is_cuda, query.dtype == torch.float32
+        sizes = [max(16, triton.next_power_of_2(size)) for size in (d, e)]
+        self.blocks = (_SINGLE if single else _HALF)[max(64, *sizes)]
+        self.constants = {
+            "D": d, "E": e, "BD": sizes[0], "BE": sizes[1], "GAUSSIAN": gaussian, "NATIVE": native,
+            "PRECISION": ("three" if single else "ieee") if native else "interpreted",
+        }  # fmt: skip
+        self.strides = (query.stride(), key.stride(), value.stride(), centre.stride())
+        self.shapes, self.dtype = (query.shape, key.shape, value.shape), query.dtype
+        self.output, self.window, self.rows = (b, h, q, e), (b, h, q, 2 * reach + 1), (b, h, q)
+        self.grads = [_place(*pair) for pair in zip(self.shapes, self.strides, strict=False)]
+        self.output_strides = _place(torch.Size(self.output), query.stride() if d == e else (0,) * 4)
+        self.numbers, self.slices = (h, q, k, 2 * reach + 1, float(scale), float(reach)), b * h
+        near = 2 * reach + 1 + self.blocks[0].rows * k // q
+        self.ordered = ordered
+        self.work = b * h * q * k * (d + e) * (_EXACT if single else 1) if k >= 4 * near else 0
+        block = self.blocks[0]
+        places = (*self.strides, self.output_strides)
+        self.launch = self._prepared(local_forward, block, places, -(-q // block.rows))
+        self.backward: dict[tuple[int, ...], tuple[Prepared, Prepared]] = {}
+
+    def _prepared(self, kernel: Any, block: Block, places: Any, tiles: int) -> Prepared:
+        steps = (step for place in places for step in place[:3])
+        constants = {**self.constants, "BM": block.rows, "BN": block.columns}
+        return Prepared(kernel, (tiles, self.slices, 1), (*steps, *self.numbers), constants, block)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, centre: Tensor, lengths: Tensor | None, learning: bool
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Return output, weights, and what the gradients need besides the inputs."""
+        device = query.device
+        output = torch.empty_strided(self.output, self.output_strides, dtype=self.dtype, device=device)
+        weights = torch.empty(self.window, dtype=self.dtype, device=device)
+        lse = torch.empty(self.rows, dtype=torch.float32, device=device) if learning else None
+        far = self.work * (_LEARNING if learning else 1) >= _SORTED if self.ordered is None else self.ordered
+        order = torch.sort(centre.detach(), -1).indices if far else None
+        known = _known(query, key, value, centre, lengths, order, learning)
+        self.launch(query, key, value, centre, lengths, order, output, weights, lse, known=known)
+        if lse is None:
+            return output, weights, ()
+        return output, weights, (lse,) if order is None else (lse, order)
+
+    def gradients(
+        self, query: Tensor, key: Tensor, value: Tensor, centre: Tensor, lengths: Tensor | None, change: Tensor,
+        lse: Tensor, order: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
+        """Return the gradients of query, key, value and centre."""
+        heads, queries = self.output[1:3]
+        if change.stride(-1) != 1 or max(heads * change.stride(1), queries * change.stride(2)) >= 2**31:
+            change = change.contiguous()
+        rows, keys = self.backward.get(change.stride()) or self._backward(change.stride())
+        query_grad, key_grad, value_grad = (
+            torch.empty_strided(shape, place, dtype=self.dtype, device=query.device)
+            for shape, place in zip(self.shapes, self.grads, strict=True)
+        )
+        delta = torch.empty_like(lse)
+        slopes = torch.empty_like(lse) if self.constants["GAUSSIAN"] else None
+        known = _known(query, key, value, centre, lengths, order, change.data_ptr() & 15)
+        rows(query, key, value, centre, lengths, order, change, lse, delta, query_grad, slopes, known=known)
+        keys(query, key, value, centre, lengths, order, change, lse, delta, key_grad, value_grad, known=known)
+        return query_grad, key_grad, value_grad, slopes
+
+    def _backward(self, change: tuple[int, ...]) -> tuple[Prepared, Prepared]:
+        """Return the launches for a layout of the incoming gradient."""
+        block, (_, queries, keys, *_), to = self.blocks[1], self.numbers, self.grads
+        by_rows = self._prepared(local_rows, block, (*self.strides, change, to[0]), -(-queries // block.rows))
+        by_keys = self._prepared(local_keys, block, (*self.strides, change, to[1], to[2]), -(-keys // block.columns))
+        if len(self.backward) >= _LAYOUTS:
+            self.backward.clear()
+        self.backward[change] = by_rows, by_keys
+        return by_rows, by_keys
