@@ -35,7 +35,8 @@ from regard.core.requests import Entropy, Full, LogSumExp, Request, Top, returne
 from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot
 from regard.core.spans import all_of
 from regard.core.transforms import transformed
-from regard.kernels.availability import TRITON, current_device
+from regard.kernels import availability
+from regard.kernels.availability import TRITON
 
 _SCORES = (Dot, ScaledDot, Cosine, Bilinear, Additive)
 _NORMALIZERS = (Softmax, Entmax, Sparsemax, Sigmoid, Hard)
@@ -123,7 +124,7 @@ def asked(problem: Problem) -> Asked | None:
     def computed(
         query: Tensor, key: Tensor, value: Tensor, _: object, mask: Any, bias: Any, request: Request
     ) -> tuple[Tensor, Tensor | Top | None, None] | None:
-        if run is not None and pairs_of_call is not None and query.device.index == current_device():
+        if run is not None and pairs_of_call is not None and query.device.index == availability.current_device():
             output, weights = run(query, key, value, pairs_of_call(mask, bias, query.device))
         elif masked:
             return None

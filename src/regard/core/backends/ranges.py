@@ -24,7 +24,8 @@ from regard.core.nonfinite import seen_keys, zero_masked_keys, zeroed
 from regard.core.normalizers import Sigmoid
 from regard.core.problem import HALF, Problem
 from regard.core.scores import Dot, ScaledDot, ScaledProduct, Score
-from regard.kernels.availability import TRITON, current_device
+from regard.kernels import availability
+from regard.kernels.availability import TRITON
 
 KERNEL = "triton ranges"
 _SIZE = 256  # the largest size of queries, keys and values
@@ -193,7 +194,7 @@ def direct(problem: Problem, found: Clauses) -> Direct | None:
 
     def attended(query: Tensor, key: Tensor, value: Tensor, score: Any, mask: Any, bias: Any) -> Tensor | None:
         device = query.device
-        rules, known = rules_of(mask, device) if device.index == current_device() else (None, None)
+        rules, known = rules_of(mask, device) if device.index == availability.current_device() else (None, None)
         if rules is None:
             return None
         rules, known, own = completed(rules, known, bias, device)

@@ -20,8 +20,8 @@ from regard.core.masks import Dense, Padding
 from regard.core.nonfinite import zero_masked_keys
 from regard.core.problem import HALF, Problem
 from regard.core.scores import Dot, ScaledDot
-from regard.kernels import cuda_graphs
-from regard.kernels.availability import TRITON, current_device
+from regard.kernels import availability, cuda_graphs
+from regard.kernels.availability import TRITON
 
 NAME = "short"
 _LENGTH = 64  # the largest number of queries and of keys, so that one tile holds them
@@ -139,7 +139,7 @@ def direct(problem: Problem) -> Direct | None:
 
     def attended(query: Tensor, key: Tensor, value: Tensor, score: object, mask: Any, _: object) -> Tensor | None:
         device, padding = query.device, beside_a_band(mask) if padded else None
-        if device.index != current_device() or (padding is not None and padding.plain):
+        if device.index != availability.current_device() or (padding is not None and padding.plain):
             return None
         lengths = None if padding is None else padding.lengths
         one_row = mask if isinstance(mask, Tensor) else mask.tensor if dense else None

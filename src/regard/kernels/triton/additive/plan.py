@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from regard.kernels.availability import current_device
+from regard.kernels import availability
 
 SPAN = 32
 PAD = 128  # rows of every buffer are padded to a multiple of this, so that tiles need no bounds checks
@@ -104,7 +104,7 @@ def launch(
         kernel[grid](*args, **constants, **options)
         return None
     traits = tuple(map(trait, args)) if known is None else known
-    key = (kernel, current_device(), block, traits, *constants.values())
+    key = (kernel, availability.current_device(), block, traits, *constants.values())
     found = _compiled.get(key)
     if found is None:
         if len(_compiled) >= _MANY:  # every length adds entries
@@ -134,7 +134,7 @@ class Prepared:
         if not isinstance(self.kernel, triton.runtime.JITFunction):  # the interpreter
             self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.block.options)
             return
-        key = current_device(), *(map(trait, tensors) if known is None else known)
+        key = availability.current_device(), *(map(trait, tensors) if known is None else known)
         found = self.compiled.get(key)
         if found is None:
             compiled = launch(self.kernel, self.grid, *tensors, *self.numbers, **self.constants, block=self.block)
