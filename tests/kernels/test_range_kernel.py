@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import regard
+from regard.kernels import availability
 
 
 class Case(NamedTuple):
@@ -277,7 +278,7 @@ def test_masks_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     from regard.core.clauses import clauses
     from regard.core.problem import build
 
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # lets the check of the device pass on the CPU
+    monkeypatch.setattr(availability, "current_device", lambda: None)  # lets the check of the device pass on the CPU
     mask, may = MASKS[name]
     torch.manual_seed(5)
     query, key, value = (torch.randn(2, 2, 131, 16).half().requires_grad_() for _ in range(3))
@@ -315,7 +316,7 @@ def test_alibi_without_a_problem(score: regard.Score, slopes: list[float], monke
     from regard.core.clauses import clauses
     from regard.core.problem import build
 
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    monkeypatch.setattr(availability, "current_device", lambda: None)
     case = Case(2, 2, 2, 67, 67, high=0, lengths=[67, 40], slopes=slopes)
     torch.manual_seed(8)
     leaves = [torch.randn(2, 2, 67, 16).half().requires_grad_() for _ in range(3)]
@@ -374,7 +375,7 @@ def test_biases_softcaps_and_sigmoid_by_the_kernel(name: str, monkeypatch: pytes
     from regard.core.clauses import clauses
     from regard.core.problem import build
 
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    monkeypatch.setattr(availability, "current_device", lambda: None)
     torch.manual_seed(4)
     call = {"score": regard.ScaledDot(), "normalize": regard.Softmax(), "mask": None, "bias": lambda: None} | CALLS[
         name
@@ -416,7 +417,7 @@ def test_other_masks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.core.clauses import clauses
     from regard.core.problem import build
 
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    monkeypatch.setattr(availability, "current_device", lambda: None)
     query = key = value = torch.randn(2, 2, 131, 16).half()
     by_head = regard.padding(LENGTHS[:, None].expand(2, 2))
     dense = regard.dense(torch.ones(131, 131, dtype=torch.bool)) & regard.padding(LENGTHS)

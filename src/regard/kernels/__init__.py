@@ -20,7 +20,7 @@ Each function names the reference implementation that it must equal. The caller 
 - `native_library`: C files of this package, compiled once for a machine and loaded from the user's cache; the text of
   `vectors.h`, SIMD vectors, and `bfloat16.h`, products of bfloat16, precedes each;
 - `derivatives`: the error of a backward pass that cannot be differentiated again;
-- `availability`: whether Triton is installed, and whether a CUDA graph is being captured;
+- `availability`: whether Triton is installed, the current GPU, and whether a CUDA graph is being captured;
 - `device_memory`: the working memory that a computation may take on a device;
 - `dtypes`: groups of dtypes.
 """

@@ -27,6 +27,7 @@ from regard.core.problem import HALF, Problem
 from regard.core.requests import Full, LogSumExp, Top, returned
 from regard.core.scores import Additive
 from regard.core.transforms import eager
+from regard.kernels import availability
 from regard.kernels.additive import exponential, logistic, native_attention, pair_loops
 from regard.kernels.additive.small_calls import can_store, stores_scores
 from regard.kernels.availability import TRITON
@@ -286,7 +287,7 @@ def _direct_stored(problem: Problem) -> Direct:
 
     def attended(query: Tensor, key: Tensor, value: Tensor, score: Additive, mask: Any, *_: object) -> Tensor | None:
         device, weight = query.device, score.weight
-        if device.index != torch.cuda.current_device() or weight.stride(-1) != 1:
+        if device.index != availability.current_device() or weight.stride(-1) != 1:
             return None
         if mask is None:
             return run(query, key, value, weight, EVERY, None)
@@ -312,7 +313,7 @@ def _direct_large(query: Tensor, key: Tensor, value: Tensor, score: Additive, *_
     """Return the output of a call without a mask; None if the tensors are not on the current device."""
     from regard.kernels.additive.fused import additive_attention  # imported here, because it imports Triton
 
-    if query.device.index != torch.cuda.current_device():
+    if query.device.index != availability.current_device():
         return None
     return additive_attention(query, key, value, score.weight, activation=score.activation)[0]
 

@@ -24,6 +24,7 @@ from regard.core.nonfinite import seen_keys, zero_masked_keys, zeroed
 from regard.core.normalizers import Sigmoid
 from regard.core.problem import HALF, Problem
 from regard.core.scores import Dot, ScaledDot, ScaledProduct, Score
+from regard.kernels import availability
 from regard.kernels.availability import TRITON
 
 KERNEL = "triton ranges"
@@ -196,7 +197,7 @@ def direct(problem: Problem, found: Clauses) -> Direct | None:
 
     def attended(query: Tensor, key: Tensor, value: Tensor, score: Any, mask: Any, bias: Any) -> Tensor | None:
         device = query.device
-        rules, known = rules_of(mask, device) if device.index == torch.cuda.current_device() else (None, None)
+        rules, known = rules_of(mask, device) if device.index == availability.current_device() else (None, None)
         if rules is None:
             return None
         rules, known, own = completed(rules, known, bias, device)
