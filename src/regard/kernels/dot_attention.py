@@ -289,6 +289,8 @@ def _again(
     upstream: tuple[Tensor | None, ...],
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of query, key, value and bias with a graph."""
+    # Views, because one tensor may be query, key and value, and each has its own gradient.
+    query, key, value = (tensor.view_as(tensor) for tensor in (query, key, value))
     pairs = [(y, g) for y, g in zip(formula(query, key, value, form, limits), upstream, strict=False) if g is not None]
     leaves = [t for t, one in zip((query, key, value, limits.bias), learned, strict=True) if one and t is not None]
     if not pairs or not leaves:

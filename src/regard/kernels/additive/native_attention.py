@@ -148,6 +148,9 @@ def _again(
     upstream: tuple[Tensor | None, ...],
 ) -> list[Tensor | None]:
     """Return the gradients with a graph, so that they can be differentiated again."""
+    # Views, because one tensor may be query, key and value, and each has its own gradient.
+    query, key, value, weight = (tensor.view_as(tensor) for tensor in tensors)
+    tensors = (query, key, value, weight)
     leaves = [tensor for tensor, one in zip(tensors, learned, strict=True) if one]
     pairs = [(y, dy) for y, dy in zip(formula(*tensors, visible), upstream, strict=True) if dy is not None]
     if not pairs:
