@@ -44,7 +44,7 @@ typedef struct {
     long *index;
     const float *dweights;
     float scale, softcap, shift;
-    long parts;
+    long parts; /* of the rows of a head; the last ones, under a causal mask the longest, are computed first */
     int *bad;
 } call;
 
@@ -492,7 +492,7 @@ static int packed(long half, int few, long rows, long size) {
 /* The output of a part of the rows of a head. */
 static void forward_unit(const call *c, long unit) {
     const shape *s = c->s;
-    long part = unit % c->parts, z = unit / c->parts, b = z / s->heads, h = z % s->heads, half = s->half;
+    long part = c->parts - 1 - unit % c->parts, z = unit / c->parts, b = z / s->heads, h = z % s->heads, half = s->half;
     long share = (s->queries + c->parts - 1) / c->parts, start = part * share, stop = least(start + share, s->queries);
     if (start >= stop) return;
     block all = block_of(c, b, h, start, stop - start, 0);
@@ -674,7 +674,7 @@ static void backward_unit(const call *c, long unit) {
 /* `forward_unit` in bfloat16: weights are rounded before the product with the values. */
 static void forward_half(const call *c, long unit) {
     const shape *s = c->s;
-    long part = unit % c->parts, z = unit / c->parts, b = z / s->heads, h = z % s->heads;
+    long part = c->parts - 1 - unit % c->parts, z = unit / c->parts, b = z / s->heads, h = z % s->heads;
     long g = h / (s->heads / s->kv_heads);
     long share = (s->queries + c->parts - 1) / c->parts, start = part * share, stop = least(start + share, s->queries);
     if (start >= stop) return;
