@@ -1,6 +1,7 @@
 """Fixtures of all tests: shapes and types of the library are checked at run time; random numbers are seeded."""
 
 import gc
+import importlib.util
 import os
 from collections.abc import Iterator
 
@@ -32,6 +33,10 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],  # a slow machine is no fault of a test
 )
 hypothesis.settings.load_profile("regard")
+
+
+# A script beside the tests, whose examples pytest would look for.
+collect_ignore = [] if importlib.util.find_spec("playwright") else ["studio/take_screenshots.py"]
 
 
 @pytest.hookimpl(tryfirst=True)  # runs before pytest selects items by their marks

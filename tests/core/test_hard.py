@@ -492,3 +492,39 @@ def test_each_choice_may_have_a_reward_of_its_own() -> None:
     assert_close(found.loss, torch.tensor(-0.5))
     assert_close(found.baseline, torch.tensor(2.0))
     assert_close(torch.autograd.grad(found.loss, log_prob)[0], torch.tensor([[[-0.5, 0.5]]]))
+
+
+# Short sequences at inference, by compiled loops on the CPU.
+
+
+@pytest.mark.parametrize("request_", [None, regard.full(), regard.top(3), regard.received(), regard.entropy()], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("masked", [False, True], ids=["all keys", "window of lengths"])
+def test_the_best_key_of_short_sequences(masked: bool, dtype: torch.dtype, request_: regard.Request | None) -> None:
+    """A sequence of length 2 leaves the later rows of its window empty; NaN behind it changes nothing."""
+    torch.manual_seed(5)
+    query, key, value = (torch.randn(3, heads, n, 20).to(dtype) for heads, n in ((4, 37), (2, 41), (2, 41)))
+    lengths = torch.tensor([41, 2, 19])
+    given: dict[str, object] = {"normalize": regard.Hard(), "weights": request_}
+    if masked:
+        given["mask"] = regard.window(5, 3) & regard.padding(lengths)
+    right = regard.attention(query.double(), key.double(), value.double(), backend="reference", **given)
+    if masked:
+        key[1, :, 2:], value[1, :, 2:] = torch.nan, torch.inf
+    for _ in range(2):  # the second call has a stored route
+        found = regard.attention(query, key, value, **given)
+        assert_close(found.output, right.output.to(dtype))
+        assert_close(found.log_prob.double(), right.log_prob, rtol=1e-4, atol=1e-5)
+        near = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+        if isinstance(right.weights, regard.Top):
+            assert torch.equal(found.weights.indices[..., 0], right.weights.indices[..., 0])
+        elif right.weights is not None:
+            assert_close(found.weights.double(), right.weights, **near)
+
+
+def test_the_best_key_keeps_nan_of_another_attended_value() -> None:
+    query, key, value = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 5, 8), torch.ones(1, 2, 5, 8)
+    value[:, :, 4] = torch.nan
+    found = regard.attention(query, key, value, normalize=regard.Hard())
+    right = regard.attention(query, key, value, normalize=regard.Hard(), backend="reference")
+    assert_close(found.output, right.output, equal_nan=True)

@@ -68,12 +68,17 @@ def test_gradients_in_batches() -> None:
     assert torch.allclose(alone, (grads[0, :, :, :1] * 2 / 5).expand_as(alone))
 
 
-def test_the_output_takes_hooks_of_the_caller() -> None:
-    x, grad = torch.randn(2, 3, 5, 8, requires_grad=True), torch.randn(2, 5, 3, 8).transpose(1, 2)
-    output = returned_layout.returning_alike(x * 2)
-    output.register_hook(lambda grad: grad * 5)
+def test_hooks_of_the_caller_run_before_the_layout_is_changed() -> None:
+    x, grad = torch.randn(2, 5, 3, 8, requires_grad=True), torch.randn(2, 3, 5, 8)
+    output = returned_layout.returning_alike(kernel(x.transpose(1, 2)))
+    handles = [output.register_hook(change) for change in (lambda grad: grad * 5, torch.Tensor.contiguous)]
+    seen.clear()
+    (found,) = torch.autograd.grad(output, x, grad, retain_graph=True)
+    torch.testing.assert_close(found, grad.transpose(1, 2) * 5)
+    assert seen == [output.stride()]
+    handles[0].remove()
     (found,) = torch.autograd.grad(output, x, grad)
-    torch.testing.assert_close(found, grad * 10)
+    torch.testing.assert_close(found, grad.transpose(1, 2))
 
 
 @pytest.mark.cuda

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import regard
+from regard.kernels import availability
 
 WEIGHTS = {
     "scaled dot": lambda size: None,
@@ -114,7 +115,7 @@ def test_a_stored_route_computes_later_calls(name: str, additive: bool, monkeypa
     from regard.core.backends import decoding_step
     from regard.core.problem import build
 
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # these tensors are on the CPU
+    monkeypatch.setattr(availability, "current_device", lambda: None)  # these tensors are on the CPU
     monkeypatch.setattr(decoding_step, "_workers", lambda device: 4)
     torch.manual_seed(5)
     score: Any = regard.Additive(torch.randn(19)) if additive else regard.ScaledDot(0.3)

@@ -25,6 +25,10 @@ CALLS: dict[str, tuple[dict[str, Any], Limits]] = {
     "lengths": (NONE, Limits(lengths=torch.tensor([41, 5, 0]))),
     "both": ({"band": (None, 2)}, Limits(lengths=torch.tensor([7, 41, 23]))),
     "ids": (NONE, Limits(query_ids=torch.arange(37)[None] // 11, key_ids=torch.arange(123).view(3, 41) // 7 % 5)),
+    "documents": (
+        {"band": (None, 0)},
+        Limits(query_ids=torch.arange(37)[None] // 11, key_ids=torch.arange(41)[None] // 11),
+    ),
     "pairs": (NONE, Limits(allowed=torch.arange(37 * 41).view(1, 1, 37, 41) % 7 < 3)),
     "bias": (NONE, Limits(bias=torch.arange(37 * 41).view(1, 1, 37, 41).cos().log())),
     "slopes": ({"offset": 4}, Limits(slopes=torch.tensor([0.1, 1.0, 0.0, 0.5]))),
@@ -100,8 +104,10 @@ def normalised(name: str, scores: Tensor, allowed: Tensor) -> Tensor:
         (33, 20, QUERIES, torch.float32, True),
         (64, 64, QUERIES, torch.float32, False),
         (17, 32, QUERIES, torch.bfloat16, True),
+        (40, 33, 3, torch.bfloat16, False),
+        (64, 72, QUERIES, torch.bfloat16, False),
     ],
-    ids=["few queries", "odd sizes", "whole vectors", "bfloat16"],
+    ids=["few queries", "odd sizes", "whole vectors", "bfloat16", "few in bfloat16", "wide in bfloat16"],
 )
 def test_output_and_gradients(
     call: str, size: int, value_size: int, queries: int, dtype: torch.dtype, tokens_first: bool
@@ -160,8 +166,12 @@ def test_the_gradient_of_a_bias(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["query", "key", "value"])
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 @pytest.mark.parametrize("learning", [False, True], ids=["forward", "gradients"])
-def test_numbers_that_are_not_finite_are_refused(place: int, number: float, learning: bool) -> None:
-    tensors = drawn(5, 3, QUERIES, torch.float32, False)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("queries", [3, QUERIES])
+def test_numbers_that_are_not_finite_are_refused(
+    place: int, number: float, learning: bool, dtype: torch.dtype, queries: int
+) -> None:
+    tensors = drawn(5, 3, queries, dtype, False)
     tensors[place].view(-1)[-1] = number
     query, key, value = (t.requires_grad_(learning) for t in tensors)
     form = dot_attention.form(query, key, value, scale=0.3)
@@ -187,6 +197,42 @@ def test_keys_that_no_query_attends_are_not_read() -> None:
     assert right is not None
     assert torch.equal(output, right)
     assert all(grad.isfinite().all() for grad in torch.autograd.grad(output.sum(), leaves))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_keys_between_those_of_two_queries(dtype: torch.dtype) -> None:
+    """No query attends the keys of the second document, so nothing of them reaches the gradients."""
+    torch.manual_seed(3)
+    query, key, value = (torch.randn(1, 2, length, 16).to(dtype) for length in (6, 11, 11))
+    key[:, :, 4:7] = math.nan
+    mask = regard.segments(torch.tensor([[0] * 3 + [2] * 3]), torch.tensor([[0] * 4 + [1] * 3 + [2] * 4]))
+    leaves = [t.requires_grad_() for t in (query, key, value)]
+    output = regard.attention(*leaves, mask=mask).output
+    assert output.isfinite().all()
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(output.sum(), leaves))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("band", [(None, None), (None, 0), (-70, 0)], ids=str)
+def test_more_rows_and_keys_than_a_block(dtype: torch.dtype, band: tuple[int | None, int | None]) -> None:
+    torch.manual_seed(4)
+    tensors = [torch.randn(1, 2, 301, size).to(dtype).requires_grad_() for size in (48, 48, 40)]
+    doubles = [t.detach().double().requires_grad_() for t in tensors]
+    query, key, value = tensors
+    output = dot_attention.attention(
+        query, key, value, dot_attention.form(query, key, value, scale=0.1, band=band), Limits(), True
+    )
+    assert output is not None
+    distance = torch.arange(301) - torch.arange(301)[:, None]
+    masked = (distance < (-301 if band[0] is None else band[0])) | (distance > (301 if band[1] is None else band[1]))
+    scores = (doubles[0] @ doubles[1].mT * 0.1).masked_fill(masked, -math.inf)
+    right = scores.softmax(-1) @ doubles[2]
+    direction = torch.arange(right.numel()).cos().reshape(right.shape)
+    found = (output, *torch.autograd.grad(output, tensors, direction.to(dtype)))
+    true = (right, *torch.autograd.grad(right, doubles, direction.to(dtype).double()))
+    near = 1e-5 if dtype == torch.float32 else 2e-2
+    for one, other in zip(found, true, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=near, atol=near * float(other.detach().abs().max()))
 
 
 def test_the_number_of_threads_changes_nothing() -> None:

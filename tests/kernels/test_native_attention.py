@@ -3,10 +3,11 @@
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import regard
 from regard.kernels.additive import pair_loops
-from regard.kernels.additive.native_attention import Visible, attention
+from regard.kernels.additive.native_attention import Visible, attention, with_weights
 
 pytestmark = pytest.mark.skipif(not pair_loops.available(), reason="there is no C compiler")
 
@@ -94,3 +95,61 @@ def test_a_call_by_the_public_function(tokens_first: bool, masked: bool) -> None
     for _ in range(2):
         output = regard.attention(query, key, value, score=regard.Additive(weight), mask=mask).output
         torch.testing.assert_close(output, right.float(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", VISIBLE)
+def test_gradients_of_weights_and_output(name: str) -> None:
+    visible, rule = VISIBLE[name]
+    tensors = drawn(19, 21, 1.0, True)
+    b, i, j = torch.arange(BATCH)[:, None, None], torch.arange(QUERIES)[:, None], torch.arange(KEYS)[None, :]
+    allowed = rule(b, i, j).expand(BATCH, QUERIES, KEYS)[:, None]
+    tensors[2] = torch.eye(KEYS, KEYS).expand(BATCH, HEADS, KEYS, KEYS).contiguous()  # then the output is the weights
+    direction = torch.arange(BATCH * HEADS * QUERIES * KEYS).cos().reshape(BATCH, HEADS, QUERIES, KEYS)
+    true = exact(tensors, allowed, 3 * direction)
+    leaves = [t.clone().requires_grad_() for t in tensors]
+    found = with_weights(leaves[0], leaves[1], leaves[2], leaves[3], visible)
+    assert found is not None
+    output, weights = found
+    torch.testing.assert_close(weights.detach(), true[0].float(), rtol=1e-4, atol=1e-6)
+    made = torch.autograd.grad(output, leaves, direction, retain_graph=True)
+    more = torch.autograd.grad(weights, leaves, 2 * direction, allow_unused=True)
+    assert more[2] is None or torch.count_nonzero(more[2]) == 0
+    for place, right in ((0, true[1]), (1, true[2]), (3, true[4])):
+        torch.testing.assert_close(made[place] + more[place], right.float(), rtol=1e-4, atol=2e-5)
+
+
+def test_scores_of_a_single_key_have_no_gradient() -> None:
+    """The first row of a causal call has one key: its weight is 1 whatever the score is."""
+    query, key, value, weight = drawn(128, 130, 1.0, False)
+    leaves = [query[:, :, :1].clone().requires_grad_(), weight.requires_grad_()]
+    score = regard.Additive(leaves[1])
+    output = regard.attention(leaves[0], key, value, score=score, mask=regard.causal()).output
+    for grad in torch.autograd.grad(output.cos().sum(), leaves):
+        assert torch.count_nonzero(grad) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    """Everything but inputs and results is in float32."""
+    tensors = [t.to(dtype) for t in drawn(33, 17, 1.0, False)]
+    direction = torch.arange(BATCH * HEADS * QUERIES * 17).cos().reshape(BATCH, HEADS, QUERIES, 17).to(dtype)
+    leaves = [t.clone().requires_grad_() for t in tensors]
+    attended = regard.attention(
+        leaves[0], leaves[1], leaves[2], score=regard.Additive(leaves[3]), weights=regard.full()
+    )
+    true = exact(tensors, torch.ones(BATCH, 1, QUERIES, KEYS, dtype=torch.bool), direction)
+    found = [attended.output.detach(), *torch.autograd.grad(attended.output, leaves, direction)]
+    assert attended.weights.dtype == dtype
+    for one, right in zip(found, true, strict=True):
+        torch.testing.assert_close(one, right.to(dtype), rtol=1e-2, atol=1e-2 * max(1.0, float(right.abs().max())))
+
+
+@pytest.mark.parametrize("request_", [None, regard.full()], ids=["output", "weights"])
+def test_tensors_without_memory_use_other_code(request_: object) -> None:
+    query, key, value, weight = drawn(16, 8, 1.0, False)
+
+    def call(query: Tensor, key: Tensor) -> Tensor:
+        return regard.attention(query, key, value, score=regard.Additive(weight), weights=request_).output
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert call(torch.empty(query.shape), torch.empty(key.shape)).shape == (*query.shape[:3], 8)

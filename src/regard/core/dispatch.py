@@ -10,7 +10,7 @@ import difflib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 from regard.core import summaries
@@ -166,11 +166,21 @@ def store(signature: Hashable, problem: Problem, given: bool) -> Route:
     if given and problem.request is not None and not dot_loops.serves(problem):
         of_backend = getattr(backends[0].module, "asked", None)
         asked = None if of_backend is None else of_backend(problem)
+        asked = _asked(problem, backends[0]) if asked is None else asked
     if len(_ROUTES) >= _MOST:
         _ROUTES.clear()
     route = Route(tuple(backends), direct, asked)
     _ROUTES[signature] = route
     return route
+
+
+def _asked(problem: Problem, backend: Backend) -> Asked | None:
+    """Return a function for output and request of calls with this signature: a backend's kernel and one for weights."""
+    if problem.differentiated or not summaries.serves(problem):
+        return None
+    plain, of_backend = replace(problem, request=None), getattr(backend.module, "direct", None)
+    run = None if of_backend is None else of_backend(plain)
+    return summaries.asked(problem, run, sdpa.with_lse(plain) if backend.module is sdpa else None)
 
 
 def choose(problem: Problem, name: str, refused: dict[str, str]) -> Backend:

@@ -14,7 +14,7 @@ from regard.core.features import EluFeatures, Features, PerformerFeatures
 from regard.core.linear_masks import filled, kept_keys
 from regard.core.problem import HALF, Problem
 from regard.core.transforms import transformed
-from regard.kernels import linear_blocks, performer_products
+from regard.kernels import linear_blocks, linear_loops, performer_products
 from regard.kernels.availability import TRITON
 
 _SIZE = 128  # the largest size of keys and values: the sum of their products is in registers
@@ -167,6 +167,8 @@ def attend_in_blocks(
         features.check(query)
         maps = linear_blocks.Performer(features.projection, query.dtype)
     plan = _plan(problem, maps.count, chunk, rows)
+    if isinstance(maps, linear_blocks.Elu) and keep is None and linear_loops.serves(query, key, value):
+        plan = plan._replace(native=True)
     output, divisor, sound = linear_blocks.linear_attention(maps, query, key, value, plan, general)
     if not sound:
         constants = query.detach(), key.detach(), value.detach(), divisor

@@ -94,7 +94,7 @@ class Problem:
     def differentiated(self) -> bool:
         """Return whether any input requires a gradient."""
         tensors = (self.query, self.key, self.value)
-        return torch.is_grad_enabled() and (any(t.requires_grad for t in tensors) or bool(self.learned))
+        return torch.is_grad_enabled() and (any(t.requires_grad for t in tensors) or len(self.learned) > 0)
 
     def repeat(self, tensor: Tensor) -> Tensor:
         """Return keys or values with each head repeated for the query heads that share it (repeat_interleave)."""

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.core.backends.kernel_arguments import bias_arguments, by_pairs, mask_arguments, narrowed
+from regard.core.backends.kernel_arguments import bias_arguments, by_pairs, mask_arguments, narrowed, pairs_of
+from regard.core.backends.result import Asked, Both, Direct
 from regard.core.clauses import clauses
 from regard.core.nonfinite import zero_masked_keys
 from regard.core.problem import HALF, Problem
-from regard.core.requests import Entropy, Full, LogSumExp, Received, Top, TopWeights
+from regard.core.requests import Entropy, Full, LogSumExp, Received, Request, Top, TopWeights, returned
+from regard.core.scores import Dot, ScaledDot
 from regard.core.transforms import transformed
 from regard.kernels.availability import TRITON
 from regard.kernels.weight_sums import weight_sums
@@ -57,29 +59,68 @@ def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
 
     `lse` (…, h, q) is the log-sum-exp of the scores if known.
     """
-    from regard.kernels.triton import full_weights, largest_weights  # imported here, because they import Triton
-    from regard.kernels.triton import weight_summaries as kernels
+    from regard.kernels.triton import score_tiles as kernels  # imported here, because it imports Triton
 
     # The kernels replace the score of a masked key, whatever it is; a gradient would be multiplied with the key.
     problem = zero_masked_keys(problem) if problem.differentiated else problem
-    product, request, lead = problem.score.as_product(problem.query, problem.key), problem.request, problem.shape[:-2]
+    product, lead = problem.score.as_product(problem.query, problem.key), problem.shape[:-2]
     assert product is not None  # checked by serves()
     query, key = (t.reshape(-1, *t.shape[-3:]) for t in (product.query, product.key))
     query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key))
     pairs = _pairs(problem, (*query.shape[:3], key.shape[2]))
-    lse = None if lse is None else lse.reshape(query.shape[:3])
-    scored = kernels.Scored(query, key, pairs, product.scale)
+    lse = None if lse is None else lse.detach().reshape(query.shape[:3]).float().contiguous()
+    found = _requested(kernels.Scored(query, key, pairs, product.scale), problem.request, lse)
+    if isinstance(found, Top):
+        return Top(*(t.reshape(*lead, *t.shape[-2:]) for t in found))
+    return found.reshape(*lead, *found.shape[2:])
+
+
+def _requested(scored: Any, request: Request | None, lse: Tensor | None) -> Tensor | Top:
+    """Return what is requested of weights (b, h, q, k); `lse` (b, h, q) in float32 is the log-sum-exp if known."""
+    from regard.kernels.triton import full_weights, largest_weights  # imported here, because they import Triton
+    from regard.kernels.triton import weight_summaries as kernels
+
     if isinstance(request, Full):
-        found = full_weights.full_weights(scored, None if lse is None else lse.float().contiguous())
-        return found.reshape(problem.shape)
+        return full_weights.full_weights(scored, lse)
     if isinstance(request, TopWeights):
-        lse = kernels.log_sum_exp(scored)[0] if lse is None else lse.float().contiguous()
-        values, keys = largest_weights.top(scored, lse, min(request.count, problem.shape[-1]))
-        return Top(*(t.reshape(*lead, *t.shape[-2:]) for t in (values, keys)))
+        lse = kernels.log_sum_exp(scored)[0] if lse is None else lse
+        return Top(*largest_weights.top(scored, lse, min(request.count, scored.key.shape[2])))
     kinds = ((Entropy, "entropy"), (Received, "received"), (LogSumExp, "logsumexp"))
     kind = next(name for record, name in kinds if isinstance(request, record))
-    found = kernels.summary(query, key, pairs, product.scale, lse, kind)
-    return found.reshape(*lead, found.shape[-1])
+    return kernels.summary(scored, lse, kind)
+
+
+def asked(problem: Problem, run: Direct | None, both: Both | None) -> Asked | None:
+    """Return a function that computes output and request for all calls with the signature of this one, or None.
+
+    `run` computes the output of such a call, `both` output and log-sum-exp; it returns None if no kernel has both.
+    """
+    tensors = (problem.query, problem.key, problem.value)
+    if (run is None and both is None) or problem.query.ndim != 4 or any(t.stride(-1) != 1 for t in tensors):
+        return None
+    if problem.differentiated or type(problem.score) not in (Dot, ScaledDot) or not serves(problem):
+        return None
+    from regard.kernels.triton.score_tiles import Scored  # imported here, because it imports Triton
+
+    score, exact = problem.score, problem.query.dtype
+    scale = score.factor(problem.query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
+    pairs = pairs_of(problem)
+
+    def computed(
+        query: Tensor, key: Tensor, value: Tensor, score: Any, mask: Any, bias: Any, request: Request | None
+    ) -> tuple[Tensor, Tensor | Top | None, None] | None:
+        if query.device.index != torch.cuda.current_device():
+            return None
+        output, lse = (None, None) if both is None else both(query, key, value)
+        if output is None and run is not None:
+            output = run(query, key, value, score, mask, bias)
+        if output is None:
+            return None
+        lse = None if lse is None else lse.detach().float().contiguous()
+        found = _requested(Scored(query, key, pairs(mask, bias, query.device), scale), request, lse)
+        return output, returned(found, request, exact), None
+
+    return computed
 
 
 def sums_serve(problem: Problem) -> bool:

@@ -6,20 +6,21 @@ Each function names the reference implementation that it must equal. The caller 
 - `additive/`: additive scores on the CPU, the sine series, and the function that calls the CUDA kernels;
 - `recurrent/`: a GRU over sequences and GRU decoders with attention, with their backward passes;
 - `triton/`: the kernels written in Triton; each module is imported in the function that launches it;
-- `dot_attention`: attention of short sequences with dot products on the CPU by `dot_attention.c`;
+- `dot_attention`: attention with dot products on the CPU by `dot_attention.c`;
 - `local_attention`: local attention with dot products on the CPU by `local_attention.c`;
 - `entmax_rows`: sparsemax and entmax attention on CUDA, a block of whole rows at a time;
 - `linear_blocks`: linear attention on the CPU, with its backward pass;
+- `linear_loops`: the same for elu features, by `linear_attention.c`;
 - `performer_products`: linear attention with Performer features by torch's products of matrices on CUDA;
 - `weight_sums`: received weights and entropy on the CPU, computed from the log-sum-exp;
 - `cross_entropy`: output layer and cross-entropy without all logits in memory;
 - `products`: matrix products on the CPU, by MKL or oneDNN;
 - `cuda_graphs`: a loop of small CUDA kernels recorded once and replayed;
 - `compilation`: functions compiled to C++ at their first call, and cached;
-- `native_library`: a C file of this package, compiled once for a machine and loaded from the user's cache; the text of
-  `vectors.h`, SIMD vectors, precedes each;
+- `native_library`: C files of this package, compiled once for a machine and loaded from the user's cache; the text of
+  `vectors.h`, SIMD vectors, and `bfloat16.h`, products of bfloat16, precedes each;
 - `derivatives`: the error of a backward pass that cannot be differentiated again;
-- `availability`: whether Triton is installed, and whether a CUDA graph is being captured;
+- `availability`: whether Triton is installed, the current GPU, and whether a CUDA graph is being captured;
 - `device_memory`: the working memory that a computation may take on a device;
 - `dtypes`: groups of dtypes.
 """

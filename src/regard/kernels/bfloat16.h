@@ -155,13 +155,14 @@ static inline __attribute__((always_inline)) void sum_tile(
 /* Sums of rows (count, size) for m <= 4 rows of weights; `out_row` is a multiple of 32. */
 static void sum_few(long m, const float *weights, long width, long count, const uint16_t *rows, long stride, long size,
                     float *out, long out_row) {
+    for (long x = 0; x < size;) {
+        long v = m <= 2 && size - x > 64 ? 4 : 2;
 #define CASE(M, V) \
-    case M: \
-        for (long x = 0; x < size; x += 32 * V) \
-            sum_tile(M, V, weights, width, count, rows + x, stride, size - x, out + x, out_row); \
-        break;
-    switch (m) { CASE(1, 4) CASE(2, 4) CASE(3, 2) CASE(4, 2) }
+    if (m == M && v == V) sum_tile(M, V, weights, width, count, rows + x, stride, size - x, out + x, out_row);
+        CASE(1, 4) CASE(1, 2) CASE(2, 4) CASE(2, 2) CASE(3, 2) CASE(4, 2)
 #undef CASE
+        x += 32 * v;
+    }
 }
 
 /* AMX needs the permission of the system, once in a process, and a configuration in each thread. That of the caller is

@@ -1,18 +1,21 @@
-/* Attention of short sequences with dot products on a CPU, forward and backward, in one parallel region each.
+/* Attention with dot products on a CPU, forward and backward, in one parallel region each.
  * Reference: `regard.core.backends.reference`.
  *
- * Inputs are float32 or bfloat16, with any strides of batch, heads and tokens; everything is computed in float32. A unit
- * of work is a head of one sequence (backward: a key head), or a part of its rows. Keys that no row of the unit attends
- * are never read. A pair that is read but masked gets the score -inf, whatever its product is. A call with a number that
- * is not finite among those read returns 1, and another backend computes it.
+ * Inputs are float32 or bfloat16, with any strides of batch, heads and tokens; all sums are in float32. A unit of work
+ * is a head of one sequence (backward: a key head), or a part of its rows. Keys that no row of the unit attends are not
+ * read, but for those between the keys of two rows. A pair that is read but masked gets the score -inf, whatever its
+ * product is. A call with a number that is not finite among those attended returns 1, as it may for others that are
+ * read, and another backend computes it.
  */
 
 #define BLOCK 32             /* rows whose scores are stored together */
 #define TILE (LANES == 16 ? 8 : 4) /* rows of a product whose sums are in registers */
+#define PANEL (2 * LANES)     /* columns of a right operand that are read together */
+#define GRAIN (PANEL > STEP ? PANEL : STEP)
 #define STEP (LANES > 4 ? LANES : 4) /* numbers to whose multiples rows are padded */
-#define FEW 4                /* up to this number of queries a transposed copy of the keys does not pay */
+#define FEW 8                /* up to this number of queries a transposed copy of the keys does not pay */
 #define UNITS 8              /* number of units below which the rows of a head are divided */
-#define DEEP 192             /* depth of a product that is computed at a time */
+#define DEEP 128             /* depth of a product that is computed at a time */
 #define CHUNKS 32            /* portions of the units that a thread takes in turn */
 #define LOWEST -86.0f        /* the sigmoid of anything less is 0 */
 
@@ -32,6 +35,7 @@ typedef struct {
     const shape *s;
     const char *query, *key, *value, *change; /* `change`: gradient of the output, contiguous */
     const long *lengths, *query_ids, *key_ids;
+    long *ranges; /* of the keys with the id of each query, first and last, (batch or 1, queries, 2), or 0 */
     const float *bias, *slopes;
     const unsigned char *allowed;
     char *output, *dquery, *dkey, *dvalue; /* gradients are contiguous */
@@ -40,7 +44,7 @@ typedef struct {
     long *index;
     const float *dweights;
     float scale, softcap, shift;
-    long parts;
+    long parts; /* of the rows of a head; the last ones, under a causal mask the longest, are computed first */
     int *bad;
 } call;
 
@@ -59,7 +63,7 @@ static float *reserve(size_t count) {
 }
 
 static inline long whole(long n) { return (n + STEP - 1) / STEP * STEP; }
-/* The distance of long rows whose columns are read one after another: an odd number of vectors, so that the rows are not in
+/* The distance of long rows whose columns are read one after another: an odd number of vectors, so that they are not in
  * the same few sets of the cache. */
 static inline long spread(long n) { return n > 8 * STEP ? (whole(n) / STEP | 1) * STEP : whole(n); }
 static inline long least(long a, long b) { return a < b ? a : b; }
@@ -98,9 +102,12 @@ static void save(const float *from, long width, long half, long rows, long size,
     }
 }
 
-/* (rows, size) to (size, width): columns beyond the rows are zeros. */
-static void transpose(const float *from, long stride, long rows, long size, float *to, long width) {
-    long i = 0;
+static inline long panels(long n) { return (n + GRAIN - 1) / GRAIN * GRAIN; }
+
+/* (rows, size) to its transpose in panels of columns, each (size, PANEL): columns beyond the rows are zeros. */
+static void transpose(const float *from, long stride, long rows, long size, float *to) {
+    long i = 0, width = panels(rows);
+#define PLACE(i, x) (to + (i) / PANEL * PANEL * size + (x) * PANEL + (i) % PANEL)
 #if LANES == 16
     for (; i < width; i += 16)
         for (long x = 0; x < size; x += 16) {
@@ -109,7 +116,7 @@ static void transpose(const float *from, long stride, long rows, long size, floa
             for (long u = 0; u < 16; u++)
                 square[u] = i + u < rows ? _mm512_maskz_loadu_ps(inside, from + (i + u) * stride + x) : ALL(0.0f);
             turn(square);
-            for (long u = 0; u < least(16, size - x); u++) STORE(to + (x + u) * width + i, square[u]);
+            for (long u = 0; u < least(16, size - x); u++) STORE(PLACE(i, x + u), square[u]);
         }
 #elif LANES > 1
     for (; i + 4 <= rows; i += 4) {
@@ -119,19 +126,28 @@ static void transpose(const float *from, long stride, long rows, long size, floa
             __m128 a = _mm_loadu_ps(at + x), b = _mm_loadu_ps(at + stride + x), c = _mm_loadu_ps(at + 2 * stride + x);
             __m128 d = _mm_loadu_ps(at + 3 * stride + x);
             _MM_TRANSPOSE4_PS(a, b, c, d);
-            _mm_storeu_ps(to + x * width + i, a);
-            _mm_storeu_ps(to + (x + 1) * width + i, b);
-            _mm_storeu_ps(to + (x + 2) * width + i, c);
-            _mm_storeu_ps(to + (x + 3) * width + i, d);
+            _mm_storeu_ps(PLACE(i, x), a);
+            _mm_storeu_ps(PLACE(i, x + 1), b);
+            _mm_storeu_ps(PLACE(i, x + 2), c);
+            _mm_storeu_ps(PLACE(i, x + 3), d);
         }
         for (; x < size; x++)
-            for (long u = 0; u < 4; u++) to[x * width + i + u] = at[u * stride + x];
+            for (long u = 0; u < 4; u++) *PLACE(i + u, x) = at[u * stride + x];
     }
 #endif
-    for (; i < rows; i++)
-        for (long x = 0; x < size; x++) to[x * width + i] = from[i * stride + x];
-    for (long x = 0; i < width && x < size; x++)
-        for (long u = rows; u < width; u++) to[x * width + u] = 0.0f;
+    for (; i < width; i++)
+        for (long x = 0; x < size; x++) *PLACE(i, x) = i < rows ? from[i * stride + x] : 0.0f;
+#undef PLACE
+}
+
+/* (rows, size) itself in panels of columns, each (rows, PANEL). */
+static void pack_columns(const float *from, long stride, long rows, long size, float *to) {
+    for (long x = 0; x < size; x += PANEL)
+        for (long i = 0; i < rows; i++, to += PANEL) {
+            long count = least(PANEL, size - x);
+            memcpy(to, from + i * stride + x, (size_t)count * sizeof(float));
+            for (long u = count; u < PANEL; u++) to[u] = 0.0f;
+        }
 }
 
 /* c (m, v vectors) = or += sum over p of a[m a_row + p a_step] b[p b_row]. */
@@ -168,23 +184,27 @@ static void rows_of_tile(long m, int v, long depth, const float *a, long a_row, 
 #undef CASE
 }
 
-/* c (m, n) = or += a b with `n` a multiple of LANES; the strides of `a` allow its transpose. */
+/* c (m, n) = or += a b with `n` a multiple of LANES; the strides of `a` allow its transpose. `b_panel` is the distance
+ * of the panels of b, or 0 if it has rows. */
 static void multiply(long m, long n, long depth, const float *a, long a_row, long a_step, const float *b, long b_row,
-                     float *c, long c_row, int more) {
+                     long b_panel, float *c, long c_row, int more) {
     long x = 0;
     /* More columns at a time of few rows, so that a row of `b` is read in few pieces. */
 #define WIDE(M, V) \
-    if (m == M) \
-        for (; x + V * LANES <= n; x += V * LANES) tile(M, V, depth, a, a_row, a_step, b + x, b_row, c + x, c_row, more);
+    if (m == M && !b_panel) \
+        for (; x + V * LANES <= n; x += V * LANES) \
+            tile(M, V, depth, a, a_row, a_step, b + x, b_row, c + x, c_row, more);
     WIDE(1, 8) WIDE(2, 8) WIDE(2, 4) WIDE(3, 4) WIDE(4, 4)
 #undef WIDE
-    for (; x < n; x += 2 * LANES) {
-        int v = n - x >= 2 * LANES ? 2 : 1;
-        for (long p = 0; p < depth || p == 0; p += DEEP) /* so much of `b` stays in the cache for all rows */
+    /* So many rows of `b` at a time that a panel of them stays in the cache for all rows of `a`. */
+    for (long p = 0, begin = x; begin < n && (p < depth || p == 0); p += DEEP)
+        for (x = begin; x < n; x += PANEL) {
+            const float *right = (b_panel ? b + x / PANEL * b_panel : b + x) + p * b_row;
             for (long i = 0; i < m; i += TILE)
-                rows_of_tile(least(TILE, m - i), v, least(DEEP, depth - p), a + i * a_row + p * a_step, a_row, a_step,
-                             b + p * b_row + x, b_row, c + i * c_row + x, c_row, more || p > 0);
-    }
+                rows_of_tile(least(TILE, m - i), n - x >= PANEL ? 2 : 1, least(DEEP, depth - p),
+                             a + i * a_row + p * a_step, a_row, a_step, right, b_row, c + i * c_row + x, c_row,
+                             more || p > 0);
+        }
 }
 
 /* Scores of a few rows with keys (count, size) as they are, without a transposed copy: each key is read once. */
@@ -212,7 +232,39 @@ static inline void attended(const call *c, long b, long i, long *first, long *la
     *first = s->banded_low ? most_of(0, i + s->low) : 0;
     *last = c->lengths ? c->lengths[b] : s->keys;
     if (s->banded_high) *last = least(*last, i + s->high + 1);
+    if (c->ranges) {
+        const long *range = c->ranges + 2 * ((s->query_ids || s->key_ids ? b * s->queries : 0) + i);
+        *first = most_of(*first, range[0]);
+        *last = least(*last, range[1]);
+    }
     if (*first >= *last) *first = *last = 0;
+}
+
+/* The range of the keys with the id of each query. Where it has no other key, ids need not be compared again: they are
+ * removed from the call. */
+static void find_ranges(call *c) {
+    const shape *s = c->s;
+    long batch = s->query_ids || s->key_ids ? s->batch : 1, alone = 1;
+    c->ranges = 0;
+    if (!c->query_ids) return;
+    c->ranges = malloc((size_t)(2 * batch * s->queries) * sizeof(long));
+    if (!c->ranges) abort();
+    for (long b = 0; b < batch; b++) {
+        const long *own = c->query_ids + b * s->query_ids, *ids = c->key_ids + b * s->key_ids;
+        long *range = c->ranges + 2 * b * s->queries;
+        for (long i = 0; i < s->queries; i++, range += 2) {
+            if (i && own[i] == own[i - 1]) {
+                range[0] = range[-2], range[1] = range[-1];
+                continue;
+            }
+            long first = 0, last = s->keys;
+            while (first < last && ids[first] != own[i]) first++;
+            while (last > first && ids[last - 1] != own[i]) last--;
+            range[0] = first, range[1] = last;
+            for (long j = first; alone && j < last; j++) alone = ids[j] == own[i];
+        }
+    }
+    if (alone) c->query_ids = c->key_ids = 0;
 }
 
 /* Rows and columns of a block of scores. */
@@ -253,6 +305,15 @@ static void project(float *scores, long width, float big, int square) {
     }
 }
 
+/* Sets the weights of a row with nothing to attend to 0. Returns whether its n products were finite: a query that is not
+ * would reach the gradients of the keys. */
+static int clear(float *scores, long n, long width) {
+    float check = 0.0f;
+    for (long x = 0; x < n; x++) check += scores[x] * 0.0f;
+    memset(scores, 0, (size_t)width * sizeof(float));
+    return check == 0.0f;
+}
+
 /* From products to weights, in place, for row i of a block whose columns begin at key `first` and are padded to `width`.
  * With `slope` (backward): the derivative of the score by the product goes there, 0 where masked.
  * Returns whether every number was finite. */
@@ -264,9 +325,8 @@ static int weigh(const call *c, const block *at, long i, long width, float *scor
     int wrong = 0;
     attended(c, at->b, i, &from, &to);
     if (from == to) {
-        memset(scores, 0, (size_t)width * sizeof(float));
         if (slope) memset(slope, 0, (size_t)width * sizeof(float));
-        return 1;
+        return clear(scores, n, width);
     }
     for (long x = 0; x < width; x += LANES) {
         vec y = LOAD(scores + x);
@@ -354,8 +414,8 @@ static int weigh(const call *c, const block *at, long i, long width, float *scor
 
 /* Whether the weights are softmax of products with a positive scale under lengths and a band. */
 static int is_simple(const call *c) {
-    return c->scale > 0.0f && !(c->softcap > 0.0f || c->bias || c->slopes || c->shift != 0.0f || c->allowed || c->query_ids
-                                || c->s->normalizer != SOFTMAX);
+    return c->scale > 0.0f && !(c->softcap > 0.0f || c->bias || c->slopes || c->shift != 0.0f || c->allowed
+                                || c->query_ids || c->s->normalizer != SOFTMAX);
 }
 
 /* The same as `weigh` for these, without the division by the sum, whose inverse goes to `by`. */
@@ -365,12 +425,12 @@ static int weigh_simply(const call *c, const block *at, long i, long width, floa
     attended(c, at->b, i, &from, &to);
     from -= at->first, to -= at->first;
     *by = 0.0f;
-    if (from == to) { /* a query that is not finite would reach the gradients of the keys */
-        for (long x = 0; x < at->last - at->first; x++) check = FMA(ALL(scores[x]), ALL(0.0f), check);
-        memset(scores, 0, (size_t)width * sizeof(float));
-        return !ANY_NAN(check);
-    }
+    if (from == to) return clear(scores, at->last - at->first, width);
     long start = from / LANES * LANES, stop = least(width, whole(to));
+    if (c->ranges) /* a key between those of two queries may be attended by none, and would reach the gradients */
+        for (long x = 0, n = at->last - at->first; x < n; x += LANES)
+            if (x < from || x + LANES > to)
+                check = FMA(between(LOAD(scores + x), 0, n - x, 0.0f), ALL(0.0f), check);
     for (long x = 0; x < start; x += LANES) STORE(scores + x, ALL(0.0f));
     for (long x = stop; x < width; x += LANES) STORE(scores + x, ALL(0.0f));
     for (long x = start; x < stop; x += LANES) {
@@ -424,18 +484,23 @@ static void pick(const call *c, const block *at, const float *scores, long width
     }
 }
 
+/* Whether a right operand with rows is copied to panels, which stay in the cache for all rows of the left operand. */
+static int packed(long half, int few, long rows, long size) {
+    return !half && !few && (rows > BLOCK || size < whole(size));
+}
+
 /* The output of a part of the rows of a head. */
 static void forward_unit(const call *c, long unit) {
     const shape *s = c->s;
-    long part = unit % c->parts, z = unit / c->parts, b = z / s->heads, h = z % s->heads, half = s->half;
+    long part = c->parts - 1 - unit % c->parts, z = unit / c->parts, b = z / s->heads, h = z % s->heads, half = s->half;
     long share = (s->queries + c->parts - 1) / c->parts, start = part * share, stop = least(start + share, s->queries);
     if (start >= stop) return;
     block all = block_of(c, b, h, start, stop - start, 0);
     long n = all.last - all.first, width = spread(n), out_width = whole(s->value_size), size = s->size;
-    int few = stop - start <= FEW;
-    int simple = is_simple(c);
-    long key_room = half ? n * size : 0, value_room = half || s->value_size < out_width ? n * out_width : 0;
-    long turned = few ? 0 : size * width;
+    int few = stop - start <= FEW, simple = is_simple(c);
+    int packs = s->normalizer != HARD && packed(half, few, stop - start, s->value_size);
+    long key_room = half ? n * size : 0, turned = few ? 0 : size * panels(n), e = s->value_size;
+    long value_room = packs ? n * panels(e) : half || e < out_width ? n * out_width : 0;
     float *memory = reserve((size_t)(key_room + value_room + turned + BLOCK * (width + size + out_width) + LANES));
     float *key_copy = memory, *value_copy = key_copy + key_room, *kt = value_copy + value_room, *scores = kt + turned;
     float *query_copy = scores + BLOCK * width, *out = query_copy + BLOCK * size;
@@ -443,8 +508,8 @@ static void forward_unit(const call *c, long unit) {
     const char *keys = slice(c->key, s->key, half, b, g) + all.first * s->key[2] * bytes(s);
     const char *values = slice(c->value, s->value, half, b, g) + all.first * s->value[2] * bytes(s);
     const float *k = rows_of(keys, s->key[2], half, n, size, size, key_copy, &key_row);
-    const float *v = rows_of(values, s->value[2], half, n, s->value_size, out_width, value_copy, &value_row);
-    if (!few) transpose(k, key_row, n, size, kt, width);
+    const float *v = rows_of(values, s->value[2], half, n, e, packs ? e : out_width, value_copy, &value_row);
+    if (!few) transpose(k, key_row, n, size, kt);
     vec seen = ALL(0.0f); /* values with weight 0 count too */
     for (long i = 0; s->normalizer == HARD && i < n; i++)
         for (long x = 0; x < out_width; x += LANES) seen = FMA(LOAD(v + i * value_row + x), ALL(0.0f), seen);
@@ -452,9 +517,10 @@ static void forward_unit(const call *c, long unit) {
         *c->bad = 1;
         return;
     }
+    if (packs) pack_columns(v, value_row, n, e, value_copy), v = value_copy, value_row = PANEL;
     for (long row = start; row < stop; row += BLOCK) {
         block at = block_of(c, b, h, row, least(BLOCK, stop - row), all.first);
-        long shift = (at.first - all.first) / STEP * STEP; /* a whole vector of the transposed keys */
+        long shift = (at.first - all.first) / GRAIN * GRAIN; /* a whole panel of the transposed keys */
         at.first = all.first + shift;
         long count = at.last - at.first, columns = whole(count);
         const char *given = slice(c->query, s->query, half, b, h) + row * s->query[2] * bytes(s);
@@ -462,7 +528,7 @@ static void forward_unit(const call *c, long unit) {
         if (few)
             score_rows(at.rows, q, query_row, k + shift * key_row, key_row, count, size, scores, width);
         else
-            multiply(at.rows, columns, size, q, query_row, 1, kt + shift, width, scores, width, 0);
+            multiply(at.rows, columns, size, q, query_row, 1, kt + shift * size, PANEL, size * PANEL, scores, width, 0);
         vec check = ALL(0.0f);
         float by[BLOCK];
         for (long i = 0; i < at.rows; i++) {
@@ -480,7 +546,8 @@ static void forward_unit(const call *c, long unit) {
         if (s->normalizer == HARD)
             pick(c, &at, scores, width, v + shift * value_row, value_row, out, out_width);
         else
-            multiply(at.rows, out_width, count, scores, width, 1, v + shift * value_row, value_row, out, out_width, 0);
+            multiply(at.rows, out_width, count, scores, width, 1, v + shift * value_row, value_row,
+                     packs ? n * PANEL : 0, out, out_width, 0);
         for (long x = 0; x < at.rows * out_width; x += LANES) check = FMA(LOAD(out + x), ALL(0.0f), check);
         if (!(sum(check) == 0.0f)) {
             *c->bad = 1;
@@ -557,38 +624,42 @@ static void backward_unit(const call *c, long unit) {
     block all = block_of(c, b, g * group, 0, s->queries, 0);
     long n = all.last - all.first, width = spread(n), size = s->size, wide = whole(size), e = s->value_size;
     long out = whole(e);
-    float *memory = reserve((size_t)(n * (2 * wide + 2 * out) + (size + e) * width + BLOCK * (2 * width + 2 * wide + out) + width
-                                     + LANES));
-    float *key_copy = memory, *value_copy = key_copy + n * wide, *dk = value_copy + n * out, *dv = dk + n * wide;
-    float *kt = dv + n * out, *vt = kt + size * width, *p = vt + e * width, *slope = p + BLOCK * width;
+    int packs = packed(half, 0, s->queries, size);
+    float *memory = reserve((size_t)(n * (panels(size) + wide + 2 * out) + (size + e) * panels(n)
+                                     + BLOCK * (2 * width + 2 * wide + out) + width + LANES));
+    float *key_copy = memory, *value_copy = key_copy + n * panels(size), *dk = value_copy + n * out;
+    float *dv = dk + n * wide;
+    float *kt = dv + n * out, *vt = kt + size * panels(n), *p = vt + e * panels(n), *slope = p + BLOCK * width;
     float *ds = slope + width, *query_copy = ds + BLOCK * width, *change_copy = query_copy + BLOCK * wide;
     float *dq = change_copy + BLOCK * out;
     long key_row, value_row, query_row, change_row;
     const char *keys = slice(c->key, s->key, half, b, g) + all.first * s->key[2] * bytes(s);
     const char *values = slice(c->value, s->value, half, b, g) + all.first * s->value[2] * bytes(s);
-    const float *k = rows_of(keys, s->key[2], half, n, size, wide, key_copy, &key_row);
+    const float *k = rows_of(keys, s->key[2], half, n, size, packs ? size : wide, key_copy, &key_row);
     const float *v = rows_of(values, s->value[2], half, n, e, e, value_copy, &value_row);
-    transpose(k, key_row, n, size, kt, width);
-    transpose(v, value_row, n, e, vt, width);
+    transpose(k, key_row, n, size, kt);
+    transpose(v, value_row, n, e, vt);
+    if (packs) pack_columns(k, key_row, n, size, key_copy), k = key_copy, key_row = PANEL;
     memset(dk, 0, (size_t)(n * wide) * sizeof(float));
     memset(dv, 0, (size_t)(n * out) * sizeof(float));
     for (long h = g * group; h < (g + 1) * group; h++)
         for (long row = 0; row < s->queries; row += BLOCK) {
             block at = block_of(c, b, h, row, least(BLOCK, s->queries - row), all.first);
-            long shift = (at.first - all.first) / STEP * STEP;
+            long shift = (at.first - all.first) / GRAIN * GRAIN;
             at.first = all.first + shift;
             long count = at.last - at.first, columns = whole(count), z = b * s->heads + h;
             const char *given = slice(c->query, s->query, half, b, h) + row * s->query[2] * bytes(s);
             const float *q = rows_of(given, s->query[2], half, at.rows, size, wide, query_copy, &query_row);
             given = c->change + (z * s->queries + row) * e * bytes(s);
             const float *d = rows_of(given, e, half, at.rows, e, out, change_copy, &change_row);
-            multiply(at.rows, columns, size, q, query_row, 1, kt + shift, width, p, width, 0);
-            multiply(at.rows, columns, e, d, change_row, 1, vt + shift, width, ds, width, 0);
+            multiply(at.rows, columns, size, q, query_row, 1, kt + shift * size, PANEL, size * PANEL, p, width, 0);
+            multiply(at.rows, columns, e, d, change_row, 1, vt + shift * e, PANEL, e * PANEL, ds, width, 0);
             for (long i = 0; i < at.rows; i++)
                 gradients_of_row(c, &at, row + i, columns, simple, p + i * width, ds + i * width, slope);
-            multiply(at.rows, wide, count, ds, width, 1, k + shift * key_row, key_row, dq, wide, 0);
-            multiply(count, wide, at.rows, ds, 1, width, q, query_row, dk + shift * wide, wide, 1);
-            multiply(count, out, at.rows, p, 1, width, d, change_row, dv + shift * out, out, 1);
+            multiply(at.rows, wide, count, ds, width, 1, k + shift * key_row, key_row, packs ? n * PANEL : 0, dq, wide,
+                     0);
+            multiply(count, wide, at.rows, ds, 1, width, q, query_row, 0, dk + shift * wide, wide, 1);
+            multiply(count, out, at.rows, p, 1, width, d, change_row, 0, dv + shift * out, out, 1);
             save(dq, wide, half, at.rows, size, c->dquery + (z * s->queries + row) * size * bytes(s), size, 0);
         }
     long z = b * s->kv_heads + g;
@@ -603,13 +674,14 @@ static void backward_unit(const call *c, long unit) {
 /* `forward_unit` in bfloat16: weights are rounded before the product with the values. */
 static void forward_half(const call *c, long unit) {
     const shape *s = c->s;
-    long part = unit % c->parts, z = unit / c->parts, b = z / s->heads, h = z % s->heads, g = h / (s->heads / s->kv_heads);
+    long part = c->parts - 1 - unit % c->parts, z = unit / c->parts, b = z / s->heads, h = z % s->heads;
+    long g = h / (s->heads / s->kv_heads);
     long share = (s->queries + c->parts - 1) / c->parts, start = part * share, stop = least(start + share, s->queries);
     if (start >= stop) return;
     block all = block_of(c, b, h, start, stop - start, 0);
     long n = all.last - all.first, width = in_tiles(n, 32) * 32, size = s->size, deep = in_tiles(size, 32) * 32;
     long e = s->value_size, out_width = in_tiles(e, 32) * 32;
-    int few = stop - start <= FEW, simple = is_simple(c);
+    int few = stop - start <= FEW / 2, simple = is_simple(c);
     long packed = few ? 0 : width * (deep + in_tiles(e, 16) * 16) / 2;
     float *scores = reserve((size_t)(packed + BLOCK * (width + width / 2 + deep / 2 + out_width)));
     float *out = scores + BLOCK * width;
@@ -626,7 +698,8 @@ static void forward_half(const call *c, long unit) {
         long shift = (at.first - all.first) / 32 * 32, m = in_tiles(at.rows, 16);
         at.first = all.first + shift;
         long count = at.last - at.first, columns = in_tiles(count, 32) * 32;
-        copy_rows((const uint16_t *)slice(c->query, s->query, 1, b, h) + row * s->query[2], s->query[2], at.rows, size, q, deep);
+        const uint16_t *given = (const uint16_t *)slice(c->query, s->query, 1, b, h) + row * s->query[2];
+        copy_rows(given, s->query[2], at.rows, size, q, deep);
         if (few)
             score_few(at.rows, q, deep, k + shift * s->key[2], s->key[2], count, size, scores, width);
         else
@@ -667,7 +740,8 @@ static void forward_half(const call *c, long unit) {
  * the queries and the gradient of the output. */
 static void backward_half(const call *c, long unit) {
     const shape *s = c->s;
-    long b = unit / s->kv_heads, g = unit % s->kv_heads, group = s->heads / s->kv_heads, size = s->size, e = s->value_size;
+    long b = unit / s->kv_heads, g = unit % s->kv_heads, group = s->heads / s->kv_heads, size = s->size;
+    long e = s->value_size;
     int simple = is_simple(c) && !c->dweights;
     block all = block_of(c, b, g * group, 0, s->queries, 0);
     long n = all.last - all.first, width = in_tiles(n, 32) * 32, wide = in_tiles(size, 16) * 16;
@@ -699,8 +773,8 @@ static void backward_half(const call *c, long unit) {
             copy_rows(given, e, at.rows, e, change, deep_out);
             turn_block(given, e, at.rows, e, change_t);
             multiply_tiles(m, columns / 16, deep / 32, q, deep, kt + shift * deep / 2, deep / 32, p, width, 0);
-            multiply_tiles(m, columns / 16, deep_out / 32, change, deep_out, vt + shift * deep_out / 2, deep_out / 32, ds,
-                           width, 0);
+            multiply_tiles(m, columns / 16, deep_out / 32, change, deep_out, vt + shift * deep_out / 2, deep_out / 32,
+                           ds, width, 0);
             for (long i = 0; i < BLOCK; i++) {
                 float *weights = p + i * width, *changes = ds + i * width;
                 if (i < at.rows)
@@ -754,7 +828,7 @@ static void run(const call *c, long units, long threads, void (*work)(const call
     if (c->s->half) end_tiles(saved);
 }
 
-/* Whether products of bfloat16 are computed by AMX. */
+/* Whether bfloat16 is multiplied by AMX, many times as fast as float32. */
 int regard_dot_amx(void) {
 #ifdef BFLOAT16_PRODUCTS
     return with_amx();
@@ -774,10 +848,12 @@ int regard_dot_attention(const shape *s, const void *query, const void *key, con
               .log_prob = log_prob, .index = index, .scale = (float)scale, .softcap = (float)softcap, .shift = (float)shift, .parts = 1, .bad = &bad};
     for (long b = 0; lengths && b < s->batch; b++)
         if (lengths[b] < 0 || lengths[b] > s->keys) return 1;
+    find_ranges(&c);
     long slices = s->batch * s->heads;
     /* Only the shape decides, so that the result does not depend on the number of threads. */
     while (slices * c.parts < UNITS && c.parts * BLOCK < s->queries) c.parts++;
     run(&c, slices * c.parts, threads, s->half ? forward_half : forward_unit);
+    free(c.ranges);
     return bad;
 }
 
@@ -788,7 +864,9 @@ void regard_dot_gradients(const shape *s, const void *query, const void *key, co
     int bad = 0;
     call c = {.s = s, .query = query, .key = key, .value = value, .lengths = lengths, .query_ids = query_ids,
               .key_ids = key_ids, .bias = bias, .slopes = slopes, .allowed = allowed, .change = change,
-              .dweights = dweights, .dscores = dscores, .dquery = dquery, .dkey = dkey, .dvalue = dvalue, .scale = (float)scale, .softcap = (float)softcap,
-              .shift = (float)shift, .parts = 1, .bad = &bad};
+              .dweights = dweights, .dscores = dscores, .dquery = dquery, .dkey = dkey, .dvalue = dvalue,
+              .scale = (float)scale, .softcap = (float)softcap, .shift = (float)shift, .parts = 1, .bad = &bad};
+    find_ranges(&c);
     run(&c, s->batch * s->kv_heads, threads, s->half ? backward_half : backward_unit);
+    free(c.ranges);
 }

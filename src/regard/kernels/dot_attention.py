@@ -1,7 +1,8 @@
-"""Attention of short sequences with dot products on the CPU in compiled C: one parallel region for each pass.
+"""Attention with dot products on the CPU in compiled C: one parallel region for each pass.
 
-The products, the mask, the bias and softmax of a block of rows are computed while they are in the cache, in float32 for
-bfloat16 too. For short sequences torch's kernels and separate operations spend most of their time outside of the
+The products, the mask, the bias and softmax of a block of rows are computed while they are in the cache, in float32.
+Products of bfloat16 are those of the processor where it has them, with sums in float32; weights and gradients of scores
+are then rounded. For short sequences torch's kernels and separate operations spend most of their time outside of the
 products. Reference implementation: `regard.core.backends.reference`.
 """
 
@@ -67,6 +68,13 @@ _ANY, _BIAS, _IDS = ctypes.c_void_p, 25, 33  # the index of the strides of `bias
 def available() -> bool:
     """Return whether there is a C compiler, or a library compiled before."""
     return library(__package__ or "", _FILE) is not None
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Return whether the processor has AMX, which multiplies bfloat16 many times as fast as float32."""
+    loaded = library(__package__ or "", _FILE)
+    return loaded is not None and bool(loaded.regard_dot_amx())
 
 
 def form(
@@ -281,6 +289,8 @@ def _again(
     upstream: tuple[Tensor | None, ...],
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of query, key, value and bias with a graph."""
+    # Views, because one tensor may be query, key and value, and each has its own gradient.
+    query, key, value = (tensor.view_as(tensor) for tensor in (query, key, value))
     pairs = [(y, g) for y, g in zip(formula(query, key, value, form, limits), upstream, strict=False) if g is not None]
     leaves = [t for t, one in zip((query, key, value, limits.bias), learned, strict=True) if one and t is not None]
     if not pairs or not leaves:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.kernels import linear_loops
 from regard.kernels.dtypes import HALF
 
 # Bounds of values and of Σ_j φ(q_i)·φ(k_j), within which products neither overflow nor underflow.
@@ -259,6 +260,9 @@ def _computed(
     features: Map, query: Tensor, key: Tensor, value: Tensor, plan: "Plan"
 ) -> tuple[Tensor, Tensor, list[tuple[Any, ...]], bool]:
     """Return outputs, divisors, the sums of each part and whether all of them are sound."""
+    if plan.native:
+        done = linear_loops.forward(query, key, value, plan.chunk is not None)
+        return done.output, done.divisor, [], done.fine
     forward = _forward if plan.chunk is None else functools.partial(_causal_forward, chunk=plan.chunk)
     parts, shape, fine = _parts(query, plan.sequences), query.shape[:-1], True
     kept: list[tuple[Any, ...]] = []
@@ -283,6 +287,7 @@ class Plan(NamedTuple):
     chunk: int | None  # number of positions of a causal chunk; None for full attention
     step: int  # largest number of positions of a block
     sequences: int  # number of sequences that are computed together
+    native: bool = False  # whether compiled loops take the place of these blocks
 
 
 class _Blocks(torch.autograd.Function):
@@ -308,6 +313,9 @@ class _Blocks(torch.autograd.Function):
                 ]
                 found = iter(torch.autograd.grad(again(query, key, value), learned, change, create_graph=True))
                 grads = [next(found) if needed else None for needed in ctx.needs_input_grad[1:4]]
+                return None, *grads, None, None
+            if plan.native:
+                grads = linear_loops.backward(query, key, value, output, divisor, change, plan.chunk is not None)
                 return None, *grads, None, None
             backward = _backward if plan.chunk is None else functools.partial(_causal_backward, chunk=plan.chunk)
             parts = _parts(query, plan.sequences)

@@ -117,10 +117,17 @@ static void spread(const float *weights, const float *row, long count, long widt
     }
 }
 
-/* Softmax of scores, in place, whose padding is and remains zeros. */
+static const float STEPS[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+/* Softmax of scores, in place, whose padding to whole vectors is and remains zeros. */
 static void softmax(float *scores, long count) {
-    vec check = ALL(0.0f), high = ALL(-INFINITY), total = ALL(0.0f);
-    for (long x = 0; x < count; x += LANES) check = FMA(LOAD(scores + x), ALL(0.0f), check);
+    vec check = ALL(0.0f), high = ALL(0.0f), total = ALL(0.0f), end = ALL((float)count), at = LOAD(STEPS);
+    vec first = ALL(-scores[0]); /* relative to the first score, the padding is a score too */
+    for (long x = 0; x < count; x += LANES, at = ADD(at, ALL((float)LANES))) {
+        vec y = ABOVE(end, at, ADD(LOAD(scores + x), first));
+        check = FMA(y, ALL(0.0f), check);
+        high = MAX(high, y);
+    }
     if (!(sum(check) == 0.0f)) { /* the maximum and the exponential of vectors would lose a NaN */
         float most = -INFINITY, added = 0.0f;
         for (long x = 0; x < count; x++) most = scores[x] > most ? scores[x] : most;
@@ -128,11 +135,10 @@ static void softmax(float *scores, long count) {
         for (long x = 0; x < count; x++) scores[x] /= added;
         return;
     }
-    for (long x = count; x < whole(count); x++) scores[x] = -INFINITY;
-    for (long x = 0; x < count; x += LANES) high = MAX(high, LOAD(scores + x));
     vec big = ALL(-largest(high));
-    for (long x = 0; x < count; x += LANES) {
-        vec y = ADD(LOAD(scores + x), big), p = ABOVE(y, ALL(LOWEST), exponential(y));
+    at = LOAD(STEPS);
+    for (long x = 0; x < count; x += LANES, at = ADD(at, ALL((float)LANES))) {
+        vec y = ADD(ADD(LOAD(scores + x), first), big), p = ABOVE(end, at, ABOVE(y, ALL(LOWEST), exponential(y)));
         STORE(scores + x, p);
         total = ADD(total, p);
     }
@@ -140,14 +146,12 @@ static void softmax(float *scores, long count) {
     for (long x = 0; x < count; x += LANES) STORE(scores + x, MUL(LOAD(scores + x), by));
 }
 
-/* The Gaussian of each key, and its distance from the centre, if they are wanted. */
-static void bells(const call *c, const window *w, float *bell, float *distance) {
-    long count = w->hi - w->lo, reach = c->s->reach;
-    for (long x = 0; x < whole(count); x++) distance[x] = (float)(w->lo + x) - w->centre;
-    for (long x = 0; x < count; x += LANES) {
-        vec far = LOAD(distance + x);
-        STORE(bell + x, exponential(MUL(MUL(far, far), ALL(-2.0f / ((float)reach * (float)reach)))));
-    }
+/* The weights of keys from the x-th of a window on, and their distances from its centre; p is their softmax. */
+static inline vec weighed(const call *c, const window *w, long x, vec p, vec *distance) {
+    float reach = (float)c->s->reach;
+    *distance = ADD(LOAD(STEPS), ALL((float)(w->lo + x) - w->centre));
+    if (!c->s->gaussian) return p;
+    return MUL(p, exponential(MUL(MUL(*distance, *distance), ALL(-2.0f / (reach * reach)))));
 }
 
 /* The keys or values first <= j < last of a head as rows of whole vectors. */
@@ -184,25 +188,23 @@ static void forward_unit(const call *c, long unit) {
     long wide = whole(s->size), out_wide = whole(s->value_size), span = 2 * s->reach + 1, room = whole(span);
     if (start >= stop) return;
     range_of(c, b, h, start, stop, &first, &last);
-    float *memory = reserve((last - first) * (wide + out_wide) + 3 * room + wide + out_wide);
-    float *k = memory, *v = k + (last - first) * wide, *scores = v + (last - first) * out_wide, *bell = scores + room;
-    float *distance = bell + room, *q = distance + room, *out = q + wide;
+    float *memory = reserve((last - first) * (wide + out_wide) + room + wide + out_wide);
+    float *k = memory, *v = k + (last - first) * wide, *scores = v + (last - first) * out_wide, *q = scores + room;
+    float *out = q + wide;
     copy(c->key, s->key, s, b, h, first, last, s->size, k);
     copy(c->value, s->value, s, b, h, first, last, s->value_size, v);
     for (long i = start; i < stop; i++) {
         window w = window_of(c, b, h, i);
         long count = w.hi - w.lo, row = z * s->queries + i, zero = w.lo - w.first;
         char *weights = c->weights + row * span * bytes(s);
-        memset(weights, 0, (size_t)(span * bytes(s)));
+        if (count < span) memset(weights, 0, (size_t)(span * bytes(s)));
+        vec distance;
         load(c->query + (b * s->query[0] + h * s->query[1] + i * s->query[2]) * bytes(s), s->half, s->size, c->scale, q,
              wide);
         if (count > 0) {
             products(q, k + (w.lo - first) * wide, count, wide, scores);
             softmax(scores, count);
-            if (s->gaussian) {
-                bells(c, &w, bell, distance);
-                for (long x = 0; x < count; x += LANES) STORE(scores + x, MUL(LOAD(scores + x), LOAD(bell + x)));
-            }
+            for (long x = 0; x < count; x += LANES) STORE(scores + x, weighed(c, &w, x, LOAD(scores + x), &distance));
             save(scores, s->half, count, 1.0f, weights + zero * bytes(s));
         }
         combine(scores, v + (w.lo - first) * out_wide, count, out_wide, out);
@@ -218,14 +220,13 @@ static void backward_unit(const call *c, long z) {
     long room = whole(2 * s->reach + 1), e = s->value_size;
     range_of(c, b, h, 0, s->queries, &first, &last);
     long n = last - first;
-    float *memory = reserve(2 * n * (wide + out_wide) + 5 * room + 2 * wide + out_wide);
+    float *memory = reserve(2 * n * (wide + out_wide) + 3 * room + 2 * wide + out_wide);
     float *k = memory, *v = k + n * wide, *dk = v + n * out_wide, *dv = dk + n * wide, *p = dv + n * out_wide;
-    float *bell = p + room, *distance = bell + room, *dw = distance + room, *weights = dw + room, *q = weights + room;
+    float *dw = p + room, *weights = dw + room, *q = weights + room;
     float *dq = q + wide, *change = dq + wide;
     copy(c->key, s->key, s, b, h, first, last, s->size, k);
     copy(c->value, s->value, s, b, h, first, last, e, v);
     memset(dk, 0, (size_t)(n * (wide + out_wide)) * sizeof(float));
-    for (long x = 0; x < room; x++) bell[x] = 1.0f, distance[x] = 0.0f;
     for (long i = 0; i < s->queries; i++) {
         window w = window_of(c, b, h, i);
         long count = w.hi - w.lo, row = z * s->queries + i;
@@ -237,13 +238,12 @@ static void backward_unit(const call *c, long z) {
             products(q, k + (w.lo - first) * wide, count, wide, p);
             softmax(p, count);
             products(change, v + (w.lo - first) * out_wide, count, out_wide, dw);
-            if (s->gaussian) bells(c, &w, bell, distance);
             for (long x = 0; x < count; x += LANES) {
-                vec weight = MUL(LOAD(p + x), LOAD(bell + x)), part = MUL(weight, LOAD(dw + x));
+                vec distance, weight = weighed(c, &w, x, LOAD(p + x), &distance), part = MUL(weight, LOAD(dw + x));
                 STORE(weights + x, weight);
                 STORE(dw + x, part);
                 delta = ADD(delta, part);
-                slope = FMA(part, LOAD(distance + x), slope);
+                slope = FMA(part, distance, slope);
             }
             vec all = ALL(sum(delta));
             for (long x = 0; x < count; x += LANES) STORE(dw + x, FNMA(LOAD(p + x), all, LOAD(dw + x)));

@@ -40,19 +40,19 @@ def cache_folder() -> Path:
 
 
 @functools.cache
-def library(package: str, name: str) -> ctypes.CDLL | None:
-    """Return the C file `name` of a package as a loaded library; None, with a warning, if that fails."""
+def library(package: str, *names: str) -> ctypes.CDLL | None:
+    """Return C files of a package, one after another, as a loaded library; None, with a warning, if that fails."""
     found = compiler()
     if found is None or platform.system() != "Linux":
         return None
     headers = [resources.files("regard.kernels").joinpath(header) for header in _HEADERS]
-    files = (*headers, resources.files(package).joinpath(name))
+    files = (*headers, *(resources.files(package).joinpath(name) for name in names))
     source = b"".join(file.read_bytes() for file in files)
     try:
-        return ctypes.CDLL(str(_compiled(found, source, Path(name).stem)))
+        return ctypes.CDLL(str(_compiled(found, source, Path(names[-1]).stem)))
     # RuntimeError: the user has no home directory.
     except (OSError, RuntimeError, subprocess.SubprocessError) as problem:
-        _log.warning("%s cannot be compiled, slower code runs in its place: %s", name, problem)
+        _log.warning("%s cannot be compiled, slower code runs in its place: %s", names[-1], problem)
         return None
 
 

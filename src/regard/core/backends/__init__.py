@@ -7,8 +7,8 @@ The files:
   `mask_blocks`: masks as tensors for them; `banded`,
   `alibi_numbers`: windows, and ALiBi on the CPU, by the same kernels; `flash`, `flash_cuda`: a part of the keys with
   its log-sum-exp, on the CPU and on CUDA;
-- `flex`: FlexAttention on CUDA, and the kernel for plain windows; `ranges`: the kernel for bands, lengths, segments and
-  ALiBi;
+- `flex`: FlexAttention on CUDA, and the kernel for plain windows; `ranges`: the kernel for bands, lengths, segments,
+  biases, softcaps and sigmoid weights;
 - `per_sequence`: padding and documents on the CPU, a kernel call for each sequence;
 - `short`: short sequences on CUDA; `dot_loops`: on the CPU, in one call of compiled code before the chosen backend;
 - `additive`: additive scores, on the CPU and on CUDA;

@@ -24,9 +24,10 @@ from regard.core.clauses import Clauses, clauses
 from regard.core.mask_cache import stored
 from regard.core.masks import Mask, Padding
 from regard.core.problem import HALF, Problem
-from regard.core.requests import Full, LogSumExp, Request, Top, returned
+from regard.core.requests import Full, LogSumExp, Top, returned
 from regard.core.scores import Additive
 from regard.core.transforms import eager
+from regard.kernels import availability
 from regard.kernels.additive import exponential, logistic, native_attention, pair_loops
 from regard.kernels.additive.small_calls import can_store, stores_scores
 from regard.kernels.availability import TRITON
@@ -115,8 +116,8 @@ def working_bytes(problem: Problem) -> int:
             return (reference if blocked.not_worth_it(problem) else blocked).working_bytes(problem)
         return blocked.working_bytes(_exponential(problem))
     assert isinstance(problem.score, Additive)
-    if _stores_scores(problem):
-        return math.prod(problem.shape) * (8 if problem.differentiated else 4)
+    if _stores_scores(problem) or _stores_weights(problem):  # in training also their gradient, and parts of the query's
+        return math.prod(problem.shape) * (8 + problem.query.shape[-1] // 16 if problem.differentiated else 4)
     columns = 32 if problem.query.dtype in HALF else 2  # columns per hidden unit: sines and cosines of 16 harmonics
     return (problem.query.numel() + problem.key.numel()) * columns * problem.query.element_size()
 
@@ -236,7 +237,7 @@ def asked(problem: Problem) -> Asked | None:
     run = _native(problem)
 
     def computed(
-        query: Tensor, key: Tensor, value: Tensor, score: Additive, mask: Any, _: object, request: Request
+        query: Tensor, key: Tensor, value: Tensor, score: Additive, mask: Any, _: object, request: Any
     ) -> tuple[Tensor, Tensor | Top | None, None] | None:
         found = run(query, key, value, score, mask)
         return None if found is None else (found[0], returned(request.of(found[1]), request, query.dtype), None)
@@ -286,7 +287,7 @@ def _direct_stored(problem: Problem) -> Direct:
 
     def attended(query: Tensor, key: Tensor, value: Tensor, score: Additive, mask: Any, *_: object) -> Tensor | None:
         device, weight = query.device, score.weight
-        if device.index != torch.cuda.current_device() or weight.stride(-1) != 1:
+        if device.index != availability.current_device() or weight.stride(-1) != 1:
             return None
         if mask is None:
             return run(query, key, value, weight, EVERY, None)
@@ -312,7 +313,7 @@ def _direct_large(query: Tensor, key: Tensor, value: Tensor, score: Additive, *_
     """Return the output of a call without a mask; None if the tensors are not on the current device."""
     from regard.kernels.additive.fused import additive_attention  # imported here, because it imports Triton
 
-    if query.device.index != torch.cuda.current_device():
+    if query.device.index != availability.current_device():
         return None
     return additive_attention(query, key, value, score.weight, activation=score.activation)[0]
 

@@ -12,6 +12,7 @@ from regard.core.mask_cache import stored
 from regard.core.masks import Mask, Padding
 from regard.core.problem import HALF, Problem
 from regard.core.transforms import transformed
+from regard.kernels import availability
 from regard.kernels.availability import TRITON
 
 # The largest number of queries for which splitting the keys over programs is faster than splitting the queries.
@@ -68,7 +69,7 @@ def direct(problem: Problem, weight: Tensor | None, scale: float) -> Direct | No
 
     def attended(query: Tensor, key: Tensor, value: Tensor, score: Any, mask: Any, _: object) -> Tensor | None:
         device, own = query.device, None if places is None else score.weight
-        if device.index != torch.cuda.current_device() or (own is not None and own.stride() != places):
+        if device.index != availability.current_device() or (own is not None and own.stride() != places):
             return None
         if mask is None:
             return run(query, key, value, own, None, None)

@@ -1,9 +1,9 @@
-"""Short sequences on the CPU: attention with dot products in one call of compiled code.
+"""Dot products on the CPU: attention of sequences that are not very long in one call of compiled code.
 
 `auto` tries it before the chosen backend, which computes the calls that it refuses: those with a number that is not
-finite. Softmax, sigmoid, sparsemax, entmax with α = 1.5 and the choice of the best key, lengths, bands, segments, mask tensors, a softcap and
-biases are evaluated in the loops. Where weights are requested, all of them are stored, and the request is computed from
-them.
+finite. Softmax, sigmoid, sparsemax, entmax with α = 1.5, the best key of hard attention, lengths, bands, segments, mask
+tensors, a softcap and biases are evaluated in the loops. Where weights are requested, all of them are stored, and the
+request is computed from them.
 """
 
 import functools
@@ -29,13 +29,13 @@ from regard.kernels import dot_attention
 from regard.kernels.dot_attention import NO_LIMITS, Limits
 
 KERNEL = "compiled loops"
-# Numbers of keys up to which the loops are as fast as torch's kernels or operations: for softmax without a bias, in
-# general, and for causal masks, whose masked blocks they skip, or few queries.
-_FULL, _LONGEST, _CAUSAL = 512, 1024, 2048
+# Numbers of keys up to which the loops are as fast as torch's kernels or operations: in general, and for few queries,
+# causal masks and segments, whose masked blocks they skip. Long keys that are wide leave the cache.
+_LONGEST, _SKIPPED, _WIDE = 2048, 4096, 2**17
 _FEW = 64  # number of queries that are few
-# The same in bfloat16, with gradients or a band, and otherwise, where torch's products of bfloat16 are faster.
+# The same in bfloat16 on a processor without AMX, with gradients or a band, and otherwise, where torch's products of
+# bfloat16 are faster.
 _HALF_LONGEST, _HALF_FULL = 512, 192
-_DOCUMENTS = 128  # number of keys up to which masked pairs of other segments cost less than a call for each segment
 _WIDEST = 256  # the largest size of a vector
 _TINY = 2**18  # number of products up to which the host takes longer than the gradients of a call
 _SEEN = 16  # number of keys from which on torch's kernels need no inspection of the values
@@ -95,16 +95,16 @@ def _short(problem: Problem) -> bool:
         equal = problem.key.shape[-1] == problem.value.shape[-1] and problem.query.dtype == torch.float32
         if dot and equal and keys >= _SEEN and math.prod(problem.shape) * problem.key.shape[-1] < _TINY:
             return False
-    simple = problem.normalize.is_softmax and problem.bias is None and problem.request is None
     kinds = [type(part) for part in _parts(problem.mask)]
-    if simple and Segments in kinds and keys > _DOCUMENTS:
-        return False
-    if problem.query.dtype != torch.float32 and problem.shape[-2] > _FEW:
+    if problem.query.dtype != torch.float32 and not dot_attention.multiplies_bfloat16() and problem.shape[-2] > _FEW:
         return keys <= (_HALF_LONGEST if problem.differentiated or Band in kinds else _HALF_FULL)
-    causal = any(type(part) is Band and part.low is None for part in _parts(problem.mask))
-    if problem.shape[-2] <= _FEW or causal:
-        return keys <= _CAUSAL
-    return keys <= (_FULL if simple and Band not in kinds else _LONGEST)
+    windowed = any(type(part) is Band and part.low is not None for part in _parts(problem.mask))
+    wide = keys * max(problem.query.shape[-1], problem.value.shape[-1])
+    if problem.shape[-2] <= _FEW or windowed or problem.query.dtype != torch.float32:
+        return keys <= _SKIPPED
+    if Band in kinds or Segments in kinds:
+        return keys <= _SKIPPED and wide <= 2 * _WIDE
+    return keys <= _LONGEST and wide <= _WIDE
 
 
 def _mask_fits(problem: Problem) -> bool:

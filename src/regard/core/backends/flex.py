@@ -24,6 +24,7 @@ from regard.core.masks import Band, Blocks, Coarse
 from regard.core.nonfinite import zero_masked_keys
 from regard.core.problem import HALF, Problem
 from regard.core.scores import Dot, ScaledDot
+from regard.kernels import availability
 from regard.kernels.availability import TRITON
 
 NAME = "flex"
@@ -181,7 +182,7 @@ def direct(problem: Problem) -> Direct | None:
     scale = problem.score.factor(problem.query.shape[-1]) if isinstance(problem.score, ScaledDot) else 1.0
 
     def attended(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor | None:
-        if query.device.index != torch.cuda.current_device():
+        if query.device.index != availability.current_device():
             return None
         return window_attention(query, key, value, low, high, scale)
 

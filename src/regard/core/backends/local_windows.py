@@ -20,6 +20,7 @@ from regard.kernels.availability import TRITON
 
 _MOST = 1024  # the largest number of signatures whose plans are stored
 _SIZE = 256  # the largest size of queries, keys and values on CUDA
+_SINGLE = 128  # the same in float32, where larger tiles do not fit the registers
 _REACH = 1024  # the largest reach
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 # The plain form as a function of query, key, value, centre and lengths; it returns output and weights.
@@ -93,7 +94,7 @@ def _maker(query: Tensor, key: Tensor, value: Tensor, centre: Tensor, reach: int
         return None
     # The kernel's 32-bit offsets must reach all rows of a head, also in new tensors.
     longest = max(query.shape[2], key.shape[2])
-    if max(query.shape[-1], value.shape[-1]) > _SIZE:
+    if max(query.shape[-1], value.shape[-1]) > (_SINGLE if query.dtype == torch.float32 else _SIZE):
         return None
     if longest * max(query.shape[1] * _SIZE, centre.stride(2), *(t.stride(2) for t in tensors)) >= 2**31:
         return None

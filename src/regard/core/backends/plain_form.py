@@ -35,6 +35,7 @@ from regard.core.requests import Entropy, Full, LogSumExp, Request, Top, returne
 from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot
 from regard.core.spans import all_of
 from regard.core.transforms import transformed
+from regard.kernels import availability
 from regard.kernels.availability import TRITON
 
 _SCORES = (Dot, ScaledDot, Cosine, Bilinear, Additive)
@@ -121,9 +122,10 @@ def asked(problem: Problem) -> Asked | None:
         pairs_of_call = pairs_of(problem)
 
     def computed(
-        query: Tensor, key: Tensor, value: Tensor, _: object, mask: Any, bias: Any, request: Request
+        query: Tensor, key: Tensor, value: Tensor, _: object, mask: Any, bias: Any, request: Request | None
     ) -> tuple[Tensor, Tensor | Top | None, None] | None:
-        if run is not None and pairs_of_call is not None and query.device.index == torch.cuda.current_device():
+        assert request is not None  # checked by asks()
+        if run is not None and pairs_of_call is not None and query.device.index == availability.current_device():
             output, weights = run(query, key, value, pairs_of_call(mask, bias, query.device))
         elif masked:
             return None

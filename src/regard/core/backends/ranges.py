@@ -24,6 +24,7 @@ from regard.core.nonfinite import seen_keys, zero_masked_keys, zeroed
 from regard.core.normalizers import Sigmoid
 from regard.core.problem import HALF, Problem
 from regard.core.scores import Dot, ScaledDot, ScaledProduct, Score
+from regard.kernels import availability
 from regard.kernels.availability import TRITON
 
 KERNEL = "triton ranges"
@@ -32,6 +33,7 @@ _SINGLE = 128  # the largest size in float32 with gradients, or where few blocks
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
 _REACH = 2**20  # the largest distance of a table, and its largest offset
 _FEW = 1024  # keys over which a program for all of few queries takes longer than other backends
+_SUMS = 9 * 2**20  # bytes of the parts of a bias's gradient: 528 tiles of 64 x 64
 _KEPT = 2**16  # the largest bias that a route keeps in memory until its next call
 
 
@@ -141,9 +143,11 @@ def _fits(query: Tensor, key: Tensor, value: Tensor, most: int) -> bool:
 
 
 def working_bytes(problem: Problem, found: Clauses) -> int:
-    """Return the bytes of the segments' bounds: four numbers for each 32 queries and each 32 keys."""
+    """Return the bytes of the segments' bounds, four numbers for each 32 queries and each 32 keys, and of the sums of
+    which the gradient of a bias is made."""
     spans = sum(-(-length // 32) for length in problem.shape[-2:])
-    return 16 * math.prod(problem.shape[:-3]) * spans if found.segments else 0
+    sums = _SUMS if problem.bias_learned else 0
+    return sums + (16 * math.prod(problem.shape[:-3]) * spans if found.segments else 0)
 
 
 def attend(problem: Problem, found: Clauses) -> Result:
@@ -193,7 +197,7 @@ def direct(problem: Problem, found: Clauses) -> Direct | None:
 
     def attended(query: Tensor, key: Tensor, value: Tensor, score: Any, mask: Any, bias: Any) -> Tensor | None:
         device = query.device
-        rules, known = rules_of(mask, device) if device.index == torch.cuda.current_device() else (None, None)
+        rules, known = rules_of(mask, device) if device.index == availability.current_device() else (None, None)
         if rules is None:
             return None
         rules, known, own = completed(rules, known, bias, device)
@@ -213,8 +217,8 @@ def _completed(problem: Problem) -> Completed:
     """Return a function that adds bias, softcap and normaliser of a call to the rules of its mask, and to their cache
     key.
 
-    It returns the tensor of the bias too, and no rules for a bias that must be copied first. If mask and bias are those
-    of the call before, so are the rules.
+    It returns the tensor of the bias too, and no rules for a bias that must be copied first. If band and bias are those
+    of the call before, so are the rules; rules that hold tensors of a mask are not kept, since these may be large.
     """
     settings, heads, biased = _settings(problem), problem.shape[-3], problem.bias is not None
     kinds = tuple(settings)
@@ -234,7 +238,7 @@ def _completed(problem: Problem) -> Completed:
         traits = tuple(own.dtype if value is own else value for value in fields.values())
         marked = None if known is None else (known, kinds, *fields, traits, place[0] & 15)
         found = rules._replace(**settings, **fields), marked, own
-        if own.numel() <= _KEPT:
+        if own.numel() <= _KEPT and rules.lengths is None and rules.query_ids is None and rules.mask is None:
             last = rules, own, place, found
         return found
 

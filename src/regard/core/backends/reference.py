@@ -37,9 +37,9 @@ def not_worth_it(problem: Problem) -> str | None:
 
 def working_bytes(problem: Problem) -> int:
     """Return the bytes of scores, weights and intermediate tensors of all pairs at once."""
-    if isinstance(problem.request, Full) and plain_form.by_one_kernel(problem):
-        return 0
     pairs = torch.Size(problem.shape).numel()
+    if plain_form.by_one_kernel(problem):
+        return 0 if isinstance(problem.request, Full) else pairs * problem.dtype.itemsize
     floats = 3 + problem.score.floats(problem.query.shape[-1])
     if of_the_caller(problem.normalize) and (problem.masked or isinstance(problem.score, Custom)):
         floats += 2  # scores without −inf in empty rows, and weights without those of masked keys

@@ -15,6 +15,9 @@ Asked = Callable[
     [Tensor, Tensor, Tensor, Any, Any, Any, Request | None], tuple[Tensor, Tensor | Top | None, Tensor | None] | None
 ]
 
+# Takes query, key and value; returns output and log-sum-exp (b, h, q), or None for both.
+Both = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | tuple[None, None]]
+
 
 class Result(NamedTuple):
     """The output and, where they apply, requested weights, and the log-probability and index of hard choices."""

@@ -8,7 +8,6 @@ follows the query's, so a gradient laid out like the output always fits. Under v
 the other kernels are used.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -46,12 +45,18 @@ def returning_alike(output: Tensor) -> Tensor:
     return output
 
 
-def add_hook(output: Tensor, hook: Hook) -> None:
-    """Do the two steps of register_hook: the handle that it returns takes ten times as long to make.
+class _Hooks(dict[int, Hook]):
+    """The hooks of a tensor: ours, with number -1, runs after those of the caller, which may change the layout."""
 
-    The caller's own hooks have numbers from 0 on.
-    """
-    output._backward_hooks = OrderedDict(((-1, hook),))
+    def __setitem__(self, number: int, hook: Hook) -> None:
+        ours = self.pop(-1)
+        super().__setitem__(number, hook)
+        super().__setitem__(-1, ours)
+
+
+def add_hook(output: Tensor, hook: Hook) -> None:
+    """Do the two steps of register_hook: the handle that it returns takes ten times as long to make."""
+    output._backward_hooks = _Hooks({-1: hook})
     output.grad_fn._register_hook_dict(output)  # pyrefly: ignore[missing-attribute]
 
 

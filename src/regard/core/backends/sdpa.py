@@ -7,6 +7,7 @@ large: 2²⁶ entries of the mask). On the CPU padding and documents are cut int
 each (`per_sequence`).
 """
 
+import functools
 import math
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from regard.core import summaries
 from regard.core.backends import alibi_numbers, banded, decoding_step, mask_blocks, per_sequence, reference, torch_sdpa
-from regard.core.backends.result import Direct, Result
+from regard.core.backends.result import Both, Direct, Result
 from regard.core.clauses import Clauses, clauses
 from regard.core.mask_cache import stored
 from regard.core.masks import Band, Dense
@@ -218,15 +219,13 @@ def attend(problem: Problem) -> Result:
         output = per_sequence.attend(query, key, value, calls, kernel)
     elif problem.bias is None and found is not None and _needs_no_block(found):
         one_row = found.lengths is not None or len(found.dense) > 0
-        mask = mask_blocks.built(problem, all_of(1), all_of(problem.shape[-1])) if one_row and row is None else row
         both = None
+        mask = mask_blocks.built(problem, all_of(1), all_of(problem.shape[-1])) if one_row and row is None else row
         # The summary kernels need the log-sum-exp.
         if mask is None and problem.dropout == 0.0 and summaries.serves(problem):
-            both = torch_sdpa.attend_with_lse(query, key, value, causal=found.banded, scale=product.scale)
-        if both is not None:
-            output, lse = both[0], both[1].reshape(problem.shape[:-1])
-        else:
-            output = kernel(query, key, value, mask, causal=found.banded)
+            both, lse = torch_sdpa.attend_with_lse(query, key, value, causal=found.banded, scale=product.scale)
+            lse = None if lse is None else lse.reshape(problem.shape[:-1])
+        output = kernel(query, key, value, mask, causal=found.banded) if both is None else both
     elif banding and found is not None and query.numel() > 0:
         output = banded.attend(query, key, value, found, lead, kernel)
     else:
@@ -317,6 +316,20 @@ def direct(problem: Problem) -> Direct | None:
         return checked(output if output.shape[-1] == size else output[..., :size])
 
     return attended
+
+
+def with_lse(problem: Problem) -> Both | None:
+    """Return a function that runs a kernel with log-sum-exp for calls with the signature of this one, or None."""
+    found, score = clauses(problem.mask, *problem.shape[-2:]), problem.score
+    tensors, causal = (problem.query, problem.key, problem.value), found is not None and found.banded
+    if problem.mask is not None and not _is_causal_alone(found):
+        return None
+    if problem.bias is not None or problem.dropout > 0.0 or problem.query.ndim != 4:
+        return None
+    if not torch_sdpa.fits(*tensors, causal, 0.0):
+        return None
+    scale = score.factor(problem.query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
+    return functools.partial(torch_sdpa.attend_with_lse, causal=causal, scale=scale)
 
 
 def _prepared_product(problem: Problem, causal: bool) -> Direct | None:

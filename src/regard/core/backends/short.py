@@ -20,7 +20,7 @@ from regard.core.masks import Dense, Padding
 from regard.core.nonfinite import zero_masked_keys
 from regard.core.problem import HALF, Problem
 from regard.core.scores import Dot, ScaledDot
-from regard.kernels import cuda_graphs
+from regard.kernels import availability, cuda_graphs
 from regard.kernels.availability import TRITON
 
 NAME = "short"
@@ -139,7 +139,7 @@ def direct(problem: Problem) -> Direct | None:
 
     def attended(query: Tensor, key: Tensor, value: Tensor, score: object, mask: Any, _: object) -> Tensor | None:
         device, padding = query.device, beside_a_band(mask) if padded else None
-        if device.index != torch.cuda.current_device() or (padding is not None and padding.plain):
+        if device.index != availability.current_device() or (padding is not None and padding.plain):
             return None
         lengths = None if padding is None else padding.lengths
         one_row = mask if isinstance(mask, Tensor) else mask.tensor if dense else None

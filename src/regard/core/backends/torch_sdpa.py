@@ -326,13 +326,15 @@ def _repeated(tensor: Tensor, heads: int) -> Tensor:
     return tensor.expand(*tensor.shape[:-3], heads // tensor.shape[-4], *tensor.shape[-2:]).flatten(-4, -3)
 
 
-def attend_with_lse(query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float) -> list[Tensor] | None:
-    """Return output and log-sum-exp (b, h, q) by the kernel that torch picks on CUDA; None if it has no log-sum-exp.
+def attend_with_lse(
+    query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Return output and log-sum-exp (b, h, q) by the kernel that torch picks on CUDA; None if it has none.
 
     The log-sum-exp has no gradient of its own.
     """
     if scale <= 0 or query.shape[-1] % 8 or query.shape[-3] != key.shape[-3]:
-        return None
+        return None, None
     query, key, value = _aligned(query, key, value)
     named = operator(query, key, value, causal, 0.0)
     if not named or (named in _ENABLED and not _ENABLED[named]()):
@@ -350,9 +352,9 @@ def attend_with_lse(query: Tensor, key: Tensor, value: Tensor, *, causal: bool, 
         efficient = torch.ops.aten._scaled_dot_product_efficient_attention
         output, lse, *_ = efficient(query, key, value, None, True, 0.0, causal, scale=scale)
     else:
-        return None
+        return None, None
     output = fed_alike(output)
-    return [output, lse.detach().reshape(*query.shape[:2], -1)[..., : query.shape[-2]]]
+    return output, lse.detach().reshape(*query.shape[:2], -1)[..., : query.shape[-2]]
 
 
 def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool) -> str:

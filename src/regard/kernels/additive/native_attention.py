@@ -49,12 +49,13 @@ def _attended(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible, weighted: bool
 ) -> tuple[Tensor, Tensor]:
     """Return output and weights, computed in float32; both are empty if a number is refused."""
-    tensors = [t if t.dtype == torch.float32 else t.float() for t in (query, key, value, weight)]
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        output, weights = cast(tuple[Tensor, Tensor], _Attention.apply(*tensors, visible, weighted))
+    dtype = query.dtype
+    query, key, value, weight = (t if t.dtype == torch.float32 else t.float() for t in (query, key, value, weight))
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, weight)):
+        made = cast(tuple[Tensor, Tensor], _Attention.apply(query, key, value, weight, visible, weighted))
     else:
-        output, weights, _ = _forward(*tensors, visible, weighted)
-    return output if output.dtype == query.dtype else output.to(query.dtype), weights
+        made = _forward(query, key, value, weight, visible, weighted)
+    return made[0] if dtype == torch.float32 else made[0].to(dtype), made[1]
 
 
 def form(queries: int, keys: int) -> str:
@@ -147,6 +148,9 @@ def _again(
     upstream: tuple[Tensor | None, ...],
 ) -> list[Tensor | None]:
     """Return the gradients with a graph, so that they can be differentiated again."""
+    # Views, because one tensor may be query, key and value, and each has its own gradient.
+    query, key, value, weight = (tensor.view_as(tensor) for tensor in tensors)
+    tensors = (query, key, value, weight)
     leaves = [tensor for tensor, one in zip(tensors, learned, strict=True) if one]
     pairs = [(y, dy) for y, dy in zip(formula(*tensors, visible), upstream, strict=True) if dy is not None]
     if not pairs:

@@ -4,8 +4,9 @@
 - `decode_attention`: a few queries against a long memory, additive or dot scores;
 - `short_attention`: sequences of at most 64, each head in one tile;
 - `window_attention`: a window of keys around each query;
-- `range_attention`: a range of keys for each block of queries, from bands, lengths and segments, with ALiBi;
-  `range_pairs`: its masks, tile by tile; `segment_bounds`: the ranges of segments;
+- `range_attention`: a range of keys for each block of queries, from bands, lengths and segments, with any bias;
+  `range_pairs`: its masks and scores, tile by tile; `range_sums`: the gradient of a table or bias; `segment_bounds`:
+  the ranges of segments;
 - `local_windows`: local attention, a window around a centre for each query;
 - `score_tiles`: tiles of scores, and sums of their rows, for the next three;
 - `weight_summaries`: log-sum-exp, entropy and received weights of softmax, without a value;

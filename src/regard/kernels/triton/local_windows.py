@@ -244,7 +244,7 @@ def local_keys(
     stop = j0 * 0
     for i0 in tl.range(0, n_q, _SCAN):
         i = i0 + tl.arange(0, _SCAN)
-        row, c, first, lo, hi = _windows(centre, order, i, n_q, limit, n_k, c_n, reach)
+        row, c, _, lo, hi = _windows(centre, order, i, n_q, limit, n_k, c_n, reach)
         hit = (lo < j0 + BN) & (hi >= j0)
         start = tl.minimum(start, tl.min(tl.where(hit, i, n_q), 0))
         stop = tl.maximum(stop, tl.max(tl.where(hit, i + 1, 0), 0))
@@ -295,7 +295,6 @@ _HALF = {
 _SINGLE = {
     64: (Block(32, 32, warps=4, stages=2), Block(32, 32, warps=4, stages=1)),
     128: (Block(32, 32, warps=4, stages=1), Block(32, 32, warps=4, stages=1)),
-    256: (Block(32, 32, warps=8, stages=1), Block(32, 32, warps=8, stages=1)),
 }
 
 

@@ -1,4 +1,5 @@
-"""Scaled dot-product attention with masks that are ranges of keys: bands, lengths, segments; with ALiBi.
+"""Scaled dot-product attention with masks that are ranges of keys: bands, lengths, segments; with biases, a softcap,
+and softmax or sigmoid weights.
 
 A program visits the tiles between the first and the last key that one of its rows may attend. Tiles in which every pair
 may attend come last, in a separate loop without tests. Masked keys beyond the range are never loaded, so they cannot
@@ -16,11 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.kernels.derivatives import REFERENCE, once_only
-from regard.kernels.triton.additive.pairs import LOG2E, power_of_two, product
+from regard.kernels.triton.additive.pairs import product
 from regard.kernels.triton.additive.plan import Block, Prepared
 from regard.kernels.triton.range_pairs import (
     Rules,
     attended_rows,
+    exponential,
     ids_of,
     keys_of,
     limits,
@@ -40,7 +42,7 @@ REACH = 2**31 - 1  # the kernels address the heads and rows of a batch row with 
 
 @triton.jit
 def _forward_tile(
-    q, key, value, i, j0, query_id, rules, b, h, n_q, n_k, first, limit, factor, k_n, v_n, most, total, acc,
+    q, key, value, i, j0, query_id, rules, b, h, n_q, n_k, first, limit, scale, k_n, v_n, most, total, acc,
     TESTED: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
     NATIVE: tl.constexpr, PRECISION: tl.constexpr, HOLES: tl.constexpr,
 ):  # fmt: skip
@@ -48,18 +50,18 @@ def _forward_tile(
     k = rows_of(key, j, first, limit, k_n, D, BD, TESTED)
     s = product(q, k.T, tl.zeros((q.shape[0], BN), tl.float32), PRECISION)
     s, _ = masked_scores(
-        s, i[:, None], j[None, :], query_id, rules, b, h, n_q, n_k, first, limit, factor, TESTED, False
+        s, i[:, None], j[None, :], query_id, rules, b, h, n_q, n_k, first, limit, scale, TESTED, False, HOLES
     )
     new_most = most
     if rules.shift is not None:
-        p = logistic(s, rules.shift, NATIVE)
+        p = logistic(s, rules.shift, HOLES, NATIVE)
     else:
         new_most = tl.maximum(most, tl.max(s, 1))
         pivot = new_most
         if TESTED or HOLES > 0:
             pivot = tl.where(new_most == float("-inf"), 0.0, new_most)
-        p = power_of_two(s - pivot[:, None], NATIVE)
-        fade = tl.exp2(most - pivot)
+        p = exponential(s - pivot[:, None], HOLES, NATIVE)
+        fade = tl.exp(most - pivot) if HOLES > 0 else tl.exp2(most - pivot)
         total = total * fade + tl.sum(p, 1)
         acc = acc * fade[:, None]
     v = rows_of(value, j, first, limit, v_n, E, BE, TESTED)
@@ -87,7 +89,6 @@ def range_forward(
     most = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, BE), tl.float32)
-    factor = scale * LOG2E
     first, limit = limits(rules, b, n_q, n_k)
     start, before, whole_start, whole_stop, tested = keys_of(rules, b, i0, n_q, limit, BM, BN)
     query_id = i[:, None]
@@ -96,27 +97,29 @@ def range_forward(
     for t in tl.range(0, tested):
         j0 = tl.where(t < before, start + t * BN, whole_stop + (t - before) * BN)
         most, total, acc = _forward_tile(
-            q, key, value, i, j0, query_id, rules, b, h, n_q, n_k, first, limit, factor, k_n * UNIT, v_n * UNIT,
+            q, key, value, i, j0, query_id, rules, b, h, n_q, n_k, first, limit, scale, k_n * UNIT, v_n * UNIT,
             most, total, acc, True, D, E, BD, BE, BN, NATIVE, PRECISION, HOLES,
         )  # fmt: skip
     for j0 in tl.range(whole_start, whole_stop, BN):
         most, total, acc = _forward_tile(
-            q, key, value, i, j0, query_id, rules, b, h, n_q, n_k, first, limit, factor, k_n * UNIT, v_n * UNIT,
+            q, key, value, i, j0, query_id, rules, b, h, n_q, n_k, first, limit, scale, k_n * UNIT, v_n * UNIT,
             most, total, acc, False, D, E, BD, BE, BN, NATIVE, PRECISION, HOLES,
         )  # fmt: skip
     if rules.shift is None:
         empty = total == 0.0
         acc /= tl.where(empty, 1.0, total)[:, None]
-        # base 2, and inf for an empty row, whose weights are then 0
+        # inf for an empty row, whose weights are then 0
         if lse is not None:
-            row = tl.where(empty, float("inf"), most + tl.log2(tl.where(empty, 1.0, total)))
+            total = tl.where(empty, 1.0, total)
+            row = most + tl.log(total) if HOLES > 0 else most + tl.log2(total)
+            row = tl.where(empty, float("inf"), row)
             tl.store(lse + z.to(tl.int64) * n_q + i, row, mask=i < n_q)
     put_rows(output + (b * o_b + h * o_h) * UNIT, i, n_q, o_n * UNIT, acc, E, BE)
 
 
 @triton.jit
 def _row_tile(
-    q, do, key, value, i, j0, query_id, row_lse, row_delta, rules, b, h, n_q, n_k, first, limit, factor, k_n, v_n, acc,
+    q, do, key, value, i, j0, query_id, row_lse, row_delta, rules, b, h, n_q, n_k, first, limit, scale, k_n, v_n, acc,
     TESTED: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
     NATIVE: tl.constexpr, PRECISION: tl.constexpr, HOLES: tl.constexpr,
 ):  # fmt: skip
@@ -124,9 +127,9 @@ def _row_tile(
     k = rows_of(key, j, first, limit, k_n, D, BD, TESTED)
     s = product(q, k.T, tl.zeros((q.shape[0], BN), tl.float32), PRECISION)
     s, bend = masked_scores(
-        s, i[:, None], j[None, :], query_id, rules, b, h, n_q, n_k, first, limit, factor, TESTED, False
+        s, i[:, None], j[None, :], query_id, rules, b, h, n_q, n_k, first, limit, scale, TESTED, False, HOLES
     )
-    p = weights_of(s, row_lse[:, None], rules, NATIVE)
+    p = weights_of(s, row_lse[:, None], rules, HOLES, NATIVE)
     v = rows_of(value, j, first, limit, v_n, E, BE, TESTED)
     dp = product(do, v.T, tl.zeros((q.shape[0], BN), tl.float32), PRECISION)
     ds = slopes_of(p, dp, row_delta[:, None], s, rules, HOLES)
@@ -162,7 +165,6 @@ def range_rows(
     key += (b * k_b + (h // group) * k_h) * UNIT
     value += (b * v_b + (h // group) * v_h) * UNIT
     acc = tl.zeros((BM, BD), tl.float32)
-    factor = scale * LOG2E
     first, limit = limits(rules, b, n_q, n_k)
     start, before, whole_start, whole_stop, tested = keys_of(rules, b, i0, n_q, limit, BM, BN)
     query_id = i[:, None]
@@ -171,12 +173,12 @@ def range_rows(
     for t in tl.range(0, tested):
         j0 = tl.where(t < before, start + t * BN, whole_stop + (t - before) * BN)
         acc = _row_tile(
-            q, do, key, value, i, j0, query_id, row_lse, row_delta, rules, b, h, n_q, n_k, first, limit, factor,
+            q, do, key, value, i, j0, query_id, row_lse, row_delta, rules, b, h, n_q, n_k, first, limit, scale,
             k_n * UNIT, v_n * UNIT, acc, True, D, E, BD, BE, BN, NATIVE, PRECISION, HOLES,
         )  # fmt: skip
     for j0 in tl.range(whole_start, whole_stop, BN):
         acc = _row_tile(
-            q, do, key, value, i, j0, query_id, row_lse, row_delta, rules, b, h, n_q, n_k, first, limit, factor,
+            q, do, key, value, i, j0, query_id, row_lse, row_delta, rules, b, h, n_q, n_k, first, limit, scale,
             k_n * UNIT, v_n * UNIT, acc, False, D, E, BD, BE, BN, NATIVE, PRECISION, HOLES,
         )  # fmt: skip
     put_rows(grad + (b * g_b + h * g_h) * UNIT, i, n_q, g_n * UNIT, acc * scale, D, BD)
@@ -184,7 +186,7 @@ def range_rows(
 
 @triton.jit
 def _key_tile(
-    k, v, query, change, lse, delta, i0, j, key_id, rules, b, h, n_q, n_k, first, limit, factor, q_n, c_n,
+    k, v, query, change, lse, delta, i0, j, key_id, rules, b, h, n_q, n_k, first, limit, scale, q_n, c_n,
     grad_k, grad_v,
     TESTED: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
     NATIVE: tl.constexpr, PRECISION: tl.constexpr, HOLES: tl.constexpr,
@@ -194,14 +196,14 @@ def _key_tile(
     q = rows_of(query, i, 0, n_q, q_n, D, BD, TESTED)
     s = product(k, q.T, tl.zeros((k.shape[0], BM), tl.float32), PRECISION)
     s, bend = masked_scores(
-        s, i[None, :], j[:, None], key_id, rules, b, h, n_q, n_k, first, limit, factor, TESTED, True
+        s, i[None, :], j[:, None], key_id, rules, b, h, n_q, n_k, first, limit, scale, TESTED, True, HOLES
     )
     row_lse = tl.zeros((BM,), tl.float32)
     row_delta = row_lse
     if rules.shift is None:
         row_lse = tl.load(lse + i, mask=i < n_q, other=float("inf"))
         row_delta = tl.load(delta + i, mask=i < n_q, other=0.0)
-    p = weights_of(s, row_lse[None, :], rules, NATIVE)
+    p = weights_of(s, row_lse[None, :], rules, HOLES, NATIVE)
     do = rows_of(change, i, 0, n_q, c_n, E, BE, TESTED)
     grad_v = product(p.to(do.dtype), do, grad_v, PRECISION)
     dp = product(v, do.T, tl.zeros((k.shape[0], BM), tl.float32), PRECISION)
@@ -229,7 +231,6 @@ def range_keys(
     v = rows_of(value + (b * v_b + g * v_h) * UNIT, j, first, limit, v_n * UNIT, E, BE, True)
     grad_k = tl.zeros((BN, BD), tl.float32)
     grad_v = tl.zeros((BN, BE), tl.float32)
-    factor = scale * LOG2E
     start, before, whole_start, whole_stop, tested = queries_of(rules, b, j0, n_q, n_k, limit, BM, BN)
     key_id = j[:, None]
     if rules.query_ids is not None:
@@ -246,12 +247,12 @@ def range_keys(
             i0 = tl.where(t < before, start + t * BM, whole_stop + (t - before) * BM)
             grad_k, grad_v = _key_tile(
                 k, v, own, change_at, row_lse, row_delta, i0, j, key_id, rules, b, h, n_q, n_k, first, limit,
-                factor, q_n * UNIT, c_n * UNIT, grad_k, grad_v, True, D, E, BD, BE, BM, NATIVE, PRECISION, HOLES,
+                scale, q_n * UNIT, c_n * UNIT, grad_k, grad_v, True, D, E, BD, BE, BM, NATIVE, PRECISION, HOLES,
             )  # fmt: skip
         for i0 in tl.range(whole_start, whole_stop, BM):
             grad_k, grad_v = _key_tile(
                 k, v, own, change_at, row_lse, row_delta, i0, j, key_id, rules, b, h, n_q, n_k, first, limit,
-                factor, q_n * UNIT, c_n * UNIT, grad_k, grad_v, False, D, E, BD, BE, BM, NATIVE, PRECISION, HOLES,
+                scale, q_n * UNIT, c_n * UNIT, grad_k, grad_v, False, D, E, BD, BE, BM, NATIVE, PRECISION, HOLES,
             )  # fmt: skip
     put_rows(key_grad + (b * gk_b + g * gk_h) * UNIT, j, n_k, gk_n * UNIT, grad_k * scale, D, BD)
     put_rows(value_grad + (b * gv_b + g * gv_h) * UNIT, j, n_k, gv_n * UNIT, grad_v, E, BE)

@@ -1,5 +1,5 @@
 """Masks that are ranges of keys as arguments of kernels: device functions that give the tiles that a block visits, the
-rows of a tile, and the scores of its pairs."""
+rows of a tile, and the scores and weights of its pairs."""
 
 from typing import Any, NamedTuple
 
@@ -177,9 +177,20 @@ def _at_pairs(x, b, h, i, j, step_b, step_h, step_q, step_k):
 
 
 @triton.jit
-def logistic(s, shift, NATIVE: tl.constexpr):
-    """Return sigmoid(s + shift) of scores in base 2; 0 for -inf."""
-    return 1.0 / (1.0 + power_of_two(-(s + shift * LOG2E), NATIVE))
+def exponential(x, HOLES: tl.constexpr, NATIVE: tl.constexpr):
+    """Return e to the power of a difference of scores.
+
+    Scores are in base 2, which saves a multiplication for each pair, but with a table or a bias in base e: in base 2 a
+    bias like the smallest number of its dtype would be -inf, a mask.
+    """
+    return power_of_two(x * LOG2E, NATIVE) if HOLES > 0 else power_of_two(x, NATIVE)
+
+
+@triton.jit
+def logistic(s, shift, HOLES: tl.constexpr, NATIVE: tl.constexpr):
+    """Return sigmoid(s + shift); 0 for -inf."""
+    unit = 1.0 if HOLES > 0 else LOG2E
+    return 1.0 / (1.0 + exponential(-(s + shift * unit), HOLES, NATIVE))
 
 
 @triton.jit
@@ -191,31 +202,32 @@ def attended_rows(x, s):
 
 @triton.jit
 def masked_scores(
-    s, i, j, own_id, rules, b, h, n_q, n_k, first, limit, factor, TESTED: tl.constexpr, KEYS_OWN: tl.constexpr
-):
-    """Return scores in base 2 from products, -inf where a pair must not attend, and the derivative of the softcap.
+    s, i, j, own_id, rules, b, h, n_q, n_k, first, limit, scale,
+    TESTED: tl.constexpr, KEYS_OWN: tl.constexpr, HOLES: tl.constexpr,
+):  # fmt: skip
+    """Return scores from products, -inf where a pair must not attend, and the derivative of the softcap.
 
     i and j broadcast to the tile in either order; `own_id` are the ids of the program's keys or queries.
     """
     bend = s
+    unit = 1.0 if HOLES > 0 else LOG2E
     if rules.cap is not None:
-        ceiling = rules.cap * LOG2E
-        t = _tanh(s * (factor / ceiling))
+        t = _tanh(s * (scale / rules.cap))
         bend = 1.0 - t * t
-        s = t * ceiling
+        s = t * (rules.cap * unit)
     else:
-        s = s * factor
+        s = s * (scale * unit)
     if rules.slopes is not None:
-        slope = tl.load(rules.slopes + h * rules.slopes_h).to(tl.float32) * LOG2E
+        slope = tl.load(rules.slopes + h * rules.slopes_h).to(tl.float32) * unit
         s -= slope * tl.abs(i + rules.offset - j).to(tl.float32)
     if rules.table is not None:
         place = tl.minimum(tl.maximum(j - i - rules.offset, -rules.reach), rules.reach) + rules.reach
-        added = tl.load(rules.table + h * rules.table_h + place).to(tl.float32) * LOG2E
+        added = tl.load(rules.table + h * rules.table_h + place).to(tl.float32)
         s = tl.where(added == float("-inf"), added, s + added)
     if rules.bias is not None:
         at = _at_pairs(rules.bias, b, h, i, j, rules.bias_b, rules.bias_h, rules.bias_q, rules.bias_k)
         # Pairs beyond the queries are masked too, so that they make no key an attended one.
-        added = tl.load(at, mask=(i < n_q) & (j < n_k), other=float("-inf")).to(tl.float32) * LOG2E
+        added = tl.load(at, mask=(i < n_q) & (j < n_k), other=float("-inf")).to(tl.float32)
         s = tl.where(added == float("-inf"), added, s + added)
     if rules.mask is not None:
         at = _at_pairs(rules.mask, b, h, i, j, rules.mask_b, rules.mask_h, rules.mask_q, rules.mask_k)
@@ -236,9 +248,13 @@ def masked_scores(
 
 
 @triton.jit
-def weights_of(s, row_lse, rules, NATIVE: tl.constexpr):
-    """Return the weights of scores in base 2."""
-    return logistic(s, rules.shift, NATIVE) if rules.shift is not None else power_of_two(s - row_lse, NATIVE)
+def weights_of(s, row_lse, rules, HOLES: tl.constexpr, NATIVE: tl.constexpr):
+    """Return the weights of scores."""
+    if rules.shift is not None:  # noqa: SIM108 - for the reader
+        p = logistic(s, rules.shift, HOLES, NATIVE)
+    else:
+        p = exponential(s - row_lse, HOLES, NATIVE)
+    return p
 
 
 @triton.jit

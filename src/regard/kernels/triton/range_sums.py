@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.kernels.triton.additive.pairs import LOG2E, product
+from regard.kernels.triton.additive.pairs import product
 from regard.kernels.triton.additive.plan import Block, Prepared
 from regard.kernels.triton.range_pairs import (
     Rules,
@@ -32,7 +32,7 @@ _PROGRAMS = 528  # the number of programs up to which the batch is divided: four
 @triton.jit
 def _slopes_of_tile(
     query, key, value, change, lse, delta, rules, b, h, i0, j0, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n,
-    c_b, c_h, c_n, heads, group, n_q, n_k, first, limit, factor,
+    c_b, c_h, c_n, heads, group, n_q, n_k, first, limit, scale,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, B: tl.constexpr, UNIT: tl.constexpr,
     NATIVE: tl.constexpr, PRECISION: tl.constexpr, HOLES: tl.constexpr,
 ):  # fmt: skip
@@ -45,14 +45,16 @@ def _slopes_of_tile(
     query_id = i[:, None]
     if rules.query_ids is not None:
         query_id = ids_of(rules.query_ids, b, i, n_q, rules.query_b, rules.query_n)[:, None]
-    s, _ = masked_scores(s, i[:, None], j[None, :], query_id, rules, b, h, n_q, n_k, first, limit, factor, True, False)
+    s, _ = masked_scores(
+        s, i[:, None], j[None, :], query_id, rules, b, h, n_q, n_k, first, limit, scale, True, False, HOLES
+    )
     row_lse = tl.zeros((B,), tl.float32)
     row_delta = row_lse
     if rules.shift is None:
         row = (b * heads + h) * n_q + i
         row_lse = tl.load(lse + row, mask=i < n_q, other=float("inf"))
         row_delta = tl.load(delta + row, mask=i < n_q, other=0.0)
-    p = weights_of(s, row_lse[:, None], rules, NATIVE)
+    p = weights_of(s, row_lse[:, None], rules, HOLES, NATIVE)
     do = rows_of(change + (b * c_b + h * c_h) * UNIT, i, 0, n_q, c_n * UNIT, E, BE, True)
     v = rows_of(value + (b * v_b + (h // group) * v_h) * UNIT, j, first, limit, v_n * UNIT, E, BE, True)
     dp = product(do, v.T, tl.zeros((B, B), tl.float32), PRECISION)
@@ -99,7 +101,7 @@ def range_sums(
         if (j0 >= start) & (j0 < whole_stop + (tested - before) * B):
             acc += _slopes_of_tile(
                 query, key, value, change, lse, delta, rules, b, h, i0, j0, q_b, q_h, q_n, k_b, k_h, k_n,
-                v_b, v_h, v_n, c_b, c_h, c_n, heads, group, n_q, n_k, first, limit, scale * LOG2E,
+                v_b, v_h, v_n, c_b, c_h, c_n, heads, group, n_q, n_k, first, limit, scale,
                 D, E, BD, BE, B, UNIT, NATIVE, PRECISION, HOLES,
             )  # fmt: skip
     r = tl.arange(0, B)[:, None]

@@ -180,7 +180,7 @@ def _attended(
     lengths, mask = _packed(lengths), _bytes(mask)
     places = query.stride(), key.stride(), value.stride(), output.stride()
     run = _prepared(_forward, places, query.shape, k, scale, dropout, causal, lengths is not None, mask is not None)
-    run(query, key, value, output, lengths, mask, seed)
+    run(query, key, value, output, lengths, mask, seed, known=_known(lengths, mask, query, key, value))
     return output
 
 
@@ -201,7 +201,8 @@ def _gradients(
     lengths, mask, k = _packed(lengths), _bytes(mask), key.shape[2]
     places = query.stride(), key.stride(), value.stride(), grad.stride(), to_query.stride(), to_key.stride()
     run = _prepared(_backward, places, query.shape, k, scale, dropout, causal, lengths is not None, mask is not None)
-    run(query, key, value, grad, lengths, mask, seed, to_query, to_key, to_value)
+    known = _known(lengths, mask, query, key, value, grad)
+    run(query, key, value, grad, lengths, mask, seed, to_query, to_key, to_value, known=known)
     return to_query, to_key, to_value
 
 
@@ -268,6 +269,13 @@ def _prepared(
     numbers = *(step for place in places for step in place[:3]), h, q, keys, scale, dropout
     flags = {"CAUSAL": causal, "PADDED": padded, "MASKED": masked, "DROP": dropout > 0.0}
     return Prepared(kernel, (b * h, 1, 1), numbers, flags | sides, block)
+
+
+def _known(lengths: Tensor | None, mask: Tensor | None, *tensors: Tensor) -> tuple[Any, ...] | None:
+    """Return a cache key for the properties of all tensors, or None if they are not known; new tensors are aligned."""
+    if mask is not None or any(tensor.data_ptr() & 15 for tensor in tensors):
+        return None
+    return tensors[0].dtype, None if lengths is None else (lengths.dtype, lengths.data_ptr() & 15)
 
 
 def _plain(x: Tensor) -> Tensor:

@@ -285,14 +285,11 @@ class _Summary(torch.autograd.Function):
         return *grads, None, None, None, None
 
 
-def summary(query: Tensor, key: Tensor, pairs: Pairs, scale: float, lse: Tensor | None, kind: str) -> Tensor:
+def summary(scored: Scored, lse: Tensor | None, kind: str) -> Tensor:
     """Return `received` (b, h, k), `entropy` or `logsumexp` (b, h, q) of softmax(scale · query keyᵀ + bias), float32.
 
     `lse` is the log-sum-exp of the rows if known; the gradient does not depend on it.
     """
-    query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key))
-    if lse is not None:
-        lse = lse.detach().float().contiguous()
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
-        return _Summary.apply(query, key, pairs, scale, lse, kind)
-    return _summed(Scored(query, key, pairs, scale), lse, kind)[0]
+    if torch.is_grad_enabled() and (scored.query.requires_grad or scored.key.requires_grad):
+        return _Summary.apply(*scored, lse, kind)
+    return _summed(scored, lse, kind)[0]

@@ -25,6 +25,7 @@ from regard.kernels.triton.additive.pairs import (
     product,
     product_parts,
     query_range,
+    remainder,
     tile_allowed,
     tile_state,
 )
@@ -377,7 +378,7 @@ def exact_score(
                     kept = tl.trans(kept)
                     if PRECISION == "three":
                         high = coarse(kept)
-                        low = coarse(kept - high)
+                        low = remainder(kept, high)
                         fresh = tl.zeros((EB, BN), tl.float32)  # see product_parts
                         for step in tl.range(0, 3, num_stages=1):
                             do = tl.load(columns_at + tl.where(step == 1, g_low_step, 0))

@@ -220,8 +220,17 @@ def next_pivot(scores, most, calm, ceiling, AXIS: tl.constexpr):
 
 @triton.jit
 def coarse(x):
-    """Return x rounded to the ten mantissa bits of TF32."""
+    """Return x rounded to the ten mantissa bits of TF32.
+
+    All bits of the NaN that a GPU computes are set, so that it becomes −0: `remainder` keeps it.
+    """
     return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def remainder(x, high):
+    """Return x − coarse(x), rounded likewise; NaN if x is NaN, and 0 if it is infinite."""
+    return tl.where(x == x, coarse(x - high), x)
 
 
 @triton.jit
@@ -229,7 +238,7 @@ def product_parts(a, b_high, b_low, acc, PRECISION: tl.constexpr, FLIP: tl.const
     """Return acc + a b, or acc + b a with FLIP; b is already split if PRECISION requires it."""
     if PRECISION == "three":
         a_high = coarse(a)
-        a_low = coarse(a - a_high)
+        a_low = remainder(a, a_high)
         # Start from zero, with small terms first: the matrix unit truncates its sums instead of rounding them, and a
         # sum over all keys would accumulate that error.
         part = tl.zeros_like(acc)
@@ -258,6 +267,6 @@ def product(a, b, acc, PRECISION: tl.constexpr):
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
     elif PRECISION == "three":
         b_high = coarse(b)
-        return product_parts(a, b_high, coarse(b - b_high), acc, PRECISION, False)
+        return product_parts(a, b_high, remainder(b, b_high), acc, PRECISION, False)
     else:
         return tl.dot(a, b, acc, input_precision=PRECISION)

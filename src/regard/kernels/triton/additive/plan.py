@@ -10,6 +10,8 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from regard.kernels import availability
+
 SPAN = 32
 PAD = 128  # rows of every buffer are padded to a multiple of this, so that tiles need no bounds checks
 
@@ -64,8 +66,6 @@ def trait(x: Any) -> Any:
     return (x.dtype, x.data_ptr() & 15) if isinstance(x, Tensor) else kind
 
 
-# torch's own functions, which are faster to call than their wrappers in Python; builds without CUDA have none.
-_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 _stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _compiled: dict[Any, Any] = {}
 _MANY = 16384
@@ -104,7 +104,7 @@ def launch(
         kernel[grid](*args, **constants, **options)
         return None
     traits = tuple(map(trait, args)) if known is None else known
-    key = (kernel, torch.cuda.current_device(), block, traits, *constants.values())
+    key = (kernel, availability.current_device(), block, traits, *constants.values())
     found = _compiled.get(key)
     if found is None:
         if len(_compiled) >= _MANY:  # every length adds entries
@@ -134,8 +134,7 @@ class Prepared:
         if not isinstance(self.kernel, triton.runtime.JITFunction):  # the interpreter
             self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.block.options)
             return
-        device = _device()
-        key = device, *(map(trait, tensors) if known is None else known)
+        key = availability.current_device(), *(map(trait, tensors) if known is None else known)
         found = self.compiled.get(key)
         if found is None:
             compiled = launch(self.kernel, self.grid, *tensors, *self.numbers, **self.constants, block=self.block)

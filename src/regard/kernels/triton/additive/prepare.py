@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from regard.kernels.triton.additive.pairs import LOG2E, SPAN, coarse
+from regard.kernels.triton.additive.pairs import LOG2E, SPAN, coarse, remainder
 
 LIMIT = tl.constexpr(34.0)  # the largest |x| for which e^{2x} divided by the smallest weight fits float32
 LEAST = tl.constexpr(1e-8)  # smaller weights, relative to the largest, are raised to this
@@ -130,7 +130,7 @@ def copy_values(value, v_n, v_e, stop, i0, e_size, bad, copy_at, c_n, c_e, low_s
     if SPLIT:
         high = coarse(t)
         tl.store(to, high)
-        tl.store(to + low_step, coarse(t - high))
+        tl.store(to + low_step, remainder(t, high))
     else:
         tl.store(to, t)
     tl.store(bad_at + i, bad.to(tl.int8))
@@ -282,7 +282,7 @@ def output_gradient(
             column_to = by_column + (z * EB + e).to(tl.int64)[None, :] * q_pad + i[:, None]
             if SPLIT:
                 high = coarse(g)
-                low = coarse(g - high)
+                low = remainder(g, high)
                 tl.store(row_to, high)
                 tl.store(row_to + low_step, low)
                 tl.store(column_to, high)
