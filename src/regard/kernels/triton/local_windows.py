@@ -295,6 +295,7 @@ _HALF = {
 _SINGLE = {
     64: (Block(32, 32, warps=4, stages=2), Block(32, 32, warps=4, stages=1)),
     128: (Block(32, 32, warps=4, stages=1), Block(32, 32, warps=4, stages=1)),
+    256: (Block(32, 32, warps=8, stages=1), Block(32, 32, warps=8, stages=1)),
 }
 
 
