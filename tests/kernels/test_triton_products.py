@@ -32,6 +32,32 @@ def test_products(case: tuple[int, ...], transposed: bool, device: str) -> None:
         assert all(float(part.abs().max()) > 0.1 for part in found)
 
 
+NAN_OF_A_GPU = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)  # all bits are set but the sign
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_three_products_keep_nan(side: str, device: str) -> None:
+    check_three_products(side, NAN_OF_A_GPU, device)
+
+
+@pytest.mark.cuda  # the interpreter's Inf − Inf is another NaN than a GPU's
+@pytest.mark.parametrize("number", [torch.inf, -torch.inf])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_three_products_keep_infinity(side: str, number: float) -> None:
+    check_three_products(side, torch.tensor(number), "cuda")
+
+
+def check_three_products(side: str, number: torch.Tensor, device: str) -> None:
+    from one_product import one_product
+
+    left, right = (torch.rand(16, 16, device=device) + 0.5 for _ in range(2))
+    (left if side == "left" else right)[3, 5] = number
+    found = torch.empty(16, 16, device=device)
+    one_product[1,](left, right, found, "three")
+    torch.testing.assert_close(found.double(), left.double() @ right.double(), rtol=1e-6, atol=0, equal_nan=True)
+
+
 def test_when_they_serve() -> None:
     pytest.importorskip("triton")
     from regard.kernels.triton.few_row_products import parts, serves
