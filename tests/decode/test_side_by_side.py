@@ -347,14 +347,14 @@ def test_a_hook_still_sees_every_step():
     same(found, search(model(), "one by one"))
 
 
-def test_autocast_and_listeners_go_one_by_one():
+def test_autocast_and_observers_go_one_by_one():
     from regard.core import attention as core
 
     decoder = model().decoder
     with torch.autocast("cpu", torch.bfloat16):
         assert why_not(decoder) == "autocast is on"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core, "listeners", (lambda problem, run: run(),))
+        patch.setattr(core, "observers", (lambda problem, run: run(),))
         assert "watches" in str(why_not(decoder))
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from watching import Bare, seen
 
-from regard.core.attention import attention, listeners
+from regard.core.attention import attention, observers
 from regard.core.masks import causal, window
 from regard.core.normalizers import Hard, Sigmoid, Sparsemax
 from regard.core.requests import full
@@ -314,7 +314,7 @@ def test_nothing_is_left_behind():
         raise ZeroDivisionError
     from regard.core import attention as module
 
-    assert module.listeners == listeners == ()
+    assert module.observers == observers == ()
     assert torch.overrides._get_current_function_mode_stack() == []
     assert hooks == [len(module._forward_pre_hooks) for module in model.modules()]
 

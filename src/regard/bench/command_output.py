@@ -45,10 +45,10 @@ def check_page(out: Path | None, page: str) -> None:
 def duration(seconds: float) -> str:
     """Return a duration with three digits and a unit.
 
-    >>> duration(0.0123), duration(4.2e-6)
-    ('12.3 ms', '4.2 µs')
+    >>> duration(0.0123), duration(4.2e-6), duration(0.99996)
+    ('12.3 ms', '4.2 µs', '1 s')
     """
-    unit, scale = ("s", 1.0) if seconds >= 1 else ("ms", 1e3) if seconds >= 1e-3 else ("µs", 1e6)
+    unit, scale = ("s", 1.0) if seconds >= 0.9995 else ("ms", 1e3) if seconds >= 0.9995e-3 else ("µs", 1e6)
     return f"{seconds * scale:.3g} {unit}"
 
 
@@ -110,11 +110,16 @@ def say(what: str) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress the output of compilers. Torch's log is kept, because a failed compilation explains a slow figure."""
-    logging.getLogger("regard").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """Suppress warnings, also in regard's log. Torch's log is kept: a failed compilation explains a slow figure."""
+    log = logging.getLogger("regard")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def print_table(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.core import dispatch, recompute, sharding, torch_names
 from regard.core.backends import blocked, dot_loops, reference, sdpa
-from regard.core.backends.block_grid import grid, out_of_sight
+from regard.core.backends.block_grid import grid, values_unavailable
 from regard.core.biases import Bias
 from regard.core.dispatch import BACKENDS, Backend, stored
 from regard.core.fields import as_lines, as_table
@@ -29,10 +29,10 @@ from regard.core.torch_names import Unknown
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
 
 
-Listener = Callable[[Problem, Callable[[], "Attended"]], "Attended"]
+Observer = Callable[[Problem, Callable[[], "Attended"]], "Attended"]
 # Observers of every call: each gets the problem and the function that computes its result, and returns that result.
 # There is usually no observer, and a call then only tests an empty tuple.
-listeners: tuple[Listener, ...] = ()
+observers: tuple[Observer, ...] = ()
 
 _new, _set = object.__new__, object.__setattr__
 _NO_TUPLE = "Attended is no tuple: read its output, weights and log_prob by name, as in attended.output"
@@ -120,7 +120,7 @@ def attention(
     if sharding.current is not None:
         return _sharded(sharding.current, query, key, value, score, normalize, mask, bias, dropout, weights, backend)
     described: Hashable | None = None
-    if backend == "auto" and generator is None and not listeners:
+    if backend == "auto" and generator is None and not observers:
         route = recall(query, key, value, score, normalize, mask, bias, dropout, weights)
         if route is None:
             described = signature(query, key, value, score, normalize, mask, bias, dropout, weights)
@@ -165,7 +165,7 @@ def gathered_attention(
         problem = build(query, key, value, score, Softmax(), mask, None, 0.0, weights, None)
         problem = replace(problem, gathered=True)
         chosen = dispatch.choose(problem, "auto", {})
-        return _observed(problem, chosen) if listeners else _run(problem, chosen)
+        return _observed(problem, chosen) if observers else _run(problem, chosen)
 
 
 def explain(
@@ -236,7 +236,7 @@ def _attend(
         if output is not None:
             return Attended(output)
         chosen = route.choose(problem)
-    return _observed(problem, chosen) if listeners else _run(problem, chosen)
+    return _observed(problem, chosen) if observers else _run(problem, chosen)
 
 
 def _second_pass(problem: Problem, name: str) -> bool:
@@ -267,7 +267,7 @@ def _sharded(
     backend: str,
 ) -> Attended:
     """Compute the call over a process group in which each process holds a part of the sequences."""
-    if listeners:
+    if observers:
         raise NotImplementedError("regard.watch does not see attention over a process group")
     with _prepared(query) as cast:
         query, key, value, score = cast(query, key, value, score)
@@ -324,8 +324,8 @@ def _in_autocast(score: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype, 
 def _observed(problem: Problem, chosen: Backend) -> Attended:
     """Compute the call through every observer."""
     run = functools.partial(_run, problem, chosen)
-    for listener in listeners:
-        run = functools.partial(listener, problem, run)
+    for observer in observers:
+        run = functools.partial(observer, problem, run)
     return run()
 
 
@@ -364,7 +364,7 @@ def _flops(problem: Problem) -> int:
 
 def _share(problem: Problem) -> float:
     """Return the fraction of pairs that the mask allows; only partly masked blocks are evaluated pair by pair."""
-    if problem.mask is None or math.prod(problem.shape) == 0 or out_of_sight(problem.mask, problem.device):
+    if problem.mask is None or math.prod(problem.shape) == 0 or values_unavailable(problem.mask, problem.device):
         return 1.0
     device = torch.device("cpu") if problem.device.type == "meta" else problem.device
     found = grid(problem, 256, 256)

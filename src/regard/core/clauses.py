@@ -1,6 +1,6 @@
 """A mask as a conjunction of simple rules that kernels can evaluate."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -48,12 +48,10 @@ def clauses(mask: Mask | None, queries: int, keys: int) -> Clauses | None:
     if found is None:
         return None
     low, high = found.low, found.high
-    return Clauses(
-        None if low is not None and low <= 1 - queries else low,
-        None if high is not None and high >= keys - 1 else high,
-        found.lengths,
-        found.segments,
-        found.dense,
+    return replace(
+        found,
+        low=None if low is not None and low <= 1 - queries else low,
+        high=None if high is not None and high >= keys - 1 else high,
     )
 
 

@@ -27,7 +27,7 @@ def kept_keys(problem: Problem) -> Bool[Tensor, "... k"] | None:
 
 def filled(keep: Bool[Tensor, "... k"], queries: int, causal: bool) -> Bool[Tensor, "... q"]:
     """Return which queries have a key to attend."""
-    seen = F.pad(keep, (1, 0)).cumsum(-1) > 0  # whether one of the first 0, 1, … k keys may be attended
+    seen = F.pad(keep, (1, 0)).cumsum(-1) > 0  # seen[..., n]: whether any of the first n keys may be attended
     if not causal:
         return seen[..., -1:].expand(*seen.shape[:-1], queries)
     return seen[..., torch.arange(1, queries + 1, device=keep.device).clamp_max(keep.shape[-1])]

@@ -128,7 +128,7 @@ def _dense_is_faster(query: Tensor, key: Tensor, value: Tensor, centre: Tensor, 
     Non-finite values, which a product would carry out of a window, are inspected.
     """
     plain = type(query) is type(key) is type(value) is Tensor and query.device.type == "cpu"
-    if not plain or attention.listeners or torch.compiler.is_compiling() or transformed():
+    if not plain or attention.observers or torch.compiler.is_compiling() or transformed():
         return False
     if torch.is_autocast_enabled(query.device.type) or 0 in (*query.shape, *key.shape, *value.shape):
         return False

@@ -132,7 +132,7 @@ def cleaned(problem: Problem) -> tuple[Problem, Tensor | None]:
 
 
 def finite_keys(problem: Problem) -> Problem:
-    """Return the problem with finite keys, for weights alone, without inspecting values on a GPU.
+    """Return the problem with finite keys, where only weights are computed; no value is inspected on a GPU.
 
     A masked score is replaced, whatever it is, so only gradients need finite keys, and finite queries in rows with
     nothing to attend.

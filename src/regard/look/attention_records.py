@@ -91,7 +91,7 @@ class Given:
         return found.float().cpu()
 
     def block(self, batch: slice, heads: range, rows: Tensor) -> Tensor:
-        """Return the weights of a part, on their device."""
+        """Return the weights of some sequences, heads and rows, on their device."""
         return self._weights[batch, heads.start : heads.stop].index_select(-2, rows)
 
     def holds(self) -> list[Tensor]:

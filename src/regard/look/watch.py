@@ -265,13 +265,13 @@ def _chooser(keep: Keep | None) -> Callable[[str], bool]:
 def _observing(watcher: _Watcher) -> Iterator[None]:
     """Observe regard's own calls."""
 
-    def listener(problem: Problem, run: Callable[[], Attended]) -> Attended:
+    def observer(problem: Problem, run: Callable[[], Attended]) -> Attended:
         if threading.get_ident() != watcher.thread:
             return run()
         return regard_calls.captured(watcher, problem, run)
 
-    core.listeners = (*core.listeners, listener)
+    core.observers = (*core.observers, observer)
     try:
         yield
     finally:
-        core.listeners = tuple(other for other in core.listeners if other is not listener)
+        core.observers = tuple(other for other in core.observers if other is not observer)

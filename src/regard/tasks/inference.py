@@ -12,14 +12,15 @@ from regard.tasks.task import InputError
 
 @contextmanager
 def evaluating(network: nn.Module) -> Generator[None, None, None]:
-    """A context: the network in evaluation mode, without gradients. Its mode is restored afterwards."""
-    training = network.training
+    """Put the network into evaluation mode, without gradients, and restore the mode of each module afterwards."""
+    modes = [(module, module.training) for module in network.modules()]
     network.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        network.train(training)
+        for module, training in modes:
+            module.training = training
 
 
 def answered(inputs: Sequence[Any], read: Callable[[Any], Any], answer: Callable[[list[Any]], list[Any]]) -> list[Any]:

@@ -33,7 +33,7 @@ def survey(
     mask: Mask, rows: list[Stretch], columns: list[Stretch], device: torch.device
 ) -> tuple[list[list[bool]], list[list[bool]]]:
     """Return for each pair of blocks, over all leading axes, whether any and whether every pair may attend."""
-    if out_of_sight(mask, device):
+    if values_unavailable(mask, device):
         return [[True] * len(columns) for _ in rows], [[False] * len(columns) for _ in rows]
     device = torch.device("cpu") if device.type == "meta" else device
     blocks = Blocks(_edges(rows, device), _edges(columns, device))
@@ -44,8 +44,8 @@ def survey(
     return some.tolist(), every.tolist()
 
 
-def out_of_sight(mask: Mask, device: torch.device) -> bool:
-    """Return whether the mask holds tensors whose values are unavailable: fake tensors, or under vmap."""
+def values_unavailable(mask: Mask, device: torch.device) -> bool:
+    """Return whether the mask holds tensors whose values are unavailable: on the device meta, or under vmap."""
     return len(mask.tensors()) > 0 and (device.type == "meta" or mapped())
 
 

@@ -34,7 +34,7 @@ def signature(
     """Return what a kernel for a call depends on; None if no kernel may serve it."""
     if type(score) not in (Dot, ScaledDot) or not type(query) is type(key) is type(value) is type(centre) is Tensor:
         return None
-    if torch.compiler.is_compiling() or attention.listeners or transformed() or torch.jit.is_tracing():
+    if torch.compiler.is_compiling() or attention.observers or transformed() or torch.jit.is_tracing():
         return None
     if torch._C._len_torch_dispatch_stack() or query.is_nested or key.is_nested or value.is_nested or centre.is_nested:
         return None

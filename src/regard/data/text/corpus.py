@@ -99,7 +99,7 @@ def index(rows: Rows, cache: Path, *, limits: Limits = EVERYTHING) -> TextCorpus
     (('Tom laughs', '汤姆笑'), '3 lines read, 2 pairs kept; skipped: 1 empty')
     """
     known = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in map(_present, rows.files)]
-    # False: indices are found by names that once had an option more.
+    # False stands for a removed option, so that the names of existing indices stay valid.
     name = _name("text", known, repr(rows), asdict(limits), False)
 
     def write(folder: Path) -> None:

@@ -15,7 +15,7 @@ SPECIALS = (PAD, BOS, EOS, UNKNOWN)
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The numbers of words, after those of padding (0), begin (1), end (2) and an unknown word (3).
+    """The ids of words; 0 to 3 are padding, begin, end and an unknown word.
 
     >>> vocabulary = Vocabulary(("Tom", "chases", "Jerry"))
     >>> vocabulary.encode(("Jerry", "chases", "Spike")), vocabulary.decode((1, 6, 5, 4, 2, 0))

@@ -2,8 +2,8 @@
 
 A program adds tiles of dS in registers: those of all sequences at one place for a bias, those along one diagonal of
 tiles for a table, in which equal entries have equal distances. So no sum is shared between programs, and results are
-deterministic. Tiles of a table that contain other distances than the first and the last are stored, and a second kernel
-adds their diagonals.
+deterministic. Tiles with distances strictly between the two ends of the table are stored, and a second kernel adds
+their diagonals.
 """
 
 from typing import Any
@@ -166,7 +166,7 @@ class PairSums:
         tiles_q, tiles_k = -(-queries // size), -(-keys // size)
         if self.of_table:
             tiles, outputs = tiles_q + tiles_k - 1, shape[0] if learned.ndim == 2 else 1
-            # The diagonals of tiles with a distance between the first and the last entry, from -tiles_q on.
+            # The diagonals of tiles with a distance between the first and the last entry; the first one is 1 - tiles_q.
             near = max((rules.offset - rules.reach + 1) // size, 1 - tiles_q)
             last = min((rules.offset + rules.reach - 2) // size + 1, tiles_k - 1)
             nears, batches = max(0, last - near + 1), 1

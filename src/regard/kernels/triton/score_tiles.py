@@ -62,7 +62,7 @@ def row_sums(
 ):  # fmt: skip
     """Return of each row the maximum m of its scores, Σ 2^(s − m) and, with ENTROPY, Σ 2^(s − m) (s − m).
 
-    A maximum ignores NaN on a GPU, so it is the sum that is NaN if a score is NaN or +inf. It is 0 if none is finite.
+    A maximum ignores NaN on a GPU, so it is the sum that is NaN if a score is NaN or +inf. It is 0 if all are −inf.
     """
     most = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
@@ -86,7 +86,7 @@ def row_sums(
 
 @triton.jit
 def lost_sums(total, pairs, b, h, i0, start, stop, n_q, n_k, BM: tl.constexpr, BN: tl.constexpr):
-    """Return the sums of `row_sums`, NaN for rows that attend scores of −inf alone: so are the weights of softmax.
+    """Return the sums of `row_sums`, NaN for rows that attend scores of −inf alone, as their softmax is.
 
     With a bias −inf means masked.
     """
@@ -131,9 +131,9 @@ class Scored(NamedTuple):
         precision = split if self.query.is_cuda else "interpreted"
         return {"SIZE": size, "PRECISION": precision, "D": max(16, 1 << (size - 1).bit_length())}
 
-    def block(self, small: Block, large: Block) -> Block:
-        wide = self.query.dtype == torch.float32 or self.query.shape[-1] > 128
-        return large if wide else small
+    def block(self, narrow: Block, wide: Block) -> Block:
+        """Return the tile for these vectors: `wide` for more than 128 numbers in half precision, and for float32."""
+        return wide if self.query.dtype == torch.float32 or self.query.shape[-1] > 128 else narrow
 
     @property
     def traits(self) -> Any:

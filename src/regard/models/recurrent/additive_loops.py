@@ -32,7 +32,7 @@ def serves(network: nn.GRU | nn.LSTM, attention: object, *, feeding: bool = Fals
 
     Under autocast on the CPU it must be bfloat16, without input feeding.
     """
-    if calls.listeners:
+    if calls.observers:
         return False
     if not isinstance(network, nn.GRU) or network.num_layers > 1:
         return False

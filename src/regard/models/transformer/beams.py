@@ -31,7 +31,7 @@ _ROUND = 8  # rows of a mask are padded to a multiple of this, for aligned loads
 
 def why_not(decoder: Any) -> str | None:
     """Return the reason why hypotheses of this decoder cannot be grouped, or None; else each is a row of the batch."""
-    if core.listeners:
+    if core.observers:
         return "somebody watches: every attention goes the way it is watched"
     if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
         return "autocast is on"

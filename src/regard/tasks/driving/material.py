@@ -16,7 +16,7 @@ from regard.tasks.driving.codec import DrivingCodec
 from regard.tasks.driving.config import DataSettings, DrivingConfig
 from regard.tasks.task import Material
 
-# The first road number of each part; those of training come last.
+# The first road number of each split. Those of training come last, because their number is unlimited.
 _TESTED, _VALIDATED, _BUSY, _TRAINED = 0, 200_000, 300_000, 400_000
 _REPLAYED = 4  # every fourth of the first test examples shows a drive of the model
 

@@ -82,7 +82,7 @@ def _by_length(examples: Sequence[Example], texts: Sequence[str], tokenize: str)
 
 
 def alignment(translator: Translator, examples: Sequence[Example], sources: Sequence[Reading]) -> dict[str, Any]:
-    """Return the alignment error rate of the weights with the gold target as input, of the best layer, and its name.
+    """Return the alignment error rate of the attention weights of the best layer, with the gold target as input.
 
     A word may be aligned by the step that predicts it, or by the next step, whose input it is: in a Transformer's lower
     layers the second may be sharper, because the word is known then (Chen et al. 2020). The layer, the head and the

@@ -67,7 +67,7 @@ def _predictor(network: EncoderDecoder, codec: Coder, config: TranslationConfig)
 def _loaded(
     network: EncoderDecoder, codec: Coder, config: TranslationConfig, device: Any, precision: str | None = None
 ) -> Translator:
-    """Return the predictor: `precision="auto"` is the run's own, with packed weights; None is the model as trained."""
+    """Return the predictor. "auto" is the precision of the run's configuration; None keeps the trained weights."""
     chosen = config.decode.precision if precision == "auto" else precision
     return Translator.of(network, codec, config, device, precision=chosen)
 

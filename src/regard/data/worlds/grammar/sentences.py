@@ -96,7 +96,7 @@ def _joined(join: str, left: Clause, right: Clause) -> Clause:
 
 
 def _reported(dice: Dice, clause: Clause) -> Clause:
-    """Return an object clause: Mary thinks that …, 玛丽 认为 …."""
+    """Return a sentence with the clause as its object: Mary thinks that …, 玛丽 认为 …."""
     verb = dice.pick(SAYING)
     subject = phrase(dice, ("person",), SUBJECT, subject=True)
     told = tense(dice, verb, "person", deny=0.0)

@@ -158,8 +158,10 @@ class Recipe:
     def feature_gradients(
         self, query: Tensor, key: Tensor, weight: Tensor, pairs: Pairs, work: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the gradients of query and key from dS, which is the first part of the working memory, 0 in its
-        padding; the query's is not yet written if it has several parts."""
+        """Return the gradients of query and key. `work` begins with dS, whose padding is 0.
+
+        If there are several parts, the query's gradient is returned uninitialised, and its parts are in `work`.
+        """
         to_query, to_key = self.allocators[0](query), self.allocators[1](key)
         q_steps, k_steps, w_step = self.pair_steps
         whole = to_query if self.parts == 1 else None

@@ -29,7 +29,7 @@ def approximate_tanh(x):
 
 @triton.jit
 def element(at, NATIVE: tl.constexpr):
-    """Load the number at each address in float32.
+    """Load the number at each address and convert it to float32.
 
     Inline assembly instead of tl.load gives every thread the numbers it needs; the compiler would distribute them over
     threads first and exchange them afterwards.
