@@ -257,7 +257,9 @@ def test_gradients_of_keys_that_several_heads_share() -> None:
     tensors = [torch.randn(1, heads, 161, 20).requires_grad_() for heads in (3, 1, 1)]
     doubles = [t.detach().double().requires_grad_() for t in tensors]
     query, key, value = tensors
-    output = dot_attention.attention(query, key, value, dot_attention.form(query, key, value, scale=0.1), Limits(), True)
+    output = dot_attention.attention(
+        query, key, value, dot_attention.form(query, key, value, scale=0.1), Limits(), True
+    )
     assert output is not None
     right = (doubles[0] @ doubles[1].mT * 0.1).softmax(-1) @ doubles[2]
     direction = torch.arange(right.numel()).cos().reshape(right.shape)
