@@ -235,20 +235,37 @@ def test_more_rows_and_keys_than_a_block(dtype: torch.dtype, band: tuple[int | N
         torch.testing.assert_close(one.double(), other, rtol=near, atol=near * float(other.detach().abs().max()))
 
 
-def test_the_number_of_threads_changes_nothing() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_number_of_threads_changes_nothing(dtype: torch.dtype) -> None:
     torch.manual_seed(2)
-    query, key, value = (torch.randn(1, 2, 201, 32) for _ in range(3))
+    query, key, value = (torch.randn(1, heads, 201, 32).to(dtype).requires_grad_() for heads in (4, 2, 2))
     form, before = dot_attention.form(query, key, value, scale=0.3, band=(-50, 0)), torch.get_num_threads()
-    outputs = []
+    found = []
     for threads in (1, 3):
         torch.set_num_threads(threads)
         try:
-            outputs.append(dot_attention.attention(query, key, value, form, Limits(), learning=False))
+            output = dot_attention.attention(query, key, value, form, Limits(), learning=True)
+            assert output is not None
+            found.append((output, *torch.autograd.grad(output.sum(), (query, key, value))))
         finally:
             torch.set_num_threads(before)
-    assert outputs[0] is not None
-    assert outputs[1] is not None
-    assert torch.equal(outputs[0], outputs[1])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_gradients_of_keys_that_several_heads_share() -> None:
+    torch.manual_seed(5)
+    tensors = [torch.randn(1, heads, 161, 20).requires_grad_() for heads in (3, 1, 1)]
+    doubles = [t.detach().double().requires_grad_() for t in tensors]
+    query, key, value = tensors
+    output = dot_attention.attention(
+        query, key, value, dot_attention.form(query, key, value, scale=0.1), Limits(), True
+    )
+    assert output is not None
+    right = (doubles[0] @ doubles[1].mT * 0.1).softmax(-1) @ doubles[2]
+    direction = torch.arange(right.numel()).cos().reshape(right.shape)
+    found = torch.autograd.grad(output, tensors, direction.float())
+    for one, other in zip(found, torch.autograd.grad(right, doubles, direction.float().double()), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("call", CALLS)

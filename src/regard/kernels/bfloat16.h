@@ -96,15 +96,18 @@ static void turn_block(const uint16_t *from, long stride, long rows, long size, 
 }
 
 /* The transpose of (size, rows) in float32, rounded, to rows of `size` numbers. */
-static void save_turned(const float *from, long stride, long rows, long size, uint16_t *to) {
+static void save_turned(const float *from, long stride, long rows, long size, long half, void *to) {
     for (long i = 0; i < rows; i += 16)
         for (long x = 0; x < size; x += 16) {
             vec square[16];
             for (long u = 0; u < 16; u++) square[u] = LOAD(from + (x + u) * stride + i);
             turn(square);
             for (long u = 0; u < 16 && i + u < rows; u++)
-                _mm256_mask_storeu_epi16(to + (i + u) * size + x, (__mmask16)first(size - x),
-                                         (__m256i)_mm512_cvtneps_pbh(square[u]));
+                if (half)
+                    _mm256_mask_storeu_epi16((uint16_t *)to + (i + u) * size + x, (__mmask16)first(size - x),
+                                             (__m256i)_mm512_cvtneps_pbh(square[u]));
+                else
+                    _mm512_mask_storeu_ps((float *)to + (i + u) * size + x, (__mmask16)first(size - x), square[u]);
         }
 }
 

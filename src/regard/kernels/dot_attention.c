@@ -2,7 +2,8 @@
  * Reference: `regard.core.backends.reference`.
  *
  * Inputs are float32 or bfloat16, with any strides of batch, heads and tokens; all sums are in float32. A unit of work
- * is a head of one sequence (backward: a key head), or a part of its rows. Keys that no row of the unit attends are not
+ * is a head of one sequence (backward: a key head), or a part of its rows; gradients of keys and values from the parts
+ * are then added in their order, so that they do not depend on the number of threads. Keys that no row of the unit attends are not
  * read, but for those between the keys of two rows. A pair that is read but masked gets the score -inf, whatever its
  * product is. A call with a number that is not finite among those attended returns 1, as it may for others that are
  * read, and another backend computes it.
@@ -15,6 +16,7 @@
 #define STEP (LANES > 4 ? LANES : 4) /* numbers to whose multiples rows are padded */
 #define FEW 8                /* up to this number of queries a transposed copy of the keys does not pay */
 #define UNITS 8              /* number of units below which the rows of a head are divided */
+#define LEAST 2              /* blocks of a part in the backward pass */
 #define DEEP 128             /* depth of a product that is computed at a time */
 #define CHUNKS 32            /* portions of the units that a thread takes in turn */
 #define LOWEST -86.0f        /* the sigmoid of anything less is 0 */
@@ -45,22 +47,25 @@ typedef struct {
     const float *dweights;
     float scale, softcap, shift;
     long parts; /* of the rows of a head; the last ones, under a causal mask the longest, are computed first */
+    float *sums; /* backward, with several parts: the gradients of keys and values from each part */
     int *bad;
 } call;
 
-static _Thread_local float *room;
-static _Thread_local size_t room_size;
+typedef struct { float *start; size_t size; } memory;
+static _Thread_local memory room, results; /* of a unit, and of the units of a call */
 
 /* Memory of this thread, which later calls use again. */
-static float *reserve(size_t count) {
-    if (count > room_size) {
-        free(room);
-        room_size = (count + 15) / 16 * 16;
-        room = aligned_alloc(64, room_size * sizeof(float)); /* no vector is on two lines of the cache */
-        if (!room) abort();
+static float *extend(memory *given, size_t count) {
+    if (count > given->size) {
+        free(given->start);
+        given->size = (count + 15) / 16 * 16;
+        given->start = aligned_alloc(64, given->size * sizeof(float)); /* no vector is on two lines of the cache */
+        if (!given->start) abort();
     }
-    return room;
+    return given->start;
 }
+
+static float *reserve(size_t count) { return extend(&room, count); }
 
 static inline long whole(long n) { return (n + STEP - 1) / STEP * STEP; }
 /* The distance of long rows whose columns are read one after another: an odd number of vectors, so that they are not in
@@ -616,12 +621,71 @@ static void gradients_of_row(const call *c, const block *at, long i, long column
     for (long x = 0; x < columns; x += LANES) STORE(changes + x, MUL(LOAD(changes + x), LOAD(slope + x)));
 }
 
-/* Gradients of a key head and of the query heads that share it. */
+/* What a unit of the backward pass computes: blocks of rows of the query heads that share a key head, the blocks of one
+ * head after those of another. */
+typedef struct { long z, b, g, blocks, from, to; block all; } portion;
+
+static portion portion_of(const call *c, long unit) {
+    const shape *s = c->s;
+    long z = unit / c->parts, part = c->parts - 1 - unit % c->parts, group = s->heads / s->kv_heads;
+    long blocks = (s->queries + BLOCK - 1) / BLOCK, share = (group * blocks + c->parts - 1) / c->parts;
+    portion found = {z, z / s->kv_heads, z % s->kv_heads, blocks, part * share, least((part + 1) * share, group * blocks)};
+    long row = found.from % blocks * BLOCK, rows = (found.to - found.from) * BLOCK;
+    if (row + rows > blocks * BLOCK) row = 0, rows = s->queries; /* of several heads */
+    found.all = block_of(c, found.b, found.g * group, row, least(rows, s->queries - row), 0);
+    return found;
+}
+
+/* Numbers of a unit in `sums`: the first and last key, and the gradients of these keys and values. */
+static size_t sums_of_unit(const shape *s) { return (size_t)(16 + s->keys * (s->size + s->value_size)); }
+
+/* Where the gradients of the keys and values of a portion go. Returns whether they go there in bfloat16. */
+static long targets(const call *c, long unit, const portion *own, char **to_key, char **to_value) {
+    const shape *s = c->s;
+    long first = own->all.first, last = own->all.last, width[2] = {s->size, s->value_size};
+    if (c->parts > 1) {
+        float *sums = c->sums + unit * sums_of_unit(s);
+        memcpy(sums, (long[]){first, last}, 2 * sizeof(long));
+        *to_key = (char *)(sums + 16), *to_value = (char *)(sums + 16 + (last - first) * s->size);
+        return 0;
+    }
+    for (int u = 0; u < 2; u++) {
+        char *start = (u ? c->dvalue : c->dkey) + own->z * s->keys * width[u] * bytes(s);
+        memset(start, 0, (size_t)(s->keys * width[u] * bytes(s)));
+        *(u ? to_value : to_key) = start + first * width[u] * bytes(s);
+    }
+    return s->half;
+}
+
+/* Adds the gradients of a part of the keys of a head, and of their values, from all units of the head. */
+static void combine(const call *c, long unit) {
+    const shape *s = c->s;
+    long z = unit / c->parts, share = (s->keys + c->parts - 1) / c->parts, start = unit % c->parts * share;
+    long size = s->size, e = s->value_size, range[2];
+    float *total = reserve((size_t)(size + e));
+    for (long j = start; j < least(start + share, s->keys); j++) {
+        memset(total, 0, (size_t)(size + e) * sizeof(float));
+        for (long part = 0; part < c->parts; part++) {
+            const float *sums = c->sums + (z * c->parts + part) * sums_of_unit(s);
+            memcpy(range, sums, sizeof range);
+            if (j < range[0] || j >= range[1]) continue;
+            const float *dk = sums + 16 + (j - range[0]) * size;
+            const float *dv = sums + 16 + (range[1] - range[0]) * size + (j - range[0]) * e;
+            for (long x = 0; x < size; x++) total[x] += dk[x];
+            for (long x = 0; x < e; x++) total[size + x] += dv[x];
+        }
+        save(total, size, s->half, 1, size, c->dkey + (z * s->keys + j) * size * bytes(s), size, 0);
+        save(total + size, e, s->half, 1, e, c->dvalue + (z * s->keys + j) * e * bytes(s), e, 0);
+    }
+}
+
+/* Gradients of a key head and of the query heads that share it, or from a part of their rows. */
 static void backward_unit(const call *c, long unit) {
     const shape *s = c->s;
-    long b = unit / s->kv_heads, g = unit % s->kv_heads, group = s->heads / s->kv_heads, half = s->half;
+    portion own = portion_of(c, unit);
+    block all = own.all;
+    long b = own.b, g = own.g, group = s->heads / s->kv_heads, half = s->half;
     int simple = is_simple(c) && !c->dweights;
-    block all = block_of(c, b, g * group, 0, s->queries, 0);
     long n = all.last - all.first, width = spread(n), size = s->size, wide = whole(size), e = s->value_size;
     long out = whole(e);
     int packs = packed(half, 0, s->queries, size);
@@ -642,32 +706,30 @@ static void backward_unit(const call *c, long unit) {
     if (packs) pack_columns(k, key_row, n, size, key_copy), k = key_copy, key_row = PANEL;
     memset(dk, 0, (size_t)(n * wide) * sizeof(float));
     memset(dv, 0, (size_t)(n * out) * sizeof(float));
-    for (long h = g * group; h < (g + 1) * group; h++)
-        for (long row = 0; row < s->queries; row += BLOCK) {
-            block at = block_of(c, b, h, row, least(BLOCK, s->queries - row), all.first);
-            long shift = (at.first - all.first) / GRAIN * GRAIN;
-            at.first = all.first + shift;
-            long count = at.last - at.first, columns = whole(count), z = b * s->heads + h;
-            const char *given = slice(c->query, s->query, half, b, h) + row * s->query[2] * bytes(s);
-            const float *q = rows_of(given, s->query[2], half, at.rows, size, wide, query_copy, &query_row);
-            given = c->change + (z * s->queries + row) * e * bytes(s);
-            const float *d = rows_of(given, e, half, at.rows, e, out, change_copy, &change_row);
-            multiply(at.rows, columns, size, q, query_row, 1, kt + shift * size, PANEL, size * PANEL, p, width, 0);
-            multiply(at.rows, columns, e, d, change_row, 1, vt + shift * e, PANEL, e * PANEL, ds, width, 0);
-            for (long i = 0; i < at.rows; i++)
-                gradients_of_row(c, &at, row + i, columns, simple, p + i * width, ds + i * width, slope);
-            multiply(at.rows, wide, count, ds, width, 1, k + shift * key_row, key_row, packs ? n * PANEL : 0, dq, wide,
-                     0);
-            multiply(count, wide, at.rows, ds, 1, width, q, query_row, 0, dk + shift * wide, wide, 1);
-            multiply(count, out, at.rows, p, 1, width, d, change_row, 0, dv + shift * out, out, 1);
-            save(dq, wide, half, at.rows, size, c->dquery + (z * s->queries + row) * size * bytes(s), size, 0);
-        }
-    long z = b * s->kv_heads + g;
-    char *to_key = c->dkey + z * s->keys * size * bytes(s), *to_value = c->dvalue + z * s->keys * e * bytes(s);
-    memset(to_key, 0, (size_t)(s->keys * size * bytes(s)));
-    memset(to_value, 0, (size_t)(s->keys * e * bytes(s)));
-    save(dk, wide, half, n, size, to_key + all.first * size * bytes(s), size, 0);
-    save(dv, out, half, n, e, to_value + all.first * e * bytes(s), e, 0);
+    for (long t = own.from; t < own.to; t++) {
+        long h = g * group + t / own.blocks, row = t % own.blocks * BLOCK;
+        block at = block_of(c, b, h, row, least(BLOCK, s->queries - row), all.first);
+        long shift = (at.first - all.first) / GRAIN * GRAIN;
+        at.first = all.first + shift;
+        long count = at.last - at.first, columns = whole(count), z = b * s->heads + h;
+        const char *given = slice(c->query, s->query, half, b, h) + row * s->query[2] * bytes(s);
+        const float *q = rows_of(given, s->query[2], half, at.rows, size, wide, query_copy, &query_row);
+        given = c->change + (z * s->queries + row) * e * bytes(s);
+        const float *d = rows_of(given, e, half, at.rows, e, out, change_copy, &change_row);
+        multiply(at.rows, columns, size, q, query_row, 1, kt + shift * size, PANEL, size * PANEL, p, width, 0);
+        multiply(at.rows, columns, e, d, change_row, 1, vt + shift * e, PANEL, e * PANEL, ds, width, 0);
+        for (long i = 0; i < at.rows; i++)
+            gradients_of_row(c, &at, row + i, columns, simple, p + i * width, ds + i * width, slope);
+        multiply(at.rows, wide, count, ds, width, 1, k + shift * key_row, key_row, packs ? n * PANEL : 0, dq, wide,
+                 0);
+        multiply(count, wide, at.rows, ds, 1, width, q, query_row, 0, dk + shift * wide, wide, 1);
+        multiply(count, out, at.rows, p, 1, width, d, change_row, 0, dv + shift * out, out, 1);
+        save(dq, wide, half, at.rows, size, c->dquery + (z * s->queries + row) * size * bytes(s), size, 0);
+    }
+    char *to_key, *to_value;
+    half = targets(c, unit, &own, &to_key, &to_value);
+    save(dk, wide, half, n, size, to_key, size, 0);
+    save(dv, out, half, n, e, to_value, e, 0);
 }
 
 #ifdef BFLOAT16_PRODUCTS
@@ -740,10 +802,10 @@ static void forward_half(const call *c, long unit) {
  * the queries and the gradient of the output. */
 static void backward_half(const call *c, long unit) {
     const shape *s = c->s;
-    long b = unit / s->kv_heads, g = unit % s->kv_heads, group = s->heads / s->kv_heads, size = s->size;
-    long e = s->value_size;
+    portion own = portion_of(c, unit);
+    block all = own.all;
+    long b = own.b, g = own.g, group = s->heads / s->kv_heads, size = s->size, e = s->value_size;
     int simple = is_simple(c) && !c->dweights;
-    block all = block_of(c, b, g * group, 0, s->queries, 0);
     long n = all.last - all.first, width = in_tiles(n, 32) * 32, wide = in_tiles(size, 16) * 16;
     long out = in_tiles(e, 16) * 16, deep = in_tiles(size, 32) * 32, deep_out = in_tiles(e, 32) * 32;
     size_t floats = (size_t)(width * (wide + out) + BLOCK * (2 * width + wide) + width);
@@ -760,45 +822,43 @@ static void backward_half(const call *c, long unit) {
     pack(k, s->key[2], n, size, kp, width);
     pack_rows(v, s->value[2], n, e, vt, width);
     memset(dk, 0, (size_t)(width * (wide + out)) * sizeof(float));
-    for (long h = g * group; h < (g + 1) * group; h++)
-        for (long row = 0; row < s->queries; row += BLOCK) {
-            block at = block_of(c, b, h, row, least(BLOCK, s->queries - row), all.first);
-            long shift = (at.first - all.first) / 32 * 32, z = b * s->heads + h, m = in_tiles(at.rows, 16);
-            at.first = all.first + shift;
-            long count = at.last - at.first, columns = in_tiles(count, 32) * 32;
-            const uint16_t *rows = (const uint16_t *)slice(c->query, s->query, 1, b, h) + row * s->query[2];
-            const uint16_t *given = (const uint16_t *)c->change + (z * s->queries + row) * e;
-            copy_rows(rows, s->query[2], at.rows, size, q, deep);
-            turn_block(rows, s->query[2], at.rows, size, qt);
-            copy_rows(given, e, at.rows, e, change, deep_out);
-            turn_block(given, e, at.rows, e, change_t);
-            multiply_tiles(m, columns / 16, deep / 32, q, deep, kt + shift * deep / 2, deep / 32, p, width, 0);
-            multiply_tiles(m, columns / 16, deep_out / 32, change, deep_out, vt + shift * deep_out / 2, deep_out / 32,
-                           ds, width, 0);
-            for (long i = 0; i < BLOCK; i++) {
-                float *weights = p + i * width, *changes = ds + i * width;
-                if (i < at.rows)
-                    gradients_of_row(c, &at, row + i, columns, simple, weights, changes, slope);
-                else {
-                    memset(weights, 0, (size_t)columns * sizeof(float));
-                    memset(changes, 0, (size_t)columns * sizeof(float));
-                }
-                narrow(changes, columns, ds_rows + i * width);
+    for (long t = own.from; t < own.to; t++) {
+        long h = g * group + t / own.blocks, row = t % own.blocks * BLOCK;
+        block at = block_of(c, b, h, row, least(BLOCK, s->queries - row), all.first);
+        long shift = (at.first - all.first) / 32 * 32, z = b * s->heads + h, m = in_tiles(at.rows, 16);
+        at.first = all.first + shift;
+        long count = at.last - at.first, columns = in_tiles(count, 32) * 32;
+        const uint16_t *rows = (const uint16_t *)slice(c->query, s->query, 1, b, h) + row * s->query[2];
+        const uint16_t *given = (const uint16_t *)c->change + (z * s->queries + row) * e;
+        copy_rows(rows, s->query[2], at.rows, size, q, deep);
+        turn_block(rows, s->query[2], at.rows, size, qt);
+        copy_rows(given, e, at.rows, e, change, deep_out);
+        turn_block(given, e, at.rows, e, change_t);
+        multiply_tiles(m, columns / 16, deep / 32, q, deep, kt + shift * deep / 2, deep / 32, p, width, 0);
+        multiply_tiles(m, columns / 16, deep_out / 32, change, deep_out, vt + shift * deep_out / 2, deep_out / 32,
+                       ds, width, 0);
+        for (long i = 0; i < BLOCK; i++) {
+            float *weights = p + i * width, *changes = ds + i * width;
+            if (i < at.rows)
+                gradients_of_row(c, &at, row + i, columns, simple, weights, changes, slope);
+            else {
+                memset(weights, 0, (size_t)columns * sizeof(float));
+                memset(changes, 0, (size_t)columns * sizeof(float));
             }
-            pack_block(p, width, columns, pp);
-            pack_block(ds, width, columns, dsp);
-            multiply_tiles(m, wide / 16, columns / 32, ds_rows, width, kp + shift * 8, width / 32, dq, wide, 0);
-            multiply_tiles(wide / 16, columns / 16, 1, qt, 32, dsp, 1, dk + shift, width, 1);
-            multiply_tiles(out / 16, columns / 16, 1, change_t, 32, pp, 1, dv + shift, width, 1);
-            for (long i = 0; i < at.rows; i++)
-                save_row(dq + i * wide, size, 1.0f, (uint16_t *)c->dquery + (z * s->queries + row + i) * size);
+            narrow(changes, columns, ds_rows + i * width);
         }
-    long z = b * s->kv_heads + g;
-    uint16_t *to_key = (uint16_t *)c->dkey + z * s->keys * size, *to_value = (uint16_t *)c->dvalue + z * s->keys * e;
-    memset(to_key, 0, (size_t)(s->keys * size) * 2);
-    memset(to_value, 0, (size_t)(s->keys * e) * 2);
-    save_turned(dk, width, n, size, to_key + all.first * size);
-    save_turned(dv, width, n, e, to_value + all.first * e);
+        pack_block(p, width, columns, pp);
+        pack_block(ds, width, columns, dsp);
+        multiply_tiles(m, wide / 16, columns / 32, ds_rows, width, kp + shift * 8, width / 32, dq, wide, 0);
+        multiply_tiles(wide / 16, columns / 16, 1, qt, 32, dsp, 1, dk + shift, width, 1);
+        multiply_tiles(out / 16, columns / 16, 1, change_t, 32, pp, 1, dv + shift, width, 1);
+        for (long i = 0; i < at.rows; i++)
+            save_row(dq + i * wide, size, 1.0f, (uint16_t *)c->dquery + (z * s->queries + row + i) * size);
+    }
+    char *to_key, *to_value;
+    long half = targets(c, unit, &own, &to_key, &to_value);
+    save_turned(dk, width, n, size, half, to_key);
+    save_turned(dv, width, n, e, half, to_value);
 }
 #else
 #define forward_half forward_unit
@@ -867,6 +927,10 @@ void regard_dot_gradients(const shape *s, const void *query, const void *key, co
               .dweights = dweights, .dscores = dscores, .dquery = dquery, .dkey = dkey, .dvalue = dvalue,
               .scale = (float)scale, .softcap = (float)softcap, .shift = (float)shift, .parts = 1, .bad = &bad};
     find_ranges(&c);
-    run(&c, s->batch * s->kv_heads, threads, s->half ? backward_half : backward_unit);
+    long slices = s->batch * s->kv_heads, blocks = s->heads / s->kv_heads * ((s->queries + BLOCK - 1) / BLOCK);
+    while (slices * c.parts < UNITS && (c.parts + 1) * LEAST <= blocks) c.parts++;
+    if (c.parts > 1) c.sums = extend(&results, (size_t)(slices * c.parts) * sums_of_unit(s));
+    run(&c, slices * c.parts, threads, s->half ? backward_half : backward_unit);
+    if (c.parts > 1) run(&c, slices * c.parts, threads, combine);
     free(c.ranges);
 }

@@ -17,7 +17,8 @@ from torch import Tensor
 from regard.kernels.native_library import library
 
 _FILE = "dot_attention.c"
-_PARALLEL = 2**20  # products of pairs and sizes from which on a call uses several threads
+# Products of pairs and sizes, and numbers in the keys and values, from which on a call uses several threads.
+_PARALLEL, _PARALLEL_KEYS = 2**20, 2**18
 # Entmax with α = 1.5; `hard` is the best key, without gradients.
 _NORMALIZERS = {"softmax": 0, "sigmoid": 1, "sparsemax": 2, "entmax": 3, "hard": 4}
 
@@ -103,6 +104,7 @@ def form(
     numbers += [int(low is not None), low or 0, int(high is not None), high or 0]
     numbers += [*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *strides[:3]]
     numbers += [0] * 8 + [queries, keys, offset]
+    numbers_read = batch * kv_heads * keys * (size + value_size)
     work = batch * heads * queries * keys * (size + value_size)
     return Form(
         (ctypes.c_long * len(numbers))(*numbers),
@@ -110,7 +112,7 @@ def form(
         (batch, heads, queries, value_size),
         strides,
         query.dtype,
-        work >= _PARALLEL,
+        work >= _PARALLEL or numbers_read >= _PARALLEL_KEYS,
         normalizer,
         band,
         offset,

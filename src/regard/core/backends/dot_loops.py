@@ -37,7 +37,8 @@ _FEW = 64  # number of queries that are few
 # bfloat16 are faster.
 _HALF_LONGEST, _HALF_FULL = 512, 192
 _WIDEST = 256  # the largest size of a vector
-_TINY = 2**18  # number of products up to which the host takes longer than the gradients of a call
+_TINY = 2**21  # number of products up to which the host takes longer than the gradients of a call
+_LEARNED = 2**15  # numbers in the keys of a head from which on torch's gradients of several heads are faster
 _SEEN = 16  # number of keys from which on torch's kernels need no inspection of the values
 _STORED = 2**23  # number of pairs up to which weights are stored for a request
 _KINDS = (Band, Padding, Segments, Dense)
@@ -90,10 +91,12 @@ def _short(problem: Problem) -> bool:
     """Return whether the loops are likely to be the fastest for these sizes."""
     keys, score = problem.shape[-1], problem.score
     if problem.differentiated and not problem.masked and problem.request is None and problem.normalize.is_softmax:
-        # torch's own gradients of the smallest calls take less time on the host.
+        # torch's own gradients of the smallest calls take less time on the host, those of long heads in the products.
         dot = isinstance(score, Dot) or (isinstance(score, ScaledDot) and score.softcap is None)
         equal = problem.key.shape[-1] == problem.value.shape[-1] and problem.query.dtype == torch.float32
-        if dot and equal and keys >= _SEEN and math.prod(problem.shape) * problem.key.shape[-1] < _TINY:
+        size, heads = problem.key.shape[-1], math.prod(problem.shape[:2])
+        tiny = math.prod(problem.shape) * size < _TINY
+        if dot and equal and keys >= _SEEN and (tiny or (heads > 1 and keys * size >= _LEARNED)):
             return False
     kinds = [type(part) for part in _parts(problem.mask)]
     if problem.query.dtype != torch.float32 and not dot_attention.multiplies_bfloat16() and problem.shape[-2] > _FEW:
