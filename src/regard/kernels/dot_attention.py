@@ -52,6 +52,7 @@ class Form(NamedTuple):
     numbers: Any
     factors: tuple[float, float, float]
     shape: tuple[int, ...]
+    given: tuple[tuple[int, ...], ...]  # the strides of query, key and value
     strides: tuple[int, ...]
     dtype: torch.dtype
     parallel: bool  # whether a call uses several threads
@@ -61,7 +62,8 @@ class Form(NamedTuple):
 
 
 NO_LIMITS = Limits()
-_ANY, _BIAS, _IDS = ctypes.c_void_p, 25, 33  # the index of the strides of `bias` and of `query_ids` in the numbers
+_ANY = ctypes.c_void_p
+_QUERY, _BIAS, _IDS = 13, 25, 33  # the index of the strides of `query`, `bias` and `query_ids` in the numbers
 
 
 @functools.cache
@@ -108,6 +110,7 @@ def form(
         (ctypes.c_long * len(numbers))(*numbers),
         (scale, softcap, shift),
         (batch, heads, queries, value_size),
+        (query.stride(), key.stride(), value.stride()),
         strides,
         query.dtype,
         work >= _PARALLEL,
@@ -240,6 +243,16 @@ def _on_support(scores: Tensor, support: Tensor, square: bool) -> Tensor:
     return torch.where(support, scores - mean + root, 0.0).square()
 
 
+def _laid_out(query: Tensor, key: Tensor, value: Tensor, form: Form) -> tuple[Tensor, Tensor, Tensor, Form]:
+    """Return saved tensors and their form: hooks on saved tensors may return them with other strides."""
+    if form.given == (query.stride(), key.stride(), value.stride()):
+        return query, key, value, form
+    query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+    numbers = type(form.numbers).from_buffer_copy(form.numbers)
+    numbers[_QUERY : _BIAS - 3] = [*query.stride()[:3], *key.stride()[:3], *value.stride()[:3]]
+    return query, key, value, form._replace(numbers=numbers)
+
+
 class _Attention(torch.autograd.Function):
     """Output, and weights if requested; `bias` is that of the limits, which has a gradient."""
 
@@ -267,7 +280,8 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         query, key, value, *given = ctx.saved_tensors
-        form, limits, learned = ctx.form, Limits(*given) if given else NO_LIMITS, ctx.needs_input_grad[:4]
+        query, key, value, form = _laid_out(query, key, value, ctx.form)
+        limits, learned = Limits(*given) if given else NO_LIMITS, ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():  # the gradients are differentiated again
             return *_again(query, key, value, form, limits, learned, upstream), None, None, None
         change = upstream[0]
