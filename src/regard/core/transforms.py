@@ -18,7 +18,7 @@ def transformed() -> bool:
 
 
 def eager(tensors: tuple[torch.Tensor, ...]) -> bool:
-    """Return whether the tensors have memory that holds their values, outside of compilers, torch.func, tracing and modes."""
+    """Return whether the memory of the tensors holds their values: outside of compilers, torch.func, tracing, modes."""
     if torch.compiler.is_compiling() or transformed():
         return False
     if torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
