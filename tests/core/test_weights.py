@@ -198,3 +198,20 @@ def test_a_score_of_minus_infinity_closes_in_the_weights_too(normalize: object, 
     assert torch.count_nonzero(ask(regard.top(2), x).values[1]) == 0
     assert_close(ask(regard.received(), x), ask(regard.received(), x[[0, 2]]))
     assert_close(ask(regard.full(), x)[[0, 2]], ask(regard.full(), x[[0, 2]]))
+
+
+@pytest.mark.parametrize("place", range(3), ids=["query", "key", "value"])
+def test_the_log_sum_exp_beside_an_output_of_transposed_tensors(place: int) -> None:
+    """torch's kernel on the CPU reads rows as if their numbers were adjacent in memory."""
+    tensors = [torch.randn(2, 3, 17, 16) for _ in range(3)]
+    tensors[place] = tensors[place].mT.contiguous().mT
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+    options = {"mask": regard.padding([7, 17]), "weights": regard.logsumexp()}
+    found = regard.attention(*leaves, **options)
+    exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    expected = regard.attention(*exact, **options, backend="reference")
+    torch.testing.assert_close(found.output.double(), expected.output, rtol=0, atol=1e-5)
+    change = torch.randn(2, 3, 16, 17).mT  # transposed too
+    grads = torch.autograd.grad(found.output, leaves, change)
+    for one, other in zip(grads, torch.autograd.grad(expected.output, exact, change.double()), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=1e-5)

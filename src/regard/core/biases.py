@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.core.masks import broadcastable, position
 from regard.core.spans import Span, Stretch, positions, take
-from regard.core.transforms import mapped
+from regard.core.transforms import mapped, resolved
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class DenseBias(Bias):
     tensor: Float[Tensor, "..."]
 
     def aligned(self, shape: tuple[int, ...]) -> "DenseBias":
-        return DenseBias(broadcastable(self.tensor, shape, "bias"))
+        return DenseBias(broadcastable(resolved(self.tensor), shape, "bias"))
 
     @property
     def may_mask(self) -> bool:

@@ -20,6 +20,7 @@ from regard.core.normalizers import Hard, Normalizer, normalized
 from regard.core.requests import LogSumExp, Request
 from regard.core.scores import Score, finite, float_tensor
 from regard.core.spans import Contiguous, Span, broadcast
+from regard.core.transforms import resolved
 from regard.kernels.dtypes import HALF as HALF
 
 
@@ -160,7 +161,7 @@ def build(
         raise ValueError(f"generator is on {generator.device}, query is on {query.device}: they must be the same")
 
     headless = max(query.ndim, key.ndim, value.ndim) == 2
-    query, key, value = _common_axes(query, key, value)
+    query, key, value = _common_axes(resolved(query), resolved(key), resolved(value))
     score = _as_score(score, query, key)
     if weights is not None:
         weights.check(query.shape[-2])

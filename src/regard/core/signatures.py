@@ -48,6 +48,8 @@ def signature(
     records = records_of(score, normalize, mask, bias, request)
     if _UNKNOWN in records or not query.layout is key.layout is value.layout is torch.strided:
         return None
+    if query.is_neg() or key.is_neg() or value.is_neg():
+        return None
     try:
         return (
             query.shape,
@@ -94,6 +96,8 @@ def record_key(record: object) -> Any:
 
 def _tensor(tensor: Any) -> Any:
     if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_nested or tensor.layout is not torch.strided:
+        return _UNKNOWN
+    if tensor.is_neg():
         return _UNKNOWN
     return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
 

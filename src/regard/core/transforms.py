@@ -18,12 +18,21 @@ def transformed() -> bool:
 
 
 def eager(tensors: tuple[torch.Tensor, ...]) -> bool:
-    """Return whether the tensors have memory, outside of compilers, torch.func, tracing and modes."""
+    """Return whether the memory of the tensors holds their values: outside of compilers, torch.func, tracing, modes."""
     if torch.compiler.is_compiling() or transformed():
         return False
     if torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
         return False
-    return all(type(t) in (torch.Tensor, torch.nn.Parameter) and t.layout is torch.strided for t in tensors)
+    return all(
+        type(t) in (torch.Tensor, torch.nn.Parameter) and t.layout is torch.strided and not t.is_neg() for t in tensors
+    )
+
+
+def resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, or a copy if torch negates its memory lazily (`torch.Tensor.is_neg`): kernels read memory."""
+    if torch.compiler.is_compiling() or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return tensor
+    return tensor.resolve_neg()
 
 
 def forwards() -> bool:

@@ -53,6 +53,7 @@ class Form(NamedTuple):
     numbers: Any
     factors: tuple[float, float, float]
     shape: tuple[int, ...]
+    given: tuple[tuple[int, ...], ...]  # the strides of query, key and value
     strides: tuple[int, ...]
     dtype: torch.dtype
     parallel: bool  # whether a call uses several threads
@@ -62,7 +63,8 @@ class Form(NamedTuple):
 
 
 NO_LIMITS = Limits()
-_ANY, _BIAS, _IDS = ctypes.c_void_p, 25, 33  # the index of the strides of `bias` and of `query_ids` in the numbers
+_ANY = ctypes.c_void_p
+_QUERY, _BIAS, _IDS = 13, 25, 33  # the index of the strides of `query`, `bias` and `query_ids` in the numbers
 
 
 @functools.cache
@@ -110,6 +112,7 @@ def form(
         (ctypes.c_long * len(numbers))(*numbers),
         (scale, softcap, shift),
         (batch, heads, queries, value_size),
+        (query.stride(), key.stride(), value.stride()),
         strides,
         query.dtype,
         work >= _PARALLEL or numbers_read >= _PARALLEL_KEYS,
@@ -135,8 +138,9 @@ def with_weights(
         pair = cast(tuple[Tensor, Tensor], _Attention.apply(query, key, value, limits.bias, form, limits, True))
         return None if pair[0].numel() == 0 else Found(*pair)
     rows = form.shape[:3]
-    weights = torch.empty((*rows, key.shape[2])) if weighted else None
-    choice = (torch.zeros(rows), torch.zeros(rows, dtype=torch.long)) if form.normalizer == "hard" else (None, None)
+    weights = _rows_of(query, *rows, key.shape[2]) if weighted else None
+    hard = form.normalizer == "hard"
+    choice = (_rows_of(query, *rows).zero_(), query.new_zeros(rows, dtype=torch.long)) if hard else (None, None)
     output = _forward(query, key, value, form, limits, weights, *choice)
     return None if output is None else Found(output, weights, *choice)
 
@@ -145,13 +149,18 @@ def _forward(
     query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, *more: Tensor | None
 ) -> Tensor | None:
     """Return the output; `more` are weights, log-probabilities and indices, as far as they are needed."""
-    output, more = torch.empty_strided(form.shape, form.strides, dtype=form.dtype), (*more, None, None, None)[:3]
+    output, more = query.new_empty_strided(form.shape, form.strides), (*more, None, None, None)[:3]
     bad = _functions()[0](
         _numbers(form, limits), query.data_ptr(), key.data_ptr(), value.data_ptr(), *_pointers(limits),
         output.data_ptr(), *[None if t is None else t.data_ptr() for t in more], *form.factors,
         torch.get_num_threads() if form.parallel else 1,
     )  # fmt: skip
     return None if bad else output
+
+
+def _rows_of(query: Tensor, *shape: int) -> Tensor:
+    """Return a new tensor in float32, whatever torch's default dtype and device are."""
+    return query.new_empty(shape, dtype=torch.float32)
 
 
 def _pointers(limits: Limits) -> tuple[int | None, ...]:
@@ -211,7 +220,7 @@ def formula(query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limit
     if form.normalizer == "sigmoid":
         weights = torch.sigmoid(torch.where(allowed, scores, 0.0) + shift)
     elif form.normalizer != "softmax":
-        weights = torch.empty(scores.shape)
+        weights = _rows_of(query, *scores.shape)
         _forward(query.detach(), key_given.detach(), value_given.detach(), form, limits, weights)
         weights = _on_support(torch.where(allowed, scores, 0.0), weights > 0, form.normalizer == "entmax")
     else:
@@ -236,6 +245,16 @@ def _on_support(scores: Tensor, support: Tensor, square: bool) -> Tensor:
     return torch.where(support, scores - mean + root, 0.0).square()
 
 
+def _laid_out(query: Tensor, key: Tensor, value: Tensor, form: Form) -> tuple[Tensor, Tensor, Tensor, Form]:
+    """Return saved tensors and their form: hooks on saved tensors may return them with other strides."""
+    if form.given == (query.stride(), key.stride(), value.stride()):
+        return query, key, value, form
+    query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+    numbers = type(form.numbers).from_buffer_copy(form.numbers)
+    numbers[_QUERY : _BIAS - 3] = [*query.stride()[:3], *key.stride()[:3], *value.stride()[:3]]
+    return query, key, value, form._replace(numbers=numbers)
+
+
 class _Attention(torch.autograd.Function):
     """Output, and weights if requested; `bias` is that of the limits, which has a gradient."""
 
@@ -250,7 +269,7 @@ class _Attention(torch.autograd.Function):
         limits: Limits,
         weighted: bool,
     ) -> Any:
-        weights = torch.empty((*form.shape[:3], key.shape[2])) if weighted else None
+        weights = _rows_of(query, *form.shape[:3], key.shape[2]) if weighted else None
         output = _forward(query, key, value, form, limits, weights)
         if output is None:
             return (query.new_empty(0), query.new_empty(0)) if weighted else query.new_empty(0)
@@ -263,14 +282,15 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         query, key, value, *given = ctx.saved_tensors
-        form, limits, learned = ctx.form, Limits(*given) if given else NO_LIMITS, ctx.needs_input_grad[:4]
+        query, key, value, form = _laid_out(query, key, value, ctx.form)
+        limits, learned = Limits(*given) if given else NO_LIMITS, ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():  # the gradients are differentiated again
             return *_again(query, key, value, form, limits, learned, upstream), None, None, None
         change = upstream[0]
-        change = torch.zeros(form.shape, dtype=form.dtype) if change is None else change.contiguous()
+        change = query.new_zeros(form.shape) if change is None else change.contiguous()
         dweights = upstream[1].contiguous() if ctx.weighted and upstream[1] is not None else None
-        grads = [torch.empty(t.shape, dtype=form.dtype) for t in (query, key, value)]
-        dscores = torch.empty((*form.shape[:3], key.shape[2])) if learned[3] else None
+        grads = [t.new_empty(t.shape) for t in (query, key, value)]
+        dscores = _rows_of(query, *form.shape[:3], key.shape[2]) if learned[3] else None
         _functions()[1](
             _numbers(form, limits), query.data_ptr(), key.data_ptr(), value.data_ptr(), *_pointers(limits),
             change.data_ptr(), None if dweights is None else dweights.data_ptr(), *[grad.data_ptr() for grad in grads],

@@ -71,7 +71,7 @@ def forward(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Done:
     functions = _functions()
     assert functions is not None  # checked by serves()
     output = query.new_empty(*query.shape[:-1], value.shape[-1])
-    divisor = torch.empty(*query.shape[:-1], 1)
+    divisor = query.new_empty((*query.shape[:-1], 1), dtype=torch.float32)
     bad = functions[0](
         _shape(query, key, value, causal), query.data_ptr(), key.data_ptr(), value.data_ptr(), output.data_ptr(),
         divisor.data_ptr(), _threads(query, key, value),
@@ -86,7 +86,7 @@ def backward(
     functions = _functions()
     assert functions is not None  # checked by serves()
     change = change.contiguous()
-    grads = [torch.empty(t.shape, dtype=t.dtype) for t in (query, key, value)]
+    grads = [t.new_empty(t.shape) for t in (query, key, value)]
     functions[1](
         _shape(query, key, value, causal), query.data_ptr(), key.data_ptr(), value.data_ptr(), output.data_ptr(),
         divisor.data_ptr(), change.data_ptr(), *[grad.data_ptr() for grad in grads], _threads(query, key, value),

@@ -53,7 +53,7 @@ class Loops:
         self, query: Tensor, key: Tensor, value: Tensor, centre: Tensor, lengths: Tensor | None, learning: bool
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]] | None:
         """Return output, weights, and what the gradients need besides the inputs; None if a centre is not finite."""
-        output, weights = (torch.empty(shape, dtype=query.dtype) for shape in (self.output, self.weights))
+        output, weights = (query.new_empty(shape) for shape in (self.output, self.weights))
         bad = _functions()[0](
             self.numbers, query.data_ptr(), key.data_ptr(), value.data_ptr(), centre.data_ptr(),
             None if lengths is None else lengths.data_ptr(), output.data_ptr(), weights.data_ptr(), self.scale,
@@ -66,8 +66,8 @@ class Loops:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Return the gradients of query, key, value and centre."""
         change = change.contiguous()
-        dquery, dkey, dvalue = (torch.empty(t.shape, dtype=t.dtype) for t in (query, key, value))
-        dcentre = torch.empty(centre.shape) if self.gaussian else None
+        dquery, dkey, dvalue = (t.new_empty(t.shape) for t in (query, key, value))
+        dcentre = centre.new_empty(centre.shape) if self.gaussian else None
         _functions()[1](
             self.numbers, query.data_ptr(), key.data_ptr(), value.data_ptr(), centre.data_ptr(),
             None if lengths is None else lengths.data_ptr(), change.data_ptr(), dquery.data_ptr(), dkey.data_ptr(),

@@ -262,7 +262,8 @@ def _native(problem: Problem) -> Callable[..., Any]:
 def _visible(found: Clauses | None, shape: tuple[int, ...]) -> native_attention.Visible:
     """Return lengths for each slice and the band of a mask."""
     assert found is not None  # checked by _native_serves
-    lengths = None if found.lengths is None else found.lengths.long().expand(shape[:2]).reshape(-1).contiguous()
+    # A copy, because the backward pass reads it after the caller may have changed the mask.
+    lengths = None if found.lengths is None else found.lengths.expand(shape[:2]).flatten().to(torch.long, copy=True)
     return native_attention.Visible(lengths, found.high)
 
 

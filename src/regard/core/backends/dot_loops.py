@@ -24,7 +24,7 @@ from regard.core.problem import Problem
 from regard.core.requests import Entropy, LogSumExp, Request, Top, returned
 from regard.core.scores import Bilinear, Cosine, Dot, ScaledDot, Score
 from regard.core.spans import all_of
-from regard.core.transforms import eager
+from regard.core.transforms import eager, resolved
 from regard.kernels import dot_attention
 from regard.kernels.dot_attention import NO_LIMITS, Limits
 
@@ -230,8 +230,7 @@ def _limits(shape: tuple[int, ...], mask: Mask | Tensor | None, bias: Bias | Ten
         elif type(part) is not Band:
             allowed = _four_axes(part if isinstance(part, Tensor) else part.tensor)
     if isinstance(bias, Alibi):
-        slopes = bias.slopes if bias.slopes.is_contiguous() else bias.slopes.contiguous()
-        slopes = slopes.float()
+        slopes = resolved(bias.slopes).float().contiguous()
     elif isinstance(bias, Relative):
         spans = all_of(shape[-2]), all_of(shape[-1])
         numbers = stored(bias, bias.table.device, ("numbers", *spans), lambda: bias.values(*spans, torch.float32))

@@ -138,8 +138,11 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _padded(tensor: Tensor, size: int) -> Tensor:
+    """Return the tensor with columns of zeros up to a size, which are adjacent in memory."""
     missing = size - tensor.shape[-1]
-    return tensor if missing == 0 else torch.nn.functional.pad(tensor, (0, missing))
+    if missing:
+        return torch.nn.functional.pad(tensor, (0, missing))
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()  # the kernel does not read the last stride
 
 
 def _four_axes(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:

@@ -42,12 +42,13 @@ def signature(
     # Triton launches kernels on the current device.
     if torch.is_autocast_enabled(device.type) or (query.is_cuda and device.index != torch.cuda.current_device()):
         return None
-    layouts = [(t.shape, t.stride(), t.dtype, t.device) for t in (query, key, value, centre) if _strided(t)]
+    layouts = [(t.shape, t.stride(), t.dtype, t.device) for t in (query, key, value, centre) if _readable(t)]
     return None if len(layouts) < 4 else (*layouts, reach, score, gaussian)
 
 
-def _strided(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided
+def _readable(tensor: Tensor) -> bool:
+    """Return whether the memory of the tensor holds its values."""
+    return tensor.layout is torch.strided and not tensor.is_neg()
 
 
 def known(found: Hashable | None) -> Any:
@@ -119,6 +120,10 @@ def attend(
     return None if pair[0].numel() == 0 else pair
 
 
+def _strides(*tensors: Tensor) -> tuple[tuple[int, ...], ...]:
+    return tuple([tensor.stride() for tensor in tensors])
+
+
 class _Windows(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -136,7 +141,7 @@ class _Windows(torch.autograd.Function):
             return query.new_empty(0), query.new_empty(0)
         output, weights, state = found
         ctx.save_for_backward(query, key, value, centre, lengths, *state)
-        ctx.plan, ctx.plain = plan, plain
+        ctx.plan, ctx.plain, ctx.strides = plan, plain, _strides(query, key, value, centre)
         ctx.set_materialize_grads(False)
         return output, weights
 
@@ -144,8 +149,10 @@ class _Windows(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         query, key, value, centre, lengths, *state = ctx.saved_tensors
         change, weights_change = upstream
-        if torch.is_grad_enabled() or weights_change is not None:
-            # Gradients of weights and second derivatives are rare: the plain form is differentiated.
+        moved = ctx.strides != _strides(query, key, value, centre)
+        if torch.is_grad_enabled() or weights_change is not None or moved:
+            # Gradients of weights, second derivatives, and hooks that return saved tensors with other strides are rare:
+            # the plain form is differentiated.
             learned = ctx.needs_input_grad[:4]
             grads = _again(
                 functools.partial(ctx.plain, lengths=lengths), (query, key, value, centre), learned, upstream
