@@ -167,7 +167,7 @@ def attend_in_blocks(
         features.check(query)
         maps = linear_blocks.Performer(features.projection, query.dtype)
     plan = _plan(problem, maps.count, chunk, rows)
-    if isinstance(maps, linear_blocks.Elu) and keep is None and linear_loops.serves(query, key, value):
+    if keep is None and linear_loops.serves(query, key, value, maps.count):
         plan = plan._replace(native=True)
     output, divisor, sound = linear_blocks.linear_attention(maps, query, key, value, plan, general)
     if not sound:

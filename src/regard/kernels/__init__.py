@@ -10,7 +10,7 @@ Each function names the reference implementation that it must equal. The caller 
 - `local_attention`: local attention with dot products on the CPU by `local_attention.c`;
 - `entmax_rows`: sparsemax and entmax attention on CUDA, a block of whole rows at a time;
 - `linear_blocks`: linear attention on the CPU, with its backward pass;
-- `linear_loops`: the same for elu features, by `linear_attention.c`;
+- `linear_loops`: the same by `linear_attention.c`;
 - `performer_products`: linear attention with Performer features by torch's products of matrices on CUDA;
 - `weight_sums`: received weights and entropy on the CPU, computed from the log-sum-exp;
 - `cross_entropy`: output layer and cross-entropy without all logits in memory;

@@ -1,4 +1,4 @@
-/* Linear attention with features elu(x) + 1 on a CPU, forward and backward, in one parallel region each. Its text follows
+/* Linear attention with elu or Performer features on a CPU, forward and backward, in one parallel region each. Its text follows
  * that of dot_attention.c, whose products of matrices it uses. Reference: `regard.core.linear`.
  *
  * With S = sum of phi(k_j) v_j^T and z = sum of phi(k_j) the output is phi(q_i) S / phi(q_i) z. A unit of work is a head of
@@ -9,12 +9,14 @@
 #define VALUE 1e12f /* bounds of values and divisors within which no product overflows or underflows */
 #define LEAST 1e-25f
 #define MOST 1e25f
+#define EXPONENT 80.0f /* bound of the exponents of Performer features */
 
 /* Python fills an array of `long` in this order. */
 typedef struct {
     long batch, heads, queries, keys, size, value_size, half, causal;
     long chunk; /* rows of a chunk; 0: no pairs, S of all keys */
     long query[3], key[3], value[3]; /* strides of batch, head and token */
+    long features, row, column;      /* number of features, and the strides of Performer's two matrices */
 } linear_shape;
 
 typedef struct {
@@ -22,6 +24,7 @@ typedef struct {
     const char *query, *key, *value, *output, *change; /* the last two (batch, heads, queries, value_size), contiguous */
     char *result, *dquery, *dkey, *dvalue;             /* contiguous */
     float *divisor;                                    /* (batch, heads, queries) */
+    const float *rows, *columns; /* Performer's directions divided by size^(1/4), one in a row or column; 0: elu features */
     int *bad;
 } linear_call;
 
@@ -29,6 +32,7 @@ typedef struct {
 typedef struct {
     const char *query, *key, *value, *output, *change;
     long z, size, e, wide, out, half, item;
+    float *x; /* two blocks of vectors */
 } head;
 
 static head head_of(const linear_call *c, long z) {
@@ -36,23 +40,63 @@ static head head_of(const linear_call *c, long z) {
     long b = z / s->heads, h = z % s->heads, item = s->half ? 2 : 4, rows = z * s->queries * s->value_size * item;
     return (head){slice(c->query, s->query, s->half, b, h), slice(c->key, s->key, s->half, b, h),
                   slice(c->value, s->value, s->half, b, h), c->output ? c->output + rows : 0,
-                  c->change ? c->change + rows : 0, z, s->size, s->value_size, whole(s->size), whole(s->value_size),
-                  s->half, item};
+                  c->change ? c->change + rows : 0, z, s->size, s->value_size, whole(s->features),
+                  whole(s->value_size), s->half, item, 0};
 }
 
-/* Rows as float32 with their features in place of them; padding is 0. Returns whether all numbers were finite. */
-static int features_of(const char *from, long stride, long half, long rows, long size, long width, float *to) {
+static float dot(const float *a, const float *b, long width) {
+    vec t = ALL(0.0f);
+    for (long x = 0; x < width; x += LANES) t = FMA(LOAD(a + x), LOAD(b + x), t);
+    return sum(t);
+}
+
+/* elu(x) + 1 in place of x. Returns whether all numbers were finite. */
+static int elu_features(long rows, long count, long width, float *to) {
     vec check = ALL(0.0f);
-    load(from, stride, half, rows, size, to, width);
     for (long i = 0; i < rows; i++, to += width) {
         for (long x = 0; x < width; x += LANES) {
             vec y = LOAD(to + x), high = MAX(y, ALL(0.0f));
             check = FMA(y, ALL(0.0f), check);
             STORE(to + x, ADD(exponential(MIN(y, ALL(0.0f))), high));
         }
-        for (long x = size; x < width; x++) to[x] = 0.0f;
+        for (long x = count; x < width; x++) to[x] = 0.0f;
     }
     return !ANY_NAN(check);
+}
+
+/* exp(w x - |x|^2 / 2 sqrt(size)) / sqrt(count), NaN where the exponent is not within the bounds. */
+static int performer_features(const linear_call *c, const float *from, long rows, long width, float *to) {
+    const linear_shape *s = c->s;
+    long inner = whole(s->size);
+    vec check = ALL(0.0f);
+    multiply(rows, width, s->size, from, inner, 1, c->columns, s->column, 0, to, width, 0);
+    for (long i = 0; i < rows; i++, to += width) {
+        float length = 0.5f * dot(from + i * inner, from + i * inner, inner) / sqrtf((float)s->size);
+        vec shift = ALL(-length - 0.5f * logf((float)s->features));
+        for (long x = 0; x < width; x += LANES) {
+            vec y = ADD(LOAD(to + x), shift);
+            vec outside = ADD(ABOVE(y, ALL(EXPONENT), ALL(NAN)), ABOVE(ALL(-EXPONENT), y, ALL(NAN)));
+            check = FMA(y, ALL(0.0f), ADD(check, outside));
+            STORE(to + x, ADD(exponential(y), outside));
+        }
+        for (long x = s->features; x < width; x++) to[x] = 0.0f;
+    }
+    return !ANY_NAN(check);
+}
+
+/* Features of rows as float32; padding is 0. Returns whether all numbers were within the bounds. */
+static int features_of(const linear_call *c, const head *a, const char *from, long stride, long rows, float *to) {
+    int fine = 1;
+    if (!c->rows) {
+        load(from, stride, a->half, rows, a->size, to, a->wide);
+        return elu_features(rows, a->size, a->wide, to);
+    }
+    for (long row = 0; row < rows; row += BLOCK) {
+        long n = least(BLOCK, rows - row);
+        load(from + row * stride * a->item, stride, a->half, n, a->size, a->x, whole(a->size));
+        fine &= performer_features(c, a->x, n, a->wide, to + row * a->wide);
+    }
+    return fine;
 }
 
 /* Values as float32, padded with zeros. Returns whether all are within the bounds. */
@@ -65,12 +109,6 @@ static int values_of(const char *from, long stride, long half, long rows, long s
         big = MAX(big, MAX(y, MUL(y, ALL(-1.0f))));
     }
     return !ANY_NAN(check) && largest(big) < VALUE;
-}
-
-static float dot(const float *a, const float *b, long width) {
-    vec t = ALL(0.0f);
-    for (long x = 0; x < width; x += LANES) t = FMA(LOAD(a + x), LOAD(b + x), t);
-    return sum(t);
 }
 
 /* to += the sum of `rows` rows, each times by[i], if given. */
@@ -90,18 +128,19 @@ static void linear_forward(const linear_call *c, long z) {
     const linear_shape *s = c->s;
     head a = head_of(c, z);
     long pairs = s->chunk > 0, step = pairs ? (s->causal ? s->chunk : s->keys) : BLOCK, most = least(step, s->keys);
-    long width = whole(most), fine = 1, d = a.size;
+    long width = whole(most), fine = 1, d = s->features;
     float *memory = reserve((size_t)(d * a.out + a.wide + most * (a.wide + a.out) + d * panels(most)
-                                     + BLOCK * (width + a.wide + a.out) + 4 * LANES));
+                                     + BLOCK * (width + a.wide + a.out + whole(a.size)) + 4 * LANES));
     float *S = memory, *ones = S + d * a.out, *k = ones + a.wide, *v = k + most * a.wide, *kt = v + most * a.out;
     float *p = kt + d * panels(most), *q = p + BLOCK * width, *out = q + BLOCK * a.wide;
+    a.x = out + BLOCK * a.out;
     float by[BLOCK];
     memset(S, 0, (size_t)(d * a.out + a.wide) * sizeof(float));
     for (long first = 0, stop; first < s->queries; first = stop) {
         /* The keys of this chunk; without chunks, all keys before the first row. */
         for (long key = pairs && s->causal ? first : 0; key < s->keys && (first == 0 || pairs); key += step) {
             long rows = least(step, s->keys - key);
-            fine &= features_of(a.key + key * s->key[2] * a.item, s->key[2], a.half, rows, d, a.wide, k);
+            fine &= features_of(c, &a, a.key + key * s->key[2] * a.item, s->key[2], rows, k);
             fine &= values_of(a.value + key * s->value[2] * a.item, s->value[2], a.half, rows, a.e, a.out, v);
             if (pairs) break;
             multiply(d, a.out, rows, k, 1, a.wide, v, a.out, 0, S, a.out, 1);
@@ -112,7 +151,7 @@ static void linear_forward(const linear_call *c, long z) {
         if (pairs) transpose(k, a.wide, n, d, kt);
         for (long row = first; row < stop; row += BLOCK) {
             long rows = least(BLOCK, stop - row), seen = s->causal ? least(n, row - first + rows) : n;
-            fine &= features_of(a.query + row * s->query[2] * a.item, s->query[2], a.half, rows, d, a.wide, q);
+            fine &= features_of(c, &a, a.query + row * s->query[2] * a.item, s->query[2], rows, q);
             for (long i = 0; i < rows; i++) by[i] = dot(q + i * a.wide, ones, a.wide);
             if (pairs) {
                 multiply(rows, whole(seen), d, q, a.wide, 1, kt, PANEL, d * PANEL, p, width, 0);
@@ -153,10 +192,28 @@ static void prepare_rows(const linear_call *c, const head *a, long row, long row
     }
 }
 
-/* Saves the gradients of vectors from those of their features. */
-static void save_gradient(const float *mapped, float *grad, long width, long half, long rows, long size, char *to) {
-    for (long x = 0; x < rows * width; x += LANES) STORE(grad + x, MUL(LOAD(grad + x), MIN(LOAD(mapped + x), ALL(1.0f))));
-    save(grad, width, half, rows, size, to, size, 0);
+/* Saves the gradients of vectors, the rows `from`, from those of their features. */
+static void save_gradient(const linear_call *c, const head *a, const char *from, long stride, long rows,
+                          const float *mapped, float *grad, char *to) {
+    long width = a->wide, inner = whole(a->size), performer = c->rows != 0;
+    for (long x = 0; x < rows * width; x += LANES) {
+        vec y = LOAD(mapped + x);
+        STORE(grad + x, MUL(LOAD(grad + x), performer ? y : MIN(y, ALL(1.0f))));
+    }
+    if (!performer) save(grad, width, a->half, rows, a->size, to, a->size, 0);
+    for (long row = 0; row < rows && performer; row += BLOCK, grad += BLOCK * width) {
+        long n = least(BLOCK, rows - row);
+        float *x = a->x, *dx = x + BLOCK * inner;
+        load(from + row * stride * a->item, stride, a->half, n, a->size, x, inner);
+        multiply(n, inner, c->s->features, grad, width, 1, c->rows, c->s->row, 0, dx, inner, 0);
+        for (long i = 0; i < n; i++) {
+            vec total = ALL(0.0f);
+            for (long y = 0; y < width; y += LANES) total = ADD(total, LOAD(grad + i * width + y));
+            total = ALL(sum(total) / sqrtf((float)a->size));
+            for (long y = i * inner; y < (i + 1) * inner; y += LANES) STORE(dx + y, FNMA(total, LOAD(x + y), LOAD(dx + y)));
+        }
+        save(dx, inner, a->half, n, a->size, to + row * a->size * a->item, a->size, 0);
+    }
 }
 
 /* inner (rows, width) = above_i v_j - delta_i of the pairs of a chunk, 0 behind the diagonal. */
@@ -173,26 +230,27 @@ static void inner_pairs(const head *a, long causal, long row, long rows, long se
 static void linear_backward(const linear_call *c, long z) {
     const linear_shape *s = c->s;
     head a = head_of(c, z);
-    long pairs = s->chunk > 0, causal = s->causal, d = a.size, qs = s->queries, ks = s->keys;
+    long pairs = s->chunk > 0, causal = s->causal, d = s->features, qs = s->queries, ks = s->keys;
     long step = pairs ? (causal ? s->chunk : most_of(qs, ks)) : BLOCK, most = least(step, most_of(qs, ks));
     long width = whole(most), sums = most_of(d * a.out, a.e * panels(d));
     float *memory = reserve((size_t)(2 * sums + 2 * a.wide + most * (3 * a.wide + 3 * a.out) + (d + a.e) * panels(most)
-                                     + BLOCK * (width + most_of(width, a.wide)) + most + 8 * LANES));
+                                     + BLOCK * (width + most_of(width, a.wide) + 2 * whole(a.size)) + whole(most) + 8 * LANES));
     float *S = memory, *T = S + sums, *ones = T + sums, *rest = ones + a.wide, *k = rest + a.wide, *q = k + most * a.wide;
     float *grad = q + most * a.wide, *v = grad + most * a.wide, *above = v + most * a.out, *room = above + most * a.out;
     float *kt = room + most * a.out, *vt = kt + d * panels(most), *p = vt + a.e * panels(most);
     float *inner = p + BLOCK * most_of(width, a.wide), *delta = inner + BLOCK * width;
-    char *dquery = c->dquery + z * qs * d * a.item, *dkey = c->dkey + z * ks * d * a.item;
+    a.x = delta + whole(most);
+    char *dquery = c->dquery + z * qs * a.size * a.item, *dkey = c->dkey + z * ks * a.size * a.item;
     char *dvalue = c->dvalue + z * ks * a.e * a.item;
     /* S (e, d) of the keys before, for the queries. */
     memset(S, 0, (size_t)sums * sizeof(float));
     memset(ones, 0, (size_t)(2 * a.wide) * sizeof(float));
     for (long first = 0; first < ks && !(pairs && step >= most_of(qs, ks)); first += step) {
         long n = least(step, ks - first);
-        features_of(a.key + first * s->key[2] * a.item, s->key[2], a.half, n, d, a.wide, k);
+        features_of(c, &a, a.key + first * s->key[2] * a.item, s->key[2], n, k);
         values_of(a.value + first * s->value[2] * a.item, s->value[2], a.half, n, a.e, a.out, v);
         if (causal) {
-            features_of(a.query + first * s->query[2] * a.item, s->query[2], a.half, n, d, a.wide, q);
+            features_of(c, &a, a.query + first * s->query[2] * a.item, s->query[2], n, q);
             prepare_rows(c, &a, first, n, above, delta, room);
             transpose(v, a.out, n, a.e, vt);
             for (long row = 0; row < n; row += BLOCK) {
@@ -205,7 +263,7 @@ static void linear_backward(const linear_call *c, long z) {
                     for (long x = 0; x < a.wide; x += LANES)
                         STORE(to + i * a.wide + x, FNMA(ALL(delta[row + i]), LOAD(ones + x), LOAD(to + i * a.wide + x)));
             }
-            save_gradient(q, grad, a.wide, a.half, n, d, dquery + first * d * a.item);
+            save_gradient(c, &a, a.query + first * s->query[2] * a.item, s->query[2], n, q, grad, dquery + first * a.size * a.item);
         }
         multiply(a.e, a.wide, n, v, 1, a.out, k, a.wide, 0, S, a.wide, 1);
         add_rows(k, a.wide, n, 0, ones);
@@ -214,7 +272,7 @@ static void linear_backward(const linear_call *c, long z) {
     memset(T, 0, (size_t)sums * sizeof(float));
     for (long first = 0; first < qs && !pairs; first += step) {
         long n = least(step, qs - first);
-        features_of(a.query + first * s->query[2] * a.item, s->query[2], a.half, n, d, a.wide, q);
+        features_of(c, &a, a.query + first * s->query[2] * a.item, s->query[2], n, q);
         prepare_rows(c, &a, first, n, above, delta, room);
         multiply(n, a.wide, a.e, above, a.out, 1, S, a.wide, 0, grad, a.wide, 0);
         for (long i = 0; i < n; i++) {
@@ -222,7 +280,7 @@ static void linear_backward(const linear_call *c, long z) {
             for (long x = 0; x < a.wide; x += LANES)
                 STORE(grad + i * a.wide + x, FMA(ALL(delta[i]), LOAD(ones + x), LOAD(grad + i * a.wide + x)));
         }
-        save_gradient(q, grad, a.wide, a.half, n, d, dquery + first * d * a.item);
+        save_gradient(c, &a, a.query + first * s->query[2] * a.item, s->query[2], n, q, grad, dquery + first * a.size * a.item);
         multiply(d, a.out, n, q, 1, a.wide, above, a.out, 0, T, a.out, 1);
         add_rows(q, a.wide, n, delta, rest);
     }
@@ -230,11 +288,11 @@ static void linear_backward(const linear_call *c, long z) {
     long alone = pairs && step >= most_of(qs, ks); /* one chunk: the gradients of the queries are computed here too */
     for (long first = (ks - 1) / step * step; first >= 0; first -= step) {
         long n = least(step, ks - first), m = causal ? n : qs;
-        features_of(a.key + first * s->key[2] * a.item, s->key[2], a.half, n, d, a.wide, k);
+        features_of(c, &a, a.key + first * s->key[2] * a.item, s->key[2], n, k);
         values_of(a.value + first * s->value[2] * a.item, s->value[2], a.half, n, a.e, a.out, v);
         float *dk = grad, *dv = room;
         if (pairs) {
-            features_of(a.query + first * s->query[2] * a.item, s->query[2], a.half, m, d, a.wide, q);
+            features_of(c, &a, a.query + first * s->query[2] * a.item, s->query[2], m, q);
             prepare_rows(c, &a, first, m, above, delta, room);
             transpose(k, a.wide, n, d, kt);
             transpose(v, a.out, n, a.e, vt);
@@ -260,10 +318,11 @@ static void linear_backward(const linear_call *c, long z) {
             multiply(seen, a.wide, rows, inner, 1, width, qr, a.wide, 0, dk, a.wide, 1);
             if (alone) {
                 multiply(rows, a.wide, seen, inner, width, 1, k, a.wide, 0, p, a.wide, 0);
-                save_gradient(qr, p, a.wide, a.half, rows, d, dquery + row * d * a.item);
+                save_gradient(c, &a, a.query + row * s->query[2] * a.item, s->query[2], rows, qr, p,
+                              dquery + row * a.size * a.item);
             }
         }
-        save_gradient(k, dk, a.wide, a.half, n, d, dkey + first * d * a.item);
+        save_gradient(c, &a, a.key + first * s->key[2] * a.item, s->key[2], n, k, dk, dkey + first * a.size * a.item);
         save(dv, a.out, a.half, n, a.e, dvalue + first * a.e * a.item, a.e, 0);
         if (pairs && first > 0) {
             multiply(d, a.out, m, q, 1, a.wide, above, a.out, 0, T, a.out, 1);
@@ -286,19 +345,21 @@ static void run_linear(const linear_call *c, long threads, void (*work)(const li
     for (long z = 0; z < units; z++) work(c, z);
 }
 
-/* Returns 0, or 1 if a number is not finite, or a value or divisor is out of bounds. */
-int regard_linear_attention(const linear_shape *s, const void *query, const void *key, const void *value, void *output,
-                            float *divisor, long threads) {
+/* Returns 0, or 1 if a number is not finite, or a feature, value or divisor is out of bounds. */
+int regard_linear_attention(const linear_shape *s, const void *query, const void *key, const void *value, const float *rows,
+                            const float *columns, void *output, float *divisor, long threads) {
     int bad = 0;
-    linear_call c = {.s = s, .query = query, .key = key, .value = value, .result = output, .divisor = divisor, .bad = &bad};
+    linear_call c = {.s = s, .query = query, .key = key, .value = value, .rows = rows, .columns = columns,
+                     .result = output, .divisor = divisor, .bad = &bad};
     run_linear(&c, threads, linear_forward);
     return bad;
 }
 
 void regard_linear_gradients(const linear_shape *s, const void *query, const void *key, const void *value,
-                             const void *output, float *divisor, const void *change, void *dquery, void *dkey,
-                             void *dvalue, long threads) {
-    linear_call c = {.s = s, .query = query, .key = key, .value = value, .output = output, .divisor = divisor,
-                     .change = change, .dquery = dquery, .dkey = dkey, .dvalue = dvalue};
+                             const float *rows, const float *columns, const void *output, float *divisor,
+                             const void *change, void *dquery, void *dkey, void *dvalue, long threads) {
+    linear_call c = {.s = s, .query = query, .key = key, .value = value, .rows = rows, .columns = columns,
+                     .output = output, .divisor = divisor, .change = change, .dquery = dquery, .dkey = dkey,
+                     .dvalue = dvalue};
     run_linear(&c, threads, linear_backward);
 }

@@ -26,6 +26,8 @@ Again = Callable[[Tensor, Tensor, Tensor], Tensor]
 class Elu:
     """Return elu(x) + 1 without cancellation near −1."""
 
+    rows: Tensor | None = None
+
     def __init__(self, count: int) -> None:
         self.count = count
 
@@ -261,7 +263,7 @@ def _computed(
 ) -> tuple[Tensor, Tensor, list[tuple[Any, ...]], bool]:
     """Return outputs, divisors, the sums of each part and whether all of them are sound."""
     if plan.native:
-        done = linear_loops.forward(query, key, value, plan.chunk is not None)
+        done = linear_loops.forward(query, key, value, features.rows, plan.chunk is not None)
         return done.output, done.divisor, [], done.fine
     forward = _forward if plan.chunk is None else functools.partial(_causal_forward, chunk=plan.chunk)
     parts, shape, fine = _parts(query, plan.sequences), query.shape[:-1], True
@@ -315,7 +317,8 @@ class _Blocks(torch.autograd.Function):
                 grads = [next(found) if needed else None for needed in ctx.needs_input_grad[1:4]]
                 return None, *grads, None, None
             if plan.native:
-                grads = linear_loops.backward(query, key, value, output, divisor, change, plan.chunk is not None)
+                causal = plan.chunk is not None
+                grads = linear_loops.backward(query, key, value, features.rows, output, divisor, change, causal)
                 return None, *grads, None, None
             backward = _backward if plan.chunk is None else functools.partial(_causal_backward, chunk=plan.chunk)
             parts = _parts(query, plan.sequences)

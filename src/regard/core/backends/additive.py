@@ -112,9 +112,9 @@ def working_bytes(problem: Problem) -> int:
     if problem.device.type == "cpu":
         if _native_serves(problem):
             return (8 if problem.differentiated else 4 if problem.request else 0) * math.prod(problem.shape)
-        if _logistic_serves(problem):
-            return (reference if blocked.not_worth_it(problem) else blocked).working_bytes(problem)
-        return blocked.working_bytes(_exponential(problem))
+        if _whole(problem):
+            return reference.working_bytes(problem)
+        return blocked.working_bytes(problem if _logistic_serves(problem) else _exponential(problem))
     assert isinstance(problem.score, Additive)
     if _stores_scores(problem) or _stores_weights(problem):  # in training also their gradient, and parts of the query's
         return math.prod(problem.shape) * (8 + problem.query.shape[-1] // 16 if problem.differentiated else 4)
@@ -145,8 +145,7 @@ def attend(problem: Problem) -> Result:
             return Result(found)
         if found is not None and problem.request is not None:
             return Result(found[0], problem.request.of(found[1]))
-    plain = _logistic_serves(problem) and blocked.not_worth_it(problem)
-    backend: Any = reference if plain else blocked
+    backend: Any = reference if _whole(problem) else blocked
     problem = quicker(problem)
     result = backend.attend(problem)
     if problem.request is None or result.weights is not None:
@@ -181,6 +180,12 @@ def _logistic_serves(problem: Problem) -> bool:
     if torch.compiler.is_compiling() or problem.dtype != torch.float32 or not _SOME <= _features(problem) < _MANY:
         return False
     return not _builds(problem)
+
+
+def _whole(problem: Problem) -> bool:
+    """Return whether the scores of all pairs are computed at once, because loops over blocks take longer."""
+    served = problem.dtype == torch.float32 and (_logistic_serves(problem) or _builds(problem))
+    return served and blocked.not_worth_it(problem) is not None
 
 
 def _exponential(problem: Problem) -> Problem:
