@@ -268,7 +268,7 @@ def test_rules_of_distance_as_tables() -> None:
     rules += [regard.relative(torch.randn(3, 7), offset=n) for n in (0, 4, -9)] + [regard.relative(torch.randn(7), 2)]
     for bias in rules:
         problem = build(query, key, value, score, regard.Softmax(), None, bias, 0.0, None, None)
-        table = bias_arguments(problem, query.shape[:1])["relative"]
+        table = bias_arguments(problem.bias, problem.shape, query.shape[:1])["relative"]
         reach = table.shape[1] // 2
         place = (torch.arange(11) - torch.arange(5)[:, None]).clamp(-reach, reach) + reach
         torch.testing.assert_close(table[:, place], bias.values(range(5), range(11), FULL).expand(3, 5, 11))

@@ -178,7 +178,7 @@ class MultiHeadAttention(nn.Module):
                 queries, keys = self.positions(queries), self.positions(keys)
         found = self._attend(queries, keys, values, offset, mask, bias, weights, generator)
         joined = applied(own(self, "output"), found.output.transpose(1, 2).flatten(-2))
-        if found.weights is None and found.log_prob is None:
+        if found.weights is None and found.log_prob is None and not torch.compiler.is_compiling():
             return with_output(joined)
         return Attended(joined, found.weights, found.log_prob)
 

@@ -182,6 +182,7 @@ class Run:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Run":
+        """Open an existing run."""
         run = cls(Path(path))
         if not (run.path / "config.json").is_file():
             raise RunError(f"{run.path} is no run: it has no config.json")
@@ -204,6 +205,7 @@ class Run:
         return self.path / "model.safetensors"
 
     def config(self) -> dict[str, Any]:
+        """Return the configuration as a dictionary."""
         return self._read_json("config.json")
 
     def config_as(self, kind: type[Config]) -> Config:
@@ -231,6 +233,7 @@ class Run:
             raise RunError(f"{files or self.path / names[0]} cannot be read: {first}") from error
 
     def save_model(self, model: nn.Module) -> None:
+        """Save the final weights."""
         self.manifest.keep(lambda folder: save_model(model, folder / self.model_path.name))
 
     def load_model(self, model: nn.Module) -> str:
@@ -254,6 +257,7 @@ class Run:
         return f"weights of step {found.step}: training was interrupted after step {newest.step}"
 
     def save_result(self, result: Mapping[str, Any]) -> None:
+        """Save the final figures."""
         self.manifest.write("result.json", _json(result))
 
     def result(self) -> dict[str, Any]:
