@@ -1,7 +1,7 @@
 """Local attention (Luong et al. 2015, section 3.2): a position is chosen first, then a window around it is attended.
 
 The position may be learned, and differ for every query: only the keys in the window are scored, so time and memory are
-O(q · window) whatever the length of the memory. Kernels compute dot products (`backends/local_windows`); for other
+O(q · window) whatever the length of the memory. Kernels compute dot products (`backends/local_kernels`); for other
 scores the keys are gathered for each query, or, over a short memory on the CPU, all pairs are scored, which takes less
 time than the copies.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.core import attention, sharding
 from regard.core.attention import AnyScore, Attended, gathered_attention
-from regard.core.backends import local_windows
+from regard.core.backends import local_kernels
 from regard.core.masks import check_lengths, extent
 from regard.core.nonfinite import finite, harmless
 from regard.core.normalizers import filled_with
@@ -48,8 +48,8 @@ def local_attention(
     (torch.Size([1, 5, 3]), tensor([0., 0.]))
     """
     sharding.refuse("local attention")
-    asked = local_windows.signature(query, key, value, centre, reach, score, gaussian)
-    plan = local_windows.known(asked)
+    asked = local_kernels.signature(query, key, value, centre, reach, score, gaussian)
+    plan = local_kernels.known(asked)
     if not plan:
         _check(query, key, value, reach, score)
     if lengths is not None:
@@ -58,9 +58,9 @@ def local_attention(
         lengths = lengths.clamp_max(key.shape[-2])
     centre = centre if centre.shape == query.shape[:-1] else centre.expand(query.shape[:-1])
     if plan is None and isinstance(score, (Dot, ScaledDot)):
-        plan = local_windows.planned(asked, query, key, value, centre, reach, score, gaussian)
+        plan = local_kernels.planned(asked, query, key, value, centre, reach, score, gaussian)
     plain = functools.partial(_plain, reach=reach, score=score, gaussian=gaussian)
-    pair = local_windows.attend(plan, query, key, value, centre, lengths, plain) if plan else None
+    pair = local_kernels.attend(plan, query, key, value, centre, lengths, plain) if plan else None
     return Attended(*(plain(query, key, value, centre, lengths) if pair is None else pair))
 
 

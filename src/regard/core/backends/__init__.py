@@ -15,7 +15,7 @@ The files:
 - `blocked`: any mechanism in blocks; `block_grid`: how the score matrix is cut; `online_normalizers`: normalisers that
   receive a row block by block; `sparse_rows`: sparsemax and entmax on CUDA;
 - `decoding_step`: a few queries on CUDA, used by `sdpa` and `additive`;
-- `local_windows`: local attention with dot products, on the CPU and on CUDA, used by `core/local`;
+- `local_kernels`: local attention with dot products, on the CPU and on CUDA, used by `core/local`;
 - `kernel_arguments`: mask and bias as tensors and numbers, for kernels that evaluate them pair by pair;
 - `result`: the record that a backend returns.
 """
