@@ -110,6 +110,9 @@ def _sweep(
     minutes: Annotated[
         float | None, typer.Option(help="Draw no further case after this time.", min=0, metavar="N")
     ] = None,
+    processes: Annotated[
+        int, typer.Option(help="Compile all cases in this many processes first.", min=0, metavar="N")
+    ] = 0,
     to: Annotated[
         str | None, typer.Option("--json", help="Write everything to a file as JSON; - prints it.", metavar="FILE")
     ] = None,
@@ -117,4 +120,13 @@ def _sweep(
     """Measure random calls of every kind against the fastest alternative in torch."""
     from regard.bench.sweep.command import sweep
 
-    sweep(seed=seed, cases=cases, only=case, fixed=ordinary, device=device, minutes=minutes, to=to)
+    sweep(
+        seed=seed,
+        cases=cases,
+        only=case,
+        fixed=ordinary,
+        device=device,
+        minutes=minutes,
+        to=to,
+        processes=processes,
+    )

@@ -12,6 +12,7 @@
 - `fused_peers`: SDPA, FlexAttention and varlen_attn
 - `error_budgets`: errors relative to their allowed size
 - `timing`: interleaved wall-clock time, host time, kernels, memory
+- `compile_ahead`: compiles the cases of a sweep in several processes before the first measurement
 - `report`: one line for each case, and the distribution
 - `command`: the command
 """

@@ -12,16 +12,25 @@ import typer
 from regard.bench.command_output import chosen_device, header, machine, quiet
 from regard.bench.sweep import report
 from regard.bench.sweep.cases import Case
+from regard.bench.sweep.compile_ahead import compile_ahead
 from regard.bench.sweep.drawing import draw
 from regard.bench.sweep.ordinary import ordinary
 from regard.bench.sweep.timing import Measured, measure
 
 
 def sweep(
-    *, seed: int, cases: int, only: int | None, fixed: bool, device: str | None, minutes: float | None, to: str | None
+    *,
+    seed: int,
+    cases: int,
+    only: int | None,
+    fixed: bool,
+    device: str | None,
+    minutes: float | None,
+    to: str | None,
+    processes: int = 0,
 ) -> None:
     """Measure, then print the distribution; `fixed` measures the ordinary calls in place of random ones, `to` is a file
-    for JSON, or - for standard output."""
+    for JSON, or - for standard output. With `processes`, as many compile all cases before the first measurement."""
     device = chosen_device(device)
     if to not in (None, "-"):
         if Path(to).is_dir():
@@ -45,6 +54,8 @@ def sweep(
     else:
         found = [draw(seed, index, device) for index in (range(cases) if only is None else [only])]
     with quiet():
+        if processes:
+            compile_ahead(found, processes, say)
         measured, ended = run(found, minutes=minutes, say=say, done=done)
     numbers = report.distribution(measured)
     done(measured, numbers)

@@ -113,6 +113,11 @@ def _measure(case: Case, found: Measured) -> None:
         found.kernels, found.synchronisations = launches(runs["regard"])
 
 
+def call_once(case: Case, contender: Contender) -> None:
+    """Run a contender once, with its gradients if the case has them."""
+    _run(case, contender)()
+
+
 def _run(case: Case, contender: Contender) -> Run:
     """Return a call with or without its gradients."""
     if not case.gradients:

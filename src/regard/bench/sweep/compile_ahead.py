@@ -1,0 +1,44 @@
+"""Compile what the cases of a sweep need in several processes first, so that the measurements do not wait for it.
+
+Triton and torch.compile store compiled code in caches on disk. The processes below fill these caches; the process that
+measures then loads from them. Peers that compile take 5 to 20 seconds for each case, one after another.
+"""
+
+import contextlib
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+import torch
+
+from regard.bench.sweep.cases import Case
+from regard.bench.sweep.contests import Contender
+from regard.bench.sweep.timing import call_once, contest
+
+COMPILED = ("torch.compile", "FlexAttention")  # names of the peers that compile
+
+
+def compile_ahead(cases: Sequence[Case], processes: int, say: Callable[[str], None]) -> None:
+    """Run every case once in one of these processes, without a measurement; failures are left to the measurement."""
+    spawn = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    slowest_first = sorted(cases, key=lambda case: not case.compiled)
+    with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
+        started = [pool.submit(compile_case, case) for case in slowest_first]
+        for number, _ in enumerate(as_completed(started), 1):
+            if number % 20 == 0 or number == len(started):
+                say(f"compiled {number} of {len(started)} cases")
+
+
+def compile_case(case: Case) -> None:
+    """Run regard's call and the peers that compile once."""
+    with contextlib.suppress(Exception):
+        if case.compiled:
+            torch.compiler.reset()
+        made = contest(case)
+        contenders: list[Callable[[], Contender]] = [lambda: made.ours]
+        contenders += [make for name, make in made.peers.items() if name in COMPILED]
+        for make in contenders:
+            with contextlib.suppress(Exception):
+                call_once(case, make())
+    if case.device == "cuda":
+        torch.cuda.empty_cache()
