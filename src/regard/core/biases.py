@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.core.masks import broadcastable, position
 from regard.core.spans import Span, Stretch, positions, take
+from regard.core.tensor_arguments import broadcastable, position
 from regard.core.transforms import mapped, resolved
 
 

@@ -1,16 +1,21 @@
-"""A mask as a conjunction of simple rules that kernels can evaluate."""
+"""Masks as conjunctions of simple rules that kernels can evaluate: a band, lengths, segments, tensors."""
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from regard.core.masks import And, Band, Dense, Mask, Padding, Segments
+if TYPE_CHECKING:
+    from regard.core.masks import Mask
 
 
 @dataclass(frozen=True, eq=False)
 class Clauses:
-    """low ≤ j − i ≤ high, and j < lengths, and equal ids, and every dense tensor: all must hold."""
+    """The rules of a mask, all of which must hold: low ≤ j − i ≤ high, j < lengths, equal ids, every dense tensor.
+
+    They say whether query i may attend key j. A rule that is absent is None or (). `&` joins two sets of rules.
+    """
 
     low: int | None = None
     high: int | None = None
@@ -41,41 +46,30 @@ class Clauses:
         """Return whether every query may attend the same keys, so that the mask is one row."""
         return not self.banded and len(self.segments) == 0 and all(t.shape[-2] == 1 for t in self.dense)
 
+    def __and__(self, other: "Clauses") -> "Clauses":
+        lows = [low for low in (self.low, other.low) if low is not None]
+        highs = [high for high in (self.high, other.high) if high is not None]
+        lengths = other.lengths if self.lengths is None else self.lengths
+        if self.lengths is not None and other.lengths is not None:
+            lengths = torch.minimum(self.lengths, other.lengths)
+        return Clauses(
+            low=max(lows, default=None),
+            high=min(highs, default=None),
+            lengths=lengths,
+            segments=self.segments + other.segments,
+            dense=self.dense + other.dense,
+        )
 
-def clauses(mask: Mask | None, queries: int, keys: int) -> Clauses | None:
-    """Return the mask as a conjunction, without a band that excludes nothing; None if it holds an `|` or a `~`."""
-    found = _collect(mask) if mask is not None else Clauses()
-    if found is None:
-        return None
-    low, high = found.low, found.high
-    return replace(
-        found,
-        low=None if low is not None and low <= 1 - queries else low,
-        high=None if high is not None and high >= keys - 1 else high,
-    )
-
-
-def _collect(mask: Mask) -> Clauses | None:
-    match mask:
-        case Band(low, high):
-            return Clauses(low=low, high=high)
-        case Padding(lengths):
-            return Clauses(lengths=lengths)
-        case Segments(query_ids, key_ids):
-            return Clauses(segments=((query_ids, key_ids),))
-        case Dense(tensor):
-            return Clauses(dense=(tensor,))
-        case And(left, right):
-            a, b = _collect(left), _collect(right)
-            return None if a is None or b is None else _both(a, b)
-    return None
+    def restricting(self, queries: int, keys: int) -> "Clauses":
+        """Return the rules without bounds of the band that exclude no pair of so many queries and keys."""
+        return replace(
+            self,
+            low=None if self.low is not None and self.low <= 1 - queries else self.low,
+            high=None if self.high is not None and self.high >= keys - 1 else self.high,
+        )
 
 
-def _both(a: Clauses, b: Clauses) -> Clauses:
-    lows, highs = [x for x in (a.low, b.low) if x is not None], [x for x in (a.high, b.high) if x is not None]
-    lengths = a.lengths if b.lengths is None else b.lengths
-    if a.lengths is not None and b.lengths is not None:
-        lengths = torch.minimum(a.lengths, b.lengths)
-    return Clauses(
-        max(lows, default=None), min(highs, default=None), lengths, a.segments + b.segments, a.dense + b.dense
-    )
+def clauses(mask: "Mask | None", queries: int, keys: int) -> Clauses | None:
+    """Return the rules of a mask for so many queries and keys; None if the mask has none that kernels can evaluate."""
+    rules = mask.clauses() if mask is not None else Clauses()
+    return None if rules is None else rules.restricting(queries, keys)

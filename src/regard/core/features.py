@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core.masks import integer
+from regard.core.tensor_arguments import integer
 
 
 @runtime_checkable

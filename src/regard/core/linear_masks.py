@@ -1,11 +1,11 @@
-"""Masks of linear attention, which forms no pairs: they may hide keys, the same ones from every query."""
+"""Masks of linear attention, which forms no pairs: a mask may exclude keys, the same ones for every query."""
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool
 from torch import Tensor
 
-from regard.core.masks import And, Dense, Mask, Not, Or, Padding
+from regard.core.masks import Dense
 from regard.core.problem import Problem
 from regard.core.spans import all_of
 
@@ -15,7 +15,7 @@ def kept_keys(problem: Problem) -> Bool[Tensor, "... k"] | None:
     mask, keys = problem.mask, problem.shape[-1]
     if mask is None:
         return None if keys else torch.ones(1, 0, dtype=torch.bool, device=problem.device)
-    if not _by_key(mask):
+    if not mask.by_key():
         came = f"one of shape {tuple(mask.tensor.shape)}" if isinstance(mask, Dense) else "one that differs by query"
         raise ValueError(
             "mask of linear_attention must hide the same keys from every query: expected padding(lengths) or a bool "
@@ -31,16 +31,3 @@ def filled(keep: Bool[Tensor, "... k"], queries: int, causal: bool) -> Bool[Tens
     if not causal:
         return seen[..., -1:].expand(*seen.shape[:-1], queries)
     return seen[..., torch.arange(1, queries + 1, device=keep.device).clamp_max(keep.shape[-1])]
-
-
-def _by_key(mask: Mask) -> bool:
-    match mask:
-        case Padding():
-            return True
-        case Dense(tensor):
-            return tensor.shape[-2] == 1
-        case And(left, right) | Or(left, right):
-            return _by_key(left) and _by_key(right)
-        case Not(inner):
-            return _by_key(inner)
-    return False

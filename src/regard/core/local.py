@@ -16,12 +16,12 @@ from torch import Tensor
 from regard.core import attention, sharding
 from regard.core.attention import AnyScore, Attended, gathered_attention
 from regard.core.backends import local_kernels
-from regard.core.masks import check_lengths, extent
 from regard.core.nonfinite import finite, harmless
 from regard.core.normalizers import filled_with
 from regard.core.requests import full
 from regard.core.scores import Additive, Bilinear, Dot, ScaledDot, Score
 from regard.core.spans import all_of, positions
+from regard.core.tensor_arguments import check_lengths, extent
 from regard.core.transforms import transformed
 
 

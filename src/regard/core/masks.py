@@ -4,7 +4,6 @@ True means *may attend*. A mask is evaluated on any part of the score matrix (`a
 so that no n × n tensor is built unless one was given.
 """
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -14,9 +13,18 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from regard.core.spans import Span, align_first, broadcast, constant, positions, take
+from regard.core.clauses import Clauses
+from regard.core.spans import Span, align_first, all_of, broadcast, constant, positions, take
+from regard.core.tensor_arguments import (
+    broadcastable,
+    check_lengths,
+    extent,
+    integer,
+    integers,
+    position,
+    second_offset,
+)
 
-_FAR = 2**62  # positions and distances are int64: beyond this, their sums would overflow
 _LONG = 2**30  # a length beyond that of any sequence
 
 
@@ -92,6 +100,29 @@ class Mask:
         """Return the mask of whole blocks."""
         raise NotImplementedError
 
+    def clauses(self) -> Clauses | None:
+        """Return the mask as the rules that kernels evaluate, all of which must hold; None if it is no such rule.
+
+        Without it, the mask is computed in torch operations: by `reference`, `blocked` and `sdpa`.
+        """
+        return None
+
+    def by_key(self) -> bool:
+        """Return whether all queries may attend the same keys, as linear attention requires."""
+        return False
+
+    def restricting(self, queries: int, keys: int) -> "Mask | None":
+        """Return the mask without rules that allow all pairs of so many queries and keys; None if nothing remains."""
+        return self
+
+    def later(self, offset: int | Tensor, queries: int, keys: int, device: torch.device) -> "Mask":
+        """Return the mask for `queries` queries of which the first is at position `offset` of `keys` keys in a cache.
+
+        For a static cache the offset is a tensor on the device.
+        """
+        kind = type(self).__name__
+        raise TypeError(f"a mask of type {kind} beside a cache: how it moves with the cache is not known")
+
 
 def as_mask(mask: "Mask | Tensor") -> Mask:
     """Return a mask unchanged, and a bool tensor as `dense`."""
@@ -132,8 +163,21 @@ class Band(Mask):
             some, every = some & (least <= self.high), every & (most <= self.high)
         return Coarse(some, every)
 
+    def clauses(self) -> Clauses:
+        return Clauses(low=self.low, high=self.high)
+
+    def restricting(self, queries: int, keys: int) -> "Band | None":
+        return None if self.allows_all(queries, keys) else self
+
+    def later(self, offset: int | Tensor, queries: int, keys: int, device: torch.device) -> Mask:
+        if self.offset != 0 and not (isinstance(offset, int) and offset == 0):
+            raise ValueError(second_offset("mask", self.offset, offset, "causal() or window(before, after)"))
+        if not isinstance(offset, int):
+            return Dense(self.allowed(torch.arange(queries, device=device) + offset, all_of(keys), device))
+        return Band(None if self.low is None else self.low + offset, None if self.high is None else self.high + offset)
+
     def allows_all(self, queries: int, keys: int) -> bool:
-        """Return whether each of so many queries may attend all keys, as one query after a cache of keys may."""
+        """Return whether every query may attend every key, as one query after a cache of keys may."""
         return (self.low is None or self.low <= 1 - queries) and (self.high is None or self.high >= keys - 1)
 
 
@@ -143,7 +187,7 @@ class Padding(Mask):
 
     lengths: Int[Tensor, "*lead"]
     plain: bool = False  # given as Python numbers, not as a tensor
-    bounds: tuple[int, int] | None = None  # the smallest and the largest length, if given as Python numbers
+    bounds: tuple[int, int] | None = field(default=None, compare=False)  # (smallest, largest) of Python numbers
 
     def on(self, device: torch.device) -> "Padding":
         return replace(self, lengths=self.lengths.to(device)) if self.plain else self
@@ -169,6 +213,15 @@ class Padding(Mask):
     def coarse(self, blocks: Blocks) -> Coarse:
         lengths, columns = self.lengths[..., None, None], blocks.columns
         return Coarse(columns[:-1] < lengths, columns[1:] <= lengths)
+
+    def clauses(self) -> Clauses:
+        return Clauses(lengths=self.lengths)
+
+    def by_key(self) -> bool:
+        return True
+
+    def later(self, offset: int | Tensor, queries: int, keys: int, device: torch.device) -> "Padding":
+        return Padding(self.lengths.clamp_max(keys), self.plain)  # lengths may exceed the number of keys so far
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,6 +261,12 @@ class Segments(Mask):
         some = (low_q <= high_k) & (low_k <= high_q)
         return Coarse(some, (low_q == high_q) & (low_k == high_k) & (low_q == low_k))
 
+    def clauses(self) -> Clauses:
+        return Clauses(segments=((self.query_ids, self.key_ids),))
+
+    def later(self, offset: int | Tensor, queries: int, keys: int, device: torch.device) -> "Segments":
+        return self  # its ids are those of the new queries and of all keys
+
 
 @dataclass(frozen=True, eq=False)
 class Dense(Mask):
@@ -231,6 +290,15 @@ class Dense(Mask):
         low, high = _extent_2d(self.tensor, blocks)
         return Coarse(high, low)
 
+    def clauses(self) -> Clauses:
+        return Clauses(dense=(self.tensor,))
+
+    def by_key(self) -> bool:
+        return self.tensor.shape[-2] == 1
+
+    def later(self, offset: int | Tensor, queries: int, keys: int, device: torch.device) -> "Dense":
+        return self  # its pairs are those of the new queries and all keys
+
 
 @dataclass(frozen=True, eq=False)
 class Joined(Mask):
@@ -251,6 +319,13 @@ class Joined(Mask):
     def lead(self) -> tuple[int, ...]:
         return broadcast(self.left.lead(), self.right.lead())
 
+    def by_key(self) -> bool:
+        return self.left.by_key() and self.right.by_key()
+
+    def later(self, offset: int | Tensor, queries: int, keys: int, device: torch.device) -> Mask:
+        left, right = (part.later(offset, queries, keys, device) for part in (self.left, self.right))
+        return replace(self, left=left, right=right)
+
 
 @dataclass(frozen=True, eq=False)
 class And(Joined):
@@ -262,6 +337,16 @@ class And(Joined):
     def coarse(self, blocks: Blocks) -> Coarse:
         left, right = self.left.coarse(blocks), self.right.coarse(blocks)
         return Coarse(left.some & right.some, left.every & right.every)
+
+    def clauses(self) -> Clauses | None:
+        left, right = self.left.clauses(), self.right.clauses()
+        return None if left is None or right is None else left & right
+
+    def restricting(self, queries: int, keys: int) -> Mask | None:
+        left, right = (part.restricting(queries, keys) for part in (self.left, self.right))
+        if left is None or right is None:
+            return right if left is None else left
+        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,6 +385,12 @@ class Not(Mask):
     def coarse(self, blocks: Blocks) -> Coarse:
         inner = self.mask.coarse(blocks)
         return Coarse(~inner.every, ~inner.some)
+
+    def by_key(self) -> bool:
+        return self.mask.by_key()
+
+    def later(self, offset: int | Tensor, queries: int, keys: int, device: torch.device) -> "Not":
+        return Not(self.mask.later(offset, queries, keys, device))
 
 
 def causal(offset: int = 0) -> Mask:
@@ -345,12 +436,12 @@ def padding(lengths: Tensor | Sequence[int] | int) -> Mask:
     another device, or under `torch.compile` and `vmap`, is not inspected: lengths beyond the keys mean all keys,
     negative ones none.
     """
-    found = _integers(lengths, "lengths of padding()")
+    counts = integers(lengths, "lengths of padding()")
     if isinstance(lengths, Tensor):
-        return Padding(found)
-    bounds = extent(found)
+        return Padding(counts)
+    bounds = extent(counts)
     check_lengths(bounds, None, "lengths of padding()")
-    return Padding(found, plain=True, bounds=bounds)
+    return Padding(counts, plain=True, bounds=bounds)
 
 
 def segments(query_ids: Tensor | Sequence[int], key_ids: Tensor | Sequence[int]) -> Mask:
@@ -358,7 +449,7 @@ def segments(query_ids: Tensor | Sequence[int], key_ids: Tensor | Sequence[int])
 
     Ids are (…, q) and (…, k); leading axes are the first axes of the scores, as for `padding`.
     """
-    queries, keys = _integers(query_ids, "query_ids of segments()"), _integers(key_ids, "key_ids of segments()")
+    queries, keys = integers(query_ids, "query_ids of segments()"), integers(key_ids, "key_ids of segments()")
     if isinstance(query_ids, Tensor) != isinstance(key_ids, Tensor):  # numbers are moved to the device of the tensor
         device = queries.device if isinstance(query_ids, Tensor) else keys.device
         queries, keys = queries.to(device), keys.to(device)
@@ -379,75 +470,6 @@ def dense(tensor: Tensor) -> Mask:
             "write mask.bool(), or pass numbers to add to the scores as bias="
         )
     return Dense(tensor)
-
-
-def broadcastable(tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
-    """Return the tensor with leading axes of size 1 added, or raise an error that names what does not broadcast."""
-    fits = tensor.ndim <= len(shape) and all(
-        a in (1, b) for a, b in zip(reversed(tensor.shape), reversed(shape), strict=False)
-    )
-    if not fits:
-        given, hint = tuple(tensor.shape), ""
-        if len(shape) in (3, 4) and given == (shape[0], shape[-1]):
-            axes = ", None" * (len(shape) - 2)
-            hint = f"; for keys of each sequence write {name}[:{axes}, :]"
-        elif len(shape) == 4 and given in ((shape[0], *shape[-2:]), (shape[0], 1, shape[-1])):
-            hint = f"; for pairs of each sequence, the same for all heads, write {name}[:, None]"
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}: it does not broadcast to the scores {shape}{hint}")
-    return tensor.reshape((1,) * (len(shape) - tensor.ndim) + tuple(tensor.shape))
-
-
-def integer(value: int, name: str) -> int:
-    """Return the value as an int, or raise."""
-    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
-        return value
-    if isinstance(value, (bool, Tensor)) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    return operator.index(value)  # accepts NumPy integers too
-
-
-def position(value: int, name: str) -> int:
-    """Return the value as an int that is a valid position in a sequence, or raise."""
-    value = integer(value, name)
-    if isinstance(value, int) and not -_FAR <= value <= _FAR:
-        raise ValueError(f"{name} must be from −2⁶² to 2⁶², got {value}: positions are counted in int64")
-    return value
-
-
-def extent(numbers: Tensor) -> tuple[int, int] | None:
-    """Return the smallest and the largest number if the values can be read without a device synchronisation, else
-    None."""
-    if numbers.device.type != "cpu" or torch.compiler.is_compiling() or numbers.numel() == 0:
-        return None
-    try:
-        low, high = numbers.aminmax()
-        return int(low), int(high)
-    except RuntimeError:  # raised under vmap and for fake tensors
-        return None
-
-
-def check_lengths(bounds: tuple[int, int] | None, keys: int | None, name: str) -> None:
-    """Raise if a length is negative or exceeds the number of keys, if that is given."""
-    if bounds is None:
-        return
-    low, high = bounds
-    if low < 0:
-        raise ValueError(f"{name} must not be negative, got {low}")
-    if keys is not None and high > keys:
-        raise ValueError(f"{name} must be at most {keys}, the number of keys, got {high}")
-
-
-def _integers(values: Tensor | Sequence[int] | int, name: str) -> Tensor:
-    try:
-        tensor = values if isinstance(values, Tensor) else torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"{name} must be integers, got {values!r}") from None
-    if tensor.numel() == 0 and not isinstance(values, Tensor):
-        tensor = tensor.long()
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        hint = ": a mask goes to mask= itself" if tensor.dtype == torch.bool else ""
-        raise TypeError(f"{name} must be integers, got {tensor.dtype}{hint}")
-    return tensor if tensor.dtype.is_signed else tensor.long()  # torch cannot compare uint16 with int64
 
 
 def _extent(ids: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from regard.core import sharding
 from regard.core.biases import Bias, as_bias
 from regard.core.custom import Custom
 from regard.core.mask_cache import aligned, stored
-from regard.core.masks import And, Band, Mask, as_mask
+from regard.core.masks import Mask, as_mask
 from regard.core.normalizers import Hard, Normalizer, normalized
 from regard.core.requests import LogSumExp, Request
 from regard.core.scores import Score, finite, float_tensor
@@ -204,24 +204,13 @@ def _assembled(
         # A tensor has no mask object for which results could be stored.
         mask = aligned(mask, shape, query.device) if isinstance(mask, Mask) else as_mask(mask).aligned(shape)
         _check_devices("mask", mask.tensors(), query)
-        mask = mask if torch.compiler.is_compiling() else _restricting(mask, *shape[-2:])
+        mask = mask if torch.compiler.is_compiling() else mask.restricting(*shape[-2:])
     if bias is not None:
         bias = _placed(as_bias(bias), query.device)
         _check_devices("bias", bias.tensors(), query)
         bias = bias.aligned(shape)
     problem = Problem(query, key, value, score, normalize, mask, bias, dropout, weights, generator, headless=headless)
     return replace(problem, sample=samples(problem)) if isinstance(normalize, Hard) else problem
-
-
-def _restricting(mask: Mask, queries: int, keys: int) -> Mask | None:
-    """Return the mask without bands that allow every pair; None if nothing remains."""
-    if isinstance(mask, Band):
-        return None if mask.allows_all(queries, keys) else mask
-    if isinstance(mask, And):
-        left, right = (_restricting(part, queries, keys) for part in (mask.left, mask.right))
-        if left is None or right is None:
-            return right if left is None else left
-    return mask
 
 
 def _placed(bias: Bias, device: torch.device) -> Bias:

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.core.masks import integer
 from regard.core.spans import constant
+from regard.core.tensor_arguments import integer
 from regard.core.transforms import forwards, mapped, transformed
 
 _FEW = 64  # number of rows up to which their positions are stored

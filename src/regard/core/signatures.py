@@ -4,17 +4,17 @@ Calls with equal signatures pass the same checks and use the same backend, excep
 """
 
 from collections.abc import Callable, Hashable
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from regard.core.biases import Alibi, DenseBias, Relative
-from regard.core.masks import And, Band, Dense, Padding, Segments
+from regard.core.masks import Band
 from regard.core.normalizers import Entmax, Hard, Sigmoid, Softmax, Sparsemax
 from regard.core.requests import Entropy, Full, LogSumExp, Received, Rows, TopWeights
-from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot
+from regard.core.scores import Cosine, Dot, ScaledDot
 from regard.core.transforms import peek
 from regard.kernels import cuda_graphs
 
@@ -90,8 +90,34 @@ def records_of(score: object, normalize: object, mask: object, bias: object, req
 
 def record_key(record: object) -> Any:
     """Return the cache key of a record: its kind, its values, and the traits of its tensors."""
-    described = _KINDS.get(type(record))
-    return _UNKNOWN if described is None else described(record)
+    kind = type(record)
+    describe = _DESCRIBED.get(kind)
+    if describe is None:
+        if not kind.__module__.startswith("regard.") or not is_dataclass(kind):
+            return _UNKNOWN  # a class of the caller may depend on anything
+        describe = _DESCRIBED[kind] = _by_fields(kind)
+    return describe(record)
+
+
+def _by_fields(kind: type) -> Callable[[Any], Any]:
+    """Return the function that computes the key of records of this class from their fields."""
+    names = tuple(field.name for field in fields(kind) if field.compare)
+
+    def described(record: Any) -> Any:
+        parts = [_part(getattr(record, name)) for name in names]
+        if _UNKNOWN in parts:
+            return _UNKNOWN
+        tensors = {id(value) for name in names if isinstance(value := getattr(record, name), Tensor)}
+        return kind, len(tensors), *parts  # segments of one tensor are distinguished from those of two
+
+    return described
+
+
+def _part(value: Any) -> Any:
+    """Return the key of a field of a record: of a number or a name itself, of tensors and records their keys."""
+    if value is None or type(value) in _PLAIN:
+        return value
+    return _tensor(value) if isinstance(value, Tensor) else record_key(value)
 
 
 def _tensor(tensor: Any) -> Any:
@@ -102,34 +128,8 @@ def _tensor(tensor: Any) -> Any:
     return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
 
 
-def _padding(mask: Padding) -> Any:
-    lengths = _tensor(mask.lengths)
-    return _UNKNOWN if lengths is _UNKNOWN else (Padding, lengths, mask.plain)
-
-
-def _segments(mask: Segments) -> Any:
-    query_ids, key_ids = _tensor(mask.query_ids), _tensor(mask.key_ids)
-    if _UNKNOWN in (query_ids, key_ids):
-        return _UNKNOWN
-    return Segments, mask.plain, mask.query_ids is mask.key_ids, query_ids, key_ids
-
-
-def _and(mask: And) -> Any:
-    left, right = record_key(mask.left), record_key(mask.right)
-    return _UNKNOWN if _UNKNOWN in (left, right) else (And, left, right)
-
-
-def _holding(name: str, *others: str) -> Callable[[Any], Any]:
-    """Return a function that returns the key of records with one tensor and some Python values."""
-
-    def described(record: Any) -> Any:
-        tensor = _tensor(getattr(record, name))
-        return _UNKNOWN if tensor is _UNKNOWN else (type(record), tensor, *[getattr(record, other) for other in others])
-
-    return described
-
-
 def _rows(request: Rows) -> Any:
+    """Return the key of a request of rows, which includes the row numbers: they are few and on the CPU, or unknown."""
     if isinstance(request.index, slice):
         edges = (request.index.start, request.index.stop, request.index.step)
         return (Rows, slice, *edges) if all(edge is None or type(edge) is int for edge in edges) else _UNKNOWN
@@ -141,28 +141,13 @@ def _hard(normalize: Hard) -> Any:
     return _UNKNOWN if isinstance(normalize.expected, Tensor) else normalize
 
 
-def _itself(record: Any) -> Any:
-    return record
-
-
-_KINDS: dict[type, Callable[[Any], Any]] = {
-    Dot: lambda score: Dot,
-    Cosine: lambda score: (Cosine, score.scale),
-    Bilinear: _holding("weight"),
-    Additive: _holding("weight", "activation"),
-    Band: lambda mask: (Band, mask.low, mask.high),
-    Padding: _padding,
-    Segments: _segments,
-    Dense: _holding("tensor"),
-    And: _and,
-    DenseBias: _holding("tensor", "plain"),
-    Alibi: _holding("slopes", "plain", "offset"),
-    Relative: _holding("table", "plain", "offset"),
+_PLAIN = (int, float, bool, str)
+# How the key of a record is computed, by class. Classes that are not named here are added at their first use.
+_DESCRIBED: dict[type, Callable[[Any], Any]] = {
     Rows: _rows,
     Hard: _hard,
     Tensor: _tensor,
     torch.nn.Parameter: _tensor,
-    **dict.fromkeys((Entmax, Sparsemax, Sigmoid, Full, TopWeights, Received, Entropy, LogSumExp), _itself),
 }
 # Records of these types cannot change and hold no tensors.
 WITHOUT_TENSORS = {

@@ -6,9 +6,9 @@ from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
-from regard.core.masks import integer
 from regard.core.requests import Full, Request
 from regard.core.scores import float_tensor
+from regard.core.tensor_arguments import integer
 
 P = ParamSpec("P")
 R = TypeVar("R")

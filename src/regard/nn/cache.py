@@ -7,8 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.core.biases import Alibi, Bias, DenseBias, Relative, as_bias
-from regard.core.masks import And, Band, Dense, Mask, Not, Or, Padding, Segments, as_mask
+from regard.core.masks import Dense, Mask, as_mask
 from regard.core.spans import all_of
+from regard.core.tensor_arguments import second_offset
 
 _FIRST = 32  # initial capacity of a growing cache, in positions
 
@@ -189,44 +190,11 @@ def later_mask(
     A band with its own offset is an error: it would be shifted twice. For an offset on the device, bands become
     tensors. Keys after the last query are masked, because that storage is still unused.
     """
-    moved = None if mask is None else _moved(as_mask(mask), offset, queries, keys, device)
+    moved = None if mask is None else as_mask(mask).later(offset, queries, keys, device)
     if isinstance(offset, int) and offset + queries == keys:
         return moved
     written = Dense(torch.arange(keys, device=device) < offset + queries)
     return written if moved is None else moved & written
-
-
-def _moved(mask: Mask, offset: int | Tensor, queries: int, keys: int, device: torch.device) -> Mask:
-    def inner(part: Mask) -> Mask:
-        return _moved(part, offset, queries, keys, device)
-
-    match mask:
-        case Band() if mask.offset != 0 and not (isinstance(offset, int) and offset == 0):
-            raise ValueError(_twice("mask", mask.offset, offset, "causal() or window(before, after)"))
-        case Band(low, high) if isinstance(offset, int):
-            return Band(None if low is None else low + offset, None if high is None else high + offset)
-        case Band():
-            return Dense(mask.allowed(torch.arange(queries, device=device) + offset, all_of(keys), device))
-        case Padding():  # lengths may exceed the number of keys so far
-            return Padding(mask.lengths.clamp_max(keys), mask.plain)
-        case And(left, right):
-            return And(inner(left), inner(right))
-        case Or(left, right):
-            return Or(inner(left), inner(right))
-        case Not(negated):
-            return Not(inner(negated))
-        case Segments() | Dense():  # these masks are given for the new queries and all keys
-            return mask
-    raise TypeError(f"a mask of type {type(mask).__name__} beside a cache: how it moves with the cache is not known")
-
-
-def _twice(name: str, own: int, offset: int | Tensor, plain: str) -> str:
-    """Return the message for an offset that the layer would add a second time."""
-    held = f"holds {offset} positions" if isinstance(offset, int) else "holds positions already"
-    return (
-        f"{name} has an offset of {own} and the cache {held}: the layer adds the cache's length by itself, so write "
-        f"{plain} without an offset"
-    )
 
 
 def later_bias(bias: Bias | Tensor | None, offset: int | Tensor, query: Tensor, keys: int) -> Bias | None:
@@ -237,7 +205,7 @@ def later_bias(bias: Bias | Tensor | None, offset: int | Tensor, query: Tensor, 
     if not isinstance(bias, (Alibi, Relative)):
         return bias
     if bias.offset != 0 and not (isinstance(offset, int) and offset == 0):
-        raise ValueError(_twice("bias", bias.offset, offset, "alibi(slopes) or relative(table)"))
+        raise ValueError(second_offset("bias", bias.offset, offset, "alibi(slopes) or relative(table)"))
     if isinstance(offset, int):
         return replace(bias, offset=bias.offset + offset)
     rows = torch.arange(query.shape[-2], device=offset.device) + offset
