@@ -1,6 +1,7 @@
 """`explain` reports how `attention` would compute a call: the backend, why not the others, and the cost."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -156,3 +157,39 @@ def test_a_band_that_allows_every_pair_is_no_mask(queries: int, mask: regard.Mas
     right = regard.attention(query, key, value, mask=both, backend="reference").output
     torch.testing.assert_close(regard.attention(query, key, value, mask=both).output, right)
     assert right.isfinite().all()
+
+
+TABLE = (Path(__file__).parents[2] / "ARCHITECTURE.md").read_text().split("### Which code computes which call")[1]
+ROWS = {row.split("|")[1].strip(): row.split("|")[2] for row in TABLE.splitlines() if row.startswith("| ")}
+NAMED = re.findall(r"`(core|kernels)/([\w/]+\.\w+)`", TABLE)
+
+
+@pytest.mark.parametrize(("folder", "file"), NAMED, ids=[file for _, file in NAMED])
+def test_the_files_of_the_table_exist(folder, file):
+    assert (Path(regard.__file__).parent / folder / file).is_file()
+
+
+DOCUMENTS = torch.arange(300) // 50
+LISTED = {
+    "dot": (300, {}, "dot,"),
+    "causal": (300, {"mask": regard.causal()}, "dot,"),
+    "cosine": (300, {"score": regard.Cosine(scale=10.0)}, "dot,"),
+    "long": (4500, {}, "…,"),
+    "window": (300, {"mask": regard.window(8, 0)}, "`mask=window"),
+    "padding": (300, {"mask": regard.padding(torch.tensor([200]))}, "padding"),
+    "segments": (300, {"mask": regard.segments(DOCUMENTS, DOCUMENTS)}, "padding"),
+    "alibi": (300, {"bias": regard.alibi(torch.rand(4))}, "padding"),
+    "sigmoid": (300, {"normalize": regard.Sigmoid()}, "padding"),
+    "entmax": (300, {"normalize": regard.Entmax()}, "sparsemax"),
+    "additive": (300, {"score": regard.Additive(WEIGHT)}, "additive"),
+    "own score": (300, {"score": lambda query, key: -torch.cdist(query, key)}, "a score of"),
+}
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_the_table_names_the_kernel_that_runs_on_a_cpu(name):
+    length, settings, start = LISTED[name]
+    row = next(cell for call, cell in ROWS.items() if call.startswith(start))
+    above = ROWS["dot, scaled dot, cosine or bilinear score, with softmax"]
+    kernel = regard.explain(*inputs(length=length), **settings).kernel
+    assert kernel.split(" (")[0] in row + (above if "as above" in row else "")

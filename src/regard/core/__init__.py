@@ -9,6 +9,7 @@ The call:
 - `scores`, `custom`: the score of a query and a key, of this library or of the caller;
 - `normalizers`, `hard`: from scores to weights; sampling one key;
 - `masks`, `clauses`, `spans`: which pairs may attend; masks as simple rules for kernels; ranges of rows and columns;
+- `tensor_arguments`: checks of integers, positions, lengths and shapes that several records share;
 - `mask_cache`: results computed from a mask object, stored as long as the object exists;
 - `biases`: what is added to scores;
 - `requests`, `recompute`, `summaries`: which weights to return, and how they are computed where a backend does not

@@ -1,0 +1,89 @@
+"""A mask class of the caller's own needs `allowed` and `coarse`; the other methods of `Mask` have safe defaults."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import regard
+from regard.core.clauses import Clauses
+from regard.core.masks import Blocks, Coarse
+from regard.nn import KeyValueCache, MultiHeadAttention
+
+ODD = torch.arange(11)[:, None] % 2 == torch.arange(13) % 2
+
+
+def wanted(allowed: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return attention in float64, written as the formula."""
+    scores = query.double() @ key.double().mT / query.shape[-1] ** 0.5
+    weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1).nan_to_num(0.0)
+    return (weights @ value.double()).float()
+
+
+@dataclass(frozen=True, eq=False)
+class SameParity(regard.Mask):
+    """Query i may attend key j if i − j is even."""
+
+    def allowed(self, rows, columns, device):
+        return torch.arange(rows.start, rows.stop)[:, None] % 2 == torch.arange(columns.start, columns.stop) % 2
+
+    def coarse(self, blocks: Blocks) -> Coarse:
+        some = torch.ones(len(blocks.rows) - 1, len(blocks.columns) - 1, dtype=torch.bool)
+        return Coarse(some, torch.zeros_like(some))
+
+
+@dataclass(frozen=True, eq=False)
+class FirstKeys(SameParity):
+    """Every query may attend the first `count` keys. It is a rule for kernels, too."""
+
+    count: int
+
+    def allowed(self, rows, columns, device):
+        return (torch.arange(columns.start, columns.stop) < self.count).expand(rows.stop - rows.start, -1)
+
+    def clauses(self) -> Clauses:
+        return Clauses(lengths=torch.tensor([[self.count]]))
+
+    def by_key(self) -> bool:
+        return True
+
+    def later(self, offset, queries, keys, device):
+        return self
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa", "blocked"])
+@pytest.mark.parametrize("mask", [SameParity(), SameParity() & regard.causal()], ids=["alone", "causal"])
+def test_a_mask_with_pairs_and_blocks_runs(backend, mask):
+    query, key, value = torch.randn(2, 3, 11, 8), torch.randn(2, 3, 13, 8), torch.randn(2, 3, 13, 8)
+    allowed = ODD if isinstance(mask, SameParity) else ODD & torch.ones(11, 13, dtype=torch.bool).tril()
+    output = regard.attention(query, key, value, mask=mask, backend=backend).output
+    assert_close(output, wanted(allowed, query, key, value))
+
+
+@pytest.mark.parametrize("backend", ["auto", "additive", "blocked"])
+def test_the_clauses_of_a_mask_reach_the_kernels(backend):
+    weight = torch.randn(8)
+    query, key, value = torch.randn(2, 3, 11, 8), torch.randn(2, 3, 13, 8), torch.randn(2, 3, 13, 8)
+    output = regard.attention(
+        query, key, value, score=regard.Additive(weight), mask=FirstKeys(5), backend=backend
+    ).output
+    scores = (query.double().unsqueeze(-2) + key.double().unsqueeze(-3)).tanh() @ weight.double()
+    assert_close(output, (scores[..., :5].softmax(-1) @ value[..., :5, :].double()).float())
+
+
+def test_a_mask_by_key_goes_to_linear_attention():
+    query, key, value = torch.randn(2, 3, 11, 8), torch.randn(2, 3, 13, 8), torch.randn(2, 3, 13, 8)
+    output = regard.linear_attention(query, key, value, mask=FirstKeys(5))
+    assert_close(output, regard.linear_attention(query, key[..., :5, :], value[..., :5, :]))
+    with pytest.raises(ValueError, match="must hide the same keys from every query"):
+        regard.linear_attention(query, key, value, mask=SameParity())
+
+
+def test_a_mask_beside_a_cache_must_define_its_shift():
+    layer, x = MultiHeadAttention(8, 2).eval(), torch.randn(1, 4, 8)
+    cached = layer(x, mask=FirstKeys(2), cache=KeyValueCache()).output
+    assert_close(cached, layer(x, mask=FirstKeys(2)).output)
+    with pytest.raises(TypeError, match="a mask of type SameParity beside a cache"):
+        layer(x, mask=SameParity(), cache=KeyValueCache())
