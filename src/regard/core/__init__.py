@@ -1,21 +1,22 @@
-"""The mathematics of attention: scores, normalisers, masks, and `attention`. It imports torch and `kernels` alone.
+"""The mathematics of attention: scores, normalisers, masks, and `attention`. It imports only torch and `kernels`.
 
 The call:
 - `attention`: `attention` and `explain`, the public functions;
-- `problem`: the checked arguments of a call, as every backend takes them;
+- `problem`: the record of a call's checked arguments, which every backend receives;
 - `dispatch`: the table from which a call's backend is chosen;
-- `signatures`, `recent_calls`: the key under which that choice is stored; a faster check for calls made before;
-- `backends/`: the implementations of the call;
-- `scores`, `custom`: the score of a query and a key, of this library or of the caller;
-- `normalizers`, `hard`: from scores to weights; sampling one key;
+- `signatures`: the cache key under which the chosen backend is stored; `recent_calls`: a faster lookup of that choice
+  for repeated calls;
+- `backends/`: the implementations of attention;
+- `scores`, `custom`: the scores of this library; score functions given by the caller;
+- `normalizers`, `hard`: the functions from scores to weights; hard attention, which samples one key;
 - `masks`, `clauses`, `spans`: which pairs may attend; masks as simple rules for kernels; ranges of rows and columns;
 - `tensor_arguments`: checks of integers, positions, lengths and shapes that several records share;
 - `mask_cache`: results computed from a mask object, stored as long as the object exists;
-- `biases`: what is added to scores;
+- `biases`: terms that are added to the scores;
 - `requests`, `recompute`, `summaries`: which weights to return, and how they are computed where a backend does not
   return them, in torch operations or by kernels;
-- `kernel_scores`: additive scores by a kernel on CUDA, where rows of scores are formed;
-- `merging`, `key_parts`: attention over parts of the keys, joined.
+- `kernel_scores`: additive scores by a kernel on CUDA, for code that stores rows of scores;
+- `merging`, `key_parts`: the merge of attention over parts of the keys; attention over one part.
 
 Checks and conditions:
 - `nonfinite`: NaN and Inf at masked positions, which must not reach the output;
@@ -26,5 +27,5 @@ Checks and conditions:
 
 Other attention:
 - `linear`, `features`, `linear_masks`, `linear_kernel`: attention in linear time, in torch operations or by a kernel;
-- `local`: attention around a centre.
+- `local`: attention to a window of keys around a centre.
 """

@@ -30,8 +30,8 @@ AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
 
 
 Observer = Callable[[Problem, Callable[[], "Attended"]], "Attended"]
-# Observers of every call: each gets the problem and the function that computes its result, and returns that result.
-# There is usually no observer, and a call then only tests an empty tuple.
+# Functions that observe every attention call. Each receives the `Problem` and a function that computes the result, and
+# returns the result. There is usually no observer, and a call then only tests whether this tuple is empty.
 observers: tuple[Observer, ...] = ()
 
 _new, _set = object.__new__, object.__setattr__
@@ -54,7 +54,7 @@ class Attended:
 
 
 def with_output(output: Tensor) -> Attended:
-    """Return `Attended(output)`: a frozen record's own constructor takes three times as long."""
+    """Return `Attended(output)` without the constructor of the frozen dataclass, which takes three times as long."""
     attended = _new(Attended)
     _set(attended, "output", output)
     return attended
@@ -62,7 +62,7 @@ def with_output(output: Tensor) -> Attended:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """How a call would be computed: the backend, why others were refused, the operations, the memory, and the kernel.
+    """The result of `explain`: the backend of a call, why the others were refused, operations, memory, and the kernel.
 
     `flops` counts multiplications and additions of the forward pass over the pairs that the mask allows (estimated by
     blocks); `bytes` is the working memory beside inputs, output and requested weights, an estimate; `kernel` names the
@@ -124,7 +124,8 @@ def attention(
         route = recall(query, key, value, score, normalize, mask, bias, dropout, weights)
         if route is None:
             described = signature(query, key, value, score, normalize, mask, bias, dropout, weights)
-            # If torch.compile traced the stored routes, it would compile again whenever one is added.
+            # `described` is None under torch.compile, which must not trace the dictionary of stored routes: each new
+            # route would force a recompilation.
             route = None if described is None else stored(described)
             if route is not None:
                 remember(query, key, value, score, normalize, mask, bias, dropout, weights, route)
@@ -135,14 +136,14 @@ def attention(
                 output = route.direct(query, key, value, score, mask, bias)
                 if output is not None:
                     return with_output(output)
-            assert isinstance(score, Score)  # a score that is a function has no signature, so no stored route
+            assert isinstance(score, Score)  # a plain function as score has no signature, so it has no stored route
             problem = rebuild(query, key, value, score, normalize, mask, bias, dropout, weights)
             return _run(problem, route.choose(problem))
     if described is not None or not _autocasts(query):
         return _attend(query, key, value, score, normalize, mask, bias, dropout, weights, backend, generator, described)
     options: dict[str, Any] = {"normalize": normalize, "mask": mask, "bias": bias, "dropout": dropout}
     options |= {"weights": weights, "backend": backend, "generator": generator}
-    if _is_cast(query, key, value, score):  # setting the switch is several times faster than a context manager
+    if _is_cast(query, key, value, score):  # set_autocast_enabled is several times faster than torch.autocast
         torch.set_autocast_enabled(query.device.type, False)
         try:
             return attention(query, key, value, score=score, **options)
@@ -156,8 +157,10 @@ def attention(
 def gathered_attention(
     query: Tensor, key: Tensor, value: Tensor, *, score: AnyScore, mask: Tensor, weights: Request
 ) -> Attended:
-    """Return `attention` where each query has its own keys, (…, h, q, 1, d) and (…, h, q, n, d); see
-    `Problem.gathered`."""
+    """Compute `attention` of queries (…, h, q, 1, d) that have n keys of their own each, (…, h, q, n, d).
+
+    See `Problem.gathered`.
+    """
     if sharding.current is not None:
         return attention(query, key, value, score=score, mask=mask, weights=weights)
     with _prepared(query) as cast:
@@ -229,7 +232,8 @@ def _attend(
     else:
         given = problem.query is query and problem.key is key and problem.value is value
         route = dispatch.store(described, problem, given)
-        # The first call of a signature must give the same bits as the next ones, so that runs can be resumed.
+        # The first call with a signature must run the same kernel as later calls: a resumed training run then gives
+        # the same bits as one that was not interrupted.
         if route.asked is not None and (found := route.asked(query, key, value, score, mask, bias, weights)):
             return Attended(*found)
         output = None if route.direct is None else route.direct(query, key, value, score, mask, bias)
@@ -240,9 +244,9 @@ def _attend(
 
 
 def _second_pass(problem: Problem, name: str) -> bool:
-    """Return whether the request needs another pass over the keys.
+    """Return whether the requested weights need a second pass over the keys, after the pass that gives the output.
 
-    Some backends return the log-sum-exp with the output.
+    Some backends return a requested log-sum-exp together with the output, and need no second pass for it.
     """
     if problem.request is None or name == reference.NAME:
         return False
@@ -276,13 +280,13 @@ def _sharded(
 
 
 def _autocasts(query: object) -> bool:
-    """Return whether the call is under autocast."""
+    """Return whether autocast is enabled for the device of the query."""
     device = query.device.type if isinstance(query, Tensor) else "cpu"
     return device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
 
 
 def _is_cast(query: Any, key: Any, value: Any, score: object) -> bool:
-    """Return whether the tensors of an eager call have the dtype of autocast, and the score is a record."""
+    """Return whether query, key and value of an eager call have autocast's dtype, and the score is a `Score` object."""
     if torch.compiler.is_compiling() or not isinstance(score, Score):
         return False
     if not isinstance(key, Tensor) or not isinstance(value, Tensor):
@@ -292,7 +296,10 @@ def _is_cast(query: Any, key: Any, value: Any, score: object) -> bool:
 
 @contextmanager
 def _prepared(query: object) -> Iterator[Callable[..., Any]]:
-    """Cast tensors to autocast's dtype, as torch does for its own attention, and disable further casts inside."""
+    """Disable autocast, and yield a function that casts a call's tensors to its dtype, as torch's own attention does.
+
+    Outside of autocast, the function returns its arguments unchanged.
+    """
     if not _autocasts(query):
         yield lambda *arguments: arguments
         return
@@ -316,13 +323,13 @@ def _narrowed(thing: object, dtype: torch.dtype) -> object:
 
 
 def _in_autocast(score: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype, query: Tensor, key: Tensor) -> Tensor:
-    """Run a score of the caller's own under the caller's autocast settings, in the backward pass too."""
+    """Call the user's score function with autocast enabled, also when the backward pass recomputes the scores."""
     with torch.autocast(query.device.type, dtype):
         return score(query, key)
 
 
 def _observed(problem: Problem, chosen: Backend) -> Attended:
-    """Compute the call through every observer."""
+    """Compute the call inside all observers, each of which wraps the one before it."""
     run = functools.partial(_run, problem, chosen)
     for observer in observers:
         run = functools.partial(observer, problem, run)
@@ -349,14 +356,14 @@ def _run(problem: Problem, chosen: Backend) -> Attended:
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Make the tensors' GPU the current device, because Triton launches kernels on the current one."""
+    """Return a context in which the tensors' GPU is the current device, because Triton launches its kernels there."""
     if device.type != "cuda" or torch.compiler.is_compiling() or device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(device)
 
 
 def _flops(problem: Problem) -> int:
-    """Return the number of operations for scoring and summing the pairs that the mask allows."""
+    """Return the operations for the scores of all allowed pairs and for the weighted sums of the values."""
     size, value_size = problem.query.shape[-1], problem.value.shape[-1]
     pairs = math.prod(problem.shape) * _share(problem)
     return round(pairs * (problem.score.flops(size) + 2 * value_size))

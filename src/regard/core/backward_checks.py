@@ -1,4 +1,4 @@
-"""Checks of the backward pass: its inputs are unchanged since the call, and it is not itself differentiated."""
+"""Checks of the backward pass: its inputs are unchanged since the forward pass, and it is differentiated only once."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,10 @@ from regard.kernels.derivatives import once_only as differentiable_once
 
 
 class Unchanged:
-    """The tensors of a call and their version counters: a backward pass that recomputes needs the tensors unchanged."""
+    """The tensors of a call with their version counters, to check that none is changed before the backward pass.
+
+    A backward pass that recomputes the scores from these tensors would otherwise give wrong gradients.
+    """
 
     def __init__(self, problem: Problem, *, value: bool = True) -> None:
         named = [("query", problem.query), ("key", problem.key), *([("value", problem.value)] if value else [])]
@@ -21,7 +24,7 @@ class Unchanged:
         self._seen = [] if compiling else [(name, tensor, _version(tensor)) for name, tensor in named]
 
     def check(self) -> None:
-        """Raise if one of the tensors was changed in place."""
+        """Raise if one of the tensors was changed in place since this object was created."""
         if torch.compiler.is_compiling():
             return
         for name, tensor, before in self._seen:

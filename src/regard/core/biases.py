@@ -1,6 +1,6 @@
 """Biases, added to the scores before the normaliser: a tensor, or a function of the distance j − i.
 
-A bias of −inf masks. Learned biases get gradients on every path.
+A bias of −inf masks its pair. Learned biases get gradients with every backend.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,19 +19,19 @@ from regard.core.transforms import mapped, resolved
 class Bias:
     """A term that is added to the scores. Create one with `alibi` or `relative`; a float tensor is accepted too."""
 
-    plain: bool = field(default=False, kw_only=True)  # given as Python numbers, not as a tensor
+    plain: bool = field(default=False, kw_only=True)  # whether it was given as Python numbers, not as a tensor
 
     def aligned(self, shape: tuple[int, ...]) -> "Bias":
-        """Return the same bias with its tensors shaped for scores `shape` = (*leading, q, k), or an error."""
+        """Return the same bias with its tensors shaped for scores `shape` = (*leading, q, k), or raise."""
         return self
 
     @property
     def may_mask(self) -> bool:
-        """Return whether any entry can be −inf."""
+        """Return whether any entry can be −inf, which masks its pair."""
         return False
 
     def holding(self, swap: Callable[[Tensor], Tensor]) -> "Bias":
-        """Return the same bias with another tensor."""
+        """Return the same bias with its tensor replaced by `swap(tensor)`."""
         raise NotImplementedError
 
     def on(self, device: torch.device) -> "Bias":
@@ -43,7 +43,7 @@ class Bias:
         raise NotImplementedError
 
     def lead(self) -> tuple[int, ...]:
-        """Return the leading axes of `values`."""
+        """Return the leading axes (batch, heads) of the tensor that `values` returns."""
         raise NotImplementedError
 
     def values(self, rows: Span, columns: Span, dtype: torch.dtype) -> Float[Tensor, "..."]:
@@ -79,7 +79,7 @@ class DenseBias(Bias):
 
 @dataclass(frozen=True, eq=False)
 class Rule(Bias):
-    """A bias of the distance j − i − offset alone."""
+    """A bias that depends only on the distance j − i − offset of key j and query i."""
 
     offset: int = field(default=0, kw_only=True)
 
@@ -93,10 +93,13 @@ class Rule(Bias):
             distance = positions(columns, device) - positions(rows, device).unsqueeze(-1)
             pairs = self.at(distance.flatten() - self.offset, exact)
             return _rounded(pairs, dtype).unflatten(-1, distance.shape)
-        # Each row is the row above shifted by one, a slice of the values at all distances. The gradient is then summed
-        # along diagonals first; otherwise one entry of a table would receive millions of additions.
+        # Each row equals the row above shifted by one, so every row is a slice of the values at all distances. The
+        # backward pass then sums the gradient along diagonals first; otherwise millions of numbers would be added one
+        # by one to an entry of the table.
         queries, keys = rows.stop - rows.start, columns.stop - columns.start
-        every = Stretch(columns.start - rows.stop + 1, columns.stop - rows.start + 1)  # one more, for the shift
+        # `every` has one distance more than the block has (`step`): copies of a line of step + 1 numbers, read as rows
+        # of step numbers, shift by one from row to row.
+        every = Stretch(columns.start - rows.stop + 1, columns.stop - rows.start + 1)
         line = _rounded(self.at(positions(every, device) - self.offset, exact), dtype)
         step = queries + keys - 1
         flat = line.unsqueeze(-2).expand(*line.shape[:-1], queries, step + 1).flatten(-2)
@@ -128,7 +131,7 @@ class Alibi(Rule):
 
 @dataclass(frozen=True, eq=False)
 class Relative(Rule):
-    """table[clip(j − i − offset, −R, R) + R], a learned number for each distance up to R and head."""
+    """table[clip(j − i − offset, −R, R) + R]: a learned number for each head and each distance from −R to R."""
 
     table: Float[Tensor, "*h distances"]
 
@@ -138,13 +141,13 @@ class Relative(Rule):
 
     @property
     def may_mask(self) -> bool:
-        # A table is small enough to inspect, but not on a GPU, where the host would wait, nor under vmap.
+        # The table is small enough to inspect on the CPU. On a GPU the host would wait; under vmap it cannot be read.
         unreadable = self.table.device.type != "cpu" or torch.compiler.is_compiling() or mapped()
         return unreadable or bool((self.table == -torch.inf).any())
 
     @property
     def reach(self) -> int:
-        """Return R; distances beyond R use the last entry."""
+        """Return R, the largest distance with an entry of its own; larger distances use the entry of R."""
         return self.table.shape[-1] // 2
 
     def holding(self, swap: Callable[[Tensor], Tensor]) -> "Relative":
@@ -161,9 +164,10 @@ class Relative(Rule):
 
 
 def alibi(slopes: Tensor | Sequence[float], offset: int = 0) -> Bias:
-    """Return the bias −slope · distance: attention with linear biases (Press et al. 2022); one slope for each head.
+    """Return the bias −slope · |distance| of attention with linear biases (Press et al. 2022); one slope per head.
 
-    `offset` is the position of the first query among the keys, as in `causal`; a layer with a cache adds it itself.
+    `offset` is the position of the first query among the keys, as in `causal`. A layer with a cache adds the cache's
+    length itself.
 
     >>> alibi([0.5]).values(range(2), range(3), torch.float32)
     tensor([[[-0.0000, -0.5000, -1.0000],
@@ -176,8 +180,10 @@ def alibi(slopes: Tensor | Sequence[float], offset: int = 0) -> Bias:
 
 
 def relative(table: Tensor, offset: int = 0) -> Bias:
-    """Return a learned bias for each distance j − i, clipped to ±R: a table (2R + 1,) or (h, 2R + 1) (Shaw et al.
-    2018)."""
+    """Return the bias with a learned number for each distance j − i, clipped to ±R (Shaw et al. 2018).
+
+    `table` is (2R + 1,), or (h, 2R + 1) with numbers for each head. `offset` is that of `alibi`.
+    """
     tensor = _floats(table, "table of relative()")
     if tensor.ndim not in (1, 2) or tensor.shape[-1] % 2 == 0:
         raise ValueError(
@@ -206,7 +212,7 @@ def _floats(values: Tensor | Sequence[float], name: str) -> Tensor:
 
 
 def _stacked(values: object) -> Tensor:
-    """Return numbers as a tensor; tensors among them keep their gradient."""
+    """Return nested lists of numbers and tensors as one tensor, through which the tensors receive gradients."""
     if isinstance(values, Tensor):
         return values
     if isinstance(values, (list, tuple)) and any(isinstance(value, (Tensor, list, tuple)) for value in values):
@@ -222,7 +228,10 @@ def _one_per_head(own: Sequence[int], shape: tuple[int, ...], name: str) -> None
 
 
 def _rounded(numbers: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return numbers in another dtype; finite ones stay finite in half precision, because −inf would mask."""
+    """Return the numbers in another dtype.
+
+    Finite numbers beyond the range of a half-precision dtype become its largest number, because −inf would mask.
+    """
     rounded = numbers.to(dtype)
     if dtype.itemsize > 2 or numbers.dtype == dtype:
         return rounded

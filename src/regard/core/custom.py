@@ -1,10 +1,10 @@
 """Score functions given by the caller: any function of queries and keys, computed block by block.
 
 The backward pass computes each block again, as `torch.utils.checkpoint` does with a function: it calls the function a
-second time, with the closure's values at that time. So a second call must give the same scores: the score of a pair may
-depend on that query and key alone, not on positions or other pairs, and the tensors and variables that the function
-uses must not change before the backward pass. This is not checked. `backend="reference"` calls the function once, on
-all pairs, and has no such condition.
+second time, with the closure's values at that time. So the second call must give the same scores: the score of a pair
+may depend only on that query and key, not on positions or other pairs, and the tensors and variables that the function
+uses must not change before the backward pass. This is not checked. With `backend="reference"` the function is called
+once, on all pairs, and need not meet these conditions.
 """
 
 import itertools
@@ -20,11 +20,11 @@ from regard.kernels.availability import capturing
 
 
 class Custom(Score):
-    """Any pairwise function (query, key) -> scores, as a score with known cost and parameters.
+    """A user's pairwise function (query, key) -> scores, as a score with known cost and parameters.
 
-    A trial call on a few vectors finds out which tensors it captured (parameters of a module, variables of a closure,
-    leaves or not), so that recomputation in the backward pass can give them gradients, and how many numbers it stores
-    for each pair, so that blocks fit memory.
+    A trial call on a few vectors determines which tensors the function captured (parameters of a module, variables of a
+    closure, leaves or not), so that recomputation in the backward pass can give them gradients. It also determines how
+    many numbers the function stores for each pair, so that the size of blocks can be chosen to fit memory.
     """
 
     name = "custom"
@@ -32,7 +32,7 @@ class Custom(Score):
     def __init__(self, function: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> None:
         self.function = function
         self.dtype = dtype  # the dtype of the caller's tensors: a module in half precision needs such inputs
-        self.unfit: str | None = None  # the reason why its blocks cannot be recomputed, or None
+        self.unfit: str | None = None  # why the backward pass cannot recompute the scores in blocks; None if it can
         self._captured: tuple[Tensor, ...] = ()
         self._floats = 1.0
 
@@ -41,7 +41,7 @@ class Custom(Score):
         expected = _expected(query, key)
         if not isinstance(scores, Tensor):
             raise TypeError(f"score must return a float tensor (…, queries, keys), got {type(scores).__name__}")
-        if scores.is_complex() or scores.dtype == torch.bool:  # integer scores are valid: they have one real value each
+        if scores.is_complex() or scores.dtype == torch.bool:  # integer scores are valid, because they are real numbers
             hint = ": take .real or .abs() of it" if scores.is_complex() else ": who may attend whom goes to mask="
             raise TypeError(f"score must return a float tensor (…, queries, keys), got {scores.dtype}{hint}")
         try:
@@ -65,7 +65,7 @@ class Custom(Score):
             raise _tried_on(ValueError(str(error)), *few) from None
 
     def _said_of_all(self, query: Tensor, key: Tensor, group: int) -> str | None:
-        """Return an error about the shape of the scores, in the sizes of the call; None if the shape is right."""
+        """Return the error message about the shape of the scores for the tensors of the call; None if it is right."""
         from torch._subclasses.fake_tensor import FakeTensorMode  # imported only for an error message
 
         try:
@@ -74,7 +74,7 @@ class Custom(Score):
                 key = key.repeat_interleave(group, -3)
                 scores = self.function(query, key)
                 return None if tuple(scores.shape) == _expected(query, key) else _said_of_shapes(query, key, scores)
-        except Exception:  # the function inspects values, or cannot take all of them
+        except Exception:  # the function reads values, which fake tensors do not have, or fails for these shapes
             return None
 
     def _probe(self, query: Tensor, key: Tensor) -> "Custom":
@@ -113,7 +113,7 @@ class Custom(Score):
 
 
 class Swapped(torch.overrides.TorchFunctionMode):
-    """Replaces tensors in every torch call, including those captured by closures and modules."""
+    """A torch function mode that replaces the tensors in every torch call, also those captured by closures."""
 
     def __init__(self, swap: Swap) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Swapped(torch.overrides.TorchFunctionMode):
 
 
 def leaves(scores: Tensor, known: tuple[Tensor, ...] = ()) -> list[Tensor]:
-    """Return the leaf tensors of the scores' graph, without descending below the known tensors."""
+    """Return the leaf tensors of the scores' autograd graph; the search does not continue below the known tensors."""
     stop = {id(tensor) for tensor in known}
     seen, waiting = {tensor.grad_fn for tensor in known if tensor.grad_fn is not None}, [scores.grad_fn]
     unknown: list[Tensor] = []
@@ -142,14 +142,17 @@ def leaves(scores: Tensor, known: tuple[Tensor, ...] = ()) -> list[Tensor]:
 
 
 class _Captured(torch.overrides.TorchFunctionMode):
-    """Observes every torch call: records outside tensors with a gradient, and counts the numbers stored for pairs."""
+    """A torch function mode for the trial call, which observes every torch call.
+
+    It records the captured tensors that require grad, and counts the numbers stored for pairs of query and key.
+    """
 
     def __init__(self, query: Tensor, key: Tensor) -> None:
         super().__init__()
         self.tensors: list[Tensor] = []
         self.numbers = 0
         self._lengths = query.shape[-2], key.shape[-2]
-        self._inside = [query, key]  # references stay alive, so that no id is reused
+        self._inside = [query, key]  # tensors that are not recorded; kept alive so that no other tensor gets their id
 
     def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
@@ -167,8 +170,10 @@ class _Captured(torch.overrides.TorchFunctionMode):
         return result
 
     def _may_be_of_pairs(self, shape: torch.Size) -> bool:
-        """Return whether the shape contains both the number of queries and that of keys, on their own or in a
-        product."""
+        """Return whether a tensor of this shape may hold numbers for each pair of query and key.
+
+        Its axes contain a multiple of the number of queries and one of the number of keys, or of their product.
+        """
         queries, keys = self._lengths
         return any(size % (queries * keys) == 0 for size in shape) or any(
             one % queries == 0 and other % keys == 0 for one, other in itertools.permutations(shape, 2)
@@ -176,7 +181,7 @@ class _Captured(torch.overrides.TorchFunctionMode):
 
 
 class _RestoredRandomState:
-    """Restores the random generators on exit, if any random numbers were sampled inside."""
+    """A context manager that restores the states of torch's random generators if random numbers were sampled inside."""
 
     def __init__(self, device: torch.device) -> None:
         self._devices = [device.index] if device.type == "cuda" and not capturing(device) else []
@@ -186,14 +191,14 @@ class _RestoredRandomState:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self.used():  # otherwise unchanged, because another thread may be sampling
+        if self.used():  # otherwise the states are not written, because another thread may be sampling
             first, *others = self._before
             torch.set_rng_state(first)
             for index, state in zip(self._devices, others, strict=True):
                 torch.cuda.set_rng_state(state, index)
 
     def used(self) -> bool:
-        """Return whether any random numbers were sampled so far."""
+        """Return whether random numbers were sampled since the context was entered."""
         if torch._guards.detect_fake_mode() is not None:  # fake tensors have no generator state
             return False
         return not all(map(torch.equal, self._before, self._states()))
@@ -205,8 +210,8 @@ class _RestoredRandomState:
 def _few(query: Tensor, key: Tensor) -> tuple[int, int]:
     """Return the numbers of queries and keys of the trial call.
 
-    They differ, so that scores with swapped axes are noticed, and are primes that divide no other axis, so that a
-    shape shows whether it contains them.
+    The two numbers differ, so that scores with swapped axes are detected. They are primes that divide no other axis, so
+    that `_may_be_of_pairs` can recognise them in the shape of a tensor.
     """
     others = {*query.shape[:-2], *key.shape[:-2], query.shape[-1], key.shape[-1]}
     primes = [prime for prime in (3, 5, 7, 11, 13) if not any(size % prime == 0 for size in others)]
@@ -220,7 +225,7 @@ def _tensors_in(tree: object) -> list[Tensor]:
 
 
 def _tried_on(error: Exception, query: Tensor, key: Tensor) -> Exception:
-    """Return the error with a note that explains the sizes in it."""
+    """Return the error with a note that the score was tried on a few pairs, which explains the sizes in the error."""
     error.add_note(
         f"the score was tried on a few pairs first, query {tuple(query.shape)} and key {tuple(key.shape)}: it gets (…, "
         "heads, queries, size), any number of queries and keys; what depends on positions goes to bias="
@@ -229,11 +234,11 @@ def _tried_on(error: Exception, query: Tensor, key: Tensor) -> Exception:
 
 
 class _ShapeError(ValueError):
-    """The error for scores whose shape is not one score for each query and key."""
+    """The error for a score function that does not return one score for each query and key."""
 
 
 def _expected(query: Tensor, key: Tensor) -> tuple[int, ...]:
-    """Return the shape of the scores."""
+    """Return the shape that the scores of this query and key must have."""
     return (*torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]), query.shape[-2], key.shape[-2])
 
 

@@ -1,7 +1,7 @@
 """Feature maps φ for attention in O(n): φ(q)·φ(k) approximates exp(q·k/√d).
 
-A feature map is any function from vectors (…, d) to features (…, m) ≥ 0. One whose features are exponentials also
-gives their logarithms, `log_features`, so that nothing overflows.
+A feature map is any function from vectors (…, d) to features (…, m) ≥ 0. If the features are exponentials, the map also
+has a method `log_features` for their logarithms, so that nothing overflows.
 """
 
 import math
@@ -20,7 +20,7 @@ from regard.core.tensor_arguments import integer
 
 @runtime_checkable
 class LogFeatures(Protocol):
-    """A feature map that returns logarithms of features, which never overflow."""
+    """The protocol of a feature map that returns logarithms of features, which never overflow."""
 
     def log_features(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... m"]: ...
 
@@ -51,10 +51,10 @@ class PerformerFeatures:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> "PerformerFeatures":
-        """Draw `count` random directions for vectors of `size`; by default size · ln(size), and at least size.
+        """Sample `count` random directions for vectors of `size`; by default size · ln(size), and at least size.
 
-        Each direction is Gaussian; `orthogonal` ones are at right angles to each other in blocks of `size`, which
-        lowers the variance (§2.4).
+        Each direction is Gaussian. With `orthogonal`, the directions of each block of `size` are at right angles to
+        each other, which lowers the variance (§2.4).
         """
         size = _at_least_one(size, "size of PerformerFeatures")
         count = max(size, round(size * math.log(size))) if count is None else count
@@ -64,21 +64,25 @@ class PerformerFeatures:
         gaussian = torch.randn(2, blocks, size, size, generator=generator, device=source, dtype=torch.float64)
         projection = gaussian[0].flatten(0, 1)[:count]
         if orthogonal:
-            # Directions are uniform over orthogonal frames, with the lengths of Gaussian vectors. Q of a QR
-            # decomposition is uniform after the signs of R's diagonal are moved into it (Mezzadri 2007).
+            # The directions are uniformly distributed orthonormal vectors times the lengths of Gaussian vectors. Q of
+            # the QR decomposition of a Gaussian matrix is uniform if its columns are multiplied by the signs of R's
+            # diagonal (Mezzadri 2007).
             q, r = torch.linalg.qr(gaussian[1].mT)
             directions = (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).mT.flatten(0, 1)[:count]
             projection = projection.norm(dim=-1, keepdim=True) * directions
         return cls(projection.to(device=device, dtype=dtype or torch.get_default_dtype()), orthogonal)
 
     def redraw(self, generator: torch.Generator | None = None) -> "PerformerFeatures":
-        """Return new directions of the same kind and number, so that training does not adapt to one draw."""
+        """Return features with newly sampled directions of the same kind and number, to resample during training.
+
+        Training then does not adapt to one sample.
+        """
         count, size = self.projection.shape
         dtype, device = self.projection.dtype, self.projection.device
         return self.draw(size, count, orthogonal=self.orthogonal, generator=generator, dtype=dtype, device=device)
 
     def check(self, x: Float[Tensor, "... d"]) -> None:
-        """Raise if these vectors have another size or device than the directions."""
+        """Raise if the vectors x do not have the size and the device of the random directions."""
         size = self.projection.shape[1]
         if x.shape[-1] != size:
             raise ValueError(f"features are drawn for vectors of size {size}, got size {x.shape[-1]}")
@@ -102,14 +106,14 @@ class PerformerFeatures:
 
 @dataclass(frozen=True)
 class EluFeatures:
-    """φ(x) = elu(x) + 1, as many features as the vector has entries (Katharopoulos et al. 2020, eq. 7).
+    """φ(x) = elu(x) + 1, one feature for each entry of the vector (Katharopoulos et al. 2020, eq. 7).
 
     >>> EluFeatures()(torch.tensor([-1.0, 0.0, 2.0]))
     tensor([0.3679, 1.0000, 3.0000])
     """
 
     def __call__(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-        return x.clamp_max(0).exp() + x.relu()  # elu(x) + 1 as written rounds to 0 below x = −17
+        return x.clamp_max(0).exp() + x.relu()  # computed as elu(x) + 1, it would be rounded to 0 below x = −17
 
 
 def _at_least_one(value: int, name: str) -> int:
@@ -119,8 +123,8 @@ def _at_least_one(value: int, name: str) -> int:
 
 
 def default_features(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
-    """Return the default features: sampled from a fixed seed, so they are the same in every process."""
-    if torch.compiler.is_compiling():  # the compiler can trace neither the cache nor the generator
+    """Return the default Performer features, sampled from a fixed seed, so that they are the same in every process."""
+    if torch.compiler.is_compiling():  # torch.compile can trace neither the cache of features nor the generator
         from regard.core import graph_breaks  # imported here, because it imports torch's compiler, which takes a second
 
         return graph_breaks.drawn(size, dtype, device)
@@ -128,7 +132,7 @@ def default_features(size: int, dtype: torch.dtype, device: torch.device) -> Per
 
 
 def drawn(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
-    """Return the default features, sampled once and cached; under fake tensors they are fake too, and not cached."""
+    """Return the default features, sampled once and cached; in fake tensor mode they are fake and not cached."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     fake = mode is not None and not mode.allow_non_fake_inputs
     return _draw(size, dtype, device) if fake else _kept(int(size), dtype, device)
@@ -136,8 +140,8 @@ def drawn(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatu
 
 @lru_cache(maxsize=64)
 def _kept(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
-    # vmap and inference mode mark tensors created under them, but only in their own thread. Tensors created in another
-    # thread are valid in every later call.
+    # Tensors created under vmap or inference mode are unusable outside of it. These modes only affect their own thread,
+    # so the cached tensors are created in another thread, and are valid in every later call.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_draw, size, dtype, device).result()
 

@@ -1,4 +1,4 @@
-"""A record as lines of text and as an HTML table, with a row for each field."""
+"""The fields of a dataclass instance as lines of text and as an HTML table, with a row for each field."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -7,7 +7,9 @@ from typing import Any
 
 
 def as_lines(record: Any) -> str:
-    """Return the name and the fields of a record as text: numbers with commas, one line for each entry of a mapping.
+    """Return the class name and the fields of a dataclass instance as text.
+
+    Numbers are written with thousands separators, and each entry of a mapping has a line of its own.
 
     >>> from dataclasses import dataclass
     >>> @dataclass
@@ -29,7 +31,7 @@ def as_lines(record: Any) -> str:
 
 
 def as_table(record: Any) -> str:
-    """Return the fields as a table of HTML."""
+    """Return the fields of a dataclass instance as an HTML table."""
     rows = (
         f'<tr><th style="text-align:left;vertical-align:top">{escape(field.name)}</th>'
         f'<td style="text-align:left">{"<br>".join(map(escape, _written(getattr(record, field.name))))}</td></tr>'

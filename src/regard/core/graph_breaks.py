@@ -1,4 +1,4 @@
-"""Graph breaks: functions that run outside of a compiled caller's graph. Importing this imports torch's compiler."""
+"""Functions that torch.compile does not trace: they break the graph. Importing this module imports torch's compiler."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from regard.core.problem import Problem, probed, samples
 @torch.compiler.disable
 def blocks(problem: Problem) -> Result:
     """Compute attention block by block outside of the graph, because the loops depend on the data."""
-    if isinstance(problem.score, Custom):  # finds the captured tensors, which is impossible inside the graph
+    if isinstance(problem.score, Custom):  # the trial call finds captured tensors, which is impossible inside the graph
         probed(problem.score, problem.query, problem.key)
         problem = replace(problem, sample=samples(problem))
         if reason := blocked.refuses(problem):
@@ -26,11 +26,11 @@ def blocks(problem: Problem) -> Result:
 
 @torch.compiler.assume_constant_result
 def kinds() -> str:
-    """Return the torch.func transforms around a call; the compiler cannot trace this query."""
+    """Return the names of the torch.func transforms around a call, which torch.compile cannot trace."""
     return " ".join(transforms.kinds())
 
 
 @torch.compiler.disable
 def drawn(size: int, dtype: torch.dtype, device: torch.device) -> features.PerformerFeatures:
-    """Return the default features; the compiler can trace neither their cache nor their generator."""
+    """Return the default features of linear attention; torch.compile can trace neither their cache nor generator."""
     return features.drawn(size, dtype, device)

@@ -1,4 +1,4 @@
-"""Hard attention: one key sampled for each query, and how to learn from samples (Xu et al. 2015, section 4.1)."""
+"""Hard attention samples one key for each query; `reinforce` learns from the samples (Xu et al. 2015, section 4.1)."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from regard.core.scores import finite, float_tensor
 
 
 class Choice(NamedTuple):
-    """One-hot weights with the estimator's gradient, the key chosen, and its log-probability.
+    """One-hot weights with the gradient of the estimator, the index of the chosen key, and its log-probability.
 
     A query that uses the expected value has the weights p and the log-probability 0; its index is meaningless.
     """
@@ -24,7 +24,7 @@ class Choice(NamedTuple):
 def choose(
     hard: Hard, scores: Tensor, allowed: Tensor | None, sample: bool, generator: torch.Generator | None
 ) -> Choice:
-    """Sample one key (or take the best) for each row of masked scores."""
+    """Sample a key for each row of scores, or choose the key of the largest score if `sample` is False."""
     if scores.shape[-1] == 0:
         nothing = scores.sum(-1)
         return Choice(scores, torch.zeros_like(nothing, dtype=torch.long), nothing)
@@ -49,14 +49,17 @@ def choose(
 
 
 def read_expected(hard: Hard, rows: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Return which rows use the expected value, as bool in the shape of `rows`, without a device synchronisation."""
+    """Return which queries use the expected value Σ p_j v_j, as a bool tensor in the shape of `rows`.
+
+    The probability `hard.expected` is compared on the device, so there is no synchronisation.
+    """
     if isinstance(hard.expected, Tensor) and hard.expected.dtype == torch.bool:
         return hard.expected.expand(rows.shape)
     return torch.rand(rows.shape, generator=generator, device=rows.device) < hard.expected
 
 
 class Reinforced(NamedTuple):
-    """The loss to minimise and the baseline to hand to the next call."""
+    """The loss to minimise and the baseline to pass to the next call of `reinforce`."""
 
     loss: Float[Tensor, ""]
     baseline: Float[Tensor, ""]
@@ -77,9 +80,9 @@ def reinforce(
 
     loss = −λ_r · mean_b[(reward_b − baseline) · Σ log_prob_b] − λ_e · mean(entropy), and baseline' = decay · baseline +
     (1 − decay) · mean(reward). If no baseline is given, it is the mean reward. `log_prob` is `Attended.log_prob`, batch
-    first: everything behind the batch axis is summed. A `reward` in the shape of `log_prob` is one for each choice: the
-    mean is over all of them, and nothing is summed. A `mask` in the shape of `reward` marks the entries that count
-    (True); the others enter neither the loss nor the baseline.
+    first: it is summed over all axes after the batch axis. A `reward` in the shape of `log_prob` is a reward for each
+    choice: then the mean is over all choices, and nothing is summed. A `mask` in the shape of `reward` is True for the
+    entries that count; the others enter neither the loss nor the baseline.
 
     >>> out = reinforce(torch.tensor([-1.0, -2.0]), torch.tensor([3.0, 1.0]))
     >>> out.loss, out.baseline
@@ -118,7 +121,7 @@ def reinforce(
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean of the entries marked True; 0 if there are none."""
+    """Return the mean of the values at which the mask is True, of all without a mask; 0 if the mask is all False."""
     if mask is None:
         return values.mean()
     return torch.where(mask, values, 0).sum() / mask.sum().clamp_min(1)

@@ -1,4 +1,4 @@
-"""Additive scores by a CUDA kernel for code that forms rows of scores: requested weights, and blockwise normalisers."""
+"""Additive scores by a CUDA kernel, for code that stores rows of scores: requested weights, blockwise normalisers."""
 
 from dataclasses import dataclass, replace
 
@@ -13,7 +13,7 @@ from regard.kernels.availability import TRITON
 
 @dataclass(frozen=True, eq=False)
 class PairKernel(Additive):
-    """w · tanh(q + k) by a kernel, with its own backward pass."""
+    """The score w · tanh(q + k), computed by a Triton kernel that has a backward pass of its own."""
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         from regard.kernels.triton.additive.score_operator import scores  # imported here, because it imports Triton
@@ -22,11 +22,11 @@ class PairKernel(Additive):
         return scores(query, key, weight.squeeze(0) if weight.ndim == 2 and len(weight) == 1 else weight)
 
     def floats(self, size: int) -> float:
-        return 1.0  # the hidden layer is never stored
+        return 1.0  # the kernel never stores the hidden layer, only the scores
 
 
 def by_kernel(problem: Problem) -> Problem:
-    """Return the problem with its additive score computed by the kernel, if it supports the score."""
+    """Return the problem with its additive score computed by the kernel, or unchanged if the kernel is unsuitable."""
     score = problem.score
     if type(score) is not Additive or score.activation != "tanh" or problem.empty:
         return problem

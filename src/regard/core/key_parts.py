@@ -1,6 +1,6 @@
-"""Softmax attention over a part of the keys, forward and backward, for callers that join the parts themselves.
+"""Softmax attention over a part of the keys, forward and backward, for callers that merge the parts themselves.
 
-Neither pass builds a graph: the caller computes gradients later, from the output and log-sum-exp over all keys.
+Neither pass builds an autograd graph: the caller calls `backward` with the output and log-sum-exp over all keys.
 """
 
 from typing import NamedTuple
@@ -14,14 +14,14 @@ from regard.core.scores import Additive
 
 
 class Part(NamedTuple):
-    """The output over some keys and the log-sum-exp of their scores, in at least float32."""
+    """The output of attention over a part of the keys and the log-sum-exp of their scores, in at least float32."""
 
     output: Float[Tensor, "*lead q e"]
     logsumexp: Float[Tensor, "*lead q"]
 
 
 def forward(problem: Problem) -> Part:
-    """Compute attention over the keys of the problem."""
+    """Return output and log-sum-exp of attention over the keys of the problem, which are a part of all keys."""
     for kernel in (flash_cuda, flash):
         if kernel.serves(problem):
             return Part(*kernel.part_forward(problem))
@@ -29,9 +29,10 @@ def forward(problem: Problem) -> Part:
 
 
 def backward(problem: Problem, whole: Part, doutput: Tensor, dtotal: Tensor | None) -> tuple[Tensor, ...]:
-    """Return the gradients of query, key, value and learned tensors for these keys; `whole` is over all keys.
+    """Return the gradients of query, key, value and learned tensors for the problem's part of the keys.
 
-    `dtotal` is the incoming gradient of the log-sum-exp; None if it was not requested.
+    `whole` holds output and log-sum-exp over all keys, not over this part. `doutput` and `dtotal` are their incoming
+    gradients; `dtotal` is None if the log-sum-exp was not requested.
     """
     for kernel in (flash_cuda, flash):
         if dtotal is None and kernel.serves(problem):
@@ -40,7 +41,7 @@ def backward(problem: Problem, whole: Part, doutput: Tensor, dtotal: Tensor | No
 
 
 def _quicker(problem: Problem) -> Problem:
-    """Return the problem with an additive score in its faster form, where that saves time."""
+    """Return the problem with an additive score in the faster form of the additive backend, where that saves time."""
     if not isinstance(problem.score, Additive) or problem.device.type != "cpu":
         return problem
     served = additive.refuses(problem) is None and additive.not_worth_it(problem) is None

@@ -6,11 +6,12 @@ With φ(q)·φ(k) in place of exp(q·k/√d) the sums over the keys no longer de
 
 so the keys are summed once, into a summary of fixed size. Causal attention updates the summary key by key.
 
-Performer features are exponentials, so they are held as logarithms, and the summary of each feature is divided by
-exp(shift), the largest value that feature has had *so far*. Every factor below is then at most 1, every denominator at
-least 1, whatever the size of the inputs; and no key is ever multiplied into an earlier query's row, not even by zero.
-Rounding does not break this bound: exponents are summed before a row's largest one is subtracted, so none comes out
-above 0. Features without logarithms are divided by the largest of each query's, which cancels in the quotient.
+Performer features are exponentials, so they are stored as logarithms, and the summary of each feature is divided by
+exp(shift), the largest value of that feature *so far*. Every factor in this file is then at most 1 and every
+denominator at least 1, whatever the size of the inputs; and no key is ever multiplied into an earlier query's row, not
+even by zero. Rounding does not break this bound: exponents are summed before the largest one of the row is subtracted,
+so none is above 0. Features without logarithms are divided by the largest feature of each query, which cancels in the
+quotient.
 """
 
 import math
@@ -37,9 +38,9 @@ from regard.core.scores import Score
 from regard.core.torch_names import Unknown
 from regard.core.transforms import transformed
 
-CHUNK = 64  # number of positions that are compared pair by pair; a power of two
-# The number of query rows, over all batches and heads, whose features are in memory at a time: on the CPU sized for its
-# caches, on a device large enough to keep it busy between launches.
+CHUNK = 64  # number of positions of a causal chunk, in which queries and keys are compared pair by pair; a power of two
+# The number of query rows, over all batches and heads, whose features are in memory at a time. On the CPU they fit its
+# caches; on a GPU there are enough of them to keep it busy between kernel launches.
 ROWS, ROWS_ON_DEVICE = 4096, 65536
 
 
@@ -67,14 +68,14 @@ def linear_attention(
     """Compute φ(Q) (φ(K)ᵀ V), each row divided by φ(Q) (φ(K)ᵀ 1): time and memory grow with n, not n².
 
     query (…, h, q, d), key (…, g, k, d), value (…, g, k, e) → output (…, h, q, e). The result is a tensor, because no
-    weights are formed. Leading axes broadcast, the head axis may be left out, query head i attends to key head i // (h
-    / g).
+    weights are computed. Leading axes broadcast, the head axis may be left out, and query head i attends to key head
+    i // (h / g).
 
     `features` is a `PerformerFeatures`, an `EluFeatures` or any function from (…, d) to (…, m) numbers ≥ 0: a negative
     one is an error on the CPU, and gives NaN where values cannot be inspected (on CUDA, compiled, under vmap). Without
-    it, softmax attention is approximated by Performer features sampled once for each size from a fixed seed, which is
-    the same in every process. With `causal`, query i attends to keys j ≤ i. `mask` may exclude keys
-    (`padding(lengths)`, a bool tensor (…, 1, k)), the same ones from every query.
+    `features`, softmax attention is approximated by Performer features, which are sampled once for each size d from a
+    fixed seed, the same in every process. With `causal`, query i attends to keys j ≤ i. `mask` may exclude keys, the
+    same ones for every query: `padding(lengths)`, or a bool tensor (…, 1, k).
 
     >>> x = torch.randn(2, 8, 100, 16)
     >>> linear_attention(x, x, x, causal=True).shape
@@ -102,10 +103,11 @@ def linear_attention(
 def linear_step(
     state: LinearState | None, query: Tensor, key: Tensor, value: Tensor, features: Features | None = None
 ) -> tuple[Float[Tensor, "... n e"], LinearState]:
-    """Continue causal attention from `state` (None: from the start) by one or several new positions.
+    """Compute causal attention for one or several new positions, given the state after the positions before them.
 
-    Shapes are `linear_attention`'s with as many queries as keys. Processing a sequence step by step, or a prompt at
-    once and then step by step, gives the same result as one causal pass.
+    Return the output and the new state; `state` is None at the start of a sequence. Shapes are those of
+    `linear_attention` with as many queries as keys. Processing a sequence step by step, or a prompt at once and then
+    step by step, gives the same result as one causal pass.
     """
     problem, given = _checked(query, key, value, None)
     queries, keys = problem.shape[-2:]
@@ -115,11 +117,11 @@ def linear_step(
 
 
 def _general(features: Features, causal: bool) -> Callable[..., Tensor]:
-    """Return the general path, for every feature map, as a function of query, key and value."""
+    """Return a function of query, key and value that computes the output in torch operations, for any feature map."""
     return lambda query, key, value: _attend(*_checked(query, key, value, None), None, features, causal)[0]
 
 
-# The forward passes. Inside, queries are (…, g, q, r, d): the r query heads that share a key head are adjacent.
+# The forward passes. In the functions below queries are (…, g, q, r, d): r query heads share each of the g key heads.
 
 
 def _attend(
@@ -133,11 +135,11 @@ def _attend(
     whole = problem.query, problem.key, problem.value
     query, key, value = (_once(x, own) for x, own in zip(whole, given, strict=True))
     keep, group = kept_keys(problem), problem.group
-    if group > 1 and keep is not None and keep.shape[-2] > 1:  # query heads that share a key head have different masks
+    if group > 1 and keep is not None and keep.shape[-2] > 1:  # query heads that share a key head may differ in masks
         key, value, group = problem.repeat(key), problem.repeat(value), 1
     query = query.unflatten(-3, (key.shape[-3], group)).movedim(-3, -2)
     if keep is not None:
-        # A query with nothing to attend must not affect any result, even if it is NaN.
+        # A query without allowed keys must not affect any result, even if it is NaN.
         query = torch.where(filled(keep, query.shape[-3], causal)[..., None, None], query, 0)
     with _without_autocast(problem.device):
         output, state = _segments(state, query, key, value, keep, features, causal)
@@ -155,21 +157,24 @@ def _segments(
     features: Features,
     causal: bool,
 ) -> tuple[Float[Tensor, "... q r e"], LinearState]:
-    """Compute segment by segment, with recomputation in the backward pass: only one segment's features are in
-    memory."""
+    """Return output and final state, computed segment by segment, so that only one segment's features are in memory.
+
+    The backward pass recomputes the features of each segment.
+    """
     queries, keys = query.shape[-3], key.shape[-2]
     heads = math.prod(query.shape[:-3]) * query.shape[-2]
     size = max(1, (ROWS if query.device.type == "cpu" else ROWS_ON_DEVICE) // max(1, heads * CHUNK)) * CHUNK
-    # A function given by the caller may hold parameters.
+    # A feature map given by the caller may hold parameters that require gradients.
     learns = not isinstance(features, PerformerFeatures | EluFeatures)
     wanted = torch.is_grad_enabled() and (learns or any(x.requires_grad for x in (query, key, value)))
     again = wanted and max(queries, keys) > size and not transformed()  # torch.func does not support checkpoints
 
     outputs = []
     if causal:
-        keys = min(queries, keys)  # later keys are attended by no query, later queries attend all keys
+        # No query attends the keys after the last query's position; queries after the last key attend all keys.
+        keys = min(queries, keys)
         key, value, keep = key[..., :keys, :], value[..., :keys, :], None if keep is None else keep[..., :keys]
-    # Split, not sliced: the gradients of all the slices together would be quadratic.
+    # Split, not sliced: the gradient of each slice would be a tensor of the whole length, so together quadratic.
     keeps: Iterable[Tensor | None] = repeat(None) if keep is None else keep.split(size, -1)
     parts = zip(key.split(size, -2), value.split(size, -2), keeps, strict=False)
     if causal and keys > 0:
@@ -180,14 +185,14 @@ def _segments(
     else:
         for part in parts:
             state = _run(again, _absorb, state, *part, features)
-    assert state is not None  # split returns at least one part
+    assert state is not None  # `split` returns at least one part, even of an empty tensor
     if query.shape[-3] > 0 or not outputs:
         outputs += [_run(again, _recall, state, rows, features) for rows in query.split(size, -3)]
     return torch.cat(outputs, -3), state
 
 
 def _run(again: bool, function: Callable[..., Any], *inputs: Any) -> Any:
-    """Return the function's result; with `again` the backward pass recomputes it instead of storing activations."""
+    """Return function(*inputs); with `again` the backward pass calls it again instead of storing its activations."""
     return checkpoint(function, *inputs, use_reentrant=False) if again else function(*inputs)
 
 
@@ -198,7 +203,7 @@ def _absorb(
     keep: Bool[Tensor, "... k"] | None,
     features: Features,
 ) -> LinearState:
-    """Return the state after adding these keys and values."""
+    """Return the state after these keys and values are added."""
     log = isinstance(features, LogFeatures)
     keys, values = _memory(key, value, keep, features)
     state = _start(state, keys, values, log)
@@ -210,7 +215,7 @@ def _absorb(
 
 
 def _recall(state: LinearState, query: Float[Tensor, "... q r d"], features: Features) -> Float[Tensor, "... q r e"]:
-    """Return the output of these queries from the state."""
+    """Return the output of these queries, which attend all keys in the state."""
     log = isinstance(features, LogFeatures)
     queries, shift = _mapped(features, query), state.shift[..., None, None, :]
     if log:
@@ -228,7 +233,10 @@ def _advance(
     keep: Bool[Tensor, "... n"] | None,
     features: Features,
 ) -> tuple[Float[Tensor, "... n r e"], LinearState]:
-    """Return the output of these queries from the state and from the keys up to their own, and the new state."""
+    """Return the causal output of these queries and the new state.
+
+    Each query attends the keys in `state` and the keys of this segment up to its own position.
+    """
     log, length = isinstance(features, LogFeatures), key.shape[-2]
     queries, (keys, values) = _mapped(features, query), _memory(key, value, keep, features)
     state = _start(state, keys, values, log)
@@ -239,8 +247,8 @@ def _advance(
     keys = F.pad(keys, (0, 0, 0, missing), value=-torch.inf if log else 0.0).unflatten(-2, (-1, chunk))
     values = F.pad(values, (0, 0, 0, missing)).unflatten(-2, (-1, chunk))
 
-    # The largest feature so far, at each position (peaks) and at the boundaries of chunks (shifts). They cancel in the
-    # quotient, so they are constants in the gradient.
+    # The logarithm of each feature's largest value so far, at each position (`peaks`) and at the boundaries of chunks
+    # (`shifts`). Both cancel in the quotient, so they are constants for the gradient.
     if log:
         peaks = _running_maximum(keys.detach().clamp_min(state.shift[..., None, None, :]))
         shifts = torch.cat([state.shift.unsqueeze(-2), peaks[..., -1, :]], -2).cummax(-2).values
@@ -252,9 +260,9 @@ def _advance(
         shifts = state.shift.unsqueeze(-2).expand(*state.shift.shape[:-1], keys.shape[-3] + 1, -1)
     before, after = shifts[..., :-1, :], shifts[..., 1:, :]
 
-    # Within a chunk, a query first uses its own key; then the chunk is halved repeatedly, and the second half of each
-    # part attends the first half. No key is multiplied with an earlier query, and `peaks` at the end of the first half
-    # splits the exponent of each pair into two that are both ≤ 0.
+    # Within a chunk, each query first attends the key at its own position. Then the chunk is halved repeatedly, and the
+    # queries in the second half of each part attend the keys in its first half. So no key is multiplied with an earlier
+    # query. `peaks` at the end of the first half splits the exponent of each pair into two terms that are both ≤ 0.
     own = _lift(queries, keys.unsqueeze(-2), True, largest) if log else queries * keys.unsqueeze(-2)
     output = own.sum(-1, keepdim=True) * values.unsqueeze(-2)
     for half in _halves(chunk):
@@ -265,7 +273,7 @@ def _advance(
         reading = _read(second, first.mT, values.unflatten(-2, (-1, 2, half))[..., 0, :, :])
         output = output + F.pad(reading, (0, 0, 0, 0, half, 0)).flatten(-4, -3)
 
-    # Across chunks, queries use the summary of all earlier chunks.
+    # Across chunks, each query attends the keys of earlier chunks through their summary.
     summary = _joined(state)
     summaries: list[Tensor] = []
     decay = (before - after).exp().unsqueeze(-1)
@@ -277,12 +285,12 @@ def _advance(
     return _quotient(output.flatten(-4, -3)[..., :length, :, :]), _split(summary, shifts[..., -1, :])
 
 
-# Steps of the passes. Values carry a last column of ones, so that one product gives both weighted sums and sums of
-# weights.
+# Steps of the forward passes. Values have a last column of ones, so that one matrix product gives both the weighted
+# sums of the values and the sums of the weights.
 
 
 def _lift(x: Tensor, shift: Tensor, log: bool, largest: Tensor | None = None) -> Tensor:
-    """Return exp(x + shift − largest) of logarithmic features; other features unchanged."""
+    """Return exp(x + shift − largest) for features x given as logarithms (`log`); other features unchanged."""
     if not log:
         return x
     return (x + shift).exp_() if largest is None else (x + shift).sub_(largest).exp_()
@@ -297,7 +305,7 @@ def _unit_rows(queries: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
 
 
 def _read(queries: Float[Tensor, "... n r m"], *matrices: Tensor) -> Float[Tensor, "... n r e"]:
-    """Multiply all n · r rows by the matrices."""
+    """Return the n · r rows of queries multiplied by the first matrix, the result by the next, and so on."""
     rows = queries.flatten(-3, -2)
     for matrix in matrices:
         rows = rows @ matrix
@@ -305,19 +313,21 @@ def _read(queries: Float[Tensor, "... n r m"], *matrices: Tensor) -> Float[Tenso
 
 
 def _quotient(sums: Float[Tensor, "... n r e1"]) -> Float[Tensor, "... n r e"]:
-    """Return the weighted sums divided by the sums of the weights; 0 where there is no weight."""
+    """Return the weighted sums divided by the sums of the weights, which are the last column; 0 where that sum is 0."""
     total = sums[..., -1:]
     return torch.where(total == 0, 0, sums[..., :-1] / torch.where(total == 0, 1, total))
 
 
 def _halves(chunk: int) -> list[int]:
-    """Return 1, 2, 4, … chunk / 2."""
+    """Return the lengths 1, 2, 4, … chunk / 2 to which repeated halving splits a chunk."""
     return [1 << level for level in range(chunk.bit_length() - 1)]
 
 
 def _running_maximum(x: Float[Tensor, "... n m"]) -> Float[Tensor, "... n m"]:
-    """Compute the cumulative maximum along 2ᶜ positions, in place (Sklansky 1960); on a CPU it is faster than
-    cummax."""
+    """Compute the cumulative maximum along n positions in place; n must be a power of two (Sklansky 1960).
+
+    On a CPU it is faster than `torch.cummax`.
+    """
     for half in _halves(x.shape[-2]):
         parts = x.unflatten(-2, (-1, 2, half))
         parts[..., 1, :, :] = torch.maximum(parts[..., 1, :, :], parts[..., 0, -1:, :])
@@ -325,7 +335,7 @@ def _running_maximum(x: Float[Tensor, "... n m"]) -> Float[Tensor, "... n m"]:
 
 
 def _mapped(features: Features, x: Float[Tensor, "... d"]) -> Float[Tensor, "... m"]:
-    """Return the features of x in at least float32, as logarithms if the map provides them."""
+    """Return the features of x in at least float32, as logarithms if the feature map has `log_features`."""
     x = x.float() if x.dtype in HALF else x
     mapped = features.log_features(x) if isinstance(features, LogFeatures) else features(x)
     if not isinstance(mapped, Tensor) or not mapped.is_floating_point():
@@ -337,9 +347,10 @@ def _mapped(features: Features, x: Float[Tensor, "... d"]) -> Float[Tensor, "...
 
 
 def _not_negative(mapped: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
-    """Return the features of a function given by the caller; raise if one is negative (NaN if values are unreadable).
+    """Return features that a user's function computed; raise if one is negative.
 
-    Sums of weights of both signs can be near 0, and their quotient is then arbitrary.
+    Where values cannot be inspected, negative features become NaN instead. Negative features are refused because a sum
+    of weights of both signs can be near 0, and the quotient by that sum is then arbitrary.
     """
     if mapped.device.type == "cpu" and mapped.numel() and not torch.compiler.is_compiling():
         try:
@@ -359,7 +370,7 @@ def _memory(
     keep: Bool[Tensor, "... k"] | None,
     features: Features,
 ) -> tuple[Float[Tensor, "... k m"], Float[Tensor, "... k e1"]]:
-    """Return features of the keys, zeros where a key is masked, and the values with a column of ones."""
+    """Return the keys' features, which are 0 (as logarithms −inf) for masked keys, and values with a column of ones."""
     if keep is not None:
         keep = keep.unsqueeze(-1)
         key, value = torch.where(keep, key, 0), torch.where(keep, value, 0)  # a masked value may be NaN
@@ -370,10 +381,10 @@ def _memory(
 
 
 def _start(state: LinearState | None, keys: Tensor, values: Tensor, log: bool) -> LinearState:
-    """Return the initial state with the leading axes of keys and values; without one, the state of zero keys."""
+    """Return the state expanded to the leading axes of keys and values; if it is None, the state before any key."""
     count, size = keys.shape[-1], values.shape[-1] - 1
     if state is None:
-        # Finite instead of −inf, because differences of shifts must not be NaN.
+        # The initial shift is finite and not −inf, because differences of shifts must not be NaN.
         lowest = torch.finfo(keys.dtype).min / 4 if log else 0.0
         state = LinearState(keys.new_zeros(count, size), keys.new_zeros(count), keys.new_full((count,), lowest))
     try:
@@ -397,7 +408,10 @@ def _split(joined: Float[Tensor, "... m e1"], shift: Float[Tensor, "... m"]) -> 
 
 
 def _checked(query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None) -> tuple[Problem, Given]:
-    """Return the checked arguments and the shapes given; under autocast in its dtype."""
+    """Return the checked arguments as a `Problem`, and query, key and value in the shapes given by the caller.
+
+    Under autocast, the tensors are cast to its dtype.
+    """
     if isinstance(query, Tensor) and _autocasting(query.device):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (_cast(t, dtype) for t in (query, key, value))
@@ -409,7 +423,11 @@ def _checked(query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | No
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cast like autocast: float64 and what is not a float tensor stay unchanged, to be refused by name later."""
+    """Return the tensor cast to autocast's dtype.
+
+    Like autocast, it leaves float64 unchanged. It also leaves values that are not float tensors unchanged; a later
+    check raises an error that names them.
+    """
     casts = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
     return x.to(dtype) if casts else x
 
@@ -423,9 +441,10 @@ def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def _once(x: Tensor, given: Tensor) -> Tensor:
-    """Reduce leading axes with stride 0 to size 1, so that a memory shared by a batch is processed once.
+    """Return x with leading axes of stride 0 reduced to size 1, so that keys shared by a batch are processed once.
 
-    An axis that the caller expanded is reduced only if no gradient is needed, because each repeat has its own.
+    An axis that the caller expanded is reduced only if `given` needs no gradient, because each repeat has a gradient of
+    its own.
     """
     unknown = torch.compiler.is_compiling() or transformed()  # torch.func does not report whether a gradient is needed
     constant = not unknown and not (given.requires_grad and torch.is_grad_enabled())

@@ -1,6 +1,6 @@
 """Linear attention with elu or Performer features: by kernels on CUDA, by blocks of matrix products on the CPU.
 
-`linear` computes the same for every device and feature map.
+`linear` computes the same result for every device and feature map; it is the general path.
 """
 
 import functools
@@ -17,17 +17,17 @@ from regard.core.transforms import transformed
 from regard.kernels import linear_blocks, linear_loops, performer_products
 from regard.kernels.availability import TRITON
 
-_SIZE = 128  # the largest size of keys and values: the sum of their products is in registers
-_CHUNK, _SUMS = 32, 4 << 30  # positions of a causal chunk, and the largest size of all chunks' sums in bytes
-_WIDE = 220_000  # bytes of shared memory that a size of 128 takes in float32
-_WIDEST = 2048  # the largest size of keys and values by products
-_MANY = 1 << 18  # rows over all heads: with fewer, the larger number of launches takes more time than it saves
-TRIAL = False  # whether products also serve calls for which their time has not been measured on a GPU
-_PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
+_SIZE = 128  # the largest size of queries, keys and values in the kernels, which hold the sum of φ(k) vᵀ in registers
+_CHUNK, _SUMS = 32, 4 << 30  # positions in a causal chunk; the largest number of bytes for the sums of all chunks
+_WIDE = 220_000  # bytes of shared memory that a kernel for size 128 in float32 needs
+_WIDEST = 2048  # the largest size of queries and values that is computed by torch's matrix products
+_MANY = 1 << 18  # with fewer query rows over all heads, launching the many matrix products takes longer than they save
+TRIAL = False  # whether matrix products are also used for calls where their time has not been measured on a GPU
+_PROGRAMS = 65_535  # the largest number of programs on the second axis of a kernel launch in CUDA
 
 
 def serves(problem: Problem, features: Features, causal: bool) -> bool:
-    """Return whether the kernels, or products of matrices between kernels, compute this call."""
+    """Return whether this call is computed on CUDA by the kernels, or by matrix products between kernels."""
     if problem.device.type != "cuda" or not TRITON or torch.compiler.is_compiling() or transformed():
         return False
     if problem.query.dtype not in (*HALF, torch.float32) or problem.empty or problem.value.shape[-1] == 0:
@@ -52,15 +52,15 @@ def serves(problem: Problem, features: Features, causal: bool) -> bool:
 
 
 def _by_products(problem: Problem, features: Features, causal: bool) -> bool:
-    """Return whether torch's products of matrices are faster than the kernels, or the only ones for these sizes."""
+    """Return whether torch's matrix products are faster than the kernels, or the kernels do not support these sizes."""
     wide, dtype = max(problem.query.shape[-1], problem.value.shape[-1]), problem.query.dtype
     if isinstance(features, PerformerFeatures):
         rows = math.prod(problem.query.shape[:-1]) + math.prod(problem.key.shape[:-1])
-        fits = rows * features.projection.shape[0] * 4 <= _SUMS  # all features are in memory
+        fits = rows * features.projection.shape[0] * 4 <= _SUMS  # the features of all rows are in memory at once
         return TRIAL and fits and wide > _SIZE and not causal
     if not isinstance(features, EluFeatures) or wide > _WIDEST:
         return False
-    if dtype == torch.float32 and not causal:  # the kernels multiply float32 in three parts, in too many registers
+    if dtype == torch.float32 and not causal:  # the kernels split float32 into three parts, in too many registers
         return True
     if TRIAL and (wide > _SIZE or (dtype == torch.float32 and wide > _SIZE // 2)):
         return True
@@ -86,10 +86,10 @@ def attend(problem: Problem, features: Features, causal: bool) -> Tensor:
     if problem.group > 1 and ((products and causal) or (keep is not None and keep.shape[-2] > 1)):
         key, value = problem.repeat(key), problem.repeat(value)
     if keep is not None:
-        # A query with nothing to attend must not affect any result, even if it is NaN.
+        # A query without allowed keys must not affect any result, even if it is NaN.
         query = torch.where(filled(keep, query.shape[-2], causal).unsqueeze(-1), query, 0)
         keep = keep.expand(*key.shape[:-1]).reshape(-1, *key.shape[-3:-1])
-    if causal and key.shape[-2] > query.shape[-2]:  # later keys are attended by no query
+    if causal and key.shape[-2] > query.shape[-2]:  # no query attends the keys after the last query's position
         seen = query.shape[-2]
         key, value, keep = key[..., :seen, :], value[..., :seen, :], None if keep is None else keep[..., :seen]
     rows, keys, values = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, value))
@@ -104,7 +104,7 @@ def attend(problem: Problem, features: Features, causal: bool) -> Tensor:
 def _multiplied(
     query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, features: Features, causal: bool
 ) -> Tensor:
-    """Return the output by products of matrices."""
+    """Return the output, computed by torch's matrix products between kernels."""
     from regard.kernels.triton.linear import causal_products, products  # imported here, because they import Triton
 
     dtype, performer = query.dtype, features if isinstance(features, PerformerFeatures) else None
@@ -113,7 +113,7 @@ def _multiplied(
         query, key, value = query.float(), key.float(), value.float()
     if causal:
         return causal_products.linear_attention(query, key, value, keep).to(dtype)
-    if keep is not None:  # a masked value may be NaN
+    if keep is not None:  # a masked value may be NaN, and 0 · NaN is NaN
         value = torch.where(keep.unsqueeze(-1), value, 0)
         key = torch.where(keep.unsqueeze(-1), key, 0) if performer else key
     if performer is None:
@@ -126,7 +126,7 @@ def _multiplied(
 
 
 def blocks_serve(problem: Problem, given: tuple[Tensor, ...], features: Features, causal: bool) -> bool:
-    """Return whether the blocks of matrix products on the CPU compute this call."""
+    """Return whether this call is computed on the CPU by blocks of matrix products."""
     if problem.device.type != "cpu" or problem.group > 1 or problem.empty:
         return False
     performer = isinstance(features, PerformerFeatures)
@@ -141,25 +141,26 @@ def blocks_serve(problem: Problem, given: tuple[Tensor, ...], features: Features
         t.numel() == whole.numel() for t, whole in zip(given, (problem.query, problem.key, problem.value), strict=True)
     )
     own = own and all(type(t) in (Tensor, torch.nn.Parameter) for t in given)
-    fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None  # fake tensors have no values
+    # Fake tensors have no values to compute with.
+    fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
     return own and not fake and (queries == keys or not causal)
 
 
 def attend_in_blocks(
     problem: Problem, features: Features, chunk: int | None, rows: int, general: Callable[..., Tensor]
 ) -> Tensor | None:
-    """Return the output, (…, h, q, e), causal with a `chunk`, or None if numbers are too large or too small for it.
+    """Return the output, (…, h, q, e), or None if some numbers are too large or too small for this method.
 
-    A causal pass computes the rows before the first such number in blocks and the others by `general`, so that later
-    positions do not change one bit of earlier ones.
+    With a `chunk` the attention is causal. Then the rows before the first such number are computed in blocks and the
+    others by `general`, so that later positions do not change a single bit of earlier outputs.
     """
     query, key, value, keep = problem.query, problem.key, problem.value, kept_keys(problem)
-    if keep is not None:  # elu + 1 of −inf is 0
+    if keep is not None:  # the feature elu(−inf) + 1 is 0, so masked keys add nothing
         key, value = torch.where(keep.unsqueeze(-1), key, -torch.inf), torch.where(keep.unsqueeze(-1), value, 0)
     whole = all(t.is_contiguous() for t in (query, key, value))
-    # Sequences that are not contiguous are copied a few at a time.
+    # If a tensor is not contiguous, batch and heads stay two axes (a view): the blocks copy a few sequences at a time.
     query, key, value = (t.reshape(-1, *t.shape[-2 if whole else -3 :]) for t in (query, key, value))
-    # In half precision the gradient of a query is a small difference of large rounded numbers.
+    # In half precision gradients would be inaccurate: that of a query is a small difference of large rounded numbers.
     if query.dtype == torch.float16 or (query.dtype in HALF and problem.differentiated):
         query, key, value = query.float(), key.float(), value.float()
     maps: linear_blocks.Map = linear_blocks.Elu(query.shape[-1])
@@ -185,13 +186,14 @@ def attend_in_blocks(
 
 
 def _plan(problem: Problem, count: int, chunk: int | None, rows: int) -> linear_blocks.Plan:
-    """Return blocks of about `rows` rows of 64 features, causal with a `chunk`."""
+    """Return a plan with blocks of about `rows` rows of 64 features; with a `chunk` it is for causal attention."""
     (*lead, queries, keys), size = problem.shape, problem.value.shape[-1]
     rows = max(1, rows * 64 // max(64, count))
     length = max(queries, keys)
     if chunk is not None and queries > chunk + 2 * count * size // (count + size):
         return linear_blocks.Plan(chunk, max(1, rows // (math.prod(lead) * chunk)) * chunk, max(1, rows // chunk))
-    # Up to some length, the products of all pairs are fewer than those with sums of features. Blocks of whole sequences
-    # are twice as large: as fast on a quiet machine, and fewer of them wait for a busy one.
+    # Up to some length, causal attention over all pairs needs fewer multiplications than over chunks with sums of
+    # features. These blocks of whole sequences are twice as large: that is as fast on an idle machine, and on a busy
+    # one fewer blocks have to wait for a core.
     pairs = None if chunk is None else max(1, queries)
     return linear_blocks.Plan(pairs, max(64, rows), max(1, 2 * rows // max(1, length)))

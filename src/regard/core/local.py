@@ -1,9 +1,9 @@
-"""Local attention (Luong et al. 2015, section 3.2): a position is chosen first, then a window around it is attended.
+"""Local attention (Luong et al. 2015, section 3.2): each query attends a window of keys around a centre position.
 
-The position may be learned, and differ for every query: only the keys in the window are scored, so time and memory are
-O(q · window) whatever the length of the memory. Kernels compute dot products (`backends/local_kernels`); for other
-scores the keys are gathered for each query, or, over a short memory on the CPU, all pairs are scored, which takes less
-time than the copies.
+The centre may be learned, and may differ for every query. Only the keys in the window are scored, so time and memory
+are O(q · window), independent of the number of keys. For dot products there are kernels (`backends/local_kernels`). For
+other scores the keys of each window are gathered; with few keys on the CPU all pairs are scored instead, which takes
+less time than copying the windows.
 """
 
 import functools
@@ -38,9 +38,10 @@ def local_attention(
 ) -> Attended:
     """Compute softmax over the keys within `reach` of each query's centre p, times exp(−(s − p)² / 2σ²), σ = reach / 2.
 
-    As in the paper the product is not renormalised; the centre gets its gradient through the Gaussian. `gaussian=False`
-    with centre = position is the monotonic kind (local-m). The weights returned are (…, h, q, 2 · reach + 1), for
-    positions ⌈p − reach⌉ onwards; those outside the window or the memory are 0.
+    As in the paper the product is not renormalised. The centre gets its gradient through the Gaussian. `gaussian=False`
+    with centre = position is the paper's monotonic alignment (local-m). The returned weights are
+    (…, h, q, 2 · reach + 1), for key positions ⌈p − reach⌉ onwards; weights for positions outside of the window or
+    without a key are 0.
 
     >>> x = torch.eye(5)[None]
     >>> near = local_attention(x, x, x, torch.arange(5.0)[None], reach=1, gaussian=False)
@@ -54,7 +55,7 @@ def local_attention(
         _check(query, key, value, reach, score)
     if lengths is not None:
         check_lengths(extent(lengths), key.shape[-2], "lengths of local_attention()")
-        # Lengths on a device are not inspected, so they are limited to the number of keys.
+        # Lengths on a GPU are not inspected, so they are limited to the number of keys instead.
         lengths = lengths.clamp_max(key.shape[-2])
     centre = centre if centre.shape == query.shape[:-1] else centre.expand(query.shape[:-1])
     if plan is None and isinstance(score, (Dot, ScaledDot)):
@@ -89,7 +90,7 @@ def _plain(
     score: AnyScore,
     gaussian: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return output and weights in torch operations, the specification of the kernels."""
+    """Return output and weights, computed in torch operations; it is the specification of the kernels."""
     keys = key.shape[-2]
     if isinstance(score, Score) and _dense_is_faster(query, key, value, centre, reach, score):
         return _dense(query, key, value, centre, lengths, reach, score, gaussian)
@@ -98,7 +99,7 @@ def _plain(
     allowed = (position >= 0) & (position < end) & (position <= centre.detach().unsqueeze(-1) + reach)
     inside = position.clamp(0, max(0, keys - 1))
     near_key, near_value = (_gathered(tensor, inside) for tensor in (key, value))
-    # Each query now has its own keys: (…, h, q, 1, d) against (…, h, q, window, d).
+    # Each query has its own keys after the gather: queries are (…, h, q, 1, d), keys (…, h, q, window, d).
     found = gathered_attention(
         query.unsqueeze(-2), near_key, near_value, score=score, mask=allowed.unsqueeze(-2), weights=full()
     )
@@ -107,25 +108,25 @@ def _plain(
     weights = weights.squeeze(-2)
     if gaussian:
         weights = weights * torch.exp((position - centre.unsqueeze(-1)).square() * (-2.0 / reach**2)).to(weights.dtype)
-    safe = torch.where(allowed.unsqueeze(-1), near_value, 0)  # excludes even 0 · NaN of values outside of the window
+    safe = torch.where(allowed.unsqueeze(-1), near_value, 0)  # 0 · NaN is NaN, so values outside of the window become 0
     return (weights.unsqueeze(-2) @ safe).squeeze(-2), weights
 
 
 def _window(centre: Tensor, reach: int) -> Tensor:
-    """Return the positions of each window, (…, h, q, 2 · reach + 1)."""
+    """Return the key positions in the window of each query, (…, h, q, 2 · reach + 1)."""
     first = torch.ceil(centre.detach() - reach).long()
     return first.unsqueeze(-1) + positions(all_of(2 * reach + 1), centre.device)
 
 
 def _end(lengths: Tensor | None, keys: int, axes: int) -> Tensor | int:
-    """Return the number of keys of each sequence, with as many axes."""
+    """Return the number of keys, or the lengths with axes of size 1 appended until there are `axes` axes."""
     return keys if lengths is None else lengths.reshape(*lengths.shape, *(1,) * (axes - lengths.ndim))
 
 
 def _dense_is_faster(query: Tensor, key: Tensor, value: Tensor, centre: Tensor, reach: int, score: Score) -> bool:
-    """Return whether, on the CPU, the scores of all pairs are faster than copying keys and values for each query.
+    """Return whether, on the CPU, scoring all pairs is faster than copying keys and values for each query.
 
-    Non-finite values, which a product would carry out of a window, are inspected.
+    It is False if a value is NaN or Inf, because the product over all keys would spread it to other windows (0 · NaN).
     """
     plain = type(query) is type(key) is type(value) is Tensor and query.device.type == "cpu"
     if not plain or attention.observers or torch.compiler.is_compiling() or transformed():
@@ -147,7 +148,7 @@ def _dense(
     score: Score,
     gaussian: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the same from the scores of all pairs, masked outside of each window."""
+    """Return output and weights, computed from the scores of all pairs, which are masked outside of each window."""
     score.check(query, key)
     place, middle = positions(all_of(key.shape[-2]), key.device), centre.unsqueeze(-1)
     near = (place >= middle.detach() - reach) & (place <= middle.detach() + reach)

@@ -1,7 +1,7 @@
 """A cache of results computed from a mask or bias object, valid while the object exists and its tensors do not change.
 
-On the CPU the tensors' contents are compared, because memory shared with NumPy has no version counter. On a GPU that
-would be a synchronisation, so version counters are compared.
+On the CPU changes are detected by comparing the tensors' contents, because writes by NumPy to shared memory do not
+increase the version counter. On a GPU comparing contents would be a synchronisation, so version counters are compared.
 """
 
 from collections.abc import Callable, Hashable
@@ -17,20 +17,21 @@ from regard.core.transforms import transformed
 from regard.kernels.availability import capturing
 
 T = TypeVar("T")
-_SIMPLE = (Band, Padding, Segments, Dense, Alibi, Relative, DenseBias)  # records without parts
-_MOST = 32  # largest number of results for one mask
-_SHORT = 2**16  # largest number of entries of a mask's tensors that are compared on the CPU
-# The tensors of each mask, none if its results must not be cached, and its results with what they are valid for.
+_SIMPLE = (Band, Padding, Segments, Dense, Alibi, Relative, DenseBias)  # masks and biases that contain no other masks
+_MOST = 32  # the largest number of cached results for one mask
+_SHORT = 2**16  # the largest number of entries of a mask's tensors that are compared on the CPU
+# The entry of a mask: its tensors (none if its results must not be cached), and by cache key each result after the
+# contents or versions of the tensors for which the result is valid.
 _Entry = tuple[tuple[Tensor, ...], dict[Hashable, tuple[tuple[Any, ...], Any]]]
 _stored: WeakKeyDictionary[Mask | Bias, _Entry] = WeakKeyDictionary()
 
 
 def stored(mask: Mask | Bias, device: torch.device, key: Hashable, compute: Callable[[], T]) -> T:
-    """Return compute(), or its earlier result for this mask and key; `device` is that of the queries.
+    """Return compute(), or its cached result for this mask and key; `device` is the device of the queries.
 
-    `compute` must not return the mask, which would then never be freed.
+    `compute` must not return the mask itself: the cache would then keep it alive forever.
     """
-    if torch.compiler.is_compiling():  # guards on a weak dictionary would fail
+    if torch.compiler.is_compiling():  # torch.compile cannot guard on the contents of a WeakKeyDictionary
         return compute()
     entry = _stored.get(mask)
     if entry is None:
@@ -40,7 +41,7 @@ def stored(mask: Mask | Bias, device: torch.device, key: Hashable, compute: Call
     if not tensors or _uncertain(tensors, device):
         return compute()
     on_cpu = device.type == "cpu"
-    # A result belongs to one stream: another stream would have to wait for it.
+    # Each CUDA stream has results of its own: another stream would have to wait until a result is computed.
     stream = None if on_cpu or device.type != "cuda" else torch.cuda.current_stream(device).cuda_stream
     key = key, device, stream, torch.is_inference_mode_enabled()
     found = results.get(key)
@@ -55,7 +56,7 @@ def stored(mask: Mask | Bias, device: torch.device, key: Hashable, compute: Call
 
 
 def _is_record(mask: Mask | Bias) -> bool:
-    """Return whether the mask consists of regard's own records; a class of the caller's may depend on anything."""
+    """Return whether the mask consists of regard's own classes; a user-defined class may depend on other state."""
     if type(mask) in _SIMPLE:
         return True
     if not type(mask).__module__.startswith("regard."):
@@ -65,7 +66,7 @@ def _is_record(mask: Mask | Bias) -> bool:
 
 
 def _unchanged(marks: tuple[Any, ...], tensors: tuple[Tensor, ...], on_cpu: bool) -> bool:
-    """Return whether the tensors' contents, or on a GPU their versions, are unchanged."""
+    """Return whether the tensors still have the contents, or on a GPU the versions, that `marks` holds."""
     for tensor, mark in zip(tensors, marks, strict=True):
         if not torch.equal(tensor, mark) if on_cpu else tensor._version != mark:
             return False
@@ -73,16 +74,16 @@ def _unchanged(marks: tuple[Any, ...], tensors: tuple[Tensor, ...], on_cpu: bool
 
 
 def _uncertain(tensors: tuple[Tensor, ...], device: torch.device) -> bool:
-    """Return whether the result must not be cached.
+    """Return whether results computed from these tensors must not be cached.
 
-    Tensors of inference mode have no version counter. A captured graph must compute the result at each replay. Dispatch
-    modes and transforms replace the tensors. Comparing long tensors takes too long.
+    Tensors of inference mode have no version counter. A captured CUDA graph must compute the result at each replay.
+    Dispatch modes and transforms replace the tensors. Comparing long tensors takes too long.
     """
     if torch.compiler.is_compiling() or transformed() or capturing(device) or torch._C._len_torch_dispatch_stack():
         return True
     entries, on_cpu = 0, device.type == "cpu"
     for t in tensors:
-        # A result without a graph may be stored.
+        # A result computed from a tensor that requires grad would hold an autograd graph.
         if type(t) is not Tensor or t.requires_grad or (not on_cpu and t.is_inference()):
             return True
         entries += t.numel()
@@ -90,5 +91,5 @@ def _uncertain(tensors: tuple[Tensor, ...], device: torch.device) -> bool:
 
 
 def aligned(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Mask:
-    """Return the mask aligned with scores of this shape: the same object while its tensors do not change."""
+    """Return the mask aligned with scores of this shape; it is cached as long as the mask's tensors do not change."""
     return stored(mask, device, ("aligned", shape), lambda: mask.on(device).aligned(shape))

@@ -1,4 +1,4 @@
-"""The merge of attention over parts of the keys: each part is weighted by its share of Σ exp(score)."""
+"""`merge` combines attention over parts of the keys: each part is weighted by its share of Σ exp(score)."""
 
 import math
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ def merge(parts: Sequence[Part]) -> Attended:
     """Combine attention over disjoint parts of the keys: L = ln Σ exp(L_p), output = Σ exp(L_p − L) output_p.
 
     A part is an `Attended` with `weights=logsumexp()`, or a pair of an output (…, q, e) and a log-sum-exp (…, q). The
-    `weights` of the result are the log-sum-exp of all parts, so it can be merged again. A part in which a row attends
-    nothing (−inf) adds nothing to that row.
+    `weights` of the result are the log-sum-exp over all parts, so the result can be merged again. Where a row attends
+    no key of a part (log-sum-exp −inf), the part adds nothing to that row.
 
     >>> from regard.core.attention import attention
     >>> from regard.core.requests import logsumexp
@@ -34,7 +34,8 @@ def merge(parts: Sequence[Part]) -> Attended:
     empty = logs == -math.inf
     best = logs.detach().amax(0)
     best = torch.where(best == -math.inf, 0, best)
-    # −inf is replaced before exp and after, so that neither the value nor the gradient of an empty row is NaN.
+    # A row that attends no key of a part has a log-sum-exp of −inf there. It is replaced by 0 before exp, and its share
+    # by 0 after exp, so that neither the value nor the gradient is NaN.
     shares = torch.where(empty, 0, torch.exp(torch.where(empty, 0, logs) - best))
     whole = shares.sum(0)
     filled = ~empty.all(0)
@@ -55,7 +56,7 @@ def _some(parts: object) -> Sequence[Part]:
 
 
 def _read(part: object, place: int) -> tuple[Float[Tensor, "... q e"], Float[Tensor, "... q"]]:
-    """Return the output and the log-sum-exp of a part, or raise."""
+    """Return the output and the log-sum-exp of a part; raise if the part is malformed."""
     pair: object = (part.output, part.weights) if isinstance(part, Attended) else part
     if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
         raise TypeError(f"part {place} must be an Attended or a pair (output, logsumexp), got {type(part).__name__}")

@@ -1,10 +1,11 @@
 """Non-finite values: NaN and Inf at masked keys and values must not reach the output, not even as 0 · NaN.
 
-A matrix product cannot skip a pair, so keys and values are cleaned first and the rows that do attend something
-non-finite are marked after. Keys that no row may attend are zeros, which also excludes numbers whose products would
-overflow. They are found from single rules of the mask where possible, without inspecting pairs; else from the pairs,
-one block of rows at a time. On the CPU the data is inspected first and cleaned only if needed. On a GPU inspecting the
-data would be a synchronisation, so it is always cleaned.
+A matrix product cannot skip masked pairs. So non-finite keys and values are replaced by finite ones before the product,
+and NaN or Inf is written afterwards to the output rows that attend them. Keys that no query may attend are replaced by
+zeros, which also excludes numbers whose products would overflow. Where possible, these keys are computed from each rule
+of the mask alone, without evaluating pairs; otherwise from the pairs, one block of rows at a time. On the CPU the data
+is inspected first, and replaced only if it holds such values. On a GPU inspecting the data would be a synchronisation,
+so values are always replaced.
 """
 
 import functools
@@ -24,18 +25,19 @@ from regard.core.spans import all_of, cut
 from regard.kernels.availability import capturing
 
 _ROWS = 512  # rows of the mask evaluated at a time
-_NUMBERS = 2**26  # entries of mask and bias evaluated together
+_NUMBERS = 2**26  # entries of mask and bias evaluated at a time
 
 
 def needs_cleaning(problem: Problem) -> bool:
-    """Return whether there is a value that a mask must exclude: NaN, Inf, or one so large that its products overflow.
+    """Return whether masked keys and values must be replaced, because a value is NaN, Inf, or near overflow.
 
-    This inspects the data, which on CUDA is a synchronisation.
+    Near overflow means so large that products of such values overflow. Inspecting the data is a synchronisation on
+    CUDA.
     """
     if problem.mask is None and problem.bias is None:
         return False
     if _unreadable(problem) or isinstance(problem.score, Custom):
-        return True  # always clean: values cannot be inspected, or the caller's score may not accept them
+        return True  # values cannot be inspected, or a user's score function may fail for non-finite values
     try:
         return not harmless(problem.query, problem.key, problem.value, problem.differentiated)
     except torch.OutOfMemoryError:
@@ -45,7 +47,7 @@ def needs_cleaning(problem: Problem) -> bool:
 
 
 def harmless(query: Tensor, key: Tensor, value: Tensor, differentiated: bool) -> bool:
-    """Return whether all values are finite and none is so large that its products overflow."""
+    """Return whether all values are finite and none is so large that products of such values overflow."""
     dtype = torch.float32 if query.dtype in HALF else query.dtype
     limit = math.sqrt(torch.finfo(dtype).max) / 256
     if query.device.type != "cpu":  # one synchronisation instead of six
@@ -55,7 +57,7 @@ def harmless(query: Tensor, key: Tensor, value: Tensor, differentiated: bool) ->
         return not extremes or all(-limit < end < limit for end in torch.stack(extremes).tolist())
     if not (_largest(key) < limit and _largest(query) < limit):
         return False
-    # In the forward pass values are only multiplied by weights, so being finite suffices and is faster to test.
+    # In the forward pass `value` is only multiplied by weights, so its entries need only be finite, a faster test.
     return _largest(value) < limit if differentiated else _finite(value)
 
 
@@ -65,25 +67,27 @@ def _unreadable(problem: Problem) -> bool:
 
 
 def _largest(tensor: Tensor) -> float:
-    """Return the largest absolute value; NaN if there is one."""
+    """Return the largest absolute value of the tensor; NaN if it holds NaN."""
     if tensor.numel() == 0:
         return 0.0
     tensor = tensor.detach()
-    # aminmax is one pass, but on non-contiguous float32, such as part of a cache, it is ten times slower than two.
+    # aminmax reads the tensor once, but for a non-contiguous float32 tensor, such as a part of a key cache, it is ten
+    # times slower than amin and amax.
     low, high = tensor.aminmax() if tensor.is_contiguous() else (tensor.amin(), tensor.amax())
     least = low.item()
     return least if math.isnan(least) else max(-least, high.item())
 
 
 def _finite(tensor: Tensor) -> bool:
-    if tensor.dtype in HALF:  # sums in half precision are slow
+    if tensor.dtype in HALF:  # sums of half-precision tensors are slow on the CPU
         return math.isfinite(_largest(tensor))
-    # A sum is fast to compute, and non-finite if any term is; a sum of finite terms may also overflow.
+    # The sum is fast to compute, and non-finite if any entry is. It may also overflow although all entries are finite:
+    # then the entries are tested one by one.
     return math.isfinite(tensor.detach().sum(dtype=torch.float32).item()) or bool(tensor.isfinite().all())
 
 
 def all_finite(problem: Problem) -> bool:
-    """Return whether there is no NaN or Inf; False if values cannot be inspected."""
+    """Return whether query, key and value hold no NaN or Inf; False if values cannot be inspected."""
     try:
         return finite(problem.query, problem.key, problem.value)
     except torch.OutOfMemoryError:
@@ -93,12 +97,16 @@ def all_finite(problem: Problem) -> bool:
 
 
 def finite(*tensors: Tensor) -> bool:
-    """Return whether no tensor holds NaN or Inf."""
+    """Return whether none of the tensors holds NaN or Inf."""
     return all(_finite(tensor) for tensor in tensors)
 
 
 def cleaned(problem: Problem) -> tuple[Problem, Tensor | None]:
-    """Return the problem with finite keys and values, and a correction for its output: inf or NaN where attended."""
+    """Return the problem with finite keys and values, and a tensor to add to its output, or None.
+
+    The tensor holds NaN and Inf where a query attends such a value, and 0 elsewhere. Non-finite keys are recorded in
+    `bad_keys` of the problem.
+    """
     if problem.bad_keys is not None or 0 in problem.shape or not needs_cleaning(problem):
         return problem, None
     seen = seen_by_any(problem)
@@ -115,7 +123,7 @@ def cleaned(problem: Problem) -> tuple[Problem, Tensor | None]:
     filled = _filled(problem)
     if custom:
         query = _one_of(problem.query, problem.query.isfinite().all(-1) & filled.squeeze(-1))
-    # The query of a row with nothing to attend must have no effect.
+    # The query of a row without allowed keys must not affect any result, even if it is NaN.
     problem = replace(problem, query=torch.where(filled, problem.query, query))
     if finite_already:
         return problem, None
@@ -132,10 +140,10 @@ def cleaned(problem: Problem) -> tuple[Problem, Tensor | None]:
 
 
 def finite_keys(problem: Problem) -> Problem:
-    """Return the problem with finite keys, where only weights are computed; no value is inspected on a GPU.
+    """Return the problem with finite keys, for code that computes only weights; on a GPU no value is inspected.
 
-    A masked score is replaced, whatever it is, so only gradients need finite keys, and finite queries in rows with
-    nothing to attend.
+    In the forward pass a masked score is replaced, even if it is NaN. So only gradients need finite keys, and finite
+    queries in rows without allowed keys.
     """
     if problem.device.type == "cpu" or isinstance(problem.score, Custom) or torch.compiler.is_compiling():
         return cleaned(problem)[0]
@@ -148,9 +156,10 @@ def finite_keys(problem: Problem) -> Problem:
 
 
 def _one_of(rows: Tensor, good: Bool[Tensor, "... n"]) -> Tensor:
-    """Return the first finite row, (…, 1, size), if there is one.
+    """Return the first row of `rows` where `good` is True, (…, 1, size); zeros if there is none.
 
-    A score given by the caller may be undefined for zeros; it is defined for this row, which it receives in any case.
+    It replaces non-finite rows in the arguments of a user's score function, which may be undefined for zeros, but must
+    be defined for this row, because the row is one of its arguments anyway.
     """
     first = good.to(torch.uint8).argmax(-1, keepdim=True)
     row = rows.detach().gather(-2, first.unsqueeze(-1).expand(*first.shape, rows.shape[-1]))
@@ -158,23 +167,23 @@ def _one_of(rows: Tensor, good: Bool[Tensor, "... n"]) -> Tensor:
 
 
 def _filled(problem: Problem) -> Bool[Tensor, "*lead h q 1"]:
-    """Return which rows may attend anything."""
+    """Return which queries have at least one allowed key."""
     lead = problem.shape[:-2]
     return torch.cat([allowed.any(-1, keepdim=True).expand(*lead, -1, 1) for allowed in _blocks(problem)], -2)
 
 
 def _blocks(problem: Problem) -> Iterator[Bool[Tensor, "... rows k"]]:
-    """Yield the mask for one block of rows at a time; matrices shared by heads are given once."""
+    """Yield the mask of one block of rows after another; a mask shared by all heads keeps a head axis of size 1."""
     queries, keys = problem.shape[-2:]
     for rows in cut(queries, _ROWS):
         allowed = problem.allowed(rows, all_of(keys))
-        if allowed is None:  # a bias such as ALiBi is never −inf, so every pair may attend
+        if allowed is None:  # without a mask, and with a bias that is never −inf (ALiBi), every pair may attend
             allowed = torch.ones(1, 1, dtype=torch.bool, device=problem.device)
         yield allowed.expand(*allowed.shape[:-2], rows.stop - rows.start, keys)
 
 
 def _attended(problem: Problem) -> Tensor:
-    """Return inf, −inf or NaN for each output entry with such an attended value, else 0."""
+    """Return a tensor in the shape of the output: inf, −inf or NaN where a query attends such a value, 0 elsewhere."""
     value = problem.repeat(problem.value.detach()).to(problem.dtype)
     marks: list[Tensor] = []
     for allowed in _blocks(problem):
@@ -187,10 +196,10 @@ def _attended(problem: Problem) -> Tensor:
 
 
 def zero_masked_keys(problem: Problem) -> Problem:
-    """Zero the keys and values that no query may attend, for fused kernels on data that cannot be inspected.
+    """Return the problem with zeros for the keys and values that no query may attend, for fused kernels on a GPU.
 
-    On the CPU `needs_cleaning` inspects them first; on a GPU that would be a synchronisation, so they are always
-    zeroed.
+    On the CPU, where `needs_cleaning` inspects the values first, the problem is returned unchanged. On a GPU inspecting
+    them would be a synchronisation, so they are always replaced.
     """
     if _readable(problem) or 0 in problem.shape:
         return problem
@@ -198,7 +207,7 @@ def zero_masked_keys(problem: Problem) -> Problem:
 
 
 def zeroed(problem: Problem, seen: Bool[Tensor, "... k"] | None, key: Tensor | float = 0.0) -> Problem:
-    """Return keys and values with those that nothing attends replaced by zeros, or by another key."""
+    """Return the problem with zeros for values, and `key` for keys, where `seen` is False; unchanged if it is None."""
     if seen is None:
         return problem
     seen = of_key_heads(problem, seen).unsqueeze(-1)
@@ -206,11 +215,11 @@ def zeroed(problem: Problem, seen: Bool[Tensor, "... k"] | None, key: Tensor | f
 
 
 def zeroed_with_row(problem: Problem, found: Clauses | None) -> tuple[Problem, Tensor | None]:
-    """Return `zero_masked_keys`, and the mask (…, 1, 1, k) as numbers to add if all queries may attend the same keys.
+    """Return the problem of `zero_masked_keys`, and its mask as a row (…, 1, 1, k) of 0 and −inf to add to the scores.
 
-    A sequence with nothing to attend gets its first key, which is zero like its value and the queries: so are the
-    output and the gradients. The row is None on the CPU, in compiled code, and for masks that differ between queries or
-    heads.
+    In a sequence without allowed keys the row allows the first key, and that key, its value and the queries are zeros,
+    so that output and gradients are zeros too. The row is None on the CPU, in compiled code, with a bias, and for masks
+    that differ between queries or heads.
     """
     if problem.device.type == "cpu" or torch.compiler.is_compiling() or problem.bias is not None or 0 in problem.shape:
         return zero_masked_keys(problem), None
@@ -228,15 +237,16 @@ def zeroed_with_row(problem: Problem, found: Clauses | None) -> tuple[Problem, T
 
 
 def of_key_heads(problem: Problem, seen: Bool[Tensor, "... k"]) -> Bool[Tensor, "... g n"]:
-    """Return which keys are attended by any of the query heads that share a key head."""
+    """Return which keys of each key head may be attended by any of the query heads that share it."""
     seen = seen.expand(*problem.shape[:-2], problem.shape[-1])
     return seen.unflatten(-2, (-1, problem.group)).any(-2) if problem.group > 1 else seen
 
 
 def seen_by_any(problem: Problem) -> Bool[Tensor, "... k"] | None:
-    """Return the keys that some query may attend, by mask and bias; None for all keys.
+    """Return which keys at least one query may attend, by mask and bias; None if all keys.
 
-    A table of `relative` is inspected only on the CPU; it masks a key only if a whole column is −inf.
+    The table of a `relative` bias is inspected only on the CPU. It masks a key for all queries only if the bias of the
+    key is −inf for each of them.
     """
     queries, keys = problem.shape[-2:]
     found, bias = clauses(problem.mask, queries, keys), problem.bias
@@ -255,7 +265,7 @@ def seen_by_any(problem: Problem) -> Bool[Tensor, "... k"] | None:
 
 
 def seen_keys(found: Clauses, queries: int, keys: int, device: torch.device) -> Bool[Tensor, "... k"] | None:
-    """Return the keys that some query may attend, judged by each rule alone; None for all keys."""
+    """Return which keys at least one query may attend, computed from each rule of the mask alone; None if all keys."""
     parts: list[Tensor] = []
     if found.low is not None and found.high is not None and found.low > found.high:
         return torch.zeros(keys, dtype=torch.bool, device=device)
@@ -270,7 +280,7 @@ def seen_keys(found: Clauses, queries: int, keys: int, device: torch.device) -> 
         if found.lengths is not None:
             parts.append(position < found.lengths[..., None])
     for query_ids, key_ids in found.segments:
-        # In packed self-attention every key can be attended by the query at its own position.
+        # In packed self-attention (equal ids, and a band that includes j = i) each key is attended by its own query.
         if query_ids is not key_ids or (found.low or 0) > 0 or (found.high or 0) < 0:
             parts.append(_with_company(query_ids, key_ids, found.low, found.high))
     parts += [dense.any(-2) for dense in found.dense]
@@ -280,13 +290,13 @@ def seen_keys(found: Clauses, queries: int, keys: int, device: torch.device) -> 
 def _with_company(
     query_ids: Int[Tensor, "... q"], key_ids: Int[Tensor, "... k"], low: int | None, high: int | None
 ) -> Bool[Tensor, "... k"]:
-    """Return the keys j that have a query i in their segment with low ≤ j − i ≤ high."""
+    """Return for which keys j there is a query i in the same segment with low ≤ j − i ≤ high."""
     queries, position = query_ids.shape[-1], torch.arange(key_ids.shape[-1], device=key_ids.device)
     lead = torch.broadcast_shapes(query_ids.shape[:-1], key_ids.shape[:-1])
     ordered, place = (t.expand(*lead, -1).contiguous() for t in query_ids.sort(stable=True))
     wanted = key_ids.expand(*lead, -1).contiguous()
     nearest = torch.searchsorted(ordered, wanted)  # index of the first query of the key's segment
-    if high is not None:  # the first query within the band (sorted by segment, then by position)
+    if high is not None:  # index of the first query with i ≥ j − high, sorted by segment, then by position
         least = (position - high).clamp(0, queries - 1)
         nearest = torch.searchsorted(torch.searchsorted(ordered, ordered) * queries + place, nearest * queries + least)
     nearest = nearest.clamp_max(queries - 1)

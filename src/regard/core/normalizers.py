@@ -18,7 +18,7 @@ from regard.core.spans import constant
 from regard.core.transforms import forwards, transformed, twice
 from regard.kernels import entmax_rows
 
-_LIKELY = 128  # number of keys that contain the support of nearly every row of sparsemax and entmax
+_LIKELY = 128  # the support of nearly every row of sparsemax and entmax lies within this many of its largest scores
 
 Estimator = Literal["straight_through", "reinforce", "gumbel"]
 
@@ -36,7 +36,7 @@ class Normalizer:
 
     @property
     def is_softmax(self) -> bool:
-        """Return whether this is softmax (as entmax with α = 1), the only normaliser of fused kernels."""
+        """Return whether this normaliser is softmax (or entmax with α = 1), the only one that fused kernels support."""
         return False
 
     def __call__(
@@ -49,7 +49,7 @@ class Normalizer:
 
 
 def _checked(allowed: object) -> None:
-    """Raise an error that names the argument, unless the value is of the expected kind."""
+    """Raise a TypeError unless `allowed` is a bool tensor or None."""
     if allowed is not None and (not isinstance(allowed, Tensor) or allowed.dtype != torch.bool):
         came = str(allowed.dtype) if isinstance(allowed, Tensor) else type(allowed).__name__
         raise TypeError(f"allowed must be a bool tensor (True = may attend), got {came}; masks go to attention(mask=…)")
@@ -62,10 +62,10 @@ def normalized(
     *,
     may_be_infinite: bool = True,
 ) -> Float[Tensor, "*rows k"]:
-    """Return the weights of a normaliser. Those of the caller's own are checked, and set to 0 where masked.
+    """Return the weights of a normaliser; those of a user-defined one are checked, and set to 0 at masked keys.
 
-    A row with nothing allowed is given to it as if everything were allowed, with scores of 0 if they may be −inf: so
-    the row that is replaced by zeros has no NaN in its gradient.
+    For a row without allowed keys, a user-defined normaliser is called with all keys allowed, and with scores of 0 if
+    scores may be −inf. Its weights in that row are then replaced by zeros, and the row's gradient has no NaN.
     """
     if not of_the_caller(normalize):
         return normalize(scores, allowed)
@@ -78,7 +78,7 @@ def normalized(
 
 
 def of_the_caller(normalize: Normalizer) -> bool:
-    """Return whether the normaliser is defined outside of regard; so is a subclass of one of regard's."""
+    """Return whether the normaliser's class is defined outside of regard, as a user's subclass of `Softmax` is."""
     return not type(normalize).__module__.startswith("regard.")
 
 
@@ -95,19 +95,19 @@ def _as_weights(weights: object, scores: Tensor, normalize: Normalizer) -> Tenso
 
 
 def masked(scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scores with −inf where masked, and which rows are not empty, (…, 1).
+    """Return the scores with −inf at masked keys, and a bool tensor (…, 1) of the rows that have an allowed key.
 
-    An empty row gets zeros instead, so that its gradient is not NaN.
+    In a row without allowed keys the scores are 0 instead of −inf, so that its gradient is not NaN.
     """
     filled = allowed.any(-1, keepdim=True)
     return torch.where(allowed, scores, torch.where(filled, -math.inf, 0.0).to(scores.dtype)), filled
 
 
 def filled_with(numbers: Tensor, allowed: Tensor, other: float) -> Tensor:
-    """Return the numbers, and the other number where nothing may attend."""
+    """Return `numbers` where `allowed` is True, and `other` elsewhere."""
     if numbers.device.type == "cpu":
         return torch.where(allowed, numbers, other)
-    # A Python number would be written to the GPU in a launch of its own.
+    # torch.where would copy a Python number to the GPU in a kernel launch of its own; a cached tensor needs none.
     number = constant(
         ("number", other, numbers.dtype),
         numbers.device,
@@ -117,17 +117,17 @@ def filled_with(numbers: Tensor, allowed: Tensor, other: float) -> Tensor:
 
 
 def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
-    """Compute softmax over allowed keys; rows with nothing allowed are 0 in value and gradient."""
+    """Return the softmax over allowed keys; rows without allowed keys are 0, and so is their gradient."""
     if allowed is None:
         return torch.softmax(scores, -1)
-    if _no_row_empty(scores, allowed):  # needs half the passes over the scores
+    if _no_row_empty(scores, allowed):  # half as many passes over the scores as in the general form below
         return torch.softmax(torch.where(allowed, scores, -math.inf), -1)
     scores, filled = masked(scores, allowed)
     return torch.where(filled, torch.softmax(scores, -1), 0)
 
 
 def _no_row_empty(scores: Tensor, allowed: Tensor) -> bool:
-    """Return whether each row has an allowed key; False if values cannot be inspected without a synchronisation."""
+    """Return whether each row has an allowed key; False where reading the mask needs a device synchronisation."""
     if not type(scores) is type(allowed) is Tensor or allowed.device.type != "cpu":
         return False
     if torch.compiler.is_compiling() or transformed():
@@ -136,7 +136,7 @@ def _no_row_empty(scores: Tensor, allowed: Tensor) -> bool:
 
 
 def log_sum_exp(scores: Float[Tensor, "*rows k"], allowed: Bool[Tensor, "..."] | None) -> Float[Tensor, "*rows"]:
-    """Compute ln Σ exp(s) over allowed keys; −inf, with a gradient of 0, for rows with nothing allowed."""
+    """Return ln Σ exp(s) over allowed keys; −inf, with a gradient of 0, for rows without allowed keys."""
     if scores.shape[-1] == 0:
         return scores.sum(-1) - math.inf
     if allowed is None:
@@ -223,7 +223,10 @@ class Sparsemax(Normalizer):
 
 @dataclass(frozen=True)
 class Sigmoid(Normalizer):
-    """σ(s + bias) for each key by itself: weights do not compete. A bias near −ln k starts their sum near 1."""
+    """σ(s + bias) for each key independently, so that the weights of a row need not sum to 1.
+
+    With a bias near −ln k, for k keys, the weights of an untrained model sum to about 1.
+    """
 
     bias: float = 0.0
     name = "sigmoid"
@@ -241,19 +244,19 @@ class Sigmoid(Normalizer):
 
 @dataclass(frozen=True)
 class Hard(Normalizer):
-    """One key alone: sampled in training, the best (first on a tie) in inference.
+    """All weight on one key: a sampled key in training, the key of the largest score (first on a tie) in inference.
 
     - `straight_through`: a sample of p = softmax(s / T) forward, the gradient of p backward (Bengio et al. 2013);
     - `reinforce`: the same sample; scores learn only through `Attended.log_prob` (Xu et al. 2015; see `reinforce`);
-    - `gumbel`: the best of s + noise forward, the gradient of softmax((s + noise) / T) backward (Jang et al. 2017).
+    - `gumbel`: the argmax of s + noise forward, the gradient of softmax((s + noise) / T) backward (Jang et al. 2017).
 
-    `sample=None` samples when the call is differentiated (something in it requires grad, and grad mode is on) or a
-    generator is given, and otherwise takes the best; True and False override this.
+    `sample=None` samples when the call is differentiated (one of its tensors requires grad, and grad mode is on) or a
+    generator is given, and otherwise chooses the key of the largest score; True and False override this.
 
     `expected` is the probability that a query uses the expected value Σ p_j v_j instead of a sample, with the gradient
-    of p (Xu et al. 2015, section 4.1); the log-probability of such a query is 0. A number is applied to each query on
-    its own, and so is a float tensor without axes, which may change between calls; a bool tensor that broadcasts to the
-    queries (…, h, q) selects these queries.
+    of p (Xu et al. 2015, section 4.1); the log-probability of such a query is 0. A number, or a float tensor without
+    axes (which may change between calls), is the probability for each query independently. A bool tensor that
+    broadcasts to (…, h, q) says which queries use the expected value.
     """
 
     estimator: Estimator = "straight_through"
@@ -286,17 +289,20 @@ class Hard(Normalizer):
 
     @property
     def sharpness(self) -> float:
-        """Return 1/T of the sampled distribution; the T of `gumbel` only affects the gradient."""
+        """Return 1/T, the factor of the scores in the sampled distribution.
+
+        It is 1 for `gumbel`, where the temperature T only affects the gradient.
+        """
         return 1.0 if self.estimator == "gumbel" else 1.0 / self.temperature
 
     def distribution(self, scores: Tensor, allowed: Tensor | None) -> Tensor:
-        """Return p, the distribution from which a key is sampled."""
+        """Return p = softmax(scores / T), the distribution from which a key is sampled."""
         return masked_softmax(scores * self.sharpness, allowed)
 
     def __call__(
         self, scores: Float[Tensor, "*rows k"], allowed: Bool[Tensor, "..."] | None = None
     ) -> Float[Tensor, "*rows k"]:
-        """Return the weights at inference: one-hot at the best key."""
+        """Return the weights of inference: one-hot at the key of the largest score."""
         _checked(allowed)
         if allowed is not None:
             scores = torch.where(allowed, scores, -math.inf)
@@ -306,7 +312,7 @@ class Hard(Normalizer):
 
 
 def one_hot(index: Tensor, like: Tensor, allowed: Tensor | None) -> Tensor:
-    """Return weight 1 at the index, 0 elsewhere and in rows where nothing is allowed."""
+    """Return weights of 1 at the key `index` of each row, 0 elsewhere; rows without allowed keys are all 0."""
     if like.shape[-1] == 0:
         return torch.zeros_like(like)
     hot = torch.zeros_like(like).scatter(-1, index.unsqueeze(-1), 1.0)
@@ -314,13 +320,16 @@ def one_hot(index: Tensor, like: Tensor, allowed: Tensor | None) -> Tensor:
 
 
 def gumbel_like(scores: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Return standard Gumbel noise: argmax(s + noise) is a draw from softmax(s) (Gumbel 1954; Maddison et al. 2014)."""
+    """Return standard Gumbel noise: argmax(s + noise) samples from softmax(s) (Gumbel 1954; Maddison et al. 2014)."""
     noise = torch.empty_like(scores).exponential_(generator=generator)
     return -noise.clamp_min(torch.finfo(scores.dtype).tiny).log()
 
 
 class _Entmax(torch.autograd.Function):
-    """Entmax of finite or −inf scores. The backward pass is written in the weights, so it differentiates again."""
+    """The autograd function of entmax, for scores that are finite or −inf.
+
+    The backward pass uses differentiable operations on the weights, so second derivatives exist.
+    """
 
     generate_vmap_rule = True
 
@@ -352,18 +361,17 @@ class _Entmax(torch.autograd.Function):
 
 
 def _by_kernel(scores: Tensor, alpha: float) -> bool:
-    """Return whether a kernel computes these rows: one launch instead of a dozen."""
+    """Return whether the Triton kernel computes entmax of these scores: one launch instead of a dozen by torch."""
     if not scores.is_cuda or scores.dtype != torch.float32 or not entmax_rows.climbs(alpha, scores.shape[-1]):
         return False
     return scores.numel() > 0 and not torch.compiler.is_compiling() and not transformed()
 
 
 def entmax_weights(scores: Tensor, threshold: Tensor, alpha: float) -> Tensor:
-    """Return [(α−1) (s − best) − τ]₊^{1/(α−1)}; `threshold` is (…, 2): best and τ.
+    """Return [(α−1) (s − best) − τ]₊^{1/(α−1)}; `threshold` (…, 2) holds best, the largest score of the row, and τ.
 
-    An empty row has τ = +inf and weights 0.
-
-    They are stored separately, because adding τ to a large score would round it away.
+    A row without allowed keys has τ = +inf and weights 0. The largest score and τ are stored as two numbers, because
+    in their sum a large score would round τ away.
     """
     best, tau = threshold[..., :1], threshold[..., 1:]
     margin = torch.where(scores == -math.inf, -math.inf, (alpha - 1) * (scores - best))
@@ -379,9 +387,10 @@ def _steep(alpha: float) -> bool:
 
 
 def entmax_slope(weights: Tensor, alpha: float) -> Tensor:
-    """Return ∂weight/∂(score − τ'), up to the common factor that cancels: weight^{2−α} on the support.
+    """Return the derivative of each weight by its own score at fixed τ: weight^{2−α} on the support, 0 elsewhere.
 
-    It is computed in float64: for large α the smallest weights have slopes many powers of ten larger than the others.
+    For α > 3 it is computed in float64, because the smallest weights have slopes many powers of ten larger than the
+    others.
     """
     inside = weights > 0
     if alpha == 2:
@@ -391,8 +400,10 @@ def entmax_slope(weights: Tensor, alpha: float) -> Tensor:
 
 
 def entmax_threshold(scores: Tensor, alpha: float) -> Tensor:
-    """Return the largest score of each row and τ relative to it, (…, 2): in closed form for α 2 and 1.5, else by
-    bisection."""
+    """Return the largest score of each row and the threshold τ relative to that score, as one tensor (…, 2).
+
+    τ has a closed form for α = 2 and α = 1.5; for other α it is computed by bisection.
+    """
     if scores.shape[-1] == 0:
         return scores.new_tensor([0.0, math.inf]).expand(*scores.shape[:-1], 2)
     best = scores.amax(-1, keepdim=True)
@@ -405,8 +416,10 @@ def entmax_threshold(scores: Tensor, alpha: float) -> Tensor:
 
 
 def _threshold(margins: Tensor, alpha: float) -> Tensor:
-    """Return τ from the largest scores alone if they contain the whole support (nearly always), else from all
-    scores."""
+    """Return τ, computed from the 128 largest scores of each row if they contain its support, else from all scores.
+
+    They nearly always do. In compiled code and CUDA graphs, which cannot read values, all scores are always used.
+    """
     solve = {2.0: _sparsemax_threshold, 1.5: _entmax15_threshold}.get(alpha) or partial(_bisect_threshold, alpha=alpha)
     blind = torch.compiler.is_compiling() or (margins.is_cuda and torch.cuda.is_current_stream_capturing())
     if margins.shape[-1] > 2 * _LIKELY and not blind and not transformed():
@@ -418,8 +431,10 @@ def _threshold(margins: Tensor, alpha: float) -> Tensor:
 
 
 def _candidates(ordered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return which scores can be in the support (within 1 of the largest), these scores with 0 elsewhere, and their
-    number."""
+    """Return which sorted scores can be in the support (within 1 of the largest), these scores, and 1, 2, … n.
+
+    Scores outside of the support are replaced by 0.
+    """
     inside = ordered > -1
     count = torch.arange(1, ordered.shape[-1] + 1, device=ordered.device, dtype=ordered.dtype)
     return inside, torch.where(inside, ordered, 0), count
@@ -441,9 +456,10 @@ def _entmax15_threshold(ordered: Tensor) -> Tensor:
 
 
 def _bisect_threshold(margins: Tensor, *, alpha: float) -> Tensor:
-    """Find ln(−τ) by bisection, to the last bit: Σ [m − τ]₊^{1/(α−1)} is at most 1 at −τ = n^{1−α}, because all m ≤ 0.
+    """Return τ, computed by bisection to the last bit, for n margins m ≤ 0.
 
-    The search is in the logarithm, because for large α the threshold of many equal scores is a very small number.
+    The search starts at −τ = n^{1−α}, where Σ [m − τ]₊^{1/(α−1)} is at most 1. It is a search for ln(−τ), because for
+    large α the threshold of many equal scores is a very small number.
     """
     power = 1 / (alpha - 1)
     low = margins.new_full((*margins.shape[:-1], 1), -(alpha - 1) * math.log(margins.shape[-1]))

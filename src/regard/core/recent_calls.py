@@ -1,10 +1,11 @@
-"""The routes of recent calls, found by torch's own check of tensors instead of a signature.
+"""The routes of recent calls, looked up with the guards of torch.compile instead of a signature.
 
-The check is the one that torch.compile makes before it runs compiled code: one call in C++ compares type, shape,
+A guard is the check that torch.compile makes before it runs compiled code: one call in C++ compares type, shape,
 strides, dtype, device, `requires_grad` and the dispatch keys, which include torch.func, autocast, inference mode,
-tracing and modes. Records are compared by identity first, so that a repeated call runs few lines of Python: between two
-calls of a model, other work replaces what the processor's caches hold, and each line then takes several times as long.
-Without the check, as in another version of torch, nothing is recalled and each call has a signature.
+tracing and modes. Score, normaliser, mask, bias and request are compared by identity first, so that a repeated call
+runs few lines of Python: between two attention calls of a model, other work evicts these lines from the processor's
+caches, and each line then takes several times as long. In a version of torch without these guards no call is
+remembered, and a signature is computed for each call.
 """
 
 from collections.abc import Callable
@@ -22,25 +23,26 @@ if TYPE_CHECKING:
     from regard.core.dispatch import Route
 
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-_TensorGuards: Any = getattr(_guards, "TensorGuards", None)  # its stubs declare other arguments than it takes
-_MOST, _COUNTED = 8, 4096  # the numbers of remembered calls, and of routes whose calls are counted
-_NEVER = object()  # takes the place of a record with tensors, which is compared by its key and not kept alive
+_TensorGuards: Any = getattr(_guards, "TensorGuards", None)  # Any, because torch's type stubs of it are wrong
+_MOST, _COUNTED = 8, 4096  # the largest numbers of remembered calls, and of routes whose calls are counted
+# It replaces an argument that holds tensors, which must not be kept alive; that argument is compared by its cache key.
+_NEVER = object()
 _has_gradients, _deterministic = torch.is_grad_enabled, torch._C._get_deterministic_algorithms
-# Each entry: score, normaliser, mask, bias and request of a call, or `_NEVER`; its dropout; whether gradients
-# were taken, deterministic algorithms wanted, a CUDA graph recorded; the check of its tensors; its route; the keys of
-# its records.
+# Each entry describes a call: score, normaliser, mask, bias and request, each replaced by `_NEVER` if it holds tensors;
+# dropout; whether grad mode was on, deterministic algorithms were required and a CUDA graph was recorded; the guard of
+# its tensors; its route; the cache keys of the five arguments.
 _recent: tuple[tuple[Any, ...], ...] = ()
-_missed: dict[int, int] = {}  # the number of calls of each route that were not recalled
+_missed: dict[int, int] = {}  # by id of a route: the number of its calls that `recall` did not return
 
 
 def recall(
     query: Any, key: Any, value: Any, score: object, normalize: object, mask: object, bias: object, dropout: object,
     request: object,
 ) -> "Route | None":  # fmt: skip
-    """Return the route of calls like this one, if there was one."""
+    """Return the route of a remembered call with the same arguments except for tensor values, or None."""
     if is_dynamo_compiling() or not type(query) is type(key) is type(value) is Tensor or type(dropout) is not float:
         return None
-    # The check ends the process for a nested tensor, which has no strides.
+    # torch's guard would crash the process on a nested tensor, which has no strides.
     if query.is_nested or key.is_nested or value.is_nested or forward_ad._current_level >= 0:
         return None
     grad, deterministic, own, records = _has_gradients(), _deterministic(), None, None
@@ -69,9 +71,10 @@ def remember(
     query: Tensor, key: Tensor, value: Tensor, score: object, normalize: object, mask: object, bias: object,
     dropout: Any, request: object, route: "Route",
 ) -> None:  # fmt: skip
-    """Store the route of calls like this one, which was not recalled, in the place of the oldest one.
+    """Store the route of a call that `recall` did not return; the oldest of the stored calls is dropped.
 
-    A route is stored at its first, second, fourth, … such call: to make the check takes as long as several signatures.
+    Creating the guard takes as long as several signatures, so of the calls of a route that are not recalled only the
+    first, second, fourth, eighth, … is stored.
     """
     global _recent
     if len(_missed) >= _COUNTED:
@@ -87,7 +90,7 @@ def remember(
 
 
 def _check(*tensors: Tensor) -> Callable[..., bool]:
-    """Return torch's check for tensors like these; it refuses to see one tensor twice."""
+    """Return a guard that checks for tensors like these; torch's guard does not accept the same tensor twice."""
     if len({id(tensor) for tensor in tensors}) == len(tensors):
         shapes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
         return _TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides).check

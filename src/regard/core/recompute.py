@@ -1,7 +1,7 @@
-"""Requested weights for backends that do not form them, computed one block of whole rows at a time.
+"""Requested weights for backends that do not compute them, computed one block of whole rows at a time.
 
-A row of weights depends on its own scores only, so query and key suffice. Under autograd each block is recomputed in
-the backward pass, so memory stays O(block · keys + requested weights).
+A row of weights depends only on the scores of that row, so query and key suffice. Under autograd each block is
+recomputed in the backward pass, so memory stays O(rows of a block · keys + requested weights).
 """
 
 import math
@@ -26,12 +26,15 @@ from regard.kernels.device_memory import affordable
 Found = TypeVar("Found", Tensor, "Tensor | Top")
 
 _BLOCK_BYTES = 8 * 2**20  # bytes of the scores of one block of rows on a CPU
-_FEATURE_BYTES = 32 * 2**20  # bytes of intermediate tensors of a score (additive: a hidden layer for each pair)
-_SHARE = 512  # on a GPU each of the two may take 1 / _SHARE of the memory
+_FEATURE_BYTES = 32 * 2**20  # bytes of the score's intermediate tensors on a CPU, as additive scores' hidden layer
+_SHARE = 512  # on a GPU scores of a block and intermediate tensors may each take this fraction (1/512) of the memory
 
 
 def weights(problem: Problem, chosen: Tensor | None, lse: Tensor | None = None) -> Tensor | Top:
-    """Return the weights that the problem requests; `lse` is the log-sum-exp of its rows if a backend returned it."""
+    """Return the requested weights; `lse` is the log-sum-exp of each row, if the backend returned it.
+
+    `chosen` holds the index of each query's key in hard attention.
+    """
     request = problem.request
     assert request is not None
     if summaries.serves(problem):
@@ -44,7 +47,7 @@ def weights(problem: Problem, chosen: Tensor | None, lse: Tensor | None = None) 
 
 
 class _Top(torch.autograd.Function):
-    """The largest weights by a kernel without a gradient; the backward pass computes them again in blocks."""
+    """The autograd function of the largest weights: forward by a kernel, backward by computing them again in blocks."""
 
     @staticmethod
     def forward(ctx: Any, problem: Problem, lse: Tensor | None, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,7 +74,7 @@ class _Top(torch.autograd.Function):
 
 
 def _in_blocks(problem: Problem, chosen: Tensor | None) -> Tensor | Top:
-    """Return the weights that the problem requests, one block of rows at a time."""
+    """Return the requested weights, computed one block of rows at a time."""
     request = problem.request
     assert request is not None
     problem = finite_keys(kernel_scores.by_kernel(problem))
@@ -96,9 +99,10 @@ def _in_blocks(problem: Problem, chosen: Tensor | None) -> Tensor | Top:
 
 
 def working_bytes(problem: Problem) -> int:
-    """Return the bytes of scores, weights and results of one block of rows, or of all requested rows.
+    """Return the bytes of working memory in which the requested weights are computed.
 
-    The kernels of `summaries` need one number for each row.
+    It holds one block of rows, or all rows if full rows are requested. The kernels of `summaries` only store one number
+    for each row.
     """
     if summaries.serves(problem):
         return 4 * math.prod(problem.shape[:-1])
@@ -112,29 +116,32 @@ def working_bytes(problem: Problem) -> int:
 
 
 def rows_asked(problem: Problem) -> int:
-    """Return the number of queries whose weights are recomputed."""
+    """Return the number of queries whose weights the request needs."""
     request, queries = problem.request, problem.shape[-2]
     return len(request.positions(queries)) if isinstance(request, Rows) else queries
 
 
 def _block_rows(problem: Problem) -> int:
-    """Return the number of rows in a block."""
+    """Return the number of query rows whose scores, over batch and heads, fit the memory of one block."""
     row_bytes = math.prod(problem.shape[:-2]) * problem.shape[-1] * problem.dtype.itemsize
     return max(1, affordable(problem.device, _BLOCK_BYTES, _SHARE) // max(1, row_bytes))
 
 
 def _room(like: Tensor, axis: int, length: int) -> Tensor:
-    """Allocate the results before the blocks: small results between large blocks would fragment the heap."""
+    """Return an empty tensor for the results of all blocks, shaped like one result with `length` entries along `axis`.
+
+    It is allocated before the other blocks: small results between large blocks would fragment the heap.
+    """
     shape = list(like.shape)
     shape[axis] = length
     return like.new_empty(shape)
 
 
 def _keep(problem: Problem, function: Callable[[], Found]) -> Found:
-    """Run the function; if gradients are needed, store no activations and run it again in the backward pass."""
+    """Return function(); if gradients are needed, the backward pass calls it again instead of storing activations."""
     if not problem.differentiated:
         return function()
-    unchanged: list[Unchanged] = []  # checks that tensors are unchanged since the forward pass
+    unchanged: list[Unchanged] = []  # filled after the forward pass, so that only the backward pass checks it
 
     def run() -> Found:
         for since in unchanged:
@@ -147,7 +154,7 @@ def _keep(problem: Problem, function: Callable[[], Found]) -> Found:
 
 
 def _part(problem: Problem, request: Request, rows: Stretch, chosen: Tensor | None) -> Tensor | Top:
-    """Return the requested result for a block of rows."""
+    """Return the request's result for a block of rows."""
     if not isinstance(request, LogSumExp):
         return request.of(_rows(problem, rows, chosen))
     scores = _row_scores(problem, rows)
@@ -162,7 +169,7 @@ def _rows(problem: Problem, rows: Span, chosen: Tensor | None) -> Tensor:
         assert chosen is not None
         index = chosen[..., rows.start : rows.stop] if not isinstance(rows, Tensor) else chosen.index_select(-1, rows)
         like = problem.query.new_zeros((*index.shape, len(columns)), dtype=problem.dtype)
-        with torch.no_grad():  # only the computed scores show which of them are −inf
+        with torch.no_grad():  # a user's score function may return −inf, which masks, so its scores must be computed
             scores = _row_scores(problem, rows) if isinstance(problem.score, Custom) else like
         return one_hot(index, like, problem.open(scores, rows, columns))
     scores = _row_scores(problem, rows)
@@ -171,7 +178,10 @@ def _rows(problem: Problem, rows: Span, chosen: Tensor | None) -> Tensor:
 
 
 def _row_scores(problem: Problem, rows: Span) -> Tensor:
-    """Return scores of whole rows; a score with large intermediate tensors gets its keys in parts."""
+    """Return the scores of some rows over all keys.
+
+    A score with large intermediate tensors is called for a part of the keys at a time.
+    """
     query = (
         problem.query[..., rows.start : rows.stop, :] if not isinstance(rows, Tensor) else problem.query[..., rows, :]
     )

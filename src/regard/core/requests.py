@@ -12,25 +12,25 @@ from regard.core.spans import constant
 from regard.core.tensor_arguments import integer
 from regard.core.transforms import forwards, mapped, transformed
 
-_FEW = 64  # number of rows up to which their positions are stored
+_FEW = 64  # up to this number of requested rows, their positions are cached on the device
 
 
 class Top(NamedTuple):
-    """The largest weights of each query and the keys they belong to, largest first; −1 where the weight is 0."""
+    """The largest weights of each query, in descending order, and the index of each one's key; −1 for a weight of 0."""
 
     values: Float[Tensor, "*lead q n"]
     indices: Int[Tensor, "*lead q n"]
 
 
 class Request:
-    """A function of the weights (…, q, k) that can be computed from any block of whole rows."""
+    """The base of requests: functions of the weights (…, q, k) that can be computed from any block of whole rows."""
 
     def of(self, weights: Float[Tensor, "*lead q k"]) -> Tensor | Top:
-        """Return the result for the weights of all rows or of some."""
+        """Return the request's result for these weights, which may be those of all rows or of some rows."""
         raise NotImplementedError
 
     def check(self, queries: int) -> None:
-        """Raise if the request is impossible for that number of queries."""
+        """Raise if the request is impossible for this number of queries."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Full(Request):
 
 @dataclass(frozen=True, eq=False)
 class Rows(Request):
-    """The request for the weights of some queries."""
+    """The request for the weights of the queries at `index`."""
 
     index: Tensor | slice
 
     def positions(self, queries: int) -> Tensor:
-        """Return the requested rows, counted from 0."""
+        """Return the positions of the requested rows, from 0 to queries − 1."""
         if isinstance(self.index, slice):
             if self.index.step is not None and self.index.step < 0:  # torch does not support negative steps
                 return torch.arange(*self.index.indices(queries))
@@ -64,7 +64,10 @@ class Rows(Request):
                 raise ValueError(f"rows() asks for query {wrong}, but there are {queries} queries")
 
     def positions_on(self, device: torch.device, queries: int) -> Tensor:
-        """Return `positions` on a device; a few rows are copied there once, because the host waits for each copy."""
+        """Return `positions` on a device.
+
+        The positions of a few rows are copied to a GPU once and cached, because the host waits for each copy.
+        """
         found = self.positions(queries)
         if found.device == device or len(found) > _FEW or torch.compiler.is_compiling() or mapped():
             return found.to(device)
@@ -88,7 +91,7 @@ class TopWeights(Request):
 
 @dataclass(frozen=True)
 class Received(Request):
-    """The request for the sum over queries."""
+    """The request for the weights that each key receives, summed over the queries."""
 
     def of(self, weights: Float[Tensor, "*lead q k"]) -> Tensor:
         return weights.sum(-2)
@@ -96,19 +99,19 @@ class Received(Request):
 
 @dataclass(frozen=True)
 class Entropy(Request):
-    """The request for the entropy, −Σ w ln w."""
+    """The request for the entropy of each query's weights, −Σ w ln w."""
 
     def of(self, weights: Float[Tensor, "*lead q k"]) -> Tensor:
         if not (weights.requires_grad and torch.is_grad_enabled()) and not forwards():
             return torch.special.entr(weights).sum(-1)
         if torch.compiler.is_compiling() or transformed() or forwards():
-            # The logarithm of 1 replaces ln 0, in the value and in the gradient.
+            # A weight of 0 is replaced by 1 before the logarithm, so that value and gradient are 0 and not NaN.
             return -(weights * torch.where(weights > 0, weights, 1).log()).sum(-1)
         return cast(Tensor, _Entropy.apply(weights))
 
 
 class _Entropy(torch.autograd.Function):
-    """−Σ w ln w, whose gradient is 0 at weights of 0."""
+    """The autograd function of the entropy −Σ w ln w, with a gradient of 0 for weights of 0."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor) -> Tensor:
@@ -124,16 +127,16 @@ class _Entropy(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class LogSumExp(Request):
-    """The request for ln Σ exp(s), of the scores and not of the weights."""
+    """The request for ln Σ exp(s) of each query, which is computed from the scores, not from the weights."""
 
     def of(self, weights: Float[Tensor, "*lead q k"]) -> Tensor:
         raise ValueError("logsumexp() is computed from scores, and only weights are known here: ask regard.attention")
 
 
 def returned(found: Tensor | Top | None, request: Request | None, dtype: torch.dtype) -> Tensor | Top | None:
-    """Return what a request gave in the dtype of the queries.
+    """Return the result of a request converted to `dtype`, the dtype of the queries.
 
-    The log-sum-exp stays in float32, because half precision would lose digits.
+    A log-sum-exp is not converted, because in half precision it would lose digits.
     """
     if isinstance(found, Top):
         return found if found.values.dtype == dtype else Top(found.values.to(dtype), found.indices)
@@ -177,10 +180,11 @@ def _positions(index: int | Sequence[int]) -> Tensor:
 
 
 def top(k: int) -> Request:
-    """Request the k largest weights of each query as `Top(values, indices)`, (…, h, q, k); fewer if keys are fewer.
+    """Request the k largest weights of each query as `Top(values, indices)`, (…, h, q, k).
 
-    An index of −1 marks a missing key, with weight 0, where a query may attend fewer than k keys. To gather values with
-    the indices write `indices.clamp_min(0)`: the keys gathered for −1 have weight 0.
+    If there are fewer than k keys, the last axis is as long as the keys. Where a query may attend fewer than k keys,
+    the missing ones have weight 0 and index −1. To gather values with the indices write `indices.clamp_min(0)`: the
+    entries gathered for −1 have weight 0.
     """
     if (count := integer(k, "k of top()")) < 1:
         raise ValueError(f"top() takes a number of keys of at least 1, got {k!r}")
@@ -193,15 +197,17 @@ def received() -> Request:
 
 
 def entropy() -> Request:
-    """Request the entropy of each query's weights, −Σ w ln w in nats, (…, h, q); for `Hard`, of the sampled
-    distribution."""
+    """Request the entropy of each query's weights, −Σ w ln w in nats, (…, h, q).
+
+    With `normalize=Hard(…)` it is the entropy of the distribution from which the key is sampled.
+    """
     return Entropy()
 
 
 def logsumexp() -> Request:
     """Request ln Σ exp(s) over the keys that each query may attend, (…, h, q); −inf where it may attend nothing.
 
-    `regard.merge` uses it to combine attention over parts of the keys. Scores include the bias and precede dropout;
-    half-precision inputs give float32. Only softmax supports it.
+    `regard.merge` uses it to combine attention over parts of the keys. The scores s include the bias, and dropout has
+    no effect on them. For half-precision inputs the result is float32. Only softmax supports this request.
     """
     return LogSumExp()

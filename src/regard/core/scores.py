@@ -1,7 +1,7 @@
 """Stage 1 of attention: the score of each query and key.
 
 A score is a frozen record that is also a function, `score(query, key) -> scores`. Every score is *pairwise*:
-scores[i, j] depends on query i and key j alone, so any block of the matrix can be computed by itself.
+scores[i, j] depends only on query i and key j, so any block of the score matrix can be computed independently.
 """
 
 import math
@@ -24,14 +24,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "leaky_relu": lambda x: F.leaky_relu(x, 0.2),  # the slope of graph attention (Veličković et al. 2018)
 }
 
-_ROOM = 2.0**15  # a number in the range of float16 that leaves room for rounding
+_ROOM = 2.0**15  # a bound below the largest float16 number (65504), so that rounding does not overflow
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # float8 has no arithmetic in torch
 
 Swap = Callable[[Tensor], Tensor]
 
 
 class ScaledProduct(NamedTuple):
-    """A score rewritten as scale · query @ keyᵀ, the one form every fused kernel computes."""
+    """A score rewritten as scale · query @ keyᵀ, the only form that fused kernels compute."""
 
     query: Tensor
     key: Tensor
@@ -39,7 +39,7 @@ class ScaledProduct(NamedTuple):
 
 
 class Score:
-    """The interface of a score, beside calling it."""
+    """The base class of scores: `score(query, key)` returns the scores, and the other methods describe the score."""
 
     name = "score"
 
@@ -50,11 +50,11 @@ class Score:
         """Raise if query (…, h, q, d) and key (…, g, k, d) cannot be scored."""
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the learned tensors of the score: they get gradients on every path."""
+        """Return the tensors of the score, such as a learned weight, which get gradients with every backend."""
         return ()
 
     def holding(self, swap: Swap) -> "Score":
-        """Return the same score with other tensors."""
+        """Return the same score with each of its tensors replaced by `swap(tensor)`."""
         return self
 
     def as_product(self, query: Tensor, key: Tensor) -> ScaledProduct | None:
@@ -62,7 +62,7 @@ class Score:
         return None
 
     def why_no_product(self) -> str | None:
-        """Return the reason why `as_product` returns None, or None."""
+        """Return the reason why the score has no form as a dot product (see `as_product`), or None if it has one."""
         return f"{self.name} scores are not a dot product"
 
     def flops(self, size: int) -> int:
@@ -70,12 +70,15 @@ class Score:
         return 2 * size
 
     def floats(self, size: int) -> float:
-        """Return the number of floats held in memory for one pair by the reference implementation."""
+        """Return the number of floats that calling the score holds in memory for one pair of query and key."""
         return 1.0
 
 
 def finite(value: object, name: str) -> float:
-    """Return the number, or raise: a tensor would lose its gradient on some paths, so it is refused on all."""
+    """Return the value, or raise unless it is a finite number.
+
+    A tensor is refused, because some backends could not give it a gradient.
+    """
     if isinstance(value, Tensor):
         hint = ": multiply the query by a learned scale instead" if name == "scale" else ""
         raise TypeError(f"{name} must be a number, got a tensor{hint}")
@@ -132,9 +135,9 @@ class Dot(Score):
 
 @dataclass(frozen=True)
 class ScaledDot(Score):
-    """scale · ⟨q, k⟩ with scale = 1/√d unless given (Vaswani et al. 2017).
+    """scale · ⟨q, k⟩, with scale = 1/√d unless given (Vaswani et al. 2017).
 
-    With `softcap` c the score is c · tanh(s / c): bounded by ±c, before mask and bias.
+    With a `softcap` c each score s becomes c · tanh(s / c), which is bounded by ±c; mask and bias are applied after it.
 
     >>> ScaledDot()(torch.tensor([[1.0, 1, 1, 1]]), torch.tensor([[1.0, 2, 3, 4]]))
     tensor([[5.]])
@@ -157,7 +160,7 @@ class ScaledDot(Score):
         return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
 
     def factor(self, size: int) -> float:
-        """Return the scale in use: the given one, or 1/√size."""
+        """Return the given scale, or 1/√size if there is none."""
         return self.scale if self.scale is not None else 1.0 / math.sqrt(max(size, 1))
 
     def check(self, query: Tensor, key: Tensor) -> None:
@@ -171,7 +174,7 @@ class ScaledDot(Score):
 
 
 def unit(x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-    """Return x / |x|; a zero vector stays zero with a gradient of zero, where x / max(|x|, ε) would give 1/ε."""
+    """Return x / |x|; a zero vector stays zero and has a gradient of zero (x / max(|x|, ε) would have 1/ε)."""
     if x.numel() == 0:
         return x
     if _readable(x):
@@ -183,12 +186,15 @@ def unit(x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
     # constant.
     largest = x.detach().abs().amax(-1, keepdim=True)
     x = x / largest.masked_fill_(largest == 0, math.inf)
-    # The norm is now 0, or at least 1.
+    # The norm of the scaled vector is 0, or at least 1, so clamping it to 1 only affects zero vectors.
     return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(1)
 
 
 def _readable(x: Tensor) -> bool:
-    """Return whether the values of a tensor with room for squares can be inspected without waiting for a device."""
+    """Return whether the values of the tensor can be inspected without waiting for a device, in a dtype for squares.
+
+    Half precision is excluded, because it has too little range for squares.
+    """
     plain = type(x) is Tensor and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
     return plain and not torch.compiler.is_compiling() and not transformed()
 
@@ -223,7 +229,7 @@ class Cosine(Score):
 
 
 def _unit_in_float(x: Tensor) -> Tensor:
-    """Return unit vectors, rounded once at the end: squares in half precision would lose digits."""
+    """Return unit vectors in the dtype of x, computed in float32: squares in half precision would lose digits."""
     if x.is_cuda and _by_kernel(x):
         from regard.kernels.triton.row_norms import unit_rows  # imported here, because it imports Triton
 
@@ -232,7 +238,7 @@ def _unit_in_float(x: Tensor) -> Tensor:
 
 
 def _by_kernel(x: Tensor) -> bool:
-    """Return whether the kernel of `row_norms` supports these vectors (b, h, n, d)."""
+    """Return whether the Triton kernel of `row_norms` can compute the unit vectors of x (b, h, n, d)."""
     if not TRITON or torch.compiler.is_compiling() or transformed() or x.dtype == torch.float64 or x.ndim != 4:
         return False
     fits = 0 < x.shape[-1] <= 4096 and 0 < x.shape[0] * x.shape[1] < 2**16 and x.shape[2] > 0
@@ -293,11 +299,12 @@ class Bilinear(Score):
 
 
 def _fitting(x: Tensor, weight: Tensor, other: Tensor) -> Tensor:
-    """Return a factor c of at most 1 with which neither x · c W nor other / c overflows float16, if there is one.
+    """Return a factor c ≤ 1 with which neither x · c W nor other / c overflows float16, if such a factor exists.
 
-    It is computed on the device, from the largest entries; it is 1 for ordinary numbers, and beside NaN or Inf.
+    c is computed on the device from the largest entries. It is 1 for ordinary numbers, and if a tensor holds NaN or
+    Inf.
     """
-    # In the dtype of the tensor: torch would cast all of it first.
+    # The norm is computed in the dtype of the tensor: with dtype=float32 torch would first cast the whole tensor.
     of_x, of_weight, of_other = (torch.linalg.vector_norm(t.detach(), math.inf).float() for t in (x, weight, other))
     largest = of_x * of_weight * max(weight.shape[-2:])  # at least the largest entry of the product
     factor = (_ROOM / largest).maximum(of_other / _ROOM).clamp_max(1.0)
@@ -306,7 +313,7 @@ def _fitting(x: Tensor, weight: Tensor, other: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Additive(Score):
-    """w · tanh(q + k) (Bahdanau et al. 2015), with query and key already projected to the hidden size.
+    """w · tanh(q + k) (Bahdanau et al. 2015), for queries and keys that are already projected to the hidden size f.
 
     `weight` is (f,), or (h, f) for one vector per head. `activation` may be tanh, sigmoid, gelu or leaky_relu.
 

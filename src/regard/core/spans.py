@@ -1,4 +1,4 @@
-"""Spans: rows or columns of the score matrix, as a contiguous range or a tensor of positions."""
+"""Spans: rows or columns of the score matrix, as a contiguous range or a tensor of positions; and cached constants."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -10,15 +10,18 @@ from torch import Tensor
 from regard.core.transforms import transformed
 from regard.kernels.availability import capturing
 
-_MOST = 128  # the largest number of constants
-_NUMBERS = 2**20  # the largest number of entries of a constant
+_MOST = 128  # the largest number of cached constants
+_NUMBERS = 2**20  # the largest number of entries of a constant that is cached
 _constants: dict[Hashable, Tensor] = {}
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """start ≤ i < stop, like `range`, whose length torch.compile would make a constant, with a graph for each
-    length."""
+    """The positions start ≤ i < stop.
+
+    It replaces `range`, because torch.compile treats the bounds of a range as constants and compiles a new graph for
+    each length.
+    """
 
     start: int
     stop: int
@@ -32,21 +35,21 @@ Span = Contiguous | Tensor
 
 
 def all_of(length: int) -> Stretch:
-    """Return the span of a whole axis."""
+    """Return the span of all positions of an axis of this length."""
     return Stretch(0, length)
 
 
 def constant(key: Hashable, device: torch.device, compute: Callable[[], Tensor], numbers: int = 1) -> Tensor:
-    """Return compute(), or its earlier result for this key and device; callers must not modify it in place.
+    """Return compute(), or its cached result for this key and device; callers must not modify the result in place.
 
-    The key must determine the result, which has this number of entries. A large one is not stored, and none while
-    graphs are captured or compiled, because their replays would outlive the cache.
+    The key must determine the result, which has `numbers` entries. Large results are not cached. Nothing is cached
+    while a graph is captured or compiled, because the graph could be replayed after the cache has freed the tensor.
     """
     if numbers > _NUMBERS or device.type not in ("cpu", "cuda") or torch.compiler.is_compiling() or transformed():
         return compute()
     if capturing(device) or torch._C._len_torch_dispatch_stack():
         return compute()
-    # A result belongs to one stream: another stream would have to wait for it.
+    # Each CUDA stream has results of its own: another stream would have to wait until a result is computed.
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
     key = key, device, stream, torch.is_inference_mode_enabled()
     found = _constants.get(key)
@@ -70,7 +73,10 @@ def positions(span: Span, device: torch.device) -> Tensor:
 
 
 def take(tensor: Tensor, axis: int, span: Span) -> Tensor:
-    """Return the part of a broadcastable tensor that a span selects, as a view if the span is a range."""
+    """Return the part of a tensor that a span of an axis selects, as a view if the span is a range.
+
+    An axis of size 1 is returned unchanged, because it broadcasts.
+    """
     if tensor.shape[axis] == 1:
         return tensor
     if isinstance(span, Tensor):
@@ -79,7 +85,10 @@ def take(tensor: Tensor, axis: int, span: Span) -> Tensor:
 
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of shapes that broadcast together; `torch.broadcast_shapes` takes ten times as long."""
+    """Return the shape to which these shapes broadcast, ten times as fast as `torch.broadcast_shapes`.
+
+    It does not check that the shapes broadcast.
+    """
     if len(shapes) < 2 or torch.compiler.is_compiling():
         return tuple(torch.broadcast_shapes(*shapes)) if len(shapes) != 1 else shapes[0]
     axes = zip_longest(*map(reversed, shapes), fillvalue=1)
@@ -87,16 +96,16 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def cut(length: int, size: int) -> list[Stretch]:
-    """Return consecutive ranges of at most `size` that cover 0 … length."""
+    """Return consecutive ranges of at most `size` positions that cover 0 … length − 1."""
     if 0 < length <= size:  # one range without a loop: torch.compile would specialise the loop on the length
         return [all_of(length)]
     return [Stretch(start, min(start + size, length)) for start in range(0, length, size)]
 
 
 def align_first(tensor: Tensor, axes: int, shape: tuple[int, ...], name: str) -> Tensor:
-    """View a tensor whose leading axes match the FIRST axes of the scores' leading ones as (*leading, *last).
+    """Return the tensor with axes of size 1 inserted before its last `axes` axes, so that it broadcasts to the scores.
 
-    Axes of size 1 are inserted before its last `axes` axes, so that (b, q) fits scores (b, h, q, k).
+    Its leading axes must match the first axes of the scores' `shape`: (b, q) becomes (b, 1, q) for scores (b, h, q, k).
     """
     leading, own = shape[:-2], tuple(tensor.shape[: tensor.ndim - axes])
     fits = len(own) <= len(leading) and all(a in (1, b) for a, b in zip(own, leading, strict=False))

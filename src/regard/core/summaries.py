@@ -1,7 +1,7 @@
-"""Requested summaries of softmax weights at about the cost of a forward pass, by Triton kernels on CUDA.
+"""Requested weights and summaries of softmax by Triton kernels on CUDA, at about the cost of a forward pass.
 
-On the CPU received weights and entropy are computed from the log-sum-exp that the forward pass returns. `recompute`
-computes the same for every mechanism and device; it is the specification.
+On the CPU the received weights and the entropy are computed from the log-sum-exp that the forward pass returns.
+`recompute` computes the same results for every score, normaliser and device; it is the specification.
 """
 
 import math
@@ -21,15 +21,15 @@ from regard.core.transforms import transformed
 from regard.kernels.availability import TRITON
 from regard.kernels.weight_sums import weight_sums
 
-_SIZE = 256  # the largest query and key size: whole tiles are in registers and shared memory
-_COUNT = 32  # the largest number of weights that `top` may request
-_WRITTEN = 128  # the largest size of queries and keys for which a kernel writes all weights sooner
-_FEW = 2**22  # number of pairs up to which the plain form returns all weights sooner
-_PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
+_SIZE = 256  # the largest size of queries and keys, because whole tiles are held in registers and shared memory
+_COUNT = 32  # the largest number of weights per query that the kernel for `top` computes
+_WRITTEN = 128  # the largest size of queries for which the kernel for all weights is faster than the plain form
+_FEW = 2**22  # up to this number of pairs the plain form returns all weights in less time than the kernel
+_PROGRAMS = 65_535  # the largest number of programs on the second axis of a kernel launch in CUDA
 
 
 def serves(problem: Problem) -> bool:
-    """Return whether the kernels can compute what is requested."""
+    """Return whether the Triton kernels can compute the requested weights or summary."""
     if problem.device.type != "cuda" or not TRITON or torch.compiler.is_compiling() or transformed():
         return False
     if not isinstance(problem.request, (Entropy, Full, LogSumExp, Received, TopWeights)) or problem.empty:
@@ -48,20 +48,24 @@ def serves(problem: Problem) -> bool:
 
 
 def writes(problem: Problem) -> bool:
-    """Return whether a kernel writes all weights, after the output is computed, sooner than the plain form has both."""
+    """Return whether all weights are requested and a kernel that writes them is faster than the plain form.
+
+    The kernel runs after the one that computes the output; the plain form computes weights and output together.
+    """
     if not isinstance(problem.request, Full) or problem.dropout > 0.0 or problem.query.dtype not in HALF:
         return False
     return problem.query.shape[-1] <= _WRITTEN and math.prod(problem.shape) > _FEW and serves(problem)
 
 
 def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
-    """Return what the problem requests, all weights in the queries' dtype and summaries in float32.
+    """Return the requested weights in the queries' dtype, or the requested summary in float32.
 
-    `lse` (…, h, q) is the log-sum-exp of the scores if known.
+    `lse` (…, h, q) is the log-sum-exp of each row of scores, if it is already computed.
     """
     from regard.kernels.triton import score_tiles as kernels  # imported here, because it imports Triton
 
-    # The kernels replace the score of a masked key, whatever it is; a gradient would be multiplied with the key.
+    # The kernels replace the score of a masked key, even NaN. The backward pass would multiply with the key itself, so
+    # masked keys must be zeros there.
     problem = zero_masked_keys(problem) if problem.differentiated else problem
     product, lead = problem.score.as_product(problem.query, problem.key), problem.shape[:-2]
     assert product is not None  # checked by serves()
@@ -76,7 +80,10 @@ def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
 
 
 def _requested(scored: Any, request: Request | None, lse: Tensor | None) -> Tensor | Top:
-    """Return what is requested of weights (b, h, q, k); `lse` (b, h, q) in float32 is the log-sum-exp if known."""
+    """Return the requested weights (b, h, q, k) or their summary.
+
+    `lse` (b, h, q) in float32 is the log-sum-exp of each row, if it is already computed.
+    """
     from regard.kernels.triton import full_weights, largest_weights  # imported here, because they import Triton
     from regard.kernels.triton import weight_summaries as kernels
 
@@ -91,9 +98,10 @@ def _requested(scored: Any, request: Request | None, lse: Tensor | None) -> Tens
 
 
 def asked(problem: Problem, run: Direct | None, both: Both | None) -> Asked | None:
-    """Return a function that computes output and request for all calls with the signature of this one, or None.
+    """Return a function that computes output and requested weights of calls with this signature, or None.
 
-    `run` computes the output of such a call, `both` output and log-sum-exp; it returns None if no kernel has both.
+    `run` computes the output of a call with the signature of `problem`. `both` computes its output and log-sum-exp, and
+    returns (None, None) if no kernel computes both.
     """
     tensors = (problem.query, problem.key, problem.value)
     if (run is None and both is None) or problem.query.ndim != 4 or any(t.stride(-1) != 1 for t in tensors):
@@ -124,7 +132,7 @@ def asked(problem: Problem, run: Direct | None, both: Both | None) -> Asked | No
 
 
 def sums_serve(problem: Problem) -> bool:
-    """Return whether the request can be computed on the CPU from the log-sum-exp of each row."""
+    """Return whether the requested summary can be computed on the CPU from the log-sum-exp of each row."""
     if problem.device.type != "cpu" or not isinstance(problem.request, (Entropy, Received)) or problem.empty:
         return False
     if problem.differentiated or torch.compiler.is_compiling() or transformed():
@@ -136,7 +144,7 @@ def sums_serve(problem: Problem) -> bool:
 
 
 def sums(problem: Problem, lse: Tensor) -> Tensor:
-    """Return entropy or received weights on the CPU from the log-sum-exp (…, h, q). All inputs must be finite."""
+    """Compute the requested entropy or received weights on the CPU from the log-sum-exp (…, h, q) of finite inputs."""
     product, found = problem.score.as_product(problem.query, problem.key), clauses(problem.mask, *problem.shape[-2:])
     assert product is not None  # checked by sums_serve()
     assert found is not None
@@ -151,7 +159,7 @@ def sums(problem: Problem, lse: Tensor) -> Tensor:
 
 
 def _pairs(problem: Problem, shape: tuple[int, ...]) -> Any:
-    """Return mask and bias as the kernels take them."""
+    """Return mask and bias in the form of arguments of the score kernels, for scores of `shape`."""
     from regard.kernels.triton.additive.operator import kernel_pairs
 
     lead = problem.query.shape[:-3]

@@ -1,4 +1,4 @@
-"""Argument names of PyTorch's attention and their equivalents here, for error messages."""
+"""Argument names of PyTorch's attention and their equivalents in regard, for error messages."""
 
 import difflib
 import functools
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Never, ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 if TYPE_CHECKING:
-    Unknown = Never  # no other keyword is valid: type checkers report it, and at run time `refuse` raises
+    Unknown = Never  # unknown keywords are invalid: type checkers report them, and at run time `refuse` raises
 else:
     Unknown = object  # beartype does not support Never
 
@@ -62,7 +62,7 @@ LAYER = {
 
 
 def refuse(name: str, function: Callable[..., object], unknown: Mapping[str, object], known: Mapping[str, str]) -> None:
-    """Raise for keywords that a call does not have, and name the ones to use instead."""
+    """Raise a TypeError for the first unknown keyword, with what to write instead."""
     for word in unknown:
         if word in known:
             raise TypeError(f"{name}() has no {word}: {known[word]}")
@@ -73,7 +73,7 @@ def refuse(name: str, function: Callable[..., object], unknown: Mapping[str, obj
 
 
 def made_with(known: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator: errors of the constructor name this library's equivalents of torch's arguments."""
+    """Return a decorator of constructors: the error for a torch argument names its equivalent in this library."""
 
     def wrapped(function: Callable[P, R]) -> Callable[P, R]:
         name = function.__qualname__.split(".")[0]

@@ -3,14 +3,14 @@
 import torch
 from torch.autograd import forward_ad
 
-# Returns the innermost transform, or None outside of all.
+# Returns the innermost torch.func transform around the call, or None outside of all transforms.
 peek = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
 
 
 def transformed() -> bool:
-    """Return whether a call is inside a transform.
+    """Return whether a call is inside a torch.func transform.
 
-    Our loops and kernels have no rules for them, and vmap hides values.
+    The loops and kernels of this library have no rules for transforms, and under vmap values cannot be read.
     """
     if torch.compiler.is_compiling():
         return len(_kinds()) > 0
@@ -18,7 +18,10 @@ def transformed() -> bool:
 
 
 def eager(tensors: tuple[torch.Tensor, ...]) -> bool:
-    """Return whether the memory of the tensors holds their values: outside of compilers, torch.func, tracing, modes."""
+    """Return whether the memory of the tensors holds their values, so that compiled code can read it.
+
+    It does not under torch.compile, torch.func, tracing and dispatch modes, nor for tensor subclasses.
+    """
     if torch.compiler.is_compiling() or transformed():
         return False
     if torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
@@ -29,25 +32,27 @@ def eager(tensors: tuple[torch.Tensor, ...]) -> bool:
 
 
 def resolved(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or a copy if torch negates its memory lazily (`torch.Tensor.is_neg`): kernels read memory."""
+    """Return the tensor, or a copy if its negative bit is set (`torch.Tensor.is_neg`), because kernels read memory."""
     if torch.compiler.is_compiling() or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return tensor
     return tensor.resolve_neg()
 
 
 def forwards() -> bool:
-    """Return whether forward-mode derivatives are taken: jvp, jacfwd, linearize, dual numbers."""
+    """Return whether forward-mode derivatives are computed: jvp, jacfwd, linearize, dual numbers."""
     return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
 
 
 def beyond_one_derivative() -> bool:
-    """Return whether forward-mode or second derivatives are taken; torch's kernels only have first ones, in reverse
-    mode."""
+    """Return whether forward-mode or second derivatives are computed by torch.func.
+
+    torch's fused kernels only support first derivatives in reverse mode.
+    """
     return forwards() or "Jvp" in _kinds() or twice()
 
 
 def twice() -> bool:
-    """Return whether reverse-mode derivatives are nested."""
+    """Return whether reverse-mode derivatives are nested, as in torch.func.grad of torch.func.grad."""
     return _kinds().count("Grad") > 1
 
 
@@ -65,6 +70,6 @@ def _kinds() -> list[str]:
 
 
 def kinds() -> list[str]:
-    """Return the transforms around a call, outermost first."""
+    """Return the names of the torch.func transforms around a call, outermost first."""
     levels = getattr(torch._C._functorch, "get_interpreter_stack", None)
     return [level.key().name for level in (levels() if levels else None) or ()]

@@ -1,10 +1,10 @@
 """Additive attention without a tanh for each pair and without the hidden layer of all pairs in memory.
 
-On the CPU, `blocked` runs with the score in its exponential form, compiled where there is a C compiler; any normaliser,
-mask and bias is supported. Softmax under lengths or a causal mask is one call of compiled code at every size; other
-small calls use the logistic form. On CUDA, Triton kernels compute softmax attention: small and middle sizes store their
-scores, with a tanh for each pair and hidden unit; large ones use the exponential form in float32, a sine series on the
-tensor cores in half precision.
+On the CPU, `blocked` computes any normaliser, mask and bias, with the score in its exponential form, which is compiled
+if there is a C compiler. Softmax under lengths or a causal mask is one call of compiled code at every size; other small
+calls use the logistic form. On CUDA, Triton kernels compute softmax attention. For small and middle sizes the kernels
+store the scores and compute a tanh for each pair and hidden unit; for large sizes they use the exponential form in
+float32, and a sine series on the tensor cores in half precision.
 """
 
 import math
@@ -33,30 +33,31 @@ from regard.kernels.additive.small_calls import can_store, stores_scores
 from regard.kernels.availability import TRITON
 
 NAME = "additive"
-_WORTH = 2**20  # from this number of pair-features on, compile the loops (takes a second, once per machine)
-_STORED = 2**23  # the number of pairs up to which a backward pass stores their weights
+# Pair-features are pairs of query and key times hidden units.
+_WORTH = 2**20  # from this number of pair-features on, the loops are compiled (takes a second, once per machine)
+_STORED = 2**23  # the largest number of pairs in one call of compiled code, which stores their weights for training
 _EVERY = native_attention.Visible(None, None)
-_MANY = 2**24  # without a compiler, the exponential form is faster than the logistic one from here on
-_PLAIN = 2**26  # bytes of all pairs up to which weights on CUDA take less time by the plain form than by a second pass
+_MANY = 2**24  # without a C compiler, the exponential form is faster than the logistic form from these pair-features on
+_PLAIN = 2**26  # on CUDA the plain form returns weights faster than a second pass up to these bytes of all pairs
 _SOME = 2**17  # from this number of pair-features on, the logistic form is faster than tanh
 
 
 @dataclass(frozen=True, eq=False)
 class Exponential(Additive):
-    """w · tanh(q + k), computed from exponentials of single rows, with its own backward pass."""
+    """The score w · tanh(q + k), computed from exponentials of single rows, with a backward pass of its own."""
 
-    build: bool = False  # whether to compile the loops in C
+    build: bool = False  # whether to compile the loops over pairs as C code
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         return exponential.scores(query, key, self.weight.to(query.dtype), self.build)
 
     def floats(self, size: int) -> float:
-        return 1.0  # the hidden layer is never stored, only one matrix of the size of the scores
+        return 1.0  # the hidden layer is never stored, only one tensor of the size of the scores
 
 
 @dataclass(frozen=True, eq=False)
 class Logistic(Additive):
-    """w · tanh(q + k), computed with the logistic function."""
+    """The score w · tanh(q + k), computed with the logistic function."""
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         return logistic.scores(query, key, self.weight.to(query.dtype))
@@ -105,9 +106,9 @@ def not_worth_it(problem: Problem) -> str | None:
 
 
 def working_bytes(problem: Problem) -> int:
-    """Return the working memory: on the CPU of a block of scores, on CUDA of the features of all rows.
+    """Return the bytes of working memory: on the CPU of a block of scores, on CUDA of the features of all rows.
 
-    Small calls on CUDA store their scores instead.
+    Small calls on CUDA store all scores instead of features.
     """
     if problem.device.type == "cpu":
         if _native_serves(problem):
@@ -116,9 +117,10 @@ def working_bytes(problem: Problem) -> int:
             return reference.working_bytes(problem)
         return blocked.working_bytes(problem if _logistic_serves(problem) else _exponential(problem))
     assert isinstance(problem.score, Additive)
-    if _stores_scores(problem) or _stores_weights(problem):  # in training also their gradient, and parts of the query's
+    # Training also stores the gradients of the scores, and partial sums of the queries' gradients.
+    if _stores_scores(problem) or _stores_weights(problem):
         return math.prod(problem.shape) * (8 + problem.query.shape[-1] // 16 if problem.differentiated else 4)
-    columns = 32 if problem.query.dtype in HALF else 2  # columns per hidden unit: sines and cosines of 16 harmonics
+    columns = 32 if problem.query.dtype in HALF else 2  # features per hidden unit: sine and cosine of 16 harmonics
     return (problem.query.numel() + problem.key.numel()) * columns * problem.query.element_size()
 
 
@@ -129,7 +131,7 @@ def kernel(problem: Problem) -> str:
     if _native_serves(problem):
         return native_attention.form(*problem.shape[-2:])
     score = quicker(problem).score
-    if isinstance(score, Exponential):  # inputs too large for exponentials are computed with tanh
+    if isinstance(score, Exponential):  # for inputs that overflow in exponentials this form itself computes tanh
         built = score.build and exponential.worth_building(problem.dtype, *problem.shape[-2:])
         return "exponential (compiled)" if built else "exponential"
     return "logistic" if isinstance(score, Logistic) else "tanh"
@@ -164,19 +166,22 @@ def quicker(problem: Problem) -> Problem:
 
 
 def _features(problem: Problem) -> int:
-    """Return the number of pairs times the number of hidden units."""
+    """Return the number of pair-features: pairs of query and key times hidden units."""
     return math.prod(problem.shape) * problem.query.shape[-1]
 
 
 def _builds(problem: Problem) -> bool:
-    """Return whether to use the compiled loops. Only shapes decide, so that a resumed run computes the same numbers."""
+    """Return whether the loops over pairs are compiled.
+
+    The size of the call decides and not what was compiled before, so that a resumed run computes the same numbers.
+    """
     if not eager((problem.query, problem.key)) or _SOME <= _features(problem) < _WORTH:
         return False
     return exponential.worth_building(problem.dtype, *problem.shape[-2:]) and pair_loops.available()
 
 
 def _logistic_serves(problem: Problem) -> bool:
-    """Return whether the logistic form is the fastest. This inspects the values of the tensors."""
+    """Return whether the logistic form is the fastest one for the size of the call."""
     if torch.compiler.is_compiling() or problem.dtype != torch.float32 or not _SOME <= _features(problem) < _MANY:
         return False
     return not _builds(problem)
@@ -194,9 +199,9 @@ def _exponential(problem: Problem) -> Problem:
 
 
 def direct(problem: Problem) -> Direct | None:
-    """Return a function that runs the kernel alone for all calls with the signature of this one.
+    """Return a function that runs only the kernel, for all calls with the signature of this problem, or None.
 
-    Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
+    It is None if such calls need more than the kernel. The problem must hold the caller's own tensors and no request.
     """
     if problem.device.type == "cpu":
         return _native(problem) if _native_serves(problem) else None
@@ -217,7 +222,7 @@ def direct(problem: Problem) -> Direct | None:
 
 
 def _native_serves(problem: Problem) -> bool:
-    """Return whether one call of compiled code on the CPU computes softmax under a mask of lengths or a causal one."""
+    """Return whether one call of compiled code computes the problem: softmax on the CPU, with lengths or causal."""
     query, value, shape = problem.query, problem.value, problem.shape
     assert isinstance(problem.score, Additive)
     if problem.bias is not None or problem.dropout > 0.0 or not problem.normalize.is_softmax or problem.group > 1:
@@ -236,7 +241,7 @@ def _native_serves(problem: Problem) -> bool:
 
 
 def asked(problem: Problem) -> Asked | None:
-    """Return `direct` on the CPU for calls that request weights; the function returns these too."""
+    """Return a function like that of `direct` on the CPU that also returns the requested weights, or None."""
     if problem.device.type != "cpu" or not _native_serves(problem):
         return None
     run = _native(problem)
@@ -251,7 +256,10 @@ def asked(problem: Problem) -> Asked | None:
 
 
 def _native(problem: Problem) -> Callable[..., Any]:
-    """Return a function of query, key, value, score and mask: the output, with the weights if they are requested."""
+    """Return a function of query, key, value, score and mask that runs the compiled code.
+
+    It returns the output, or output and weights if the problem requests weights.
+    """
     shape, run = problem.shape, native_attention.with_weights if problem.request else native_attention.attention
 
     def attended(query: Tensor, key: Tensor, value: Tensor, score: Additive, mask: Any, *_: object) -> Any:
@@ -265,15 +273,15 @@ def _native(problem: Problem) -> Callable[..., Any]:
 
 
 def _visible(found: Clauses | None, shape: tuple[int, ...]) -> native_attention.Visible:
-    """Return lengths for each slice and the band of a mask."""
+    """Return the mask's length for each batch item and head, and the upper bound of its band."""
     assert found is not None  # checked by _native_serves
-    # A copy, because the backward pass reads it after the caller may have changed the mask.
+    # The lengths are copied, because the caller may change the mask before the backward pass reads them.
     lengths = None if found.lengths is None else found.lengths.expand(shape[:2]).flatten().to(torch.long, copy=True)
     return native_attention.Visible(lengths, found.high)
 
 
 def _direct_stored(problem: Problem) -> Direct:
-    """Return the function for calls that store their scores; kernel arguments of a mask are cached with the mask."""
+    """Return `direct` for calls on CUDA that store their scores; the kernel arguments of a mask are cached for it."""
     from regard.kernels.triton.additive.operator import (  # imported here, because it imports Triton
         kernel_pairs,
         stored_call,
@@ -282,7 +290,7 @@ def _direct_stored(problem: Problem) -> Direct:
     from regard.kernels.triton.additive.plan import trait
 
     shape, batch, run = problem.shape, problem.shape[0], stored_call(problem.differentiated)
-    fixed: tuple[Pairs, Any] | None = None  # the arguments of a mask without tensors follow from the signature
+    fixed: tuple[Pairs, Any] | None = None  # arguments of a mask without tensors, equal for all calls
     if problem.mask is not None and not problem.mask.tensors():
         pairs = mask_pairs(problem.mask, shape, problem.device)
         fixed = pairs, trait(pairs)
@@ -316,7 +324,7 @@ def _direct_stored(problem: Problem) -> Direct:
 
 
 def _direct_large(query: Tensor, key: Tensor, value: Tensor, score: Additive, *_: object) -> Tensor | None:
-    """Return the output of a call without a mask; None if the tensors are not on the current device."""
+    """Return the output of a large call without a mask; None if its tensors are not on the current device."""
     from regard.kernels.additive.fused import additive_attention  # imported here, because it imports Triton
 
     if query.device.index != availability.current_device():
@@ -338,7 +346,7 @@ def _stores_scores(problem: Problem) -> bool:
 
 
 def _stores_weights(problem: Problem) -> bool:
-    """Return whether the kernels that store scores return all weights with the output."""
+    """Return whether all weights are requested and the kernels that store scores return them with the output."""
     query, score = problem.query, problem.score
     if not isinstance(problem.request, Full) or not isinstance(score, Additive) or score.weight.dtype == torch.float64:
         return False

@@ -1,4 +1,4 @@
-"""ALiBi on the CPU by torch's kernels: bias and band as one tensor of numbers, stored for the bias object."""
+"""ALiBi on the CPU by torch's kernels: bias and band become one float mask, which is cached for the bias object."""
 
 import math
 
@@ -16,11 +16,11 @@ from regard.core.problem import Problem
 from regard.core.scores import Score
 from regard.core.spans import all_of
 
-_STORED = 2**20  # number of entries up to which the numbers are stored
+_STORED = 2**20  # the largest number of entries of a float mask that is cached
 
 
 def direct(problem: Problem, found: Clauses) -> Direct | None:
-    """Return the function that runs the kernel for ALiBi with a band or without a mask; None for other calls."""
+    """Return a function that runs torch's kernel for ALiBi with a band or without a mask; None for other calls."""
     if not isinstance(problem.bias, Alibi) or problem.bias_learned or problem.device.type != "cpu":
         return None
     shape, dtype, band = problem.shape, problem.dtype, Band(found.low, found.high)
@@ -43,7 +43,7 @@ def direct(problem: Problem, found: Clauses) -> Direct | None:
 
 
 def _numbers(bias: Alibi, shape: tuple[int, ...], band: Band, dtype: torch.dtype) -> Tensor:
-    """Return bias and band as numbers that are added to scores of this shape, (1, h, q, k)."""
+    """Return bias and band as a float mask (1, h, q, k): the bias within the band, −inf outside of it."""
     rows, columns, device = all_of(shape[-2]), all_of(shape[-1]), torch.device("cpu")
     numbers = bias.on(device).aligned(shape).values(rows, columns, dtype)
     if band.low is not None or band.high is not None:

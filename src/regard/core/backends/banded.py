@@ -1,8 +1,8 @@
 """Attention within a window in O(n · width) time and memory, in training too: only the band is computed.
 
 Queries are cut into blocks of a fixed size. The keys that a block may attend form a range of fixed length, so the
-ranges of all blocks are one overlapping view of the padded keys, and the whole band is a single call of a fused kernel
-with blocks on the axis of the heads.
+ranges of all blocks are one overlapping view of the padded keys. The whole band is then a single call of a fused kernel
+that receives the blocks as heads.
 """
 
 from collections.abc import Callable
@@ -16,18 +16,20 @@ from regard.core.clauses import Clauses
 
 Kernel = Callable[..., Tensor]
 
-_ROWS = 128  # rows of a block: fewer waste less on masked pairs, more keep the kernel busy (docs/experiments.md)
+# Query rows of a block: with fewer rows fewer masked pairs are computed, with more the kernel is used better
+# (docs/experiments.md).
+_ROWS = 128
 
 
 def worth_it(found: Clauses | None, queries: int, keys: int) -> bool:
-    """Return whether the mask is a band (with lengths and segments, perhaps) that is narrow enough for this path."""
+    """Return whether the mask is a band, possibly with lengths and segments, that is narrow enough for this method."""
     if found is None or found.low is None or found.high is None or len(found.dense) > 0:
         return False
     return not found.by_head and queries > _ROWS and 2 * _stretch(found) <= keys
 
 
 def working_bytes(found: Clauses, *, queries: int, keys: int, row_bytes: int) -> int:
-    """Return the bytes of the blocks' masks, as bool and as numbers, and of the padded copies of keys and values."""
+    """Return the bytes of the blocks' masks, as bool and as float, and of the padded copies of keys and values."""
     return 5 * queries * _stretch(found) + 2 * keys * row_bytes
 
 
@@ -39,15 +41,15 @@ def attend(
     lead: torch.Size,
     kernel: Kernel,
 ) -> Float[Tensor, "b h q d"]:
-    """Compute attention within the band by a kernel (query, key, value, mask=) -> output over (batch, heads, …).
+    """Compute attention within the band by a function kernel(query, key, value, mask=) -> output of four-axis tensors.
 
-    `lead` are the axes that were flattened into the batch: the tensors of the clauses still have them.
+    `lead` are the leading axes that were flattened into the batch axis; the tensors of the clauses still have them.
     """
     batch, heads, queries, _ = query.shape
     blocks = -(-queries // _ROWS)
     group = heads // key.shape[1]
     rows = F.pad(query, (0, 0, 0, blocks * _ROWS - queries)).unflatten(2, (blocks, _ROWS))
-    # Query heads that share a key head become further rows of the same block: (b, g, blocks, group · rows, d).
+    # Query heads that share a key head are stacked as rows of the same block: (b, g, blocks, group · rows, d).
     rows = rows.unflatten(1, (-1, group)).transpose(2, 3).flatten(3, 4)
     keys, values = (_stretches(tensor, found, blocks) for tensor in (key, value))
     band = _band(found, queries, key.shape[2], blocks, query.device)
@@ -71,19 +73,19 @@ def _stretch(found: Clauses) -> int:
 
 
 def _stretches(tensor: Tensor, found: Clauses, blocks: int) -> Tensor:
-    """Return the keys of each block, (b, g, k, d) → (b, g, blocks, range, d), as a view of one padded copy."""
+    """Return the keys that each block may attend, (b, g, k, d) → (b, g, blocks, range, d), as a view of padded keys."""
     return _padded(tensor, found, blocks).unfold(2, _stretch(found), _ROWS).mT
 
 
 def _padded(tensor: Tensor, found: Clauses, blocks: int) -> Tensor:
-    """Return keys (…, k, d) padded so that block r's range starts at r · rows; negative padding crops."""
+    """Return keys (…, k, d) padded (or cropped) so that the range of block r starts at position r · _ROWS."""
     low = found.low or 0
     length = (blocks - 1) * _ROWS + _stretch(found)
     return F.pad(tensor, (0, 0, -low, length + low - tensor.shape[-2]))
 
 
 def _band(found: Clauses, queries: int, keys: int, blocks: int, device: torch.device) -> Bool[Tensor, "blocks rows c"]:
-    """Return whether row t of a block may attend column c of its range, which is key r · rows + low + c."""
+    """Return whether row t of block r may attend column c of the block's range, which is key r · _ROWS + low + c."""
     place, row = torch.arange(_stretch(found), device=device), torch.arange(_ROWS, device=device)
     inside = (place >= row[:, None]) & (place <= row[:, None] + (found.high or 0) - (found.low or 0))
     key = torch.arange(blocks, device=device)[:, None, None] * _ROWS + (found.low or 0) + place
@@ -91,7 +93,7 @@ def _band(found: Clauses, queries: int, keys: int, blocks: int, device: torch.de
 
 
 def _narrowed(band: Tensor, found: Clauses, part: slice, lead: torch.Size, blocks: int) -> Tensor:
-    """Return the band's mask for one item of the batch (or for all), within its length and its segments."""
+    """Return the band's mask with lengths and segments applied, for the items of the batch that `part` selects."""
     if found.lengths is not None:
         lengths = found.lengths.expand(*lead, 1).reshape(-1)[part]
         key = torch.arange(blocks, device=band.device)[:, None] * _ROWS + (found.low or 0)

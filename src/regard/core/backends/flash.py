@@ -1,7 +1,7 @@
 """Dot-product attention over a part of the keys by torch's CPU flash kernel, which also returns the log-sum-exp.
 
-The gradient of a part needs nothing but the output and the log-sum-exp over all keys: given those instead of the
-part's own, the kernel's backward pass computes exp(s − total), the weights among all keys (Liu et al. 2023).
+For the gradient of a part, the kernel's backward pass receives the output and the log-sum-exp over all keys instead of
+those of the part. It then computes exp(s − total), which are the weights among all keys (Liu et al. 2023).
 """
 
 import math
@@ -26,7 +26,7 @@ _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def serves(problem: Problem) -> bool:
-    """Return whether the problem is dot-product attention on the CPU with finite inputs."""
+    """Return whether the problem is softmax of dot products on the CPU, with finite inputs."""
     if problem.device.type != "cpu" or problem.empty or problem.value.shape[-1] == 0:
         return False
     if not plain_softmax(problem):
@@ -50,7 +50,7 @@ class _Flash(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, problem: Problem, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         output, total = part_forward(problem)
-        ctx.set_materialize_grads(False)  # gradients of unused outputs are None
+        ctx.set_materialize_grads(False)  # the gradient of an unused output is then None, not a tensor of zeros
         ctx.problem, ctx.unchanged = problem, Unchanged(problem)
         ctx.save_for_backward(output, total)
         return output.to(query.dtype), total
@@ -70,7 +70,7 @@ class _Flash(torch.autograd.Function):
 
 
 class _Tile(NamedTuple):
-    """A range of rows, the columns that they may attend, and the mask that the kernel gets."""
+    """A range of query rows, the range of columns that they may attend, and the mask for the kernel."""
 
     rows: Stretch
     columns: Stretch
@@ -79,7 +79,7 @@ class _Tile(NamedTuple):
 
 
 def part_forward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Return output and log-sum-exp over a part of the keys, in at least float32 and without a graph."""
+    """Return output and log-sum-exp over a part of the keys, in at least float32 and without an autograd graph."""
     with torch.no_grad():
         query, key, value = _four_axes(problem)
         outputs: list[Tensor] = []
@@ -89,7 +89,7 @@ def part_forward(problem: Problem) -> tuple[Tensor, Tensor]:
                 take(query, -2, tile.rows), take(key, -2, tile.columns), take(value, -2, tile.columns),
                 0.0, tile.causal, attn_mask=_numbers(tile, query), scale=scale_of(problem),
             )  # fmt: skip
-            if tile.mask is not None:  # for a row with nothing to attend the kernel returns a log-sum-exp of 0
+            if tile.mask is not None:  # for a row without allowed keys the kernel returns a log-sum-exp of 0, not −inf
                 total = torch.where(tile.mask.any(-1), total, -math.inf)
             outputs.append(output)
             totals.append(total)
@@ -104,7 +104,7 @@ def part_backward(problem: Problem, output: Tensor, total: Tensor, doutput: Tens
     with torch.no_grad():
         query, key, value = _four_axes(problem)
         output, doutput = (_padded(_flat(t.to(query.dtype)), query.shape[-1]) for t in (output, doutput))
-        total = torch.where(total == -math.inf, 0, total)  # rows whose scores are all −inf
+        total = torch.where(total == -math.inf, 0, total)  # rows without allowed keys, for which s − total would be NaN
         total = total.reshape(query.shape[0], *total.shape[-2:])
         grads = tuple(torch.zeros(t.shape, dtype=problem.dtype) for t in (query, key, value))
         for tile in _tiles(problem):
@@ -128,7 +128,7 @@ def part_backward(problem: Problem, output: Tensor, total: Tensor, doutput: Tens
 
 
 def scale_of(problem: Problem) -> float:
-    """Return the factor of the dot products."""
+    """Return the factor with which the score multiplies dot products."""
     score = problem.score
     return score.factor(problem.query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
 
@@ -138,15 +138,18 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _padded(tensor: Tensor, size: int) -> Tensor:
-    """Return the tensor with columns of zeros up to a size, which are adjacent in memory."""
+    """Return the tensor with columns of zeros appended up to a size; its last axis has stride 1."""
     missing = size - tensor.shape[-1]
     if missing:
         return torch.nn.functional.pad(tensor, (0, missing))
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()  # the kernel does not read the last stride
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()  # the kernel assumes a last stride of 1
 
 
 def _four_axes(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (batch, heads, length, size) with repeated key heads and equal sizes; zero columns change nothing."""
+    """Return query, key and value as (batch, heads, length, size), with repeated key heads and equal sizes.
+
+    The smaller size is padded with zero columns, which change neither scores nor output.
+    """
     size = max(problem.query.shape[-1], problem.value.shape[-1])
     query, key, value = (
         _padded(_flat(t), size) for t in (problem.query, problem.repeat(problem.key), problem.repeat(problem.value))
@@ -155,7 +158,7 @@ def _four_axes(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _tiles(problem: Problem) -> Iterator[_Tile]:
-    """Yield one tile if the kernel supports the mask, else blocks of queries with the range of keys each may attend."""
+    """Yield one tile if the kernel supports the mask, else a tile for each block of queries and its allowed keys."""
     queries, keys = problem.shape[-2:]
     found = clauses(problem.mask, queries, keys)
     by_band = found is not None and found.lengths is None and not found.segments and not found.dense
@@ -163,14 +166,14 @@ def _tiles(problem: Problem) -> Iterator[_Tile]:
         yield _Tile(all_of(queries), all_of(keys), None, found.banded)
         return
     for rows, columns in mask_blocks.visible(problem):
-        assert problem.mask is not None  # without a mask there is one tile
+        assert problem.mask is not None  # without a mask the function has returned above
         allowed = problem.mask.allowed(rows, columns, problem.device)
         allowed = allowed.expand(*allowed.shape[:-2], len(rows), len(columns))
         yield _Tile(rows, columns, mask_blocks.four_axes(allowed, problem), False)
 
 
 def _numbers(tile: _Tile, like: Tensor) -> Tensor | None:
-    """Return the mask as numbers to add, in the queries' dtype as the kernel requires."""
+    """Return the tile's mask as 0 and −inf to add to the scores, in the queries' dtype as the kernel requires."""
     if tile.mask is None:
         return None
     return torch.zeros(tile.mask.shape, dtype=like.dtype).masked_fill_(~tile.mask, -math.inf)

@@ -1,6 +1,6 @@
 """Dot-product attention over a part of the keys by torch's flash kernel on CUDA, in half precision.
 
-As on the CPU (`flash`), the kernel's backward pass gets the output and the log-sum-exp over all keys.
+As on the CPU (`flash`), the kernel's backward pass receives the output and the log-sum-exp over all keys.
 """
 
 import torch
@@ -18,7 +18,7 @@ _SIZE = 256  # the largest head size of the kernel
 
 
 def serves(problem: Problem) -> bool:
-    """Return whether the problem is dot-product attention in half precision without a mask, or causal."""
+    """Return whether the problem is softmax of dot products in half precision, without a mask or with a causal one."""
     if problem.device.type != "cuda" or problem.query.dtype not in HALF or problem.empty:
         return False
     if not plain_softmax(problem):
@@ -32,7 +32,7 @@ def serves(problem: Problem) -> bool:
 
 
 def part_forward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Return output and log-sum-exp over a part of the keys, in float32 and without a graph."""
+    """Return output and log-sum-exp over a part of the keys, in float32 and without an autograd graph."""
     with torch.no_grad():
         query, key, value = _four_axes(problem)
         output, total, *_ = _FORWARD(query, key, value, 0.0, _causal(problem) or False, False, scale=scale_of(problem))
@@ -47,7 +47,8 @@ def part_backward(problem: Problem, output: Tensor, total: Tensor, doutput: Tens
         output, doutput = (t.to(query.dtype).reshape(query.shape) for t in (output, doutput))
         total = total.reshape(query.shape[:3]).contiguous()
         queries, keys = problem.shape[-2:]
-        # The kernel takes lengths of packed sequences and the state of dropout, of which there are none here.
+        # The None arguments are the lengths of packed sequences, and the zeros the random state of dropout: this call
+        # has neither.
         grads = _BACKWARD(
             doutput, query, key, value, output, total, None, None, queries, keys, 0.0, _causal(problem) or False,
             *torch.zeros(2, dtype=torch.int64, device=query.device).unbind(), scale=scale_of(problem),
@@ -59,7 +60,7 @@ def part_backward(problem: Problem, output: Tensor, total: Tensor, doutput: Tens
 
 
 def _causal(problem: Problem) -> bool | None:
-    """Return whether the mask is causal, or None if the kernel does not have this mask."""
+    """Return True for a causal mask and False for no mask; None if the kernel does not support the mask."""
     queries, keys = problem.shape[-2:]
     found = clauses(problem.mask, queries, keys)
     if found is None or found.lengths is not None or found.segments or found.dense:
@@ -70,7 +71,7 @@ def _causal(problem: Problem) -> bool | None:
 
 
 def _four_axes(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tensors (batch, heads, length, size) with repeated key heads; their last axis is contiguous."""
+    """Return query, key and value as (batch, heads, length, size) with repeated key heads and a last stride of 1."""
     tensors = (problem.query, problem.repeat(problem.key), problem.repeat(problem.value))
     query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in tensors)
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))

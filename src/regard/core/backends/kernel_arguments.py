@@ -13,32 +13,35 @@ from regard.core.mask_cache import stored
 from regard.core.masks import And, Band, Mask, Padding, Segments, as_mask
 from regard.core.problem import HALF, Problem
 
-_SPANS = 512  # the largest number of queries and keys of which no tile is skipped by its segments
+_SPANS = 512  # with at most this many queries and keys, the kernels skip no tile because of its segments
 
 
 def mask_arguments(problem: Problem, lead: torch.Size) -> dict[str, Any]:
-    """Return the mask as the kernels take it."""
+    """Return the mask of the problem as keyword arguments of the additive kernels.
+
+    `lead` are the leading axes of the scores before the head axis, which the kernels have as one batch axis.
+    """
     found = clauses(problem.mask, *problem.shape[-2:])
-    assert found is not None  # the caller has checked this
+    assert found is not None  # checked by the caller
     return _clause_arguments(found, lead)
 
 
 def mask_pairs(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Any:
-    """Return the mask of a checked call with four axes, as the additive kernels take it."""
+    """Return the mask of a checked call with four axes as the `Pairs` record of the kernels."""
     from regard.kernels.triton.additive.operator import kernel_pairs  # imported here, because it imports Triton
 
     found = clauses(mask.on(device).aligned(shape), *shape[-2:])
-    assert found is not None  # the caller has checked this
+    assert found is not None  # checked by the caller
     given: dict[str, Any] = dict.fromkeys(("mask", "lengths", "query_ids", "key_ids"))
     given |= _clause_arguments(found, torch.Size(shape[:1]))
     lengths, given["lengths"] = given["lengths"], None
     given = narrowed(given, shape[-1])
-    given["lengths"] = None if lengths is None else lengths.contiguous()  # of any integer dtype
+    given["lengths"] = None if lengths is None else lengths.contiguous()  # the kernels read any integer dtype
     return kernel_pairs(shape, *given.pop("band"), **given, bias=None, table=None)
 
 
 def by_pairs(problem: Problem) -> bool:
-    """Return whether kernels can evaluate mask and bias pair by pair."""
+    """Return whether Triton kernels can evaluate mask and bias of the problem pair by pair."""
     if problem.bias_learned or not (problem.bias is None or isinstance(problem.bias, (DenseBias, Rule))):
         return False
     found = clauses(problem.mask, *problem.shape[-2:])
@@ -46,16 +49,17 @@ def by_pairs(problem: Problem) -> bool:
 
 
 def pairs_of(problem: Problem) -> Callable[[Any, Any, torch.device], Any]:
-    """Return a function of (mask, bias, device) that returns them as the kernels take them.
+    """Return a function of (mask, bias, device) that returns the `Pairs` record of the kernels.
 
-    It serves all calls with the signature of this one, which has four axes and fulfils `by_pairs`.
+    The function is valid for all calls with the signature of `problem`, whose tensors have four axes and for which
+    `by_pairs` is True.
     """
     from regard.kernels.triton.additive.pairs import EVERY, Pairs  # imported here, because it imports Triton
 
     shape, found = problem.shape, clauses(problem.mask, *problem.shape[-2:])
     assert found is not None  # checked by by_pairs()
     (batch, _, queries, keys), masked = shape, problem.mask is not None
-    alone = not found.dense and (found.lengths is None or not found.segments)  # one rule beside a band
+    alone = not found.dense and (found.lengths is None or not found.segments)  # lengths or segments, and maybe a band
     few = max(queries, keys) <= _SPANS
 
     def of_mask(mask: Any, device: torch.device) -> Any:
@@ -98,10 +102,10 @@ def pairs_of(problem: Problem) -> Callable[[Any, Any, torch.device], Any]:
 
 
 def narrowed(given: dict[str, Any], keys: int) -> dict[str, Any]:
-    """Return the arguments with 32-bit lengths, and contiguous ids of one dtype."""
+    """Return the arguments with 32-bit lengths, and with contiguous ids of queries and keys in one dtype."""
     if given["lengths"] is not None:
         given["lengths"] = given["lengths"].long().clamp_max(keys).int().contiguous()
-    if given["query_ids"] is not None:  # both ids need one dtype, of any width
+    if given["query_ids"] is not None:  # ids of queries and keys must have the same dtype, of any width
         wide = torch.promote_types(given["query_ids"].dtype, given["key_ids"].dtype)
         given |= {name: given[name].to(wide).contiguous() for name in ("query_ids", "key_ids")}
     return given
@@ -120,14 +124,14 @@ def _clause_arguments(found: Clauses, lead: torch.Size) -> dict[str, Any]:
 
 
 def bias_arguments(bias: Bias | None, shape: tuple[int, ...], lead: torch.Size) -> dict[str, Any]:
-    """Return the bias of scores (…, h, q, k) as the kernels take it."""
+    """Return the bias of scores (…, h, q, k) as keyword arguments of the additive kernels."""
     heads = shape[-3]
     if isinstance(bias, DenseBias):
         return {"bias": _four_axes(bias.tensor, lead)}
     if bias is None or (isinstance(bias, Relative) and bias.offset == 0):
         return {} if bias is None else {"relative": bias.table.expand(heads, -1)}
-    assert isinstance(bias, Rule)  # the caller has checked this
-    # A bias rule becomes a table over all distances j - i that occur: its size is linear in the length.
+    assert isinstance(bias, Rule)  # checked by the caller
+    # A rule of the distance becomes a table over all distances j - i that occur; its size is linear in the length.
     reach = bias.reach if isinstance(bias, Relative) else max(shape[-2:])
     far = reach + abs(bias.offset)
     table = bias.values(range(1), range(-far, far + 1), torch.float32).squeeze(-2)
@@ -135,14 +139,14 @@ def bias_arguments(bias: Bias | None, shape: tuple[int, ...], lead: torch.Size) 
 
 
 def _four_axes(tensor: Tensor, lead: torch.Size) -> Tensor:
-    """Return the tensor as (batch, heads, queries, keys), with 1 on axes that broadcast."""
+    """Return the tensor as (batch, heads, queries, keys), with size 1 on axes that broadcast."""
     if len(lead) < 2:
         return tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape))
     return tensor.expand(*lead, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
 
 
 def beside_a_band(mask: Any) -> Any:
-    """Return the part of a mask beside a band, or the mask."""
+    """Return the other part of a mask that is a band & another mask; return any other mask unchanged."""
     if not isinstance(mask, And):
         return mask
     if isinstance(mask.left, Band):
@@ -151,9 +155,10 @@ def beside_a_band(mask: Any) -> Any:
 
 
 def odd_values(query: Tensor, value: Tensor) -> bool:
-    """Return whether values in half precision have a size of their own that is no multiple of 8.
+    """Return whether values in half precision have another size than queries, and one that is no multiple of 8.
 
-    For sizes 40 and 17 the kernels computed wrong sums over 1,300 keys on an H200 with Triton 3.6.
+    For queries of size 40 and values of size 17 the kernels computed wrong sums over 1,300 keys on an H200 with
+    Triton 3.6.
     """
     size = value.shape[-1]
     return query.dtype in HALF and size != query.shape[-1] and size % 8 != 0

@@ -13,13 +13,13 @@ from regard.core.problem import Problem
 from regard.core.spans import Stretch, all_of, cut
 
 CPU_NUMBERS = 2**22  # entries of a mask built at a time
-CUDA_NUMBERS = 2**26  # entries built at a time on a GPU, which needs larger blocks to be busy
-STORED_NUMBERS = 2**20  # number of entries up to which a mask is stored
-_COLUMNS = 128  # number of keys in one step of the search for visible keys
+CUDA_NUMBERS = 2**26  # entries of a mask built at a time on a GPU, which needs larger blocks to be busy
+STORED_NUMBERS = 2**20  # the largest number of entries of a block's mask that is cached
+_COLUMNS = 128  # the range of keys that a block of queries may attend is a multiple of this many keys
 
 
 def visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
-    """Return blocks of queries, each with the range of keys that it may attend."""
+    """Return the blocks of queries, each with the range of keys outside of which its queries may attend nothing."""
     queries, keys = problem.shape[-2:]
     rows = cut(queries, rows_at_once(problem))
     if problem.mask is None or len(rows) < 2:
@@ -34,7 +34,10 @@ def visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
 
 
 def rows_at_once(problem: Problem) -> int:
-    """Return the number of queries in a block: small on the CPU, because fewer queries may attend fewer keys."""
+    """Return the number of queries in a block.
+
+    It is small on the CPU, because the queries of a smaller block may attend a smaller range of keys.
+    """
     queries, keys = problem.shape[-2:]
     if problem.device.type != "cpu":
         return min(queries, max(64, CUDA_NUMBERS // max(1, keys * problem.matrices)))
@@ -45,7 +48,7 @@ def rows_at_once(problem: Problem) -> int:
 
 
 def built(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
-    """Return mask and bias of a block as one tensor with four axes: bool, or numbers to add."""
+    """Return mask and bias of a block as one tensor with four axes: bool without a bias, else numbers to add."""
     allowed = None if problem.mask is None else _allowed(problem.mask, rows, columns, problem.device)
     if problem.bias is None:
         return None if allowed is None else four_axes(allowed, problem)
@@ -55,20 +58,20 @@ def built(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
     if allowed is not None:
         numbers = torch.where(allowed, numbers, -math.inf)
     elif not cpu and isinstance(problem.bias, Rule):
-        numbers = numbers.contiguous()  # the CPU kernels need aligned rows
+        numbers = numbers.contiguous()  # the values of a rule are a view whose rows overlap and are not aligned
     return four_axes(numbers, problem)
 
 
 def _allowed(mask: Mask, rows: Stretch, columns: Stretch, device: torch.device) -> Tensor:
-    """Return the mask of a block; a small one is stored for the mask object."""
-    # A compiler would make constants of the lengths.
+    """Return the mask of a block as a bool tensor; a small one is cached for the mask object."""
+    # Under torch.compile the lengths in the cache key would become constants of the graph.
     if torch.compiler.is_compiling() or math.prod(mask.lead()) * len(rows) * len(columns) > STORED_NUMBERS:
         return mask.allowed(rows, columns, device)
     return stored(mask, device, ("allowed", rows, columns), lambda: mask.allowed(rows, columns, device))
 
 
 def four_axes(tensor: Tensor, problem: Problem) -> Tensor:
-    """Return the tensor as (batch, heads, rows, columns), with 1 on axes that broadcast."""
+    """Return the tensor as (batch, heads, rows, columns), with size 1 on axes that broadcast."""
     lead = problem.query.shape[:-3]
     if tensor.ndim < 4:
         return tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape))

@@ -1,4 +1,4 @@
-"""The specification: score, normalise, weighted sum, each in one line over the whole matrix.
+"""The specification of attention: score, normalise, weighted sum, each in one line over the whole score matrix.
 
 It supports any score, normaliser, mask, bias and float dtype (half precision computes in float32) and is twice
 differentiable. Every other backend is compared with this one.
@@ -21,8 +21,8 @@ from regard.kernels.device_memory import affordable
 
 NAME = "reference"
 SMALL = 32 * 2**20  # bytes of working memory up to which this backend is the fastest on a CPU
-_BFLOAT16_BYTES = 64 * 2**20  # the same in bfloat16, on a CPU that multiplies it
-_SHARE = 32  # on a GPU it may take one part in this many of its memory
+_BFLOAT16_BYTES = 64 * 2**20  # the same limit for bfloat16, on a CPU with instructions for products of bfloat16
+_SHARE = 32  # on a GPU this backend counts as small up to this fraction (1/32) of the memory
 
 
 def refuses(problem: Problem) -> str | None:
@@ -31,7 +31,7 @@ def refuses(problem: Problem) -> str | None:
 
 
 def not_worth_it(problem: Problem) -> str | None:
-    """Return None: this backend is the last choice."""
+    """Return None: no backend is tried after this one."""
     return None
 
 
@@ -42,12 +42,12 @@ def working_bytes(problem: Problem) -> int:
         return 0 if isinstance(problem.request, Full) else pairs * problem.dtype.itemsize
     floats = 3 + problem.score.floats(problem.query.shape[-1])
     if of_the_caller(problem.normalize) and (problem.masked or isinstance(problem.score, Custom)):
-        floats += 2  # scores without −inf in empty rows, and weights without those of masked keys
+        floats += 2  # copies of the scores (without −inf in empty rows) and of the weights (0 at masked keys)
     return int(pairs * floats * problem.dtype.itemsize)
 
 
 def small(problem: Problem) -> bool:
-    """Return whether the plain form needs little memory, or no more than query, key and value."""
+    """Return whether this backend needs little memory, or no more than query, key and value take."""
     if in_bfloat16(problem):
         return True
     given = sum(t.numel() for t in (problem.query, problem.key, problem.value)) * problem.query.element_size()
@@ -55,7 +55,7 @@ def small(problem: Problem) -> bool:
 
 
 def in_bfloat16(problem: Problem) -> bool:
-    """Return whether the CPU multiplies matrices of bfloat16, and the plain form is then the fastest."""
+    """Return whether the call is in bfloat16 on a CPU with products of bfloat16, where the plain form is fastest."""
     if problem.device.type != "cpu" or problem.query.dtype != torch.bfloat16 or not plain_form.in_half(problem.query):
         return False
     return plain_form.serves(problem) and working_bytes(problem) <= _BFLOAT16_BYTES
@@ -67,7 +67,10 @@ def kernel(problem: Problem) -> str:
 
 
 def direct(problem: Problem) -> Direct | None:
-    """Return the formula alone for all calls with the signature of this one, or None if a call needs more."""
+    """Return a function that computes the plain formula for all calls with the signature of this problem, or None.
+
+    It is None if such calls need more than the formula, such as a mask.
+    """
     if problem.mask is not None or problem.bias is not None or problem.dropout > 0.0 or problem.group > 1:
         return None
     normalize = problem.normalize
@@ -81,12 +84,12 @@ def direct(problem: Problem) -> Direct | None:
 
 
 def asked(problem: Problem) -> Asked | None:
-    """Return `direct` for calls that request weights; the function returns these too."""
+    """Return a function like that of `direct` that also returns the requested weights, or None."""
     return plain_form.asked(problem)
 
 
 def _in_bfloat16(problem: Problem) -> Direct | None:
-    """Return softmax of scaled dot products in bfloat16."""
+    """Return a function that computes softmax attention of dot products in bfloat16; None for a softcap."""
     score, learning = problem.score, problem.differentiated
     if isinstance(score, ScaledDot) and score.softcap is not None:
         return None
@@ -100,7 +103,7 @@ def _in_bfloat16(problem: Problem) -> Direct | None:
 
 
 def attend(problem: Problem) -> Result:
-    """Compute softmax(score(Q, K) + bias) V as written, or by `plain_form`, unless chosen by name."""
+    """Compute normalize(score(Q, K) + bias) V as written, or by `plain_form` if the backend was not chosen by name."""
     if plain_form.serves(problem):
         result = plain_form.attend(problem)
         if result is not None:
@@ -134,7 +137,7 @@ def attend(problem: Problem) -> Result:
 
 
 def _drop(weights: torch.Tensor, problem: Problem) -> torch.Tensor:
-    """Apply dropout to the weights: those not dropped are scaled by 1 / (1 − p), which preserves the expected sum."""
+    """Return the weights after dropout; those not dropped are scaled by 1 / (1 − p), which keeps the expected sum."""
     if problem.dropout == 0.0:
         return weights
     if problem.dropout == 1.0:

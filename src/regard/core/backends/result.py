@@ -1,4 +1,4 @@
-"""The record that a backend returns."""
+"""The record that a backend returns, and the types of functions that run a call without its checks."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,20 +7,21 @@ from torch import Tensor
 
 from regard.core.requests import Request, Top
 
-# Takes query, key, value, score, mask and bias of a call; returns its output, or None if the kernel refuses the data.
+# A function of query, key, value, score, mask and bias that returns the output, or None if its kernel refuses the data.
 Direct = Callable[[Tensor, Tensor, Tensor, Any, Any, Any], Tensor | None]
 
-# Takes the same and the request; returns the output, what is requested, and the log-probability of hard choices.
+# A function of query, key, value, score, mask, bias and request that returns the output, the requested weights or their
+# summary, and the log-probability of hard choices; or None if its kernel refuses the data.
 Asked = Callable[
     [Tensor, Tensor, Tensor, Any, Any, Any, Request | None], tuple[Tensor, Tensor | Top | None, Tensor | None] | None
 ]
 
-# Takes query, key and value; returns output and log-sum-exp (b, h, q), or None for both.
+# A function of query, key and value that returns the output and the log-sum-exp (b, h, q), or (None, None).
 Both = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | tuple[None, None]]
 
 
 class Result(NamedTuple):
-    """The output and, where they apply, requested weights, and the log-probability and index of hard choices."""
+    """The output, the requested weights, and for hard attention the log-probability and index of the chosen keys."""
 
     output: Tensor
     weights: Tensor | Top | None = None

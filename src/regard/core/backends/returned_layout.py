@@ -1,11 +1,11 @@
-"""The output of cuDNN's attention kernel, with the incoming gradient copied to the layout of the output.
+"""A hook for outputs of cuDNN's attention kernel that copies the incoming gradient to the memory layout of the output.
 
-On CUDA torch caches cuDNN's backward graphs under the layout of query, key and value; the layout of the incoming
-gradient is built into the graph but is not part of the cache key (torch 2.11). A second backward pass over inputs laid
-out alike, with a gradient laid out otherwise, such as that of a mean over the queries, or of a compiled function beside
-a plain one, is read as if it were laid out like the first: the gradients are wrong, silently. The output's layout
-follows the query's, so a gradient laid out like the output always fits. Under vmap the layout cannot be controlled, so
-the other kernels are used.
+torch caches cuDNN's backward graphs under the strides of query, key and value. The strides of the incoming gradient are
+built into the graph, but are not part of the cache key (torch 2.11). In a second backward pass with equal strides of
+the inputs but other strides of the gradient (as that of a mean over the queries, or of a compiled function beside an
+eager one), cuDNN reads the gradient with the strides of the first pass, and returns wrong gradients without an error.
+The output's strides follow the query's, so a gradient with the strides of the output always fits the cached graph.
+Under vmap the layout cannot be controlled, so other kernels are used there.
 """
 
 from collections.abc import Callable
@@ -21,20 +21,20 @@ Hook = Callable[[Tensor], Tensor | None]
 
 
 def fed_alike(output: Tensor) -> Tensor:
-    """Return the output; if cuDNN computed it, the gradient that arrives at it gets its strides."""
-    # The output's dtype decides, because autocast may have narrowed float32 inputs.
+    """Return the output; if cuDNN computed it, its incoming gradient is copied to the output's strides."""
+    # The dtype of the output is tested and not that of the inputs, which autocast may have cast from float32.
     if not output.requires_grad or output.dtype not in HALF:
         return output
     if torch.compiler.is_compiling() or transformed() or output.grad_fn is None:
         return returning_alike(output)
-    node = output.grad_fn.name()  # the names of the other kernels' nodes
+    node = output.grad_fn.name()  # it names the kernel; only cuDNN's needs the hook
     return output if "FlashAttention" in node or "EfficientAttention" in node else returning_alike(output)
 
 
 def returning_alike(output: Tensor) -> Tensor:
-    """Return the same tensor; the gradient that arrives at it gets the tensor's strides.
+    """Return the same tensor with a hook that copies its incoming gradient to the tensor's own strides.
 
-    torch itself copies a gradient whose last axis is not contiguous, such as that of a sum.
+    A gradient whose last axis is not contiguous, such as that of a sum, is copied by torch itself.
     """
     if torch.compiler.is_compiling():
         return _ReturningAlike.apply(output)
@@ -46,7 +46,7 @@ def returning_alike(output: Tensor) -> Tensor:
 
 
 class _Hooks(dict[int, Hook]):
-    """The hooks of a tensor: ours, with number -1, runs after those of the caller, which may change the layout."""
+    """The hooks of a tensor. This module's hook (key -1) stays last, as the caller's hooks may change the layout."""
 
     def __setitem__(self, number: int, hook: Hook) -> None:
         ours = self.pop(-1)
@@ -55,13 +55,13 @@ class _Hooks(dict[int, Hook]):
 
 
 def add_hook(output: Tensor, hook: Hook) -> None:
-    """Do the two steps of register_hook: the handle that it returns takes ten times as long to make."""
+    """Register a hook without the handle that `register_hook` returns, whose creation takes ten times as long."""
     output._backward_hooks = _Hooks({-1: hook})
     output.grad_fn._register_hook_dict(output)  # pyrefly: ignore[missing-attribute]
 
 
 def returner(strides: tuple[int, ...]) -> Hook:
-    """Return a hook that gives gradients these strides."""
+    """Return a hook that copies gradients to these strides."""
 
     def returned(grad: Tensor) -> Tensor | None:
         if grad.stride() == strides or grad.stride(-1) != 1:
@@ -72,7 +72,7 @@ def returner(strides: tuple[int, ...]) -> Hook:
 
 
 class _ReturningAlike(torch.autograd.Function):
-    """The version for the compiler, which cannot trace a hook: the gradient is always copied."""
+    """The form of the hook for torch.compile, which cannot trace hooks: the gradient is always copied."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Short sequences on CUDA, each head in one tile of a Triton kernel: a few dozen queries and keys, softmax, dropout.
+"""Softmax attention of at most 64 queries and keys on CUDA: one tile of a Triton kernel for each head.
 
-torch's kernels are made for long sequences: at 32 queries and keys most of what they compute is padding, and sampling
-dropout for that padding costs more than the attention. Scores are scale · Q' K'ᵀ, as for `sdpa`; masks may be causal,
-or hide keys from every query, by lengths or one by one. Masked keys are never loaded.
+torch's kernels are designed for long sequences: at 32 queries and keys most of what they compute is padding, and
+sampling dropout for that padding takes longer than the attention. Scores are scale · Q' K'ᵀ, as for `sdpa`. Masks may
+be causal, or mask the same keys for every query, by lengths or by a bool tensor. Masked keys are never loaded.
 """
 
 import functools
@@ -24,10 +24,10 @@ from regard.kernels import availability, cuda_graphs
 from regard.kernels.availability import TRITON
 
 NAME = "short"
-_LENGTH = 64  # the largest number of queries and of keys, so that one tile holds them
+_LENGTH = 64  # the largest number of queries and of keys, so that one tile holds all of them
 _SIZE = 128
-# The number of heads from which on the time saved exceeds the overhead of the call: inside compiled functions and CUDA
-# graphs, in eager calls, and in eager calls with gradients.
+# The number of heads (over the batch) from which on this kernel saves more time than its call takes: inside compiled
+# functions and CUDA graphs, in eager calls, and in eager calls with gradients.
 _HEADS, _EAGER, _LEARNING = 512, 2048, 8192
 
 
@@ -43,7 +43,7 @@ def refuses(problem: Problem) -> str | None:
 
 
 def _does_not_fit(problem: Problem) -> str | None:
-    """Return the reason why the kernel cannot take the shapes, or None."""
+    """Return the reason why the kernel does not support the shapes or the bias, or None."""
     queries, keys = problem.shape[-2:]
     if not (0 < queries <= _LENGTH and 0 < keys <= _LENGTH):
         return f"at most {_LENGTH} queries and keys, got {queries} and {keys}"
@@ -68,7 +68,7 @@ def _mask_refused(problem: Problem) -> str | None:
 
 
 def not_worth_it(problem: Problem) -> str | None:
-    """Return a reason where another kernel is faster, or None."""
+    """Return the reason why another kernel is faster for the problem, or None."""
     if decoding_step.serves(problem):
         return "a decoding step has a kernel of its own"
     found = clauses(problem.mask, *problem.shape[-2:])
@@ -78,7 +78,7 @@ def not_worth_it(problem: Problem) -> str | None:
     if masked or (problem.dropout > 0.0 and not learning):
         return None
     if eager and not learning and problem.query.shape[-1] % 8:
-        return None  # torch would copy the tensors to a multiple of 16 bytes
+        return None  # torch's kernels would first copy the tensors, to pad each vector to a multiple of 16 bytes
     least = _LEARNING if learning else _EAGER if eager else _HEADS
     if math.prod(problem.shape[:-2]) < least or problem.shape[-2] <= decoding_step.MOST:
         return f"few: under {least} heads in all, without padding, torch's kernel starts sooner"
@@ -100,8 +100,8 @@ def attend(problem: Problem) -> Result:
     from regard.kernels.triton.short_attention import short_attention  # imported here, because it imports Triton
 
     if not isinstance(problem.score, (Dot, ScaledDot)):
-        # The kernel never loads padding, but other scores transform the keys first, and their gradient would be 0 ·
-        # NaN.
+        # The kernel never loads masked keys. But other scores transform the keys before the kernel, and the gradient
+        # of that transformation would be 0 · NaN.
         problem = zero_masked_keys(problem)
     product = problem.score.as_product(problem.query, problem.key)
     found = clauses(problem.mask, *problem.shape[-2:])
@@ -112,7 +112,7 @@ def attend(problem: Problem) -> Result:
     mask = None
     if found.dense:
         mask = functools.reduce(torch.logical_and, found.dense).expand(*lead, 1, 1, keys).reshape(-1, keys)
-    # The seed is sampled on the device, so that each replay of a CUDA graph samples anew.
+    # The seed is sampled on the device, so that each replay of a CUDA graph samples a new one.
     seed = torch.randint(2**31 - 1, (1,), device=problem.device) if problem.dropout > 0.0 else None
     query, key, value = (_four_axes(t) for t in (product.query, product.key, problem.value))
     causal = found.high is not None
@@ -121,9 +121,9 @@ def attend(problem: Problem) -> Result:
 
 
 def direct(problem: Problem) -> Direct | None:
-    """Return a function that runs the kernel alone for all calls with the signature of this one.
+    """Return a function that runs only the kernel, for all calls with the signature of this problem, or None.
 
-    Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
+    It is None if such calls need more than the kernel. The problem must hold the caller's own tensors and no request.
     """
     found, dropout = clauses(problem.mask, *problem.shape[-2:]), problem.dropout
     if found is None or problem.query.ndim != 4 or not isinstance(problem.score, (Dot, ScaledDot)):
@@ -151,7 +151,7 @@ def direct(problem: Problem) -> Direct | None:
 
 
 def _lengths_alone(problem: Problem) -> bool:
-    """Return whether the mask is one length for each sequence, causal or not."""
+    """Return whether the mask is one length for each sequence, alone or together with a band."""
     mask = beside_a_band(problem.mask)
     return isinstance(mask, Padding) and mask.lengths.shape == (problem.query.shape[0], 1)
 

@@ -1,6 +1,6 @@
-"""Sparsemax and entmax of dot products on CUDA by whole rows: which problems qualify, and the size of a block.
+"""Sparsemax and entmax of dot products on CUDA, computed one block of whole rows at a time.
 
-`regard.kernels.entmax_rows` computes them.
+This module decides which problems qualify and how large a block is; `regard.kernels.entmax_rows` computes a block.
 """
 
 import math
@@ -16,12 +16,14 @@ from regard.core.problem import Problem
 from regard.kernels import entmax_rows
 
 BYTES = 64 * 2**20  # bytes of the scores of a block
-ROWS = 256  # the smallest number of rows; below it, fewer slices are computed at once instead
+ROWS = 256  # a block has at least this many rows where possible; fewer slices (batch times heads) are computed at once
 
 
 def serves(problem: Problem) -> bool:
-    """Return whether this is a dot product in at most float32, with a band and lengths at most, and rows that fit
-    registers."""
+    """Return whether this is sparsemax or entmax of dot products on CUDA that the kernels of `entmax_rows` support.
+
+    The dtype is at most float32, the mask consists of a band and lengths at most, and a row fits the registers.
+    """
     found = clauses(problem.mask, *problem.shape[-2:])
     if found is None or found.segments or found.dense or problem.bias is not None or problem.bad_keys is not None:
         return False
@@ -37,14 +39,14 @@ def serves(problem: Problem) -> bool:
 
 
 def working_bytes(problem: Problem) -> int:
-    """Return the bytes of a block's scores and outputs, per-chunk rows, and the chunks of keys and values."""
+    """Return the bytes of a block's scores, its queries and outputs per chunk of keys, and the keys and values."""
     at_once, rows, keys = _block(problem)
     chunks, sizes = -(-keys // entmax_rows.CHUNK), problem.query.shape[-1] + problem.value.shape[-1]
     return 4 * at_once * chunks * (rows * (entmax_rows.CHUNK + sizes) + entmax_rows.CHUNK * sizes)
 
 
 def _block(problem: Problem) -> tuple[int, int, int]:
-    """Return the number of slices and of rows computed at once, and of keys padded to whole chunks."""
+    """Return the slices (batch times heads) and rows of a block, and the number of keys padded to whole chunks."""
     *lead, queries, keys = problem.shape
     keys += -keys % entmax_rows.CHUNK
     at_once = max(1, min(math.prod(lead), BYTES // (4 * keys * min(queries, ROWS))))
@@ -52,7 +54,7 @@ def _block(problem: Problem) -> tuple[int, int, int]:
 
 
 def attend(problem: Problem) -> Result:
-    """Compute attention by whole rows, in float32."""
+    """Compute attention by blocks of whole rows, in float32."""
     alpha, found = _alpha(problem), clauses(problem.mask, *problem.shape[-2:])
     query, key, value = (t.to(torch.float32) for t in (problem.query, problem.key, problem.value))
     with torch.autocast(problem.device.type, enabled=False):
@@ -86,5 +88,5 @@ def _lengths(found: Clauses, shape: tuple[int, ...]) -> Tensor | None:
 
 
 def _part(rule: entmax_rows.Rule, start: int, count: int) -> entmax_rows.Rule:
-    """Return the mask rule of some slices."""
+    """Return the rule with the lengths of `count` slices from slice `start` on."""
     return rule if rule.lengths is None else replace(rule, lengths=rule.lengths[start : start + count])
