@@ -13,7 +13,7 @@
 
 #define COLUMNS 4 /* columns computed together, so that a row is loaded once for all of them */
 #define TOGETHER 4 /* number of SIMD vectors of features that are summed at once */
-#define HUGE_ONE 1e37f /* replaces inf, which would give NaN in the Newton step of `inverse`; its inverse is negligible */
+#define HUGE_ONE 1e37f /* replaces inf, which gives NaN in the Newton step of `inverse`; 1 / HUGE_ONE is negligible */
 
 int regard_lanes(void) { return LANES; }
 
@@ -31,7 +31,7 @@ typedef struct {
                                           * (z, q, k) to compute sums */
     float *first, *second, *fourth;
     long slices, n_rows, n_columns, features, block;
-    /* The threads share the work: a slice has `units` units, each with `unit_pairs` hidden units of pairs to compute. */
+    /* The threads share the work: a slice has `units` parts, each with `unit_pairs` pairs times features. */
     long segments, units, unit_pairs;
     void (*work)(const void *, long, long);
     atomic_long next;
@@ -97,7 +97,8 @@ static inline long visible(const job *j, long z, long i) {
         change(j, z, row, count, weights, changes);                                                 \
     }
 
-/* Computes the softmax of a row's scores and the weighted sum of the values. `scores` has room for LANES more numbers. */
+/* Computes the softmax of the `count` scores of a row and the weighted sum of the values; `scores` has room for LANES
+ * more numbers. */
 static void weigh(const job *j, long z, long row, long count, float *scores) {
     long e = j->size, x = 0;
     const float *values = j->values + z * j->n_columns * e;
@@ -320,7 +321,7 @@ static void run(job *j, long threads) {
         for (long at = 0; at < count; at++) j->work(j, at / j->units, at % j->units);
         return;
     }
-#ifdef _OPENMP /* torch's own threads, which spin for a while after each of its loops: new threads would compete with them */
+#ifdef _OPENMP /* torch's own threads: they spin after each of torch's loops, so new threads would compete with them */
 #pragma omp parallel for schedule(dynamic, j->block) num_threads(threads)
     for (long at = 0; at < count; at++) j->work(j, at / j->units, at % j->units);
 #else
@@ -436,8 +437,8 @@ ATTEND_CALL(far, far_score_row)
 ATTEND_CALL(near, near_score_row)
 ATTEND_CALL(plain, plain_score_row)
 
-/* Defines a function that computes the gradients of rows (z, q, size_f), columns (z, k, size_f), weights (z, size_f) and
- * values (z, k, e), from the attention weights and the scores' gradients (`changes`) of all pairs. `slope`, `plain`
+/* Defines a function that computes the gradients of rows (z, q, size_f), columns (z, k, size_f), weights (z, size_f)
+ * and values (z, k, e), from the attention weights and the scores' gradients (`changes`) of all pairs. `slope`, `plain`
  * (z, q, f) and `parts` (segments, z, k, f) are working memory. */
 #define GRADIENTS_CALL(NAME)                                                                         \
     static void NAME##_backward(                                                                  \
