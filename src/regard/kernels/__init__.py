@@ -1,7 +1,7 @@
-"""Optimised functions on tensors. They import torch alone, and Triton in `triton/`; they take no records of `core`.
+"""Optimised functions on tensors. They import torch only, and Triton in `triton/`; they take no records of `core`.
 
-Each function names the reference implementation that it must equal. The caller decides whether a kernel applies:
-`core/backends` for attention, `models` for recurrent loops, `decode` for search.
+The docstring of each function names the reference implementation whose results it must equal. The calling code decides
+whether a kernel applies to a call: `core/backends` for attention, `models` for recurrent loops, `decode` for search.
 
 - `additive/`: additive scores on the CPU, the sine series, and the function that calls the CUDA kernels;
 - `recurrent/`: a GRU over sequences and GRU decoders with attention, with their backward passes;
@@ -10,16 +10,16 @@ Each function names the reference implementation that it must equal. The caller 
 - `local_attention`: local attention with dot products on the CPU by `local_attention.c`;
 - `entmax_rows`: sparsemax and entmax attention on CUDA, a block of whole rows at a time;
 - `linear_blocks`: linear attention on the CPU, with its backward pass;
-- `linear_loops`: the same by `linear_attention.c`;
+- `linear_loops`: linear attention on the CPU by `linear_attention.c`, with its backward pass;
 - `performer_products`: linear attention with Performer features by torch's products of matrices on CUDA;
-- `weight_sums`: received weights and entropy on the CPU, computed from the log-sum-exp;
-- `cross_entropy`: output layer and cross-entropy without all logits in memory;
+- `weight_sums`: the weight that each key receives, and the entropy of each query, on the CPU from the log-sum-exp;
+- `cross_entropy`: output layer and cross-entropy without all logits in memory at once;
 - `products`: matrix products on the CPU, by MKL or oneDNN;
 - `cuda_graphs`: a loop of small CUDA kernels recorded once and replayed;
 - `compilation`: functions compiled to C++ at their first call, and cached;
 - `native_library`: C files of this package, compiled once for a machine and loaded from the user's cache; the text of
-  `vectors.h`, SIMD vectors, and `bfloat16.h`, products of bfloat16, precedes each;
-- `derivatives`: the error of a backward pass that cannot be differentiated again;
+  `vectors.h` (SIMD vectors) and `bfloat16.h` (products of bfloat16 matrices) precedes each C file;
+- `derivatives`: the error raised when a backward pass that has no derivative is differentiated;
 - `availability`: whether Triton is installed, the current GPU, and whether a CUDA graph is being captured;
 - `device_memory`: the working memory that a computation may take on a device;
 - `dtypes`: groups of dtypes.

@@ -1,6 +1,6 @@
 """Whether Triton is installed, which GPU is the current one, and whether a CUDA graph is being captured.
 
-These are constants, because torch.compile can use constants without tracing the code that computes them.
+`TRITON` is a constant, because torch.compile can use a constant without tracing the code that computes it.
 """
 
 import importlib.util
@@ -9,7 +9,8 @@ from collections.abc import Callable
 import torch
 
 TRITON = importlib.util.find_spec("triton") is not None
-# For tensors on CUDA, which is then initialised: torch's wrapper tests that, which takes several times as long.
+# Returns the index of the current GPU. Call it only for tensors on CUDA: torch.cuda.current_device also tests at each
+# call that CUDA is initialised, which takes several times as long.
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 

@@ -1,22 +1,24 @@
-/* Products of matrices of bfloat16 with sums in float32, by AMX or by AVX-512: the text after `vectors.h` in every C file.
+/* Products of bfloat16 matrices with sums in float32, by AMX or AVX-512. `native_library` puts this text after
+ * `vectors.h` before each C file.
  *
- * The left operand has rows of bfloat16. The right one is packed in tiles of 32 numbers of the depth and 16 columns: a row
- * of a tile holds two numbers of the depth for each column. The tiles of 16 columns follow each other.
+ * The depth of a product is the axis that it sums over. The left operand is stored as rows of bfloat16. The right
+ * operand is packed in tiles of a depth of 32 and 16 columns: a row of a tile holds, for each column, two numbers that
+ * are adjacent in the depth. All tiles of the first 16 columns precede those of the next 16.
  */
 
 #if defined(__AVX512BF16__) && LANES == 16
 #define BFLOAT16_PRODUCTS 1
 #define DEPTH 32
-#define TILE_SIZE 256 /* in pairs */
+#define TILE_SIZE 256 /* the number of pairs of bfloat16 in a tile of the right operand */
 
 static inline long in_tiles(long n, long size) { return (n + size - 1) / size; }
 
-/* A mask of the first n of 32 numbers. */
+/* Returns the mask that selects the first n of 32 numbers. */
 static inline __mmask32 first(long n) { return n >= 32 ? 0xffffffffu : n <= 0 ? 0 : (1u << n) - 1; }
 static inline __m512i load_first(const uint16_t *from, long n) { return _mm512_maskz_loadu_epi16(first(n), from); }
 static inline __m512bh as_pairs(__m512i x) { return (__m512bh)x; }
 
-/* Two vectors of 16 numbers as 16 pairs, each rounded to bfloat16. */
+/* Returns the 16 pairs (even[n], odd[n]), each number rounded to bfloat16. */
 static inline __m512i pairs_of(vec even, vec odd) {
     const __m512i order = _mm512_set_epi32(
         0x1f000f, 0x1e000e, 0x1d000d, 0x1c000c, 0x1b000b, 0x1a000a, 0x190009, 0x180008, 0x170007, 0x160006, 0x150005,
@@ -24,27 +26,28 @@ static inline __m512i pairs_of(vec even, vec odd) {
     return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
 }
 
-/* `size` numbers times `by`, rounded to bfloat16. */
+/* Writes `size` numbers multiplied by `by`, rounded to bfloat16. */
 static void save_row(const float *from, long size, float by, uint16_t *to) {
     for (long x = 0; x < size; x += 16)
         _mm256_mask_storeu_epi16(to + x, (__mmask16)first(size - x),
                                  (__m256i)_mm512_cvtneps_pbh(MUL(LOAD(from + x), ALL(by))));
 }
 
-/* `size` numbers, a multiple of 32, rounded to bfloat16. */
+/* Writes `size` numbers rounded to bfloat16; `size` is a multiple of 32. */
 static void narrow(const float *from, long size, uint16_t *to) {
     for (long x = 0; x < size; x += 32)
         _mm512_storeu_si512(to + x, (__m512i)_mm512_cvtne2ps_pbh(LOAD(from + x + 16), LOAD(from + x)));
 }
 
-/* Rows as a left operand: padded to 16 or 32 rows and to a multiple of 32 numbers with zeros. */
+/* Copies rows as a left operand: padded with zeros to a multiple of 16 rows, of `width` numbers (a multiple of 32). */
 static void copy_rows(const uint16_t *from, long stride, long rows, long size, uint16_t *to, long width) {
     for (long i = 0; i < in_tiles(rows, 16) * 16; i++, to += width)
         for (long x = 0; x < width; x += 32)
             _mm512_storeu_si512(to + x, i < rows ? load_first(from + i * stride + x, size - x) : _mm512_setzero_si512());
 }
 
-/* Pairs of rows 2 i and 2 i + 1 of 32 rows and 16 columns; those beyond `rows` and `size` are zeros. */
+/* Loads 32 rows of 16 columns as 16 vectors of pairs: vector i holds rows 2 i and 2 i + 1, a pair for each column.
+ * Numbers beyond `rows` and `size` are 0. */
 static inline void load_pairs(const uint16_t *from, long stride, long rows, long size, vec *pairs) {
     __mmask16 inside = (__mmask16)first(size);
     for (long i = 0; i < 16; i++) {
@@ -56,7 +59,7 @@ static inline void load_pairs(const uint16_t *from, long stride, long rows, long
     }
 }
 
-/* The right operand whose columns are the rows (rows, size), padded to `width` columns. */
+/* Packs the transpose of a matrix (rows, size) as a right operand: its rows become columns, padded to `width`. */
 static void pack_rows(const uint16_t *from, long stride, long rows, long size, uint32_t *to, long width) {
     for (long i = 0; i < width; i += 16)
         for (long x = 0; x < size; x += DEPTH, to += TILE_SIZE) {
@@ -68,7 +71,7 @@ static void pack_rows(const uint16_t *from, long stride, long rows, long size, u
         }
 }
 
-/* The right operand (rows, size) itself, padded to a depth of `width`. */
+/* Packs a matrix (rows, size) as a right operand: its rows are the depth, padded to `width`. */
 static void pack(const uint16_t *from, long stride, long rows, long size, uint32_t *to, long width) {
     for (long x = 0; x < size; x += 16)
         for (long i = 0; i < width; i += DEPTH, to += TILE_SIZE) {
@@ -78,14 +81,14 @@ static void pack(const uint16_t *from, long stride, long rows, long size, uint32
         }
 }
 
-/* The right operand of 32 rows of float32, rounded. */
+/* Packs 32 rows of float32, rounded to bfloat16, as a right operand of depth 32. */
 static void pack_block(const float *from, long stride, long columns, uint32_t *to) {
     for (long x = 0; x < columns; x += 16)
         for (long i = 0; i < 32; i += 2, to += 16)
             _mm512_store_si512(to, pairs_of(LOAD(from + i * stride + x), LOAD(from + (i + 1) * stride + x)));
 }
 
-/* The transpose of up to 32 rows as a left operand: (size, 32). */
+/* Writes the transpose of up to 32 rows as a left operand (size, 32). */
 static void turn_block(const uint16_t *from, long stride, long rows, long size, uint16_t *to) {
     for (long x = 0; x < size; x += 16) {
         vec square[16];
@@ -95,7 +98,7 @@ static void turn_block(const uint16_t *from, long stride, long rows, long size, 
     }
 }
 
-/* The transpose of (size, rows) in float32, rounded, to rows of `size` numbers. */
+/* Writes the transpose of a float32 matrix (size, rows): rows of `size` numbers, rounded to bfloat16 if `half`. */
 static void save_turned(const float *from, long stride, long rows, long size, long half, void *to) {
     for (long i = 0; i < rows; i += 16)
         for (long x = 0; x < size; x += 16) {
@@ -111,7 +114,7 @@ static void save_turned(const float *from, long stride, long rows, long size, lo
         }
 }
 
-/* Scores of a few rows (padded to a multiple of 32) with keys (count, size) as they are. */
+/* Writes the scores of m rows (padded to a multiple of 32 numbers) with keys (count, size), which are not packed. */
 static void score_few(long m, const uint16_t *rows, long row, const uint16_t *keys, long stride, long count, long size,
                       float *scores, long width) {
     for (long j = 0; j < count; j += 4) {
@@ -128,7 +131,8 @@ static void score_few(long m, const uint16_t *rows, long row, const uint16_t *ke
     }
 }
 
-/* Columns x to x + 32 v of the sums of `count` rows of bfloat16, for m rows of weights. */
+/* Writes, for each of m rows of weights, the first 32 v columns of the weighted sum of `count` rows of bfloat16.
+ * The rows have `left` columns; columns beyond them count as 0. */
 static inline __attribute__((always_inline)) void sum_tile(
     const int m, const int v, const float *weights, long width, long count, const uint16_t *rows, long stride, long left,
     float *out, long out_row) {
@@ -155,7 +159,8 @@ static inline __attribute__((always_inline)) void sum_tile(
         }
 }
 
-/* Sums of rows (count, size) for m <= 4 rows of weights; `out_row` is a multiple of 32. */
+/* Writes the weighted sums of rows (count, size) for m <= 4 rows of weights; `out_row`, the number of columns in a row
+ * of the result, is a multiple of 32. */
 static void sum_few(long m, const float *weights, long width, long count, const uint16_t *rows, long stride, long size,
                     float *out, long out_row) {
     for (long x = 0; x < size;) {
@@ -168,12 +173,13 @@ static void sum_few(long m, const float *weights, long width, long count, const 
     }
 }
 
-/* AMX needs the permission of the system, once in a process, and a configuration in each thread. That of the caller is
- * restored, because other libraries do not set theirs in every call. */
+/* Returns whether AMX may be used. AMX needs a permission from Linux once per process, and a configuration of its tiles
+ * in each thread. `end_tiles` restores the configuration that the thread had before, because other libraries do not set
+ * theirs in every call. */
 static int with_amx(void) {
 #ifdef __AMX_BF16__
     long syscall(long, ...);
-    static _Atomic int state; /* 0: not asked, 1: yes, 2: no */
+    static _Atomic int state; /* 0: permission not requested yet, 1: granted, 2: refused */
     if (!state) state = syscall(158, 0x1023, 18) == 0 ? 1 : 2; /* arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) */
     return state == 1;
 #else
@@ -200,8 +206,8 @@ static void end_tiles(const char *saved) {
 #endif
 }
 
-/* c = or += a b for m tiles of 16 rows, `columns` tiles of 16 columns and `depth` tiles of 32; `b_column` is the number of
- * tiles from 16 columns of b to the next. */
+/* Computes c = a b, or c += a b if `more`, for m tiles of 16 rows, `columns` tiles of 16 columns and `depth` tiles of
+ * 32. `b_column` is the number of tiles of b that hold 16 of its columns. */
 static void multiply_tiles(long m, long columns, long depth, const uint16_t *a, long a_row, const uint32_t *b,
                            long b_column, float *c, long c_row, int more) {
     b_column *= TILE_SIZE;

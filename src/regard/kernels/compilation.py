@@ -1,6 +1,6 @@
-"""Compilation of a function of tensors to C++ for the CPU at its first call; the result is cached.
+"""Compilation of a function of tensors to C++ for the CPU by torch.compile, at the first call of the function.
 
-The compiled function equals the original; torch caches the C++ on disk for later processes.
+The compiled function returns what the original returns. torch caches the compiled code on disk for later processes.
 """
 
 import functools
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 _log = logging.getLogger("regard")
-_LONG = 2.0  # seconds of compilation from which on the log mentions it
+_LONG = 2.0  # a compilation that takes more seconds than this is logged
 
 
 def compiler() -> bool:
@@ -26,10 +26,10 @@ def compiler() -> bool:
 
 @functools.cache
 def compiled(form: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function `form` compiled for any sizes, for use inside loops with their own backward pass.
+    """Return the function `form` compiled for any sizes, for loops that have their own backward pass.
 
-    Arguments are passed as tensors that are not views and need no gradient: for views the compiler would compile once
-    per kind of base, and give up after eight.
+    The compiled function receives `.data` of each argument, a tensor that is not a view and needs no gradient: for
+    views torch.compile would compile once for each kind of base tensor, and stop compiling after eight kinds.
     """
     function: Callable[..., Any] | None = None
 

@@ -1,8 +1,8 @@
 """Output layer and cross-entropy as one operation, so that the logits of a batch are never all in memory.
 
-Logits are computed for some rows at a time, in the dtype of the states, with their log-sum-exp in float32; the
-gradients of that part follow at once and its logits are discarded. The forward pass stores a gradient for the states
-and one for the weight, not tokens × vocabulary numbers.
+Logits are computed for a part of the rows at a time, in the dtype of the states, and their log-sum-exp in float32. The
+gradients of that part are computed at once, and its logits are freed. The forward pass stores the gradients of the
+states, the weight and the bias, not tokens × vocabulary numbers.
 """
 
 import functools
@@ -16,7 +16,7 @@ from regard.kernels.availability import TRITON
 from regard.kernels.dtypes import HALF
 from regard.kernels.products import matrix
 
-# Logits computed at a time: enough to fill a GPU, few enough for a CPU's cache.
+# The number of logits computed at a time: enough to keep a GPU busy, few enough for a CPU's cache.
 _NUMBERS = {"cuda": 2**27, "cpu": 2**22}
 _TILE = 128
 
@@ -32,7 +32,7 @@ def summed(
     rows: int | None,
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the summed loss, and its gradients with respect to states, weight and bias: empty where not requested.
+    """Return the summed loss, and its gradients with respect to states, weight and bias, empty where not `wanted`.
 
     Reference implementation: `torch.nn.functional.cross_entropy` of `states @ weight.T + bias`, with reduction="sum".
     """
@@ -40,7 +40,7 @@ def summed(
         real = (target != ignore).nonzero().squeeze(1) if states.device.type == "cpu" else target
         if len(real) == len(target):
             return _by_rows(states, weight, bias, target, smoothing, ignore, rows, wanted)
-        # Ignored rows need no logits. On a GPU counting them would be a synchronisation.
+        # No logits are computed for ignored rows. On a GPU they are computed: counting rows would synchronise with it.
         loss, some, to_weight, to_bias = _by_rows(
             states[real], weight, bias, target[real], smoothing, ignore, rows, wanted
         )
@@ -91,7 +91,7 @@ def _parts(length: int, rows: int) -> list[slice]:
 
 
 def _rows(states: Tensor, weight: Tensor) -> int:
-    """Return the number of rows per part: parts of equal size, in multiples of a matrix product's tile."""
+    """Return the number of rows in a part: parts of about equal size, a multiple of a matrix product's tile."""
     most = _NUMBERS.get(states.device.type, _NUMBERS["cpu"])
     parts = -(-states.shape[0] * weight.shape[0] // most)
     even = -(-states.shape[0] // max(1, parts))
@@ -99,7 +99,7 @@ def _rows(states: Tensor, weight: Tensor) -> int:
 
 
 def _check_targets(target: Tensor, ignore: int, vocabulary: int) -> None:
-    """Check targets on the CPU only: on a GPU the check would synchronise; there a wrong target makes the loss NaN."""
+    """Raise ValueError for a wrong target on the CPU; on a GPU, where a check would synchronise, the loss is NaN."""
     if target.device.type != "cpu":
         return
     wrong = (target != ignore) & ((target < 0) | (target >= vocabulary))
@@ -122,8 +122,8 @@ def _total(rows: Tensor) -> Tensor:
     """Return the sum of all rows, accumulated in at least float32."""
     if rows.device.type != "cpu" or rows.dtype != torch.bfloat16:
         return rows.sum(0, dtype=_wide(rows.dtype))
-    # On the CPU a sum would first copy all rows to float32. A matrix product accumulates in float32 and rounds once; a
-    # sum in float16 would overflow.
+    # On the CPU `sum` would first copy all rows of bfloat16 to float32. A matrix product accumulates in float32 and
+    # rounds once. Rows of float16 are summed in float32 above, because a result in float16 could overflow.
     return (rows.new_ones(1, len(rows)) @ rows).squeeze(0).to(_wide(rows.dtype))
 
 
@@ -132,9 +132,10 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 class _Space(NamedTuple):
-    """Buffers (rows, v) in three dtypes, reused by the parts of a batch on the CPU.
+    """Buffers (rows, vocabulary) on the CPU, used again for each part of a batch: logits, weights and gradients.
 
-    Fresh allocations would be mapped again for each part, which costs more than the computation.
+    With new allocations the operating system would map new pages for each part, which takes longer than the
+    computation.
     """
 
     wide: Tensor
@@ -152,14 +153,15 @@ class _Space(NamedTuple):
 def _losses(
     logits: Tensor, target: Tensor, smoothing: float, ignore: int, gradient: bool, space: _Space | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of each row and, on request, the gradients of the losses with respect to the logits."""
+    """Return the loss of each row and, with `gradient`, the gradients of the losses with respect to the logits."""
     exact, rows, vocabulary = _wide(logits.dtype), *logits.shape
     copied = space is not None and exact != logits.dtype
     z = space.wide[:rows].copy_(logits) if space is not None and copied else logits.to(exact)
     real = target != ignore
     label = torch.where(real, target, 0).clamp(0, vocabulary - 1).unsqueeze(1)
     if gradient:
-        # softmax loads each row into the cache once. Its largest weight is e^{z - lse} of the largest logit.
+        # The log-sum-exp follows from softmax, which reads each row from memory only once: the largest weight of a row
+        # is e^{z - lse} for its largest logit z.
         weights = torch.softmax(z, 1) if space is None else torch.softmax(z, 1, out=space.weights[:rows])
         lse = z.amax(1, keepdim=True) - weights.amax(1, keepdim=True).log()
     else:
@@ -171,14 +173,14 @@ def _losses(
         if smoothing > 0.0:
             weights.sub_(smoothing / vocabulary)
         weights.scatter_add_(1, label, torch.full_like(lse, smoothing - 1))
-        if space is None or not bool(real.all()):  # on a GPU this test would be a synchronisation
+        if space is None or not bool(real.all()):  # tested on the CPU only: on a GPU the test would synchronise
             weights.mul_(real.unsqueeze(1))
     losses = torch.where(real, loss.squeeze(1), 0)
     return losses, space.narrow[:rows].copy_(weights) if space is not None and copied else weights.to(logits.dtype)
 
 
 def _kernel(states: Tensor, rows: int, vocabulary: int) -> Any:
-    """Return the Triton implementation on CUDA and in Triton's interpreter, the one in torch operations elsewhere."""
+    """Return the Triton implementation on CUDA and in Triton's interpreter, else `_losses`, of torch operations."""
     fast = states.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
     if fast and states.dtype != torch.float64 and TRITON:
         from regard.kernels.triton.softmax_loss import overwrite  # imported here, because it imports Triton

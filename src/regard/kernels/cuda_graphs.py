@@ -1,4 +1,7 @@
-"""CUDA graphs: work recorded once and replayed as one launch; loops of small kernels, recorded for each shape."""
+"""CUDA graphs: a sequence of kernel launches recorded once and replayed as one launch.
+
+`capture` records any function; `run` records a loop of small kernels once for each combination of shapes.
+"""
 
 import gc
 from collections import OrderedDict
@@ -13,11 +16,12 @@ Loop = Callable[..., tuple[Tensor | None, ...]]
 Outcome = TypeVar("Outcome")
 
 _MOST = 16  # the largest number of cached graphs
-_AGAIN = 2  # capture at the second occurrence of the same shapes: capturing costs as much as about ten runs
+_AGAIN = 2  # capture at the second occurrence of the same shapes: a capture takes as long as about ten runs
 _OFTEN = 32  # if the cache is full, capture at this occurrence and evict the least recently used graph
-_SHAPES = 1024  # the largest number of shapes counted
+_SHAPES = 1024  # the largest number of combinations of shapes whose occurrences are counted
 
-recording = False  # inside `recorded`: a replay has no host overhead, so kernels are chosen by device time alone
+# True inside `recorded`. A replay of a graph has no host overhead, so kernels are then chosen by device time only.
+recording = False
 
 
 def capture(
@@ -25,8 +29,8 @@ def capture(
 ) -> tuple[torch.cuda.CUDAGraph, Outcome]:
     """Capture the launches of `work` as a CUDA graph without running it; return the graph and the result of `work`.
 
-    Each replay fills the returned tensors. `work` must have run before, because nothing may be compiled or loaded
-    during capture. Graphs that share a `pool` must run one after another.
+    Each replay writes its results to the returned tensors. `work` must have run once before, because nothing may be
+    compiled or loaded during capture. Graphs that share a memory `pool` must run one after another.
     """
     with aside(device), _uncollected():
         graph = torch.cuda.CUDAGraph()
@@ -40,7 +44,7 @@ def capture(
 
 @contextmanager
 def recorded() -> Iterator[None]:
-    """Mark work that is run for a graph: its first run, which compiles its kernels, and its capture."""
+    """Set `recording` during the run that compiles the kernels of a graph, and during its capture."""
     global recording
     before, recording = recording, True
     try:
@@ -51,11 +55,11 @@ def recorded() -> Iterator[None]:
 
 @contextmanager
 def aside(device: torch.device) -> Iterator[None]:
-    """Switch to a separate stream, as capture requires; the usual stream waits for it. On the CPU, do nothing."""
+    """Switch to a separate stream, as capture requires; the previous stream waits for it. On the CPU, do nothing."""
     if device.type != "cuda":
         yield
         return
-    with torch.cuda.device(device):  # the given device may differ from the current one
+    with torch.cuda.device(device):  # `device` may differ from the current device
         usual, side = torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(usual)
         with torch.cuda.stream(side):
@@ -65,7 +69,7 @@ def aside(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Disable garbage collection, which must not free tensors during capture."""
+    """Disable Python's garbage collection, because no tensor may be freed during capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -76,7 +80,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def run(loop: Loop, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """Return loop(*tensors), on CUDA replayed as one graph once the same shapes have occurred before.
+    """Return loop(*tensors); on CUDA the loop is captured when shapes occur again, and replayed as one graph.
 
     The loop must launch the same kernels for the same shapes and never synchronise. Results are copies, so later
     replays do not overwrite them.
@@ -113,7 +117,7 @@ def _capturing(device: torch.device) -> bool:
 
 
 def _key(loop: Loop, tensors: Sequence[Tensor | None], first: Tensor) -> tuple[Any, ...]:
-    """Return the properties of tensors that decide which kernels are launched."""
+    """Return the properties of a call on which the launched kernels depend, as a key of the cache of graphs."""
     shapes = tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors)
     precision = torch.backends.cuda.matmul.fp32_precision
     stream = torch.cuda.current_stream(first.device).cuda_stream
@@ -121,7 +125,7 @@ def _key(loop: Loop, tensors: Sequence[Tensor | None], first: Tensor) -> tuple[A
 
 
 class _Graph:
-    """A loop captured with tensors at fixed addresses, all on one device."""
+    """A loop captured as a CUDA graph with copies of its input tensors at fixed addresses, all on one device."""
 
     def __init__(self, loop: Loop, tensors: Sequence[Tensor | None], device: torch.device) -> None:
         self.inputs = [None if tensor is None else tensor.detach().clone() for tensor in tensors]

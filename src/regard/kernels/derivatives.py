@@ -6,6 +6,6 @@ REFERENCE = ": use backend='reference' for second derivatives"
 
 
 def once_only(subject: str, instead: str = "") -> None:
-    """Raise if the backward pass is itself being differentiated: its graph would end here without an error."""
+    """Raise RuntimeError if autograd records this backward pass for second derivatives, which would be incomplete."""
     if torch.is_grad_enabled():
         raise RuntimeError(f"{subject} is differentiable once{instead}")

@@ -1,9 +1,10 @@
-"""Sparsemax and entmax of dot products on CUDA: a block of whole rows at a time, O(n · block) memory in training too.
+"""Sparsemax and entmax of dot products on CUDA, a block of whole rows at a time: O(n · block) memory, also in training.
 
-Chunks of keys are the first axis, (chunks, slices, C, size), so a block of rows against some chunks is one batched
-product over contiguous memory. A few rows against many keys would leave most of the GPU idle, because one
-multiprocessor sums over all keys; here each chunk has its own, and their outputs are added. The backward pass
-recomputes the scores of a block of whole rows, so only the thresholds are stored.
+Keys and values are stored in chunks of C keys, (chunks, slices, C, size), so that the products of a block of rows with
+some chunks are one batched product over contiguous memory. If a product of a few rows with many keys were not divided,
+one multiprocessor would sum over all keys, and most of the GPU would be idle; with chunks, each chunk has a
+multiprocessor of its own, and the outputs of the chunks are added. The backward pass recomputes the scores of a block
+of rows, so the forward pass stores only the largest score and the threshold of each row.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ LONGEST = 32_768  # the longest row, in keys, that a kernel holds in registers
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """The keys that a row may attend, its normaliser, and the number of rows computed at a time."""
+    """The band and lengths of keys that rows may attend to, α of entmax, and the number of rows computed at a time."""
 
     alpha: float
     low: int | None
@@ -30,27 +31,27 @@ class Rule:
     rows: int
 
     def columns(self, i0: int, i1: int, keys: int) -> tuple[int, int]:
-        """Return the chunks in which rows i0 to i1 may attend anything."""
+        """Return the first chunk that contains a key of the band of rows i0 to i1, and the chunk after the last one."""
         first = 0 if self.low is None else min(max(0, i0 + self.low), keys)
         last = keys if self.high is None else min(max(first, i1 + self.high), keys)
         return first // CHUNK, -(-last // CHUNK)
 
     def limits(self, i0: int, c0: int, keys: int) -> dict[str, Any]:
-        """Return the rule as kernel arguments."""
+        """Return the keyword arguments of the kernels for rows from `i0` and chunks from `c0`."""
         return {"i0": i0, "j0": c0 * CHUNK, "n": keys, "low": self.low, "high": self.high, "lengths": self.lengths}
 
 
 def climbs(alpha: float, keys: int) -> bool:
-    """Return whether the kernels can find the threshold of such rows.
+    """Return whether the kernels can compute the threshold of rows with so many keys, by Newton's method.
 
-    For α > 2 the sum is not convex, and Newton's method does not converge to its root. Near 1 the power is too steep
-    for float32.
+    For α > 2 the sum of the weights is not a convex function of the threshold, and Newton's method does not converge.
+    For α near 1 its exponent 1 / (α − 1) is too large for float32.
     """
     return 1.05 <= alpha <= 2 and 0 < keys <= LONGEST and TRITON
 
 
 def attend(rule: Rule, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return entmax(query keyᵀ) value over (slices, q, d), (slices, k, d), (slices, k, e), float32.
+    """Return entmax(query keyᵀ) value for float32 query (slices, q, d), key (slices, k, d), value (slices, k, e).
 
     Reference implementation: `regard.core.normalizers.Entmax` (Sparsemax for alpha 2) on the scores of `reference`.
     """
@@ -88,7 +89,7 @@ class _Rows(torch.autograd.Function):
 def _gradients(
     rule: Rule, change: Tensor, query: Tensor, key: Tensor, value: Tensor, found: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return gradients of query, key and value."""
+    """Return the gradients of query, key and value; `found` holds the largest score and the threshold of each row."""
     from regard.kernels.triton import entmax  # imported here, because it imports Triton
 
     keys, queries = key.shape[-2], query.shape[-2]
@@ -109,7 +110,7 @@ def _gradients(
 
 
 def _chunked(tensor: Tensor) -> Tensor:
-    """Return (slices, keys, size) as (chunks, slices, CHUNK, size), padded with zeros."""
+    """Return a tensor (slices, keys, size) rearranged as (chunks, slices, CHUNK, size), padded with zeros."""
     missing = -tensor.shape[-2] % CHUNK
     padded = torch.nn.functional.pad(tensor, (0, 0, 0, missing)) if missing else tensor
     return padded.unflatten(-2, (-1, CHUNK)).transpose(0, 1).contiguous()
@@ -120,7 +121,7 @@ def _whole(chunked: Tensor, keys: int) -> Tensor:
 
 
 def _spread(tensor: Tensor, chunks: int) -> Tensor:
-    """Return the rows repeated for every chunk in memory, because a batched product needs equal strides."""
+    """Return the rows copied for every chunk, because a batched product requires equal strides between its matrices."""
     return tensor.expand(chunks, *tensor.shape).contiguous()
 
 

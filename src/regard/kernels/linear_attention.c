@@ -1,38 +1,43 @@
-/* Linear attention with elu or Performer features on a CPU, forward and backward, in one parallel region each. Its text follows
- * that of dot_attention.c, whose products of matrices it uses. Reference: `regard.core.linear`.
+/* Linear attention with elu or Performer features on a CPU; forward and backward pass are one parallel region each. This
+ * text is compiled after that of dot_attention.c, whose functions it uses (multiply, load, save, transpose).
+ * Reference implementation: `regard.core.linear`.
  *
- * With S = sum of phi(k_j) v_j^T and z = sum of phi(k_j) the output is phi(q_i) S / phi(q_i) z. A unit of work is a head of
- * one sequence. With a chunk, the pairs of its rows and keys are computed one by one, and S is that of the chunks before;
- * rows of a causal pass depend on no later position, not in a single bit. Everything is computed in float32.
+ * With S = sum of phi(k_j) v_j^T and z = sum of phi(k_j) the output is phi(q_i) S / phi(q_i) z. A unit of work is a head
+ * of one sequence. If positions are divided into chunks, every pair of a query and a key of the same chunk is computed,
+ * and S and z sum over the keys of earlier chunks. Rows of causal attention do not depend on later positions, to the last
+ * bit. Everything is computed in float32.
  */
 
-#define VALUE 1e12f /* bounds of values and divisors within which no product overflows or underflows */
+/* No product overflows or underflows if absolute values are less than VALUE and divisors between LEAST and MOST. */
+#define VALUE 1e12f
 #define LEAST 1e-25f
 #define MOST 1e25f
-#define EXPONENT 80.0f /* bound of the exponents of Performer features */
+#define EXPONENT 80.0f /* the largest absolute exponent of Performer features */
 
-/* Python fills an array of `long` in this order. */
+/* Shape and strides of a call; Python fills an array of `long` in this order. `half` is 1 for bfloat16. */
 typedef struct {
     long batch, heads, queries, keys, size, value_size, half, causal;
-    long chunk; /* rows of a chunk; 0: no pairs, S of all keys */
+    long chunk; /* the number of rows in a chunk; 0: S sums over all keys, and no pairs are computed */
     long query[3], key[3], value[3]; /* strides of batch, head and token */
-    long features, row, column;      /* number of features, and the strides of Performer's two matrices */
+    long features, row, column;      /* the number of features, and the row strides of `rows` and `columns` below */
 } linear_shape;
 
 typedef struct {
     const linear_shape *s;
-    const char *query, *key, *value, *output, *change; /* the last two (batch, heads, queries, value_size), contiguous */
+    /* `output` and its gradient `change` are (batch, heads, queries, value_size), contiguous. */
+    const char *query, *key, *value, *output, *change;
     char *result, *dquery, *dkey, *dvalue;             /* contiguous */
     float *divisor;                                    /* (batch, heads, queries) */
-    const float *rows, *columns; /* Performer's directions divided by size^(1/4), one in a row or column; 0: elu features */
+    /* Performer's directions divided by size^(1/4), one direction in each row or column; null for elu features. */
+    const float *rows, *columns;
     int *bad;
 } linear_call;
 
-/* Memory of a unit, and the pointers of its head. */
+/* The tensors of the head that a unit computes, their sizes, and working memory. */
 typedef struct {
     const char *query, *key, *value, *output, *change;
     long z, size, e, wide, out, half, item;
-    float *x; /* two blocks of vectors */
+    float *x; /* working memory for two blocks of vectors */
 } head;
 
 static head head_of(const linear_call *c, long z) {
@@ -50,7 +55,7 @@ static float dot(const float *a, const float *b, long width) {
     return sum(t);
 }
 
-/* elu(x) + 1 in place of x. Returns whether all numbers were finite. */
+/* Replaces x by elu(x) + 1. Returns whether all numbers were finite. */
 static int elu_features(long rows, long count, long width, float *to) {
     vec check = ALL(0.0f);
     for (long i = 0; i < rows; i++, to += width) {
@@ -64,7 +69,8 @@ static int elu_features(long rows, long count, long width, float *to) {
     return !ANY_NAN(check);
 }
 
-/* exp(w x - |x|^2 / 2 sqrt(size)) / sqrt(count), NaN where the exponent is not within the bounds. */
+/* Writes the features exp(w x - |x|^2 / (2 sqrt(size))) / sqrt(number of features); a feature is NaN if the absolute value
+ * of its exponent exceeds EXPONENT. Returns whether none is. */
 static int performer_features(const linear_call *c, const float *from, long rows, long width, float *to) {
     const linear_shape *s = c->s;
     long inner = whole(s->size);
@@ -84,7 +90,7 @@ static int performer_features(const linear_call *c, const float *from, long rows
     return !ANY_NAN(check);
 }
 
-/* Features of rows as float32; padding is 0. Returns whether all numbers were within the bounds. */
+/* Writes the features of rows as float32, padded with zeros. Returns whether all numbers were within the bounds. */
 static int features_of(const linear_call *c, const head *a, const char *from, long stride, long rows, float *to) {
     int fine = 1;
     if (!c->rows) {
@@ -99,7 +105,7 @@ static int features_of(const linear_call *c, const head *a, const char *from, lo
     return fine;
 }
 
-/* Values as float32, padded with zeros. Returns whether all are within the bounds. */
+/* Copies values as float32, padded with zeros. Returns whether all are finite and their absolute values below VALUE. */
 static int values_of(const char *from, long stride, long half, long rows, long size, long width, float *to) {
     vec big = ALL(0.0f), check = ALL(0.0f);
     load(from, stride, half, rows, size, to, width);
@@ -111,14 +117,14 @@ static int values_of(const char *from, long stride, long half, long rows, long s
     return !ANY_NAN(check) && largest(big) < VALUE;
 }
 
-/* to += the sum of `rows` rows, each times by[i], if given. */
+/* Adds to `to` the sum of `rows` rows, row i multiplied by by[i], if `by` is given. */
 static void add_rows(const float *from, long width, long rows, const float *by, float *to) {
     for (long i = 0; i < rows; i++)
         for (long x = 0; x < width; x += LANES)
             STORE(to + x, FMA(LOAD(from + i * width + x), ALL(by ? by[i] : 1.0f), LOAD(to + x)));
 }
 
-/* Zeros behind the diagonal of the rows from `row` on of a chunk of pairs with `columns` computed columns. */
+/* Sets the pairs of queries with later keys to 0, in the rows from `row` on of a chunk and in `columns` columns. */
 static void triangle(float *pairs, long width, long row, long rows, long columns) {
     for (long i = 0; i < rows; i++)
         for (long x = row + i + 1; x < columns; x++) pairs[i * width + x] = 0.0f;
@@ -137,7 +143,7 @@ static void linear_forward(const linear_call *c, long z) {
     float by[BLOCK];
     memset(S, 0, (size_t)(d * a.out + a.wide) * sizeof(float));
     for (long first = 0, stop; first < s->queries; first = stop) {
-        /* The keys of this chunk; without chunks, all keys before the first row. */
+        /* Loads the keys of this chunk; without chunks, adds all keys to S and z before the first row is computed. */
         for (long key = pairs && s->causal ? first : 0; key < s->keys && (first == 0 || pairs); key += step) {
             long rows = least(step, s->keys - key);
             fine &= features_of(c, &a, a.key + key * s->key[2] * a.item, s->key[2], rows, k);
@@ -180,7 +186,8 @@ static void linear_forward(const linear_call *c, long z) {
     if (!fine) *c->bad = 1;
 }
 
-/* Gradients of outputs divided by the divisors, and their products with the outputs. */
+/* Writes for each row `above`, the gradient of the output divided by the divisor, and `delta`, its dot product with the
+ * output. */
 static void prepare_rows(const linear_call *c, const head *a, long row, long rows, float *above, float *delta, float *room) {
     long at = row * a->e * a->item;
     load(a->change + at, a->e, a->half, rows, a->e, above, a->out);
@@ -192,7 +199,8 @@ static void prepare_rows(const linear_call *c, const head *a, long row, long row
     }
 }
 
-/* Saves the gradients of vectors, the rows `from`, from those of their features. */
+/* Computes the gradients of the vectors in the rows `from` from `grad`, the gradients of their features `mapped`, and
+ * writes them to `to`. */
 static void save_gradient(const linear_call *c, const head *a, const char *from, long stride, long rows,
                           const float *mapped, float *grad, char *to) {
     long width = a->wide, inner = whole(a->size), performer = c->rows != 0;
@@ -216,7 +224,7 @@ static void save_gradient(const linear_call *c, const head *a, const char *from,
     }
 }
 
-/* inner (rows, width) = above_i v_j - delta_i of the pairs of a chunk, 0 behind the diagonal. */
+/* Writes above_i v_j - delta_i to inner (rows, width) for the pairs of a chunk; if `causal`, later keys get 0. */
 static void inner_pairs(const head *a, long causal, long row, long rows, long seen, const float *above, const float *delta,
                         const float *vt, float *inner, long width) {
     multiply(rows, whole(seen), a->e, above, a->out, 1, vt, PANEL, a->e * PANEL, inner, width, 0);
@@ -242,7 +250,8 @@ static void linear_backward(const linear_call *c, long z) {
     a.x = delta + whole(most);
     char *dquery = c->dquery + z * qs * a.size * a.item, *dkey = c->dkey + z * ks * a.size * a.item;
     char *dvalue = c->dvalue + z * ks * a.e * a.item;
-    /* S (e, d) of the keys before, for the queries. */
+    /* Here S is stored transposed, (e, d). It sums over all keys or, if causal, over the keys of earlier chunks, from which
+     * the gradients of the queries are computed in this loop. */
     memset(S, 0, (size_t)sums * sizeof(float));
     memset(ones, 0, (size_t)(2 * a.wide) * sizeof(float));
     for (long first = 0; first < ks && !(pairs && step >= most_of(qs, ks)); first += step) {
@@ -268,7 +277,8 @@ static void linear_backward(const linear_call *c, long z) {
         multiply(a.e, a.wide, n, v, 1, a.out, k, a.wide, 0, S, a.wide, 1);
         add_rows(k, a.wide, n, 0, ones);
     }
-    /* T (d, e) of the queries after, and `rest` = - sum of delta phi(q), for the keys. */
+    /* The gradients of the keys and values are computed from T (d, e) = sum of phi(q_i) above_i^T and `rest` = - sum of
+     * delta_i phi(q_i), over all queries or, if causal, over the queries of later chunks. */
     memset(T, 0, (size_t)sums * sizeof(float));
     for (long first = 0; first < qs && !pairs; first += step) {
         long n = least(step, qs - first);
@@ -285,7 +295,8 @@ static void linear_backward(const linear_call *c, long z) {
         add_rows(q, a.wide, n, delta, rest);
     }
     if (!pairs) transpose(T, a.out, d, a.e, S);
-    long alone = pairs && step >= most_of(qs, ks); /* one chunk: the gradients of the queries are computed here too */
+    /* With a single chunk, the gradients of the queries are computed in the following loop too. */
+    long alone = pairs && step >= most_of(qs, ks);
     for (long first = (ks - 1) / step * step; first >= 0; first -= step) {
         long n = least(step, ks - first), m = causal ? n : qs;
         features_of(c, &a, a.key + first * s->key[2] * a.item, s->key[2], n, k);
@@ -345,7 +356,7 @@ static void run_linear(const linear_call *c, long threads, void (*work)(const li
     for (long z = 0; z < units; z++) work(c, z);
 }
 
-/* Returns 0, or 1 if a number is not finite, or a feature, value or divisor is out of bounds. */
+/* The forward pass. Returns 0, or 1 if a number is not finite, or a feature, value or divisor is out of bounds. */
 int regard_linear_attention(const linear_shape *s, const void *query, const void *key, const void *value, const float *rows,
                             const float *columns, void *output, float *divisor, long threads) {
     int bad = 0;

@@ -1,9 +1,10 @@
 """Linear attention on the CPU: matrix products of blocks that stay in the caches, and their gradient.
 
-With features φ the sums S = Σ φ(k_j) v_jᵀ and z = Σ φ(k_j) give output_i = φ(q_i) S / φ(q_i)·z; a causal pass adds the
-pairs of a chunk to the sums before it. Features are not rescaled, so the results are valid only if `sound` returns
-True; otherwise `regard.core.linear`, the reference implementation, must compute them. bfloat16 is multiplied
-as bfloat16, with logarithms of features and sums over blocks in float32.
+With features φ and the sums S = Σ φ(k_j) v_jᵀ and z = Σ φ(k_j) the output is φ(q_i) S / φ(q_i)·z. Causal attention
+divides the positions into chunks: it computes every pair of a query and a key of the same chunk, and uses S and z for
+the keys of earlier chunks. Features are not rescaled, so the results are valid only if `sound` returns True; otherwise
+`regard.core.linear`, the reference implementation, must compute them. Products of bfloat16 tensors are computed in
+bfloat16; logarithms of features and sums over blocks are float32.
 """
 
 import functools
@@ -17,14 +18,15 @@ from torch import Tensor
 from regard.kernels import linear_loops
 from regard.kernels.dtypes import HALF
 
-# Bounds of values and of Σ_j φ(q_i)·φ(k_j), within which products neither overflow nor underflow.
+# Products neither overflow nor underflow if the absolute values are less than _VALUE and the divisors Σ_j φ(q_i)·φ(k_j)
+# are between _LEAST and _MOST.
 _VALUE, _LEAST, _MOST = 1e12, 1e-25, 1e25
-_EXPONENT = 80.0  # above e^−80, features do not underflow in float32
+_EXPONENT = 80.0  # features whose logarithm is greater than −80 do not underflow in float32
 Again = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Elu:
-    """Return elu(x) + 1 without cancellation near −1."""
+    """The feature map elu(x) + 1, computed without cancellation where elu(x) is near −1."""
 
     rows: Tensor | None = None
 
@@ -35,25 +37,25 @@ class Elu:
         return x.clamp_max(0).exp_().add_(x.clamp_min(0))
 
     def gradient(self, x: Tensor, mapped: Tensor, change: Tensor) -> Tensor:
-        """Return the gradient of x from that of its features, which is overwritten."""
+        """Return the gradient of x from `change`, the gradient of its features `mapped`; `change` is overwritten."""
         return change.mul_(mapped.clamp_max(1))
 
     def fits(self, x: Tensor) -> Tensor:
-        """Return which vectors have features that neither overflow nor underflow."""
-        return (x < torch.inf).all(-1)  # underflow is found by the bounds of the divisors
+        """Return for each vector of x whether its features neither overflow nor underflow."""
+        return (x < torch.inf).all(-1)  # underflow makes a divisor less than its bound, which `sound_rows` tests
 
 
 class Performer:
-    """Return exp(w·x' − |x'|²/2) / √m with x' = x / d^¼ and the rows w of `projection` (m, d)."""
+    """The feature map exp(w·x' − |x'|²/2) / √m with x' = x / d^¼ and the rows w of `projection` (m, d)."""
 
     def __init__(self, projection: Tensor, dtype: torch.dtype) -> None:
         self.count, size = projection.shape
         self.rows = projection.to(_wide(dtype)) / size**0.25
         self.narrow, self.half = self.rows.to(dtype), 0.5 / math.sqrt(size)
-        # An exponent is at least −|w| |x'| − |x'|²/2.
+        # The exponent of a feature is at least −|w| |x'| − |x'|²/2. For |x| <= reach it is at least −_EXPONENT.
         longest = float(torch.linalg.vector_norm(self.rows, dim=-1).max()) if projection.numel() else 0.0
         self.reach = (math.sqrt(longest**2 + 4 * self.half * _EXPONENT) - longest) / (2 * self.half)
-        self.least = math.inf  # the smallest exponent so far, of vectors beyond this reach
+        self.least = math.inf  # the smallest exponent computed so far in calls with a vector longer than `reach`
 
     def __call__(self, x: Tensor) -> Tensor:
         dtype, x = x.dtype, x.to(self.rows.dtype)
@@ -61,7 +63,7 @@ class Performer:
         squares = (x * x).sum(-1, keepdim=True).mul_(self.half).add_(math.log(self.count) / 2)
         logs.sub_(squares)
         if self.least > -_EXPONENT and not float(squares.max()) < self.half * self.reach**2:
-            self.least = min(float(logs.min()), self.least)  # as the first argument of `min`, NaN is kept
+            self.least = min(float(logs.min()), self.least)  # `min` returns its first argument if that is NaN
         return logs.exp_().to(dtype)
 
     def gradient(self, x: Tensor, mapped: Tensor, change: Tensor) -> Tensor:
@@ -76,14 +78,14 @@ Map = Elu | Performer
 
 
 def sound(features: Map, value: Tensor, divisor: Tensor) -> bool:
-    """Return whether all features so far, values and divisors are within the bounds. NaN is outside."""
+    """Return whether all features computed so far, the values and the divisors are within the bounds; NaN is not."""
     ends = [float(end) for t in (value, divisor) for end in t.aminmax()]
     within = -_VALUE < ends[0] <= ends[1] < _VALUE and _LEAST < ends[2] <= ends[3] < _MOST
     return within and (isinstance(features, Elu) or features.least > -_EXPONENT)
 
 
 def sound_rows(features: Map, query: Tensor, key: Tensor, value: Tensor, divisor: Tensor) -> int:
-    """Return the number of leading positions at which everything is within the bounds in all sequences."""
+    """Return the number of leading positions whose features, values and divisors are in bounds in every sequence."""
     fine = features.fits(query) & features.fits(key) & (value.abs() < _VALUE).all(-1)
     fine &= ((divisor > _LEAST) & (divisor < _MOST)).squeeze(-1)
     return int(fine.flatten(0, -2).all(0).cumprod(0).sum())
@@ -98,9 +100,9 @@ def _spans(length: int, step: int) -> list[slice]:
 
 
 def _forward(features: Map, query: Tensor, key: Tensor, value: Tensor, step: int) -> tuple[Tensor, ...]:
-    """Return output, divisors, S and z if every query attends all keys; in one block, also φ(q) and φ(k)."""
+    """Return output, divisors, S and z of attention to all keys; if one block suffices, also φ(q) and φ(k)."""
     dtype, wide = value.dtype, _wide(value.dtype)
-    if max(query.shape[1], key.shape[1]) <= step:  # one block suffices, without sums over blocks
+    if max(query.shape[1], key.shape[1]) <= step:  # one block holds all positions
         keys, queries = features(key), features(query)
         sums, total = torch.bmm(keys.mT, value), keys.sum(1, dtype=wide)
         divisor = torch.bmm(queries, total.to(dtype).unsqueeze(-1))
@@ -146,7 +148,10 @@ def _backward(
 
 
 def _segments(length: int, chunk: int, step: int) -> list[tuple[slice, int]]:
-    """Return runs of whole chunks, at most `step` positions each, and their chunk length; the rest is one more run."""
+    """Return slices of at most `step` positions that contain whole chunks, each with its chunk length.
+
+    Positions after the last whole chunk are one more slice, which is a chunk of its own.
+    """
     whole = length // chunk * chunk
     runs = [(slice(first, min(first + step, whole)), chunk) for first in range(0, whole, step)]
     return runs + ([(slice(whole, length), length - whole)] if whole < length else [])
@@ -158,7 +163,10 @@ def _chunks(x: Tensor, chunk: int) -> Tensor:
 
 
 def _running(before: Tensor, added: Tensor, backwards: bool = False) -> tuple[Tensor, Tensor]:
-    """Return for each chunk (b, c, …) the sum of `before` and the chunks before it, and the sum of all."""
+    """Return for each chunk of `added` (b, c, …) the sum of `before` and the chunks before it, and the total sum.
+
+    With `backwards`, sum the chunks after each chunk instead of those before it.
+    """
     order = range(added.shape[1] - 1, -1, -1) if backwards else range(added.shape[1])
     sums = before.new_empty(added.shape)
     for c in order:
@@ -168,7 +176,7 @@ def _running(before: Tensor, added: Tensor, backwards: bool = False) -> tuple[Te
 
 
 def _pairs_forward(features: Map, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-    """Return output, divisors, φ(q) and φ(k) of a causal pass over one chunk, from the products of all pairs."""
+    """Return output, divisors, φ(q) and φ(k) of causal attention over one chunk, from the products of all pairs."""
     queries, keys = features(query), features(key)
     pairs = torch.bmm(queries, keys.mT).tril_()
     divisor = pairs.sum(-1, keepdim=True)
@@ -189,7 +197,7 @@ def _pairs_backward(
 
 
 def _causal_forward(features: Map, query: Tensor, key: Tensor, value: Tensor, chunk: int, step: int) -> tuple[Any, ...]:
-    """Return output, divisors and, for each segment, S and z of the keys before each of its chunks."""
+    """Return output, divisors and, for each segment, S and z of the keys before each chunk of the segment."""
     if query.shape[1] <= chunk:
         return _pairs_forward(features, query, key, value)
     dtype, wide, b = value.dtype, _wide(value.dtype), value.shape[0]
@@ -248,12 +256,12 @@ def _causal_backward(
 
 
 def _parts(query: Tensor, sequences: int) -> list[slice]:
-    """Return slices of the first axis with about this number of sequences each."""
+    """Return slices of the first axis, each with about so many sequences."""
     return _spans(query.shape[0], max(1, sequences // math.prod(query.shape[1:-2])))
 
 
 def _flat(x: Tensor, at: slice) -> Tensor:
-    """Return part of x (…, n, d) as (b, n, d)."""
+    """Return the slice `at` of the first axis of x (…, n, d), reshaped to (b, n, d)."""
     part = x if at.stop - at.start == x.shape[0] else x[at]
     return part if x.ndim == 3 else part.reshape(-1, *x.shape[-2:])
 
@@ -261,14 +269,14 @@ def _flat(x: Tensor, at: slice) -> Tensor:
 def _computed(
     features: Map, query: Tensor, key: Tensor, value: Tensor, plan: "Plan"
 ) -> tuple[Tensor, Tensor, list[tuple[Any, ...]], bool]:
-    """Return outputs, divisors, the sums of each part and whether all of them are sound."""
+    """Return outputs, divisors, the sums S and z of each part, and whether all numbers are within the bounds."""
     if plan.native:
         done = linear_loops.forward(query, key, value, features.rows, plan.chunk is not None)
         return done.output, done.divisor, [], done.fine
     forward = _forward if plan.chunk is None else functools.partial(_causal_forward, chunk=plan.chunk)
     parts, shape, fine = _parts(query, plan.sequences), query.shape[:-1], True
     kept: list[tuple[Any, ...]] = []
-    if len(parts) == 1:  # small enough for the features to be stored
+    if len(parts) == 1:  # the call is small enough to store the features too
         few = _flat(value, parts[0])
         rows, count, *sums = forward(features, _flat(query, parts[0]), _flat(key, parts[0]), few, step=plan.step)
         kept.append(tuple(sums))
@@ -284,12 +292,12 @@ def _computed(
 
 
 class Plan(NamedTuple):
-    """How a call is divided into blocks that stay in the caches."""
+    """How a call is divided into blocks that stay in the processor's caches."""
 
-    chunk: int | None  # number of positions of a causal chunk; None for full attention
-    step: int  # largest number of positions of a block
+    chunk: int | None  # number of positions in a causal chunk; None for attention to all keys
+    step: int  # largest number of positions in a block
     sequences: int  # number of sequences that are computed together
-    native: bool = False  # whether compiled loops take the place of these blocks
+    native: bool = False  # whether the compiled loops of `linear_loops` compute the call instead
 
 
 class _Blocks(torch.autograd.Function):
@@ -309,7 +317,7 @@ class _Blocks(torch.autograd.Function):
         query, key, value, output, divisor = ctx.saved_tensors
         features, plan, again = ctx.settings
         with torch.autocast(query.device.type, enabled=False):  # a backward pass may run inside autocast
-            if torch.is_grad_enabled():  # the general path provides second derivatives
+            if torch.is_grad_enabled():  # for second derivatives: autograd differentiates `again`
                 learned = [
                     t for t, needed in zip((query, key, value), ctx.needs_input_grad[1:4], strict=True) if needed
                 ]
@@ -339,9 +347,9 @@ def linear_attention(
 ) -> tuple[Tensor, Tensor, bool]:
     """Return the output (…, q, e) of query (…, q, d), key (…, k, d) and value (…, k, e), and the divisors (…, q, 1).
 
-    Also return whether all features, values and divisors are within the bounds. In a causal pass query i attends keys
-    j ≤ i, and there are as many keys as queries. `again` computes the same output and is differentiated for second
-    derivatives.
+    The third result is whether all features, values and divisors are within the bounds. With causal attention query i
+    attends to the keys j ≤ i, and there are as many keys as queries. `again` is a function that returns the same output
+    and that autograd differentiates for second derivatives.
     """
     if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)):
         return _Blocks.apply(features, query, key, value, plan, again)

@@ -1,6 +1,7 @@
-"""Linear attention with elu or Performer features on the CPU in compiled C: one parallel region for each pass.
+"""Linear attention with elu or Performer features on the CPU in compiled C: one parallel region per pass.
 
-A head stays in the cache from its features to its output. Reference implementation: `regard.core.linear`.
+All tensors of a head stay in the processor's cache until its output is computed. Reference implementation:
+`regard.core.linear`.
 """
 
 import ctypes
@@ -13,17 +14,18 @@ from torch.nn import functional
 
 from regard.kernels.native_library import library
 
-_FILES = ("dot_attention.c", "linear_attention.c")  # the second uses the products of the first
-_CHUNK = 64  # number of positions of a causal chunk
-_WIDEST = 512  # the largest size of a vector
-_SUMS = 2**18  # the largest number of sums of a head: features times size of the values
-_PARALLEL = 2**18  # elements from which on a call uses several threads, fewer with more features than elements
-_VECTOR = 16  # the largest number of elements of a vector
+_FILES = ("dot_attention.c", "linear_attention.c")  # the second file calls functions of the first
+_CHUNK = 64  # number of positions in a causal chunk
+_WIDEST = 512  # the largest size of a query, key or value
+_SUMS = 2**18  # the largest number of elements of S, the sums of a head: features times size of the values
+# A call uses several threads if its number of elements, multiplied by features / size, is at least this.
+_PARALLEL = 2**18
+_VECTOR = 16  # the number of float32 in the widest SIMD vector
 _ANY = ctypes.c_void_p
 
 
 class Done(NamedTuple):
-    """The output (…, q, e), the divisors (…, q, 1), and whether all numbers are within the bounds."""
+    """The output (…, q, e), the divisors (…, q, 1), and whether all numbers are within the bounds (`fine`)."""
 
     output: Tensor
     divisor: Tensor
@@ -31,14 +33,16 @@ class Done(NamedTuple):
 
 
 def serves(query: Tensor, key: Tensor, value: Tensor, features: int) -> bool:
-    """Return whether the loops compute query (…, q, d), key (…, k, d) and value (…, k, e), with one or two axes before
-    them, with this number of features."""
+    """Return whether the loops can compute query (…, q, d), key (…, k, d) and value (…, k, e) with so many features.
+
+    The tensors have one or two leading axes: heads, or batch and heads.
+    """
     if query.dtype not in (torch.float32, torch.bfloat16) or max(query.shape[-1], value.shape[-1]) > _WIDEST:
         return False
     if features * value.shape[-1] > _SUMS:
         return False
     heads = query.shape[:-2].numel()
-    # With fewer heads than threads, the threads of torch's products share a head.
+    # With fewer heads than threads, torch's products are faster: several threads share the work of a head.
     few = heads < torch.get_num_threads() and query.numel() + key.numel() >= _PARALLEL
     return not few and all(t.stride(-1) == 1 for t in (query, key, value)) and _functions() is not None
 
@@ -55,14 +59,15 @@ def _functions() -> tuple[Any, Any] | None:
 
 
 class _Matrices:
-    """Performer's directions in rows and in columns, padded with zeros for whole vectors; None for elu features."""
+    """Performer's directions as rows and as columns of a matrix, padded with zeros; `pointers` are None for elu."""
 
     def __init__(self, projection: Tensor | None) -> None:
         self.pointers: tuple[int | None, int | None] = None, None
         self.strides = 0, 0
         if projection is None:
             return
-        # Strides of an odd number of vectors: others place the rows in the same few sets of the cache.
+        # Rows are padded to an odd number of SIMD vectors: with an even number, often a power of two, rows would
+        # compete for the same few sets of the processor's cache.
         self.rows, self.columns = (
             functional.pad(t, (0, (_VECTOR - t.shape[-1]) % (2 * _VECTOR))).contiguous()
             for t in (projection, projection.mT)
@@ -74,15 +79,15 @@ class _Matrices:
 def _shape(
     query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, matrices: _Matrices, causal: bool
 ) -> Any:
-    """Return the numbers of `linear_shape` in C."""
+    """Return the fields of the C structure `linear_shape` for a call."""
     query, key, value = (t if t.ndim == 4 else t.unsqueeze(0) for t in (query, key, value))
     batch, heads, queries, size = query.shape
     keys, value_size = value.shape[2:]
-    count = size if projection is None else projection.shape[0]  # of features
-    # The products of all pairs, if they are fewer than those with sums over the keys.
+    count = size if projection is None else projection.shape[0]  # the number of features
+    # Without a causal mask, compute all pairs (chunk 1) if that takes fewer multiplications than the sums over keys.
     sums = (queries + keys) * count * value_size
     chunk = int(queries * keys * (count + value_size) < sums)
-    if causal:  # a single chunk of a few more positions saves the sums over many features
+    if causal:  # for short sequences, one chunk of all positions makes the sums over many features unnecessary
         few = queries * (count + value_size) <= 2 * count * value_size + _CHUNK * (count + value_size)
         chunk = max(queries, _CHUNK) if few and projection is not None else _CHUNK
     numbers = [batch, heads, queries, keys, size, value_size, int(query.dtype == torch.bfloat16), int(causal), chunk]
@@ -98,9 +103,9 @@ def _threads(query: Tensor, key: Tensor, value: Tensor, projection: Tensor | Non
 
 
 def forward(query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, causal: bool) -> Done:
-    """Return output and divisors; of rows after a number that is not fine, they may be wrong.
+    """Return output and divisors. If `fine` is False, rows of both may be wrong.
 
-    `projection` (m, d): Performer's directions divided by d^¼, in float32; None for elu features.
+    `projection` (m, d) holds Performer's directions divided by d^¼, in float32; it is None for elu features.
     """
     functions = _functions()
     assert functions is not None  # checked by serves()
@@ -118,7 +123,7 @@ def backward(
     query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, output: Tensor, divisor: Tensor,
     change: Tensor, causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of query, key and value, of a call that was fine."""
+    """Return the gradients of query, key and value, for a call whose forward pass returned `fine`."""
     functions = _functions()
     assert functions is not None  # checked by serves()
     matrices = _Matrices(projection)

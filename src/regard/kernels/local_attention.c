@@ -1,25 +1,25 @@
-/* Local attention on a CPU, forward and backward, in one parallel region each.
- * Reference: the operations of `regard.core.local`.
+/* Local attention on a CPU; the forward and the backward pass are one parallel region each.
+ * Reference implementation: the operations of `regard.core.local`.
  *
- * Only the keys and values of a query's window are read, so others have no effect whatever they are. Inputs are float32
- * or bfloat16, with any strides of batch, heads and tokens; everything is computed in float32. A unit of work is a part
- * of the queries of a head (backward: all of them), for which the keys and values are copied once, as rows of whole
- * vectors.
+ * Only the keys and values in a query's window are read, so the other keys and values have no effect, even if they are
+ * NaN. Inputs are float32 or bfloat16, with any strides of batch, heads and tokens; everything is computed in float32.
+ * A unit of work is a part of the queries of one head (in the backward pass: all queries of one head). For each unit
+ * the keys and values are copied once, as rows padded to whole SIMD vectors.
  */
 
-#define UNITS 8       /* number of units below which the queries of a head are divided */
+#define UNITS 8       /* with fewer units of work than this, the queries of each head are divided into parts */
 #define PART 64       /* the smallest number of queries in a part */
-#define LOWEST -86.0f /* the exponential of anything less is 0 */
+#define LOWEST -86.0f /* the exponential of any number that is not greater is set to 0 */
 
-/* What calls with one signature have in common; Python fills an array of `long` in this order. */
+/* Shape, strides and options of a call; Python fills an array of `long` in this order. `half` is 1 for bfloat16. */
 typedef struct {
     long batch, heads, queries, keys, size, value_size, reach, half, gaussian;
-    long query[3], key[3], value[3], centre[3]; /* strides of batch, head and token */
+    long query[3], key[3], value[3], centre[3]; /* the strides of batch, head and token of each input */
 } shape;
 
 typedef struct {
     const shape *s;
-    const char *query, *key, *value, *change; /* outputs, `change` and gradients are contiguous */
+    const char *query, *key, *value, *change; /* `change`, the upstream gradient, the outputs and gradients are dense */
     const float *centre;
     const long *lengths;
     char *output, *weights, *dquery, *dkey, *dvalue;
@@ -27,7 +27,8 @@ typedef struct {
     long parts;
 } call;
 
-/* The keys lo <= j < hi of a query; the first returned weight belongs to position `first`. */
+/* The window of a query: it attends to the keys lo <= j < hi. The query's first weight belongs to position `first`,
+ * which is negative if the window begins before the first key. */
 typedef struct { long first, lo, hi; float centre; } window;
 
 static inline long whole(long n) { return (n + LANES - 1) / LANES * LANES; }
@@ -35,7 +36,7 @@ static inline long least(long a, long b) { return a < b ? a : b; }
 static inline long most_of(long a, long b) { return a > b ? a : b; }
 static inline long bytes(const shape *s) { return s->half ? 2 : 4; }
 
-/* A row as float32 times a number, padded with zeros. */
+/* Copies `size` numbers to `to` as float32, multiplied by `by` and padded with zeros to `width` numbers. */
 static void load(const char *from, long half, long size, float by, float *to, long width) {
     if (half)
         for (long x = 0; x < size; x++) {
@@ -49,7 +50,7 @@ static void load(const char *from, long half, long size, float by, float *to, lo
     for (long x = size; x < width; x++) to[x] = 0.0f;
 }
 
-/* The inverse of `load`; bfloat16 is rounded to the nearest even number. */
+/* Writes `size` numbers, multiplied by `by`, as bfloat16 (rounded to nearest, ties to even) or float32. */
 static void save(const float *from, long half, long size, float by, char *to) {
     for (long x = 0; x < size; x++) {
         float number = from[x] * by;
@@ -67,7 +68,7 @@ static window window_of(const call *c, long b, long h, long i) {
     float centre = c->centre[b * s->centre[0] + h * s->centre[1] + i * s->centre[2]], reach = (float)s->reach;
     long limit = c->lengths ? least(c->lengths[b], s->keys) : s->keys;
     window found = {0, 0, 0, centre};
-    if (centre >= -reach && centre <= (float)s->keys + reach) { /* others have no keys, and may be too large for a long */
+    if (centre >= -reach && centre <= (float)s->keys + reach) { /* other windows are empty; their centre may overflow */
         found.first = (long)ceilf(centre - reach);
         found.lo = most_of(found.first, 0);
         found.hi = least(limit, (long)floorf(centre + reach) + 1);
@@ -76,7 +77,7 @@ static window window_of(const call *c, long b, long h, long i) {
     return found;
 }
 
-/* The products of a row with `count` rows; all have `width` numbers, and the result is padded with zeros. */
+/* Writes the dot products of `row` with `count` rows of `width` numbers, padded with zeros to whole vectors. */
 static void products(const float *row, const float *rows, long count, long width, float *to) {
     long x = 0;
     for (; x + 4 <= count; x += 4, rows += 4 * width) {
@@ -93,7 +94,7 @@ static void products(const float *row, const float *rows, long count, long width
     for (; x < whole(count); x++) to[x] = 0.0f;
 }
 
-/* to = the sum of `count` rows, each times its weight. */
+/* Writes to `to` the sum of `count` rows, each multiplied by its weight. */
 static void combine(const float *weights, const float *rows, long count, long width, float *to) {
     long u = 0;
     for (; u + 4 * LANES <= width; u += 4 * LANES) {
@@ -109,7 +110,7 @@ static void combine(const float *weights, const float *rows, long count, long wi
     }
 }
 
-/* Each of `count` rows += its weight times the given row. */
+/* Adds weights[x] * row to the x-th of `count` rows. */
 static void spread(const float *weights, const float *row, long count, long width, float *rows) {
     for (long x = 0; x < count; x++, rows += width) {
         vec weight = ALL(weights[x]);
@@ -119,16 +120,16 @@ static void spread(const float *weights, const float *row, long count, long widt
 
 static const float STEPS[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-/* Softmax of scores, in place, whose padding to whole vectors is and remains zeros. */
+/* Replaces `count` scores by their softmax; the padding to whole vectors is zeros before and after. */
 static void softmax(float *scores, long count) {
     vec check = ALL(0.0f), high = ALL(0.0f), total = ALL(0.0f), end = ALL((float)count), at = LOAD(STEPS);
-    vec first = ALL(-scores[0]); /* relative to the first score, the padding is a score too */
+    vec first = ALL(-scores[0]); /* subtracting the first score makes 0 a valid score, so padding with 0 is harmless */
     for (long x = 0; x < count; x += LANES, at = ADD(at, ALL((float)LANES))) {
         vec y = ABOVE(end, at, ADD(LOAD(scores + x), first));
         check = FMA(y, ALL(0.0f), check);
         high = MAX(high, y);
     }
-    if (!(sum(check) == 0.0f)) { /* the maximum and the exponential of vectors would lose a NaN */
+    if (!(sum(check) == 0.0f)) { /* a score is not finite: MAX and exponential() of vectors would lose a NaN */
         float most = -INFINITY, added = 0.0f;
         for (long x = 0; x < count; x++) most = scores[x] > most ? scores[x] : most;
         for (long x = 0; x < count; x++) added += scores[x] = expf(scores[x] - most);
@@ -146,7 +147,8 @@ static void softmax(float *scores, long count) {
     for (long x = 0; x < count; x += LANES) STORE(scores + x, MUL(LOAD(scores + x), by));
 }
 
-/* The weights of keys from the x-th of a window on, and their distances from its centre; p is their softmax. */
+/* Returns the weights of the vector of keys that begins at the x-th key of a window, from their softmax weights p, and
+ * writes their distances from the window's centre. If `gaussian`, p is multiplied by exp(-2 distance^2 / reach^2). */
 static inline vec weighed(const call *c, const window *w, long x, vec p, vec *distance) {
     float reach = (float)c->s->reach;
     *distance = ADD(LOAD(STEPS), ALL((float)(w->lo + x) - w->centre));
@@ -154,14 +156,14 @@ static inline vec weighed(const call *c, const window *w, long x, vec p, vec *di
     return MUL(p, exponential(MUL(MUL(*distance, *distance), ALL(-2.0f / (reach * reach)))));
 }
 
-/* The keys or values first <= j < last of a head as rows of whole vectors. */
+/* Copies the keys or values first <= j < last of a head to float32 rows padded to whole vectors. */
 static void copy(const char *from, const long *strides, const shape *s, long b, long h, long first, long last, long size,
                  float *to) {
     for (long j = first; j < last; j++, to += whole(size))
         load(from + (b * strides[0] + h * strides[1] + j * strides[2]) * bytes(s), s->half, size, 1.0f, to, whole(size));
 }
 
-/* The keys that some query start <= i < stop attends. */
+/* Writes the smallest range of keys that contains the windows of all queries start <= i < stop. */
 static void range_of(const call *c, long b, long h, long start, long stop, long *first, long *last) {
     *first = c->s->keys;
     *last = 0;
@@ -180,7 +182,7 @@ static float *reserve(long count) {
     return found;
 }
 
-/* Outputs and weights of a part of the queries of a head. */
+/* Computes outputs and weights of one part of the queries of a head. */
 static void forward_unit(const call *c, long unit) {
     const shape *s = c->s;
     long part = unit % c->parts, z = unit / c->parts, b = z / s->heads, h = z % s->heads, first, last;
@@ -213,7 +215,7 @@ static void forward_unit(const call *c, long unit) {
     free(memory);
 }
 
-/* All gradients of a head. */
+/* Computes the gradients of one head with respect to its queries, keys, values and centres. */
 static void backward_unit(const call *c, long z) {
     const shape *s = c->s;
     long b = z / s->heads, h = z % s->heads, wide = whole(s->size), out_wide = whole(s->value_size), first, last;
@@ -276,7 +278,7 @@ static void run(const call *c, long units, long threads, void (*work)(const call
     for (long unit = 0; unit < units; unit++) work(c, unit);
 }
 
-/* Returns 0, or 1 if a centre is not finite. */
+/* The forward pass. Returns 0, or 1 if a centre is not finite; then nothing is computed. */
 int regard_local_attention(const shape *s, const void *query, const void *key, const void *value, const float *centre,
                            const long *lengths, void *output, void *weights, double scale, long threads) {
     call c = {.s = s, .query = query, .key = key, .value = value, .centre = centre, .lengths = lengths, .output = output,
@@ -287,7 +289,7 @@ int regard_local_attention(const shape *s, const void *query, const void *key, c
                 float at = centre[b * s->centre[0] + h * s->centre[1] + i * s->centre[2]];
                 if (!(at - at == 0.0f)) return 1;
             }
-    /* Only the shape decides, so that the result does not depend on the number of threads. */
+    /* The number of parts depends only on the shape, so that results do not depend on the number of threads. */
     while (s->batch * s->heads * c.parts < UNITS && c.parts * PART < s->queries) c.parts++;
     run(&c, s->batch * s->heads * c.parts, threads, forward_unit);
     return 0;

@@ -1,7 +1,7 @@
-"""Local attention with dot products on the CPU in compiled C: one parallel region for each pass.
+"""Local attention with dot products on the CPU in compiled C: one parallel region per forward or backward pass.
 
-Only the window of a query is read, in float32 for bfloat16 too. Reference implementation: the operations of
-`regard.core.local`.
+For each query only the keys and values in its window are read. The arithmetic is float32, for bfloat16 inputs too.
+Reference implementation: the operations of `regard.core.local`.
 """
 
 import ctypes
@@ -14,13 +14,13 @@ from torch import Tensor
 from regard.kernels.native_library import library
 
 _FILE = "local_attention.c"
-_PARALLEL = 2**18  # products of pairs and sizes from which on a call uses several threads
+_PARALLEL = 2**18  # a call with at least this many multiplications uses several threads
 _ANY = ctypes.c_void_p
 
 
 @functools.cache
 def available() -> bool:
-    """Return whether there is a C compiler, or a library compiled before."""
+    """Return whether the C library could be compiled and loaded."""
     return library(__package__ or "", _FILE) is not None
 
 
@@ -36,7 +36,10 @@ def _functions() -> tuple[Any, Any]:
 
 
 class Loops:
-    """Calls with query (b, h, q, d), key (b, h, k, d), value (b, h, k, e) and centre (b, h, q) of one signature."""
+    """The C loops for query (b, h, q, d), key (b, h, k, d), value (b, h, k, e) and centre (b, h, q) of fixed layouts.
+
+    The constructor reads shapes, strides and dtype once; `forward` and `gradients` require tensors that have the same.
+    """
 
     def __init__(
         self, query: Tensor, key: Tensor, value: Tensor, centre: Tensor, reach: int, scale: float, gaussian: bool
@@ -52,7 +55,10 @@ class Loops:
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, centre: Tensor, lengths: Tensor | None, learning: bool
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]] | None:
-        """Return output, weights, and what the gradients need besides the inputs; None if a centre is not finite."""
+        """Return output, weights, and the tensors that the gradients need besides the inputs, of which there are none.
+
+        Return None if a centre is not finite.
+        """
         output, weights = (query.new_empty(shape) for shape in (self.output, self.weights))
         bad = _functions()[0](
             self.numbers, query.data_ptr(), key.data_ptr(), value.data_ptr(), centre.data_ptr(),

@@ -1,6 +1,6 @@
-"""A C file of this package as a shared library: compiled once for each machine, then loaded from the user's cache.
+"""C files of this package as shared libraries: compiled once for each machine, then loaded from the user's cache.
 
-No header of torch is included, so compiling takes a second, and a later process loads the result in milliseconds.
+The C files include no header of torch, so compiling takes a second; a later process loads the library in milliseconds.
 """
 
 import ctypes
@@ -17,10 +17,10 @@ from importlib import resources
 from pathlib import Path
 
 _log = logging.getLogger("regard")
-# -ffast-math is not used: linking with it would flush subnormal numbers to 0 in the whole process. OpenMP is torch's
-# own if that is libgomp, already loaded, so both share one thread pool.
+# -ffast-math is not used: linking with it would flush subnormal numbers to 0 in the whole process. If torch has loaded
+# libgomp, the library uses that copy for OpenMP, and shares its thread pool with torch.
 _OPENMP = "-fopenmp"
-_HEADERS = ("vectors.h", "bfloat16.h")  # their text begins every C file, so that the cache key contains it
+_HEADERS = ("vectors.h", "bfloat16.h")  # written at the start of every C file, so that the cache key includes them
 _FLAGS = ("-O3", "-march=native", "-std=c11", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math")
 
 
@@ -41,7 +41,10 @@ def cache_folder() -> Path:
 
 @functools.cache
 def library(package: str, *names: str) -> ctypes.CDLL | None:
-    """Return C files of a package, one after another, as a loaded library; None, with a warning, if that fails."""
+    """Return the C files `names` of a package, joined in this order, as one loaded library.
+
+    Return None if there is no C compiler or the system is not Linux; if compiling fails, return None and log a warning.
+    """
     found = compiler()
     if found is None or platform.system() != "Linux":
         return None
@@ -57,7 +60,7 @@ def library(package: str, *names: str) -> ctypes.CDLL | None:
 
 
 def _compiled(compiler_path: str, source: bytes, stem: str) -> Path:
-    """Return the path of the shared library, cached per compiler, source and processor."""
+    """Return the path of the shared library, compiled if the cache has none for this compiler, source and processor."""
     version = subprocess.run([compiler_path, "--version"], capture_output=True, check=True, timeout=600).stdout
     parts = (source, version, " ".join((_OPENMP, *_FLAGS)).encode(), _processor())
     folder = cache_folder() / "native"
@@ -72,7 +75,7 @@ def _compiled(compiler_path: str, source: bytes, stem: str) -> Path:
         written.write_bytes(source)
         command = [compiler_path, *_FLAGS, str(written), "-o", str(built)]
         done = subprocess.run([*command, _OPENMP], capture_output=True, text=True, timeout=600)
-        if done.returncode:  # the compiler may lack OpenMP: the library then runs on one thread
+        if done.returncode:  # the compiler may lack OpenMP; without OpenMP the library runs on one thread
             done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         if done.returncode:
             raise RuntimeError(done.stderr.strip() or f"{compiler_path} ended with code {done.returncode}")
@@ -88,7 +91,7 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def _processor() -> bytes:
-    """Return the processor features that -march=native depends on."""
+    """Return the line of processor features in /proc/cpuinfo, on which -march=native depends."""
     try:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
     except OSError:

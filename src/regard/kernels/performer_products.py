@@ -1,7 +1,8 @@
-"""Linear attention with Performer features, every query attending all keys, by the matrix products of torch.
+"""Linear attention with Performer features by torch's matrix products; every query attends to all keys.
 
-Features are exponentials. Those of the keys are divided by the largest value of each feature, and those of a query by
-the largest of its row after the same factors, so that none exceeds 1. Must equal
+Features are exponentials, which must not overflow. Each feature of the keys is divided by its largest value over all
+keys, and the features of the queries are multiplied by the same numbers, which leaves φ(q)·φ(k) unchanged. Then the
+features of each query are divided by the largest of them. No feature exceeds 1. Reference implementation:
 `regard.core.linear.linear_attention`.
 """
 
@@ -20,7 +21,7 @@ Logarithms = Callable[[Tensor], Tensor]
 def _forward(
     logarithms: Logarithms, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Return the output, φ(q) and φ(k), S, z and the divisors."""
+    """Return the output, φ(q), φ(k), S = Σ φ(k_j) v_jᵀ, z = Σ φ(k_j) and the divisors φ(q)·z."""
     keys = logarithms(key)
     if keep is not None:
         keys.masked_fill_(~keep.unsqueeze(-1), -torch.inf)
@@ -30,7 +31,7 @@ def _forward(
     queries.sub_(queries.amax(-1, keepdim=True)).exp_()
     sums, total = torch.bmm(keys.mT, value), keys.sum(1).unsqueeze(-1)
     divisor = torch.bmm(queries, total)
-    divisor.masked_fill_(divisor == 0, torch.inf)  # without keys, the output is 0
+    divisor.masked_fill_(divisor == 0, torch.inf)  # if all keys are masked, the output is 0
     return torch.bmm(queries, sums).div_(divisor), queries, keys, sums, total, divisor
 
 
@@ -59,7 +60,8 @@ class _Products(torch.autograd.Function):
         with torch.autocast(key.device.type, enabled=False):  # a backward pass may run inside autocast
             above = change / divisor
             delta = (above * output).sum(-1, keepdim=True)
-            # A row of queries' logarithms has gradients with the sum 0, so the term of its length vanishes.
+            # The output does not change if all features of a query are scaled, so the gradients of their logarithms sum
+            # to 0, and the term −|q|²/2, which is equal in all logarithms of a query, has the gradient 0.
             of_queries = torch.bmm(above, sums.mT).addcmul_(delta, total.mT, value=-1).mul_(queries)
             later, rest = torch.bmm(queries.mT, above), torch.bmm(queries.mT, delta)
             of_keys = torch.bmm(value, later.mT).sub_(rest.mT).mul_(keys)
@@ -73,8 +75,8 @@ def linear_attention(
 ) -> Tensor:
     """Return the output (b, q, e) of query (b, q, d), key (b, k, d) and value (b, k, e), all of one dtype.
 
-    `logarithms` returns the logarithms of features for `projection`, Performer's directions. `keep` (b, k) masks keys
-    where it is False; masked keys and values must be finite.
+    `logarithms` is a function that returns the logarithms of the features, (b, n, m) for (b, n, d); `projection` (m, d)
+    are its directions. `keep` (b, k) is False for masked keys; masked keys and values must be finite.
     """
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return _Products.apply(logarithms, projection, query, key, value, keep)

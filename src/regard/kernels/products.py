@@ -1,9 +1,10 @@
 """Matrix products on the CPU, with a matrix packed once for oneDNN where that is faster than torch's own choice.
 
-torch gives float32 products to MKL. On an AMD processor with AVX-512 that reached 86 to 98 GFLOP/s a core, less with
-few rows; oneDNN with a packed matrix, 105 to 113. torch gives bfloat16 to oneDNN itself, but packs the matrix again at
-every call. On Intel's processors float32 stays with MKL, and so do sums of products over rows (gradients of matrices)
-everywhere: there oneDNN, which needs one side transposed, is no faster.
+torch computes float32 products by MKL. On an AMD processor with AVX-512, MKL reached 86 to 98 GFLOP/s per core, and
+less with few rows; oneDNN with a packed matrix reached 105 to 113. torch computes bfloat16 products by oneDNN, but
+packs the matrix again at every call. On Intel's processors this module leaves float32 products to MKL, and on every
+processor the gradients of matrices (sums of products over rows): oneDNN needs one operand transposed for those, and
+is no faster.
 """
 
 import functools
@@ -18,23 +19,23 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-# The number of multiplications over all uses of a matrix from which oneDNN is faster: it builds a program for each
-# shape, which takes about a millisecond, and batches of sentences have many shapes.
+# The number of multiplications over all uses of a matrix from which oneDNN is faster: oneDNN generates code for each
+# new shape, which takes about a millisecond, and batches of sentences have many shapes.
 LEAST = 2**28
 _OFTEN = 16  # the number of products with a matrix from which packing it saves time
 
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """A matrix W (n, k) to multiply rows with, and its oneDNN form where that is faster: packed, or dense."""
+    """A matrix W (n, k) to multiply rows with; `ready` is W packed or contiguous for oneDNN, or None for torch."""
 
     weight: Float[Tensor, "n k"]
     ready: Tensor | None
 
     def times(self, rows: Float[Tensor, "m k"], add: Tensor | None = None) -> Float[Tensor, "m n"]:
-        """Return x Wᵀ + add, where add is (n,) or (m, n), without gradients.
+        """Return rows Wᵀ + add, where add is (n,) or (m, n), without gradients.
 
-        The result has the wider dtype of the two.
+        The result has the dtype to which torch promotes those of the product and of `add`.
         """
         if add is not None and add.dtype != self.weight.dtype:
             return add + self.times(rows)
@@ -45,7 +46,7 @@ class Matrix:
         return torch.ops.mkldnn._linear_pointwise(rows, self.ready, add, "none", [], "")
 
     def into(self, out: Float[Tensor, "m n"], rows: Float[Tensor, "m k"], add: Tensor | None = None) -> None:
-        """Compute the same into `out`."""
+        """Write rows Wᵀ + add into `out`."""
         if self.ready is not None:
             out.copy_(self.times(rows, add))
         elif add is None:
@@ -57,14 +58,14 @@ class Matrix:
 def matrix(weight: Float[Tensor, "n k"], rows: int, *, uses: int) -> Matrix:
     """Return the matrix (of any strides) prepared for `uses` products with about `rows` rows each.
 
-    Reference implementation: `torch.nn.functional.linear`.
+    The reference implementation of such a product is `torch.nn.functional.linear`.
     """
     weight = weight.detach()
     if not serves(weight) or rows * uses * weight.numel() < LEAST:
         return Matrix(weight, None)
     if uses >= _OFTEN:
         return Matrix(weight, torch.ops.mkldnn._reorder_linear_weight(weight, rows))
-    # oneDNN is slow for a matrix that is not contiguous.
+    # oneDNN is slow if neither the matrix nor its transpose is contiguous.
     dense = weight.is_contiguous() or weight.t().is_contiguous()
     return Matrix(weight, weight if dense else weight.contiguous())
 
@@ -72,7 +73,7 @@ def matrix(weight: Float[Tensor, "n k"], rows: int, *, uses: int) -> Matrix:
 def linear(
     rows: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None = None
 ) -> Float[Tensor, "*b n"]:
-    """Compute `F.linear` with the fastest products, forward and backward; autocast applies."""
+    """Return `F.linear(rows, weight, bias)`, by oneDNN forward and backward where that is faster; autocast applies."""
     device = rows.device.type
     few = rows.numel() * len(weight) < LEAST
     plain = torch.is_autocast_enabled(device) or rows.dtype != torch.float32 or few
@@ -96,7 +97,7 @@ class _Linear(torch.autograd.Function):
         rows, weight = ctx.saved_tensors
         [upstream_rows] = upstream
         to_rows, to_weight, to_bias = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # for second derivatives, autograd differentiates torch's own products
+        if torch.is_grad_enabled():  # for second derivatives: autograd can differentiate torch's own products
             products = (upstream_rows @ weight, upstream_rows.t() @ rows, upstream_rows.sum(0))
             return tuple(
                 found if wanted else None for found, wanted in zip(products, ctx.needs_input_grad, strict=True)
@@ -109,7 +110,7 @@ class _Linear(torch.autograd.Function):
 
 
 def serves(tensor: Tensor) -> bool:
-    """Return whether oneDNN is used: on the CPU, outside of torch.compile, for dtypes in which it is faster."""
+    """Return whether oneDNN multiplies this tensor: on the CPU, not under torch.compile, in a dtype it speeds up."""
     if tensor.device.type != "cpu" or torch.compiler.is_compiling() or not torch.backends.mkldnn.is_available():
         return False
     return bool(getattr(torch.backends.mkldnn, "enabled", True)) and tensor.dtype in _dtypes()

@@ -29,13 +29,13 @@ typedef __m512 vec;
 #define ANY_NAN(x) (_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0)
 static inline float sum(vec x) { return _mm512_reduce_add_ps(x); }
 static inline float largest(vec x) { return _mm512_reduce_max_ps(x); }
-/* x in the lanes low <= lane < high, elsewhere `other`. */
+/* Returns x in the lanes low <= lane < high, and `other` in all other lanes. */
 static inline vec between(vec x, long low, long high, float other) {
     unsigned below = high >= 16 ? 0xffff : high <= 0 ? 0 : (1u << high) - 1;
     unsigned above = low <= 0 ? 0xffff : low >= 16 ? 0 : 0xffffu << low;
     return _mm512_mask_blend_ps((__mmask16)(below & above), _mm512_set1_ps(other), x);
 }
-/* The transpose of a square of 16 by 16 numbers, in place. */
+/* Transposes a matrix of 16 by 16 numbers, given as 16 vectors, in place. */
 static inline void turn(vec *r) {
     vec t[16];
     for (int i = 0; i < 16; i += 2) {
@@ -49,7 +49,7 @@ static inline void turn(vec *r) {
             r[i + 2 * u + 1] = PAIR(_mm512_unpackhi_pd, t[i + u], t[i + u + 2]);
         }
 #undef PAIR
-    for (int i = 0; i < 4; i++) { /* quarter q of r[4 a + i] has column 4 q + i of rows 4 a to 4 a + 3 */
+    for (int i = 0; i < 4; i++) { /* the q-th 4 lanes of r[4 a + i] hold column 4 q + i of rows 4 a to 4 a + 3 */
         vec a = _mm512_shuffle_f32x4(r[i], r[4 + i], 0x88), b = _mm512_shuffle_f32x4(r[i], r[4 + i], 0xdd);
         vec c = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0x88), d = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0xdd);
         t[i] = _mm512_shuffle_f32x4(a, c, 0x88);
@@ -73,7 +73,7 @@ typedef __m256 vec;
 #define MIN(a, b) _mm256_min_ps(a, b)
 #define FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
 #define FNMA(a, b, c) _mm256_fnmadd_ps(a, b, c)
-static inline vec inverse_guess(vec x) { /* accurate to 12 bits; the Newton step below gives 23 */
+static inline vec inverse_guess(vec x) { /* rcp_ps is accurate to 12 bits; this Newton step brings it to 23 */
     vec r = _mm256_rcp_ps(x);
     return _mm256_mul_ps(r, _mm256_fnmadd_ps(x, r, _mm256_set1_ps(2.0f)));
 }
@@ -128,7 +128,7 @@ static inline float largest(vec x) { return x; }
 static inline vec between(vec x, long low, long high, float other) { return low <= 0 && 0 < high ? x : other; }
 #endif
 
-/* The sums of four vectors. */
+/* Writes the sums of the lanes of four vectors. */
 static inline void sums(const vec *t, float *to) {
 #if LANES == 1
     memcpy(to, t, 4 * sizeof(float));
@@ -147,13 +147,13 @@ static inline void sums(const vec *t, float *to) {
 #endif
 }
 
-/* 1 / x for 1 <= x: an estimate and one Newton step. */
+/* Returns 1 / x for x >= 1, from the estimate GUESS and one Newton step. */
 static inline vec inverse(vec x) {
     vec r = GUESS(x);
     return MUL(r, FNMA(x, r, ALL(2.0f)));
 }
 
-/* e^x for |x| < 87, by the polynomial of the Cephes library; anything for other x. */
+/* Returns e^x for |x| < 87, by the polynomial of the Cephes library; the result for other x has no meaning. */
 static inline vec moderate_exponential(vec x) {
     vec n = ROUND(MUL(x, ALL(1.44269504f))), r = FNMA(n, ALL(0.693359375f), x), p = ALL(1.9875691500e-4f);
     r = FNMA(n, ALL(-2.12194440e-4f), r);
@@ -165,15 +165,15 @@ static inline vec moderate_exponential(vec x) {
     return SCALE(ADD(FMA(MUL(p, r), r, r), ALL(1.0f)), n);
 }
 
-/* The same for all x: smaller ones give about 1e-38. */
+/* Returns e^x for all x, clamped to -87 <= x <= 87: smaller x give about 1e-38 instead of 0. */
 static inline vec exponential(vec x) { return moderate_exponential(MIN(MAX(x, ALL(-87.0f)), ALL(87.0f))); }
 
-/* e^x for x <= 0 with 0 for what is less than -86. */
+/* Returns e^x for x <= 0, and 0 for x <= -86. */
 static inline vec exponential_below(vec x) {
     return ABOVE(x, ALL(-86.0f), LANES > 1 ? moderate_exponential(x) : exponential(x));
 }
 
-/* tanh by a rational function (the one of Eigen), to a few units in the last place. */
+/* Returns tanh(x) by the rational function of the Eigen library, accurate to a few units in the last place. */
 static inline vec tangent(vec x) {
     x = MIN(MAX(x, ALL(-7.90531110763549805f)), ALL(7.90531110763549805f));
     vec y = MUL(x, x), p = ALL(-2.76076847742355e-16f), q = ALL(1.19825839466702e-06f);

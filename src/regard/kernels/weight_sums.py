@@ -1,23 +1,24 @@
-"""Received weights and entropy of softmax on the CPU, from the log-sum-exp: one product, one exponential.
+"""Received weights and entropy of softmax attention on the CPU, from the log-sum-exp of each row of scores.
 
-With s the scores and L their log-sum-exp, p = exp(s − L): received R_j = Σ_i p_ij, entropy H_i = Σ_j p_ij (L_i − s_ij).
-One block of rows of one head is computed at a time, so that it stays in the cache, over the keys of its band only.
-The results must equal `Request.of` of the plain weights (`regard.core.requests`).
+With the scores s and their log-sum-exp L, the weights are p = exp(s − L); key j receives R_j = Σ_i p_ij, and row i has
+the entropy H_i = Σ_j p_ij (L_i − s_ij). One block of rows of one head is computed at a time, over the keys of its band
+only, so that the block stays in the processor's cache. The results must equal `Request.of` applied to the weights of
+the reference implementation (`regard.core.requests`).
 """
 
 import torch
 from torch import Tensor
 
-_NUMBERS = 2**18  # the number of scores in a block, a megabyte
+_NUMBERS = 2**18  # the number of scores in a block: 1 MiB of float32
 
 
 def weight_sums(
     query: Tensor, key: Tensor, lse: Tensor, low: int | None, high: int | None, lengths: list[int], entropy: bool
 ) -> Tensor:
-    """Return entropy (b, q) or received weights (b, k) of scores query keyᵀ with low ≤ j − i ≤ high and j < lengths.
+    """Return the entropy (b, q) or the received weights (b, k) of softmax over the scores query keyᵀ.
 
-    query (b, q, d) is scaled already; key is (b, k, d); lse (b, q) is −inf for a row that attends nothing. All scores
-    must be finite.
+    Query i attends to the keys j with low ≤ j − i ≤ high and j < lengths. query (b, q, d) is scaled already; key is
+    (b, k, d); lse (b, q) is −inf for a query that attends to no key. All scores must be finite.
     """
     (b, queries, _), keys = query.shape, key.shape[1]
     result = query.new_zeros(b, queries if entropy else keys)
@@ -44,13 +45,13 @@ def weight_sums(
 
 
 def _cut(p: Tensor, first: int, start: int, low: int | None, high: int | None) -> None:
-    """Set the tile that begins at query `first` and key `start` to 0 outside the band."""
+    """Set the weights `p` outside the band to 0; the tile `p` begins at query `first` and key `start`."""
     rows, columns = p.shape
     if high is not None:
-        seen = max(0, first + high + 1 - start)  # the number of columns that every row attends
+        seen = max(0, first + high + 1 - start)  # the number of columns that are inside the band in every row
         if seen < columns:
             p[:, seen:].tril_(first + high - start - seen)
     if low is not None:
-        late = min(columns, first + rows - 1 + low - start)  # the number of columns that the last row does not attend
+        late = min(columns, first + rows - 1 + low - start)  # the number of columns left of the last row's band
         if late > 0:
             p[:, :late].triu_(first + low - start)

@@ -1,8 +1,8 @@
 """Tile sizes of the additive kernels: defaults, or measured on the device on request and cached in a file.
 
-With `REGARD_AUTOTUNE=1` in the environment the first call of each
-class of shapes times a few choices (with a line in the log; compiling each takes some seconds), and the best one is
-written to a small JSON file, `regard/additive.json` in the user's folder of caches, which later processes read.
+With `REGARD_AUTOTUNE=1` in the environment, the first call of each class of shapes measures the time of a few tile
+sizes and logs this, because compiling each takes some seconds. The fastest is written to a small JSON file,
+`regard/additive.json` in the user's cache folder, which later processes read.
 """
 
 import contextlib
@@ -16,16 +16,16 @@ from typing import Any
 
 _log = logging.getLogger("regard")
 _EDITION = 1  # version of the kernels: measurements of another version are ignored
-_MOST = 512  # the largest number of entries in the file; the oldest are dropped
+_MOST = 512  # the largest number of entries in the file; the oldest entries are deleted
 
 
 def wanted() -> bool:
-    """Return whether measurements are requested."""
+    """Return whether the environment requests measurements by `REGARD_AUTOTUNE`."""
     return os.environ.get("REGARD_AUTOTUNE", "") not in ("", "0")
 
 
 def path() -> Path:
-    """Return the file; `REGARD_CACHE` names another folder for it."""
+    """Return the path of the file, which is in the folder `REGARD_CACHE` if that is set."""
     if chosen := os.environ.get("REGARD_CACHE"):
         return Path(chosen) / "additive.json"
     home = os.environ.get("XDG_CACHE_HOME")
@@ -33,7 +33,7 @@ def path() -> Path:
 
 
 def kept() -> dict[str, Any]:
-    """Return the contents of the file; if it cannot be read, nothing, with a warning in the log."""
+    """Return the contents of the file; {} if it does not exist, or, with a warning in the log, cannot be read."""
     try:
         found = json.loads(path().read_text())
         if not isinstance(found, dict):
@@ -66,20 +66,20 @@ def keep(name: str, value: Any) -> None:
 
 
 class Tiles:
-    """The choice for each class of shapes: from memory, else from the file, else measured or the default."""
+    """The tile size for each class of shapes: from memory, else from the file, else measured or the default."""
 
     def __init__(self) -> None:
         self._chosen: dict[Hashable, int] = {}
         self._file: dict[str, Any] | None = None
 
     def known(self, where: Hashable) -> int | None:
-        """Return the cached choice for a class of shapes, or None."""
+        """Return the index of the tile size stored in memory for a class of shapes, or None."""
         return self._chosen.get(where)
 
     def choose(self, where: Hashable, device: str, choices: Sequence[str], measure: Callable[[int], float]) -> int:
-        """Return the index of the choice for a new class of shapes; `measure` returns the seconds of one choice.
+        """Return the index in `choices` of the tile size for a new class of shapes, `where`.
 
-        The first choice is the default.
+        `measure(index)` returns the seconds that a tile size takes. The first tile size is the default.
         """
         if self._file is None:
             self._file = kept()

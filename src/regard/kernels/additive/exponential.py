@@ -1,11 +1,12 @@
 """The additive score on the CPU without a tanh for each pair: tanh(a + b) = 1 − 2 / (1 + e^{2a} e^{2b}).
 
-The exponentials are computed once for each row, O((n + m) f); a pair costs a multiply-add and a division. Compiled, the
-hidden layer of the pairs is never stored, forward or backward: with r = 1 / (1 + e^{2a} e^{2b}) the derivative of tanh
-is 4 r (1 − r), so the backward pass only needs r.
+The exponentials are computed once for each query and each key, O((n + m) f); each pair then takes a multiply-add and a
+division. The compiled loops never store the hidden layer of the pairs, forward or backward: with
+r = 1 / (1 + e^{2a} e^{2b}) the derivative of tanh is 4 r (1 − r), so the backward pass needs only r.
 
-For small numbers 1 − 2 r loses digits that tanh x ≈ x has. There tanh(a + b) = u / (u + 2) with
-u = e^{2(a + b)} − 1 = A + B (1 + A) for A = e^{2a} − 1 and B = e^{2b} − 1, which does not lose them.
+For small arguments x, 1 − 2 r loses digits, because tanh x ≈ x is close to 0. These are computed as
+tanh(a + b) = u / (u + 2) with u = e^{2(a + b)} − 1 = A + B (1 + A), where A = e^{2a} − 1 and B = e^{2b} − 1, which
+loses no digits.
 """
 
 import math
@@ -19,14 +20,14 @@ from torch import Tensor
 from regard.kernels.additive import pair_loops
 from regard.kernels.derivatives import REFERENCE, once_only
 
-# e^{2a} and its inverse are normal float32 numbers up to this |a|. A product of two may overflow or underflow; tanh is
-# ±1 there, and the formula gives ±1 too.
+# e^{2a} and its inverse are normal float32 numbers up to this |a|. The product e^{2a} e^{2b} may overflow or underflow;
+# then tanh(a + b) is ±1, and the formula gives ±1 too.
 REACH = 43.0
 NEAR = 2.0  # the largest |q| + |k| for which the form for small numbers is used
 
 
 def scores(query: Tensor, key: Tensor, weight: Tensor, build: bool) -> Tensor:
-    """Return w · tanh(q + k) (…, q, k) from exponentials of rows, with its own backward pass; compiled with `build`.
+    """Return w · tanh(q + k) (…, q, k) by exponentials, in compiled C if `build`, with its own backward pass.
 
     Reference implementation: `regard.core.scores.Additive`.
     """
@@ -61,7 +62,7 @@ class _Scores(torch.autograd.Function):
 
 
 def _form(query: Tensor, key: Tensor, build: bool) -> tuple[Tensor, Tensor, "_Forms"]:
-    """Return rows and columns as the loops take them, and the loops for their range of values."""
+    """Return query and key as the loops take them (as exponentials, if possible), and the loops for their range."""
     query, key = _slices(query), _slices(key)
     reach = _largest(query) + _largest(key)
     if reach <= NEAR:
@@ -85,15 +86,15 @@ def _slices(tensor: Tensor) -> Tensor:
 
 
 def _row_weight(weight: Tensor, query: Tensor) -> Tensor:
-    """Return the weight as (slices, f)."""
+    """Return the weight (f,) or (h, f) as (slices, f), one row for each slice of the query's leading axes."""
     lead = query.shape[:-2]
     return weight.detach().expand(*lead, -1).reshape(math.prod(lead), weight.shape[-1]).contiguous()
 
 
 def _factors(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return e^{2(q + c)} and e^{2(k − c)}, or None if no shift c brings both into range, or there is a NaN.
+    """Return e^{2(q + c)} and e^{2(k − c)}, or None if a number is NaN or still too large after the shift by c.
 
-    c is 0 if possible, because adding it rounds. It cancels in tanh(q + k).
+    c cancels in tanh(q + k). It is 0 if query and key are in range without a shift, because adding c rounds.
     """
     largest = _largest(query), _largest(key)
     if any(map(math.isnan, largest)):
@@ -113,8 +114,10 @@ def _largest(tensor: Tensor) -> float:
 
 @dataclass(frozen=True)
 class _Forms:
-    """The loops over all pairs: scores, and the sums over j of ds · tanh' and of ds · tanh, and over i of ds ·
-    tanh'."""
+    """The loops over all pairs (i, j) of query and key.
+
+    `scores` returns the scores; `sums` returns Σ_j ds tanh', Σ_j ds tanh and Σ_i ds tanh' for their gradient ds.
+    """
 
     scores: Callable[[Tensor, Tensor, Tensor], Tensor]
     sums: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -123,7 +126,7 @@ class _Forms:
 def _both_ways(
     sums: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """Return the sums over j and, with rows and columns exchanged, those over i."""
+    """Return a function that computes the sums over j and, with rows and columns exchanged, the first sum over i."""
 
     def run(rows: Tensor, columns: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return *sums(rows, columns, dscores), sums(columns, rows, dscores.mT.contiguous())[0]
@@ -131,7 +134,7 @@ def _both_ways(
     return run
 
 
-# @no_type_check: the run-time shape checks of the tests cannot be compiled.
+# @no_type_check: torch.compile cannot compile the shape checks that the tests add to annotated functions.
 @no_type_check
 def pair_scores(large_query: Tensor, large_key: Tensor, weight: Tensor) -> Tensor:
     """Return scores (z, q, k) from e^{2 query} (z, q, f), e^{2 key} (z, k, f) and the weight (z, f)."""
@@ -155,11 +158,11 @@ def _compiled_near() -> _Forms:
     return _Forms(pair_loops.scores(near=True), pair_loops.sums(near=True))
 
 
-# Without a compiler, the loops run feature by feature over one matrix that stays in the cache.
+# Without a C compiler, the loops compute one feature at a time for all pairs, in a matrix that stays in the cache.
 
 
 def _by_feature(rows: Tensor, columns: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Return an iterator over each feature's column of the rows, (z, q, 1), and row of the columns, (z, 1, k)."""
+    """Yield for each feature its index, its values in all rows, (z, q, 1), and in all columns, (z, 1, k)."""
     left, right = rows.mT.unsqueeze(-1), columns.mT.contiguous().unsqueeze(-2)
     return ((f, left[:, f], right[:, f]) for f in range(rows.shape[-1]))
 

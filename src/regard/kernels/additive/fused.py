@@ -1,4 +1,4 @@
-"""Fused additive attention on CUDA: checks, and the reduction of every activation to tanh, |x| or gelu."""
+"""Fused additive attention on CUDA: checks, and the expression of every activation by tanh, |x| or gelu."""
 
 import os
 from typing import Any
@@ -33,10 +33,11 @@ def additive_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return softmax_j(Σ_f w_f act(q_if + k_jf) + bias) @ value and the log-sum-exp of the scores.
 
-    query (b, h, q, f), key (b, g, k, f), value (b, g, k, e), weight (f,) or (h, f).  A pair (i, j) attends if
-    band[0] <= j - i <= band[1], j < lengths[b], query_ids[b, i] == key_ids[b, j] and mask[b, h, i, j], as far as these
-    are given.  `relative` (h, 2r + 1) adds relative[h, clip(j - i, -r, r) + r].  A row that attends to nothing gives 0
-    and a log-sum-exp of -inf.  Reference implementation: `regard.core.backends.reference` with an `Additive` score.
+    query (b, h, q, f), key (b, g, k, f), value (b, g, k, e), weight (f,) or (h, f). Query i attends to key j if
+    band[0] <= j - i <= band[1], j < lengths[b], query_ids[b, i] == key_ids[b, j] and mask[b, h, i, j]; a condition that
+    is not given (None) always holds. `relative` (h, 2r + 1) adds relative[h, clip(j - i, -r, r) + r] to the score. A
+    query that attends to no key has the output 0 and the log-sum-exp -inf. Reference implementation:
+    `regard.core.backends.reference` with an `Additive` score.
     """
     _check(query, key, value, weight, activation, form, bias, relative)
     settings: dict[str, Any] = {
@@ -48,7 +49,8 @@ def additive_attention(
     if activation == "sigmoid":  # sigmoid(x) = 1/2 + tanh(x/2) / 2
         output, lse = _fused(query * 0.5, key * 0.5, value, weight * 0.5, "tanh", bias=bias, **settings)
         return output, lse + _per_head(weight.float().sum(-1) * 0.5)
-    # A term linear in q + k separates: the key's part is a bias, the query's part shifts the log-sum-exp of its row.
+    # gelu and leaky_relu are an even function plus a term linear in q + k. The key's part of this term is a bias; the
+    # query's part is equal for all keys of a row and only shifts the row's log-sum-exp.
     slope, kernel, gain = (0.5, "gelu", 1.0) if activation == "gelu" else ((1 + _LEAK) / 2, "abs", (1 - _LEAK) / 2)
     shift = slope * _linear(key, weight, query.shape[1])[:, :, None, :]
     total = shift if bias is None else bias + shift
@@ -61,7 +63,7 @@ def _per_head(x: Tensor) -> Tensor:
 
 
 def _linear(x: Tensor, weight: Tensor, heads: int) -> Tensor:
-    """Return Σ_f w_f x_f for every query head, float32: (b, h, n)."""
+    """Return Σ_f w_f x_f (b, h, n) in float32; the heads of x are repeated to `heads` query heads."""
     wide = x.repeat_interleave(heads // x.shape[1], 1).float()
     return (wide * (weight if weight.dim() == 1 else weight[:, None, :]).float()).sum(-1)
 
@@ -89,7 +91,7 @@ def _fused(
     if lengths is not None:  # the kernels take 32-bit lengths, at most the number of keys
         lengths = lengths if lengths.dtype == torch.int32 else lengths.long().clamp_max(key.shape[-2]).int()
         lengths = lengths.contiguous()
-    if query_ids is not None and key_ids is not None:  # both ids need one dtype, of any width
+    if query_ids is not None and key_ids is not None:  # the kernels compare ids of one dtype, of any width
         wide = torch.promote_types(query_ids.dtype, key_ids.dtype)
         query_ids, key_ids = query_ids.to(wide).contiguous(), key_ids.to(wide).contiguous()
     key, value = key.to(query.dtype), value.to(query.dtype)
@@ -103,7 +105,8 @@ def _fused(
     learning = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value, weight))
     if stores_scores(query.shape, key.shape, columns, query.dtype, kernel, form, learning):
         return additive(query, key, value, *rest[:-1], "stored")
-    # Each part recomputes the scores: outputs are concatenated by columns, and the gradients of parts add up.
+    # The values are split into groups of columns, and each call recomputes the scores. The outputs are concatenated
+    # along the columns, and autograd adds the gradients of the calls.
     parts = [additive(query, key, part, *rest) for part in value.split(COLUMNS, -1)]
     return torch.cat([output for output, _ in parts], -1), parts[0][1]
 

@@ -1,20 +1,20 @@
-"""The additive score on the CPU for calls too small to compile for: tanh x = 2 σ(2x) − 1.
+"""The additive score on the CPU by tanh x = 2 σ(2x) − 1, for calls so small that compiling code would take longer.
 
-On the CPU torch's sigmoid takes a sixth of the time of its tanh, and is differentiable any number of times.
+On the CPU torch.sigmoid takes a sixth of the time of torch.tanh, and it can be differentiated any number of times.
 """
 
 import torch
 from torch import Tensor
 
-# The rounding error of σ does not shrink with x, so it is used only if the mean of min(|x|, 1) exceeds _LITTLE;
-# otherwise tanh is. A weight with a norm above _LIGHT would amplify the error too much.
+# The rounding error of σ(2x) does not shrink with x, so σ is used only if the mean of min(|x|, 1) exceeds _LITTLE;
+# otherwise tanh is used. A weight vector with a norm above _LIGHT amplifies the error: then the limit is _MUCH.
 _LITTLE = 0.15
 _MUCH = 0.65
 _LIGHT = 2.0
 
 
 def scores(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
-    """Return w · tanh(q + k) (…, q, k) by the logistic function; weight (f,) or (h, f).
+    """Return w · tanh(q + k) (…, q, k) by the logistic function; the weight w is (f,) or (h, f).
 
     Reference implementation: `regard.core.scores.Additive`.
     """
@@ -24,9 +24,9 @@ def scores(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
 
 
 def exact_enough(query: Tensor, key: Tensor, weight: Tensor) -> bool:
-    """Return whether the error is about that of tanh, estimated from a few rows and the first keys (rarely masked).
+    """Return whether the error of `scores` is about that of tanh, estimated from a few queries and the first two keys.
 
-    The estimate is a mean over pairs, because a maximum would depend on one outlier.
+    The first keys are rarely masked. The estimate is a mean over pairs, because a maximum would depend on one outlier.
     """
     group = query.shape[-3] // key.shape[-3]
     rows = query.detach()[..., ::group, :: max(1, query.shape[-2] // 4), :][..., :4, :].float()
@@ -36,5 +36,5 @@ def exact_enough(query: Tensor, key: Tensor, weight: Tensor) -> bool:
     try:
         norm = float(weight.detach().norm(dim=-1).max())
         return float(means @ share) > (_MUCH if norm > _LIGHT else _LITTLE) * float(share.sum())
-    except RuntimeError:  # values cannot be read under vmap, or of a fake tensor
+    except RuntimeError:  # under vmap, and for fake tensors, values cannot be read
         return False

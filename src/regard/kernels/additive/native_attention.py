@@ -1,8 +1,9 @@
 """Additive attention on the CPU in compiled C: one parallel region for the forward pass, two for the backward pass.
 
-On a machine with other busy processes each parallel region may wait for a core, so their number matters more there than
-their work. Each row is scored, normalised and multiplied with the values by one thread, over the keys that it attends;
-masked keys and values are never read. Reference implementation: `regard.core.backends.reference`.
+On a machine with other busy processes each parallel region may wait for a core, so the number of parallel regions can
+matter more than the work in them. One thread computes a whole row: its scores, their softmax, and the weighted sum of
+the values, over the keys that the row attends to; masked keys and values are never read. Reference implementation:
+`regard.core.backends.reference`.
 """
 
 import ctypes
@@ -16,20 +17,23 @@ from regard.kernels.additive.exponential import NEAR, REACH
 from regard.kernels.additive.pair_loops import loaded, segments
 from regard.kernels.derivatives import REFERENCE, once_only
 
-_FEW = 5  # pairs for each row from which on exponentials of the rows take less time than a tanh for each pair
-_PARALLEL = 2**16  # pair-features from which on a call uses several threads
-_AGAIN = 2**24  # pair-features up to which gradients can be differentiated again
+_FEW = 5  # with at least this many pairs for each query and key, exponentials take less time than a tanh for each pair
+_PARALLEL = 2**16  # a call with at least this many hidden units in all pairs uses several threads
+_AGAIN = 2**24  # up to this many hidden units in all pairs, gradients can be differentiated again
 
 
 class Visible(NamedTuple):
-    """The keys that rows attend: j < lengths (z,) int64 contiguous, if given, and j ≤ i + high, if given."""
+    """The keys j that row i attends to: j < lengths and j ≤ i + high, where None means no limit.
+
+    `lengths` (batch · heads,) is int64 and contiguous.
+    """
 
     lengths: Tensor | None
     high: int | None
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible) -> Tensor | None:
-    """Return the output (b, h, q, e); None if a number is too large or not finite.
+    """Return the output (b, h, q, e), or None if a number is not finite or too large for the exponential form.
 
     query (b, h, q, f), key (b, h, k, f), value (b, h, k, e) and weight (f,) or (h, f) are float32 or half precision.
     """
@@ -40,7 +44,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible
 def with_weights(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the output and the weights (b, h, q, k) in float32, or None as `attention` does."""
+    """Return the output and the weights (b, h, q, k) in float32, or None where `attention` returns None."""
     output, weights = _attended(query, key, value, weight, visible, True)
     return None if output.numel() == 0 else (output, weights)
 
@@ -48,7 +52,7 @@ def with_weights(
 def _attended(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible, weighted: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return output and weights, computed in float32; both are empty if a number is refused."""
+    """Return output and weights, computed in float32; both are empty if a number is not finite or too large."""
     dtype = query.dtype
     query, key, value, weight = (t if t.dtype == torch.float32 else t.float() for t in (query, key, value, weight))
     if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, weight)):
@@ -59,14 +63,18 @@ def _attended(
 
 
 def form(queries: int, keys: int) -> str:
-    """Return the name of the form that computes so many queries and keys."""
+    """Return the name of the formula that is used for these numbers of queries and keys."""
     return "tanh (compiled)" if queries * keys < _FEW * (queries + keys) else "exponential (compiled)"
 
 
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible, weighted: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return output, weights if requested, and largest score and inverse sum of each row; all empty if refused."""
+    """Return output, weights and totals; all three are empty if a number is not finite or too large.
+
+    The weights are empty unless `weighted`. The totals (b, h, q, 2) are the largest score of each row and the inverse
+    of its sum of exponentials.
+    """
     given = [t.contiguous() for t in (query, key, weight, value)]
     lead, empty = query.shape[:3], value.new_empty(0)
     output, totals = value.new_empty(*lead, value.shape[3]), value.new_empty(*lead, 2)
@@ -80,7 +88,7 @@ def _forward(
 
 
 def _numbers(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible) -> tuple[int, ...]:
-    """Return the sizes of a call, and whether it computes a tanh for each pair."""
+    """Return the integer arguments of the C functions: sizes, `high` and whether it is given, rows of weights, form."""
     batch, heads, rows, size = query.shape
     columns, high = key.shape[2], visible.high
     plain = form(rows, columns).startswith("tanh")
@@ -147,8 +155,8 @@ def _again(
     learned: tuple[bool, ...],
     upstream: tuple[Tensor | None, ...],
 ) -> list[Tensor | None]:
-    """Return the gradients with a graph, so that they can be differentiated again."""
-    # Views, because one tensor may be query, key and value, and each has its own gradient.
+    """Return the gradients of `formula` with a graph, so that they can be differentiated again."""
+    # Views, because one tensor may be query, key and value at once, and each of the three needs its own gradient.
     query, key, value, weight = (tensor.view_as(tensor) for tensor in tensors)
     tensors = (query, key, value, weight)
     leaves = [tensor for tensor, one in zip(tensors, learned, strict=True) if one]
@@ -161,14 +169,14 @@ def _again(
 
 
 def formula(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible) -> tuple[Tensor, Tensor]:
-    """Return output and weights in torch operations over all pairs and hidden units."""
+    """Return output and weights, computed by torch operations that store the hidden units of all pairs."""
     (batch, heads, queries, _), keys = query.shape, key.shape[2]
     allowed = torch.ones(1, 1, queries, keys, dtype=torch.bool)
     if visible.high is not None:
         allowed = allowed.tril(visible.high)
     if visible.lengths is not None:
         allowed = allowed & (torch.arange(keys) < visible.lengths.view(batch, heads, 1, 1))
-    seen = allowed.any(-2).unsqueeze(-1)  # keys that no row attends may be NaN
+    seen = allowed.any(-2).unsqueeze(-1)  # keys that no row attends to may be NaN, and become 0
     key, value = torch.where(seen, key, 0.0), torch.where(seen, value, 0.0)
     scores = (torch.tanh(query.unsqueeze(3) + key.unsqueeze(2)) * weight[..., None, None, :]).sum(-1)
     lowest = torch.finfo(scores.dtype).min

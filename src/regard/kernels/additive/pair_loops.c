@@ -1,17 +1,19 @@
-/* The loops over all pairs of additive attention on a CPU, float32. Reference: `_eager_*` in exponential.py.
+/* The loops over all pairs of additive attention on a CPU, in float32. A row is a query, a column is a key.
+ * Reference implementation: `_eager_*` in exponential.py.
  *
+ * There are three formulas for tanh(q + k); the names of functions begin with that of their formula:
  * far   A = e^{2q}, B = e^{2k}:          tanh(q + k) = 1 - 2 r with r = 1 / (1 + A B), derivative 4 r (1 - r)
  * near  A = e^{2q} - 1, B = e^{2k} - 1:  tanh(q + k) = p / (p + 2) with p = A + B (1 + A), derivative 1 - tanh^2
- * plain A = q, B = k:                    tanh by a rational function, for so few pairs that exponentials do not pay
+ * plain A = q, B = k:                    tanh by a rational function, for so few pairs that exponentials take longer
  *
- * Features come padded with zeros to a multiple of LANES. A call is one parallel region: its threads take blocks of
- * rows from a common counter, so that a thread which has to wait for a core holds up no more than one block. Each row is
- * computed by one thread in a fixed order: the result does not depend on the number of threads.
+ * Features are padded with zeros to a multiple of LANES by the caller. A call is one parallel region: its threads take
+ * blocks of rows from a common counter, so that a thread that waits for a core delays only one block. Each row is
+ * computed by one thread in a fixed order, so the result does not depend on the number of threads.
  */
 
 #define COLUMNS 4 /* columns computed together, so that a row is loaded once for all of them */
-#define TOGETHER 4 /* number of feature vectors summed at once */
-#define HUGE_ONE 1e37f /* replaces inf, which would give NaN in the Newton step; its inverse is negligible */
+#define TOGETHER 4 /* number of SIMD vectors of features that are summed at once */
+#define HUGE_ONE 1e37f /* replaces inf, which gives NaN in the Newton step of `inverse`; 1 / HUGE_ONE is negligible */
 
 int regard_lanes(void) { return LANES; }
 
@@ -25,23 +27,26 @@ static inline vec near_tanh(vec a, vec b) {
 static inline vec plain_tanh(vec a, vec b) { return tangent(ADD(a, b)); }
 
 typedef struct {
-    const float *rows, *columns, *third; /* third: weights (z, f) of scores, or gradients (z, q, k) of sums */
+    const float *rows, *columns, *third; /* third: the weights (z, f) to compute scores, or the scores' gradients
+                                          * (z, q, k) to compute sums */
     float *first, *second, *fourth;
     long slices, n_rows, n_columns, features, block;
-    long segments, units, unit_pairs; /* a slice has `units` parts of `unit_pairs` pair-features each, divided among threads */
+    /* The threads share the work: a slice has `units` parts, each with `unit_pairs` pairs times features. */
+    long segments, units, unit_pairs;
     void (*work)(const void *, long, long);
     atomic_long next;
-    /* Attention: values (z, k, e), gradients and outputs (z, q, e), each row's largest score and inverse sum (z, q, 2),
-     * lengths (z) or none, and the last column of row i, i + high, if `banded`. `second` are requested weights, `fourth`
-     * their gradients. */
+    /* The following fields are for attention: `values` (z, k, e), `change` (z, q, e), the gradients of the outputs,
+     * `totals` (z, q, 2), the largest score and the inverse sum of exponentials of each row, `lengths` (z) or null;
+     * if `banded`, i + high is the last column of row i. In the forward pass `second` receives the weights, if
+     * requested; in the backward pass `fourth` holds their gradients, or is null. */
     const float *values, *change, *result;
     const long *lengths;
-    float *totals; /* in the sums of a backward pass: the gradients of the values */
-    long size, high, banded, sum_units, weight_rows; /* slice z has row z % weight_rows of the weights */
-    int *bad; /* set where a result is not finite */
+    float *totals; /* in the sums of a backward pass: receives the gradients of the values */
+    long size, high, banded, sum_units, weight_rows; /* slice z uses row z % weight_rows of the weights */
+    int *bad; /* set to 1 if a result is not finite */
 } job;
 
-/* The number of columns that a row attends. */
+/* Returns the number of columns that row i of slice z attends to. */
 static inline long visible(const job *j, long z, long i) {
     long count = j->lengths ? j->lengths[z] : j->n_columns;
     if (j->banded && i + j->high + 1 < count) count = i + j->high + 1;
@@ -92,13 +97,15 @@ static inline long visible(const job *j, long z, long i) {
         change(j, z, row, count, weights, changes);                                                 \
     }
 
-/* Softmax of a row's scores, and the weighted sum of the values. `scores` has room for one more vector. */
+/* Computes the softmax of the `count` scores of a row and the weighted sum of the values; `scores` has room for LANES
+ * more numbers. */
 static void weigh(const job *j, long z, long row, long count, float *scores) {
     long e = j->size, x = 0;
     const float *values = j->values + z * j->n_columns * e;
     float *out = j->first + row * e, most = -INFINITY;
     for (long c = 0; c < count; c++) most = scores[c] > most ? scores[c] : most;
-    for (int n = 0; n < LANES; n++) scores[count + n] = -INFINITY; /* adds about 1e-38 to a sum of at least 1 */
+    /* The exponential of this padding is about 1e-38, which does not change a sum of at least 1. */
+    for (int n = 0; n < LANES; n++) scores[count + n] = -INFINITY;
     vec total = ALL(0.0f);
     for (long c = 0; c < count; c += LANES) {
         vec p = exponential(ADD(LOAD(scores + c), ALL(-most)));
@@ -134,8 +141,9 @@ static void weigh(const job *j, long z, long row, long count, float *scores) {
     j->totals[2 * row + 1] = inverted;
 }
 
-/* From the scores of a row: its weights, and the gradients of its scores. Their mean is the weighted sum of the weights'
- * gradients themselves, so that the gradient is exactly 0 in a row with a single key. */
+/* Replaces the scores of a row (in `weights`) by the softmax weights p, and writes the gradients of the scores,
+ * p (dp - delta), to `changes`. delta is computed as the sum of p dp, so that the gradient is exactly 0 in a row with a
+ * single key. */
 static void change(const job *j, long z, long row, long count, float *weights, float *changes) {
     long e = j->size, k = j->n_columns, whole_e = e / LANES * LANES, whole = count / LANES * LANES, c = 0;
     const float *values = j->values + z * k * e, *by = j->change + row * e;
@@ -168,13 +176,14 @@ SCORES(far_score_row, far_r, FAR_SCORE)
 SCORES(near_score_row, near_tanh, NEAR_SCORE)
 SCORES(plain_score_row, plain_tanh, NEAR_SCORE)
 
-/* For a block of features and a segment of rows of a slice: first = sum over columns of ds tanh' and second = sum over
- * columns of ds tanh, for each row; fourth (segment, z, k, f) = sum over rows of ds tanh', for each column. The inverse
- * of a pair and feature is computed once for all three.
+/* Defines a function that computes, for a block of features and a segment of the rows of a slice, first = sum over
+ * columns of ds tanh' and second = sum over columns of ds tanh for each row, and fourth (segment, z, k, f) = sum over
+ * rows of ds tanh' for each column. tanh of each pair and feature is computed once for these three sums.
  *
  * TERMS(a, b, ds, slope, plain, column) adds one pair to the sums. Several vectors of features are summed at once, so
- * that no addition waits for the previous one. The columns and their sums are packed for the block: in rows whose length
- * is a multiple of 2 KiB, its cache lines would share a few sets of the cache. */
+ * that an addition need not wait for the previous one. The columns' features of the block and the sums are copied to
+ * contiguous memory: if the length of a column is a multiple of 2 KiB, the cache lines of the block would otherwise
+ * compete for a few sets of the processor's cache. */
 #define WIDTH (TOGETHER * LANES)
 #define SUMS(NAME, TERMS, SLOPE, PLAIN)                                                             \
     static void NAME(const void *given, long z, long unit) {                                        \
@@ -246,7 +255,7 @@ SUMS(far_sum_block, FAR_TERMS, FAR_SLOPE, FAR_PLAIN)
 SUMS(near_sum_block, NEAR_TERMS, NEAR_SLOPE, NEAR_PLAIN)
 SUMS(plain_sum_block, PLAIN_TERMS, NEAR_SLOPE, NEAR_PLAIN)
 
-/* Gradients of WIDTH columns of the values of a slice: sum over rows of weight times gradient of the output. */
+/* Computes the gradients of WIDTH numbers of each value of a slice: the sum over rows of weight times `change`. */
 static void value_block(const job *j, long z, long unit) {
     long e = j->size, k = j->n_columns, x = unit * WIDTH, width = e - x < WIDTH ? e - x : WIDTH;
     float *sums = calloc((size_t)k, WIDTH * sizeof(float));
@@ -302,7 +311,7 @@ static void *take_blocks(void *given) {
 
 static void run(job *j, long threads) {
     long count = j->slices * j->units;
-    /* A block takes about 0.1 ms; there are at least four for each thread, if there are enough units. */
+    /* A block of units takes about 0.1 ms; each thread has at least four blocks, if there are enough units. */
     long pairs = j->unit_pairs > 0 ? j->unit_pairs : 1;
     long most = count / (4 * threads) > 1 ? count / (4 * threads) : 1;
     j->block = (1 << 19) / pairs > 1 ? (1 << 19) / pairs : 1;
@@ -312,7 +321,7 @@ static void run(job *j, long threads) {
         for (long at = 0; at < count; at++) j->work(j, at / j->units, at % j->units);
         return;
     }
-#ifdef _OPENMP /* torch's own threads: they spin after its loops, so further threads would compete with them for cores */
+#ifdef _OPENMP /* torch's own threads: they spin after each of torch's loops, so new threads would compete with them */
 #pragma omp parallel for schedule(dynamic, j->block) num_threads(threads)
     for (long at = 0; at < count; at++) j->work(j, at / j->units, at % j->units);
 #else
@@ -349,7 +358,7 @@ SCORES_CALL(regard_near_scores, near_score_row)
 SUMS_CALL(regard_far_sums, far_sum_block)
 SUMS_CALL(regard_near_sums, near_sum_block)
 
-/* The largest |x|; NaN if there is a NaN or inf. */
+/* Returns the largest |x| of `count` numbers; NaN if one of them is NaN or inf. */
 float regard_largest(const float *given, long count) {
     vec most = ALL(0.0f), bad = ALL(0.0f);
     long n = 0;
@@ -368,7 +377,7 @@ float regard_largest(const float *given, long count) {
     return wrong == 0.0f ? result : NAN;
 }
 
-/* e^x for |x| < 700 in double precision, to nine digits. */
+/* Returns e^x for |x| < 700 in double precision, accurate to nine digits. */
 static inline double precise_exponential(double x) {
     double n = rint(x * 1.4426950408889634), r = x - n * 0.6931471805599453, p = 1.0 / 40320;
     int64_t bits = ((int64_t)n + 1023) << 52;
@@ -385,7 +394,8 @@ static inline double precise_exponential(double x) {
     return p * power;
 }
 
-/* e^{2x}, or with `near` e^{2x} - 1, of rows (n, f) into rows padded with zeros. */
+/* Writes e^{2x}, or with `near` e^{2x} - 1, of rows with `features` numbers to rows with `padded` numbers, which are
+ * padded with zeros. */
 void regard_exponentials(const float *given, float *target, long rows, long features, long padded, long near) {
     for (long i = 0; i < rows; i++) {
         const float *from = given + i * features;
@@ -427,8 +437,9 @@ ATTEND_CALL(far, far_score_row)
 ATTEND_CALL(near, near_score_row)
 ATTEND_CALL(plain, plain_score_row)
 
-/* Gradients of rows (z, q, size_f), columns (z, k, size_f), weights (z, size_f) and values (z, k, e), from the gradients
- * of the scores and the weights of all pairs. `slope`, `plain` (z, q, f) and `parts` (segments, z, k, f) are room. */
+/* Defines a function that computes the gradients of rows (z, q, size_f), columns (z, k, size_f), weights (z, size_f)
+ * and values (z, k, e), from the attention weights and the scores' gradients (`changes`) of all pairs. `slope`, `plain`
+ * (z, q, f) and `parts` (segments, z, k, f) are working memory. */
 #define GRADIENTS_CALL(NAME)                                                                         \
     static void NAME##_backward(                                                                  \
         const float *rows, const float *columns, const float *weight, const float *changes, const float *weights, \
@@ -465,7 +476,7 @@ GRADIENTS_CALL(far)
 GRADIENTS_CALL(near)
 GRADIENTS_CALL(plain)
 
-/* Rows and weights in the form of a call, padded with zeros; `memory` is freed by the caller. */
+/* Rows, columns and weights prepared for the formula of a call and padded with zeros; the caller frees `memory`. */
 typedef struct {
     const float *rows, *columns, *weight;
     float *memory;
@@ -481,7 +492,8 @@ static const float *padded_rows(const float *given, long rows, long size, long p
     return room;
 }
 
-/* Returns whether all numbers are finite, and with exponentials at most `reach`. */
+/* Prepares rows, columns and weights in `made`. Returns 0, and prepares nothing, if a number is not finite or, unless
+ * `plain`, the absolute value of a query or key exceeds `reach`. */
 static int prepare(const float *query, const float *key, const float *weight, long n_query, long n_key, long weight_rows,
                    long size, long padded, long plain, double reach, double near, prepared *made) {
     float of_query = regard_largest(query, n_query * size), of_key = regard_largest(key, n_key * size);
@@ -505,8 +517,9 @@ static int prepare(const float *query, const float *key, const float *weight, lo
     return 1;
 }
 
-/* Output (z, q, e), totals (z, q, 2) and, if requested, weights (z, q, k) of query (z, q, size), key (z, k, size), value
- * (z, k, e) and weight (weight_rows, size); 1 if a number is too large or not finite. */
+/* The forward pass: writes output (z, q, e), totals (z, q, 2) and, if requested, weights (z, q, k) for query
+ * (z, q, size), key (z, k, size), value (z, k, e) and weight (weight_rows, size). Returns 1 if a number is too large or
+ * not finite, else 0. */
 int regard_additive_attention(const float *query, const float *key, const float *weight, const float *value,
                               const long *lengths, float *output, float *totals, float *weights, long slices,
                               long n_rows, long n_columns, long size, long value_size, long high, long banded,
@@ -523,7 +536,8 @@ int regard_additive_attention(const float *query, const float *key, const float 
     return bad;
 }
 
-/* Gradients of the same call, from those of its output and, if requested, its weights; `dweight` is (z, size). */
+/* The backward pass: writes the gradients of query, key, weight (`dweight`, (z, size)) and value from `change`, the
+ * gradients of the output, and `dweights`, the gradients of the weights, or null. */
 void regard_additive_gradients(const float *query, const float *key, const float *weight, const float *value,
                                const long *lengths, const float *change, float *dweights, float *totals,
                                float *dquery, float *dkey, float *dweight, float *dvalue, long slices, long n_rows,
@@ -533,7 +547,7 @@ void regard_additive_gradients(const float *query, const float *key, const float
     long padded = (size + LANES - 1) / LANES * LANES, pairs = slices * n_rows * n_columns, rows = slices * n_rows * padded;
     if (!prepare(query, key, weight, slices * n_rows, slices * n_columns, weight_rows, size, padded, plain, reach, near,
                  &made))
-        return; /* the forward pass has refused such numbers */
+        return; /* not reached: for the same numbers the forward pass returned 1 */
     float *room = malloc((size_t)(2 * pairs + 2 * rows + segments * slices * n_columns * padded) * sizeof(float));
     if (!room) abort();
     float *changes = room, *weights = changes + pairs, *slope = weights + pairs, *sums = slope + rows;

@@ -1,4 +1,4 @@
-"""The pair loops of `exponential` in compiled C: scores, and the sums of their gradients."""
+"""The loops of `exponential` over all pairs of query and key in compiled C: scores, and the sums of their gradients."""
 
 import ctypes
 import functools
@@ -13,17 +13,19 @@ from regard.kernels.native_library import library
 
 _FILE = "pair_loops.c"
 _UNITS = 64  # number of parts into which a call is divided for the threads
-_ROWS = 32  # smallest number of rows for which a separate sum over the columns is faster
+_ROWS = 32  # the smallest number of rows in a segment, which has its own sums over rows for each column
 
 
 def available() -> bool:
-    """Return whether there is a C compiler, or a library compiled before."""
+    """Return whether the C library could be compiled and loaded."""
     return library(__package__ or "", _FILE) is not None
 
 
 def scores(near: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return (z, q, k) scores of rows (z, q, f) and columns (z, k, f) with weights (z, f); must equal
-    `_eager_scores`."""
+    """Return the function that computes scores (z, q, k) of rows (z, q, f) and columns (z, k, f) with weights (z, f).
+
+    Reference implementation: `_eager_scores` in `exponential`, or with `near` `_eager_small_scores`.
+    """
     name = "regard_near_scores" if near else "regard_far_scores"
 
     def run(rows: Tensor, columns: Tensor, weight: Tensor) -> Tensor:
@@ -36,7 +38,10 @@ def scores(near: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 
 def sums(near: bool) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
-    """Return Σ_j ds tanh' and Σ_j ds tanh, (z, q, f) each, and Σ_i ds tanh' (z, k, f); must equal `_eager_sums`."""
+    """Return the function that computes Σ_j ds tanh' and Σ_j ds tanh, (z, q, f) each, and Σ_i ds tanh' (z, k, f).
+
+    Reference implementation: `_eager_sums` in `exponential`, or with `near` `_eager_small_sums`.
+    """
     name = "regard_near_sums" if near else "regard_far_sums"
 
     def run(rows: Tensor, columns: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -56,13 +61,15 @@ def sums(near: bool) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor,
 
 
 def segments(slices: int, rows: int, features: int) -> int:
-    """Return the number of row segments that keep many cores busy; only the shape decides, so the sums have a fixed
-    order."""
+    """Return the number of segments into which the rows of a slice are divided, enough to keep many cores busy.
+
+    The number depends only on the shape, so the order of each sum, and its rounding, does not depend on the threads.
+    """
     return max(1, min(rows // _ROWS, _UNITS // max(1, slices * -(-features // 64))))
 
 
 def loaded() -> ctypes.CDLL:
-    """Return the library; `available` must be true."""
+    """Return the loaded C library; `available()` must be true."""
     found = library(__package__ or "", _FILE)
     assert found is not None  # checked by available()
     return found
@@ -75,7 +82,7 @@ def lanes() -> int:
 
 
 def _padded(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return features padded with zeros to whole SIMD vectors: zeros add nothing to any sum."""
+    """Return the tensors with features padded by zeros to whole SIMD vectors: zeros add nothing to any sum."""
     missing = -tensors[0].shape[-1] % lanes()
     return tuple(F.pad(t, (0, missing)) if missing else t for t in tensors)
 

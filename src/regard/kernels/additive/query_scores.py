@@ -1,8 +1,8 @@
 """Additive scores of one query for each row of a batch, and their gradients, without storing the hidden layer.
 
-e_j = v · tanh(q + k_j). A loop over steps calls `scores`, its backward pass `slope`, and after it `sums` gives the
-gradients of the keys and of v from all steps at once. The compiled loops over pairs are those of `exponential`; the
-exponentials of the keys are computed once for all steps.
+The scores are e_j = v · tanh(q + k_j). A loop over steps calls `scores` at each step; its backward pass calls `slope`
+at each step, and then `sums` once for the gradients of the keys and of v from all steps. The compiled functions are
+those of `exponential`; the exponentials of the keys are computed once for all steps.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,8 @@ from regard.kernels import compilation
 from regard.kernels.additive.exponential import REACH, pair_scores, pair_sums
 from regard.kernels.compilation import compiled
 
-_WORTH = 2**24  # pair-features of all steps from which on a compiled loop saves more than compiling costs
+# From this number of features of all pairs in all steps, the compiled loop saves more time than compiling takes.
+_WORTH = 2**24
 _LANES = 16  # float32 numbers in the widest SIMD register
 _SMALL = 0.05  # below this |x|, 1 − 2 / (1 + e^{2x}) is less accurate than tanh x ≈ x
 
@@ -22,8 +23,9 @@ _SMALL = 0.05  # below this |x|, 1 − 2 / (1 + e^{2x}) is less accurate than ta
 class Keys(NamedTuple):
     """Keys (b, k, f), the score's weight (f,), and e^{2 keys} if the exponential form is used.
 
-    `rows` (b, f) is the weight for each row of the batch. `blocks` (b, f / 16, k, 16) are the same powers for the
-    backward pass, which adds over keys: summing 16 features at a time loads memory sequentially, three times faster.
+    `powers` is e^{2 keys}, and `rows` (b, f) is the weight repeated for each row of the batch. `blocks`
+    (b, f / 16, k, 16) holds the numbers of `powers` for the backward pass, which sums over keys: summing 16 features at
+    a time loads memory sequentially and is three times faster.
     """
 
     keys: Tensor
@@ -34,8 +36,11 @@ class Keys(NamedTuple):
 
 
 def prepare(keys: Tensor, weight: Tensor, steps: int, *, back: bool = False) -> Keys:
-    """Choose the form for this number of steps: tanh, or on the CPU tanh(q + k) = 1 − 2 / (1 + e^{2q} e^{2k}),
-    compiled."""
+    """Return the keys prepared for this number of steps, with `blocks` for a backward pass if `back`.
+
+    For float32 keys on the CPU and enough steps, `powers` are computed and the scores use the compiled form
+    tanh(q + k) = 1 − 2 / (1 + e^{2q} e^{2k}); otherwise the scores use torch.tanh.
+    """
     plain = keys.device.type != "cpu" or keys.dtype != torch.float32 or keys.numel() * steps < _WORTH
     if plain or min(keys.shape) < 2 or not compilation.compiler():
         return Keys(keys, weight)
@@ -47,7 +52,7 @@ def prepare(keys: Tensor, weight: Tensor, steps: int, *, back: bool = False) -> 
 
 
 def blocked(rows: Tensor) -> Tensor | None:
-    """Return (b, k, f) as (b, f / 16, k, 16), if 16 divides f."""
+    """Return a tensor (b, k, f) rearranged as (b, f / 16, k, 16), or None if 16 does not divide f."""
     if rows.shape[-1] % _LANES:
         return None
     return rows.unflatten(-1, (-1, _LANES)).transpose(1, 2).contiguous()
@@ -59,14 +64,14 @@ def _within(query: Tensor) -> bool:
 
 
 def scores(query: Tensor, keys: Keys) -> Tensor:
-    """Return e (b, k) of the queries (b, f): `torch.tanh(query[:, None] + keys) @ weight`."""
+    """Return the scores (b, k) of the queries (b, f): `torch.tanh(query[:, None] + keys) @ weight`."""
     if keys.powers is not None and _within(query):
         return compiled(pair_scores)(torch.exp(2 * query).unsqueeze(1), keys.powers, keys.rows).squeeze(1)
     return torch.tanh(query.unsqueeze(1) + keys.keys) @ keys.weight
 
 
 def slope(query: Tensor, keys: Keys, dscores: Tensor) -> Tensor:
-    """Return de/dq (b, f) for the gradient (b, k) of the scores: v Σ_j de_j (1 − tanh²)."""
+    """Return the gradient (b, f) of the queries from the gradient (b, k) of the scores: v Σ_j de_j (1 − tanh²)."""
     if keys.powers is not None and _within(query):
         power = torch.exp(2 * query)
         if keys.blocks is not None:
@@ -82,7 +87,7 @@ def sums(queries: Tensor, keys: Keys, dscores: Tensor) -> tuple[Tensor, Tensor]:
     if keys.powers is not None and _within(queries):
         powers, changes = torch.exp(2 * queries).transpose(0, 1).contiguous(), dscores.permute(1, 2, 0).contiguous()
         slopes, inverses = compiled(pair_sums)(keys.powers, powers, changes)
-        # tanh = 1 − 2 r, and the ones add up to the sum of all dscores.
+        # tanh = 1 − 2 r: Σ dscores · tanh is the sum of all dscores minus 2 Σ dscores · r.
         return slopes * (4 * keys.weight), dscores.sum() - 2 * inverses.sum((0, 1))
     slopes = torch.zeros_like(keys.keys)
     along = torch.zeros_like(keys.keys[:, 0])

@@ -1,17 +1,18 @@
 """Trigonometric series for activations: additive scores as dot products.
 
 On ``|x| <= X`` an activation is nearly ``constant + slope * x + Σ_r sine_r sin(ω_r x) + cosine_r cos(ω_r x)`` with odd
-harmonics ``ω_r = (2r + 1) π / (2P)``; and ``sin ω(a + b) = sin ωa cos ωb + cos ωa sin ωb``, so a score ``Σ_f w_f
-act(a_f + b_f)`` is a dot product of 2R features per hidden unit.  Odd harmonics are symmetric about P; tanh is flat
-there, so P may be smaller than X, which saves terms. A slope saves another half term: tanh x - x/P repeats after 2P, so
-with it the harmonics are all multiples, ``ω_r = (2r + 2) π / (2P)``.  The slope costs nothing: its query part is the
-same for all keys, and its key part is one number for each key.
+harmonics ``ω_r = (2r + 1) π / (2P)``. Since ``sin ω(a + b) = sin ωa cos ωb + cos ωa sin ωb``, a score ``Σ_f w_f
+act(a_f + b_f)`` is a dot product of 2R features per hidden unit, for R harmonics. Sines of odd harmonics are symmetric
+about P; tanh is flat near P, so P may be smaller than X, which saves terms. A linear term saves another half harmonic:
+``tanh x - x/P`` has the period 2P, so the remaining series has the harmonics ``ω_r = (2r + 2) π / (2P)``. The linear
+term adds almost no work: its query part is the same for all keys, and its key part is one number for each key.
 
-The backward pass uses the series' derivative too, so its fit minimises the larger of the value's and a quarter of the
-derivative's worst error.  The forward pass needs the value alone, and may have a larger error from 0.3 X on, and three
-times that error from 0.65 X on, where few sums lie. Since X is the maximum over all hidden units, most units need less;
-so each unit has a fit for its own X, with the same number of harmonics: the cost is the same, the error about half. The
-number of harmonics is chosen for the error of all units together, not for the worst one.
+The backward pass uses the series and its derivative, so its fit minimises the larger of two numbers: the worst error of
+the value, and a quarter of the worst error of the derivative. The forward pass needs the value only. Its fit allows an
+error that grows from 0.3 X to three times as much at 0.65 X and beyond, because few sums are so large. X is the maximum
+over all hidden units, and most units have a smaller range: each unit uses a fit for its own range with the same number
+of harmonics, which takes the same time and halves the error. The number of harmonics is chosen for the error of all
+units together, not for the unit with the largest error.
 
 ``python -m regard.kernels.additive.series`` regenerates ``series.json``.
 """
@@ -25,25 +26,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-GROUPS = {"forward": 1, "backward": 2}  # number of adjacent harmonics: the gradients' kernels need pairs
-MOST = 16  # the largest number of harmonics in a row
-WIDTH = 8 + 2 * MOST  # length of a packed fit, in numbers
-# A table row of the forward pass has a fit for each of these ranges, which are relative to the largest.
+GROUPS = {"forward": 1, "backward": 2}  # harmonics are a multiple of this: the backward kernels need pairs of them
+MOST = 16  # the largest number of harmonics in a table row
+WIDTH = 8 + 2 * MOST  # the number of floats in a packed fit
+# A table row of the forward pass has one fit for each of these ranges, which are relative to the row's largest range.
 SHORTER = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.7, 0.6)
-FITS = {"forward": len(SHORTER), "backward": 1}  # fits per row: the gradients' kernels have one frequency
+FITS = {"forward": len(SHORTER), "backward": 1}  # fits per table row: the backward kernels use one frequency for all
 _SHARES = {"forward": 0.0, "backward": 0.25}  # weight of the derivative's error in the fit
 
-# The largest allowed error of value and derivative for each feature type and pass: about the rounding error of one
-# activation in that type.
+# The largest allowed errors of value and derivative for each dtype of the features and each pass: about the rounding
+# error of one activation in that dtype.
 BUDGETS = {
     ("bfloat16", "forward"): (3.2e-3, math.inf),
     ("bfloat16", "backward"): (2.8e-3, 6e-3),
     ("float16", "forward"): (3.2e-4, math.inf),
     ("float16", "backward"): (3.2e-4, 1e-3),
 }
-STEP = 0.25  # distance between the ranges tried in the forward pass
-ALL, ONE = 0.8, 1.25  # fractions of the budget in the forward pass: for all units together, and for each
-# Ranges tried in the backward pass; the last one is tried in both passes.
+STEP = 0.25  # distance between the ranges X that the forward fits try
+ALL, ONE = 0.8, 1.25  # fractions of the budget allowed in the forward pass: for all units together, and for each unit
+# The ranges X that the backward fits try; the last is also the largest range that the forward fits try.
 REACHES = (1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 6.5, 7.0, 7.5, 8.0, 8.5, 8.75, 9.0, 9.25, 9.5, 10.0,
            11.0, 12.0, 13.0, 14.0, 16.0, 18.0, 20.0, 24.0)  # fmt: skip
 
@@ -63,10 +64,10 @@ class Series(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Fits with the same number of harmonics; the first one has the largest range.
+    """A table row: fits with the same number of harmonics, of which the first has the largest range.
 
-    A row applies if no unit exceeds the first range, and a mean over all units that emphasises large ranges
-    (triton.additive.series_features.table_row) is at most `together`.
+    A row applies to a call if no hidden unit exceeds the first range, and a mean over all hidden units that emphasises
+    large ranges (triton.additive.series_features.table_row) is at most `together`.
     """
 
     together: float
@@ -103,7 +104,7 @@ class Fit(NamedTuple):
 
 
 def _tolerance(x: np.ndarray, direction: str) -> np.ndarray:
-    """Return the allowed error relative to that in the middle of the range."""
+    """Return the allowed error at each x, relative to that near 0: 1, or in the forward pass up to 3 for large x."""
     return np.ones_like(x) if direction == "backward" else 1.0 + np.clip((x / x[-1] - 0.3) / 0.175, 0.0, 2.0)
 
 
@@ -118,7 +119,7 @@ def _fit(
     period: float,
     direction: str,
 ) -> Fit:
-    """Fit by least squares with weights that grow where the error is large, which converges to the minimax fit."""
+    """Return a fit that minimises the largest error, by least squares whose weights grow where the error is large."""
     share, tolerance = _SHARES[direction], _tolerance(x, direction)
     omega = (2 * np.arange(harmonics) + 1 + sloped) * math.pi / (2 * period)
     phase = np.outer(x, omega)
@@ -151,7 +152,7 @@ def _fit(
 
 @functools.cache
 def fit_row(target: str, reach: float, harmonics: int, direction: str) -> Fit:
-    """Return the best fit over all periods; odd functions in the forward pass are tried with and without a slope."""
+    """Return the best fit over all periods; odd functions in the forward pass are fitted with and without a slope."""
     function, odd = TARGETS[target]
     x = np.linspace(0.0, reach, 601)
     values, slopes = function(x)
@@ -177,14 +178,14 @@ def _series(target: str, reach: float, harmonics: int, direction: str) -> Series
 
 
 def fit_table(target: str, budget: tuple[float, float], direction: str) -> Iterator[Row]:
-    """Yield rows with increasing range."""
+    """Yield the table rows of an activation in the order of increasing range."""
 
     def serves(reach: float, harmonics: int, share: float = 1.0) -> bool:
         fit = fit_row(target, reach, harmonics, direction)
         return fit.value_error <= share * budget[0] and fit.slope_error <= share * budget[1]
 
     numbers = range(2, MOST + 1, GROUPS[direction])
-    if direction == "backward":  # for each range the smallest number of harmonics, until the largest does not suffice
+    if direction == "backward":  # for each range the smallest number of harmonics that meets the budget, if one does
         for reach in REACHES:
             found = next((n for n in numbers if serves(reach, n)), None)
             if found is None:
@@ -192,7 +193,7 @@ def fit_table(target: str, budget: tuple[float, float], direction: str) -> Itera
             yield Row(reach, (_series(target, reach, found, direction),))
         return
     steps = {ALL: 0, ONE: 0}
-    for harmonics in numbers:  # for each number of harmonics the largest range
+    for harmonics in numbers:  # for each number of harmonics the largest range that meets the budget
         before = dict(steps)
         for share in steps:
             while (steps[share] + 1) * STEP <= REACHES[-1] and serves((steps[share] + 1) * STEP, harmonics, share):
@@ -204,11 +205,11 @@ def fit_table(target: str, budget: tuple[float, float], direction: str) -> Itera
 
 @functools.cache
 def packed(target: str, dtype: str, direction: str) -> tuple[tuple[float, ...], ...]:
-    """Return rows in the kernels' format, with their fits concatenated.
+    """Return the table rows in the kernels' format: the numbers of all fits of a row, one fit after another.
 
-    Each is reach, harmonics, base frequency in turns, slope, constant, first, together, a spare number, waves.  `first`
-    is the lowest harmonic in base frequencies, the next ones are two apart.  The waves are sines and cosines, each
-    padded to the most harmonics.
+    The numbers of a fit are reach, harmonics, base frequency in turns, slope, constant, lowest, together, 0 (unused),
+    sines and cosines, each padded with zeros to MOST harmonics. `lowest` is the lowest harmonic as a multiple of the
+    base frequency; the next harmonics are two base frequencies apart.
     """
     none = (0.0,) * MOST
 
@@ -226,7 +227,7 @@ def packed(target: str, dtype: str, direction: str) -> tuple[tuple[float, ...], 
 
 @functools.cache
 def _fitted() -> dict[str, list[Row]]:
-    """Return the rows of `series.json` by their name, "target dtype direction"."""
+    """Return the table rows of `series.json`; the keys are "target dtype direction"."""
     text = importlib.resources.files("regard.kernels.additive").joinpath("series.json").read_text()
     return {
         name: [Row(together, tuple(_from_json(*fit) for fit in fits)) for together, fits in rows]

@@ -1,13 +1,16 @@
-"""Which additive calls on CUDA store their scores, from an estimate of both ways. It imports no Triton."""
+"""Which additive calls on CUDA store their scores, chosen by estimated run times. Imports no Triton.
+
+The general route never stores scores: its kernels compute them tile by tile, by a series or by exponentials.
+"""
 
 from collections.abc import Sequence
 
 import torch
 
-_MOST_PAIRS = 2**26  # largest number of pairs whose scores are stored, 256 MiB; a backward pass stores as many again
-_MOST_QUERIES = 2**16  # limit of the second axis of a grid
+_MOST_PAIRS = 2**26  # largest number of scores stored, 256 MiB; a backward pass stores as many gradients
+_MOST_QUERIES = 2**16  # CUDA's limit for the second axis of a grid
 COLUMNS = 256  # value columns in one program of the general route: with more, registers spill
-_FILL = 132  # programs of 128 queries that fill an H200
+_FILL = 132  # the number of programs, of 128 queries each, that occupy a whole H200
 
 
 def stores_scores(
@@ -19,10 +22,9 @@ def stores_scores(
     form: str,
     learning: bool,
 ) -> bool:
-    """Return whether a call with query (b, h, q, f), key (b, g, k, f) and values of `columns` stores its scores.
+    """Return whether a call with query (b, h, q, f), key (b, g, k, f) and values of size `columns` stores its scores.
 
-    `learning` is whether a backward pass follows. If chosen by name (`form`), scores of tanh are stored at every size
-    that memory allows.
+    `learning` is whether a backward pass follows. With `form="stored"` the scores of tanh are stored at every size.
 
     >>> rest = torch.bfloat16, "tanh", "auto", True
     >>> [stores_scores((2, 8, n, 64), (2, 8, n, 64), 64, *rest) for n in (128, 512, 2048)]
@@ -40,30 +42,31 @@ def stores_scores(
 
 
 def can_store(query: Sequence[int], key: Sequence[int]) -> bool:
-    """Return whether the scores of a call are few enough to be stored."""
+    """Return whether a call has few enough scores to store them."""
     return 0 < query[0] * query[1] * query[2] * key[2] <= _MOST_PAIRS and query[2] <= _MOST_QUERIES
 
 
-# Estimated microseconds of an H200 for 10⁹ pair-features, fitted to calls of 0.3 to 8.6 · 10⁹, by whether the dtype is
-# float32 and whether a backward pass follows.
+# Estimated microseconds on an H200 for 10⁹ hidden units (pairs times features), fitted to calls with 0.3 to 8.6 · 10⁹.
+# The dictionary keys are whether the dtype is float32 and whether a backward pass follows. _GENERAL is the backward
+# pass of the general route; _PREPARED is the time to prepare 10⁶ features of queries and keys for the general route.
 _STORED = {(False, False): 300.0, (False, True): 940.0, (True, False): 470.0, (True, True): 1450.0}
-_GENERAL = {(False, False): 0.0, (False, True): 300.0, (True, False): 0.0, (True, True): 1900.0}  # backward passes
-_PREPARED = {(False, False): 17.0, (False, True): 45.0, (True, False): 20.0, (True, True): 40.0}  # for 10⁶ features
+_GENERAL = {(False, False): 0.0, (False, True): 300.0, (True, False): 0.0, (True, True): 1900.0}
+_PREPARED = {(False, False): 17.0, (False, True): 45.0, (True, False): 20.0, (True, True): 40.0}
 
 
 def _stored_time(query: Sequence[int], key: Sequence[int], columns: int, dtype: torch.dtype, learning: bool) -> float:
-    """Return the estimated microseconds of host and device with stored scores."""
+    """Return the estimated microseconds of a call, on host and device together, with stored scores."""
     (b, h, q, f), k = query, key[2]
     work = _STORED[dtype == torch.float32, learning] * _up(f, 32) + (200.0 if learning else 67.0) * columns
     return (430.0 if learning else 80.0) + b * h * q * k * 1e-9 * work
 
 
 def _general_time(query: Sequence[int], key: Sequence[int], columns: int, dtype: torch.dtype, learning: bool) -> float:
-    """Return the estimated microseconds of host and device with the series or the exponential form."""
+    """Return the estimated microseconds of a call, on host and device together, by the general route."""
     (b, h, q, f), g, k = query, key[1], key[2]
     full, rows, chunks = dtype == torch.float32, _up(q, 128), -(-columns // COLUMNS)
     forward = 240.0 if full else 50.0 if columns <= 64 else 75.0
-    forward *= max(1.0, _FILL / (b * h * (rows // 128)))  # the forward pass has a program for 128 queries
+    forward *= max(1.0, _FILL / (b * h * (rows // 128)))  # the forward pass starts one program for every 128 queries
     device = b * h * rows * _up(k, 128) * _up(f, 32) * 1e-9 * (forward + _GENERAL[full, learning])
     device += b * (h * q + g * k) * f * 1e-6 * _PREPARED[full, learning]
     return chunks * ((1000.0 if learning else 400.0) + device)

@@ -1,14 +1,14 @@
-"""The loop of a GRU decoder with additive attention in Bahdanau's order, forward and backward by hand.
+"""The loop of a GRU decoder with additive attention in Bahdanau's order, with a backward pass written by hand.
 
-For each step i, after everything that does not depend on the previous state is computed for all steps:
+Everything that does not depend on the previous state is computed for all steps before the loop. Then, for each step i:
 
     [h; q] = [W_hh; W_q] s_{i-1} + b        one matrix product
     a = softmax(v · tanh(q + k_j))
-    s_i = gru(x_i + Σ_j a_j W_c h_j, h, s_{i-1})      the values are mapped before the loop
+    s_i = gru(x_i + Σ_j a_j W_c h_j, h, s_{i-1})      the values W_c h_j are computed before the loop
 
-Autograd would store the hidden layer of every step and add to every matrix's gradient at every step. Here only states,
-gates and weights are stored; the backward pass has one matrix product per step, and the gradients of
-matrices, keys and values come from all steps at once, after the loop. `bahdanau_cpu` is the same for the CPU.
+Autograd would store the hidden layer of every step, and add to the gradient of every matrix at every step. This loop
+stores only states, gates, products and weights. Its backward pass has one matrix product per step, and computes the
+gradients of matrices, keys and values from all steps at once, after the loop. `bahdanau_cpu` is the loop for the CPU.
 """
 
 import os
@@ -28,7 +28,7 @@ _MOST_KEYS = 128  # the largest number of keys that one program of the kernels c
 
 
 class Unrolled(NamedTuple):
-    """States after each step (t, b, d) and the weights of each (t, b, k)."""
+    """The states after each step (t, b, d) and the attention weights of each step (t, b, k)."""
 
     states: Tensor
     weights: Tensor
@@ -39,25 +39,28 @@ class Given(NamedTuple):
 
     inputs: Tensor  # (t, b, 3d): input gates from the tokens, bias included
     keys: Tensor  # (b, k, f)
-    score: Tensor  # (f,)
-    values: Tensor  # (b, k, 3d): mapped to the gates
-    state: Tensor  # (b, d)
-    recurrent: Tensor  # (3d + f, d): hidden-to-hidden above query
+    score: Tensor  # (f,): the vector v of the score
+    values: Tensor  # (b, k, 3d): the values multiplied by W_c
+    state: Tensor  # (b, d): the state before the first step
+    recurrent: Tensor  # (3d + f, d): W_hh above W_q
     bias: Tensor  # (3d + f,)
-    mask: Tensor | None  # (b, k)
+    mask: Tensor | None  # (b, k): True where a key may be attended to
 
 
 class Kept(NamedTuple):
-    """Tensors stored for the backward pass."""
+    """The tensors that the forward pass stores for the backward pass."""
 
-    states: Tensor  # (t + 1, b, d)
+    states: Tensor  # (t + 1, b, d), with the state before the first step
     gates: Tensor  # (t, b, 3d): r, z, n after their nonlinearities
     products: Tensor  # (t, b, 3d + f): h and q of each step
-    weights: Tensor  # (t, b, k)
+    weights: Tensor  # (t, b, k): attention weights
 
 
 def unrolled(given: Given) -> Unrolled:
-    """Run all steps; differentiable once. Reference implementation: `RecurrentDecoder`'s loop over single steps."""
+    """Return states and weights of all steps; differentiable once.
+
+    Reference implementation: the loop of `RecurrentDecoder` over single steps.
+    """
     return Unrolled(*_Loop.apply(*(None if tensor is None else tensor.contiguous() for tensor in given)))
 
 
@@ -75,7 +78,7 @@ class _Loop(torch.autograd.Function):
 
 
 def _kernels(given: Given) -> bool:
-    """Return whether the Triton kernels can run: they hold all keys of a row in one program."""
+    """Return whether the Triton kernels can run; one program of theirs holds all keys of a row of the batch."""
     device = given.inputs.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
     known = given.inputs.dtype in (*HALF, torch.float32) and 0 < given.keys.shape[1] <= _MOST_KEYS
     return device and known and given.inputs.numel() > 0 and TRITON
@@ -105,7 +108,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def weighed(energy: Tensor, masked: Tensor | None, out: Tensor) -> None:
-    """Compute softmax over the keys that are not masked; a row with nothing to attend is zeros."""
+    """Write to `out` the softmax over the keys that are not masked; a row whose keys are all masked is zeros."""
     if masked is None:
         torch.softmax(energy, -1, out=out)
         return
@@ -129,7 +132,7 @@ def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
         hidden, query = kept.products[i, :, :gate_size], kept.products[i, :, gate_size:]
         dhidden = dproducts[i, :, :gate_size]
         dstate = gru.in_place_back(kept.gates[i], hidden, kept.states[i], None, dstate, dgates[i], dhidden)
-        # A row times a matrix: on the CPU, a matrix times a column would be four times slower.
+        # The product is written as row times matrix: on the CPU, matrix times column would be four times slower.
         dweights = torch.baddbmm(upweights[i].unsqueeze(1), dgates[i].unsqueeze(1), given.values.mT).squeeze(1)
         share = kept.weights[i] * dweights
         torch.addcmul(share, kept.weights[i], share.sum(-1, keepdim=True), value=-1, out=dscores[i])
@@ -143,7 +146,7 @@ def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
 
 
 def _forward_by_kernels(given: Given) -> tuple[Tensor, ...]:
-    """Compute the same with two launches per step: a matrix product, and one kernel for the rest."""
+    """Return what `_forward` returns, by two launches per step: a matrix product, and one kernel for the rest."""
     from regard.kernels.triton import few_row_products  # imported here, because it imports Triton
     from regard.kernels.triton.gru_attention_step import forward_step
 
@@ -174,8 +177,9 @@ def _backward_by_kernels(given: Given, kept: Kept, upstream: Tensor, upweights: 
     dgates, dproducts = torch.empty_like(kept.gates), torch.empty_like(kept.products)
     dscores = torch.empty_like(kept.weights)
     upstream, upweights = upstream.contiguous(), upweights.contiguous()
-    # The state's gradient is the sum of a direct part in float32 and a part through the product in its own dtype; the
-    # latter is itself in parts if `few_row_products` computes the product.
+    # The gradient of the state is the sum of two terms: `shares`, directly from the next state, in float32, and
+    # `through`, from the matrix product, in the dtype of the state. If `few_row_products` computes the product,
+    # `through` holds partial sums.
     shares = given.state.new_zeros(2, *given.state.shape, dtype=torch.float32)
     ours = few_row_products.serves(given.state)
     through = given.state.new_zeros(few_row_products.parts(len(given.recurrent)) if ours else 1, *given.state.shape)

@@ -1,14 +1,14 @@
-"""The loop of a GRU decoder with additive attention in Bahdanau's order on the CPU, forward and backward by hand.
+"""The loop of a GRU decoder with additive attention in Bahdanau's order on the CPU, with its own backward pass.
 
-As `bahdanau`, with matrices packed once for all steps, and the context mapped at each step: mapping every value instead
-would save no work on the CPU and need more memory traffic.
+It differs from `bahdanau` in two ways. Matrices are packed once for all steps. W_c is applied to the context at each
+step, not to every value before the loop, which would save no work on the CPU and need more memory traffic.
 
     [h; q] = [W_hh; W_q] s_{i-1} + b
     a = softmax(v · tanh(q + k_j)),  c_i = Σ_j a_j v_j
     s_i = gru(x_i + W_c c_i, h, s_{i-1})
 
-Under autocast matrices, values and input gates are bfloat16, and so are the operands and results of products; states,
-scores and the gradients carried from step to step are float32.
+Under autocast the matrices, values and input gates, and the operands and results of matrix products, are bfloat16.
+States, scores and the gradients carried from step to step are float32.
 """
 
 from collections.abc import Iterable
@@ -25,11 +25,11 @@ from regard.kernels.products import matrix
 from regard.kernels.recurrent.bahdanau import weighed
 from regard.kernels.recurrent.gru import forms
 
-_WORTH = 2**24  # from this number of loaded values, over all steps, compiling saves time
+_WORTH = 2**24  # the number of loaded values, over all steps, from which on compiling saves time
 
 
 class Unrolled(NamedTuple):
-    """States after each step (t, b, d), contexts (t, b, e) and weights (t, b, k)."""
+    """The states after each step (t, b, d), contexts (t, b, e) and attention weights (t, b, k)."""
 
     states: Tensor
     contexts: Tensor
@@ -37,32 +37,35 @@ class Unrolled(NamedTuple):
 
 
 class Given(NamedTuple):
-    """The inputs of the loop, in the dtype of the matrices except for keys, score and state."""
+    """The inputs of the loop; all but keys, score, state and mask have the dtype of the matrices."""
 
     inputs: Tensor  # (t, b, 3d): input gates from the tokens, bias included
     keys: Tensor  # (b, k, f)
-    score: Tensor  # (f,)
+    score: Tensor  # (f,): the vector v of the score
     values: Tensor  # (b, k, e)
-    mapping: Tensor  # (3d, e)
-    state: Tensor  # (b, d)
-    recurrent: Tensor  # (3d + f, d): hidden-to-hidden above query
+    mapping: Tensor  # (3d, e): W_c
+    state: Tensor  # (b, d): the state before the first step
+    recurrent: Tensor  # (3d + f, d): W_hh above W_q
     bias: Tensor  # (3d + f,)
-    mask: Tensor | None  # (b, k)
+    mask: Tensor | None  # (b, k): True where a key may be attended to
 
 
 class _Kept(NamedTuple):
-    """Tensors stored for the backward pass."""
+    """The tensors that the forward pass stores for the backward pass."""
 
-    states: Tensor  # (t + 1, b, d)
+    states: Tensor  # (t + 1, b, d), with the state before the first step
     contexts: Tensor  # (t, b, e)
-    weights: Tensor  # (t, b, k)
-    gates: Tensor  # (t, b, 3d): r, z, n
-    hidden: Tensor  # (t, b, d): multiplied by r
+    weights: Tensor  # (t, b, k): attention weights
+    gates: Tensor  # (t, b, 3d): r, z, n after their nonlinearities
+    hidden: Tensor  # (t, b, d): the part of h that r multiplies
     queries: Tensor  # (t, b, f)
 
 
 def unrolled(given: Given) -> Unrolled:
-    """Run all steps; differentiable once. Reference implementation: `RecurrentDecoder`'s loop over single steps."""
+    """Return states, contexts and weights of all steps; differentiable once.
+
+    Reference implementation: the loop of `RecurrentDecoder` over single steps.
+    """
     return Unrolled(*_Loop.apply(*(None if tensor is None else tensor.contiguous() for tensor in given)))
 
 
@@ -85,7 +88,7 @@ class _Loop(torch.autograd.Function):
 
 
 def _bare(tensors: Iterable[Any]) -> list[Any]:
-    """Return tensors detached from the graph: compiled forms would be compiled again for tensors with a gradient."""
+    """Return the tensors detached: functions would be compiled again for tensors that require a gradient."""
     return [None if tensor is None else tensor.detach() for tensor in tensors]
 
 
@@ -139,12 +142,12 @@ def _backward(given: Given, kept: _Kept, upstream: Unrolled) -> tuple[Tensor | N
     dmapping = dgates.flatten(0, 1).t() @ kept.contexts.flatten(0, 1)
     flat = dproducts.flatten(0, 1)
     drecurrent = flat.t() @ kept.states[:-1].flatten(0, 1)
-    dbias = (flat.new_ones(1, len(flat)) @ flat).squeeze(0)  # a product is twice as fast as a sum over rows
+    dbias = (flat.new_ones(1, len(flat)) @ flat).squeeze(0)  # twice as fast as a sum over rows
     return dgates, dkeys, dscore, dvalues, dmapping, dstate, drecurrent, dbias
 
 
 class _Values(NamedTuple):
-    """Values (b, k, e), and in blocks (b, e / 16, k, 16) for the compiled loop."""
+    """The values as `rows` (b, k, e), and for the compiled loop also as `blocks` (b, e / 16, k, 16)."""
 
     rows: Tensor
     blocks: Tensor | None
@@ -175,15 +178,15 @@ def _spread(values: Tensor, steps: int) -> Any:
 
 
 def _spread_back(dcontext: Tensor, values: Tensor, weights: Tensor, upstream: Tensor) -> Tensor:
-    """Return the gradient of the scores from that of the context and of the weights."""
+    """Return the gradient of the scores from `dcontext`, that of the context, and `upstream`, that of the weights."""
     dweights = upstream + (dcontext.to(weights.dtype).unsqueeze(1) * values).sum(-1)
     share = weights * dweights
     return share - weights * share.sum(-1, keepdim=True)
 
 
 def _spread_plainly(dcontext: Tensor, values: Tensor, weights: Tensor, upstream: Tensor) -> Tensor:
-    """Return the same without storing the product of all pairs."""
-    # A row times a matrix: on the CPU, a matrix times a column would be four times slower.
+    """Return what `_spread_back` returns, by a matrix product, without storing the products of all elements."""
+    # The product is written as row times matrix: on the CPU, matrix times column would be four times slower.
     dweights = upstream + torch.bmm(dcontext.unsqueeze(1), values.mT).squeeze(1)
     share = weights * dweights
     return share - weights * share.sum(-1, keepdim=True)

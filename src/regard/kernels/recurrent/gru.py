@@ -1,10 +1,10 @@
-"""The step of a GRU: its definition, and forms of it for loops whose backward pass is written by hand.
+"""The step of a GRU: its definition, and implementations of it for loops whose backward pass is written by hand.
 
-`step` is the definition, which every other form in this package must equal, those in Triton included
-(`triton/gru_step.py`, `triton/gru_attention_step.py`). `forth` and `back` are for the CPU, where each is compiled into
-one pass if that saves time; `in_place` and `in_place_back` write into given buffers, as a CUDA graph requires. States
-and gradients have the dtype of the state; matrix products, and the gradients for them, have their own, which under
-autocast is narrower.
+`step` is the definition. Every other implementation in this package must return the same, the Triton kernels included
+(`triton/gru_step.py`, `triton/gru_attention_step.py`). `forth` and `back` are for the CPU, where torch.compile compiles
+each into one loop if that saves time. `in_place` and `in_place_back` write into given buffers, as a CUDA graph
+requires. States and their gradients have the dtype of the state; matrix products and their gradients have the dtype
+of the product, which is narrower under autocast.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,15 @@ from torch import Tensor
 from regard.kernels import compilation
 from regard.kernels.compilation import compiled
 
-_WORTH = 2**22  # gates of all steps from which on compiling saves time
+_WORTH = 2**22  # the number of gates, over all steps, from which on compiling saves time
 
 
 def step(gates: Tensor, recurrent: Tensor, hidden: Tensor) -> Tensor:
-    """Return h' = (1 − z) n + z h with n = tanh(x_n + r h_n), in torch's order of gates: r, z, n."""
+    """Return the next state (1 − z) n + z h with n = tanh(x_n + r h_n), in torch's order of gates: r, z, n.
+
+    `gates` are the input gates x (…, 3d), `recurrent` the products of the state h with the matrix, (…, 3d), and
+    `hidden` is h (…, d).
+    """
     size = hidden.shape[-1]
     reset, update = torch.sigmoid(gates[..., : 2 * size] + recurrent[..., : 2 * size]).chunk(2, -1)
     new = torch.tanh(gates[..., 2 * size :] + reset * recurrent[..., 2 * size :])
@@ -28,14 +32,14 @@ def step(gates: Tensor, recurrent: Tensor, hidden: Tensor) -> Tensor:
 
 
 class Forms(NamedTuple):
-    """`forth` and `back`, uncompiled or compiled."""
+    """The functions `forth` and `back` of this module, either both compiled or both not."""
 
     forth: Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor], Tensor]
     back: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def forms(inputs: Tensor) -> Forms:
-    """Return the forms for input gates (t, b, 3d) of all steps."""
+    """Return `forth` and `back`, compiled if the input gates (t, b, 3d) of all steps are many enough."""
     if inputs.numel() < _WORTH or inputs.dtype == torch.float64 or min(inputs.shape) < 2 or not compilation.compiler():
         return Forms(forth, back)
     return Forms(compiled(forth), compiled(back))
@@ -44,10 +48,11 @@ def forms(inputs: Tensor) -> Forms:
 def forth(
     inputs: Tensor, read: Tensor | None, product: Tensor, before: Tensor, gates: Tensor, hidden: Tensor
 ) -> Tensor:
-    """Return the next state from input gates (b, 3d), an addend, W_hh s + b and the previous state, (b, d).
+    """Return the next state (b, d) from input gates (b, 3d), `product` = W_hh s + b, and the previous state `before`.
 
-    The product (b, 3d + …) may be wider: the rest is ignored. For the backward pass r, z, n are written side by side to
-    `gates` (b, 3d), and the product's last part, which r multiplies, to `hidden` (b, d).
+    `read`, if given, is added to the input gates. Columns of the product after the first 3d are ignored. For the
+    backward pass r, z, n are written side by side to `gates` (b, 3d), and the part of the product that r multiplies to
+    `hidden` (b, d).
     """
     size = before.shape[-1]
     inputs = inputs.to(before.dtype)
@@ -64,7 +69,10 @@ def forth(
 def back(
     gates: Tensor, hidden: Tensor, before: Tensor, dstate: Tensor, upstream: Tensor, dgates: Tensor, dproduct: Tensor
 ) -> Tensor:
-    """Write the gradients of input gates and product, (b, 3d) each; return the previous state's direct gradient."""
+    """Write the gradients of input gates and product, (b, 3d) each, and return a part of the previous state's gradient.
+
+    The part is the gradient by the term z · before of the next state; the caller adds the part through the product.
+    """
     size = before.shape[-1]
     reset, update, new = gates.split(size, -1)
     dstate = dstate + upstream
@@ -78,7 +86,10 @@ def back(
 
 
 def in_place(gates: Tensor, hidden: Tensor, before: Tensor, mask: Tensor | None, after: Tensor) -> None:
-    """Replace input gates by r, z, n in place, and write the next state; a masked row keeps its previous state."""
+    """Replace the input gates by r, z, n in place, and write the next state to `after`.
+
+    `hidden` is W_hh s + b. Where `mask` is False, the next state of a row is its previous state.
+    """
     size = before.shape[-1]
     gates[:, : 2 * size].add_(hidden[:, : 2 * size]).sigmoid_()
     gates[:, 2 * size :].addcmul_(gates[:, :size], hidden[:, 2 * size :]).tanh_()
@@ -90,7 +101,7 @@ def in_place(gates: Tensor, hidden: Tensor, before: Tensor, mask: Tensor | None,
 def in_place_back(
     gates: Tensor, hidden: Tensor, before: Tensor, mask: Tensor | None, dstate: Tensor, dgates: Tensor, dhidden: Tensor
 ) -> Tensor:
-    """Write the gradients of input gates and hidden gates; return the previous state's direct gradient."""
+    """Write the gradients of input gates and `hidden`, and return the same part of the state's gradient as `back`."""
     size = before.shape[-1]
     reset, update, new = gates.split(size, -1)
     here = dstate if mask is None else dstate * mask

@@ -1,11 +1,12 @@
-"""The loop of a GRU decoder with additive attention in Luong's order with input feeding, forward and backward by hand.
+"""The loop of a GRU decoder with additive attention in Luong's order with input feeding, and its own backward pass.
 
-As `bahdanau`, with one more tensor carried from step to step: the input f of the output layer. For each step i
+It is built like the loop in `bahdanau`, and carries one more tensor from step to step: f, the input of the output
+layer. For each step i:
 
     s_i = gru(x_i + W_f f_{i-1}, h_{i-1}, s_{i-1})
     [h_i; q; r] = [W_hh; W_q; W_r] s_i + b        one matrix product
     a = softmax(v · tanh(q + k_j))
-    f_i = tanh(r + Σ_j a_j W_c v_j)               the values are mapped before the loop
+    f_i = tanh(r + Σ_j a_j W_c v_j)               the values W_c v_j are computed before the loop
 """
 
 from typing import Any, NamedTuple, cast
@@ -22,7 +23,7 @@ from regard.kernels.recurrent.bahdanau import weighed
 
 
 class Unrolled(NamedTuple):
-    """The input of the output layer after each step (t, b, d), and the weights of each step (t, b, k)."""
+    """The input of the output layer after each step (t, b, d), and the attention weights of each step (t, b, k)."""
 
     outputs: Tensor
     weights: Tensor
@@ -33,27 +34,30 @@ class Given(NamedTuple):
 
     inputs: Tensor  # (t, b, 3d): input gates from the tokens, bias included
     keys: Tensor  # (b, k, f)
-    score: Tensor  # (f,)
-    values: Tensor  # (b, k, d): mapped by W_c
-    feeding: Tensor  # (3d, d)
-    state: Tensor  # (b, d)
-    recurrent: Tensor  # (3d + f + d, d): hidden-to-hidden, query, readout
+    score: Tensor  # (f,): the vector v of the score
+    values: Tensor  # (b, k, d): the values multiplied by W_c
+    feeding: Tensor  # (3d, d): W_f
+    state: Tensor  # (b, d): the state before the first step
+    recurrent: Tensor  # (3d + f + d, d): W_hh above W_q above W_r
     bias: Tensor  # (3d + f + d,)
-    mask: Tensor | None  # (b, k)
+    mask: Tensor | None  # (b, k): True where a key may be attended to
 
 
 class Kept(NamedTuple):
-    """Tensors stored for the backward pass."""
+    """The tensors that the forward pass stores for the backward pass."""
 
-    states: Tensor  # (t + 1, b, d)
-    outputs: Tensor  # (t + 1, b, d); the first is zeros
+    states: Tensor  # (t + 1, b, d), with the state before the first step
+    outputs: Tensor  # (t + 1, b, d), the vectors f; the first is zeros
     gates: Tensor  # (t, b, 3d): r, z, n after their nonlinearities
-    products: Tensor  # (t + 1, b, 3d + f + d): product of each state with `recurrent`
-    weights: Tensor  # (t, b, k)
+    products: Tensor  # (t + 1, b, 3d + f + d): the product of each state with `recurrent`, plus bias
+    weights: Tensor  # (t, b, k): attention weights
 
 
 def unrolled(given: Given) -> Unrolled:
-    """Run all steps; differentiable once. Reference implementation: `RecurrentDecoder`'s loop over single steps."""
+    """Return outputs and weights of all steps; differentiable once.
+
+    Reference implementation: the loop of `RecurrentDecoder` over single steps.
+    """
     return Unrolled(*_Loop.apply(*(None if tensor is None else tensor.contiguous() for tensor in given)))
 
 
@@ -107,7 +111,7 @@ def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
     for i in reversed(range(steps)):
         output = kept.outputs[i + 1]
         torch.mul(upstream[i] + doutput, 1 - output * output, out=dmixed[i])
-        # A row times a matrix: on the CPU, a matrix times a column would be four times slower.
+        # The product is written as row times matrix: on the CPU, matrix times column would be four times slower.
         dweights = torch.baddbmm(upweights[i].unsqueeze(1), dmixed[i].unsqueeze(1), given.values.mT).squeeze(1)
         part = kept.weights[i] * dweights
         torch.addcmul(part, kept.weights[i], part.sum(-1, keepdim=True), value=-1, out=dscores[i])

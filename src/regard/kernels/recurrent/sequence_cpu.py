@@ -1,12 +1,12 @@
 """A GRU over whole sequences on the CPU, one direction at a time, with a backward pass written by hand.
 
-    [h_r; h_z; h_n] = W_hh s + b            one matrix product a step
+    [h_r; h_z; h_n] = W_hh s + b            one matrix product per step
     s' = gru(x_j, h, s)
 
-torch's own GRU adds to the matrix's gradient at every step. Here that gradient is one product over all steps, and the
-matrix is packed once. Rows are sorted by length, longest first, so at each position the rows with a token are the first
-ones, and padding is not computed. Under autocast the operands and results of products are bfloat16, and the recurrent
-state is float32. Reference implementation: `_plainly`.
+torch's own GRU adds to the gradient of W_hh at every step. This loop computes that gradient by one product over all
+steps, and packs W_hh once. Rows are sorted by length, longest first, so at each position the rows with a token are the
+first ones, and padding is not computed. Under autocast the operands and results of products are bfloat16, and the
+recurrent state is float32. Reference implementation: `_plainly`.
 """
 
 from collections.abc import Iterable
@@ -43,7 +43,7 @@ class _Sequence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         inputs, recurrent, bias, states, gates, hidden = ctx.saved_tensors
-        if torch.is_grad_enabled():  # for second derivatives, autograd differentiates the reference implementation
+        if torch.is_grad_enabled():  # for second derivatives: autograd differentiates the reference implementation
             given = (inputs, recurrent, bias)
             wanted = [tensor for tensor in given if tensor.requires_grad]
             plain = _plainly(inputs, recurrent, bias, ctx.counts, ctx.back)
@@ -51,7 +51,7 @@ class _Sequence(torch.autograd.Function):
             return (*(next(found) if tensor.requires_grad else None for tensor in given), None, None)
         with torch.autocast("cpu", enabled=False):
             dgates, dproducts = _backward(inputs, recurrent, states, gates, hidden, upstream[0], ctx.counts, ctx.back)
-            # The first state is zeros, so it contributes nothing to the matrix's gradient.
+            # The state before the first step is zeros, so the first step adds nothing to the gradient of W_hh.
             later = dproducts[:-1] if ctx.back else dproducts[1:]
             drecurrent = later.flatten(0, 1).t() @ states[1:-1].flatten(0, 1)
         return dgates, drecurrent, dproducts.sum((0, 1)), None, None
@@ -60,7 +60,7 @@ class _Sequence(torch.autograd.Function):
 def _forward(
     inputs: Tensor, recurrent: Tensor, bias: Tensor, counts: list[int], back: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return states with the initial zeros (k + 1, b, d), gates (k, b, 3d), and the factor of r (k, b, d)."""
+    """Return states with the initial zeros (k + 1, b, d), gates (k, b, 3d), and h_n, which r multiplies (k, b, d)."""
     steps, batch, gate_size = inputs.shape
     size, wide = recurrent.shape[-1], torch.promote_types(inputs.dtype, torch.float32)
     states = torch.empty(steps + 1, batch, size, dtype=inputs.dtype)
@@ -91,7 +91,7 @@ def _backward(
     counts: list[int],
     back: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of input gates and of products, (k, b, 3d)."""
+    """Return the gradients of the input gates and of the products W_hh s + b, (k, b, 3d) each."""
     steps, batch, _ = inputs.shape
     dgates, dproducts = (torch.empty(*inputs.shape, dtype=inputs.dtype) for _ in range(2))
     dstate = states.new_zeros(states.shape[1:], dtype=torch.promote_types(inputs.dtype, torch.float32))
@@ -115,7 +115,7 @@ def _order(steps: int, back: bool) -> Iterable[int]:
 
 
 def _plainly(inputs: Tensor, recurrent: Tensor, bias: Tensor, counts: list[int], back: bool) -> Tensor:
-    """Return the same states by operations that autograd can differentiate."""
+    """Return what `states` returns, by operations that autograd can differentiate any number of times."""
     steps, batch, _ = inputs.shape
     state = inputs.new_zeros(batch, recurrent.shape[-1])
     states: list[Tensor] = []

@@ -1,8 +1,8 @@
 """A GRU over whole sequences on CUDA, both directions at once, with a backward pass written by hand.
 
-torch's own GRU spends more time launching a short sequence than computing it. Here the loop is replayed as one CUDA
-graph, and a finished row keeps its state, so padding needs neither packing nor a transfer from the device. Reference
-implementation: `gru.step`, applied position by position.
+For a short sequence torch's own GRU spends more time on launching kernels than on running them. This loop is replayed
+as one CUDA graph. After its last token a row keeps its state, so padded sequences need neither packing nor a transfer
+of their lengths from the device. Reference implementation: `gru.step`, applied position by position.
 """
 
 import os
@@ -21,14 +21,14 @@ from regard.kernels.recurrent import gru
 def states(inputs: Tensor, recurrent: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
     """Return states (t, w, b, d) of w directions from input gates (t, w, b, 3d), starting from zeros.
 
-    recurrent (w, 3d, d) and bias (w, 1, 3d) are those of each direction; where `mask` (t, w, b) is False a row keeps
-    its state.
+    `recurrent` (w, 3d, d) and `bias` (w, 1, 3d) hold W_hh and its bias for each direction. Where `mask` (t, w, b) is
+    False, a row keeps its state.
     """
     return cast(Tensor, _Sequence.apply(inputs, recurrent, bias, mask))
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """Return directions and batch as one axis, because only the matrix product distinguishes them."""
+    """Return the tensor with directions and batch as one axis: only the matrix product depends on the direction."""
     return tensor.flatten(0, 1)
 
 
@@ -89,7 +89,7 @@ def _gru_back(
     dgates: Tensor,
     dhidden: Tensor,
 ) -> Tensor:
-    """Compute `triton.gru_step.backward` in torch operations; here `through` is not in parts."""
+    """Return what `triton.gru_step.backward` returns, by torch operations; `through` must be None."""
     assert through is None
     return gru.in_place_back(gates, hidden, before, mask, upstream + carried, dgates, dhidden)
 
@@ -101,12 +101,12 @@ def _backward(
     carried, through, step, multiply = torch.zeros_like(states[0]), None, _gru_back, None
     if _kernels(gates):
         from regard.kernels.triton import (
-            few_row_products,  # imported here, because they import Triton
+            few_row_products,  # imported here, because it imports Triton
             gru_step,
         )
 
         step = gru_step.backward
-        if few_row_products.serves(states[0]):  # written in parts, which the next step's kernel adds up
+        if few_row_products.serves(states[0]):  # the product writes partial sums, which the next step's kernel adds
             multiply = few_row_products.multiply
             through = states.new_zeros(few_row_products.parts(gates.shape[-1]), *states.shape[1:])
     for i in reversed(range(len(gates))):
@@ -120,7 +120,7 @@ def _backward(
             multiply(dproducts[i], recurrent, through)
         else:
             carried = torch.baddbmm(carried, dproducts[i], recurrent)
-    # (w, 3d, t · b) @ (w, t · b, d): one product for each direction's matrix.
+    # The gradient of each direction's matrix is one product over all steps: (w, 3d, t · b) @ (w, t · b, d).
     flat = dproducts.transpose(0, 1).flatten(1, 2)
     drecurrent = flat.mT @ states[:-1].transpose(0, 1).flatten(1, 2)
     return dgates, drecurrent, flat.sum(1, keepdim=True)
