@@ -80,8 +80,8 @@ def _ranked(q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, COUNT: t
     """Return what `_streamed` returns, for queries and keys in half precision.
 
     For each row and column of a tile, the four largest scores are stored as ranks, which need one register each instead
-    of two. A rank keeps 23 − BITS bits of the mantissa: this exchanges only scores that differ by less than the error of
-    half-precision inputs. Tiles are numbered backwards, so that the first of equal scores has the largest rank. The
+    of two. A rank keeps 23 − BITS bits of the mantissa: this exchanges only scores that differ by less than the error
+    of half-precision inputs. Tiles are numbered backwards, so that the first of equal scores has the largest rank. The
     scores of the selected keys are then computed again.
     """
     i = i0 + tl.arange(0, BM)
