@@ -1,7 +1,8 @@
 """Weighted sums without 0 · NaN: repairs a product of weights and values in which a value is NaN or Inf.
 
 A matrix product multiplies a masked value with its weight of 0, which is NaN if the value is not finite. The kernel
-scans the values; as long as all of them are finite, it writes nothing. Otherwise it computes the affected tiles again.
+scans the values: where all of them are finite, it leaves the output as it is; otherwise it computes those tiles of the
+output again.
 """
 
 from typing import Any
@@ -26,7 +27,10 @@ def _repair(
     output, weights, value, allowed, o_b, o_h, o_q, w_b, w_h, w_q, v_b, v_h, v_k, v_e, a_b, a_h, a_q, a_k,
     heads, group, queries, keys, size, ROWS: tl.constexpr, STEP: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Repair a tile (ROWS, COLUMNS) of the output of one head; the last axes of output and weights are contiguous."""
+    """Compute a tile (ROWS, COLUMNS) of one head's output again if its columns of the values hold NaN or Inf.
+
+    The last axes of `output` and `weights` are contiguous.
+    """
     b, h = (tl.program_id(0) // heads).to(tl.int64), (tl.program_id(0) % heads).to(tl.int64)
     i, c = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     step = tl.arange(0, STEP)
@@ -37,8 +41,8 @@ def _repair(
         spoilt = tl.maximum(spoilt, tl.max(tl.where(tl.abs(v) < float("inf"), 0, 1), 1))
     if tl.max(spoilt, 0) > 0:
         total = tl.zeros([ROWS, COLUMNS], tl.float32)
-        above = tl.zeros([ROWS, COLUMNS], tl.float32)  # the number of attended values of +inf or NaN
-        below = tl.zeros([ROWS, COLUMNS], tl.float32)
+        above = tl.zeros([ROWS, COLUMNS], tl.float32)  # number of attended values that are +inf or NaN
+        below = tl.zeros([ROWS, COLUMNS], tl.float32)  # number of attended values that are -inf or NaN
         for j0 in range(0, keys, STEP):
             j = j0 + step
             v = _values(value, j, c, keys, size, v_k, v_e)
@@ -57,9 +61,9 @@ def _repair(
 
 
 def repair(output: Tensor, weights: Tensor, value: Tensor, allowed: Tensor) -> None:
-    """Change the output (b, h, q, e) = weights @ value in place if a value is NaN or Inf.
+    """Correct the output (b, h, q, e) = weights @ value in place if a value is NaN or Inf.
 
-    Such a value then counts only for the queries that may attend it.
+    Afterwards, a value of NaN or Inf changes only the outputs of the queries that may attend it.
 
     weights (b, h, q, k), value (b, g, k, e); allowed is bool and broadcasts to the weights.
     Reference implementation: `regard.core.backends.plain_form.attended`.

@@ -1,7 +1,8 @@
-"""Attention of a beam's hypotheses over the keys of one row: a program computes one head of one row.
+"""Attention of a beam's hypotheses over the keys of their sequence: a program computes one head of one sequence.
 
 The hypotheses share their keys, so keys are loaded once; a bias masks those that a hypothesis may not attend. If the
-time is a tensor on the device, keys beyond it are not loaded.
+time step is given as a tensor on the device, keys of later steps are not loaded. `added_norm` adds a residual and
+applies layer norm.
 """
 
 import torch
@@ -10,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 _KEYS = 64  # keys loaded at a time by a program
-_LEAST = 16  # rows of the smallest matrix product in Triton
+_LEAST = 16  # smallest number of rows of a matrix product in Triton
 
 
 @triton.jit
@@ -43,7 +44,7 @@ def _attend(
             s += tl.load(bias + b * bb + i * bs + n[None, :], mask=(i < slots) & inside[None, :], other=0.0)
         s = tl.where(inside[None, :], s, -float("inf"))
         top = tl.maximum(high, tl.max(s, 1))
-        base = tl.where(top == -float("inf"), 0.0, top)  # no key may be attended so far
+        base = tl.where(top == -float("inf"), 0.0, top)  # -inf: all keys so far are masked
         p = tl.exp(s - base[:, None])
         faded = tl.exp(high - base)
         total = total * faded + tl.sum(p, 1)
@@ -57,10 +58,10 @@ def _attend(
 def attend(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *, scale: float, time: Tensor | None = None
 ) -> Tensor:
-    """Attend query (b, h, s, d), key and value (b, h, n, d), bias (b, 1, s or 1, n) → (b, s, h·d).
+    """Return attention (b, s, h·d) of query (b, h, s, d) over key and value (b, h, n, d), with bias (b, 1, s or 1, n).
 
-    With `time`, there are s keys for each step up to and including it. Reference implementation:
-    `torch.nn.functional.scaled_dot_product_attention` with the bias as its mask.
+    With `time`, only the first (time + 1) · s keys are used: s for each step up to and including `time`. Reference
+    implementation: `torch.nn.functional.scaled_dot_product_attention` with the bias as its mask.
     """
     rows, heads, slots, size = query.shape
     keys = key.shape[2]

@@ -1,7 +1,7 @@
-"""One step of beam search as one kernel: `advance`, with a program for each row, in place.
+"""One step of beam search in one kernel: `advance` updates the beam in place, with a program for each row.
 
-Two hundred small launches per step would take longer than the model. A program has one warp, and its writes depend on
-all its loads, so no write comes too early.
+With PyTorch operations, the two hundred small launches of a step would take longer than the model. No write comes
+before a load of the same memory, because a program has one warp and its writes depend on all its loads.
 """
 
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ def _advance(
         tl.store(trail_parents + place_now + going, origin, mask=kept)
         tl.store(trail_values + place_now + going, gain.to(trail_values.dtype.element_ty), mask=kept)
         going += kept.to(tl.int32)
-    # If the vocabulary is too small for that many continuations, slots stay empty.
+    # If the vocabulary is too small for W continuations, the remaining slots are stored as empty, with a sum of -inf.
     empty = (slot_index >= going) & (slot_index < W)
     nothing = slot_index * 0
     tl.store(sums + row * W + slot_index, nothing.to(tl.float64) - float("inf"), mask=empty)
@@ -89,7 +89,8 @@ def _advance(
     tl.store(trail_tokens + place_now + slot_index, nothing.to(tl.int64) + stop, mask=empty)
     tl.store(trail_parents + place_now + slot_index, nothing.to(tl.int64), mask=empty)
 
-    # The rank of each finished hypothesis: the better ones come first, and among equals the earlier ones.
+    # `standing` is the rank of each finished hypothesis: higher scores come first, and of equal scores the earlier
+    # place.
     known = place < N + W
     above = score[:, None] > score[None, :]
     level = (score[:, None] == score[None, :]) & (place[:, None] < place[None, :])
@@ -111,10 +112,11 @@ def advance(
     beam: Sequence[Tensor], found: tuple[Tensor, Tensor, Tensor], *, stop: int, limit: Tensor, table: Tensor,
     hope: Tensor, time: Tensor, broken: Tensor, trail: list[Tensor],
 ) -> None:  # fmt: skip
-    """Advance the beam in place by the best continuations `found`, and write the step to the trail at this time.
+    """Advance the beam in place by one step, and write its tokens, parents and values to `trail` at this time.
 
-    `beam` is sums, tokens, parents (b, s); done_score, done_sum, done_time, done_slot (b, n); count and closed (b,).
-    Reference implementation: `regard.decode.beam_state.advance`.
+    `found` are log-probabilities and tokens of the best continuations of each slot, and log-probabilities of the stop
+    token. `beam` is sums, tokens, parents (b, s); done_score, done_sum, done_time, done_slot (b, n); count and closed
+    (b,). Reference implementation: `regard.decode.beam_state.advance`.
     """
     values, tokens, at_stop = (part.contiguous() for part in found)
     (rows, slots), n_best, rank = beam[0].shape, beam[3].shape[1], values.shape[-1]

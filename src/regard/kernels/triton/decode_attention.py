@@ -1,8 +1,8 @@
-"""One decoding step in one or two launches: a few queries against a long memory, additive or dot scores.
+"""Attention of one decoding step: a few queries over many keys, with additive or dot scores, in one or two launches.
 
-A step has too few queries to fill a GPU with tiles of them, so the memory is split instead: each program loads a range
-of keys and values once, and if there are several ranges, a second launch merges them by their log-sum-exp. Padded and
-masked keys are never loaded, so their values do not matter.
+A step has too few queries to fill a GPU with tiles of queries, so the keys are split instead: each program loads a
+range of keys and values once. If there are several ranges, a second launch merges their results by their log-sum-exp.
+Padded and masked keys are never loaded, so that not even NaN in them changes the output.
 """
 
 import functools
@@ -17,17 +17,18 @@ from torch import Tensor
 from regard.kernels.triton.additive.plan import Block, Prepared
 from regard.kernels.triton.additive.stored_scores import approximate_tanh
 
-_TILE = 2**14  # the number of bytes of keys or values that a program loads at a time
-_FEW = 128  # the number of keys up to which a program loads twice as many bytes of wide values at a time
-_LEAST = 2**17  # the smallest cost of a row, in products, at which a second launch is worth its time
-_PART = 2**15  # the smallest cost of a range
-_WAVES = 8  # the number of programs for each multiprocessor
-_COLUMNS = 128  # the number of value columns that a program merges
-# The largest number of rows of a program in `_shared_step`, 64 at most. It is off: it was not yet run on a device.
+_TILE = 2**14  # bytes of keys or values that a program loads at a time
+_FEW = 128  # with at most this many keys, a program loads twice as many bytes at a time if the values are wide
+_LEAST = 2**17  # smallest cost of a row, in multiplications, from which its keys are split: the merge takes a launch
+_PART = 2**15  # smallest cost of a range of keys, in multiplications
+_WAVES = 8  # largest number of programs per multiprocessor that splitting the keys aims at
+_COLUMNS = 128  # number of value columns that one program of the merge computes
+# The largest number of query rows that one program of `_shared_step` computes, at most 64. With 0, `_shared_step` is
+# never used: it has not been run on a GPU yet.
 TOGETHER = 0
 
 
-# Whether half precision uses the device's own tanh, accurate to 11 bits, as training does.
+# Whether half-precision inputs use the GPU's approximate tanh instruction, accurate to 11 bits, as training does.
 APPROXIMATE = True
 
 
@@ -35,14 +36,14 @@ APPROXIMATE = True
 def _tanh(x, FAST: tl.constexpr):
     if FAST:
         return approximate_tanh(x)
-    else:  # 1 − 2 / (1 + e^{2x}): exact at both ends, where e^{2x} is 0 or inf
+    else:  # 1 − 2 / (1 + e^{2x}) is exactly −1 or 1 where e^{2x} is 0 or inf
         return 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x))
 
 
 @triton.jit
 def _pair_scores(query_at, key_at, weight_at, j, inside, q_f, k_f, k_n, f0, F: tl.constexpr, BF: tl.constexpr,
                  ADDITIVE: tl.constexpr, FAST: tl.constexpr):  # fmt: skip
-    """Return the sums of the scores over features f0 .. f0 + BF."""
+    """Return the part of the scores of one query with keys j that features f0 .. f0 + BF contribute."""
     f = f0 + tl.arange(0, BF)
     x = tl.load(query_at + f * q_f, mask=f < F, other=0.0).to(tl.float32)
     k = tl.load(
@@ -63,11 +64,14 @@ def _step(
     WHOLE: tl.constexpr, UNIT: tl.constexpr, F: tl.constexpr, E: tl.constexpr,
     BK: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """Compute row `program_id(0)` of (batch · heads · queries) against range `program_id(1)` of the keys.
+    """Compute the attention of one query row over one range of keys.
 
-    Steps between rows, heads and sequences are given in multiples of UNIT, from which the compiler derives how many
-    bytes a thread may load at once. Without WHOLE the output are the sums of all ranges, then their best scores, then
-    their totals.
+    The row is `program_id(0)` of (batch · heads · queries), the range is `program_id(1)`. The strides of rows, heads
+    and sequences are given in multiples of UNIT, from which the compiler derives how many bytes a thread may load at
+    once.
+
+    With WHOLE, the range holds all keys, and the kernel stores the output. Without WHOLE, it stores for `_join`: the
+    unnormalised outputs of all ranges, then their largest scores, then the sums of their weights.
     """
     row, part = tl.program_id(0), tl.program_id(1)
     i = row % queries
@@ -91,7 +95,7 @@ def _step(
         inside = j < stop
         if mask is not None:
             inside = inside & (tl.load(mask + b * keys + j, mask=inside, other=0) != 0)
-        # loaded before the scores are computed, so that both loads are under way at once
+        # The values are loaded before the scores are computed, so that keys and values are loaded at the same time.
         v = tl.load(
             value_at + j[:, None].to(tl.int64) * (v_n * UNIT) + e[None, :] * v_e,
             mask=inside[:, None] & (e < E)[None, :],
@@ -110,7 +114,7 @@ def _step(
         # torch.compile may pass the scale as float64.
         scores = tl.where(inside, (scores * scale).to(tl.float32), float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, 0))
-        pivot = tl.where(new_best == float("-inf"), 0.0, new_best)  # no key so far
+        pivot = tl.where(new_best == float("-inf"), 0.0, new_best)  # -inf: every key so far is masked
         weights = tl.exp(scores - pivot)
         fade = tl.exp(best - pivot)
         acc = acc * fade + tl.sum(weights[:, None] * v.to(tl.float32), 0)
@@ -135,7 +139,10 @@ def _shared_step(
     WHOLE: tl.constexpr, UNIT: tl.constexpr, F: tl.constexpr, E: tl.constexpr,
     BK: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """Compute the rows that share a key head, (heads of the group · queries), at once, with dot scores as `_step`."""
+    """Compute what `_step` computes with dot scores, for all query rows that share a key head at once.
+
+    These rows are the queries of the heads of one group (grouped-query attention).
+    """
     y, part = tl.program_id(0), tl.program_id(1)
     groups = heads // group
     g = y % groups
@@ -166,7 +173,7 @@ def _shared_step(
         scores = tl.dot(q, k.T, input_precision="ieee") * scale
         scores = tl.where(inside[None, :], scores.to(tl.float32), float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, 1))
-        pivot = tl.where(new_best == float("-inf"), 0.0, new_best)  # no key so far
+        pivot = tl.where(new_best == float("-inf"), 0.0, new_best)  # -inf: every key so far is masked
         weights = tl.exp(scores - pivot[:, None])
         fade = tl.exp(best - pivot)
         total = total * fade + tl.sum(weights, 1)
@@ -188,7 +195,7 @@ def _shared_step(
 
 @triton.jit
 def _join(sums, output, splits, E: tl.constexpr, BS: tl.constexpr, BE: tl.constexpr):
-    """Merge the ranges of one row, each scaled by its best score relative to the best of all."""
+    """Merge the results of the ranges of one query row, each scaled by exp(its largest score − the largest of all)."""
     row = tl.program_id(0).to(tl.int64)
     s, e = tl.arange(0, BS), tl.program_id(1) * BE + tl.arange(0, BE)
     parts = tl.num_programs(0).to(tl.int64) * splits
@@ -205,24 +212,24 @@ def _join(sums, output, splits, E: tl.constexpr, BS: tl.constexpr, BE: tl.conste
 
 
 class Layout(NamedTuple):
-    """The tile of keys and the number of ranges of a step."""
+    """How a decoding step is split: the tile sizes, and the ranges of keys."""
 
     block_keys: int
     block_features: int
     block_values: int
-    stretch: int  # the number of keys of a range
-    splits: int
+    stretch: int  # number of keys in a range
+    splits: int  # number of ranges
     warps: int = 4
 
 
 def layout(rows: int, keys: int, f_size: int, e_size: int, additive: bool, itemsize: int, workers: int) -> Layout:
-    """Return the tiles of a step; `workers` is the number of multiprocessors."""
+    """Return the tile sizes and the ranges of keys of a decoding step; `workers` is the number of multiprocessors."""
     block_values = max(16, triton.next_power_of_2(e_size))
     block_features = max(16, min(128 if additive else 256, triton.next_power_of_2(f_size)))
     few = additive and itemsize == 2 and block_values >= 512 and keys <= _FEW
     block_keys = max(16, _TILE * (2 if few else 1) // itemsize // max(block_features, block_values))
     block_keys = min(128, block_keys, max(16, triton.next_power_of_2(keys)))
-    cost = (4 if additive else 1) * f_size + e_size  # cost of one key
+    cost = (4 if additive else 1) * f_size + e_size  # multiplications per key
     splits = 1
     if keys * cost >= _LEAST:
         splits = max(1, min(64, _WAVES * workers // max(1, rows), keys * cost // _PART, triton.cdiv(keys, block_keys)))
@@ -231,32 +238,31 @@ def layout(rows: int, keys: int, f_size: int, e_size: int, additive: bool, items
 
 
 class Steps(NamedTuple):
-    """Everything of a step but the tensors: shapes and strides of query (b, h, q, f), key (b, g, k, f), value (b, g,
-    k, e); the steps between heads of the weight and between lengths; the factor of the scores; the number of
-    multiprocessors."""
+    """All properties of a decoding step that its launch depends on, without the tensors themselves."""
 
-    shapes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-    strides: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-    itemsize: int  # the number of bytes of a key's entry
-    weight_step: int | None  # None for dot products
-    length_step: int
-    scale: float
-    workers: int
+    shapes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # of query, key and value, as in `prepare`
+    strides: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # of query, key and value
+    itemsize: int  # number of bytes of an entry of the key
+    weight_step: int | None  # stride of the weight's heads, 0 if all share one; None for dot products
+    length_step: int  # stride of the lengths
+    scale: float  # factor of dot products
+    workers: int  # number of multiprocessors of the device
 
 
 Step = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None], Tensor]
 
 
 def prepare(steps: Steps, tiles: Layout | None = None) -> Step:
-    """Return the function that computes such steps: (query, key, value, weight, lengths, mask) → output (b, h, q, e).
+    """Return a function (query, key, value, weight, lengths, mask) → output (b, h, q, e) for steps of this kind.
 
-    With a weight (f,) or (h, f) with contiguous rows the score is additive, else scale · ⟨q, k⟩. Lengths (b,) and mask
-    (b, k), contiguous, select the keys that may be attended. Reference implementation:
-    `regard.core.backends.reference` with `Additive(weight)` or `ScaledDot(scale)`.
+    The query is (b, h, q, f), the key (b, g, k, f), and the value (b, g, k, e). With a weight, (f,) or (h, f) with
+    contiguous rows, the score is additive, else scale · ⟨q, k⟩. Lengths (b,) and a contiguous mask (b, k) select the
+    keys that may be attended. Reference implementation: `regard.core.backends.reference` with `Additive(weight)` or
+    `ScaledDot(scale)`.
     """
     (batch, heads, queries, f_size), (_, groups, keys, e_size) = steps.shapes[0], steps.shapes[2]
     rows, additive, together = batch * heads * queries, steps.weight_step is not None, heads // groups * queries
-    # In half precision the rows that share a key head are multiplied with it at once, by the matrix unit.
+    # In half precision, tensor cores multiply all query rows that share a key head with its keys at once.
     shared = not additive and steps.itemsize == 2 and 1 < together <= TOGETHER and max(f_size, e_size) <= 256
     programs = batch * groups if shared else rows
     tiles = tiles or layout(programs, keys, f_size, e_size, additive, steps.itemsize, steps.workers)
@@ -310,7 +316,7 @@ def decode(
     scale: float,
     workers: int,
 ) -> Tensor:
-    """Compute one step; `prepare` describes the arguments, which may lie in memory in any way here."""
+    """Return the attention of one decoding step; the arguments are those of `prepare`, with any strides."""
     compiling = torch.compiler.is_compiling()
     return (_operator if compiling else _decoded)(query, key, value, weight, lengths, mask, float(scale), workers)
 

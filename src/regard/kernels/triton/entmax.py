@@ -1,10 +1,12 @@
-"""Sparsemax and entmax of whole rows of scores on CUDA, a row to a program: threshold, weights, gradient of scores.
+"""Sparsemax and entmax of whole rows of scores: threshold, weights, and gradient of the scores; a program per row.
 
-The threshold is the root of Σ [m - τ]₊^p - 1 with margins m = (α - 1)(s - best) <= 0 and p = 1 / (α - 1) >= 1, convex
-and falling: Newton's steps from τ = -1, where the sum is at least 1, increase towards the root and exceed it by a
-rounding error at most, so no sorting is needed. The row stays in registers, so it is loaded once.
+The threshold τ is the root of Σ [m - τ]₊^p - 1 with margins m = (α - 1)(s - best) <= 0 and p = 1 / (α - 1) >= 1. This
+function is convex and decreasing, and the sum is at least 1 for τ = -1: Newton's steps from there increase towards the
+root and exceed it by a rounding error at most, so no sorting is needed. The row stays in registers, so it is loaded
+once.
 
-Scores are stored in chunks, (chunks, slices, rows, C); see `regard.kernels.entmax_rows`. One chunk is a matrix.
+Scores are stored in chunks, (chunks, slices, rows, C); see `regard.kernels.entmax_rows`. A plain matrix of scores is
+one chunk.
 """
 
 from typing import Any
@@ -16,12 +18,12 @@ from torch import Tensor
 
 from regard.kernels.triton.additive.plan import Block, launch
 
-_ROUNDS = 60  # the largest number of Newton steps; six to ten are usual
+_ROUNDS = 60  # largest number of Newton steps; six to ten are usual
 
 
 @triton.jit
 def _slope(z, weights, POWER: tl.constexpr):
-    """Return weight^{2 - α} on the support: with weight = z^p that is z^{p - 1}."""
+    """Return weight^(2 - α) where the weight is positive, else 0; with weight = z^p, that is z^(p - 1)."""
     if POWER == 1.0:
         return tl.where(z > 0.0, 1.0, 0.0)
     elif POWER == 2.0:
@@ -59,7 +61,7 @@ def _row(
     return at, t < count, tl.load(scores + at, mask=allowed, other=float("-inf"))
 
 
-# Arguments that must not be specialised by Triton when they are 1 or a multiple of 16.
+# Arguments for which Triton must not compile another kernel when they are 1 or a multiple of 16.
 _FREE = ["slices", "rows", "i0", "j0", "n", "count", "low", "high", "rounds"]
 
 
@@ -69,7 +71,10 @@ def rows_forward(
     POWER: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
     BAND: tl.constexpr, PADDED: tl.constexpr, WEIGHTS: tl.constexpr,
 ):  # fmt: skip
-    """Compute (best, τ) of each row: τ is inf for an empty row, NaN with a NaN or +inf. Weights replace the scores."""
+    """Compute the largest score and the threshold τ of each row; with WEIGHTS, replace the scores by weights.
+
+    τ is inf for a row whose keys are all masked, and NaN for a row with a score of NaN or +inf.
+    """
     at, there, s = _row(scores, lengths, slices, rows, width, i0, j0, n, count, low, high, C, BLOCK, BAND, PADDED)
     best = tl.max(tl.where(s == s, s, float("-inf")), 0)
     spoilt = (tl.max((s != s).to(tl.int32), 0) > 0) | (best == float("inf"))
@@ -83,7 +88,7 @@ def rows_forward(
         weights = _weight(z, POWER)
         slope = tl.sum(_slope(z, weights, POWER), 0) * POWER
         step = (tl.sum(weights, 0) - 1.0) / tl.maximum(slope, 1e-30)
-        # A negative step means that rounding has carried the previous one past the root: it is the last one.
+        # If τ does not increase, rounding has carried the previous step to or past the root: this step is the last.
         left = tl.where(tau + step > tau, left - 1, 0)
         tau += step
     tau = tl.where(empty, float("inf"), tau)
@@ -101,7 +106,7 @@ def rows_backward(
     scores, change, found, f_slice, lengths, slices, rows, width, i0, j0, n, count, low, high,
     POWER: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, BAND: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Replace the scores by weights, and the gradient of the weights by that of the scores."""
+    """Replace the scores by weights, and the gradient of the weights, `change`, by that of the scores."""
     at, there, s = _row(scores, lengths, slices, rows, width, i0, j0, n, count, low, high, C, BLOCK, BAND, PADDED)
     place = found + (tl.program_id(0) // rows).to(tl.int64) * f_slice + (i0 + tl.program_id(0) % rows) * 2
     best, tau = tl.load(place), tl.load(place + 1)
@@ -119,7 +124,7 @@ def rows_backward(
 
 def _tiles(chunks: int, size: int) -> dict[str, Any]:
     numbers = max(128, triton.next_power_of_2(chunks * size))
-    # A single chunk may have any size; padding it to the block avoids compiling a kernel for each size.
+    # A single chunk may have any size: C is then the block size, so that not every size compiles a kernel of its own.
     whole = {"C": size if chunks > 1 else numbers, "BLOCK": numbers}
     return {**whole, "block": Block(1, numbers, warps=min(32, max(1, numbers // 1024)))}
 
@@ -134,10 +139,11 @@ def weigh(
     scores: Tensor, found: Tensor, alpha: float, *, i0: int, j0: int, n: int,
     low: int | None = None, high: int | None = None, lengths: Tensor | None = None, weights: bool = True,
 ) -> None:  # fmt: skip
-    """Write (best, τ) of the rows from `i0` into `found` (slices, queries, 2), and replace their scores by weights.
+    """Write largest score and threshold of each row into `found` (slices, queries, 2), and replace scores by weights.
 
-    `scores` (chunks, slices, rows, C) are those of the keys from `j0`; keys from `n` do not exist.
-    Reference implementations: `regard.core.normalizers.entmax_threshold` and `entmax_weights`.
+    `scores` (chunks, slices, rows, C) are those of the queries from `i0` on and the keys from `j0` on; n is the number
+    of keys. Without `weights`, the scores stay. Reference implementations: `regard.core.normalizers.entmax_threshold`
+    and `entmax_weights`.
     """
     chunks, slices, rows, size = scores.shape
     band, limits = _limits(low, high, lengths)
@@ -152,7 +158,7 @@ def weigh_back(
     scores: Tensor, change: Tensor, found: Tensor, alpha: float, *, i0: int, j0: int, n: int,
     low: int | None = None, high: int | None = None, lengths: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Replace the scores by weights, and the gradient of the weights `change` by that of the scores.
+    """Replace the scores by weights, and `change`, the gradient of the weights, by that of the scores.
 
     Reference implementation: the gradient of `regard.core.normalizers.Entmax`.
     """

@@ -1,8 +1,8 @@
-"""Float32 products of a few rows, for loops in which each step depends on the previous product.
+"""Float32 matrix products of a few rows, for loops in which each step depends on the previous product.
 
-cuBLAS computes float32 products without tensor cores and, for so few rows, on half of the device. Here a product is
-three TF32 products of numbers split in two, as accurate as float32, and may be split along the summed axis into parts
-that the caller adds up.
+cuBLAS computes float32 products without tensor cores and, for so few rows, on half of the device. This kernel computes
+a product as three TF32 products of numbers split in two, which is as accurate as float32. The summed axis may be split
+into parts, whose products the caller adds up.
 """
 
 import functools
@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 _ROWS, _COLUMNS, _DEPTH = 32, 64, 64
-_MOST = 512  # the largest number of rows: beyond it, cuBLAS fills the device
-_SHARE = 512  # length of the summed axis in each part
+_MOST = 512  # largest number of rows for this kernel; with more rows, cuBLAS uses the whole device
+_SHARE = 512  # a summed axis is split into parts of about this length
 
 
 @triton.jit
@@ -38,29 +38,32 @@ def _product(
 
 
 def serves(rows: Tensor) -> bool:
-    """Return whether these rows (…, m, k) are few, float32 precision is required, and the device has TF32."""
+    """Return whether `multiply` should compute a product of rows (…, m, k).
+
+    It should if the rows are few, float32 precision is required, and the device has TF32.
+    """
     exact = torch.backends.cuda.matmul.fp32_precision != "tf32"
     return rows.dtype == torch.float32 and rows.shape[-2] <= _MOST and exact and _knows(rows.device)
 
 
 @functools.cache
 def _knows(device: torch.device) -> bool:
-    """Return whether Triton can run this: not on AMD devices; on the CPU in the interpreter."""
+    """Return whether the device can run the kernel: NVIDIA GPUs from Ampere on, and CPUs in Triton's interpreter."""
     if device.type != "cuda":
         return True
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def parts(summed: int) -> int:
-    """Return the number of parts of a product over a summed axis of this length."""
+    """Return the number of parts into which a summed axis of this length should be split."""
     return max(1, summed // _SHARE)
 
 
 def multiply(left: Tensor, right: Tensor, out: Tensor, *, added: Tensor | None = None) -> Tensor:
     """Compute out = added + left @ right for each w, left (w, m, k), right (w, k, n), added (w, m or 1, n).
 
-    `out` is (w, m, n), or (p, w, m, n) for p parts that the caller adds up. Rows of `left`, `added` and `out` are
-    contiguous. Reference implementation: `torch.baddbmm`.
+    `out` is (w, m, n), or (p, w, m, n): then `left @ right` is split along k into p parts, which the caller adds up.
+    The rows of `left`, `added` and `out` are contiguous. Reference implementation: `torch.baddbmm`.
     """
     count, rows, summed = left.shape
     columns, pieces = right.shape[-1], len(out) if out.dim() == 4 else 1

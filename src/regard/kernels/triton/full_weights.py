@@ -1,7 +1,7 @@
-"""All softmax weights of a call, written tile by tile in the dtype that the caller gets: the only traffic is one write.
+"""All softmax weights of a call, written to memory once, tile by tile, in the dtype that the caller gets.
 
-A program computes the log-sum-exp of its rows, unless it is given, then the weights exp(s − L) of each tile and, if
-values are given, their weighted sum. The results must equal `regard.core.backends.reference`.
+A program computes the log-sum-exp L of its rows, unless it is given, then the weights exp(s − L) of each tile of scores
+s and, if values are given, their weighted sum. The results must equal `regard.core.backends.reference`.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from regard.kernels.triton.score_tiles import (
 )
 
 _HALF = Block(128, 128, warps=8, stages=3)
-_LARGE = Block(64, 64, warps=4, stages=2)  # for head sizes above 128, with values above 64: two programs fit
+_LARGE = Block(64, 64, warps=4, stages=2)  # d > 128, or d or e > 64 with values: so small that two programs fit
 _VALUES = Block(64, 64, warps=4, stages=3)
 _SINGLE = Block(64, 32, warps=4, stages=2)
 
@@ -45,10 +45,11 @@ def full(
 ):  # fmt: skip
     """Write the weights of a block of rows over all keys, and the output if there are values.
 
-    They are 0 where masked, or NaN in a row with NaN. MASKED: values of NaN or Inf may be masked; the output of a row
-    that attends one in a partly masked tile is NaN.
+    The weights of masked pairs are 0, or NaN in a row with NaN. With MASKED, values of NaN or Inf may be masked; the
+    output of a row that attends such a value in a partly masked tile is NaN.
     """
-    # long rows of a causal mask start first, so that the launch does not end with a few long programs
+    # With a causal mask, the last rows attend the most keys: their programs start first, so that the launch does not
+    # end with a few long programs.
     i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
     b, h = z // heads, z % heads
     i = i0 + tl.arange(0, BM)
@@ -100,7 +101,7 @@ def full(
 
 
 def full_weights(scored: Scored, lse: Tensor | None) -> Tensor:
-    """Return the weights (b, h, q, k) in the dtype of the queries; `lse` (b, h, q) is the log-sum-exp if known."""
+    """Return the weights (b, h, q, k) in the dtype of the queries; `lse` (b, h, q) is their log-sum-exp, or None."""
     (b, h, q, d), k, dtype = scored.query.shape, scored.key.shape[2], scored.query.dtype
     weights = torch.empty(b, h, q, k, device=scored.query.device, dtype=dtype)
     block = _SINGLE if dtype == torch.float32 else _LARGE if d > 128 else _HALF
@@ -115,10 +116,11 @@ def full_weights(scored: Scored, lse: Tensor | None) -> Tensor:
 def attended(
     query: Tensor, key: Tensor, value: Tensor, scale: float, dtype: torch.dtype, masked: bool = False
 ) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return a function of (query, key, value, pairs) that returns output and weights of calls like this one.
+    """Return a function of (query, key, value, pairs) that returns output and weights.
 
-    `dtype` is that of the weights; `pairs` are `EVERY` unless `masked`. Shapes, strides and dtypes are fixed:
-    (b, h, q, d), (b, g, k, d) and (b, g, k, e), with sizes of at most 128, whose last axes are contiguous.
+    It may be called with any tensors of the same shapes, strides and dtypes as query (b, h, q, d), key (b, g, k, d) and
+    value (b, g, k, e); d and e are at most 128, and the last axes are contiguous. `dtype` is that of the weights;
+    `pairs` must be `EVERY` unless `masked`.
     """
     scored, (b, h, q, _), k, e = Scored(query, key, EVERY, scale), query.shape, key.shape[2], value.shape[3]
     block = _SINGLE if query.dtype == torch.float32 else _VALUES if max(query.shape[3], e) <= 64 else _LARGE

@@ -1,6 +1,7 @@
 """A step of a GRU decoder with additive attention: a forward and a backward kernel, with a program for each row.
 
-The caller adds one matrix product per step. Values are already mapped to the gates; arithmetic is in float32.
+Besides the kernel, a step takes one matrix product of the caller, which maps the state to hidden gates and query. The
+values are already multiplied with the weights of the gates, (b, k, 3d). Arithmetic is in float32.
 """
 
 import torch
@@ -152,14 +153,17 @@ def _sums(products, keys, score, dscores, dkeys, along, B, T, K, F, D, BK: tl.co
 
 
 def _blocks(keys: Tensor) -> dict[str, int]:
-    """Return the number of warps: with few, each thread sums whole columns of values alone."""
+    """Return tile sizes and number of warps: with few warps, each thread sums whole columns of values alone."""
     rows = max(16, triton.next_power_of_2(keys.shape[1]))
     columns = max(16, _TILE // keys.element_size() // rows)
     return {"BK": rows, "BF": columns, "BD": columns, "num_warps": 4}
 
 
 def _blocks_back(keys: Tensor) -> dict[str, int]:
-    """Return tile and warps: in float32, half the columns and more warps were faster; not in half precision."""
+    """Return tile sizes and number of warps of the backward step.
+
+    In float32, half the columns and more warps were faster; in half precision they were not.
+    """
     found = _blocks(keys)
     return found if keys.element_size() < 4 else {**found, "BD": max(16, found["BD"] // 2), "num_warps": 8}
 
@@ -168,8 +172,9 @@ def forward_step(
     product: Tensor, keys: Tensor, score: Tensor, values: Tensor, inputs: Tensor, before: Tensor, mask: Tensor | None,
     weights: Tensor, gates: Tensor, after: Tensor,
 ) -> None:  # fmt: skip
-    """Compute weights, gates and the next state from [h; q] (b, 3d + f) and the previous state.
+    """Compute attention weights, gates and the next state, and write them into `weights`, `gates` and `after`.
 
+    `product` (b, 3d + f) holds the hidden gates and the query, both computed from the previous state `before`.
     Reference implementation: one step of `regard.kernels.recurrent.bahdanau._forward`.
     """
     batch, count, features = keys.shape
@@ -184,10 +189,11 @@ def backward_step(
     upstream: Tensor, upweights: Tensor, carried: Tensor, through: Tensor,
     dgates: Tensor, dproduct: Tensor, dscores: Tensor, share: Tensor,
 ) -> None:  # fmt: skip
-    """Compute the gradients of gates, products and scores; `share` is the direct gradient of the previous state.
+    """Write the gradients of gates, product and scores into `dgates`, `dproduct` and `dscores`.
 
-    `through` (p, b, d) is in parts: they are added up here. Reference implementation: one step of
-    `regard.kernels.recurrent.bahdanau._backward`.
+    `share` receives the gradient of the previous state, without its part through the product. The gradient of the next
+    state is the sum of `upstream`, `carried` and the p parts of `through` (p, b, d). Reference implementation: one step
+    of `regard.kernels.recurrent.bahdanau._backward`.
     """
     batch, count, features = keys.shape
     _backward_step[(batch,)](
@@ -197,8 +203,10 @@ def backward_step(
 
 
 def sums(products: Tensor, keys: Tensor, score: Tensor, dscores: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the keys (b, k, f) and of the score's weight (f,); must equal
-    `additive.query_scores.sums`."""
+    """Return the gradients of the keys (b, k, f) and of the score's weight (f,), summed over all steps.
+
+    Reference implementation: `regard.kernels.additive.query_scores.sums`.
+    """
     batch, count, features = keys.shape
     dkeys, along = torch.empty_like(keys), keys.new_empty(batch, features, dtype=torch.float32)
     rows = max(16, triton.next_power_of_2(count))

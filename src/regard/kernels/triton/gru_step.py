@@ -1,4 +1,4 @@
-"""The elementwise part of a GRU step: a forward and a backward kernel, and their formulas for other kernels."""
+"""The elementwise part of a GRU step: a forward and a backward kernel, and their formulas as device functions."""
 
 import torch
 import triton
@@ -10,8 +10,10 @@ _BLOCK = 512
 
 @triton.jit
 def gru_forward(reset, update, new, hidden_new, before):
-    """Return r, z, n and the next state from the sums that enter r and z, and the term that n adds to r ·
-    hidden_new."""
+    """Return r, z, n and the next state of a GRU.
+
+    `reset` and `update` are r and z before the sigmoid; n = tanh(new + r · hidden_new); `before` is the previous state.
+    """
     reset = tl.sigmoid(reset)
     update = tl.sigmoid(update)
     new = new + reset * hidden_new
@@ -21,7 +23,7 @@ def gru_forward(reset, update, new, hidden_new, before):
 
 @triton.jit
 def gru_backward(dstate, reset, update, new, hidden_new, before):
-    """Return the direct gradient of the previous state, and the gradients of the inputs of r, z and n."""
+    """Return the gradients of the previous state (without the part through the gates) and of the inputs of r, z, n."""
     direct = dstate * update
     dnew = (dstate - direct) * (1.0 - new * new)
     dreset = dnew * hidden_new * reset * (1.0 - reset)
@@ -93,8 +95,10 @@ def _bytes(mask: Tensor | None) -> Tensor | None:
 
 
 def forward(gates: Tensor, hidden: Tensor, before: Tensor, mask: Tensor | None, after: Tensor) -> None:
-    """Replace input gates by r, z, n in place, and write the next state; must equal
-    `regard.kernels.recurrent.gru.in_place`."""
+    """Replace the input gates by r, z and n in place, and write the next state into `after`.
+
+    Reference implementation: `regard.kernels.recurrent.gru.in_place`.
+    """
     grid, block = _grid(before)
     size = before.shape[-1]
     _forward[grid](gates, hidden, before, _bytes(mask), after, size, MASKED=mask is not None, BLOCK=block)
@@ -111,10 +115,10 @@ def backward(
     dgates: Tensor,
     dhidden: Tensor,
 ) -> Tensor:
-    """Write the gradients of input gates and hidden gates; return the direct gradient of the previous state.
+    """Write the gradients of input gates and hidden gates; return the previous state's, without its part through them.
 
-    The gradient of the next state is the sum of `upstream` (b, d), `carried` (b, d) and the parts of `through`
-    (p, …, b, d). Reference implementation: `regard.kernels.recurrent.gru.in_place_back`.
+    The gradient of the next state is the sum of `upstream` (b, d), `carried` (b, d) and the parts of `through` (p, …,
+    b, d). Reference implementation: `regard.kernels.recurrent.gru.in_place_back`.
     """
     grid, block = _grid(before)
     share = torch.empty_like(carried)

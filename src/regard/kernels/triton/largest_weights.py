@@ -1,6 +1,6 @@
 """The largest softmax weights of each row and their keys, in one pass over the pairs.
 
-The results must equal `TopWeights.of` of the plain weights (`regard.core.requests`).
+The results must equal those that `TopWeights.of` computes from the full weights (`regard.core.requests`).
 """
 
 import torch
@@ -12,11 +12,11 @@ from regard.kernels.triton.additive.pairs import LOG2E, add_bias, key_range, til
 from regard.kernels.triton.additive.plan import Block
 from regard.kernels.triton.score_tiles import Scored, known_sums, over_rows, tile_rows, tile_scores
 
-USED = tl.constexpr(-3.0e38)  # the mark of a score that has been taken out; smaller than any score
-FEW = tl.constexpr(8)  # up to so many largest weights are collected from the columns of the tiles
-MISSING = tl.constexpr(-(2**31))  # the mark of an empty place among ranks, and of one that has been taken out
-TAKEN = tl.constexpr(1 - 2**31)
-_BITS = 10  # the largest number of bits of a rank that hold the number of its tile
+USED = tl.constexpr(-3.0e38)  # replaces a score that has been selected; smaller than any finite score
+FEW = tl.constexpr(8)  # largest count for which the largest weights are collected column by column
+MISSING = tl.constexpr(-(2**31))  # a rank that is not there: no score was stored in this place
+TAKEN = tl.constexpr(1 - 2**31)  # replaces a rank that has been selected
+_BITS = 10  # largest number of bits of a rank that may hold the number of its tile
 _LARGEST = Block(32, 128, warps=8, stages=3), Block(32, 64, warps=4, stages=2)
 _RANKED = Block(64, 64, warps=4, stages=3), Block(64, 64, warps=4, stages=2)
 
@@ -25,10 +25,11 @@ _RANKED = Block(64, 64, warps=4, stages=3), Block(64, 64, warps=4, stages=2)
 def _streamed(q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, COUNT: tl.constexpr,
               WIDTH: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
               BN: tl.constexpr):  # fmt: skip
-    """Return the COUNT largest scores of each row in order, their keys, and whether some row may have missed one.
+    """Return the COUNT largest scores of each row in order, their keys, and whether one of them may be missing.
 
-    The three largest scores of each column of the tiles are stored. They hold all that is sought unless more than
-    three of them are in one column; if three are, a fourth may have been dropped.
+    A tile has BN columns. For each row and column, the three largest scores over all tiles are stored, and the COUNT
+    largest are selected from these. If all three of one column are selected, a fourth score of that column may have
+    been larger than the next one selected: then one may be missing.
     """
     columns = tl.arange(0, BN)[None, :]
     first = tl.full((BM, BN), float("-inf"), tl.float32)
@@ -67,7 +68,7 @@ def _streamed(q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, COUNT:
 
 @triton.jit
 def _ranks(s, number, BITS: tl.constexpr):
-    """Return integers in the order of the scores; the BITS lowest bits are the number of the tile instead."""
+    """Return integers in the order of the scores, in which the BITS lowest bits hold the number of the tile."""
     bits = s.to(tl.int32, bitcast=True)
     return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) & -(1 << BITS)) | number
 
@@ -76,11 +77,12 @@ def _ranks(s, number, BITS: tl.constexpr):
 def _ranked(q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, COUNT: tl.constexpr, WIDTH: tl.constexpr,
             BITS: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
             BN: tl.constexpr):  # fmt: skip
-    """Return what `_streamed` returns, of scores in half precision.
+    """Return what `_streamed` returns, for queries and keys in half precision.
 
-    The four largest of each column are stored as ranks, one register each: rounding a score to 23 − BITS bits exchanges
-    no scores but those that inputs of half precision do not distinguish. Tiles are numbered backwards, so that the
-    first of equal scores is stored. The scores of the keys that are found are then computed again.
+    For each row and column of a tile, the four largest scores are stored as ranks, which need one register each instead
+    of two. A rank keeps 23 − BITS bits of the mantissa: this exchanges only scores that differ by less than the error
+    of half-precision inputs. Tiles are numbered backwards, so that the first of equal scores has the largest rank. The
+    scores of the selected keys are then computed again.
     """
     i = i0 + tl.arange(0, BM)
     columns = tl.arange(0, BN)[None, :]
@@ -137,9 +139,10 @@ def largest(
 ):  # fmt: skip
     """Compute the COUNT largest weights of each row in order, and their keys, −1 for weights of 0.
 
-    Those of a row with NaN are NaN, by its log-sum-exp. BITS is not 0 for scores in half precision. Where `_ranked` or
-    `_streamed` may have missed one, the maximum of each tile is inserted as long as it exceeds the smallest stored
-    score in some row, which is rare after a few tiles.
+    The weights of a row with NaN are NaN, because its log-sum-exp is. With BITS > 0, for half precision, `_ranked`
+    computes them; otherwise, if COUNT is small, `_streamed`. If one of the largest may be missing, or COUNT is larger,
+    a slower loop computes them: it inserts the maximum of each tile as long as it exceeds the smallest stored score in
+    some row, which is rare after a few tiles.
     """
     i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
     b, h = z // heads, z % heads
@@ -168,7 +171,7 @@ def largest(
             if some:
                 j = j0 + tl.arange(0, BN)
                 s = tile_scores(q, key, pairs, b, h, i0, j0, n_q, n_k, k_n, scale, every, SIZE, PRECISION, D, BM, BN)
-                s = tl.where(s == s, s, float("-inf"))  # the position of a maximum beside NaN is undefined
+                s = tl.where(s == s, s, float("-inf"))  # argmax is undefined for a row with NaN
                 top = tl.max(s, 1)
                 while tl.max((top > least).to(tl.int32), 0) > 0:
                     better = (top > least)[:, None]
@@ -188,7 +191,7 @@ def largest(
         weight = tl.exp2(tl.max(best, 1) - row)
         chosen = tl.sum(tl.where(here, which, 0), 1)
         tl.store(values + at + c, weight, mask=i < n_q)
-        chosen = tl.where(row == row, chosen, c)  # any keys of a row with NaN, whose weights are NaN
+        chosen = tl.where(row == row, chosen, c)  # a row with NaN has weights of NaN, for which any keys will do
         tl.store(indices + at + c, tl.where(weight == 0.0, -1, chosen).to(tl.int64), mask=i < n_q)
         best = tl.where(here, float("-inf"), best)
 

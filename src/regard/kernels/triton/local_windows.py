@@ -1,10 +1,10 @@
-"""Local attention: softmax over the keys within reach of each query's centre, times a Gaussian around the centre.
+"""Local attention: softmax over the keys within `reach` of each query's centre, times a Gaussian around the centre.
 
 A program visits the tiles between the first and the last key that one of its queries reaches. Centres may be anywhere:
-with an order of the queries by centre, the rows of a program have neighbouring windows. Values of a tile that are not
-finite are zeros in the products, and their effect is added afterwards to the rows whose window contains them. The
-backward pass forms every pair twice, once for the rows' gradients and once for the keys', so that no sum is shared
-between programs and results are deterministic.
+if the queries are sorted by centre, the rows of a program have neighbouring windows. Values of NaN or Inf are replaced
+by 0 in matrix products, and their effect is added afterwards to the rows whose window contains them. The backward pass
+computes the scores of every pair twice, once for the gradients of queries and centres and once for those of keys and
+values, so that no two programs add to the same sum and results are deterministic.
 """
 
 from typing import Any
@@ -18,18 +18,20 @@ from regard.kernels.triton.additive.pairs import LOG2E, power_of_two, product
 from regard.kernels.triton.additive.plan import Block, Prepared
 from regard.kernels.triton.range_pairs import put_rows, rows_of
 
-_SCAN = tl.constexpr(1024)  # number of centres that are inspected together
-_LAYOUTS = 64  # the largest number of layouts of incoming gradients that a plan stores launches for
-# Pairs times sizes from which on an order by centre takes less time than it saves, and how much longer gradients and
-# float32 take, whose products are three of TF32.
+_SCAN = tl.constexpr(1024)  # number of centres that `local_keys` loads at a time to find the queries of its keys
+_LAYOUTS = 64  # backward launches are cached for at most this many strides of the output's gradient
+# Queries are sorted by centre if their work, b · h · q · k · (d + e), is at least _SORTED: below, sorting takes longer
+# than it saves. The work counts _LEARNING times with gradients, and _EXACT times in float32, where a matrix product is
+# three TF32 products.
 _SORTED, _LEARNING, _EXACT = 2**33, 3, 4
 
 
 @triton.jit
 def _windows(centre, order, i, n_q, limit, n_k, c_n, reach):
-    """Return for queries i of an order: row, centre, first position, and the range lo <= j <= hi of keys.
+    """Return for each query: its row, centre, first position of its window, and range of keys lo <= j <= hi.
 
-    Queries beyond the last have row n_q and no keys, like those whose centre is NaN or far away.
+    i are positions in `order`, or rows without it. Queries beyond the last have row n_q. They have no keys, and neither
+    have queries whose centre is NaN or far away from all keys.
     """
     inside = i < n_q
     row = tl.where(inside, i, n_q)
@@ -48,7 +50,7 @@ def _windows(centre, order, i, n_q, limit, n_k, c_n, reach):
 
 @triton.jit
 def _limit(lengths, b, n_k):
-    """Return the first key of the padding."""
+    """Return the number of keys of batch row b that are not padding."""
     limit = n_k
     if lengths is not None:
         limit = tl.minimum(tl.load(lengths + b), n_k).to(tl.int32)
@@ -70,16 +72,16 @@ def _bell(distance, reach, GAUSSIAN: tl.constexpr):
 
 @triton.jit
 def _spoilt(spoilt, x):
-    """Return the larger of `spoilt` and 1 for each row of x that is not finite."""
+    """Return `spoilt` with 1 for each row of x that holds NaN or Inf."""
     return tl.maximum(spoilt, tl.max(tl.where(tl.abs(x.to(tl.float32)) < float("inf"), 0, 1), 1))
 
 
 @triton.jit
 def _marked(acc, seen, x):
-    """Return the sums with the effect of numbers of x that are not finite, where a pair is seen."""
+    """Return the sums `acc` with the effect of NaN and Inf in x added, for the pairs that `seen` marks as unmasked."""
     x = x.to(tl.float32)
     seen = seen.to(tl.float32)
-    above = tl.dot(seen, tl.where(x < float("inf"), 0.0, 1.0), input_precision="tf32")  # exact for 0 and 1
+    above = tl.dot(seen, tl.where(x < float("inf"), 0.0, 1.0), input_precision="tf32")  # TF32 is exact for 0 and 1
     below = tl.dot(seen, tl.where(x > float("-inf"), 0.0, 1.0), input_precision="tf32")
     return acc + tl.where(above > 0, float("inf"), 0.0) + tl.where(below > 0, float("-inf"), 0.0)
 
@@ -129,7 +131,7 @@ def local_forward(
             v = rows_of(value, j, 0, limit, v_n, E, BE, True)
             acc = _marked(acc, (j[None, :] >= lo[:, None]) & (j[None, :] <= hi[:, None]), v)
     filled = lo <= hi
-    # A row whose scores are all -inf is NaN, and so is, with a Gaussian, one whose centre is.
+    # A row with keys whose scores are all -inf is NaN. With a Gaussian, a row whose centre is NaN is NaN too.
     total = tl.where(filled & (total == 0.0), float("nan"), total)
     if GAUSSIAN:
         total = tl.where(c == c, total, float("nan"))
@@ -137,9 +139,9 @@ def local_forward(
     total = tl.where(filled, total, 1.0)
     put_rows(output + b * o_b + h * o_h, row, n_q, o_n, acc / total[:, None], E, BE)
     row_lse = tl.where(filled, most + tl.log2(total), float("inf"))
-    if lse is not None:  # base 2, and inf for an empty row, whose weights are then 0
+    if lse is not None:  # in base 2; inf for a row without keys, which makes its weights in the backward pass 0
         tl.store(lse + z * n_q + row, row_lse, mask=i < n_q)
-    # The weights of a window start at its first position, which may lie before the first key.
+    # A row of the weights starts at the first position of its window, which may lie before the first key.
     weights += z * n_q * window
     start = tl.min(tl.where(i < n_q, first, n_k + window), 0)
     stop = tl.max(tl.where(i < n_q, first, -window), 0) + window
@@ -162,8 +164,10 @@ def _row_pairs(
     q, do, k, v, j, lo, hi, c, row_lse, factor, reach,
     GAUSSIAN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return for a tile the softmax, the weights times their gradients, both 0 outside of a window, and the distances
-    from the centre."""
+    """Return for each pair of a tile: its softmax, its weight times the weight's gradient, and key − centre.
+
+    All three are 0 outside the query's window.
+    """
     zero = tl.zeros((q.shape[0], k.shape[0]), tl.float32)
     seen = (j[None, :] >= lo[:, None]) & (j[None, :] <= hi[:, None])
     distance = j.to(tl.float32)[None, :] - c[:, None]
@@ -181,9 +185,10 @@ def local_rows(
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GAUSSIAN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of queries and centres, and for the keys' pass Σ dO O of each query.
+    """Compute the gradients of queries and centres, and Σ dO · O of each query for `local_keys`.
 
-    The sum is formed from the pairs: the output is rounded, and few keys have no other error in half precision.
+    Σ dO · O is summed over the pairs instead of computed from the output O: in half precision, the rounding of O would
+    be the only error of rows with few keys.
     """
     z = tl.program_id(1).to(tl.int64)
     b, h = z // heads, z % heads
@@ -231,7 +236,7 @@ def local_keys(
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GAUSSIAN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of keys and values from the queries between the first and the last that reach them."""
+    """Compute the gradients of keys and values; only queries between the first and last that reach them are visited."""
     z = tl.program_id(1).to(tl.int64)
     b, h = z // heads, z % heads
     j0 = tl.program_id(0) * BN
@@ -285,8 +290,9 @@ def local_keys(
     put_rows(value_grad + b * gv_b + h * gv_h, j, n_k, gv_n, grad_v, E, BE)
 
 
-# Tiles have 32 rows: from 64 on Triton 3.6 uses Hopper's asynchronous products, and some results were wrong there
-# (docs/experiments.md). By the larger of the two sizes, forward and backward, in half precision and in float32.
+# Tiles forward and backward, by the larger of the sizes of key and value, in half precision and in float32. They have
+# 32 rows: for 64 and more, Triton 3.6 uses Hopper's asynchronous matrix products, and some results were wrong
+# (docs/experiments.md).
 _HALF = {
     64: (Block(32, 64, warps=4, stages=2), Block(32, 32, warps=4, stages=2)),
     128: (Block(32, 64, warps=4, stages=2), Block(32, 32, warps=4, stages=2)),
@@ -308,9 +314,9 @@ def _place(shape: torch.Size, stride: tuple[int, ...]) -> tuple[int, ...]:
 def _known(
     query: Tensor, key: Tensor, value: Tensor, centre: Tensor, lengths: Tensor | None, order: Tensor | None, more: Any
 ) -> tuple[Any, ...] | None:
-    """Return a cache key for what of the tensors selects a compiled kernel, if they are aligned like new ones.
+    """Return a cache key for the properties of the tensors that select the compiled kernel, and `more`.
 
-    `more` is what the caller adds.
+    Return None if the launch must inspect the tensors: with lengths, or if one is not aligned to 16 bytes.
     """
     if (query.data_ptr() | key.data_ptr() | value.data_ptr() | centre.data_ptr()) & 15 or lengths is not None:
         return None
@@ -318,9 +324,10 @@ def _known(
 
 
 class Launches:
-    """Calls with query (b, h, q, d), key (b, h, k, d), value (b, h, k, e) and centre (b, h, q) of one signature.
+    """The prepared launches for query (b, h, q, d), key (b, h, k, d), value (b, h, k, e) and centre (b, h, q).
 
-    `ordered` chooses whether the queries are ordered by centre; by default where that is likely to save time.
+    One object runs all calls with these shapes, strides and dtypes. `ordered` chooses whether the queries are sorted by
+    centre; by default, they are if that is likely to save time.
     """
 
     def __init__(
@@ -357,7 +364,7 @@ class Launches:
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, centre: Tensor, lengths: Tensor | None, learning: bool
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """Return output, weights, and what the gradients need besides the inputs."""
+        """Return output, weights, and the tensors that `gradients` needs besides the inputs."""
         device = query.device
         output = torch.empty_strided(self.output, self.output_strides, dtype=self.dtype, device=device)
         weights = torch.empty(self.window, dtype=self.dtype, device=device)
@@ -391,7 +398,7 @@ class Launches:
         return query_grad, key_grad, value_grad, slopes
 
     def _backward(self, change: tuple[int, ...]) -> tuple[Prepared, Prepared]:
-        """Return the launches for a layout of the incoming gradient."""
+        """Return the launches of the two backward kernels; `change` are the strides of the output's gradient."""
         block, (_, queries, keys, *_), to = self.blocks[1], self.numbers, self.grads
         by_rows = self._prepared(local_rows, block, (*self.strides, change, to[0]), -(-queries // block.rows))
         by_keys = self._prepared(local_keys, block, (*self.strides, change, to[1], to[2]), -(-keys // block.columns))

@@ -1,10 +1,10 @@
-"""Scaled dot-product attention with masks that are ranges of keys: bands, lengths, segments; with biases, a softcap,
-and softmax or sigmoid weights.
+"""Scaled dot-product attention with masks that are ranges of keys: bands, lengths and segments.
 
-A program visits the tiles between the first and the last key that one of its rows may attend. Tiles in which every pair
-may attend come last, in a separate loop without tests. Masked keys beyond the range are never loaded, so they cannot
-leak. The backward pass forms every pair twice, once for the rows' gradients and once for the keys', so that no sum is
-shared between programs and results are deterministic.
+Biases, a softcap, and softmax or sigmoid weights are supported. A program visits the tiles between the first and the
+last key that one of its rows may attend. Tiles without masked pairs come last, in a separate loop without tests. Keys
+outside the range are never loaded, so that not even NaN in them changes the output. The backward pass computes the
+scores of every pair twice, once for the gradient of the queries and once for those of keys and values, so that no two
+programs add to the same sum and results are deterministic.
 """
 
 import functools
@@ -36,8 +36,8 @@ from regard.kernels.triton.range_pairs import (
 )
 from regard.kernels.triton.range_sums import PairSums
 
-_LAYOUTS = 64  # the largest number of layouts of incoming gradients that a plan stores launches for
-REACH = 2**31 - 1  # the kernels address the heads and rows of a batch row with 32-bit offsets
+_LAYOUTS = 64  # a plan caches backward launches for at most this many strides of the output's gradient
+REACH = 2**31 - 1  # largest offset within a batch row: the kernels address its heads and rows with 32 bits
 
 
 @triton.jit
@@ -80,7 +80,8 @@ def range_forward(
 ):  # fmt: skip
     z = tl.program_id(1)
     b, h = (z // heads).to(tl.int64), z % heads
-    # long rows of a causal mask start first, so that the launch does not end with a few long programs
+    # With a causal mask, the last rows attend the most keys: their programs start first, so that the launch does not
+    # end with a few long programs.
     i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     i = i0 + tl.arange(0, BM)
     q = rows_of(query + (b * q_b + h * q_h) * UNIT, i, 0, n_q, q_n * UNIT, D, BD, True)
@@ -108,7 +109,7 @@ def range_forward(
     if rules.shift is None:
         empty = total == 0.0
         acc /= tl.where(empty, 1.0, total)[:, None]
-        # inf for an empty row, whose weights are then 0
+        # The log-sum-exp of a row whose keys are all masked is inf, which makes its weights in the backward pass 0.
         if lse is not None:
             total = tl.where(empty, 1.0, total)
             row = most + tl.log(total) if HOLES > 0 else most + tl.log2(total)
@@ -147,7 +148,7 @@ def range_rows(
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     UNIT: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, HOLES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of query rows, and Σ dO O of each for the keys' pass, which only softmax needs."""
+    """Compute the gradient of the queries and, for softmax weights, Σ dO · O of each row, which `range_keys` reads."""
     z = tl.program_id(1)
     b, h = (z // heads).to(tl.int64), z % heads
     i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
@@ -191,7 +192,10 @@ def _key_tile(
     TESTED: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
     NATIVE: tl.constexpr, PRECISION: tl.constexpr, HOLES: tl.constexpr,
 ):  # fmt: skip
-    """Return the transposed tile, (keys, queries), as both products need it."""
+    """Return the gradients of a tile of keys and values, with the parts of queries i0 .. i0 + BM added.
+
+    Scores are computed transposed, (keys, queries), as both matrix products need them.
+    """
     i = i0 + tl.arange(0, BM)
     q = rows_of(query, i, 0, n_q, q_n, D, BD, TESTED)
     s = product(k, q.T, tl.zeros((k.shape[0], BM), tl.float32), PRECISION)
@@ -220,7 +224,7 @@ def range_keys(
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     UNIT: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, HOLES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of keys and values, over all query heads that share them."""
+    """Compute the gradients of keys and values, summed over all query heads that share them."""
     y = tl.program_id(1)
     groups = heads // group
     b, g = (y // groups).to(tl.int64), y % groups
@@ -266,7 +270,8 @@ class Tuning(NamedTuple):
     keys: Block
 
 
-# By the larger of the two sizes, in half precision and in float32, whose products are three of TF32.
+# Tile sizes by the larger of the sizes of key and value. HALF is for half precision, SINGLE for float32, where a matrix
+# product is computed as three TF32 products.
 HALF = {
     64: Tuning(Block(128, 64, warps=4), Block(128, 64, warps=8), Block(64, 128, warps=8)),
     128: Tuning(Block(128, 64, warps=8), Block(64, 64, warps=4, stages=2), Block(64, 64, warps=4, stages=2)),
@@ -280,13 +285,13 @@ SINGLE = {
 
 
 class Kind(NamedTuple):
-    """What selects tiles and code beside shapes and strides."""
+    """The properties of a call, besides shapes and strides, that select tile sizes and compiled code."""
 
     dtype: torch.dtype
-    native: bool  # on a device, not in the interpreter
+    native: bool  # whether the kernels run on a GPU, not in Triton's interpreter
     scale: float
-    special: bool = False  # with a table, a bias, a mask of pairs, a softcap or sigmoid weights
-    holes: int = 0  # 1 if a table may mask pairs, 2 if a bias or a mask of pairs does and so may mask keys for all
+    special: bool = False  # whether there is a table, a bias, a mask of pairs, a softcap or a sigmoid
+    holes: int = 0  # 1 if a table may mask pairs; 2 if a bias or mask of pairs may, even one key for all queries
 
 
 @functools.lru_cache(maxsize=1024)
@@ -296,7 +301,7 @@ def _tiles(d: int, e: int, kind: Kind) -> tuple[Tuning, dict[str, Any]]:
     blocks = [max(16, triton.next_power_of_2(size)) for size in (d, e)]
     tuning = (SINGLE if single else HALF)[max(64, *blocks)]
     if kind.special:
-        # Numbers loaded for each pair are prefetched too: with three stages they exceed the shared memory.
+        # Numbers loaded for each pair (a bias, a mask) are prefetched too: three stages of them exceed shared memory.
         tuning = Tuning(*(block._replace(stages=min(block.stages, 2)) for block in tuning))
         forward = tuning.forward
         if forward.rows == 128:
@@ -307,13 +312,13 @@ def _tiles(d: int, e: int, kind: Kind) -> tuple[Tuning, dict[str, Any]]:
     }  # fmt: skip
 
 
-Places = tuple[tuple[int, ...], ...]  # the shapes or the strides of query, key and value
+Places = tuple[tuple[int, ...], ...]  # shapes or strides of query, key and value
 
 
 def _unit(*strides: tuple[int, ...]) -> int:
-    """Return the largest of 16, 8, 4, 2 and 1 that divides the steps between rows, heads and sequences of all."""
+    """Return the largest of 16, 8, 4, 2 and 1 that divides the strides of rows, heads and sequences of all tensors."""
     joined = functools.reduce(operator.or_, (step for stride in strides for step in stride[:3]))
-    return min(16, joined & -joined) or 16  # steps of 0 are those of broadcast tensors
+    return min(16, joined & -joined) or 16  # joined is 0 if every stride is 0, as for broadcast tensors
 
 
 def _steps(unit: int, *strides: tuple[int, ...]) -> list[int]:
@@ -321,7 +326,7 @@ def _steps(unit: int, *strides: tuple[int, ...]) -> list[int]:
 
 
 def _like(tensor: Tensor) -> Tensor:
-    """Allocate a tensor with the memory order of the given one, which saves the next layer a copy."""
+    """Return an empty tensor with the memory order of the given one, which saves the next layer a copy."""
     found = torch.empty_like(tensor)
     return found if found.stride(-1) == 1 else torch.empty(tensor.shape, device=tensor.device, dtype=tensor.dtype)
 
@@ -337,7 +342,7 @@ def _output(query: Tensor, size: int) -> Tensor:
 
 
 class Plan:
-    """The launches for tensors of given shapes and strides, and where their outputs and gradients lie in memory."""
+    """The prepared launches for tensors of given shapes and strides, and the strides of their output and gradients."""
 
     def __init__(self, shapes: Places, strides: Places, kind: Kind) -> None:
         (b, h, q, d), (_, g, k, e) = shapes[0], shapes[2]
@@ -363,7 +368,8 @@ class Plan:
         output = torch.empty_strided(self.shape, self.output, dtype=self.dtype, device=device)
         summed = learning and rules.shift is None
         lse = torch.empty(self.rows, dtype=torch.float32, device=device) if summed else None
-        # New tensors are aligned. If all others are too, only the rules select the compiled kernel.
+        # New tensors are aligned to 16 bytes. If query, key and value are too, `known`, the properties of the rules,
+        # suffices to select the compiled kernel.
         if known is not None and not (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15:
             self.launch(query, key, value, output, lse, rules, known=(learning, known))
         else:
@@ -374,7 +380,7 @@ class Plan:
         self, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor | None, change: Tensor,
         rules: Rules, known: Any, learned: Tensor | None,
     ) -> list[Tensor | None]:  # fmt: skip
-        """Return the gradients of query, key and value, and of the table or bias if it is learned."""
+        """Return the gradients of query, key and value, and of `learned`, the table or bias, if it is given."""
         launches = self.backward.get(change.stride()) or self._backward(change.stride())
         query_grad, key_grad, value_grad = grads = [
             torch.empty_strided(shape, place, dtype=self.dtype, device=query.device)
@@ -396,7 +402,8 @@ class Plan:
         unit, sizes = _unit(*self.strides, call[0]), (self.constants["BD"], self.constants["BE"])
         if len(self.sums) >= _LAYOUTS:
             self.sums.clear()
-        # Small tiles for small sizes, where Hopper's asynchronous products may be wrong, and where large ones spill.
+        # Tiles of 32 for small sizes, where Hopper's asynchronous matrix products may be wrong, and for large sizes and
+        # float32, where tiles of 64 spill registers.
         size = 64 if self.dtype != torch.float32 and min(sizes) >= 64 and max(sizes) <= 128 else 32
         self.sums[call] = PairSums(
             self.shapes, learned, rules, (*_steps(unit, *self.strides, call[0]), *self.numbers),
@@ -405,7 +412,10 @@ class Plan:
         return self.sums[call]
 
     def _backward(self, change: tuple[int, ...]) -> tuple[Prepared, Prepared]:
-        """Return the launches for the gradients of the queries, and of keys and values."""
+        """Return the launch for the gradient of the queries and that for the gradients of keys and values.
+
+        `change` are the strides of the output's gradient.
+        """
         (b, h, q, _), (_, g, k, _), to = self.shapes[0], self.shapes[2], self.grads
         rows, keys = self.tuning.rows, self.tuning.keys
         unit = _unit(*self.strides, self.output, change, *to)
@@ -423,11 +433,11 @@ _plan = functools.lru_cache(maxsize=1024)(Plan)
 
 
 def plan_of(query: Tensor, key: Tensor, value: Tensor, scale: float, rules: Rules) -> Plan:
-    """Return the plan for tensors laid out like these, under rules like these."""
+    """Return the cached plan for tensors of these shapes, strides and dtype, and for rules with the same parts."""
     shapes, strides = (query.shape, key.shape, value.shape), (query.stride(), key.stride(), value.stride())
     holes = 2 if rules.bias is not None or rules.mask is not None else int(rules.table is not None)
     special = holes > 0 or rules.cap is not None or rules.shift is not None
-    # Triton would specialise on an integer.
+    # The scale is a float, because Triton would compile other kernels for an integer.
     return _plan(shapes, strides, Kind(query.dtype, query.is_cuda, float(scale), special, holes))
 
 
@@ -438,7 +448,7 @@ class _Ranges(torch.autograd.Function):
         plan: Plan,
     ) -> Tensor:  # fmt: skip
         output, lse = plan.forward(query, key, value, rules, known, True)
-        # The tensors of the rules are saved too, so that a change in place before the backward pass raises.
+        # The tensors of the rules are saved too, so that changing them in place before the backward pass raises.
         of_mask = rules.lengths, rules.query_ids, rules.key_ids, rules.mask
         ctx.save_for_backward(query, key, value, output, lse, learned, *of_mask, rules.slopes, rules.table, rules.bias)
         ctx.settings = rules, known, plan
@@ -460,7 +470,7 @@ def planned_attention(
     query: Tensor, key: Tensor, value: Tensor, rules: Rules, known: Any, plan: Plan, learning: bool,
     learned: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return `range_attention` by the plan of such tensors, whose last axis is contiguous.
+    """Return `range_attention` of tensors with a contiguous last axis, given the result of `plan_of` for them.
 
     `known` is a cache key for dtypes, strides and alignment of the rules, or None; `learning` means that a gradient is
     required.
@@ -473,12 +483,11 @@ def planned_attention(
 def range_attention(
     query: Tensor, key: Tensor, value: Tensor, rules: Rules, scale: float, learned: Tensor | None = None
 ) -> Tensor:
-    """Compute weights from scale · ⟨query, key⟩ and the rules, and the sums of values that they weigh.
+    """Return attention (b, h, q, e) with scores scale · ⟨query, key⟩ under the rules.
 
-    `learned` is the table or bias of the rules if it requires a gradient.
-
-    query (b, h, q, d), key (b, g, k, d), value (b, g, k, e); sizes are at most 256, and all heads and rows of a batch
-    row fit into `REACH` numbers. Reference implementation: `regard.core.backends.reference`.
+    query (b, h, q, d), key (b, g, k, d), value (b, g, k, e); d and e are at most 256, and all heads and rows of a batch
+    row span at most `REACH` numbers. `learned` is the table or bias of the rules if it requires a gradient. Reference
+    implementation: `regard.core.backends.reference`.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     wanted = query.requires_grad or key.requires_grad or value.requires_grad or learned is not None

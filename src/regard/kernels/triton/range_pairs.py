@@ -1,5 +1,7 @@
-"""Masks that are ranges of keys as arguments of kernels: device functions that give the tiles that a block visits, the
-rows of a tile, and the scores and weights of its pairs."""
+"""Masks that are ranges of keys, as kernel arguments, and the device functions that apply them.
+
+The functions return the tiles that a program visits, the rows of a tile, and the scores and weights of its pairs.
+"""
 
 from typing import Any, NamedTuple
 
@@ -11,43 +13,46 @@ from regard.kernels.triton.segment_bounds import SPAN
 
 
 class Rules(NamedTuple):
-    """Conditions on a pair (query i, key j), and the bias of its score; None disables a part."""
+    """Conditions under which query i may attend key j, and the biases of their score; None disables a part.
 
-    low: Any = None  # low <= j - i
-    high: Any = None  # j - i <= high
-    lengths: Any = None  # (b,): j < lengths[b]
-    lengths_b: Any = None  # strides
-    query_ids: Any = None  # (b, q)
+    Fields with the suffixes _b, _h, _q, _n and _k are the strides of the tensor before them.
+    """
+
+    low: Any = None  # smallest j - i that may attend
+    high: Any = None  # largest j - i that may attend
+    lengths: Any = None  # (b,): key j may be attended if j < lengths[b]
+    lengths_b: Any = None
+    query_ids: Any = None  # (b, q): segment ids; a query attends only keys with its id
     query_b: Any = None
     query_n: Any = None
-    key_ids: Any = None  # (b, k): equal ids
+    key_ids: Any = None  # (b, k): segment ids
     key_b: Any = None
     key_n: Any = None
-    row_bounds: Any = None  # (b, q / SPAN, 4): range of keys of a span of queries, from `segment_bounds`
-    key_bounds: Any = None  # (b, k / SPAN, 4): range of queries of a span of keys
-    slopes: Any = None  # (h,): -slope * |i + offset - j|
+    row_bounds: Any = None  # (b, q / SPAN, 4): `segment_bounds` of the keys for each span of queries
+    key_bounds: Any = None  # (b, k / SPAN, 4): `segment_bounds` of the queries for each span of keys
+    slopes: Any = None  # (h,): adds -slope * |i + offset - j| to the score (ALiBi)
     slopes_h: Any = None
     offset: Any = None
-    table: Any = None  # (h, 2 * reach + 1): table[clip(j - i - offset, -reach, reach) + reach]
+    table: Any = None  # (h, 2 * reach + 1): adds table[clip(j - i - offset, -reach, reach) + reach] to the score
     table_h: Any = None
     reach: Any = None
-    bias: Any = None  # (b, h, q, k) by strides, 0 where it broadcasts; -inf masks
+    bias: Any = None  # added to the score; indexed (b, h, q, k) by strides, 0 where it broadcasts; -inf masks a pair
     bias_b: Any = None
     bias_h: Any = None
     bias_q: Any = None
     bias_k: Any = None
-    mask: Any = None  # bytes (b, h, q, k) by strides: 0 masks
+    mask: Any = None  # bytes, indexed (b, h, q, k) by strides; 0 masks a pair
     mask_b: Any = None
     mask_h: Any = None
     mask_q: Any = None
     mask_k: Any = None
-    cap: Any = None  # cap * tanh(score / cap), before bias and mask
-    shift: Any = None  # the weight of a pair is sigmoid(score + shift) instead of its softmax
+    cap: Any = None  # softcap: the score becomes cap * tanh(score / cap), before bias and mask
+    shift: Any = None  # if given, a pair's weight is sigmoid(score + shift) instead of its softmax
 
 
 @triton.jit
 def _by_segments(bounds, b, at, n, start, whole_start, whole_stop, stop, COUNT: tl.constexpr):
-    """Return the range, narrowed to the bounds of COUNT spans from a position on."""
+    """Return a range of positions, narrowed to the segment bounds of the COUNT spans that begin at position `at`."""
     spans = (n + SPAN - 1) // SPAN
     index = tl.minimum(at // SPAN + tl.arange(0, COUNT), spans - 1)
     place = bounds + (b * spans + index) * 4
@@ -60,9 +65,10 @@ def _by_segments(bounds, b, at, n, start, whole_start, whole_stop, stop, COUNT: 
 
 @triton.jit
 def _in_tiles(start, whole_start, whole_stop, stop, STEP: tl.constexpr):
-    """Return a range in tiles: start, number of tiles before the unmasked ones, their start and stop, number to test.
+    """Return (start, before, whole_start, whole_stop, tested): a range divided into tiles of STEP positions.
 
-    Tile t of those to test begins at start + t · STEP, or after the unmasked tiles if it is not before them.
+    The tiles of [whole_start, whole_stop) need no mask. `tested` tiles need one: the first `before` of them begin at
+    `start`, the others at whole_stop.
     """
     start = tl.maximum(start, 0) // STEP * STEP
     stop = tl.maximum(stop, start)
@@ -77,7 +83,7 @@ def _in_tiles(start, whole_start, whole_stop, stop, STEP: tl.constexpr):
 
 @triton.jit
 def limits(rules, b, n_q, n_k):
-    """Return first and limit: no query attends a key outside first <= j < limit."""
+    """Return (first, limit): no query attends a key j outside first <= j < limit."""
     first = 0
     limit = n_k
     if rules.lengths is not None:
@@ -91,7 +97,7 @@ def limits(rules, b, n_q, n_k):
 
 @triton.jit
 def keys_of(rules, b, i0, n_q, limit, BM: tl.constexpr, BN: tl.constexpr):
-    """Return the range of keys of rows i0 .. i0 + BM, in tiles of BN."""
+    """Return the range of keys that rows i0 .. i0 + BM may attend, in tiles of BN keys as `_in_tiles` returns it."""
     last = tl.minimum(i0 + BM, n_q) - 1
     start = i0 * 0
     whole_start = i0 * 0
@@ -112,7 +118,7 @@ def keys_of(rules, b, i0, n_q, limit, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def queries_of(rules, b, j0, n_q, n_k, limit, BM: tl.constexpr, BN: tl.constexpr):
-    """Return the range of queries of keys j0 .. j0 + BN, in tiles of BM."""
+    """Return the range of queries that may attend keys j0 .. j0 + BN, in tiles of BM queries, as `_in_tiles` does."""
     start = j0 * 0
     whole_start = j0 * 0
     stop = tl.where(j0 < limit, n_q, 0)
@@ -132,8 +138,10 @@ def queries_of(rules, b, j0, n_q, n_k, limit, BM: tl.constexpr, BN: tl.constexpr
 
 @triton.jit
 def rows_of(x, row, first, limit, step, SIZE: tl.constexpr, BLOCK: tl.constexpr, TESTED: tl.constexpr):
-    """Load rows of a matrix, with zeros from SIZE to BLOCK; if TESTED, those outside first <= row < limit are 0 and are
-    not loaded."""
+    """Return rows of a matrix with SIZE columns, padded with zeros to BLOCK columns.
+
+    If TESTED, rows outside first <= row < limit are not loaded and are 0.
+    """
     column = tl.arange(0, BLOCK)[None, :]
     at = x + (row * step)[:, None] + column
     if TESTED:
@@ -149,7 +157,7 @@ def rows_of(x, row, first, limit, step, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 
 @triton.jit
 def put_rows(x, row, limit, step, values, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Store rows of a matrix, those before the limit."""
+    """Store the rows of a matrix whose index is below the limit."""
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < limit)[:, None]
     if SIZE < BLOCK:
@@ -164,7 +172,7 @@ def ids_of(ids, b, row, n, step_b, step_n):
 
 @triton.jit
 def _tanh(x):
-    """Return tanh in float32, accurate near 0 too: a polynomial (Moshier, Cephes), or 1 - 2 / (1 + e^2x)."""
+    """Return tanh(x) in float32: a polynomial for |x| < 0.625 (Moshier, Cephes), 1 - 2 / (1 + e^2x) elsewhere."""
     z = x * x
     p = (((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z
     near = x + x * z * (p - 3.33332819422e-1)
@@ -180,22 +188,23 @@ def _at_pairs(x, b, h, i, j, step_b, step_h, step_q, step_k):
 def exponential(x, HOLES: tl.constexpr, NATIVE: tl.constexpr):
     """Return e to the power of a difference of scores.
 
-    Scores are in base 2, which saves a multiplication for each pair, but with a table or a bias in base e: in base 2 a
-    bias like the smallest number of its dtype would be -inf, a mask.
+    Without table, bias and mask (HOLES = 0), scores are already multiplied by log2(e), so that 2^x needs no
+    multiplication for each pair. With one of them (HOLES > 0) they are not: a bias equal to the smallest number of its
+    dtype times log2(e) would overflow to -inf, which masks a pair.
     """
     return power_of_two(x * LOG2E, NATIVE) if HOLES > 0 else power_of_two(x, NATIVE)
 
 
 @triton.jit
 def logistic(s, shift, HOLES: tl.constexpr, NATIVE: tl.constexpr):
-    """Return sigmoid(s + shift); 0 for -inf."""
+    """Return sigmoid(s + shift), which is 0 where the score s is -inf."""
     unit = 1.0 if HOLES > 0 else LOG2E
     return 1.0 / (1.0 + exponential(-(s + shift * unit), HOLES, NATIVE))
 
 
 @triton.jit
 def attended_rows(x, s):
-    """Return the rows of keys or values that a query of the tile may attend, and zeros in place of the others."""
+    """Return x, keys or values of a tile, with zeros in the rows that are masked for every query of the tile."""
     seen = tl.max((s != float("-inf")).to(tl.int32), 0) > 0
     return tl.where(seen[:, None], x, 0.0).to(x.dtype)
 
@@ -205,9 +214,10 @@ def masked_scores(
     s, i, j, own_id, rules, b, h, n_q, n_k, first, limit, scale,
     TESTED: tl.constexpr, KEYS_OWN: tl.constexpr, HOLES: tl.constexpr,
 ):  # fmt: skip
-    """Return scores from products, -inf where a pair must not attend, and the derivative of the softcap.
+    """Return the scores of a tile, -inf where a pair is masked, and the derivative of the softcap.
 
-    i and j broadcast to the tile in either order; `own_id` are the ids of the program's keys or queries.
+    s are the dot products of queries i and keys j, which broadcast to the tile in either order. `own_id` are the
+    segment ids of the tile's keys if KEYS_OWN, else of its queries.
     """
     bend = s
     unit = 1.0 if HOLES > 0 else LOG2E
@@ -226,7 +236,7 @@ def masked_scores(
         s = tl.where(added == float("-inf"), added, s + added)
     if rules.bias is not None:
         at = _at_pairs(rules.bias, b, h, i, j, rules.bias_b, rules.bias_h, rules.bias_q, rules.bias_k)
-        # Pairs beyond the queries are masked too, so that they make no key an attended one.
+        # Pairs beyond the last query are masked too: otherwise `attended_rows` would count their keys as attended.
         added = tl.load(at, mask=(i < n_q) & (j < n_k), other=float("-inf")).to(tl.float32)
         s = tl.where(added == float("-inf"), added, s + added)
     if rules.mask is not None:
@@ -249,7 +259,7 @@ def masked_scores(
 
 @triton.jit
 def weights_of(s, row_lse, rules, HOLES: tl.constexpr, NATIVE: tl.constexpr):
-    """Return the weights of scores."""
+    """Return the attention weights of a tile of scores: their sigmoid, or their softmax by the rows' log-sum-exp."""
     if rules.shift is not None:  # noqa: SIM108 - for the reader
         p = logistic(s, rules.shift, HOLES, NATIVE)
     else:
@@ -259,8 +269,8 @@ def weights_of(s, row_lse, rules, HOLES: tl.constexpr, NATIVE: tl.constexpr):
 
 @triton.jit
 def slopes_of(p, dp, row_delta, s, rules, HOLES: tl.constexpr):
-    """Return the gradient of scores with bias from that of the weights; 0 where a pair must not attend."""
+    """Return the gradient of the scores s, given `dp`, that of the weights p; it is 0 where a pair is masked."""
     ds = p * (1.0 - p) * dp if rules.shift is not None else p * (dp - row_delta)
-    if HOLES > 0:  # the products with masked keys and values may be NaN
+    if HOLES > 0:  # dp may be NaN where a pair is masked, because masked keys and values may be NaN
         ds = tl.where(s != float("-inf"), ds, 0.0)
     return ds

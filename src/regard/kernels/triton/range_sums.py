@@ -1,9 +1,10 @@
-"""Gradients of a table of distances and of a bias: sums of dS over sequences, and along the diagonals.
+"""Gradients of a bias and of a table of relative positions: sums of dS, the gradient of the scores.
 
-A program adds tiles of dS in registers: those of all sequences at one place for a bias, those along one diagonal of
-tiles for a table, in which equal entries have equal distances. So no sum is shared between programs, and results are
-deterministic. Tiles with distances strictly between the two ends of the table are stored, and a second kernel adds
-their diagonals.
+The gradient of a bias is the sum of dS over the sequences that share it; that of an entry of the table is the sum of dS
+over all pairs with its distance j − i, which lie on a diagonal. A program adds tiles of dS in registers: for a bias,
+the tiles of all sequences at one place; for a table, the tiles along one diagonal. So no two programs add to the same
+sum, and results are deterministic. For a table, the sums of tiles with a distance strictly between its two ends are
+stored, and a second kernel adds their diagonals.
 """
 
 from typing import Any
@@ -26,7 +27,7 @@ from regard.kernels.triton.range_pairs import (
     weights_of,
 )
 
-_PROGRAMS = 528  # the number of programs up to which the batch is divided: four for each multiprocessor of an H200
+_PROGRAMS = 528  # the batch is split up to this number of programs: four per multiprocessor of an H200
 
 
 @triton.jit
@@ -36,7 +37,7 @@ def _slopes_of_tile(
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, B: tl.constexpr, UNIT: tl.constexpr,
     NATIVE: tl.constexpr, PRECISION: tl.constexpr, HOLES: tl.constexpr,
 ):  # fmt: skip
-    """Return dS of the tile of queries from i0 and keys from j0, before a softcap."""
+    """Return the gradient of the scores with bias of a tile: B queries from i0 on and B keys from j0 on."""
     i = i0 + tl.arange(0, B)
     j = j0 + tl.arange(0, B)
     q = rows_of(query + (b * q_b + h * q_h) * UNIT, i, 0, n_q, q_n * UNIT, D, BD, True)
@@ -69,7 +70,11 @@ def range_sums(
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, B: tl.constexpr, UNIT: tl.constexpr,
     NATIVE: tl.constexpr, PRECISION: tl.constexpr, HOLES: tl.constexpr,
 ):  # fmt: skip
-    """Add dS over the heads that share an output, and a part of the batch; with DIAGONAL along a diagonal of tiles."""
+    """Sum dS over the heads that share an output and over a part of the batch.
+
+    With DIAGONAL, also sum along a diagonal of tiles; `near` is the first diagonal that is stored, `nears` their
+    number.
+    """
     tile, chunk = tl.program_id(0), tl.program_id(2)
     head = tl.program_id(1)
     tiles_q, tiles_k = (n_q + B - 1) // B, (n_k + B - 1) // B
@@ -78,11 +83,11 @@ def range_sums(
     row_tile = tile // tiles_k
     column_tile = tile % tiles_k
     if DIAGONAL:
-        ahead = tile - (tiles_q - 1)  # tiles that the keys are ahead of the queries
+        ahead = tile - (tiles_q - 1)  # number of tiles by which the keys are ahead of the queries
         row_tile = tl.maximum(-ahead, 0)
         column_tile = tl.maximum(ahead, 0)
         steps = tl.minimum(tiles_q - row_tile, tiles_k - column_tile)
-    farthest = (column_tile - row_tile) * B + (B - 1)  # the largest j - i; the smallest is 2 B - 2 less
+    farthest = (column_tile - row_tile) * B + (B - 1)  # the largest j - i of the tile; the smallest is less by 2 B - 2
     begin = chunk * part
     total = tl.minimum(part, batch - begin) * shared * steps
     if rules.high is not None:
@@ -124,16 +129,16 @@ def range_sums(
 
 @triton.jit
 def table_sums(sums, grad, offset, reach, near, nears, tiles, B: tl.constexpr, COUNT: tl.constexpr, WIDE: tl.constexpr):
-    """Add the diagonals of the stored tiles, and the sums of the first and the last entry."""
+    """Compute the gradient of a table: sum the diagonals of the stored tiles, and the parts of its two end entries."""
     head = tl.program_id(1)
     own = sums + head.to(tl.int64) * (nears * B * B + 2 * tiles)
     entry = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
     distance = entry - reach + offset
-    beside = distance & (B - 1)  # 0 <= beside < B, of negative distances too
+    beside = distance & (B - 1)  # distance modulo B, 0 <= beside < B even for negative distances
     n = (distance - beside) // B - near
     r = tl.arange(0, B)[None, :]
     total = tl.zeros((COUNT,), tl.float32)
-    for half in tl.static_range(2):  # key - query is `beside` in one tile, and `beside` - B in the next
+    for half in tl.static_range(2):  # within a tile, j - i is `beside`, or `beside` - B in the next
         c = beside[:, None] - half * B + r
         tile = (n + half)[:, None]
         inside = (c >= 0) & (c < B) & (tile >= 0) & (tile < nears)
@@ -152,9 +157,9 @@ def table_sums(sums, grad, offset, reach, near, nears, tiles, B: tl.constexpr, C
 
 
 class PairSums:
-    """The launches that compute the gradient of a table or bias, for tensors of given shapes and strides.
+    """The prepared launches for the gradient of a table or bias, for tensors of given shapes and strides.
 
-    `size` is that of the tiles.
+    Tiles are (size, size).
     """
 
     def __init__(
@@ -166,7 +171,8 @@ class PairSums:
         tiles_q, tiles_k = -(-queries // size), -(-keys // size)
         if self.of_table:
             tiles, outputs = tiles_q + tiles_k - 1, shape[0] if learned.ndim == 2 else 1
-            # The diagonals of tiles with a distance between the first and the last entry; the first one is 1 - tiles_q.
+            # Only the diagonals of tiles that hold a distance between the two ends of the table are stored: `near` to
+            # `last`. Diagonals are numbered by tile of keys - tile of queries, from 1 - tiles_q on.
             near = max((rules.offset - rules.reach + 1) // size, 1 - tiles_q)
             last = min((rules.offset + rules.reach - 2) // size + 1, tiles_k - 1)
             nears, batches = max(0, last - near + 1), 1
@@ -176,7 +182,7 @@ class PairSums:
         pieces = batch if batches > 1 else max(1, min(batch, _PROGRAMS // (tiles * outputs)))
         part = -(-batch // pieces)
         pieces = -(-batch // part)
-        # The parts of the batch are added by torch.
+        # The sums of the parts of the batch are added by PyTorch.
         self.added = pieces > 1 and batches == 1
         each = nears * size * size + 2 * tiles if self.of_table else batches * queries * keys
         self.shape = (pieces, outputs * each) if self.added else (outputs * each,)

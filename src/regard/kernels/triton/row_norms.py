@@ -1,4 +1,4 @@
-"""Rows divided by their norm, forward and backward in one kernel each: torch operations take about ten."""
+"""Rows divided by their norm: one kernel forward and one backward, where PyTorch operations launch about ten."""
 
 import functools
 from typing import Any
@@ -11,12 +11,15 @@ from torch import Tensor
 from regard.kernels.derivatives import REFERENCE, once_only
 from regard.kernels.triton.additive.plan import Block, launch
 
-_NUMBERS = 4096  # the number of entries that one program computes
+_NUMBERS = 4096  # number of entries of x that one program computes
 
 
 @triton.jit
 def _unit(x):
-    """Return x / |x| and 1 / |x|; dividing by the largest entry first keeps squares from overflowing or vanishing."""
+    """Return x / |x| and 1 / |x| of each row.
+
+    The row is first divided by its largest entry, so that its squares neither overflow nor underflow.
+    """
     largest = tl.max(tl.abs(x), 1)[:, None]
     inverse = tl.where(largest > 0.0, 1.0 / largest, 0.0)
     x = tl.where(largest > 0.0, x / largest, x)
@@ -48,7 +51,7 @@ def _forward(x, out, xb, xh, xn, ob, oh, on, heads, rows, size, BLOCK: tl.conste
 def _backward(
     x, grad, out, xb, xh, xn, gb, gh, gn, ob, oh, on, heads, rows, size, BLOCK: tl.constexpr, D: tl.constexpr
 ):
-    """Compute (g − u ⟨u, g⟩) / |x| with u = x / |x|."""
+    """Compute the gradient of x, (g − u ⟨u, g⟩) / |x| with u = x / |x| and the output's gradient g."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b = tl.program_id(1) // heads
     h = tl.program_id(1) % heads
@@ -76,9 +79,10 @@ class _Unit(torch.autograd.Function):
 
 
 def unit_rows(x: Tensor) -> Tensor:
-    """Return rows x / |x| of x (b, h, n, d), computed in float32; a row of zeros stays zero, and its gradient is 0.
+    """Return x / |x| for each row of x (b, h, n, d), computed in float32.
 
-    Reference implementation: `regard.core.scores.unit`. There are at most 65,535 heads in all, and d is at most 4096.
+    A row of zeros stays zero, and its gradient is 0. b · h is at most 65,535, and d is at most 4096.
+    Reference implementation: `regard.core.scores.unit`.
     """
     x = x if x.stride(-1) == 1 else x.contiguous()
     return _Unit.apply(x) if x.requires_grad and torch.is_grad_enabled() else _launched(_forward, x)

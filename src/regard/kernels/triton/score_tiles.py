@@ -1,6 +1,6 @@
-"""Tiles of scaled dot products with mask and bias, and what softmax needs of whole rows of them.
+"""Device functions for tiles of scaled dot products with mask and bias, and for the sums of rows that softmax needs.
 
-The kernels of `weight_summaries`, `full_weights` and `largest_weights` consist of these.
+The kernels of `weight_summaries`, `full_weights` and `largest_weights` are built from these functions.
 """
 
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from regard.kernels.triton.additive.plan import Block, launch, trait
 
 @triton.jit
 def tile_rows(x, row, n, step, SIZE: tl.constexpr, D: tl.constexpr):
-    """Return rows of a matrix, 0 outside of its bounds."""
+    """Return rows of a matrix (n, SIZE) as a tile of D columns; entries outside the matrix are 0."""
     c = tl.arange(0, D)
     inside = (row < n)[:, None]
     if SIZE != D:
@@ -36,7 +36,7 @@ def tile_rows(x, row, n, step, SIZE: tl.constexpr, D: tl.constexpr):
 @triton.jit
 def pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION: tl.constexpr, BM: tl.constexpr,
             BN: tl.constexpr):  # fmt: skip
-    """Return scores in base 2 with bias, −inf where masked."""
+    """Return a tile of scores with bias, multiplied by log2(e); −inf where a pair is masked."""
     s = product(q, k.T, tl.zeros((BM, BN), tl.float32), PRECISION) * (scale * LOG2E)
     s = add_bias(s, pairs, b, h, i[:, None], j[None, :], n_q, n_k, LOG2E)
     if not every:
@@ -49,7 +49,7 @@ def tile_scores(
     q, key, pairs, b, h, i0, j0, n_q, n_k, k_n, scale, every, SIZE: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Return `pair_scores` of rows q, which begin at i0, and the keys from j0."""
+    """Return `pair_scores` of queries q, which begin at row i0, and the BN keys from j0 on."""
     i, j = i0 + tl.arange(0, BM), j0 + tl.arange(0, BN)
     k = tile_rows(key, j, n_k, k_n, SIZE, D)
     return pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
@@ -60,9 +60,10 @@ def row_sums(
     q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, ENTROPY: tl.constexpr, SIZE: tl.constexpr,
     PRECISION: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Return of each row the maximum m of its scores, Σ 2^(s − m) and, with ENTROPY, Σ 2^(s − m) (s − m).
+    """Return for each row the maximum m of its scores s, Σ 2^(s − m) and, with ENTROPY, Σ 2^(s − m) (s − m).
 
-    A maximum ignores NaN on a GPU, so it is the sum that is NaN if a score is NaN or +inf. It is 0 if all are −inf.
+    The sum Σ 2^(s − m) is NaN if a score is NaN or +inf, and 0 if all scores are −inf. The maximum does not show NaN,
+    because a GPU's maximum ignores it.
     """
     most = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
@@ -86,9 +87,9 @@ def row_sums(
 
 @triton.jit
 def lost_sums(total, pairs, b, h, i0, start, stop, n_q, n_k, BM: tl.constexpr, BN: tl.constexpr):
-    """Return the sums of `row_sums`, NaN for rows that attend scores of −inf alone, as their softmax is.
+    """Return the sums of `row_sums`, with NaN for rows whose attended scores are all −inf: their softmax is NaN.
 
-    With a bias −inf means masked.
+    With a bias the sums stay as they are, because a bias of −inf masks a pair.
     """
     if (pairs.bias is None) & (pairs.table is None):
         i = i0 + tl.arange(0, BM)
@@ -102,9 +103,10 @@ def lost_sums(total, pairs, b, h, i0, start, stop, n_q, n_k, BM: tl.constexpr, B
 
 @triton.jit
 def known_sums(lse, at, inside):
-    """Return log-sum-exps in base 2; +inf for rows that attend nothing, whose weights are then 0.
+    """Return the log-sum-exps L of rows, multiplied by log2(e).
 
-    torch's flash kernel returns +inf for a row with NaN.
+    Rows whose keys are all masked (L = −inf) give +inf, which makes their weights 0. L = +inf gives NaN, because
+    PyTorch's flash attention kernel returns +inf for a row with NaN.
     """
     row = tl.load(lse + at, mask=inside, other=float("-inf"))
     row = tl.where(row == float("inf"), float("nan"), row * LOG2E)
@@ -112,7 +114,7 @@ def known_sums(lse, at, inside):
 
 
 class Scored(NamedTuple):
-    """Queries (b, h, q, d), keys (b, g, k, d), which pairs attend, and the scale of their product."""
+    """Queries (b, h, q, d), keys (b, g, k, d), the pairs that may attend, and the scale of the dot products."""
 
     query: Tensor
     key: Tensor
@@ -132,17 +134,17 @@ class Scored(NamedTuple):
         return {"SIZE": size, "PRECISION": precision, "D": max(16, 1 << (size - 1).bit_length())}
 
     def block(self, narrow: Block, wide: Block) -> Block:
-        """Return the tile for these vectors: `wide` for more than 128 numbers in half precision, and for float32."""
+        """Return one of two tile sizes: `wide` for float32 or vectors of more than 128 numbers, `narrow` otherwise."""
         return wide if self.query.dtype == torch.float32 or self.query.shape[-1] > 128 else narrow
 
     @property
     def traits(self) -> Any:
-        """Return a cache key for the properties of these arguments: of tensors, and of the numbers they determine."""
+        """Return a cache key for all properties of query, key, pairs and scale that select the compiled kernel."""
         tensors = ((t.shape, t.stride(), t.dtype, t.data_ptr() & 15) for t in (self.query, self.key))
         return *tensors, type(self.scale), None if self.pairs is EVERY else trait(self.pairs)
 
     def run(self, kernel: Any, grid: tuple[int, int, int], block: Block, *tensors: Tensor, **constants: Any) -> None:
-        """Launch a kernel of (query, key, pairs, tensors, numbers)."""
+        """Launch a kernel whose arguments are query, key, pairs, the given tensors, and `numbers`."""
         known = self.traits, tuple(map(trait, tensors))
         launch(
             kernel, grid, self.query, self.key, self.pairs, *tensors, *self.numbers, **self.constants, **constants,
@@ -150,7 +152,7 @@ class Scored(NamedTuple):
         )  # fmt: skip
 
     def rows(self) -> Tensor:
-        """Allocate one number for each row."""
+        """Return an empty tensor (b, h, q): one float32 number for each row."""
         b, h, q, _ = self.query.shape
         return torch.empty(b, h, q, device=self.query.device, dtype=torch.float32)
 

@@ -1,5 +1,7 @@
-"""The bounds of segments: the range of other positions with the ids of a span, for kernels that visit ranges of
-keys."""
+"""Bounds of segments: the range of keys that have a segment id of a span of queries, and the reverse.
+
+Kernels that visit ranges of keys read these bounds (`range_pairs`).
+"""
 
 import functools
 
@@ -10,15 +12,17 @@ from torch import Tensor
 
 from regard.kernels.triton.additive.plan import Block, Prepared
 
-SPAN = tl.constexpr(32)  # number of positions that share an entry of the bounds
-FAR = tl.constexpr(2**24)  # a number of spans beyond any sequence
+SPAN = tl.constexpr(32)  # number of positions that share one entry of the bounds
+FAR = tl.constexpr(2**24)  # more spans than any sequence has
 
 
 @triton.jit
 def bounds_of_segments(own, other, bounds, own_b, own_n, other_b, other_n, n_own, n_other, CHUNK: tl.constexpr):
-    """Store the range of other positions with the ids of a span: start, whole start, whole stop, stop.
+    """Store four positions of `other` for one span of `own`: start, whole start, whole stop, stop.
 
-    All of [whole start, whole stop) has the one id of the span; outside [start, stop) there is none of its ids.
+    Outside [start, stop), no position has an id of the span. Within [whole start, whole stop), every position has the
+    id of the span; this range is empty if the span holds several ids, or if positions with its id are not adjacent. All
+    four are multiples of SPAN.
     """
     span, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
     at = tl.minimum(span * SPAN + tl.arange(0, SPAN), n_own - 1)
@@ -59,7 +63,7 @@ def _launch(shapes: tuple[torch.Size, torch.Size], strides: tuple[tuple[int, ...
 
 
 def segment_bounds(own: Tensor, other: Tensor) -> Tensor:
-    """Return the bounds (b, spans, 4) within `other` (b, m) of the ids of each span of `own` (b, n), in one launch."""
+    """Return the bounds (b, spans, 4) within ids `other` (b, m) for each span of ids `own` (b, n), in one launch."""
     shape = own.shape
     bounds = torch.empty((shape[0], -(-shape[1] // SPAN.value), 4), device=own.device, dtype=torch.int32)
     _launch((shape, other.shape), (own.stride(), other.stride()))(own, other, bounds)

@@ -1,7 +1,7 @@
-"""Attention over short sequences in one tile for each head: only the inputs are stored, and dropout is regenerated.
+"""Attention over short sequences, one tile for each head.
 
-P = softmax(scale · Q Kᵀ), O = (P ⊙ M) V with the dropout mask M; the backward pass recomputes P and M from the same
-seed.
+P = softmax(scale · Q Kᵀ) and O = (P ⊙ M) V with the dropout mask M. Only the inputs and the seed are saved for the
+backward pass, which computes P and M again.
 """
 
 import functools
@@ -18,7 +18,7 @@ from regard.kernels.triton.additive.plan import Block, Prepared
 
 @triton.jit
 def _mixed(x):
-    """Return 32 bits, each of which depends on every bit of x (a finaliser of two multiplications)."""
+    """Return a 32-bit hash of x: two multiplications make each of its bits depend on every bit of x."""
     x = x ^ (x >> 16)
     x = x * tl.full((), 0x7FEB352D, tl.uint32)
     x = x ^ (x >> 15)
@@ -28,11 +28,12 @@ def _mixed(x):
 
 @triton.jit
 def _kept(seed, head, BQ: tl.constexpr, BK: tl.constexpr, dropout):
-    """Return 1 / (1 - p) where a pair is not dropped, else 0: a hash of seed, head, i and j alone.
+    """Return the dropout mask of a head: 1 / (1 - dropout) for the pairs (i, j) that stay, and 0 for dropped pairs.
 
-    Both kernels must drop the same pairs, whatever the layout of their tiles. Four random numbers per generator call,
-    interleaved by join and reshape, were as fast and agreed in the interpreter, but with them a model did not learn on
-    a GPU.
+    It is a hash of seed, head, i and j alone, because the forward and the backward kernel must drop the same pairs,
+    whatever the layout of their tiles. Triton's generator with four random numbers per call, interleaved by join and
+    reshape, was as fast and gave the same mask in both kernels in the interpreter, but on a GPU a model did not learn
+    with it.
     """
     i = tl.arange(0, BQ)[:, None]
     j = tl.arange(0, BK)[None, :]
@@ -46,8 +47,10 @@ def _kept(seed, head, BQ: tl.constexpr, BK: tl.constexpr, dropout):
 def _open(
     lengths, mask, b, queries, keys, CAUSAL: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, BK: tl.constexpr
 ):
-    """Return which keys of the sequence some query may attend; masked keys are never loaded, so their values cannot
-    leak."""
+    """Return for each key whether some query may attend it.
+
+    The other keys and their values are never loaded, so that not even NaN in them changes the output.
+    """
     j = tl.arange(0, BK)
     inside = j < keys
     if CAUSAL:
@@ -61,7 +64,7 @@ def _open(
 
 @triton.jit
 def _weights(q, k, inside, scale, CAUSAL: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr):
-    """Return the softmax of the scores; a row with nothing to attend is zeros."""
+    """Return the softmax of the scores; a row whose keys are all masked is zeros."""
     i = tl.arange(0, BQ)[:, None]
     j = tl.arange(0, BK)[None, :]
     seen = inside[None, :] & (i >= 0)
@@ -153,9 +156,10 @@ def short_attention(
     causal: bool,
     dropout: float,
 ) -> Tensor:
-    """Attend query (b, h, q, d), key and value (b, h, k, d), lengths (b,), mask (b, k), seed (1,) → (b, h, q, d).
+    """Return attention (b, h, q, d) of query (b, h, q, d) over key and value (b, h, k, d).
 
-    Reference implementation: `torch.nn.functional.scaled_dot_product_attention`, zeros for a row with no keys.
+    lengths (b,) and mask (b, k) select the keys that may be attended; seed (1,) is that of dropout. A query whose keys
+    are all masked gives zeros. Reference implementation: `torch.nn.functional.scaled_dot_product_attention`.
     """
     arguments = (query, key, value, lengths, mask, seed, float(scale), causal, float(dropout))
     if torch.compiler.is_compiling():
@@ -207,7 +211,7 @@ def _gradients(
 
 
 class _Short(torch.autograd.Function):
-    """The function for eager calls: calling a custom operator takes a tenth of a millisecond."""
+    """Short attention for eager calls, which avoid the custom operator: calling it takes a tenth of a millisecond."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
@@ -252,7 +256,7 @@ _operator.register_autograd(_differentiate, setup_context=_keep)
 
 @functools.lru_cache(maxsize=1024)
 def _tiles(size: int, queries: int, keys: int) -> tuple[Block, dict[str, int]]:
-    """Return launch options and tile sizes, powers of two from 16; one warp suffices for tiles of 32."""
+    """Return launch options and tile sizes: powers of two, at least 16. One warp suffices for tiles of 32 rows."""
     sides = [max(16, triton.next_power_of_2(n)) for n in (size, queries, keys)]
     warps = 1 if max(sides[1:]) <= 32 else 4
     return Block(*sides[1:], warps=warps), {"D": sides[0], "SIZE": size, "BQ": sides[1], "BK": sides[2]}
@@ -263,7 +267,7 @@ def _prepared(
     kernel: Any, places: tuple[tuple[int, ...], ...], shape: tuple[int, ...], keys: int, scale: float, dropout: float,
     causal: bool, padded: bool, masked: bool,
 ) -> Prepared:  # fmt: skip
-    """Return the launch for queries (b, h, q, d) of this shape and tensors with these strides."""
+    """Return the prepared launch of a kernel, for queries of this shape and tensors with the strides `places`."""
     b, h, q, d = shape
     block, sides = _tiles(d, q, keys)
     numbers = *(step for place in places for step in place[:3]), h, q, keys, scale, dropout
@@ -272,7 +276,10 @@ def _prepared(
 
 
 def _known(lengths: Tensor | None, mask: Tensor | None, *tensors: Tensor) -> tuple[Any, ...] | None:
-    """Return a cache key for the properties of all tensors, or None if they are not known; new tensors are aligned."""
+    """Return a cache key for the properties of all tensors, or None if the launch must inspect them.
+
+    The key needs no entry for the tensors that are allocated for the call: these are aligned to 16 bytes.
+    """
     if mask is not None or any(tensor.data_ptr() & 15 for tensor in tensors):
         return None
     return tensors[0].dtype, None if lengths is None else (lengths.dtype, lengths.data_ptr() & 15)
@@ -283,7 +290,7 @@ def _plain(x: Tensor) -> Tensor:
 
 
 def _packed(tensor: Tensor | None) -> Tensor | None:
-    """Return the tensor with contiguous rows, as the kernel requires."""
+    """Return the tensor in contiguous memory, as the kernel requires."""
     return None if tensor is None else tensor.contiguous()
 
 
@@ -292,6 +299,7 @@ def _bytes(mask: Tensor | None) -> Tensor | None:
 
 
 def _like_rows(x: Tensor) -> Tensor:
-    """Allocate (b, h, n, d) in memory order (b, n, h, d): heads are adjacent for the next matrix product."""
+    """Return an empty tensor (b, h, n, d) in memory order (b, n, h, d), in which the next layer can merge the heads
+    without a copy."""
     b, h, n, d = x.shape
     return torch.empty_strided((b, h, n, d), (n * h * d, d, h * d, 1), dtype=x.dtype, device=x.device)

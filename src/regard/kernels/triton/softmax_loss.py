@@ -1,4 +1,7 @@
-"""Softmax, loss and gradient of rows of logits in one kernel: logits are loaded once or twice and overwritten once."""
+"""Cross-entropy of rows of logits and its gradient, in one kernel.
+
+The kernel loads the logits once for the loss. For the gradient, it loads them a second time and overwrites them.
+"""
 
 import torch
 import triton
@@ -54,7 +57,7 @@ def _overwrite(
 
 
 def overwrite(logits: Tensor, target: Tensor, smoothing: float, ignore: int, gradient: bool) -> tuple[Tensor, Tensor]:
-    """Return the loss of each row, float32, and the logits, on request replaced by their gradients.
+    """Return the loss of each row in float32, and the logits, which hold their gradient if `gradient` is true.
 
     Reference implementation: `regard.kernels.cross_entropy._losses`.
     """

@@ -1,7 +1,8 @@
-"""Log-probabilities of the best tokens from logits, which are loaded once; nothing of their size is stored.
+"""Log-probabilities of the best tokens of each row of logits.
 
-A program computes the best tokens and the sum of exponentials of a part of a row. A second kernel merges the parts of a
-row. Ties go to the lower token.
+The logits are loaded once, and no tensor of their size is stored. A program computes the best tokens and the sum of
+exponentials of a part of a row; a second kernel merges the parts of a row. Of tokens with equal logits, the lower one
+ranks first.
 """
 
 import torch
@@ -9,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_PART = 2048  # logits in the part of one program
+_PART = 2048  # number of logits that one program loads
 
 
 @triton.jit
@@ -32,7 +33,7 @@ def _parts(
     cells = (row * parts + part) * COUNT
     for rank in tl.static_range(COUNT):
         most = tl.max(x, 0)
-        where = tl.min(tl.where(x == most, place, vocabulary - 1), 0)  # even a row of NaN gets a valid token
+        where = tl.min(tl.where(x == most, place, vocabulary - 1), 0)  # a valid token even in a row of NaN
         tl.store(values + cells + rank, most)
         tl.store(tokens + cells + rank, where)
         x = tl.where(place == where, -float("inf"), x)
@@ -61,7 +62,7 @@ def _whole(
         tl.store(chosen + row * COUNT + rank, tl.sum(tl.where(cell == where, token, 0), 0).to(tl.int64))
         x = tl.where(cell == where, -float("inf"), x)
     mine = tl.load(logits + row * stride + stop).to(tl.float32) - total
-    # An infinite sum is as invalid as NaN.
+    # A row whose log-sum-exp is infinite is invalid, like a row with NaN.
     finite = (total == total) & (total < float("inf")) & (total > -float("inf"))
     tl.store(at_stop + row, tl.where(finite, mine, float("nan")))
 
@@ -69,10 +70,11 @@ def _whole(
 def rank(
     logits: Tensor, never: Tensor | None, time: Tensor, *, stop: int, minimum: int, count: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return from logits (n, v) log-probabilities and tokens of the `count` best (n, count), and the stop token's (n,).
+    """Return the `count` best tokens of logits (n, v): log-probabilities, tokens, and the stop token's log-probability.
 
-    Tokens in `never` are excluded, and the stop token while `time` is below `minimum`. Reference implementation:
-    `regard.decode.ranking.best` of `regard.decode.records.Bounds.distribution`.
+    The first two are (n, count), the third is (n,), and NaN for invalid rows. Tokens in `never` are excluded, and so is
+    the stop token while `time` is below `minimum`. Reference implementation: `regard.decode.ranking.best` of
+    `regard.decode.records.Bounds.distribution`.
     """
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     rows, vocabulary = logits.shape

@@ -1,13 +1,14 @@
-"""Summaries of softmax weights in one pass over the pairs: log-sum-exp, entropy, weight received.
+"""Summaries of softmax weights in one pass over the pairs: log-sum-exp, entropy, and received weight.
 
-None of them needs the values, so each costs about half of a forward pass. With s the scores, L their log-sum-exp and
-p = exp(s − L): entropy H = Σ_j p (L − s), received R_j = Σ_i p_ij. The gradient of each is p_ij (a_ij − c_i):
+None of them needs the values, so each costs about half of a forward pass of attention. With the scores s, their
+log-sum-exp L and the weights p = exp(s − L), the entropy of row i is H_i = Σ_j p_ij (L_i − s_ij), and key j receives
+the weight R_j = Σ_i p_ij. The gradient of each summary with respect to s_ij is p_ij (a_ij − c_i):
 
     received    a = dR_j               c = Σ_j p dR_j
     entropy     a = dH_i (L_i − s_ij)  c = dH_i H_i
     logsumexp   a = dL_i               c = 0
 
-They must equal `Request.of` of the full weights (`regard.core.requests`).
+The summaries must equal those that `Request.of` computes from the full weights (`regard.core.requests`).
 """
 
 from typing import Any
@@ -32,7 +33,7 @@ from regard.kernels.triton.score_tiles import (
 )
 
 LN2 = tl.constexpr(0.6931471805599453)
-ROWS = tl.constexpr(1024)  # the number of rows whose log-sum-exp is tested for NaN at a time
+ROWS = tl.constexpr(1024)  # number of rows whose log-sum-exps `column_sums` tests for NaN at a time
 
 
 @triton.jit
@@ -41,11 +42,13 @@ def row_summaries(
     SIZE: tl.constexpr, KNOWN: tl.constexpr, ENTROPY: tl.constexpr, WEIGHTS: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute log-sum-exp and entropy of each row; if the log-sum-exp is given, only the entropy.
+    """Compute the log-sum-exp of each row and, with ENTROPY, its entropy.
 
-    WEIGHTS: weights are computed from the log-sum-exp, which is NaN where they are.
+    With KNOWN, the log-sum-exp is given and only the entropy is computed. With WEIGHTS, the log-sum-exp is NaN for rows
+    whose weights are NaN, because the caller computes weights from it.
     """
-    # long rows of a causal mask start first, so that the launch does not end with a few long programs
+    # With a causal mask, the last rows attend the most keys: their programs start first, so that the launch does not
+    # end with a few long programs.
     i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
     b, h = z // heads, z % heads
     i = i0 + tl.arange(0, BM)
@@ -84,14 +87,14 @@ def column_sums(
 ):  # fmt: skip
     """Compute the weight that each key receives from all queries of a head.
 
-    A row with NaN is NaN at every key, those of tiles that are skipped too.
+    If the log-sum-exp of a query is NaN, the sums of all keys are NaN, even of keys in tiles that are skipped.
     """
     j0, z = tl.program_id(0) * BN, tl.program_id(1)
     b, h = z // heads, z % heads
     j = j0 + tl.arange(0, BN)
     k = tile_rows(key + b.to(tl.int64) * k_b + (h // group) * k_h, j, n_k, k_n, SIZE, D)
     query += b.to(tl.int64) * q_b + h * q_h
-    acc = tl.zeros((BM, BN), tl.float32)  # summed over rows once, at the end
+    acc = tl.zeros((BM, BN), tl.float32)  # summed over its BM rows once, after the loop
     spoilt = tl.zeros((ROWS,), tl.float32)
     for i0 in range(0, n_q, ROWS):
         i = i0 + tl.arange(0, ROWS)
@@ -111,7 +114,7 @@ def column_sums(
 
 @triton.jit
 def _gradient(s, row, change, key_change, entropy, centre, KIND: tl.constexpr, PRECISION: tl.constexpr):
-    """Return dS of a tile: p (a − c), as in the module's docstring."""
+    """Return the gradient of a tile of scores: p (a − c), as in the module's docstring."""
     x = s - row[:, None]
     p = power_of_two(x, PRECISION != "interpreted")
     if KIND == "received":
@@ -120,7 +123,7 @@ def _gradient(s, row, change, key_change, entropy, centre, KIND: tl.constexpr, P
         ds = p * change[:, None] * (-x * LN2 - entropy[:, None])
     else:
         ds = p * change[:, None]
-    return tl.where((p == 0.0) | (s == float("-inf")), 0.0, ds)  # NaN only for attended pairs of a row with NaN
+    return tl.where((p == 0.0) | (s == float("-inf")), 0.0, ds)  # masked pairs of a row with NaN give 0
 
 
 @triton.jit
@@ -129,7 +132,7 @@ def row_gradients(
     KIND: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of the queries; for received weights also c, the weighted mean of the keys' gradients."""
+    """Compute the gradient of the queries; for received weights also c_i = Σ_j p_ij dR_j, which key gradients need."""
     i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
     b, h = z // heads, z % heads
     i = i0 + tl.arange(0, BM)
@@ -176,7 +179,7 @@ def key_gradients(
     KIND: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of the keys, over all query heads that share them."""
+    """Compute the gradient of the keys, summed over all query heads that share them."""
     j0, y = tl.program_id(0) * BN, tl.program_id(1)
     groups = heads // group
     b, g = y // groups, y % groups
@@ -221,9 +224,10 @@ _GRADIENT = Block(64, 64, warps=4, stages=2), Block(32, 32, warps=4, stages=2)
 
 
 def log_sum_exp(scored: Scored, *, entropy: bool = False, weights: bool = True) -> tuple[Tensor, Tensor]:
-    """Return L of each row and, if requested, the entropy; (b, h, q) each, float32.
+    """Return the log-sum-exp of each row and, if requested, its entropy; (b, h, q) each, float32.
 
-    `weights`: L is NaN for a row that attends scores of −inf alone, as its weights are.
+    With `weights`, the log-sum-exp of a row whose attended scores are all −inf is NaN, because its weights are NaN.
+    Without `entropy`, the second tensor is the log-sum-exp again.
     """
     lse, block = scored.rows(), scored.block(*_ROWS)
     spread = scored.rows() if entropy else lse
@@ -241,7 +245,7 @@ def row_entropy(scored: Scored, lse: Tensor) -> Tensor:
 
 
 def received(scored: Scored, lse: Tensor) -> Tensor:
-    """Return the sum of each key's weights, (b, h, k)."""
+    """Return the weight that each key receives, summed over the queries, (b, h, k)."""
     (b, h, _, _), k, block = scored.query.shape, scored.key.shape[2], scored.block(*_COLUMNS)
     sums = torch.empty(b, h, k, device=lse.device, dtype=torch.float32)
     scored.run(column_sums, (-(-k // block.columns), b * h, 1), block, lse, sums)
@@ -249,7 +253,7 @@ def received(scored: Scored, lse: Tensor) -> Tensor:
 
 
 def _summed(scored: Scored, lse: Tensor | None, kind: str) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return a summary, the log-sum-exp, and the entropy if it was computed."""
+    """Return the summary of this kind, the log-sum-exp, and the entropy if it was computed."""
     if kind == "entropy":
         lse, spread = log_sum_exp(scored, entropy=True) if lse is None else (lse, row_entropy(scored, lse))
         return spread, lse, spread
@@ -257,11 +261,11 @@ def _summed(scored: Scored, lse: Tensor | None, kind: str) -> tuple[Tensor, Tens
         lse, _ = log_sum_exp(scored, weights=kind != "logsumexp")
     if kind == "received":
         return received(scored, lse), lse, None
-    return lse.nan_to_num(torch.nan, torch.nan, -torch.inf), lse, None  # +inf as in `known_sums`
+    return lse.nan_to_num(torch.nan, torch.nan, -torch.inf), lse, None  # +inf becomes NaN, as in `known_sums`
 
 
 class _Summary(torch.autograd.Function):
-    """The autograd function of a summary by rows or columns."""
+    """A summary of one kind, with a hand-written backward pass."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, pairs: Pairs, scale: float, lse: Tensor | None, kind: str) -> Any:
@@ -288,7 +292,8 @@ class _Summary(torch.autograd.Function):
 def summary(scored: Scored, lse: Tensor | None, kind: str) -> Tensor:
     """Return `received` (b, h, k), `entropy` or `logsumexp` (b, h, q) of softmax(scale · query keyᵀ + bias), float32.
 
-    `lse` is the log-sum-exp of the rows if known; the gradient does not depend on it.
+    `lse` is the log-sum-exp of the rows, if the caller has computed it. The gradients of query and key are complete: no
+    gradient flows through `lse`.
     """
     if torch.is_grad_enabled() and (scored.query.requires_grad or scored.key.requires_grad):
         return _Summary.apply(*scored, lse, kind)

@@ -1,7 +1,7 @@
-"""Scaled dot-product attention in a window, forward and backward: a program for each block of rows.
+"""Scaled dot-product attention in a window, forward and backward, with one program for each block of rows.
 
-The backward pass forms every pair twice, once for the rows' gradients and once for the keys', so that no sum is shared
-between programs and results are deterministic.
+The backward pass computes the scores of every pair twice, once for the gradient of the queries and once for those of
+keys and values, so that no two programs add to the same sum and results are deterministic.
 """
 
 from typing import Any, NamedTuple
@@ -16,19 +16,19 @@ from regard.kernels.triton.additive.pairs import power_of_two
 from regard.kernels.triton.additive.plan import Block, launch, trait
 
 LOG2E = tl.constexpr(1.4426950408889634)
-REACH = 2**31 - 1  # the kernels address the heads of a batch row with 32-bit offsets
+REACH = 2**31 - 1  # largest offset within a batch row: the kernels address its heads with 32 bits
 
 
 @triton.jit
 def _tile(x, row, n, x_n, SIZE: tl.constexpr):
-    """Return rows of a matrix, 0 outside of its bounds."""
+    """Return rows of a matrix (n, SIZE); rows outside the matrix are 0."""
     e = tl.arange(0, SIZE)
     return tl.load(x + row.to(tl.int64)[:, None] * x_n + e[None, :], mask=(row < n)[:, None], other=0.0)
 
 
 @triton.jit
 def _weights(q, k, i, j, n_q, n_k, low, high, scale, row_lse, NATIVE: tl.constexpr):
-    """Return exp(score - lse), 0 outside the window."""
+    """Return the softmax weights of a tile, exp(score - lse), which are 0 outside the window."""
     s = tl.dot(q, k.T) * (scale * LOG2E)
     distance = j[None, :] - i[:, None]
     allowed = (distance >= low) & (distance <= high) & (j < n_k)[None, :] & (i < n_q)[:, None]
@@ -72,7 +72,7 @@ def window_forward(
     e = tl.arange(0, E)
     at = output + b * o_b + h * o_h + i.to(tl.int64)[:, None] * o_n + e[None, :]
     tl.store(at, acc.to(output.dtype.element_ty), mask=(i < n_q)[:, None])
-    # base 2, and inf for an empty row, whose weights are then 0
+    # The log-sum-exp is in base 2. It is inf for a row without keys, which makes its weights in the backward pass 0.
     row = tl.where(empty, float("inf"), most + tl.log2(tl.where(empty, 1.0, total)))
     tl.store(lse + z.to(tl.int64) * n_q + i, row, mask=i < n_q)
 
@@ -83,7 +83,7 @@ def window_rows(
     c_b, c_h, c_n, g_b, g_h, g_n, heads, group, n_q, n_k, low, high, scale,
     D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of query rows, and Σ dO O of each for the pass over keys."""
+    """Compute the gradient of the queries, and Σ dO · O of each row, which `window_keys` reads."""
     z = tl.program_id(1)
     b, h = (z // heads).to(tl.int64), z % heads
     i0 = tl.program_id(0) * BM
@@ -118,7 +118,7 @@ def window_keys(
     c_b, c_h, c_n, gk_b, gk_h, gk_n, gv_b, gv_h, gv_n, heads, group, n_q, n_k, low, high, scale,
     D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Compute gradients of keys and values, over all query heads that share them."""
+    """Compute the gradients of keys and values, summed over all query heads that share them."""
     y = tl.program_id(1)
     groups = heads // group
     b, g = (y // groups).to(tl.int64), y % groups
@@ -138,7 +138,7 @@ def window_keys(
             i = i0 + tl.arange(0, BM)
             q = _tile(own, i, n_q, q_n, D)
             row_lse = tl.load(lse + rows + i, mask=i < n_q, other=float("inf"))
-            # the tile is transposed, (keys, queries), as both products need it
+            # The scores are computed transposed, (keys, queries), as both matrix products need them.
             s = tl.dot(k, q.T) * (scale * LOG2E)
             distance = j[:, None] - i[None, :]
             allowed = (distance >= low) & (distance <= high) & (j < n_k)[:, None] & (i < n_q)[None, :]
@@ -163,7 +163,7 @@ class Tuning(NamedTuple):
     keys: Block
 
 
-SMALL = Tuning(Block(128, 64, warps=4), Block(128, 64, warps=8), Block(64, 128, warps=8))  # sizes up to 64
+SMALL = Tuning(Block(128, 64, warps=4), Block(128, 64, warps=8), Block(64, 128, warps=8))  # sizes d and e up to 64
 LARGE = Tuning(Block(64, 64, warps=4), Block(64, 64, warps=4, stages=2), Block(64, 64, warps=4, stages=2))
 
 
@@ -176,7 +176,7 @@ def _traits(*tensors: Tensor) -> tuple[Any, ...]:
 
 
 def _attended(query: Tensor, key: Tensor, value: Tensor, low: int, high: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Return the output and the log-sum-exps."""
+    """Return the output (b, h, q, e) and the log-sum-exps (b, h, q)."""
     (b, h, q, d), (_, g, k, e) = query.shape, value.shape
     output = torch.empty(b, h, q, e, device=query.device, dtype=query.dtype)
     lse = torch.empty(b, h, q, device=query.device, dtype=torch.float32)
@@ -226,13 +226,14 @@ class _Window(torch.autograd.Function):
 
 
 def window_attention(query: Tensor, key: Tensor, value: Tensor, low: int, high: int, scale: float) -> Tensor:
-    """Return softmax over low <= j - i <= high of scale · ⟨query, key⟩, multiplied by the values.
+    """Return attention in a window: the softmax of scale · ⟨query, key⟩ over low <= j - i <= high, times the values.
 
-    query (b, h, q, d), key (b, g, k, d), value (b, g, k, e); sizes are powers of two from 16 to 128, and all heads of a
-    batch row fit into `REACH` numbers. Reference implementation: `regard.core.backends.reference` with `regard.window`.
+    query (b, h, q, d), key (b, g, k, d), value (b, g, k, e); d and e are powers of two from 16 to 128, and the heads of
+    a batch row span at most `REACH` numbers. Reference implementation: `regard.core.backends.reference` with
+    `regard.window`.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
-    scale = float(scale)  # Triton would specialise the kernel on an integer
+    scale = float(scale)  # Triton would compile other kernels for an integer
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return _Window.apply(query, key, value, low, high, scale)
     return _attended(query, key, value, low, high, scale)[0]

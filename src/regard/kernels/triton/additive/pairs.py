@@ -1,37 +1,40 @@
-"""Masks, biases and dropout of pairs: device functions shared by every kernel."""
+"""Device functions shared by many kernels: masks, biases and dropout of pairs, powers of two, split products."""
 
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-SPAN = tl.constexpr(32)  # rows summarised by one entry of the precomputed block ranges
+SPAN = tl.constexpr(32)  # number of positions that share one precomputed smallest and largest segment id
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 class Pairs(NamedTuple):
-    """Conditions on a pair (query i, key j); None disables a condition at compile time."""
+    """Conditions under which query i may attend key j, biases of their score, and dropout of their weight.
 
-    low: Any = None  # low <= j - i
-    high: Any = None  # j - i <= high
-    lengths: Any = None  # (b,), integers: j < lengths[b]
-    query_ids: Any = None  # (b, q)
-    key_ids: Any = None  # (b, k), integers of the same width
-    query_least: Any = None  # (b, q / SPAN) or None: smallest id of each span; the largest follow, then those of keys
-    query_most: Any = None
+    A field of None disables its part at compile time. Fields with the suffixes _b, _h, _q and _k are strides.
+    """
+
+    low: Any = None  # smallest j - i that may attend
+    high: Any = None  # largest j - i that may attend
+    lengths: Any = None  # (b,), integers: key j may be attended if j < lengths[b]
+    query_ids: Any = None  # (b, q): segment ids; a query attends only keys with its id
+    key_ids: Any = None  # (b, k): segment ids, integers of the same width as query_ids
+    query_least: Any = None  # (b, q / SPAN) or None: smallest id of each span of SPAN queries
+    query_most: Any = None  # largest id of each span of queries
     key_least: Any = None
     key_most: Any = None
-    mask: Any = None  # (b, h, q, k) through strides, zero where it broadcasts
+    mask: Any = None  # indexed (b, h, q, k) by strides, 0 where it broadcasts; a value of 0 masks a pair
     mask_b: Any = None
     mask_h: Any = None
     mask_q: Any = None
     mask_k: Any = None
-    bias: Any = None
+    bias: Any = None  # added to the score; indexed (b, h, q, k) by strides
     bias_b: Any = None
     bias_h: Any = None
     bias_q: Any = None
     bias_k: Any = None
-    table: Any = None  # (h, 2 * radius + 1)
+    table: Any = None  # (h, 2 * radius + 1): adds table[clip(j - i, -radius, radius) + radius] to the score
     radius: Any = None
     keep: Any = None  # probability that a weight survives dropout
     seed: Any = None
@@ -42,16 +45,16 @@ EVERY = Pairs()  # no pair is masked, biased or dropped
 
 @triton.jit
 def key_limit(pairs, b, n_k):
-    """Return the first key of the padding."""
+    """Return the number of keys of batch row b that are not padding."""
     limit = n_k
     if pairs.lengths is not None:
-        limit = tl.minimum(limit, tl.load(pairs.lengths + b)).to(tl.int32)  # lengths may have 64 bits
+        limit = tl.minimum(limit, tl.load(pairs.lengths + b)).to(tl.int32)  # lengths may be int64
     return limit
 
 
 @triton.jit
 def key_range(pairs, b, i0, n_k, ROWS: tl.constexpr, STEP: tl.constexpr):
-    """Return the range of keys that queries i0 .. i0 + ROWS may attend, from a multiple of STEP."""
+    """Return the range of keys that queries i0 .. i0 + ROWS may attend; it begins at a multiple of STEP."""
     start = 0
     stop = key_limit(pairs, b, n_k)
     if pairs.low is not None:
@@ -63,7 +66,7 @@ def key_range(pairs, b, i0, n_k, ROWS: tl.constexpr, STEP: tl.constexpr):
 
 @triton.jit
 def query_range(pairs, b, j0, n_q, n_k, COLS: tl.constexpr, STEP: tl.constexpr):
-    """Return the range of queries that may attend keys j0 .. j0 + COLS, from a multiple of STEP."""
+    """Return the range of queries that may attend keys j0 .. j0 + COLS; it begins at a multiple of STEP."""
     start = 0
     stop = n_q
     if pairs.high is not None:
@@ -90,7 +93,7 @@ def _span_most(ptr, b, at, n, COUNT: tl.constexpr):
 
 @triton.jit
 def tile_state(pairs, b, i0, j0, n_q, n_k, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Return two flags for a whole tile: whether any pair may attend (conservatively), and whether all pairs do."""
+    """Return two flags of a tile: whether some pair may be unmasked, and whether all pairs certainly are."""
     some = True
     every = j0 + COLS <= key_limit(pairs, b, n_k)
     if pairs.low is not None:
@@ -114,8 +117,7 @@ def tile_state(pairs, b, i0, j0, n_q, n_k, ROWS: tl.constexpr, COLS: tl.constexp
 
 @triton.jit
 def tile_allowed(pairs, b, h, i, j, n_q, n_k):
-    """Return a boolean tile: may query i attend key j? i and j are indices that broadcast to the tile in either
-    order."""
+    """Return a boolean tile: whether query i may attend key j; i and j broadcast to the tile in either order."""
     allowed = (i < n_q) & (j < key_limit(pairs, b, n_k))
     if pairs.low is not None:
         allowed = allowed & (j - i >= pairs.low)
@@ -135,7 +137,10 @@ def tile_allowed(pairs, b, h, i, j, n_q, n_k):
 
 @triton.jit
 def any_bad(bad_span, k_pad):
-    """Return whether any key or value of a head holds a NaN or an Inf, which is rare, so that tiles need no test."""
+    """Return whether any key or value of a head holds NaN or Inf.
+
+    This is rare, so that one test of the head usually saves the tests of its tiles.
+    """
     found = 0
     for first in range(0, k_pad // SPAN, 256):
         span = first + tl.arange(0, 256)
@@ -145,7 +150,10 @@ def any_bad(bad_span, k_pad):
 
 @triton.jit
 def add_bias(scores, pairs, b, h, i, j, n_q, n_k, SCALE: tl.constexpr):
-    """Return scores + SCALE * bias, dense and relative; -inf where the bias is, even if the score is NaN."""
+    """Return scores + SCALE * bias, for the dense bias and the table of distances.
+
+    Where a bias is -inf, the result is -inf even if the score is NaN.
+    """
     if pairs.bias is not None:
         at = b.to(tl.int64) * pairs.bias_b + h * pairs.bias_h
         spot = i.to(tl.int64) * pairs.bias_q + j.to(tl.int64) * pairs.bias_k
@@ -162,7 +170,7 @@ def add_bias(scores, pairs, b, h, i, j, n_q, n_k, SCALE: tl.constexpr):
 
 @triton.jit
 def dropout_factor(pairs, z, i, j):
-    """Return 1 / keep where the pair survives dropout, else 0; a function of (seed, head, i, j) alone."""
+    """Return 1 / keep where pair (i, j) of head z survives dropout, else 0; it depends only on seed, z, i and j."""
     zero = (i + j) * 0
     bits, _, _, _ = tl.philox(pairs.seed, zero + j, zero + i, zero + z, zero)
     chance = (bits >> 8).to(tl.float32) * (1.0 / 16777216.0)
@@ -171,7 +179,7 @@ def dropout_factor(pairs, z, i, j):
 
 @triton.jit
 def power_of_two(x, NATIVE: tl.constexpr):
-    """Return 2^x, with subnormal results flushed to 0, which saves three instructions."""
+    """Return 2^x; on a GPU, subnormal results become 0, which saves three instructions."""
     if NATIVE:
         return tl.inline_asm_elementwise(
             "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
@@ -182,10 +190,10 @@ def power_of_two(x, NATIVE: tl.constexpr):
 
 @triton.jit
 def fenced_exp2(x, one, NATIVE: tl.constexpr):
-    """Return 2^x, where `one` is a 1 that the compiler cannot treat as a constant.
+    """Return 2^x, computed in one register layout only; `one` is a 1 that the compiler does not see as a constant.
 
-    A matrix product needs its operand in another layout, and the compiler would recompute x in every such layout
-    instead of converting the result. A while loop prevents this.
+    A matrix product needs its operand in a register layout of its own, and the compiler would compute 2^x again in that
+    layout instead of converting the result. A while loop, which runs once, prevents this.
     """
     while one > 0:
         x = power_of_two(x, NATIVE)
@@ -195,7 +203,7 @@ def fenced_exp2(x, one, NATIVE: tl.constexpr):
 
 @triton.jit
 def fenced_scale(x, by, one):
-    """Return x times a number, in one layout whatever follows."""
+    """Return x · by, computed in one register layout only, by the same while loop as `fenced_exp2`."""
     while one > 0:
         x = x * by
         one -= 1
@@ -204,16 +212,17 @@ def fenced_scale(x, by, one):
 
 @triton.jit
 def next_pivot(scores, most, calm, ceiling, AXIS: tl.constexpr):
-    """Return what to subtract from base-2 scores, and the factor for sums computed with the previous one, `most`.
+    """Return the pivot to subtract from base-2 scores, the factor for sums of earlier tiles, and the new maximum.
 
-    Calm scores are at most a hundred powers of two below `ceiling` (tanh is bounded by its weights): the ceiling is
-    subtracted from all rows and tiles, and no maximum is computed.
+    `most` is the maximum of earlier tiles. If `calm`, all scores lie at most a hundred powers of two below `ceiling` (a
+    sum of tanh is bounded by its weights): then the ceiling is the pivot of all rows and tiles, and no maximum is
+    computed.
     """
     if calm:  # noqa: SIM108 - a kernel has no conditional expression on a run-time value
         new_most = tl.zeros_like(most) + ceiling
     else:
         new_most = tl.maximum(most, tl.max(scores, AXIS))
-    # an empty row so far has most = -inf; 0 keeps the differences away from inf - inf
+    # If all keys so far are masked, new_most is -inf: then a pivot of 0 avoids -inf - (-inf), which is NaN.
     pivot = tl.where(new_most == float("-inf"), 0.0, new_most)
     return pivot, tl.exp2(most - pivot), new_most
 
@@ -222,25 +231,26 @@ def next_pivot(scores, most, calm, ceiling, AXIS: tl.constexpr):
 def coarse(x):
     """Return x rounded to the ten mantissa bits of TF32.
 
-    All bits of the NaN that a GPU computes are set, so that it becomes −0: `remainder` keeps it.
+    A NaN that a GPU computes (0x7FFFFFFF) overflows to −0 here; `remainder` returns it as NaN, so that the sum of both
+    is NaN.
     """
     return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def remainder(x, high):
-    """Return x − coarse(x), rounded likewise; NaN if x is NaN, and 0 if it is infinite."""
+    """Return x − high, with high = coarse(x), rounded to ten bits too; NaN if x is NaN, and 0 if x is infinite."""
     return tl.where(x == x, coarse(x - high), x)
 
 
 @triton.jit
 def product_parts(a, b_high, b_low, acc, PRECISION: tl.constexpr, FLIP: tl.constexpr):
-    """Return acc + a b, or acc + b a with FLIP; b is already split if PRECISION requires it."""
+    """Return acc + a b, or acc + b a with FLIP; b is b_high + b_low if PRECISION is "three", else b_high."""
     if PRECISION == "three":
         a_high = coarse(a)
         a_low = remainder(a, a_high)
-        # Start from zero, with small terms first: the matrix unit truncates its sums instead of rounding them, and a
-        # sum over all keys would accumulate that error.
+        # The sum starts from zero, with the small terms first: tensor cores truncate their sums instead of rounding
+        # them, and a sum over all keys would accumulate that error.
         part = tl.zeros_like(acc)
         if FLIP:
             part = tl.dot(b_high, a_low, part, input_precision="tf32")
@@ -260,10 +270,11 @@ def product_parts(a, b_high, b_low, acc, PRECISION: tl.constexpr, FLIP: tl.const
 def product(a, b, acc, PRECISION: tl.constexpr):
     """Return acc + a b; PRECISION is the mode for float32 operands.
 
-    "three" writes each operand as a sum of two and adds three products of four: the compiler's own version of this
-    computes the parts in a layout that repeats them in many threads.
+    With "three", each operand is split into a high and a low part, and three of the four products of parts are added.
+    Triton's own "tf32x3" is not used, because it computes the parts in a register layout that repeats them in many
+    threads.
     """
-    if PRECISION == "interpreted":  # the interpreter treats bfloat16 as integers here
+    if PRECISION == "interpreted":  # in tl.dot, the interpreter treats bfloat16 as integers
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
     elif PRECISION == "three":
         b_high = coarse(b)

@@ -1,8 +1,8 @@
-"""Linear attention by kernels, in chunks of positions: features recomputed in each pass, sums in float32.
+"""Kernels of linear attention, in chunks of positions. Each pass recomputes the features; sums are in float32.
 
-- `operator`: the differentiable function, and the launches;
+- `operator`: the differentiable function with elu or Performer features, and its launches;
 - `log_features`: logarithms of features, and running sums over chunks;
-- `forward`, `backward`: the two passes;
-- `products`, `causal_products`: attention with elu features by torch's products of matrices;
-- `elu_rows`, `elu_chunks`: what is computed between these products.
+- `forward`, `backward`: the kernels of the two passes;
+- `products`, `causal_products`: attention with elu features by PyTorch's matrix products;
+- `elu_rows`, `elu_chunks`: the kernels that run between these matrix products.
 """

@@ -1,8 +1,9 @@
-"""Causal linear attention with elu features by the matrix products of torch, in chunks of positions.
+"""Causal linear attention with elu features by PyTorch's matrix products, in chunks of positions.
 
-The pairs of a chunk are formed, those of a query with later keys set to 0; the keys before a chunk enter as their sum.
-Kernels compute what is between the products (`elu_rows`, `elu_chunks`). Query features are divided by the largest of
-their row, so that they never overflow. Must equal `regard.core.linear.linear_attention`.
+The weights of all pairs within a chunk are computed, and those of a query with later keys are set to 0; the keys of
+earlier chunks enter as their sum. The kernels of `elu_rows` and `elu_chunks` run between the matrix products. Query
+features are divided by the largest of their row, so that they never overflow. The results must equal
+`regard.core.linear.linear_attention`.
 """
 
 import functools
@@ -16,7 +17,7 @@ from regard.kernels.triton.additive.plan import Block, Prepared
 from regard.kernels.triton.linear.elu_chunks import causal_pairs, causal_quotients, key_chunks, sums_before
 from regard.kernels.triton.linear.elu_rows import elu_features, elu_gradients, upstream
 
-_BLOCK, _NUMBERS = Block(16, 128, warps=4, stages=1), 4096  # numbers of a tile
+_BLOCK, _NUMBERS = Block(16, 128, warps=4, stages=1), 4096  # number of entries of a tile
 _SUMS = Block(1, 128, warps=1, stages=1)
 CHUNK = 128  # largest number of positions of a chunk
 
@@ -32,7 +33,7 @@ class _Signature(NamedTuple):
 
 
 class _Plan:
-    """The launches of calls with one signature."""
+    """The prepared launches of all calls with one signature."""
 
     def __init__(self, call: _Signature) -> None:
         (b, h, q, d), (_, _, k, e), c = call.query, call.value, min(call.chunk, 1 << (call.query[2] - 1).bit_length())
@@ -65,7 +66,7 @@ class _Plan:
         self.key_gradients = Prepared(elu_gradients, tiles, (*at_key, padded, 1, c, d), of_keys, _BLOCK)
         self.before = {width: self._before(width, False) for width in (d * e, d + e)}
         self.after = {width: self._before(width, True) for width in (d * e, d)}
-        self.upstream = functools.lru_cache(maxsize=16)(  # by the strides of the output's gradient
+        self.upstream = functools.lru_cache(maxsize=16)(  # by the strides of the output gradient
             lambda change: Prepared(upstream, tiles, (h, *change, q, padded), {**value, "R": tile}, _BLOCK)
         )
 
@@ -79,11 +80,14 @@ _plan = functools.lru_cache(maxsize=512)(_Plan)
 
 
 def _forward(plan: _Plan, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> tuple[Tensor, ...]:
-    """Return the output, and in chunks φ(q), φ(k), finite values, pairs, sums before each chunk and divisors."""
+    """Return the output and, divided into chunks: φ(q), φ(k), the finite values, the pairs, and their divisors.
+
+    Between the pairs and the divisors are the sums of the keys before each chunk: matrices (or None) and totals.
+    """
     (d, e), c, chunks, heads = plan.sizes, plan.chunk, plan.chunks, plan.heads
     count, hidden = heads * chunks, key if keep is None else keep
     queries, keys, values = (query.new_empty(count, c, n) for n in (d, d, e))
-    stats = torch.empty(2, count, d + e, device=query.device)  # those of each chunk, and their sums before it
+    stats = torch.empty(2, count, d + e, device=query.device)  # of each chunk, and of all chunks before it
     divisor = torch.empty(count, c, device=query.device)
     plan.queries(query, query, queries)
     plan.keys(key, value, hidden, keys, values, stats[0])
@@ -145,9 +149,9 @@ class _Products(torch.autograd.Function):
 
 
 def linear_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
-    """Return the output of query (b, h, q, d), key (b, h, k, d) and value (b, h, k, e), k ≤ q: keys j ≤ i of query i.
+    """Return causal linear attention of query (b, h, q, d) over key (b, h, k, d) and value (b, h, k, e), k ≤ q.
 
-    `keep` (b, h, k) masks keys where it is False.
+    Query i attends the keys j ≤ i. `keep` (b, h, k) masks keys where it is False.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     keep = None if keep is None else keep.contiguous().view(torch.uint8)

@@ -1,4 +1,4 @@
-"""Kernels of causal linear attention between matrix products, with elu features: sums and pairs of chunks."""
+"""Kernels that causal linear attention with elu features runs between matrix products: sums and pairs of chunks."""
 
 import triton
 import triton.language as tl
@@ -11,10 +11,11 @@ from regard.kernels.triton.linear.log_features import kept, rows_of
 def key_chunks(key, value, keep, mapped, finite, stats, heads, k_b, k_h, k_n, v_b, v_h, v_n, m_b, m_h, n, chunks,
                KEEP: tl.constexpr, SIZE: tl.constexpr, D: tl.constexpr, E: tl.constexpr, EB: tl.constexpr,
                C: tl.constexpr, R: tl.constexpr):  # fmt: skip
-    """Store φ(k) and the finite values, both 0 for masked keys, as (b · h, chunks, C, …).
+    """Store φ(k) and the values as (b · h, chunks, C, …), with 0 for masked keys and for values of NaN or Inf.
 
-    `stats` (b · h, chunks, size + value size) receives z of each chunk, and the sum of its values that are not finite.
-    A value of a later position that is NaN must not be multiplied with an earlier query, not even by 0.
+    `stats` (b · h, chunks, size + value size) receives z = Σ φ(k) of each chunk, and the sum of its values of NaN or
+    Inf. These are kept out of the matrix product, in which the value of a later position is multiplied by an earlier
+    query's weight of 0: 0 · NaN is NaN.
     """
     chunk, z = tl.program_id(0), tl.program_id(1)
     b, h = (z // heads).to(tl.int64), z % heads
@@ -42,16 +43,16 @@ def key_chunks(key, value, keep, mapped, finite, stats, heads, k_b, k_h, k_n, v_
 
 @triton.jit
 def sums_before(added, before, chunks, width, REVERSE: tl.constexpr, W: tl.constexpr):
-    """Store the sum of the chunks before each chunk, after it with REVERSE: (b · h, chunks, width), in float32.
+    """Store for each chunk the sum of all chunks before it or, with REVERSE, after it: (b · h, chunks, width).
 
-    Four chunks are loaded at a time, because single loads would each wait for memory.
+    The sums are computed in float32. Four chunks are loaded at a time, because single loads would each wait for memory.
     """
     w, z = tl.program_id(0) * W + tl.arange(0, W), tl.program_id(1).to(tl.int64)
     first = z * chunks * width + w
     sums = tl.zeros((W,), tl.float32)
     inside = w < width
     for c in range(0, chunks, 4):
-        left = z * 0 + chunks - c  # z has 64 bits
+        left = z * 0 + chunks - c  # int64, like z
         at = first + (chunks - left) * width
         step = width
         if REVERSE:
@@ -75,9 +76,10 @@ def sums_before(added, before, chunks, width, REVERSE: tl.constexpr, W: tl.const
 @triton.jit
 def causal_pairs(pairs, queries, before, divisor, delta, FORWARD: tl.constexpr, SIZE: tl.constexpr, D: tl.constexpr,
                  E: tl.constexpr, C: tl.constexpr, R: tl.constexpr):  # fmt: skip
-    """Set pairs (chunks of all sequences, C, C) of a query with later keys to 0.
+    """Set the entries of `pairs` (chunks of all sequences, C, C) whose key comes after their query to 0.
 
-    In the forward pass, store their sums with φ(q)·z of earlier chunks as divisors; in the backward pass subtract δ_i.
+    In the forward pass, store the divisor of each query: its pairs' sum plus φ(q)·z, with z of the chunks before. In
+    the backward pass, subtract δ_i from the pairs of query i first.
     """
     TILES: tl.constexpr = C // R
     i, chunk = tl.program_id(0) % TILES * R + tl.arange(0, R), (tl.program_id(0) // TILES).to(tl.int64)
@@ -99,7 +101,7 @@ def causal_pairs(pairs, queries, before, divisor, delta, FORWARD: tl.constexpr, 
 def causal_quotients(sums, divisor, stats, before, value, keep, output, heads, v_b, v_h, v_n, m_b, m_h, n_q, n_k,
                      chunks, KEEP: tl.constexpr, SIZE: tl.constexpr, E: tl.constexpr, EB: tl.constexpr,
                      C: tl.constexpr, R: tl.constexpr):  # fmt: skip
-    """Store output_i = sums_i / d_i; 0 where d_i is 0. Values so far that are not finite are added."""
+    """Store the outputs sums_i / d_i, 0 where d_i is 0, plus all values of NaN or Inf at positions up to i."""
     i0, z = tl.program_id(0) * R, tl.program_id(1)
     i, e = i0 + tl.arange(0, R), tl.arange(0, EB)
     b, h = (z // heads).to(tl.int64), z % heads

@@ -1,4 +1,4 @@
-"""Kernels of linear attention between matrix products: elu features, quotients and their gradients, row by row."""
+"""Kernels that linear attention runs between matrix products: elu features, quotients and their gradients, by rows."""
 
 import triton
 import triton.language as tl
@@ -8,14 +8,14 @@ from regard.kernels.triton.linear.log_features import kept, rows_of
 
 @triton.jit
 def elu_plus_one(x):
-    """Return elu(x) + 1 in float32, without cancellation near −1; NaN stays NaN."""
+    """Return elu(x) + 1 in float32, without cancellation where elu(x) is near −1; NaN stays NaN."""
     x = x.to(tl.float32)
     return tl.where(x > 0.0, x + 1.0, tl.exp(x))
 
 
 @triton.jit
 def _largest(mapped, SIZE: tl.constexpr, D: tl.constexpr):
-    """Return the largest feature of each row; 1 where all are 0."""
+    """Return the largest feature of each row, or 1 if all features of the row are 0."""
     c = tl.arange(0, D)
     largest = tl.max(tl.where((c < SIZE)[None, :], mapped, 0.0), 1)
     return tl.where(largest > 0.0, largest, 1.0)
@@ -25,7 +25,10 @@ def _largest(mapped, SIZE: tl.constexpr, D: tl.constexpr):
 def elu_features(x, keep, mapped, heads, x_b, x_h, x_n, m_b, m_h, n, padded,
                  QUERIES: tl.constexpr, KEEP: tl.constexpr, SIZE: tl.constexpr, D: tl.constexpr,
                  R: tl.constexpr):  # fmt: skip
-    """Store φ(x) as (b · h, padded, size): of queries divided by the largest of the row; 0 for masked keys."""
+    """Store the features φ(x) as (b · h, padded, size).
+
+    Features of queries are divided by the largest of their row; features of masked keys are 0.
+    """
     i, z = tl.program_id(0) * R + tl.arange(0, R), tl.program_id(1)
     b, h = (z // heads).to(tl.int64), z % heads
     inside = kept(keep + b * m_b + h * m_h, i, n, KEEP)
@@ -41,7 +44,7 @@ def elu_features(x, keep, mapped, heads, x_b, x_h, x_n, m_b, m_h, n, padded,
 @triton.jit
 def quotients(sums, queries, total, divisor, output, n, E: tl.constexpr, EB: tl.constexpr, SIZE: tl.constexpr,
               D: tl.constexpr, R: tl.constexpr):  # fmt: skip
-    """Store d_i = φ(q_i)·z and output_i = sums_i / d_i; 0 where d_i is 0."""
+    """Store the divisors d_i = φ(q_i)·z and the outputs sums_i / d_i; an output is 0 where d_i is 0."""
     i, z = tl.program_id(0) * R + tl.arange(0, R), tl.program_id(1)
     row = z.to(tl.int64) * n + i
     inside = i < n
@@ -59,7 +62,10 @@ def quotients(sums, queries, total, divisor, output, n, E: tl.constexpr, EB: tl.
 @triton.jit
 def upstream(change, output, divisor, above, delta, heads, c_b, c_h, c_n, n, padded, E: tl.constexpr,
              EB: tl.constexpr, R: tl.constexpr):  # fmt: skip
-    """Store g_i = do_i / d_i and δ_i = g_i · output_i; 0 where d_i is 0. Sequences of the results are padded by 0."""
+    """Store g_i = do_i / d_i and δ_i = g_i · output_i, with the output's gradient do; both are 0 where d_i is 0.
+
+    The sequences of g and δ are padded with zeros to the length `padded`.
+    """
     i, z = tl.program_id(0) * R + tl.arange(0, R), tl.program_id(1)
     b, h = (z // heads).to(tl.int64), z % heads
     row = z.to(tl.int64) * n + i
@@ -81,7 +87,8 @@ def elu_gradients(x, keep, change, delta, total, grad, heads, x_b, x_h, x_n, m_b
                   R: tl.constexpr):  # fmt: skip
     """Store the gradient of queries, (df_i − δ_i z) φ'(q_i) / largest, or of keys, (df_j − t) φ'(k_j).
 
-    There is one z or t, at a distance of `width`, for `chunk` positions of the `group` heads of a sequence.
+    df is `change`, the largest feature of a row is its divisor in `elu_features`, and z or t are rows of `total`,
+    `width` entries apart: one for each `chunk` positions of the `group` heads that share it.
     """
     i, z = tl.program_id(0) * R + tl.arange(0, R), tl.program_id(1)
     b, h = (z // heads).to(tl.int64), z % heads

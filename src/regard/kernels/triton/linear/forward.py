@@ -1,8 +1,10 @@
-"""Linear attention, forward: sums over chunks of positions, and the outputs from them and from the query's own chunk.
+"""Forward kernels of linear attention: sums over chunks of positions, and the outputs.
 
-The exponent of a pair, l(q_i) + l(k_j), is split at u, the largest logarithm of each feature up to the end of the
-chunk. Where a chunk's keys span more than 2^SPAN, or hold a NaN, a split could underflow or leak a later key into an
-earlier row: such chunks are computed pair by pair (`far_apart`).
+An output is computed from the sum of the chunks before the query and from the keys of its own chunk. For a matrix
+product over these keys, the exponent of a pair, l(q_i) + l(k_j), is split into l(q_i) + u and l(k_j) − u, with u the
+largest logarithm of the feature up to the end of the chunk. If the features of a chunk's keys span a factor of more
+than 2^SPAN, such a split could underflow; if a key or value is not finite, a later key could change an earlier row.
+Such chunks are computed pair by pair (`far_apart`).
 """
 
 from typing import Any, NamedTuple
@@ -25,11 +27,11 @@ from regard.kernels.triton.linear.log_features import (
     with_sums,
 )
 
-SPAN = tl.constexpr(90.0)  # largest span, of the 126 powers of two below 1 in float32
+SPAN = tl.constexpr(90.0)  # largest span of features in powers of two; float32 has 126 powers of two below 1
 
 
 class Places(NamedTuple):
-    """Strides and numbers of batches, heads and positions."""
+    """Strides of the operands, the numbers of heads, positions and chunks, and scales, as kernel arguments."""
 
     q_b: Any
     q_h: Any
@@ -48,10 +50,10 @@ class Places(NamedTuple):
     n_k: Any
     chunk: Any
     chunks: Any  # number of chunks of keys
-    slots: Any
-    plane: Any  # distance between totals, shifts and first logarithms
+    slots: Any  # number of sums stored for each key head: those of the chunks, and one of all
+    plane: Any  # offset in `rows` from the totals to the shifts, and to the logarithms of each chunk's first key
     scale: Any  # scale of Performer's directions
-    half: Any  # scale of squared lengths of keys
+    half: Any  # scale of the squared lengths of keys
 
 
 @triton.jit
@@ -63,7 +65,8 @@ def chunk_sums(
 ):  # fmt: skip
     """Compute S and z of each chunk of keys, or T and t of each chunk of queries, for a block of features.
 
-    With a causal mask the chunks of queries are stored in reverse order, for a running sum from the end.
+    The module `operator` defines these sums. With a causal mask, the sums of chunks of queries are stored in reverse
+    order, so that a running sum starts from the last chunk.
     """
     f0, c, yy = tl.program_id(0) % NF * MB, tl.program_id(0) // NF, tl.program_id(1)
     groups = p.heads // p.group
@@ -123,7 +126,10 @@ def chunk_sums(
 
 @triton.jit
 def far_apart(rows, plane, slot, M: tl.constexpr, MP: tl.constexpr):
-    """Return whether the pairs of this chunk must be computed one by one."""
+    """Return whether the pairs of a chunk must be computed one by one.
+
+    They must if the features of its keys span more than 2^SPAN, or if a key or value is not finite.
+    """
     m = tl.arange(0, MP)
     at = rows + slot.to(tl.int64) * M + m
     before = tl.load(at + plane, mask=m < M, other=0.0)
@@ -135,7 +141,10 @@ def far_apart(rows, plane, slot, M: tl.constexpr, MP: tl.constexpr):
 
 @triton.jit
 def _met(x, peak, acc, d, v, seen):
-    """Return sums of rows after one more key, from its logarithms x for each row and feature."""
+    """Return the largest exponent, output sum and divisor of each row, with one more key added.
+
+    x holds l(q_i) + l(k) for each row and feature, v is the key's value, and `seen` marks the rows that attend the key.
+    """
     most = tl.maximum(peak, tl.where(seen, tl.max(x, 1), float("-inf")))
     fade = tl.exp2(peak - finite(most))
     a = tl.sum(tl.exp2(tl.minimum(x - finite(most)[:, None], 0.0)), 1)
@@ -152,9 +161,10 @@ def read(
     D: tl.constexpr, EB: tl.constexpr, MB: tl.constexpr, NF: tl.constexpr, MP: tl.constexpr, BM: tl.constexpr,
     BC: tl.constexpr,
 ):  # fmt: skip
-    """Compute output_i, the largest exponent of each row and d_i divided by 2^exponent.
+    """Compute for each row the output, its largest exponent, and its divisor d_i divided by 2^exponent.
 
-    A causal chunk has BC positions, one or several tiles of queries; each tile is paired with all keys of the chunk.
+    A causal chunk has BC positions, which are one or several tiles of queries; each tile is paired with all keys of its
+    chunk.
     """
     i0, z = tl.program_id(0) * BM, tl.program_id(1)
     b, h = (z // p.heads).to(tl.int64), z % p.heads

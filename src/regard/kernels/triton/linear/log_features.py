@@ -1,8 +1,8 @@
-"""Logarithms of features, sums over chunks of positions and their running sums: device functions of linear attention.
+"""Device functions of linear attention: logarithms of features, sums over chunks of positions, and running sums.
 
-Features are held as logarithms in base 2: l(x) = log2 φ(x). A sum Σ φ(x) yᵀ over some positions is stored as a matrix,
-a row of totals and a row of shifts, each feature divided by 2^shift, its maximum over these positions; so no factor
-exceeds 1, whatever the size of the inputs.
+Features are computed as logarithms in base 2: l(x) = log2 φ(x). The sum over the positions of a chunk is stored as a
+matrix Σ φ(x) yᵀ, a total Σ φ(x) for each feature, and a shift for each feature: the largest l(x) of these positions.
+Features are divided by 2^shift before they are summed, so that no factor exceeds 1, whatever the size of the inputs.
 """
 
 import triton
@@ -10,12 +10,12 @@ import triton.language as tl
 
 from regard.kernels.triton.additive.pairs import LOG2E, product
 
-LARGEST = tl.constexpr(4.0e37)  # limit of half the squared length of a key: beyond float32 it would be +inf
+LARGEST = tl.constexpr(4.0e37)  # limit of `half_squares`, which could overflow to +inf
 
 
 @triton.jit
 def rows_of(base, row, inside, step, SIZE: tl.constexpr, D: tl.constexpr):
-    """Return rows of a matrix, 0 outside of its bounds."""
+    """Return rows of a matrix with SIZE columns as a tile of D columns; rows that are not `inside` are 0."""
     c = tl.arange(0, D)
     at = base + row.to(tl.int64)[:, None] * step + c[None, :]
     return tl.load(at, mask=inside[:, None] & (c < SIZE)[None, :], other=0.0)
@@ -23,7 +23,7 @@ def rows_of(base, row, inside, step, SIZE: tl.constexpr, D: tl.constexpr):
 
 @triton.jit
 def kept(keep, row, n, KEEP: tl.constexpr):
-    """Return which of these positions have a key that may be attended."""
+    """Return for each position whether it lies below n and, with KEEP, is not masked."""
     inside = row < n
     if KEEP:
         inside = inside & (tl.load(keep + row, mask=inside, other=0) != 0)
@@ -33,7 +33,7 @@ def kept(keep, row, n, KEEP: tl.constexpr):
 @triton.jit
 def directions(projection, f0, scale, PERFORMER: tl.constexpr, M: tl.constexpr, SIZE: tl.constexpr, D: tl.constexpr,
                MB: tl.constexpr):  # fmt: skip
-    """Return Performer's random directions f0, f0 + 1, … times `scale`; elu features have none."""
+    """Return Performer's random directions f0, f0 + 1, … times `scale`; zeros for elu features, which have none."""
     w = tl.zeros((MB, D), tl.float32)
     if PERFORMER:
         m = f0 + tl.arange(0, MB)
@@ -43,7 +43,7 @@ def directions(projection, f0, scale, PERFORMER: tl.constexpr, M: tl.constexpr, 
 
 @triton.jit
 def _projected(x, w, PROJECT: tl.constexpr, ROWS: tl.constexpr, MB: tl.constexpr):
-    """Return x wᵀ. With "split", w is the sum of two half-precision numbers, with about 16 accurate bits."""
+    """Return x wᵀ. With "split", w is written as the sum of two half-precision numbers, with about 16 accurate bits."""
     zero = tl.zeros((ROWS, MB), tl.float32)
     if PROJECT == "split":
         high = w.to(x.dtype)
@@ -56,8 +56,10 @@ def _projected(x, w, PROJECT: tl.constexpr, ROWS: tl.constexpr, MB: tl.constexpr
 @triton.jit
 def query_logs(x, w, f0, PERFORMER: tl.constexpr, PROJECT: tl.constexpr, M: tl.constexpr, MB: tl.constexpr,
                ROWS: tl.constexpr):  # fmt: skip
-    """Return logarithms of the features f0, f0 + 1, … of queries; Performer's without −|x|²/2, which cancels in a
-    row."""
+    """Return the logarithms of the features f0, f0 + 1, … of queries.
+
+    Performer's are without their term −|x|²/2, which cancels in the quotient of a row.
+    """
     if PERFORMER:
         logs = _projected(x, w, PROJECT, ROWS, MB)
     else:
@@ -69,7 +71,7 @@ def query_logs(x, w, f0, PERFORMER: tl.constexpr, PROJECT: tl.constexpr, M: tl.c
 
 @triton.jit
 def half_squares(x, scale):
-    """Return |x|²/2 of keys, in base 2."""
+    """Return scale · |x|² of keys, at most LARGEST; the scale of the kernels gives |x|²/2 in base 2."""
     x = x.to(tl.float32)
     return tl.minimum(tl.sum(x * x, 1) * scale, LARGEST)
 
@@ -77,7 +79,7 @@ def half_squares(x, scale):
 @triton.jit
 def key_logs(x, half, inside, w, f0, PERFORMER: tl.constexpr, PROJECT: tl.constexpr, M: tl.constexpr,
              MB: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    """Return logarithms of features of keys; −inf outside of the bounds."""
+    """Return the logarithms of the features f0, f0 + 1, … of keys; −inf for keys that are not `inside`."""
     logs = query_logs(x, w, f0, PERFORMER, PROJECT, M, MB, ROWS)
     if PERFORMER:
         logs = logs - half[:, None]
@@ -93,7 +95,7 @@ def elu_slope(x):
 
 @triton.jit
 def with_sums(a, sums, acc, WHOLE: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """Return acc + a sums for float32 operands, in the precision WHOLE; "dot": in that of pairs."""
+    """Return acc + a @ sums in float32 with the precision WHOLE; "dot" means the dtype and precision of pairs."""
     if WHOLE == "dot":
         return product(a.to(DOT), sums.to(DOT), acc, PRECISION)
     else:
@@ -102,7 +104,7 @@ def with_sums(a, sums, acc, WHOLE: tl.constexpr, DOT: tl.constexpr, PRECISION: t
 
 @triton.jit
 def finite(x):
-    """Return x, with 0 for −inf: the number to subtract from exponents, none of which exceeds x."""
+    """Return x, the maximum that is subtracted from exponents, or 0 where x is −inf: −inf − (−inf) would be NaN."""
     return tl.where(x == float("-inf"), 0.0, x)
 
 
@@ -121,7 +123,7 @@ def number_of(x, index, ROWS: tl.constexpr):
 @triton.jit
 def put_state(sums, rows, plane, slot, m, state, total, shift, live, M: tl.constexpr, E: tl.constexpr,
               EB: tl.constexpr):  # fmt: skip
-    """Store the sum of a chunk for those features m that are below `live`."""
+    """Store the sum of a chunk (matrix, totals and shifts) for the features m below `live`."""
     e = tl.arange(0, EB)
     inside = m < live
     at = slot.to(tl.int64) * M + m
@@ -132,7 +134,10 @@ def put_state(sums, rows, plane, slot, m, state, total, shift, live, M: tl.const
 
 @triton.jit
 def get_state(sums, rows, plane, slot, m, live, M: tl.constexpr, E: tl.constexpr, EB: tl.constexpr):
-    """Load the sum of a chunk for the features m below `live`; for others, that of no positions."""
+    """Return the sum of a chunk (matrix, totals and shifts).
+
+    For features m from `live` on, it is the sum over no positions: zeros with shifts of −inf.
+    """
     e = tl.arange(0, EB)
     inside = m < live
     at = slot.to(tl.int64) * M + m
@@ -144,7 +149,7 @@ def get_state(sums, rows, plane, slot, m, live, M: tl.constexpr, E: tl.constexpr
 @triton.jit
 def _passed(state, total, shift, sums, rows, plane, first, c, chunks, m, new_state, new_total, new_shift,
             ALL: tl.constexpr, M: tl.constexpr, E: tl.constexpr, EB: tl.constexpr):  # fmt: skip
-    """Store the sum so far in place of a chunk's own, and add the chunk to it."""
+    """Return the running sum with chunk c added; with ALL, store the running sum before it in the chunk's place."""
     if ALL:
         put_state(sums, rows, plane, first + c, m, state, total, shift, tl.where(c < chunks, M, 0), M, E, EB)
     both = tl.maximum(shift, new_shift)
@@ -157,10 +162,10 @@ def running_sums(
     sums, rows, plane, chunks, slots, ALL: tl.constexpr, M: tl.constexpr, E: tl.constexpr, EB: tl.constexpr,
     RB: tl.constexpr,
 ):  # fmt: skip
-    """Replace each chunk's sum by that of the chunks before it; the total follows the last.
+    """Replace the sum of each chunk by the sum of all chunks before it, and store the sum of all after the last.
 
-    Without ALL only the total is stored. Four chunks are loaded at a time, because single loads would each wait for
-    memory.
+    Without ALL, only the sum of all chunks is stored. Four chunks are loaded at a time, because single loads would each
+    wait for memory.
     """
     m = tl.program_id(0) * RB + tl.arange(0, RB)
     first = tl.program_id(1) * slots

@@ -1,13 +1,14 @@
-"""Linear attention with elu or Performer features, full and causal, as a differentiable function of tensors.
+"""Linear attention with elu or Performer features, full or causal, as a differentiable function of tensors.
 
-With weights a_ij = φ(q_i)·φ(k_j) and sums over the keys that query i may attend,
+With weights a_ij = φ(q_i)·φ(k_j) and sums over the keys j that query i may attend,
 
     n_i = Σ_j a_ij v_j    d_i = Σ_j a_ij    output_i = n_i / d_i
 
-The keys before a chunk enter as their sum S = Σ φ(k_j) v_jᵀ, z = Σ φ(k_j); those of the chunk itself pair by pair. In
-the backward pass, with δ_i = do_i · output_i, the queries after a chunk of keys enter as T = Σ φ(q_i)/d_i do_iᵀ and
-t = −Σ φ(q_i)/d_i δ_i. Features are recomputed in each pass, a block of them at a time, and never stored. Sums are in
-float32. Must equal `regard.core.linear.linear_attention`.
+Positions are divided into chunks. The keys before a query's chunk enter as their sums S = Σ φ(k_j) v_jᵀ and z = Σ
+φ(k_j), the keys of the chunk itself pair by pair. In the backward pass, with the output's gradient do_i and δ_i = do_i
+· output_i, the queries after a chunk of keys enter as T = Σ φ(q_i)/d_i do_iᵀ and t = −Σ φ(q_i)/d_i δ_i. Each pass
+computes the features again, a block of them at a time, and never stores them. Sums are in float32. The results must
+equal `regard.core.linear.linear_attention`.
 """
 
 import functools
@@ -26,19 +27,20 @@ from regard.kernels.triton.linear.log_features import running_sums
 
 
 class Tuning(NamedTuple):
-    """Tile sizes of the kernels; benchmarks try others. The columns of `causal` are the positions of a causal chunk.
+    """Tile sizes and precisions of the kernels; benchmarks try others.
 
-    Tiles with pairs have 32 rows: from 64 rows on Triton 3.6 uses Hopper's asynchronous products, and some
-    results are then wrong, of sizes 64 and 48 in bfloat16 for example.
+    The columns of `causal` are the positions of a causal chunk. Tiles of pairs have 32 rows: for 64 and more, Triton
+    3.6 uses Hopper's asynchronous matrix products, and some results are wrong, for example with sizes 64 and 48 in
+    bfloat16.
     """
 
     causal: Block = Block(32, 32, warps=4, stages=2)
     full: Block = Block(128, 64, warps=8, stages=2)
-    wide: Block = Block(64, 64, warps=4, stages=2)  # a full pass for sizes above 64 in float32: shared memory
+    wide: Block = Block(64, 64, warps=4, stages=2)  # `full` in float32 for sizes above 64, where shared memory is short
     sums: Block = Block(32, 64, warps=2, stages=1)
     gradient: Block = Block(32, 32, warps=4, stages=2)
     features: int = 64  # number of features per step
-    paired_features: int = 32  # number of features per step in a causal pass, whose pairs take registers too
+    paired_features: int = 32  # number of features per step in a causal pass, where pairs take registers too
     project: str = "split"  # how half-precision inputs are multiplied by the directions
     whole: str = "dot"  # how half-precision features are multiplied by float32 sums
 
@@ -65,7 +67,7 @@ _SUMS = ("PERFORMER", "PROJECT", "DOT", "PRECISION", "M", "SIZE", "E", "D", "EB"
 
 
 class _Plan:
-    """The launches of calls with one signature."""
+    """The prepared launches of all calls with one signature."""
 
     def __init__(self, call: _Signature) -> None:
         self.call = call
@@ -73,16 +75,16 @@ class _Plan:
         features = call.directions or d
         self.constants = _constants(call, features)
         causal, self.gradient = tuning.causal, tuning.gradient
-        # Without a causal mask there are a few large chunks, enough to keep the device busy.
+        # Without a causal mask, up to 64 large chunks suffice to keep the device busy.
         self.chunk = causal.columns if call.causal else max(256, -(-k // 64 // 64) * 64)
         self.chunks = -(-k // self.chunk)
-        self.bytes = b * g * (self.chunks + 1) * features * e * 4  # of the sums of all chunks
+        self.bytes = b * g * (self.chunks + 1) * features * e * 4  # size of the sums of all chunks
         self.places = Places(
             *call.strides[0][:3], *call.strides[1][:3], *call.strides[2][:3], *(call.keep or (0, 0)), h, h // g, q, k,
             self.chunk, self.chunks, self.chunks + 1, b * g * (self.chunks + 1) * features, d**-0.25 / math.log(2),
             0.5 / math.sqrt(d) / math.log(2),
         )  # fmt: skip
-        pairs = self.chunk if call.causal else 16  # positions of a chunk that is formed pair by pair
+        pairs = self.chunk if call.causal else 16  # number of keys with which a query is paired one by one
         self.options = {"CAUSAL": call.causal, "KEEP": call.keep is not None, **self.constants, "BC": pairs}
         self.sums = self._summed(False, k, call.strides[1], call.strides[2])
         block = causal if call.causal else tuning.full
@@ -90,10 +92,14 @@ class _Plan:
             block = tuning.wide
         grid = (-(-q // block.rows), b * h, 1)
         self.read = Prepared(read, grid, (self.places,), self._tiled(block), block)
-        self.gradients = functools.lru_cache(maxsize=16)(self._gradients)  # by the strides of the output's gradient
+        self.gradients = functools.lru_cache(maxsize=16)(self._gradients)  # by the strides of the output gradient
 
     def rooms(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Allocate the sums of chunks, and one more; totals, shifts and logarithms of first keys."""
+        """Return empty tensors for the sums of the chunks, and one of all.
+
+        The first is for the matrices; the second is for the totals, the shifts and the logarithms of each chunk's first
+        key.
+        """
         m, e = self.constants["M"], self.constants["E"]
         shape = (self.call.value[0] * self.call.value[1], -(-length // self.chunk) + 1)
         return torch.empty(*shape, m, e, device=device), torch.empty(3, *shape, m, device=device)
@@ -102,7 +108,10 @@ class _Plan:
         return {**self.options, "BM": block.rows}
 
     def _summed(self, queries: bool, n: int, x: tuple[int, ...], y: tuple[int, ...]) -> tuple[Prepared, Prepared]:
-        """Prepare sums over the keys before each chunk, or over the queries after it; the total follows the last."""
+        """Return two launches that sum over the keys before each chunk or, with `queries`, over the queries after it.
+
+        The first sums each chunk, the second adds up the chunks; it stores the sum of all after the last one.
+        """
         block, constants = self.call.tuning.sums, self.constants
         chunks, heads = -(-n // self.chunk), self.call.value[0] * self.call.value[1]
         m, e, wide = constants["M"], constants["E"], constants["EB"]
@@ -120,7 +129,7 @@ class _Plan:
         return each, Prepared(running_sums, (-(-m // few), heads, 1), numbers, sizes, running)
 
     def _gradients(self, change: tuple[int, ...]) -> tuple[Prepared, tuple[Prepared, Prepared], Prepared]:
-        """Prepare the backward pass."""
+        """Return the launches of the backward pass; `change` are the strides of the output's gradient."""
         (b, h, q, _), (_, g, k, _), block = self.call.query, self.call.value, self.gradient
         options, chunks = self._tiled(block), -(-q // self.chunk)
         first = Prepared(query_gradients, (-(-q // block.rows), b * h, 1), (self.places, *change), options, block)
@@ -134,7 +143,7 @@ def _constants(call: _Signature, features: int) -> dict[str, Any]:
     if not call.cuda:
         precision = project = whole = "interpreted"
     elif call.dtype != torch.float32:
-        # Features of half precision need the range of float32, which float16 lacks.
+        # Features need the range of float32 even for half-precision inputs; bfloat16 has it, float16 has not.
         dot, precision = (tl.bfloat16, "ieee") if call.dtype == torch.bfloat16 else (tl.float32, "tf32")
         project, whole = call.tuning.project, call.tuning.whole
     size, value_size, performer = call.query[-1], call.value[-1], call.directions is not None
@@ -153,7 +162,7 @@ _plan = functools.lru_cache(maxsize=512)(_Plan)
 
 def _forward(plan: _Plan, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, projection: Tensor | None,
              output: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
-    """Compute the output; return the exponents and divisors of its rows, and the sums before each chunk."""
+    """Write the output; return the exponents and divisors of its rows, and the sums of the keys before each chunk."""
     random, hidden = query if projection is None else projection, key if keep is None else keep
     peaks = torch.empty(2, *output.shape[:-1], device=query.device)
     sums, rows = plan.rooms(key.shape[2], query.device)
@@ -194,10 +203,10 @@ class _Linear(torch.autograd.Function):
 def linear_attention(
     query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, projection: Tensor | None, causal: bool
 ) -> Tensor:
-    """Return φ(Q) (φ(K)ᵀ V) / φ(Q) (φ(K)ᵀ 1): query (b, h, q, d), key (b, g, k, d), value (b, g, k, e).
+    """Return φ(Q) (φ(K)ᵀ V) / φ(Q) (φ(K)ᵀ 1) for query (b, h, q, d), key (b, g, k, d) and value (b, g, k, e).
 
-    φ is elu + 1, or with `projection` (m, d) Performer's. `keep` (b, g, k) masks keys where it is False; with
-    `causal`, query i attends keys j ≤ i, and there are no more keys than queries.
+    φ is elu + 1, or Performer's features with the random directions `projection` (m, d). `keep` (b, g, k) masks keys
+    where it is False. With `causal`, query i attends the keys j ≤ i, and there are no more keys than queries.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     projection = None if projection is None else projection.detach().contiguous()
@@ -210,7 +219,7 @@ def linear_attention(
         _forward(plan, query, key, value, keep, projection, output)
         return output
     few = max(1, query.shape[0] * SUMS // plan.bytes)
-    for at in range(0, query.shape[0], few):  # the sums of a few sequences at a time are in memory
+    for at in range(0, query.shape[0], few):  # only the sums of a few sequences are in memory at a time
         part = slice(at, at + few)
         some = query[part], key[part], value[part], None if keep is None else keep[part], projection
         _forward(_plan_of(*some, causal), *some, output[part])

@@ -1,8 +1,8 @@
-"""Linear attention with elu features, every query attending all keys, by the matrix products of torch.
+"""Linear attention with elu features by PyTorch's matrix products, where every query attends all keys.
 
-The products S = φ(K)ᵀ V and φ(Q) S take most of the time, and torch's are fast in float32 and for every size. Kernels
-compute what is between them (`elu_rows`). Query features are divided by the largest of their row, so that they never
-overflow. Must equal `regard.core.linear.linear_attention`.
+The products S = φ(K)ᵀ V and φ(Q) S take most of the time, and PyTorch computes them fast in float32 and for every size.
+The kernels of `elu_rows` run between these products. Query features are divided by the largest of their row, so that
+they never overflow. The results must equal `regard.core.linear.linear_attention`.
 """
 
 import functools
@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from regard.kernels.triton.additive.plan import Block, Prepared
 from regard.kernels.triton.linear.elu_rows import elu_features, elu_gradients, quotients, upstream
 
-_BLOCK, _NUMBERS = Block(16, 128, warps=4, stages=1), 4096  # numbers of a tile
+_BLOCK, _NUMBERS = Block(16, 128, warps=4, stages=1), 4096  # number of entries of a tile
 
 
 class _Signature(NamedTuple):
@@ -28,7 +28,7 @@ class _Signature(NamedTuple):
 
 
 class _Plan:
-    """The launches of calls with one signature."""
+    """The prepared launches of all calls with one signature."""
 
     def __init__(self, call: _Signature) -> None:
         (b, h, q, d), (_, g, k, e) = call.query, call.value
@@ -48,7 +48,7 @@ class _Plan:
         self.query_gradients = Prepared(elu_gradients, queries, (*at_query, q, h // g, q, d), of_queries, _BLOCK)
         self.key_gradients = Prepared(elu_gradients, keys, (*at_key, k, 1, k, d), of_keys, _BLOCK)
         self.rest = queries, (h, q), {**value, "R": tile}
-        self.upstream = functools.lru_cache(maxsize=16)(self._upstream)  # by the strides of the output's gradient
+        self.upstream = functools.lru_cache(maxsize=16)(self._upstream)  # by the strides of the output gradient
 
     def _upstream(self, change: tuple[int, ...]) -> Prepared:
         grid, (h, q), constants = self.rest
@@ -59,7 +59,10 @@ _plan = functools.lru_cache(maxsize=512)(_Plan)
 
 
 def _forward(plan: _Plan, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> tuple[Tensor, ...]:
-    """Return the output, φ(q) and φ(k), S, z and the divisors, with the query heads of a key head as one sequence."""
+    """Return the output, φ(q), φ(k), S = Σ φ(k) vᵀ, z = Σ φ(k) and the divisors.
+
+    In all but the output, the query heads that share a key head are one sequence.
+    """
     (b, h, q, d), (_, g, k, e) = plan.call.query, plan.call.value
     queries, keys = query.new_empty(b * g, plan.rows, d), key.new_empty(b * g, k, d)
     plan.keys(key, key if keep is None else keep, keys)
@@ -98,7 +101,7 @@ class _Products(torch.autograd.Function):
 
 
 def linear_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
-    """Return φ(Q) (φ(K)ᵀ V) / φ(Q) (φ(K)ᵀ 1): query (b, h, q, d), key (b, g, k, d), value (b, g, k, e).
+    """Return φ(Q) (φ(K)ᵀ V) / φ(Q) (φ(K)ᵀ 1) for query (b, h, q, d), key (b, g, k, d) and value (b, g, k, e).
 
     `keep` (b, g, k) masks keys where it is False; the values of masked keys must be finite.
     """
