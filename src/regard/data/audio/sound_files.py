@@ -190,7 +190,7 @@ def _other(stream: Any, where: str, longest: float) -> tuple[Samples, int]:
             _check_length(file.frames, file.samplerate, where, longest)
             samples = file.read(dtype="float32", always_2d=True)
             return samples.mean(1, dtype=np.float32), file.samplerate
-    except RuntimeError as error:  # the base class of soundfile's errors
+    except RuntimeError as error:  # the decoding errors of soundfile derive from RuntimeError
         raise DataError(f"{where}: not a sound file that can be read ({error})") from error
 
 
