@@ -3,7 +3,7 @@
     1 Mary moved to the bathroom.
     2 Where is Mary? <tab> bathroom <tab> 1
 
-The models here answer with a span of the story, and the answer is searched in the supporting sentences. In tasks whose
+A model answers with a span of the story, and the reader searches this span in the supporting sentences. In tasks whose
 answers do not occur in the stories (yes and no, counts, lists, directions), one more sentence that lists all answers of
 the task is appended to every story, so that each answer is a span of it. An answer that is itself a list, such as
 "apple,football", is a single word of that sentence.
