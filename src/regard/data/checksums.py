@@ -1,4 +1,4 @@
-"""Checksums of a folder's files, so that a damaged index is an error and not a wrong text."""
+"""SHA-256 checksums of a folder's files, so that a damaged file raises an error instead of yielding wrong data."""
 
 import hashlib
 import json
@@ -10,14 +10,16 @@ NAME = "checksums.json"
 
 
 def write_checksums(folder: Path) -> None:
-    """Write the SHA-256 of every file of the folder beside them."""
+    """Write the SHA-256 of every file of the folder to checksums.json in the same folder."""
     sums = {path.name: _sha256(path) for path in sorted(folder.iterdir()) if path.name != NAME}
     (folder / NAME).write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
 
 
 def check(folder: Path) -> None:
-    """Raise `DataError` if a file of the folder is damaged or missing; folders of earlier versions have no
-    checksums."""
+    """Raise `DataError` if a file listed in the folder's checksums.json is damaged or missing.
+
+    A folder without checksums.json, written by an earlier version of regard, is not checked.
+    """
     if not (folder / NAME).is_file():
         return
     advice = f"remove {folder}, and it is made again from the data files"

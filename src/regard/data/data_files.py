@@ -1,4 +1,4 @@
-"""Data files, gzipped or not, and the error of a fault in one."""
+"""Opens data files, gzipped or not; defines `DataError`, the error raised for a faulty file."""
 
 import gzip
 import zlib
@@ -9,11 +9,11 @@ from typing import Any
 
 
 class DataError(ValueError):
-    """A user's file has a fault; the message begins with the file and the line."""
+    """Raised if a user's data file has a fault; the message begins with the file and, where known, the line."""
 
 
 def only_path(paths: Sequence[Path], what: str = "file or folder", *, listed: bool = True) -> Path:
-    """Return the single path of a data set; none or several are an error, which lists them."""
+    """Return the single element of `paths`; raise `DataError` if there are none or several."""
     if len(paths) != 1:
         given = f"found {len(paths)}: {', '.join(map(str, paths))}" if listed else f"got {len(paths)}"
         raise DataError(f"expected one {what}, {given}")
@@ -22,10 +22,10 @@ def only_path(paths: Sequence[Path], what: str = "file or folder", *, listed: bo
 
 @contextmanager
 def opened(path: Path, place: Any = None) -> Generator[Any, None, None]:
-    """Open the file as bytes; gzip is recognised by its first two bytes, not by the name.
+    """Open a file as bytes and decompress gzip, which is recognised by the first two bytes, not by the name.
 
-    A file that cannot be read is a `DataError`; if the gzip file is damaged, `place()` returns the position for its
-    message, such as the file and a line.
+    A file that cannot be read raises `DataError`. If a gzip file is damaged, the message begins with `place()`, such as
+    the file and the line; without `place` it begins with the path.
     """
     try:
         with path.open("rb") as stream:

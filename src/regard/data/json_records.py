@@ -11,11 +11,11 @@ from regard.data.data_files import DataError
 from regard.data.text.lines import lines
 
 _SPACE = re.compile(r"[ \t\n\r]*")
-_LONGEST_ARRAY = 1 << 28  # largest line in bytes, where a program wrote a whole array on one line
+_LONGEST_ARRAY = 1 << 28  # the largest line in bytes; some programs write a whole JSON array on one line
 
 
 class Record(NamedTuple):
-    """One entry: its place ("file:line" or "file: entry n"), and its value or its fault."""
+    """One entry of a JSON file: its position ("file:line" or "file: entry n"), and its value or its fault."""
 
     where: str
     value: Any = None
@@ -25,9 +25,9 @@ class Record(NamedTuple):
 def records(path: Path) -> Iterator[Record]:
     """Yield the entries of a .json or .jsonl file, in order; blank lines are skipped.
 
-    A file of lines is read in constant memory, and a line that is not JSON is a fault of that line alone. The text of a
-    file that is one array is read at once, and its entries are parsed one by one; if it is not JSON, a DataError names
-    the line.
+    A file with one value on each line is read in constant memory, and a line that is not JSON is a fault of that record
+    alone. The text of a file that holds one array is read at once, and its entries are parsed one by one; if the text
+    is not JSON, a `DataError` names the line.
     """
     few = list(islice((line for line in lines(path, longest=_LONGEST_ARRAY) if line.text or line.fault), 2))
     if not few:
@@ -43,7 +43,9 @@ def records(path: Path) -> Iterator[Record]:
 
 
 def json_object(text: str, what: str = "JSON") -> tuple[dict[str, Any], str]:
-    """Return the object of a line and no fault, or its fault; `what` is named if it is nested too deeply.
+    """Return (object, "") for a line that is a JSON object, or ({}, fault) for any other line.
+
+    `what` names the expected format in the message about a line that is nested too deeply.
 
     >>> json_object("[1]")
     ({}, 'expected a JSON object, found list')
@@ -67,7 +69,7 @@ def _parsed(where: str, text: str) -> Record:
 
 
 def _is_json(text: str) -> bool:
-    """Return whether a line is a complete value: the file then has one value on each line."""
+    """Return whether a line is a complete JSON value, and the file therefore has one value on each line."""
     try:
         json.loads(text)
     except (json.JSONDecodeError, RecursionError):
@@ -76,7 +78,7 @@ def _is_json(text: str) -> bool:
 
 
 def _entries(path: Path) -> Iterator[Any]:
-    """Yield the entries of a file that is one array."""
+    """Yield the entries of a file that holds one JSON array."""
     parts = []
     for line in lines(path, longest=_LONGEST_ARRAY):
         if line.fault:
@@ -93,7 +95,7 @@ def _entries(path: Path) -> Iterator[Any]:
 
 
 def _parsed_array(text: str) -> Iterator[Any]:
-    """Yield the entries that json.loads would return, one at a time."""
+    """Yield the entries of the JSON array `text` one at a time; `json.loads` would return all of them in one list."""
     decode = json.JSONDecoder().raw_decode
     place = _past_space(text, text.index("[") + 1)
     if text[place : place + 1] == "]":

@@ -1,4 +1,7 @@
-"""Many small items in few arrays: a Python object for each of a hundred thousand texts takes ten times the memory."""
+"""Sequences of many short texts or lists of numbers, stored in a few large arrays.
+
+A Python object for each of a hundred thousand texts would take ten times the memory.
+"""
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -9,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Item = TypeVar("Item")
-_ERRORS = "surrogatepass"  # paths that are not UTF-8, and JSON strings, may contain lone surrogates
+# Lone surrogates occur in JSON strings and in paths that are not UTF-8; strict UTF-8 could not encode them.
+_ERRORS = "surrogatepass"
 
 
 class Lazy(Sequence[Item], Generic[Item]):
-    """`count` items, each created by `make(place)` at access; a slice is a list.
+    """A sequence of `count` items; item i is created by `make(i)` at each access, and a slice is a list.
 
     >>> squares = Lazy(4, lambda place: place * place)
     >>> squares[-1], squares[1:3], list(squares)
@@ -40,13 +44,13 @@ class Lazy(Sequence[Item], Generic[Item]):
 
 
 def picked(items: Sequence[Item], places: Sequence[int]) -> Sequence[Item]:
-    """Return the items at these indices, each accessed when it is needed."""
+    """Return a lazy sequence of the items at the indices `places`; an item is accessed only when it is read."""
     kept = np.array(places, np.int64)
     return Lazy(len(kept), lambda place: items[kept[place]])
 
 
 class Texts(Sequence[str]):
-    """Texts in one append-only buffer of UTF-8.
+    """A sequence of texts, stored in one append-only buffer of UTF-8.
 
     >>> texts = Texts(["a cat", "一只猫"])
     >>> texts[1], len(texts)
@@ -75,7 +79,7 @@ class Texts(Sequence[str]):
 
 
 class Numbers(Sequence[list[int]]):
-    """Lists of numbers below 2³¹ in one append-only array.
+    """A sequence of lists of integers below 2³¹, stored in one append-only array.
 
     >>> numbers = Numbers([[3, 1], [], [4]])
     >>> numbers[0], numbers[-1], numbers.lengths.tolist()
@@ -103,12 +107,12 @@ class Numbers(Sequence[list[int]]):
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Return the length of each list."""
+        """Return the length of each list as an array."""
         return np.diff(np.array(self._ends, np.int64), prepend=0)
 
 
 class Distinct:
-    """Numbers texts by their first occurrence; only a digest of 16 bytes is stored for each.
+    """Assigns equal texts equal numbers, in the order of first occurrence; stores only a 16-byte digest of each text.
 
     >>> names = Distinct()
     >>> for name in ("b", "a", "b", "b"):
@@ -125,7 +129,10 @@ class Distinct:
         self._digests += blake2b(text.encode("utf-8", _ERRORS), digest_size=16).digest()
 
     def numbered(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the first position of each distinct text, in order, and the number of each text among them."""
+        """Return the index at which each distinct text first occurs, and the number of the distinct text at each index.
+
+        The distinct texts are numbered from 0 in the order of their first occurrence.
+        """
         _, first, number = np.unique(self.digests, return_index=True, return_inverse=True)
         order = np.argsort(first)
         rank = np.empty_like(order)
@@ -134,6 +141,7 @@ class Distinct:
 
     @property
     def digests(self) -> NDArray[Any]:
-        """Return the digests as an array that can be sorted and searched."""
-        # NumPy drops trailing zero bytes of such texts, on both sides of a comparison: all have 16 bytes.
+        """Return the digests of all texts as an array of byte strings, which can be sorted and searched."""
+        # NumPy drops trailing zero bytes of byte strings. Comparisons stay exact, because all digests have 16 bytes and
+        # NumPy drops the zeros on both sides.
         return np.frombuffer(bytes(self._digests), "S16")

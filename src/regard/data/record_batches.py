@@ -1,4 +1,4 @@
-"""Padded batches of records with any fields, in an order that depends on the seed alone and can be resumed."""
+"""Padded batches of records with any fields, in an order that depends only on the seed and can be resumed."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,9 +16,9 @@ Record = Mapping[str, Any]
 
 
 class PaddedBatch:
-    """The base class of the batches that `padded` returns: a dataclass with one tensor for each field.
+    """The base class of the batches that `padded` returns: dataclasses with one tensor for each field.
 
-    It is a dataclass, so that a training step can be captured as a CUDA graph.
+    A training step can be captured as a CUDA graph only for batches that are dataclasses of tensors.
     """
 
     def to(self, device: torch.device | str) -> Any:
@@ -27,12 +27,13 @@ class PaddedBatch:
 
 
 def padded(records: Sequence[Record], fills: Mapping[str, int | float], *, grid: int = 1, rows: int = 0) -> Any:
-    """Return records as one batch; its attributes are the fields of the records.
+    """Return one batch of records; its attributes are the fields of the records.
 
-    A number becomes an entry of a tensor (b,). A sequence of a field named in `fills` is padded with that value to (b,
-    n, …), and its lengths are the attribute `<name>_lengths` (b,). Any other array is stacked and must have one shape.
-    Padded lengths are multiples of `grid`. With `rows`, the batch is padded to that number of rows: added rows are
-    empty (length 0) in padded fields, and zeros elsewhere; the attribute `real` (b,) marks the rows that are records.
+    Numbers become a tensor (b,). Sequences of a field named in `fills` are padded with that value to a tensor (b, n,
+    …), and their lengths are the attribute `<name>_lengths` (b,). Arrays of any other field are stacked and must have
+    the same shape. Padded lengths are multiples of `grid`. With `rows`, the batch is padded to that number of rows: the
+    added rows are empty (length 0) in padded fields and zero in the others; the attribute `real` (b,) is True for the
+    rows that are records.
 
     >>> batch = padded([{"text": [5, 6, 7], "label": 1}, {"text": [8], "label": 0}], {"text": 0})
     >>> batch.text.tolist(), batch.text_lengths.tolist(), batch.label.tolist()
@@ -84,7 +85,7 @@ def _stack(name: str, values: Sequence[NDArray[Any]], count: int) -> Tensor:
 
 
 def _kind(values: Sequence[NDArray[Any]]) -> Any:
-    """Return the type of a column; an empty list has none and is ignored."""
+    """Return the NumPy type of a column of a batch; empty lists are ignored, because NumPy makes them float64."""
     filled = [value for value in values if value.size] or values[:1]
     kind = np.result_type(*(value.dtype for value in filled))
     if kind == np.float64:
@@ -93,7 +94,9 @@ def _kind(values: Sequence[NDArray[Any]]) -> Any:
 
 
 def groups_by_length(lengths: Sequence[int], *, tokens: int) -> list[list[int]]:
-    """Return indices of records of similar length in groups, each of at most `tokens` tokens with its padding.
+    """Return the indices of the records in groups of similar length, each of at most `tokens` tokens with padding.
+
+    A record longer than `tokens` is a group by itself.
 
     >>> groups_by_length([5, 1, 9, 2], tokens=10)
     [[1, 3], [0], [2]]
@@ -108,12 +111,13 @@ def groups_by_length(lengths: Sequence[int], *, tokens: int) -> list[list[int]]:
 
 
 class RecordBatches:
-    """Batches of a corpus in the order of `TokenBatches`, created by `collate(records, grid=…, rows=…)`.
+    """Batches of records in the order of `TokenBatches`, created by `collate(records, grid=…, rows=…)`.
 
-    With a `grid` above 1 there are few shapes: lengths are multiples of it, and the number of rows is the largest that
-    fits. With `ranks` processes, process `rank` gets its share of the rows of every batch. If a batch has fewer rows
-    than there are processes, those without a row get its first row, marked by `idle`. The order, and so `state`, are
-    the same for any number of processes.
+    With a `grid` above 1 the batches have only a few different shapes: padded lengths are multiples of `grid`, and the
+    batch is padded to the largest number of rows of that length that has at most `tokens` tokens. With `ranks`
+    processes, process `rank` gets every `ranks`-th row of each batch. If a batch has fewer rows than there are
+    processes, a process without a row gets the batch's first row, and `idle(batch)` marks this copy. The order of the
+    batches, and therefore `state`, is the same for any number of processes.
     """
 
     def __init__(
@@ -136,7 +140,8 @@ class RecordBatches:
 
     def __iter__(self) -> Iterator[Any]:
         for numbers in self._order:
-            # Every n-th row: a batch may be sorted by length, and shares then have similar cost.
+            # Each process gets every `ranks`-th row, not a contiguous block: a batch may be sorted by length, and
+            # interleaved shares have similar cost.
             mine = numbers[self._rank :: self._ranks]
             records = [self._records[number] for number in mine or numbers[:1]]
             rows = self._fitting(int(self._widest[numbers].max()))
@@ -144,15 +149,18 @@ class RecordBatches:
             yield batch if mine else self._idle(batch)
 
     def _fitting(self, widest: int) -> int:
-        """Return the number of rows to which a share of a batch of such records is padded."""
+        """Return the number of rows to which one process's share of a batch is padded; 0 for no padding of rows.
+
+        `widest` is the length of the longest record of the batch.
+        """
         if self._grid == 1:
             return 0
         return -(-(self._tokens // (-(-widest // self._grid) * self._grid)) // self._ranks)
 
     def state(self) -> dict[str, Any]:
-        """Return the position in the order, for a checkpoint."""
+        """Return the position in the order of batches, for a checkpoint."""
         return self._order.state()
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Continue after the batch at which `state` was taken."""
+        """Continue the iteration after the last batch that was returned before `state()` was called."""
         self._order.resume(state)

@@ -1,4 +1,4 @@
-"""Batches of similar cost: records of similar length up to a number of tokens, in an order given by the seed."""
+"""Batches of records of similar length with a limited number of tokens, in an order that depends only on the seed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ Ids = Sequence[int] | NDArray[np.integer]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Padded pairs.
+    """A padded batch of pairs of a source and a target sequence, such as a sentence and its translation.
 
-    The input of a decoder is `prefix` (begin, y_1 … y_t), and it should predict `target` (y_1 … y_t, end). source (b,
-    s) and prefix (b, t) are padded with the padding number, target (b, t) with the number that the loss ignores.
-    Lengths include the end marks.
+    The decoder's input is `prefix` (begin, y_1 … y_t), and the decoder should predict `target` (y_1 … y_t, end).
+    `source` (b, s) and `prefix` (b, t) are padded with the number of the padding token, `target` (b, t) with the number
+    that the loss ignores. The lengths (b,) include the end marks.
     """
 
     source: Tensor
@@ -48,11 +48,12 @@ def collate(
     grid: int = 1,
     rows: int = 0,
 ) -> Batch:
-    """Return pairs of token numbers as one padded batch; begin and end marks are added here.
+    """Return pairs of token numbers as one padded batch, with begin and end marks added.
 
-    Without `source_end` the sources have no end mark, which a model could attend instead of a word. Padded lengths are
-    multiples of `grid`, and rows of padding, which do not affect the loss, are added up to `rows` rows: so there are
-    few shapes. Such a row has a source length of 1, because a mean over nothing is undefined.
+    With `source_end=False` the sources have no end mark, because a model could attend to the end mark instead of a
+    word. Padded lengths are multiples of `grid`, and rows of padding, which do not affect the loss, are added up to
+    `rows` rows, so that batches have only a few different shapes. A row of padding has a source length of 1, because a
+    mean over no source tokens would be undefined.
 
     >>> batch = collate([([5, 6, 7], [8]), ([9], [10, 11])])
     >>> batch.source.tolist(), batch.source_lengths.tolist()
@@ -79,7 +80,10 @@ def collate(
 def _table(
     rows: Sequence[Ids], fill: int, grid: int, least: int, *, first: int | None = None, last: int | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return rows padded to one length, and their lengths, each with an optional mark before or after it."""
+    """Return the rows padded to one length, and their lengths; the token `first` or `last` is added to each row.
+
+    Empty rows are added up to `least` rows; no token is added to them.
+    """
     count = max(len(rows), least)
     lengths = np.zeros(count, np.int64)
     lengths[: len(rows)] = [len(row) for row in rows]
@@ -97,17 +101,18 @@ def _table(
 
 
 class TokenBatches:
-    """Lists of record numbers, epoch after epoch: a padded batch has at most `tokens` tokens on any side.
+    """Yields batches as lists of record indices: on each side, a padded batch has at most `tokens` tokens.
 
-    A side is a field of the records that is padded, such as source and target; `lengths` has one list for each side.
+    A side is a field of the records that is padded, such as the source or the target; `lengths` has one list of lengths
+    for each side.
 
-    Each epoch is shuffled anew by (seed, epoch) alone. A window of `bucket` records is sorted by length and cut into
-    batches, whose order is shuffled again. A record longer than `tokens` is a batch by itself. With `ranks` processes,
-    each takes its share of every epoch, with the same number of batches. With a `grid`, lengths are rounded up to a
-    multiple of it, as in `collate`.
+    Each epoch has a new random order, which depends only on (seed, epoch). The shuffled records are divided into
+    windows of `bucket` records; each window is sorted by length and cut into batches, whose order is shuffled again. A
+    record longer than `tokens` is a batch by itself. With `ranks` processes, each process gets the same number of
+    different batches in every epoch. With a `grid`, lengths are rounded up to a multiple of it, as in `collate`.
 
-    Iterating yields the rest of the current epoch. `state()` after any batch, passed to `resume` of a new object,
-    continues with the next one.
+    Iterating yields the rest of the current epoch. If `state()` is saved after any batch and passed to `resume` of a
+    new object, the new object continues with the next batch.
 
     >>> batches = TokenBatches([3, 9, 4, 8, 3], [4, 9, 4, 9, 3], tokens=18, seed=1)
     >>> first = next(iter(batches))
@@ -145,7 +150,7 @@ class TokenBatches:
 
     @property
     def epoch(self) -> int:
-        """Return the current epoch of the iteration, from 0."""
+        """Return the number of the current epoch, from 0."""
         return self._epoch
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -159,11 +164,12 @@ class TokenBatches:
         self._epoch, self._position = self._epoch + 1, 0
 
     def batches(self, epoch: int) -> Iterator[list[int]]:
-        """Yield all batches of an epoch for this rank, independent of the iteration."""
+        """Yield all batches of an epoch for this rank; the position of the iteration does not change."""
         waiting: list[list[int]] = []
         for batch in self._all(epoch):
             waiting.append(batch)
-            # An incomplete last round is dropped: all ranks need the same number of batches.
+            # Batches are handed out in rounds of one batch for each rank. An incomplete last round is dropped, because
+            # all ranks need the same number of batches.
             if len(waiting) == self._ranks:
                 yield waiting[self._rank]
                 waiting = []
@@ -173,13 +179,13 @@ class TokenBatches:
         return sum(1 for _ in self.batches(epoch))
 
     def state(self) -> dict[str, Any]:
-        """Return the position of the iteration as numbers, for a checkpoint."""
+        """Return the position of the iteration as a dictionary of numbers, for a checkpoint."""
         return {**self._facts(), "epoch": self._epoch, "position": self._position}
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was taken. The records, tokens and seed must be the same."""
+        """Continue the iteration from a `state()`; raise ValueError if the records or the settings have changed."""
         for name, value in self._facts().items():
-            before = state.get(name, 1 if name == "grid" else None)  # a state of an earlier version has no grid
+            before = state.get(name, 1 if name == "grid" else None)  # a state saved by an earlier version has no grid
             if before != value:
                 raise ValueError(f"{name} was {before} when the state was taken, and is {value} now")
         self._epoch, self._position = int(state["epoch"]), int(state["position"])
@@ -200,7 +206,7 @@ class TokenBatches:
         order = random.permutation(len(self._lengths[0]))
         for first in range(0, len(order), self._bucket):
             window = order[first : first + self._bucket]
-            # A stable sort keeps the shuffled order among records of the same lengths.
+            # lexsort is stable: records of the same lengths stay in shuffled order.
             window = window[np.lexsort([column[window] for column in self._lengths])]
             widest = np.maximum.reduce([column[window] for column in self._lengths])
             widths = -(-widest // self._grid) * self._grid
@@ -210,7 +216,11 @@ class TokenBatches:
 
 
 def _cut(widths: NDArray[np.int32], tokens: int) -> list[int]:
-    """Return where to split a sorted list so that each part, padded, has at most `tokens` tokens on either side."""
+    """Return the indices at which to split records sorted by width into padded batches of at most `tokens` tokens.
+
+    `widths` has each record's length on its longest side, rounded up to the grid. The first index is 0, the last is the
+    number of records.
+    """
     cuts = [0]
     widest = 0
     for place, width in enumerate(widths.tolist()):

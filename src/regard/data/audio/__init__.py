@@ -1,5 +1,5 @@
-"""Sound: readers. Imports only regard.data.
+"""Readers of sound files and of their transcripts. Imports only regard.data.
 
-- `sound_files`: samples of WAV and other files, resampling
-- `transcripts`: recordings with transcripts
+- `sound_files`: reads the samples of WAV and other sound files, and resamples them
+- `transcripts`: reads lists of recordings with their transcripts
 """

@@ -1,5 +1,7 @@
-"""Sound files as samples: WAV by the standard library, other formats by soundfile; converted to one channel and
-rate."""
+"""Reader of sound files: returns their samples as one channel at a given sample rate.
+
+WAV files are parsed here; other formats (FLAC, Ogg, MP3, …) are read by the optional package soundfile.
+"""
 
 import functools
 import io
@@ -17,21 +19,21 @@ from torch import Tensor
 
 from regard.data.data_files import DataError
 
-Samples = NDArray[np.float32]  # (n,), from −1 to 1
+Samples = NDArray[np.float32]  # shape (n,), values from −1 to 1
 
 SUFFIXES = {".wav", ".flac", ".ogg", ".mp3", ".opus", ".aiff"}
-SHORTEST = 0.02  # seconds; shorter recordings have less than one frame of features
-CLIPPED = 0.2  # fraction of samples at the limits of the format above which a recording counts as clipped
-_RATES = (1000, 768_000)  # the smallest and largest sample rate of a file
+SHORTEST = 0.02  # seconds; a recording shorter than this has less than one frame of features and is rejected
+CLIPPED = 0.2  # a recording counts as clipped if more than this fraction of its samples is at ±1
+_RATES = (1000, 768_000)  # the smallest and the largest sample rate that a file may have, in samples a second
 _CHANNELS = 64
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _FORMATS = {(_PCM, 8): "u1", (_PCM, 16): "<i2", (_PCM, 32): "<i4", (_FLOAT, 32): "<f4", (_FLOAT, 64): "<f8"}
-_ZEROS = 16  # zero crossings of the sinc on each side
-_FINEST = 1000  # the largest denominator of the ratio of two rates: 44,100 to 16,000 is 160 / 441
+_ZEROS = 16  # zero crossings of the resampling filter's sinc on each side of its centre
+_FINEST = 1000  # the largest denominator of the ratio of two sample rates; 16,000 to 44,100 is 160 / 441
 
 
 class _Header(NamedTuple):
-    """The format chunk of a WAV file, and the position of its samples."""
+    """The format of a WAV file, and the byte offset and size of its samples."""
 
     kind: int
     channels: int
@@ -42,10 +44,11 @@ class _Header(NamedTuple):
 
 
 def read_sound(given: Path | bytes, rate: int, *, longest: float, name: str = "the sound") -> Samples:
-    """Return the samples of a file or of its bytes at `rate` samples a second, the mean of its channels.
+    """Return the samples of a sound file, resampled to `rate` samples a second; several channels are averaged.
 
-    A `DataError` names the fault: no sound file, empty, truncated, silent, clipped, or longer than `longest` seconds;
-    the length is taken from the header, so that a long file is refused before it is decoded.
+    `given` is a path, or the bytes of a file. A `DataError` is raised if the file is no sound file, or is empty,
+    truncated, silent, clipped, or longer than `longest` seconds. The length is read from the header, so that a file
+    that is too long is rejected before it is decoded.
     """
     where = name if isinstance(given, bytes) else str(given)
     try:
@@ -62,7 +65,9 @@ def read_sound(given: Path | bytes, rate: int, *, longest: float, name: str = "t
 
 
 def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
-    """Return samples at another rate, by a windowed sinc that passes frequencies below half of both rates.
+    """Return samples at `rate` resampled to the rate `wanted`.
+
+    The filter is a windowed sinc, which passes only frequencies below half of the lower rate.
 
     >>> same = resampled(np.ones(8, np.float32), 8000, 8000).tolist() == [1.0] * 8
     >>> same, len(resampled(np.ones(441, np.float32), 44100, 16000))
@@ -74,7 +79,8 @@ def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
     new, old = ratio.numerator, ratio.denominator
     kernel, width = _kernel(new, old)
     padded = F.pad(torch.from_numpy(np.asarray(samples, np.float32))[None, None], (width, width + old))
-    # One output channel for each phase of the new rate; interleaved, they are the new samples.
+    # The convolution has one output channel for each phase of the new rate; interleaving the channels gives the
+    # resampled signal.
     phases = F.conv1d(padded, kernel, stride=old)
     count = -(-len(samples) * new // old)
     return phases[0].T.flatten()[:count].numpy()
@@ -82,7 +88,10 @@ def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
 
 @functools.lru_cache(maxsize=8)
 def _kernel(new: int, old: int) -> tuple[Tensor, int]:
-    """Return filters (new, 1, taps) whose phases are 1 / new of a sample apart, and their length on each side."""
+    """Return the resampling filters (new, 1, taps), one for each output phase, and their half width in input samples.
+
+    `new` / `old` is the ratio of the two sample rates in lowest terms.
+    """
     cutoff = 0.97 * min(1.0, new / old)  # relative to the old Nyquist frequency, with a margin for the transition band
     width = math.ceil(_ZEROS / cutoff)
     place = torch.arange(-width, width + old, dtype=torch.float64)
@@ -94,7 +103,7 @@ def _kernel(new: int, old: int) -> tuple[Tensor, int]:
 
 
 def wav_bytes(samples: Samples, rate: int) -> bytes:
-    """Return samples as a WAV file of 16 bits."""
+    """Return the bytes of a mono WAV file with 16-bit samples."""
     data = np.clip(np.rint(np.asarray(samples) * 32767), -32768, 32767).astype("<i2").tobytes()
     form = struct.pack("<HHIIHH", _PCM, 1, rate, 2 * rate, 2, 16)
     body = b"WAVE" + b"fmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(data)) + data
@@ -115,7 +124,7 @@ def _wav(stream: Any, where: str, longest: float) -> tuple[Samples, int]:
 
 
 def _header(stream: Any, where: str) -> _Header:
-    """Return the chunks up to the samples; unknown chunks are skipped."""
+    """Return the header of a WAV file by reading its chunks up to the samples; unknown chunks are skipped."""
     form: tuple[int, ...] | None = None
     while len(chunk := stream.read(8)) == 8:
         name, size = chunk[:4], struct.unpack("<I", chunk[4:])[0]
@@ -126,7 +135,9 @@ def _header(stream: Any, where: str) -> _Header:
             if form is None:
                 raise DataError(f"{where}: the WAV file has samples before their format")
             kind, channels, rate, bits = form
-            if size >= 0xFFFFFF00:  # programs that write to a pipe do not know the size in advance
+            # A program that writes to a pipe cannot fill in the size; it writes a value near 2³², and the samples
+            # then extend to the end of the file.
+            if size >= 0xFFFFFF00:
                 size = stream.seek(0, 2) - start
             return _Header(kind, channels, rate, bits, start, size)
         stream.seek(start + size + size % 2)
@@ -148,7 +159,7 @@ def _form(data: bytes, where: str) -> tuple[int, int, int, int]:
 
 
 def _numbers(raw: bytes, header: _Header) -> Samples:
-    """Return bytes as numbers from −1 to 1."""
+    """Return the raw bytes of a WAV file's samples as floats from −1 to 1."""
     if header.kind == _PCM and header.bits == 24:
         wide = np.zeros((len(raw) // 3, 4), np.uint8)
         wide[:, 1:] = np.frombuffer(raw, np.uint8).reshape(-1, 3)
@@ -156,7 +167,7 @@ def _numbers(raw: bytes, header: _Header) -> Samples:
     values = np.frombuffer(raw, _FORMATS[header.kind, header.bits])
     if header.kind == _FLOAT:
         return values.astype(np.float32)
-    if header.bits == 8:  # the only unsigned format
+    if header.bits == 8:  # WAV samples of 8 bits are unsigned, unlike all wider ones
         return ((values.astype(np.float32) - 128) / 128).astype(np.float32)
     return (values / 2.0 ** (header.bits - 1)).astype(np.float32)
 
@@ -166,7 +177,7 @@ def _mixed(samples: Samples, channels: int) -> Samples:
 
 
 def _other(stream: Any, where: str, longest: float) -> tuple[Samples, int]:
-    """Read FLAC, Ogg, MP3 and other formats of libsndfile."""
+    """Return the samples and the sample rate of a FLAC, Ogg, MP3 or other file that libsndfile can decode."""
     try:
         import soundfile
     except ImportError:
@@ -179,7 +190,7 @@ def _other(stream: Any, where: str, longest: float) -> tuple[Samples, int]:
             _check_length(file.frames, file.samplerate, where, longest)
             samples = file.read(dtype="float32", always_2d=True)
             return samples.mean(1, dtype=np.float32), file.samplerate
-    except RuntimeError as error:  # the base class of libsndfile's errors
+    except RuntimeError as error:  # the decoding errors of soundfile derive from RuntimeError
         raise DataError(f"{where}: not a sound file that can be read ({error})") from error
 
 

@@ -1,7 +1,7 @@
-"""Readers of recordings with transcripts: a folder of sounds and a TSV or JSONL beside it, or LibriSpeech's layout.
+"""Reader of recordings with transcripts: a folder of sound files with a TSV or JSONL table, or LibriSpeech's layout.
 
-A transcript whose sound is missing is an error that names the file and the line, or is skipped and counted. A sound
-without a transcript is left out and counted.
+A transcript whose sound file is missing raises an error that names the file and the line, or is skipped and counted.
+A sound file without a transcript is left out and counted.
 """
 
 import math
@@ -24,12 +24,16 @@ Times = tuple[tuple[float, float], ...]
 _HEADERS = ("sound", "audio", "file", "filename", "path")
 _FOLDERS = ("sounds", "wavs", "wav", "recordings", "clips")
 _TABLES = (".tsv", ".jsonl")
-_LIBRI = "*.trans.txt"  # LibriSpeech has one file of transcripts for each chapter
+_LIBRI = "*.trans.txt"  # LibriSpeech has one file of transcripts for each chapter of a book
 
 
 @dataclass(frozen=True, slots=True)
 class SpokenFile:
-    """A recording, its transcript, the place of the transcript ("file:line"), and the seconds of each word if known."""
+    """A recording with its transcript.
+
+    `where` is the position of the transcript ("file:line"); `times` is the start and the end of each word in seconds,
+    empty if they are unknown.
+    """
 
     sound: Path
     text: str
@@ -39,10 +43,10 @@ class SpokenFile:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptFiles:
-    """Recordings to train on, to validate with and to test with, if the files define these parts; else all in `train`.
+    """Recordings for training, validation and test; all are in `train` if the files define no such split.
 
-    `report` counts transcripts read, kept and skipped, and sounds without a transcript; `files` are the files of
-    transcripts.
+    `report` counts the transcripts read, kept and skipped, and the sound files without a transcript; `files` are the
+    paths of the files with the transcripts.
     """
 
     train: tuple[SpokenFile, ...]
@@ -53,7 +57,7 @@ class TranscriptFiles:
 
 
 class _Row(NamedTuple):
-    """The place of a transcript, the name of its sound, its text and times, or its fault."""
+    """One row of a table of transcripts: its position ("file:line"), sound file, text and word times, or its fault."""
 
     where: str
     sound: str = ""
@@ -63,13 +67,13 @@ class _Row(NamedTuple):
 
 
 def load_transcripts(path: Path, *, skip_faults: bool = False) -> TranscriptFiles:
-    """Return transcripts and their recordings, in the layout that is found.
+    """Return the transcripts at `path` with the paths of their recordings; the layout is recognised.
 
-    A folder has LibriSpeech's layout (`train-clean-100/19/198/19-198.trans.txt`, sounds beside it), or `train.tsv`,
-    `valid.tsv` and `test.tsv`, or `transcripts.tsv`; a path may also be such a file itself. In a TSV the columns are
-    sound and text, in a JSONL the fields `sound` and `text`, and optionally `times`: a
-    list of [start, end] in seconds for each word. Sounds are beside the file or in its folder `sounds`, `wavs`,
-    `recordings` or `clips`.
+    A folder has LibriSpeech's layout (`train-clean-100/19/198/19-198.trans.txt` with the sound files beside it), or
+    the files `train.tsv`, `valid.tsv` and `test.tsv`, or `transcripts.tsv`; any of them may be `.jsonl`. `path` may
+    also be a single TSV or JSONL file. A TSV has the columns sound and text; a JSONL record has the fields `sound` and
+    `text`, and optionally `times`, a list with [start, end] in seconds for each word. Sound files are in the same
+    folder as the table, or in a folder `sounds`, `wavs`, `wav`, `recordings` or `clips` there.
     """
     path = Path(path)
     tally: Counter[str] = Counter()
@@ -90,7 +94,7 @@ def load_transcripts(path: Path, *, skip_faults: bool = False) -> TranscriptFile
 
 
 def _kept(rows: Iterable[_Row], folders: list[Path], tally: Counter[str], skip_faults: bool) -> list[SpokenFile]:
-    """Return the rows that have a sound and a text; a faulty row is an error, or skipped and counted."""
+    """Return the rows that have a sound file and a text; a faulty row raises an error, or is skipped and counted."""
     found: list[SpokenFile] = []
     for row in rows:
         tally["read"] += 1
@@ -110,7 +114,7 @@ def _kept(rows: Iterable[_Row], folders: list[Path], tally: Counter[str], skip_f
 
 
 def _find(name: str, folders: list[Path]) -> Path | None:
-    """Return the file of that name; its suffix may be left out."""
+    """Return the first sound file called `name` in the folders, or None; `name` may lack the suffix."""
     if not name:
         return None
     ends = ("",) if Path(name).suffix.lower() in SUFFIXES else (*sorted(SUFFIXES), "")
@@ -119,7 +123,7 @@ def _find(name: str, folders: list[Path]) -> Path | None:
 
 
 def _count_unused(folder: Path, parts: Iterable[list[SpokenFile]], tally: Counter[str]) -> None:
-    """Count the sounds of a folder that no transcript names."""
+    """Add to `tally` the number of sound files in a folder that no transcript refers to."""
     used = {one.sound for one in chain.from_iterable(parts)}
     unused = sum(path.suffix.lower() in SUFFIXES and path not in used for path in folder.iterdir())
     if unused:
@@ -158,8 +162,11 @@ def _are_times(times: Any, words: int) -> bool:
 
 
 def _libri(path: Path, chapters: list[Path], tally: Counter[str], skip_faults: bool) -> dict[str, list[SpokenFile]]:
-    """Read LibriSpeech: "19-198-0000 NORTHANGER ABBEY" in a file of each chapter; the name of the set gives the
-    part."""
+    """Return the recordings of a LibriSpeech folder for each part (train, valid, test).
+
+    Each line of a chapter's file is an identifier and a text, such as "19-198-0000 NORTHANGER ABBEY". The folder's
+    name, such as dev-clean, determines the part.
+    """
     parts: dict[str, list[SpokenFile]] = {part: [] for part in PARTS}
     for chapter in chapters:
         found = _kept(_chapter(chapter), [chapter.parent], tally, skip_faults)
@@ -176,7 +183,7 @@ def _chapter(path: Path) -> Iterator[_Row]:
 
 
 def _part(folders: tuple[str, ...]) -> str:
-    """Return the part that a folder such as dev-clean belongs to; train by default."""
+    """Return the part (train, valid or test) that folder names such as dev-clean denote; train by default."""
     for part, names in NAMES.items():
         if any(folder.split("-")[0] in names for folder in folders):
             return part

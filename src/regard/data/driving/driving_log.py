@@ -1,8 +1,8 @@
 """Reader of a driving log: a CSV of camera frames with steering, throttle and brake, split into contiguous blocks.
 
-Adjacent frames are nearly equal, so frames held out at random would leak from training: whole blocks are held out, with
-a gap before each. A line with a missing picture or a bad number is an error that names the file and the line, or is
-skipped and counted.
+Adjacent frames are nearly equal, so single frames sampled at random for the test would leak into the training data.
+Therefore whole blocks of frames are held out, with a gap before each. A line with a missing picture or an invalid
+number raises an error that names the file and the line, or is skipped and counted.
 """
 
 import csv
@@ -19,16 +19,17 @@ from regard.data.vision.image_files import SUFFIXES
 
 CONTROLS = ("steering", "throttle", "brake")
 NAME = "driving_log.csv"
-_IMAGES = ("center", "image", "frame", "file", "path")  # names of the column of pictures
-_PLAIN = ("center", "left", "right", *CONTROLS, "speed")  # the columns of the Udacity simulator, which writes no header
+_IMAGES = ("center", "image", "frame", "file", "path")  # the accepted names of the column with the pictures' paths
+_PLAIN = ("center", "left", "right", *CONTROLS, "speed")  # columns of a file without a header: the Udacity simulator's
 _FOLDERS = ("", "IMG", "center", "images", "frames")
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A picture of the camera, the controls (steering, throttle, brake) at that moment, and its line in the log.
+    """A camera picture, the controls (steering, throttle, brake) at that moment, and the frame's line in the log.
 
-    `first` is the index of the first frame of its uninterrupted sequence: history ends there.
+    `first` is the index of the first frame of the uninterrupted sequence that contains this frame; a model's input
+    history does not reach back beyond it.
     """
 
     image: Path
@@ -56,8 +57,10 @@ class DrivingLog:
         return f"{self.read:,} lines read, {len(self.frames):,} frames kept" + (reasons and f"; skipped: {reasons}")
 
     def without(self, places: Collection[int], reason: str) -> "DrivingLog":
-        """Return the log without some frames, counted as skipped; the frame after a removed one starts a new
-        sequence."""
+        """Return the log without the frames at the indices `places`, which are counted as skipped for `reason`.
+
+        The frame after a removed one starts a new sequence.
+        """
         kept: list[Frame] = []
         first = before = 0
         for place, frame in enumerate(self.frames):
@@ -71,7 +74,7 @@ class DrivingLog:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Indices of frames to train on, to validate with and to test with; frames of the gaps are in no part."""
+    """Indices of the frames for training, validation and test; the frames of the gaps are in none of them."""
 
     train: tuple[int, ...]
     valid: tuple[int, ...]
@@ -79,7 +82,7 @@ class Blocks:
 
 
 def log_file(path: Path) -> Path:
-    """Return the log of a path: the CSV file itself, or the one in a folder."""
+    """Return the path of a driving log's CSV file, given that file or the folder that contains it."""
     path = Path(path)
     if path.is_file():
         return path
@@ -96,10 +99,11 @@ def log_file(path: Path) -> Path:
 def load_driving_log(path: Path, *, skip_faults: bool = False) -> DrivingLog:
     """Return the frames of a driving log: a CSV file, or a folder with one.
 
-    The columns are found by the header: the picture is `center` (or `image`, `frame`, `file`, `path`), the numbers are
-    `steering`, `throttle` and `brake`, others are ignored. A file without a header has the columns of the Udacity
-    simulator. Pictures are beside the file or in a folder `IMG`, `center`, `images` or `frames` there; if a path does
-    not exist, such as one of another machine, its file name is searched.
+    The header names the columns: `center` (or `image`, `frame`, `file`, `path`) is the path of the picture;
+    `steering`, `throttle` and `brake` are the controls; other columns are ignored. A file without a header has the
+    columns of the Udacity simulator. The pictures are in the folder of the CSV file, or in a folder `IMG`, `center`,
+    `images` or `frames` there. If a picture's path does not exist, for example because the log was written on another
+    machine, its file name is searched in these folders.
     """
     path = log_file(path)
     pictures = _Pictures(path.parent)
@@ -111,7 +115,7 @@ def load_driving_log(path: Path, *, skip_faults: bool = False) -> DrivingLog:
         if columns is None:
             columns = _columns(path, line, cells)
             if not _is_number(cells[columns["steering"]]):
-                continue  # the header is not a frame
+                continue  # this line is the header, not a frame
         read += 1
         reason, fault, frame = _frame(cells, columns, pictures, line, first)
         if frame is not None:
@@ -140,7 +144,10 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _columns(path: Path, line: int, cells: Sequence[str]) -> dict[str, int]:
-    """Return the columns of the picture and the controls, from the first line: a header, or those of the simulator."""
+    """Return the column indices of the picture and of the controls, given the first line of a driving log.
+
+    If that line is not a header, the columns are those of the Udacity simulator.
+    """
     names = [cell.strip().lower() for cell in cells]
     if "steering" not in names:
         names = list(_PLAIN)
@@ -158,7 +165,7 @@ def _columns(path: Path, line: int, cells: Sequence[str]) -> dict[str, int]:
 def _frame(
     cells: Sequence[str], columns: dict[str, int], pictures: "_Pictures", line: int, first: int
 ) -> tuple[str, str, Frame | None]:
-    """Return the frame of a line; or the short reason why there is none, and the text for an error."""
+    """Return ("", "", frame) for a valid line of the log; else (short reason, error message, None)."""
     if len(cells) <= max(columns.values()):
         return "short line", f"expected at least {max(columns.values()) + 1} columns, found {len(cells)}", None
     for name in CONTROLS:
@@ -180,7 +187,7 @@ def _is_number(text: str) -> bool:
 
 
 class _Pictures:
-    """Find the pictures of a log. Each folder is listed once, because a log has thousands of lines."""
+    """Finds the pictures of a driving log. Each folder is listed only once, because a log has thousands of lines."""
 
     def __init__(self, folder: Path) -> None:
         self.folders = [folder / name for name in _FOLDERS if (folder / name).is_dir()]
@@ -193,7 +200,11 @@ class _Pictures:
         }
 
     def find(self, written: str) -> Path | None:
-        """Return the picture of a path or a name; for a path of another machine, also with backslashes, by its name."""
+        """Return the picture at a path written in the log, or None.
+
+        If no file exists at that path, for example because it is a path of another machine, perhaps with backslashes,
+        the picture with the same file name is returned.
+        """
         path = self._root / written
         if "/" in written and path.is_file():
             return path
@@ -206,8 +217,9 @@ class _Pictures:
 def split_blocks(count: int, *, block: int, gap: int, valid: int, test: int, seed: int) -> Blocks:
     """Split `count` frames into contiguous blocks of `block` frames; the seed assigns blocks to parts.
 
-    Whole blocks are held out until `valid` and `test` frames are reached, at most a fifth of all blocks for each. Where
-    the part changes, the first `gap` frames of the next block are in no part; they are used as history only.
+    Whole blocks are held out until the validation part has `valid` frames and the test part `test` frames, at most a
+    fifth of all blocks for each. Where two adjacent blocks belong to different parts, the first `gap` frames of the
+    second block are in no part; they are used only as the input history of later frames.
 
     >>> parts = split_blocks(12, block=4, gap=1, valid=3, test=3, seed=1)
     >>> parts.train, parts.valid, parts.test
@@ -217,7 +229,7 @@ def split_blocks(count: int, *, block: int, gap: int, valid: int, test: int, see
         raise ValueError(f"gap must be at least 0 and below block, got {gap} and {block}")
     starts = list(range(0, count, block))
     if len(starts) > 1 and count - starts[-1] <= gap:
-        starts.pop()  # a remainder no longer than the gap belongs to the block before it
+        starts.pop()  # a last block that is no longer than the gap is merged into the block before it
     most = max(1, len(starts) // 5)
     wanted = {"valid": min(most, math.ceil(valid / block)), "test": min(most, math.ceil(test / block))}
     if len(starts) < 3:
@@ -237,6 +249,8 @@ def split_blocks(count: int, *, block: int, gap: int, valid: int, test: int, see
 
 
 def history(frames: Sequence[Frame], place: int, length: int) -> list[int]:
-    """Return the indices of the `length` frames that end with this one, oldest first; fewer at the start of a
-    sequence."""
+    """Return the indices of the `length` frames that end with frame `place`, oldest first.
+
+    There are fewer at the start of an uninterrupted sequence.
+    """
     return list(range(max(frames[place].first, place + 1 - length), place + 1))

@@ -1,7 +1,8 @@
-"""Reader of traffic scenes as JSON: one scene per line, with the driver's action.
+"""Reader and writer of traffic scenes as JSON: one scene per line, with the driver's action.
 
 A scene is `{"ego": {"speed": 10, "limit": 12}, "objects": [{"kind": "car", "x": 20, "y": 0, "heading": 0, "speed": 4}],
-"action": "brake", "steering": 0.0, "forced": [0]}`; docs/driving.md explains the fields.
+"action": "brake", "steering": 0.0, "forced": [0]}`: the ego vehicle, the other objects, the driver's action and
+steering, and the indices of the objects that force this action. docs/driving.md explains the fields.
 """
 
 import json
@@ -23,18 +24,19 @@ from regard.data.worlds.traffic_expert import ACTIONS, Decisions, Scenes
 from regard.data.worlds.traffic_roads import KINDS, SIZES
 
 SUFFIXES = (".jsonl", ".json")
-_EGO = {"x": 0.0, "y": 0.0, "heading": 0.0, "speed": None, "limit": None}  # default values; None marks a required field
+# The fields of the ego vehicle with their default values; None marks a required field.
+_EGO = {"x": 0.0, "y": 0.0, "heading": 0.0, "speed": None, "limit": None}
 _OBJECT = ("x", "y", "heading", "speed")
-_LARGEST = 1e5  # the largest absolute value of any number
-_MOST = 1000  # the largest number of objects in a scene
+_LARGEST = 1e5  # the largest absolute value that a number in a scene may have
+_MOST = 1000  # the largest number of objects that a scene may have
 
 
 class SceneError(ValueError):
-    """The error of an invalid scene."""
+    """Raised if a traffic scene in JSON is invalid; the message names the field."""
 
 
 def parse_scene(value: Any) -> Scenes:
-    """Return one scene of JSON with all of its objects; a `SceneError` names the fault.
+    """Return a batch of one scene, with all of its objects, from parsed JSON; an invalid scene raises `SceneError`.
 
     >>> scene = parse_scene({"ego": {"speed": 9, "limit": 12}, "objects": []})
     >>> scene.ego.tolist(), scene.present.shape
@@ -60,7 +62,11 @@ def parse_scene(value: Any) -> Scenes:
 
 
 def parse_decision(value: Mapping[str, Any], objects: int) -> tuple[int, float, list[int]]:
-    """Read action, steering and the objects that force them; `forced` is optional."""
+    """Return the action's index, the steering, and the indices of the objects that force this decision.
+
+    `value` is a scene as parsed JSON, `objects` its number of objects. The fields `steering` (0 by default) and
+    `forced` (none by default) are optional. An invalid field raises `SceneError`.
+    """
     action = value.get("action")
     if action not in ACTIONS:
         raise SceneError(f"action must be one of {', '.join(ACTIONS)}, got {action!r}")
@@ -104,7 +110,7 @@ def _names(fields: Mapping[str, Any]) -> str:
 
 
 def scene_json(scenes: Scenes, row: int) -> dict[str, Any]:
-    """Return one scene of a batch as JSON."""
+    """Return one scene of a batch as a dictionary that can be written as JSON."""
     names = ("x", "y", "heading", "speed", "limit")
     found: dict[str, Any] = {"ego": {name: _short(value) for name, value in zip(names, scenes.ego[row], strict=True)}}
     found["objects"] = [
@@ -121,11 +127,11 @@ def scene_json(scenes: Scenes, row: int) -> dict[str, Any]:
 
 
 def _short(value: float) -> float:
-    return round(float(value), 3) + 0.0  # adding 0.0 avoids −0.0
+    return round(float(value), 3) + 0.0  # adding 0.0 turns −0.0 into 0.0
 
 
 def decided_json(recorded: Recorded, row: int) -> dict[str, Any]:
-    """Return a scene with its decision as JSON."""
+    """Return one scene of a batch with its decision as a dictionary that can be written as JSON."""
     decisions = recorded.decisions
     there = np.flatnonzero(recorded.scenes.present[row])
     return {
@@ -137,13 +143,16 @@ def decided_json(recorded: Recorded, row: int) -> dict[str, Any]:
 
 
 def write_scenes(path: Path, recorded: Recorded) -> None:
-    """Write scenes with decisions as JSONL, as `load_scenes` reads them."""
+    """Write scenes with their decisions to a JSONL file that `load_scenes` can read."""
     with Path(path).open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(decided_json(recorded, row)) + "\n" for row in range(len(recorded.roads)))
 
 
 def nearest(scenes: Scenes, most: int) -> tuple[Scenes, np.ndarray]:
-    """Return scenes with the `most` nearest objects, and the indices of these."""
+    """Return the scenes with only the `most` objects nearest to the ego vehicle, and the indices of these objects.
+
+    A scene with fewer than `most` objects is padded with absent ones.
+    """
     apart = scenes.place - scenes.ego[:, None, :2]
     far = np.where(scenes.present, np.hypot(apart[..., 0], apart[..., 1]), np.inf)
     order = np.argsort(far, 1, kind="stable")[:, :most]
@@ -154,20 +163,23 @@ def nearest(scenes: Scenes, most: int) -> tuple[Scenes, np.ndarray]:
 
 
 def _wide(values: np.ndarray, most: int) -> np.ndarray:
-    """Pad with zeros to the given number of objects."""
+    """Return an array (scenes, objects, …) padded with zeros to at least `most` objects."""
     missing = most - values.shape[1]
     return np.pad(values, [(0, 0), (0, missing), *[(0, 0)] * (values.ndim - 2)]) if missing > 0 else values
 
 
 def stacked(scenes: Sequence[Scenes]) -> Scenes:
-    """Concatenate scenes, padded to the same number of objects."""
+    """Return batches of scenes concatenated to one batch; all must be padded to the same number of objects."""
     names = ("ego", "kind", "size", "place", "velocity", "heading", "present")
     return Scenes(*(np.concatenate([getattr(one, name) for one in scenes]) for name in names))
 
 
 @dataclass(frozen=True, slots=True)
 class SceneFiles:
-    """Scenes to train on, to validate with and to test with, if the files define these parts; else all in `train`."""
+    """Scenes for training, validation and test; all are in `train` if the files define no such split.
+
+    `report` counts the scenes read and kept.
+    """
 
     train: Recorded | None
     valid: Recorded | None
@@ -176,14 +188,15 @@ class SceneFiles:
 
 
 def scene_files(path: Path) -> dict[str, Path]:
-    """Return the file of each part: a single file is "train"."""
+    """Return the file of each part ("train", "valid", "test"); a single file is the part "train"."""
     return part_files(Path(path), "scenes", SUFFIXES)
 
 
 def load_scenes(path: Path, *, seen: int) -> SceneFiles:
-    """Return scenes with decisions of a JSON or JSONL file, or of a folder with train, valid and test files.
+    """Return the scenes with their decisions from a JSON or JSONL file, or a folder with train, valid and test files.
 
-    A scene that cannot be read is an error that names the file and the line.
+    Only the `seen` objects nearest to the ego vehicle are returned for each scene. A scene that cannot be read raises
+    an error that names the file and the line.
     """
     tally: Counter[str] = Counter()
     parts = {part: _read(file, seen, tally) for part, file in scene_files(path).items()}
@@ -215,7 +228,7 @@ def _read(path: Path, seen: int, tally: Counter[str]) -> Recorded | None:
 
 
 def joined_decisions(scenes: Scenes, decided: Iterable[tuple[int, float, np.ndarray]]) -> Recorded:
-    """Return scenes with the decisions of each."""
+    """Return scenes together with their decisions, given as (action, steering, forced objects) for each scene."""
     actions, steering, forced = zip(*decided, strict=True)
     decisions = Decisions(np.array(actions), np.array(steering, float), np.stack(forced))
     nowhere = np.full(len(scenes), -1)

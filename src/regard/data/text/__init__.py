@@ -1,18 +1,18 @@
-"""Text: readers and tokenisers. Imports only regard.data.
+"""Readers of text files, and tokenisers. Imports only regard.data.
 
-- `lines`: lines of a text file
-- `parallel_text`: pairs of sentences
-- `corpus`: parallel text on disk, indexed
-- `alignment`: word alignments and their error rate
-- `bpe`: byte-level sub-words
-- `bpe_dropout`: random segmentations with a seed
-- `vocabulary`: whole words as token numbers
-- `tokens`: words, characters or sub-words with positions
-- `labelled`: texts with labels
-- `labelled_parts`: their training, validation and test parts
-- `table_columns`: which column of a table is which
-- `trees`: labelled parse trees
-- `passages`: words with character positions
-- `questions`: questions about passages: SQuAD, JSONL
-- `babi`: bAbI's files
+- `lines`: reads the lines of a text file
+- `parallel_text`: reads pairs of sentences, a source and its translation
+- `corpus`: stores parallel text on disk with an index, for corpora larger than memory
+- `alignment`: word alignments and the alignment error rate
+- `bpe`: byte-level BPE sub-words
+- `bpe_dropout`: random BPE segmentations that depend only on a seed
+- `vocabulary`: maps whole words to token numbers
+- `tokens`: splits texts into words, characters or sub-words with positions
+- `labelled`: reads texts with class labels
+- `labelled_parts`: divides labelled texts into training, validation and test parts
+- `table_columns`: finds the columns of a table that hold the texts and the labels
+- `trees`: reads parse trees with a label at each phrase
+- `passages`: splits a text into words with character positions
+- `questions`: reads questions about passages from SQuAD's JSON or JSONL
+- `babi`: reads the files of the bAbI tasks
 """

@@ -1,4 +1,4 @@
-"""Word alignments: gold files, alignments from attention weights, and the alignment error rate."""
+"""Word alignments: a reader of gold alignments, alignments from attention weights, the alignment error rate."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -21,18 +21,24 @@ _LINK = re.compile(r"(\d+)(-|p)(\d+)(-[PS])?")
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """The links of one sentence, (source word, target word) from 0; `possible` ones include the sure ones."""
+    """The gold alignment of one sentence pair: links (source word, target word), counted from 0.
+
+    `possible` includes the links in `sure`.
+    """
 
     sure: frozenset[Link]
     possible: frozenset[Link]
 
     def reversed(self) -> "Gold":
-        """Return the same links from the target's side."""
+        """Return the same links as (target word, source word)."""
         return Gold(frozenset(link[::-1] for link in self.sure), frozenset(link[::-1] for link in self.possible))
 
 
 def parse_links(text: str, *, first: int = 1) -> Gold:
-    """Parse links: `i-j` is a sure link, `ipj` (or `i-j-P`) a possible one; words are counted from `first`.
+    """Return the gold alignment that a line of a file describes.
+
+    `i-j` is a sure link and `ipj` (or `i-j-P`) a possible link of source word i and target word j; in the line, words
+    are counted from `first`.
 
     >>> gold = parse_links("1-1 2p1 3-2")
     >>> sorted(gold.sure), sorted(gold.possible)
@@ -55,7 +61,7 @@ def parse_links(text: str, *, first: int = 1) -> Gold:
 
 
 def read_links(path: Path, *, first: int = 1) -> list[Gold]:
-    """Read a file of gold alignments, one sentence per line; an empty line is a sentence without links."""
+    """Return the gold alignments in a file, one for each line; an empty line is a sentence without links."""
     found = []
     for line in lines(path):
         try:
@@ -68,7 +74,9 @@ def read_links(path: Path, *, first: int = 1) -> list[Gold]:
 
 
 def alignment_error_rate(predicted: Iterable[Links], sure: Iterable[Links], possible: Iterable[Links]) -> float:
-    """Return 1 − (|A ∩ S| + |A ∩ P|) / (|A| + |S|) over all sentences together (Och and Ney 2003); P includes S.
+    """Return the alignment error rate of all sentences together, 1 − (|A ∩ S| + |A ∩ P|) / (|A| + |S|).
+
+    A are the predicted, S the sure and P the possible links; sure links also count as possible (Och and Ney 2003).
 
     >>> alignment_error_rate([{(0, 0), (1, 1)}], [{(0, 0)}], [{(0, 0), (1, 1)}])
     0.0
@@ -86,10 +94,11 @@ def alignment_error_rate(predicted: Iterable[Links], sure: Iterable[Links], poss
 def words_of_weights(
     weights: Float[Tensor, "t s"], *, source: Sequence[int] | None = None, target: Sequence[int] | None = None
 ) -> Float[Tensor, "words others"]:
-    """Return weights between words from weights between pieces: summed over a source word, averaged over a target word.
+    """Return attention weights between words, given the weights between their pieces (sub-words).
 
-    `source` and `target` give the word of each piece; None: each piece is a word. Columns and rows after those (end
-    marks) are removed. The weights of a target word are not renormalised after this.
+    The weights are summed over the pieces of a source word and averaged over the pieces of a target word. `source` and
+    `target` are the index of the word of each piece; None means that each piece is a word. Columns and rows beyond
+    these pieces, such as end marks, are removed, and the remaining weights are not renormalised.
 
     >>> weights = torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.5, 0.5]])
     >>> words_of_weights(weights, source=[0, 1, 1], target=[0, 0])
@@ -117,7 +126,10 @@ def links_from_weights(
     target: Sequence[int] | None = None,
     least: float = 0.0,
 ) -> set[Link]:
-    """Return each target word's link to the source word it attends most, (source, target); none below or at `least`.
+    """Return a link (source word, target word) from each target word to the source word that it attends to most.
+
+    A target word whose largest weight is not above `least` has no link. `source` and `target` are as for
+    `words_of_weights`.
 
     >>> sorted(links_from_weights(torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]])))
     [(0, 0), (2, 1)]
@@ -136,10 +148,11 @@ def links_from_weights(
 def joined_links(
     forward: Links, backward: Links, *, way: Literal["intersection", "union", "grow"] = "grow"
 ) -> set[Link]:
-    """Combine links (source, target) of two models, one for each direction (after Och and Ney 2003).
+    """Return the combined links (source, target) of two models, one for each direction (after Och and Ney 2003).
 
-    `backward` are those of the reversed model, converted to (source, target). "grow" starts from the links that both
-    models have and adds adjacent links of one model whose source or target word has no link yet.
+    `backward` are the links of the target-to-source model, converted to (source, target). "grow" starts from the links
+    that both models have; it then adds links of either model that are adjacent to an accepted link and whose source or
+    target word has no link yet.
 
     >>> sorted(joined_links({(0, 0), (1, 1), (1, 2)}, {(0, 0), (1, 1), (3, 4)}))
     [(0, 0), (1, 1), (1, 2)]
@@ -160,7 +173,7 @@ def joined_links(
 
 
 def _grows(link: Link, found: set[Link], sources: set[int], targets: set[int]) -> bool:
-    """Return whether a word of the link has no link yet, and an accepted link is adjacent to it, diagonally too."""
+    """Return whether one of the link's words has no link yet and an accepted link is adjacent, also diagonally."""
     if link[0] in sources and link[1] in targets:
         return False
     return any((link[0] + i, link[1] + j) in found for i in (-1, 0, 1) for j in (-1, 0, 1))

@@ -1,11 +1,12 @@
-"""bAbI's files: numbered lines of stories, with questions between them (Weston et al. 2015).
+"""Reader of the files of the bAbI tasks: numbered lines of stories, with questions between them (Weston et al. 2015).
 
     1 Mary moved to the bathroom.
     2 Where is Mary? <tab> bathroom <tab> 1
 
-The answer is a span of the story, in a supporting sentence. In tasks whose answers do not occur in the stories (yes and
-no, counts, lists, directions) every story ends with one more sentence that lists the answers of the task, so that any
-answer is a span. A list such as "apple,football" is one word of it.
+A model answers with a span of the story, and the reader searches this span in the supporting sentences. In tasks whose
+answers do not occur in the stories (yes and no, counts, lists, directions), one more sentence that lists all answers of
+the task is appended to every story, so that each answer is a span of it. An answer that is itself a list, such as
+"apple,football", is a single word of that sentence.
 """
 
 import re
@@ -22,7 +23,7 @@ _LINE = re.compile(r"(\d+)\s+(.*)")
 
 
 class _Told(NamedTuple):
-    """A question with the sentences before it."""
+    """A question of a story, with the story's sentences before the question."""
 
     sentences: tuple[str, ...]
     question: str
@@ -33,9 +34,11 @@ class _Told(NamedTuple):
 def load_stories(
     path: Path, *, candidates: Sequence[str] = (), longest: int | None = None
 ) -> tuple[list[Asked], QuestionReport]:
-    """Return the questions of a file; `candidates`, those of the training file, are appended to every story.
+    """Return the questions of a bAbI file, and a report of the questions read and skipped.
 
-    A question whose answer is not among them has no span: it can only be answered wrongly.
+    `candidates` are the possible answers, those of the training file; they are appended to every story. A question
+    whose answer is not a candidate has no correct span, so that every prediction for it is wrong. Stories of more than
+    `longest` words are skipped.
     """
     tally = Tally(path, longest)
     for told in _questions(path):
@@ -44,7 +47,10 @@ def load_stories(
 
 
 def candidates(path: Path) -> tuple[str, ...]:
-    """Return the answers to append to stories, in alphabetical order; none if supporting sentences contain them all."""
+    """Return all answers of a bAbI file in alphabetical order, to be appended to the stories.
+
+    Returns none if the supporting sentences contain every answer.
+    """
     known = list(_questions(path))
     if all(_located(told, ())[0] is not None for told in known):
         return ()
@@ -52,7 +58,7 @@ def candidates(path: Path) -> tuple[str, ...]:
 
 
 def _located(told: _Told, candidates: tuple[str, ...]) -> tuple[Asked | None, str]:
-    """Return the question with its span and a remark; or None and the reason why it is skipped."""
+    """Return the question with the span of its answer and a remark; or None and the reason why it is skipped."""
     passage = Passage.joined(told.sentences, whole=candidates)
     if not told.sentences:
         return None, "empty passage"
@@ -63,7 +69,7 @@ def _located(told: _Told, candidates: tuple[str, ...]) -> tuple[Asked | None, st
         place = len(passage.words) - len(candidates) + candidates.index(told.answer)
         return _with_span(asked, place, 1), ""
     wanted = lowered(words(told.answer))
-    # The last supporting sentence is used, because it leads to the answer.
+    # An answer may occur in several supporting sentences; the last one states it, the others only lead to it.
     for sentence in reversed(told.support):
         inside = [place for place, number in enumerate(passage.sentences) if number == sentence]
         for place in reversed(inside[: len(inside) - len(wanted) + 1]):
@@ -77,7 +83,7 @@ def _with_span(asked: Asked, place: int, count: int) -> Asked:
 
 
 def _questions(path: Path) -> Iterator[_Told]:
-    """Yield the questions of all stories; a story begins where line numbers restart."""
+    """Yield the questions of all stories; a new story begins where the line numbers start again."""
     told: dict[int, str] = {}
     before = 0
     for line in lines(path):

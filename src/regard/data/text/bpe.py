@@ -1,4 +1,4 @@
-"""Sub-words: byte-level BPE trained on the user's own text. It can encode every text; nothing is unknown."""
+"""Byte-level BPE sub-words, trained on the user's own text. They can encode any text without an unknown token."""
 
 import functools
 import hashlib
@@ -27,7 +27,10 @@ SMALLEST = 256 + len(_SPECIALS)
 
 @functools.cache
 def _byte_letters() -> dict[str, int]:
-    """Return the byte of each letter of byte-level BPE: printable bytes are themselves, others start at 256."""
+    """Return the byte that each letter in a token of byte-level BPE stands for.
+
+    A printable byte is the character with the same number; the other bytes are the characters from number 256 on.
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -35,9 +38,9 @@ def _byte_letters() -> dict[str, int]:
 
 @dataclass(frozen=True, eq=False)
 class Subwords:
-    """Texts as numbers of sub-words (Sennrich et al. 2016, on bytes as in GPT-2), after padding, begin and end.
+    """A tokenizer that maps texts to numbers of sub-words (Sennrich et al. 2016, on bytes as in GPT-2).
 
-    decode(encode(text)) = text, for any text.
+    The numbers 0 to 2 are padding, the begin mark and the end mark. decode(encode(text)) = text, for any text.
 
     >>> subwords = train_bpe(["Tom chases Jerry"] * 4, size=300)
     >>> subwords.decode(subwords.encode("Jerry 追逐 Tom 🐭"))
@@ -54,7 +57,8 @@ class Subwords:
         found = tuple(self.model.id_to_token(number) for number in range(len(_SPECIALS)))
         if found != _SPECIALS:
             raise ValueError(f"the first tokens must be {' '.join(_SPECIALS)}, not {found}")
-        # "<eos>" inside a text is text, not the end mark. This setting is not stored in the file.
+        # The string "<eos>" inside a text must be encoded as text, not as the end mark. The tokenizer's file does not
+        # store this setting, so it is set after each load.
         self.model.encode_special_tokens = True
 
     @property
@@ -63,7 +67,7 @@ class Subwords:
 
     @property
     def key(self) -> str:
-        """Return a hash of the tokenizer: equal tokenizers have equal keys."""
+        """Return a hash of the tokenizer; equal tokenizers have equal hashes."""
         return hashlib.sha256(self.model.to_str().encode()).hexdigest()[:20]
 
     def encode(self, text: str) -> list[int]:
@@ -81,10 +85,10 @@ class Subwords:
         return self.model.encode(text, add_special_tokens=False)
 
     def loosened(self, dropout: float) -> "Subwords":
-        """Return the same sub-words with BPE-dropout: each merge is skipped with this probability.
+        """Return a copy with BPE-dropout (Provilkov et al. 2020): each merge is skipped with probability `dropout`.
 
-        (Provilkov et al. 2020.) A word then has many segmentations, from which a model learns its parts better. The
-        tokenizers library does the sampling: it cannot be seeded.
+        A word then has many segmentations, from which a model learns the word's parts better. The tokenizers library
+        samples the merges, and its random generator cannot be seeded.
 
         >>> subwords = train_bpe(["Tom chases Jerry"] * 4, size=300)
         >>> loose = subwords.loosened(1.0)
@@ -98,7 +102,7 @@ class Subwords:
         return Subwords(Tokenizer.from_str(json.dumps(described)))
 
     def decode(self, numbers: Iterable[int]) -> str:
-        """Return the text of these numbers, up to the end mark."""
+        """Return the text of these token numbers, up to the first end mark."""
         kept = []
         for number in numbers:
             if number == self.eos:
@@ -108,7 +112,7 @@ class Subwords:
         return self.model.decode(kept, skip_special_tokens=True)
 
     def label(self, number: int) -> str:
-        """Return a readable form of a sub-word; bytes that are only a part of a character are shown in hexadecimal.
+        """Return a readable form of a sub-word; bytes that are only part of a character are written in hexadecimal.
 
         >>> subwords = train_bpe(["Tom"], size=270)
         >>> [subwords.label(number) for number in subwords.encode("To追")]
@@ -122,14 +126,14 @@ class Subwords:
         return "".join(f"<{ord(a) - 0xDC00:02X}>" if "\udc80" <= a <= "\udcff" else a for a in letters)
 
     def pieces(self, words: Sequence[str], *, separator: str = " ") -> tuple[list[int], list[int]]:
-        """Return the numbers of these words joined, and which word each piece belongs to.
+        """Return the token numbers of the joined words, and the index of the word that each token belongs to.
 
         >>> subwords = train_bpe(["Tom chases Jerry"] * 4, size=270)
         >>> subwords.pieces(("Tom", "jumps"))[1]
         [0, 1, 1, 1, 1, 1, 1]
         """
         numbers: list[int] = []
-        lasts: list[int] = []  # the end of each piece in the text
+        lasts: list[int] = []  # the character position in the joined text at which each token ends
         start = 0
         for part in parts_of(separator.join(words)):
             found = self._encoded(part)
@@ -145,24 +149,25 @@ class Subwords:
         owners = []
         word = 0
         for last in lasts:
-            # A piece belongs to the word in which it ends: a blank belongs to the word after it.
+            # A token belongs to the word in which it ends, because a blank is part of the token of the word after it.
             while word < len(ends) - 1 and last > ends[word]:
                 word += 1
             owners.append(word)
         return numbers, owners
 
     def words(self, numbers: Sequence[int]) -> tuple[tuple[str, ...], list[int]]:
-        """Return the words of these token numbers, and the word of each number; empty lists if there are no words.
+        """Return the words that these token numbers spell, and the index of the word of each number.
 
-        Words are separated by blanks. A Chinese or Japanese character is a word too, unless a sub-word joins it with
-        its neighbours: a word is always a whole number of sub-words.
+        Words are separated by blanks. A Chinese or Japanese character is also a word, unless a sub-word joins it with
+        its neighbours: a word always consists of whole sub-words. If there are no words, both results are empty.
 
         >>> subwords = train_bpe(["Tom sees", "追逐 追逐"] * 4, size=300)
         >>> subwords.words(subwords.encode("Tom saw 追逐杰瑞"))
         (('Tom', 'saw', '追逐', '杰', '瑞'), [0, 1, 1, 1, 1, 2, 3, 3, 3, 4, 4, 4])
         """
         raw = [self._bytes(number) for number in numbers]
-        # Each invalid byte is one character here, so that byte offsets are known.
+        # With surrogateescape each invalid byte becomes one character, so that the byte offset of every character is
+        # known.
         letters = b"".join(raw).decode("utf-8", "surrogateescape")
         places = {0: 0}  # the character index at each byte offset where a character begins
         end = 0
@@ -186,7 +191,7 @@ class Subwords:
         return (words, owners) if words[0] else ((), [])
 
     def _bytes(self, number: int) -> bytes:
-        """Return the bytes of a sub-word; special tokens such as padding have none."""
+        """Return the bytes of a sub-word; a special token such as padding has no bytes."""
         if number < len(_SPECIALS):
             return b""
         return bytes(_byte_letters()[letter] for letter in self.model.id_to_token(number) or "")
@@ -202,23 +207,23 @@ class Subwords:
 
 
 def _begins_word(letters: str, start: int, place: int) -> bool:
-    """Return whether a new word begins at this character, where the previous word began at `start`."""
-    if not letters[start:place].strip():  # only blanks so far: they belong to the word after them
+    """Return whether a new word begins at character `place`, given that the previous word began at `start`."""
+    if not letters[start:place].strip():  # only blanks since `start`: blanks belong to the word after them
         return False
     before, here = letters[place - 1], letters[place]
     return before.isspace() or here.isspace() or bool(UNSPACED.match(before) or UNSPACED.match(here))
 
 
 def _shown(letters: str) -> str:
-    """Return letters with every invalid byte as a replacement character."""
+    """Return the letters with each invalid byte, a surrogate escape, replaced by U+FFFD."""
     return letters.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def train_bpe(texts: Iterable[str], *, size: int = 8000) -> Subwords:
-    """Train BPE with a vocabulary of at most `size` on these texts.
+    """Return BPE sub-words with a vocabulary of at most `size`, trained on these texts.
 
-    Pass the texts of both languages for a shared tokenizer, or train one for each. A signal ends it at once; the
-    tokenizers library alone would delay the signal until the end of training.
+    Pass the texts of both languages for a shared tokenizer, or train one tokenizer for each language. A signal such as
+    Ctrl-C ends the training at once; the tokenizers library alone would delay the signal until training is complete.
     """
     if size < SMALLEST:
         raise ValueError(f"size must be at least {SMALLEST}, for 256 bytes and {len(_SPECIALS)} marks; it is {size}")
@@ -237,9 +242,9 @@ def train_bpe(texts: Iterable[str], *, size: int = 8000) -> Subwords:
 
 
 def parts_of(text: str) -> list[str]:
-    """Split a text so that no word is longer than 500 characters; nearly always it is returned unchanged.
+    """Return the text split into parts in which no word is longer than 500 characters; most texts are a single part.
 
-    The time of the tokenizers library is quadratic in the length of a word.
+    The tokenizers library takes time quadratic in the length of a word.
 
     >>> [len(part) for part in parts_of("short " + "x" * 1200 + " short")]
     [506, 500, 206]
@@ -251,7 +256,7 @@ def parts_of(text: str) -> list[str]:
 
 
 def _until(stop: threading.Event, texts: Iterable[str]) -> Iterator[str]:
-    """Yield the parts of the texts, until stopped."""
+    """Yield the parts of the texts (see `parts_of`); raise InterruptedError when `stop` is set."""
     for text in texts:
         if stop.is_set():
             raise InterruptedError("learning sub-words was stopped")
@@ -259,9 +264,10 @@ def _until(stop: threading.Event, texts: Iterable[str]) -> Iterator[str]:
 
 
 def _interruptible(work: Callable[[threading.Event], None]) -> None:
-    """Run the work in a thread, so that an exception raised by a signal handler is not delayed.
+    """Run `work` in a thread, so that an exception raised by a signal handler is not delayed until it is done.
 
-    Native code cannot be stopped: its thread continues, and ends with the process.
+    After such an exception, the event given to `work` is set. Native code cannot be stopped: its thread continues until
+    the process ends.
     """
     failed: list[BaseException] = []
     stop = threading.Event()
@@ -279,7 +285,7 @@ def _interruptible(work: Callable[[threading.Event], None]) -> None:
             thread.join(0.2)
     except BaseException:
         stop.set()
-        thread.join(0.5)  # if the thread is reading texts, it ends at once
+        thread.join(0.5)  # a thread that is still reading texts ends at once
         raise
     if failed:
         raise failed[0]
@@ -287,13 +293,13 @@ def _interruptible(work: Callable[[threading.Event], None]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """The sub-words of the source and of the target language: the same object when they share one."""
+    """The sub-words of the source and of the target language; the same object if the languages share a tokenizer."""
 
     source: Subwords
     target: Subwords
 
     def save(self, directory: Path) -> None:
-        """Write tokenizer.json if shared; else tokenizer.json for the source and tokenizer.target.json."""
+        """Write tokenizer.json, and also tokenizer.target.json if the target language has a tokenizer of its own."""
         self.source.save(directory / "tokenizer.json")
         if self.target is not self.source:
             self.target.save(directory / "tokenizer.target.json")

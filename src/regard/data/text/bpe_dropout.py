@@ -1,4 +1,4 @@
-"""BPE-dropout with a seed: random segmentations of a text into sub-words that can be reproduced."""
+"""BPE-dropout with a seed: random segmentations of a text into sub-words, reproducible from the seed."""
 
 import json
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from regard.data.text.bpe import Subwords, parts_of
 
 
 class MergeDropout:
-    """Sub-words with each merge skipped with a probability (Provilkov et al. 2020, algorithm 1).
+    """An encoder with BPE-dropout (Provilkov et al. 2020, algorithm 1).
 
-    At every step each possible merge is skipped with probability `share`, and of the others the one learned first is
-    applied. The tokenizers library does the same without a seed.
+    At every step each possible merge is skipped with probability `share`; of the remaining merges, the one that was
+    learned first is applied. The tokenizers library does the same, but its random generator cannot be seeded.
 
     >>> from regard.data.text.bpe import train_bpe
     >>> subwords = train_bpe(["Tom chases Jerry"] * 4, size=300)
@@ -33,7 +33,7 @@ class MergeDropout:
         self._draw = Random(seed).random
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token numbers of many texts; the state of the generator continues across calls."""
+        """Return the token numbers of many texts; the random generator is not reset between calls."""
         return [[n for part in parts_of(text) for n in self._part(part)] for text in texts]
 
     def _part(self, text: str) -> list[int]:

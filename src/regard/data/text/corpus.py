@@ -1,7 +1,8 @@
-"""Corpora larger than memory: read and checked once, then accessed pair by pair in constant memory.
+"""Parallel text larger than memory: read and checked once, then accessed pair by pair in constant memory.
 
-The first pass writes the kept pairs into one file and their offsets beside it (`offsets.npy`, memory-mapped). The
-pairs themselves are read by offset, so that pages read do not count as memory of the process.
+The first pass writes the pairs that are not skipped into one file (`pairs.bin`), and their offsets into another
+(`offsets.npy`), which is memory-mapped. The pairs are read with `pread`, not memory-mapped, so that the pages read do
+not count as memory of the process.
 """
 
 import hashlib
@@ -26,15 +27,15 @@ from regard.data.text.parallel_text import EVERYTHING, Couple, Limits, Report, R
 Ids = NDArray[np.integer]
 _VERSION = 1
 _CHUNK = 1 << 16
-_CHARACTERS = 1 << 19  # the largest number of characters encoded at once
+_CHARACTERS = 1 << 19  # the number of characters after which a list of texts is encoded
 _ABANDONED = 24 * 3600
 
 
 @dataclass(frozen=True, eq=False)
 class TextCorpus:
-    """Pairs of sentences on disk: `corpus[i]` is (source, target), `len(corpus)` is their number.
+    """Pairs of sentences on disk: `corpus[i]` is (source, target), `len(corpus)` is the number of pairs.
 
-    Created by `index`; `report` counts what was read and skipped.
+    Created by `index`; `report` counts the lines read and the pairs kept and skipped.
     """
 
     directory: Path
@@ -55,7 +56,7 @@ class TextCorpus:
 
 @dataclass(frozen=True, eq=False)
 class TokenCorpus:
-    """Pairs of token numbers on disk: `corpus[i]` is (source, target), each an array.
+    """Pairs of sentences as token numbers on disk: `corpus[i]` is (source, target), each an array.
 
     Created by `encode`.
     """
@@ -76,7 +77,7 @@ class TokenCorpus:
         return (self[position] for position in range(len(self)))
 
     def lengths(self, side: int) -> NDArray[np.int32]:
-        """Return the number of tokens of each source (side 0) or target (1), in memory, for batches by length."""
+        """Return the number of tokens of each source (`side` 0) or target (`side` 1), as an array in memory."""
         starts, ends = self.offsets[side:-1:2], self.offsets[side + 1 :: 2]
         size = self.dtype.itemsize
         lengths = np.empty(len(self), np.int32)
@@ -87,9 +88,10 @@ class TokenCorpus:
 
 
 def index(rows: Rows, cache: Path, *, limits: Limits = EVERYTHING) -> TextCorpus:
-    r"""Return the corpus of these files, created in `cache` at first and opened from there while files are unchanged.
+    r"""Return the corpus of the sentence pairs `rows`, stored in the folder `cache`.
 
-    An incomplete corpus is never opened: a pass that was killed is repeated.
+    The first call creates the corpus; later calls open it, as long as the files of `rows` are unchanged. An incomplete
+    corpus is never opened: if the process was killed while it was written, it is created again.
 
     >>> from regard.data.text.parallel_text import Tsv
     >>> folder = Path(tempfile.mkdtemp())
@@ -99,7 +101,7 @@ def index(rows: Rows, cache: Path, *, limits: Limits = EVERYTHING) -> TextCorpus
     (('Tom laughs', '汤姆笑'), '3 lines read, 2 pairs kept; skipped: 1 empty')
     """
     known = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in map(_present, rows.files)]
-    # False stands for a removed option, so that the names of existing indices stay valid.
+    # False is the value of an option that was removed; with it, the names of existing folders in the cache stay valid.
     name = _name("text", known, repr(rows), asdict(limits), False)
 
     def write(folder: Path) -> None:
@@ -112,7 +114,7 @@ def index(rows: Rows, cache: Path, *, limits: Limits = EVERYTHING) -> TextCorpus
 
 
 def open_text(directory: Path) -> TextCorpus:
-    """Return a complete text corpus in its directory."""
+    """Return the text corpus stored in a directory, which must be complete."""
     found = json.loads((directory / "report.json").read_text(encoding="utf-8"))
     return TextCorpus(directory, _offsets(directory), Report(**found), _File(directory / "pairs.bin"))
 
@@ -130,10 +132,11 @@ def encode(
     cache: Path,
     by_content: bool = False,
 ) -> TokenCorpus:
-    """Return the corpus as token numbers, created once in `cache`.
+    """Return the corpus as token numbers, stored in the folder `cache` and created at the first call.
 
-    `source` and `target` map a list of texts to lists of numbers below `size`; `key` is their hash. With `by_content`
-    the cache key is the content, so a random encoding is reused if the files were copied or touched.
+    `source` and `target` map a list of texts to lists of token numbers below `size`; `key` is a hash of these two
+    tokenizers. With `by_content` the stored corpus is identified by the texts instead of by their files' paths and
+    times, so that a random encoding is reused if the files were copied or touched.
     """
     dtype = np.dtype(np.uint16 if size <= 1 << 16 else np.uint32)
     name = _name("tokens", _digest(corpus) if by_content else corpus.directory.name, key, str(dtype))
@@ -161,7 +164,10 @@ def _encoded(
 
 
 def _chunks(pairs: Iterable[Couple]) -> Iterator[list[Couple]]:
-    """Yield pairs in lists of at most 1,024, fewer for long texts, because a signal waits until a list is encoded."""
+    """Yield the pairs in lists of at most 1,024, fewer for long texts.
+
+    The lists are short because a signal, such as Ctrl-C, is handled only after a list is encoded.
+    """
     chunk: list[Couple] = []
     characters = 0
     for pair in pairs:
@@ -176,7 +182,7 @@ def _chunks(pairs: Iterable[Couple]) -> Iterator[list[Couple]]:
 
 
 def _store(folder: Path, pairs: Iterator[tuple[bytes, bytes]]) -> None:
-    """Write the pairs consecutively, and the offset of the end of each side."""
+    """Write the pairs to pairs.bin, and the offsets of 0 and of the end of each sentence to offsets.npy."""
     end = 0
     with (folder / "pairs.bin").open("wb") as data, (folder / "ends.raw").open("wb") as ends:
         ends.write(np.int64(0).tobytes())
@@ -190,7 +196,7 @@ def _store(folder: Path, pairs: Iterator[tuple[bytes, bytes]]) -> None:
 
 
 def _as_array(raw: Path, path: Path) -> None:
-    """Write raw numbers as a .npy file, which can be memory-mapped."""
+    """Convert a file of raw 64-bit integers to a .npy file, which can be memory-mapped."""
     count = raw.stat().st_size // 8
     header = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.int64)), "fortran_order": False, "shape": (count,)}
     with path.open("wb") as stream, raw.open("rb") as numbers:
@@ -204,7 +210,7 @@ def _offsets(directory: Path) -> NDArray[np.int64]:
 
 
 class _File:
-    """A file for random access by several threads and forked processes at once: there is no shared position."""
+    """A file for random access by several threads and forked processes at once; it has no shared read position."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -243,13 +249,17 @@ def _name(kind: str, *facts: object) -> str:
 
 
 def _made(cache: Path, name: str, write: Callable[[Path], None]) -> Path:
-    """Return the folder of that name in the cache. It is written under another name and renamed when it is complete."""
+    """Return the folder `name` in the cache; if it does not exist, it is created by `write(folder)`.
+
+    It is written under a temporary name and renamed when it is complete.
+    """
     folder = cache / name
     if folder.is_dir():
         check(folder)
         return folder
     cache.mkdir(parents=True, exist_ok=True)
-    for old in cache.glob(f".{name}-*"):  # left by a killed pass; a recent one may still be in use
+    # Temporary folders remain if a process is killed. A recent one may belong to a process that is still writing.
+    for old in cache.glob(f".{name}-*"):
         if time.time() - old.stat().st_mtime > _ABANDONED:
             shutil.rmtree(old, ignore_errors=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))
@@ -258,7 +268,7 @@ def _made(cache: Path, name: str, write: Callable[[Path], None]) -> Path:
         write_checksums(draft)
         draft.rename(folder)
     except OSError:
-        # Another process may have finished the same folder first; its contents are the same.
+        # The rename fails if another process has created the same folder meanwhile; its contents are the same.
         if not folder.is_dir():
             raise
     finally:

@@ -1,7 +1,7 @@
-"""Readers of labelled texts: CSV, TSV, JSONL, folders of text files by class, trees of phrases.
+"""Readers of labelled texts: CSV, TSV, JSONL, a folder of text files for each class, parse trees with labels.
 
-A fault in a file is an error that names the file and the line. Rows without a text, or with a label that `merge`
-removes, are skipped, counted and reported; guesses about a file are reported too.
+A fault in a file raises an error that names the file and the line. Rows without a text, or with a label that is
+configured to be removed, are skipped and counted in a report; guesses about the file's format are reported too.
 """
 
 import csv
@@ -22,7 +22,7 @@ from regard.data.text.trees import phrases_of
 
 
 class Labelled(NamedTuple):
-    """A text, its label, and its place: "file:line"."""
+    """A text, its label, and its position in the data ("file:line")."""
 
     text: str
     label: str
@@ -30,7 +30,7 @@ class Labelled(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row of a file: its line, and its text and label, or its fault."""
+    """One row of a file: its line number, and its text and label, or its fault."""
 
     line: int
     text: str = ""
@@ -42,7 +42,9 @@ class Row(NamedTuple):
 class Asked:
     """Options for reading labelled texts: which columns to use, and how to rename labels.
 
-    `merge` renames labels; an empty name skips their rows. `phrases` includes the phrases of trees.
+    `text` and `label` are the names or the numbers of the columns; None means that they are guessed. `merge` maps
+    labels to new names; rows whose new label is empty are skipped. With `phrases`, the phrases inside parse trees are
+    read too. `longest` is the largest line in bytes.
     """
 
     text: str | None = None
@@ -54,7 +56,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The texts of a file or a folder, the number of lines read, and the guesses about the format."""
+    """The labelled texts of a file or a folder, the counts of rows read and skipped, and guesses about the format."""
 
     path: Path
     rows: tuple[Labelled, ...]
@@ -68,7 +70,7 @@ class Reading:
 
 
 def read_labelled(path: Path, asked: Asked | None = None) -> Reading:
-    """Return the texts of one file, or of one folder with a folder of text files for each class."""
+    """Return the labelled texts of one file, or of one folder that has a folder of text files for each class."""
     asked = Asked() if asked is None else asked
     tally: Counter[str] = Counter()
     guesses: list[str] = []
@@ -105,7 +107,7 @@ _KINDS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "json", ".ndjso
 
 
 def _kind(path: Path) -> str:
-    """Return the format of a file: by its suffix, else by its first line."""
+    """Return the format of a file (a value of `_KINDS`, "trees" or "blank"), by its suffix, else by its first line."""
     suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
     if suffixes and suffixes[-1].lower() in _KINDS:
         return _KINDS[suffixes[-1].lower()]
@@ -124,13 +126,13 @@ class _Cells(NamedTuple):
 
 
 def _tsv_rows(path: Path, longest: int) -> Iterator[_Cells]:
-    """Yield cells separated by tabs; quotes are text."""
+    """Yield the rows of a TSV file, split into cells at tabs; quotation marks have no special meaning."""
     for line in text_lines(path, longest=longest):
         yield _Cells(line.number, line.text.split("\t") if line.text.strip() else [], line.fault)
 
 
 def _csv_rows(path: Path, longest: int) -> Iterator[_Cells]:
-    """Yield cells of a CSV file: quoted if they contain commas, quotes or line ends."""
+    """Yield the rows of a CSV file, split into cells; cells with commas, quotation marks or line ends are quoted."""
     faults: dict[int, str] = {}
 
     def fed() -> Iterator[str]:
@@ -183,7 +185,10 @@ def _checked(line: int, text: str, label: str) -> Row:
 
 
 def _by_blank(path: Path, asked: Asked) -> Iterator[Row]:
-    """Yield lines of a label, a blank and a text, a common format of the Stanford Sentiment Treebank."""
+    """Yield the rows of a file whose lines are a label, a blank and a text.
+
+    The Stanford Sentiment Treebank is often distributed in this format.
+    """
     for line in text_lines(path, longest=asked.longest):
         label, _, text = line.text.strip().partition(" ")
         if line.fault or not label:
@@ -246,12 +251,12 @@ def _sort(value: Any) -> str:
 
 
 def class_folders(path: Path) -> list[Path]:
-    """Return the folders of a folder that contain text files: its classes."""
+    """Return the subfolders that contain text files; each of them is a class."""
     return sorted(folder for folder in path.iterdir() if folder.is_dir() and any(folder.glob("*.txt")))
 
 
 def _folder(path: Path, asked: Asked) -> Iterator[tuple[Path, Row]]:
-    """Yield the text files of a folder; the name of the folder is the label."""
+    """Yield one row for each text file in the class folders of `path`; the name of the class folder is the label."""
     for folder in class_folders(path):
         for file in sorted(folder.glob("*.txt")):
             lines = list(text_lines(file, longest=asked.longest))

@@ -1,4 +1,4 @@
-"""Training, validation and test parts of labelled texts: as in a folder, or held out of one file."""
+"""Training, validation and test parts of labelled texts: read from separate files, or split at random from one file."""
 
 import re
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ _MOST_CLASSES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Labelled texts to train on, to validate with and to test with, and how each was read.
+    """Labelled texts for training, validation and test, the classes, and the reports of the files read.
 
-    A missing part is held out of the training texts; no text is then in two parts.
+    If the files lack a part, some of the training texts are held out for it; no text is then in two parts.
     """
 
     train: tuple[Labelled, ...]
@@ -32,8 +32,10 @@ class Parts:
 def load_parts(
     paths: Sequence[Path], asked: Asked | None = None, *, valid: int = 500, test: int = 500, seed: int = 1
 ) -> Parts:
-    """Return the parts of one file, one folder, or of a prefix that the files of several parts share
-    (`sst/stsa.binary`)."""
+    """Return the parts of one file, one folder, or a prefix that the parts' files share, such as `sst/stsa.binary`.
+
+    `valid` and `test` are the numbers of texts to hold out for a missing part, chosen by `seed`.
+    """
     asked = Asked() if asked is None else asked
     found = find_parts(only_path(paths))
     readings = {
@@ -51,7 +53,10 @@ def load_parts(
 
 
 def parts_of_test(paths: Sequence[Path], asked: Asked, classes: tuple[str, ...]) -> Reading:
-    """Return the test texts of other files: a whole file, or the test part of a folder."""
+    """Return the test texts of other data than the training data: a whole file, or the test part of a folder.
+
+    Raises `DataError` if a label is not one of `classes`.
+    """
     path = only_path(paths)
     if not path.is_file():
         found = find_parts(path)
@@ -62,7 +67,7 @@ def parts_of_test(paths: Sequence[Path], asked: Asked, classes: tuple[str, ...])
 
 
 def find_parts(path: Path) -> dict[str, Path]:
-    """Return files or folders by part: train, and optionally valid and test."""
+    """Return the file or folder of each part: "train", and "valid" and "test" if they exist."""
     if path.is_file():
         return {"train": path}
     if path.is_dir():
@@ -96,7 +101,10 @@ def find_parts(path: Path) -> dict[str, Path]:
 
 
 def _part_of(name: str) -> tuple[str, str] | None:
-    """Return the name of a file without its part, and the part: "stsa.binary.train" is stsa.binary's train."""
+    """Return the data set and the part that a file name denotes, or None if the name contains no part.
+
+    "stsa.binary.train" gives ("stsa.binary", "train").
+    """
     pieces = re.split(r"([._-]+)", name)
     for place in range(0, len(pieces), 2):
         if pieces[place].lower() in _PARTS:
@@ -107,7 +115,7 @@ def _part_of(name: str) -> tuple[str, str] | None:
 def _held_out(
     rows: tuple[Labelled, ...], count: int, random: Random
 ) -> tuple[tuple[Labelled, ...], tuple[Labelled, ...]]:
-    """Return the rest and the held-out texts: `count` distinct texts, at most a tenth of them."""
+    """Return the remaining rows, and the held-out rows of `count` distinct texts, at most a tenth of all texts."""
     texts = list(dict.fromkeys(row.text for row in rows))
     count = min(count, max(1, len(texts) // 10))
     if len(texts) < 3:

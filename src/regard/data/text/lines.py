@@ -1,4 +1,4 @@
-"""Lines of a text file, gzipped or not, of bounded length."""
+"""Reader of the lines of a text file, gzipped or not; the length of a line is bounded."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,14 +6,15 @@ from typing import Any, NamedTuple
 
 from regard.data.data_files import DataError, opened
 
-LONGEST = 1_000_000  # the largest line in bytes
-LONGEST_LINE = 1 << 20  # the largest line of parallel text in bytes
-# Characters stripped around a line of parallel text; a tab is kept, because it separates cells.
+LONGEST = 1_000_000  # the largest line in bytes that `text_lines` reads by default
+LONGEST_LINE = 1 << 20  # the largest line in bytes that `lines` reads by default
+# Characters that `lines` strips from both ends of a line. A tab is not stripped, because it separates the cells of a
+# TSV.
 _BLANKS = " \r\n\f\v\u00a0\u3000\ufeff"
 
 
 class Line(NamedTuple):
-    """One line of a file: its number from 1, and its text without the line end, or its fault."""
+    """One line of a file: its number, counted from 1, and its text without the line end, or its fault."""
 
     number: int
     text: str
@@ -21,7 +22,7 @@ class Line(NamedTuple):
 
 
 def lines(path: Path, *, longest: int = LONGEST_LINE) -> Iterator[Line]:
-    """Yield lines of a text file without surrounding blanks; a line of more than `longest` bytes is a fault."""
+    """Yield the lines of a text file without surrounding blanks; a line of more than `longest` bytes has a fault."""
     for number, text, fault in text_lines(path, longest=longest, too_long="a line of more than {:,} bytes"):
         yield Line(number, text.strip(_BLANKS), fault)
 
@@ -29,9 +30,10 @@ def lines(path: Path, *, longest: int = LONGEST_LINE) -> Iterator[Line]:
 def text_lines(
     path: Path, *, longest: int = LONGEST, too_long: str = "the line is longer than {:,} bytes"
 ) -> Iterator[Line]:
-    """Yield the lines of a UTF-8 file; one that is too long or not UTF-8 has a fault, and reading continues.
+    """Yield the lines of a UTF-8 file; a line that is too long or not UTF-8 has a fault, and reading continues.
 
-    Only a line feed ends a line: other line breaks of Unicode occur inside sentences. A byte order mark is removed.
+    Only a line feed ends a line, because the other line breaks of Unicode occur inside sentences. A byte order mark is
+    removed.
     """
     number = 0
     with opened(path, lambda: f"{path}:{number + 1}") as stream:
@@ -45,7 +47,7 @@ def text_lines(
 
 
 def fault_of(text: str) -> str:
-    """Return the fault of a text from JSON that cannot be written as UTF-8; empty if there is none."""
+    """Return the fault of a text from JSON that cannot be encoded as UTF-8; the empty string if it can."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -55,7 +57,7 @@ def fault_of(text: str) -> str:
 
 def _line(number: int, raw: bytes, stream: Any, longest: int, too_long: str) -> Line:
     if len(raw) > longest:
-        while raw and not raw.endswith(b"\n"):  # the rest of the line is skipped in parts
+        while raw and not raw.endswith(b"\n"):  # skip the rest of the line piece by piece, in bounded memory
             raw = stream.readline(longest)
         return Line(number, "", too_long.format(longest))
     try:

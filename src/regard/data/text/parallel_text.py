@@ -1,7 +1,7 @@
-"""Readers of parallel text: two line-aligned files, TSV, JSONL, gzipped or not.
+"""Readers of parallel text, pairs of a sentence and its translation: two line-aligned files, TSV or JSONL, or gzipped.
 
-A fault in a file is an error that names the file and the line. Empty lines and sentences that are too long are skipped,
-counted and reported.
+A fault in a file raises an error that names the file and the line. Empty lines and sentences that are too long are
+skipped and counted in a report.
 """
 
 import re
@@ -18,42 +18,43 @@ from regard.data.text.lines import LONGEST_LINE, Line, fault_of, lines
 
 Couple = tuple[str, str]
 
-# A Chinese or Japanese character counts as a word, because there are no spaces between words. Escapes are used because
-# the character U+F900 is easily normalised to U+8C48, and the range would then include Korean, which has spaces.
+# A Chinese or Japanese character counts as a word, because these languages have no spaces between words. The ranges are
+# written as escapes: an editor easily normalises the character U+F900 to U+8C48, and the last range would then include
+# Korean, which has spaces.
 _UNSPACED = r"\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 UNSPACED = re.compile(f"[{_UNSPACED}]")
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
 
 
 class Row(NamedTuple):
-    """One line of the input: its place, and its two sentences, or its fault."""
+    """One line of parallel text: its file and line number, and its two sentences, or its fault."""
 
     file: Path
     line: int
     source: str = ""
     target: str = ""
     fault: str = ""
-    ignored: str = ""  # further columns of the line, which are ignored
+    ignored: str = ""  # a description of the line's other columns, which are ignored
 
 
 @runtime_checkable
 class Rows(Protocol):
-    """A source of sentence pairs."""
+    """The protocol of the readers of sentence pairs."""
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Return all files of the source."""
+        """Return the paths of all files that are read."""
 
     def rows(self) -> Iterator[Row]:
-        """Return the lines, in order, in constant memory."""
+        """Yield the lines in order, in constant memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on the lengths of pairs, in words (a Chinese character is a word); `ratio` is longer / shorter side.
+    """Limits on the lengths of the two sentences of a pair, in words; a Chinese character is a word.
 
-    With `longest`, a side may also have at most 100 characters per allowed word: a megabyte without a space is not a
-    sentence of one word.
+    `ratio` is the largest ratio of the longer to the shorter sentence. With `longest`, a sentence may also have at most
+    100 characters for each allowed word, because a megabyte without a space is not a sentence of one word.
 
     >>> Limits(longest=4, ratio=2.0).refuses("a b c d", "汤姆追")
     ''
@@ -72,7 +73,7 @@ class Limits:
             raise ValueError(f"ratio is of the longer to the shorter side, at least 1, not {self.ratio}")
 
     def refuses(self, source: str, target: str) -> str:
-        """Return the reason why a pair is skipped; empty if it is not."""
+        """Return the reason why a pair is outside the limits; the empty string if it is within them."""
         if not source or not target:
             return "empty"
         if self == EVERYTHING:
@@ -91,13 +92,13 @@ class Limits:
 
 EVERYTHING = Limits()
 _TOO_LONG = f"a line of more than {LONGEST_LINE:,} bytes"
-_CHARACTERS = 100  # largest number of characters per allowed word
-_IGNORED = "ignored: "  # prefix of ignored columns in a tally
+_CHARACTERS = 100  # the largest number of characters of a sentence, for each word that `Limits.longest` allows
+_IGNORED = "ignored: "  # the prefix of the names under which a tally counts ignored columns
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The number of lines read and of pairs kept, and the number skipped for each reason.
+    """The numbers of lines read, of pairs kept, of pairs skipped for each reason, and of lines with ignored columns.
 
     >>> print(Report(read=10, kept=7, skipped={"empty": 2, "too long": 1}))
     10 lines read, 7 pairs kept; skipped: 2 empty, 1 too long
@@ -130,9 +131,9 @@ class TwoFiles:
         return self.source, self.target
 
     def rows(self) -> Iterator[Row]:
-        """Yield the lines of both files in parallel; extra blank lines at the end of one file are no fault."""
+        """Yield line n of the source with line n of the target; one file may have extra blank lines at its end."""
         blank = Line(0, "")
-        rest: list[int] = [0, 0]  # number of lines that only one of the files has
+        rest: list[int] = [0, 0]  # the numbers of lines that only the source file or only the target file has
         number = 0
         for number, (left, right) in enumerate(zip_longest(lines(self.source), lines(self.target)), start=1):
             if left is None or right is None:
@@ -159,9 +160,9 @@ class TwoFiles:
 
 @dataclass(frozen=True, slots=True)
 class Tsv:
-    """A table whose cells are separated by tabs; `columns` are those of the source and the target, from 0.
+    """A table whose cells are separated by tabs; `columns` are the indices of the source and the target column.
 
-    Every row must have as many cells as the first. Other columns are reported as ignored.
+    Every row must have as many cells as the first row. Other columns are ignored, and reported as ignored.
     """
 
     path: Path
@@ -173,8 +174,8 @@ class Tsv:
         return (self.path,)
 
     def rows(self) -> Iterator[Row]:
-        """Yield each row of the table as a pair."""
-        first: tuple[int, int] | None = None  # the line and the number of cells of the first row
+        """Yield each row of the table as a pair of sentences."""
+        first: tuple[int, int] | None = None  # the line number and the number of cells of the first row
         for line in lines(self.path):
             cells = line.text.split("\t")
             if line.fault:
@@ -194,7 +195,7 @@ class Tsv:
                 yield Row(self.path, line.number, source, target, ignored=self._others(len(cells)))
 
     def _fault(self, count: int, first: tuple[int, int]) -> str:
-        """Return the fault of a row of `count` cells."""
+        """Return the fault of a row of `count` cells, or ""; `first` is the first row's line number and cell count."""
         line, expected = first
         if count <= max(self.columns):
             return f"expected at least {max(self.columns) + 1} columns parted by tabs, found {count}"
@@ -203,7 +204,7 @@ class Tsv:
         return ""
 
     def _others(self, count: int) -> str:
-        """Return the ignored columns, counted from 1."""
+        """Return a description of the ignored columns of a row of `count` cells; columns are counted from 1 in it."""
         others = [str(column + 1) for column in range(count) if column not in self.columns]
         if len(others) > 8:
             others = [*others[:7], f"{len(others) - 7} others"]
@@ -212,7 +213,7 @@ class Tsv:
 
 @dataclass(frozen=True, slots=True)
 class Jsonl:
-    """One JSON object per line; `fields` are the names of the source and the target."""
+    """A file with one JSON object per line; `fields` are the names of the fields of the source and the target."""
 
     path: Path
     fields: tuple[str, str] = ("source", "target")
@@ -222,7 +223,7 @@ class Jsonl:
         return (self.path,)
 
     def rows(self) -> Iterator[Row]:
-        """Yield each object as a pair; further fields are ignored."""
+        """Yield each object as a pair of sentences; other fields are ignored."""
         for line in lines(self.path):
             if line.fault:
                 yield Row(self.path, line.number, fault=line.fault)
@@ -244,7 +245,7 @@ class Jsonl:
 
 
 def find_rows(paths: tuple[Path, ...] | list[Path]) -> TwoFiles | Tsv | Jsonl:
-    """Return the reader of these paths, by their number and suffix: two files, or one .tsv or .jsonl, optionally .gz.
+    """Return the reader for these paths: two line-aligned files, or one .tsv or .jsonl; each may also end in .gz.
 
     >>> find_rows([Path("train.en.gz"), Path("train.zh.gz")])
     TwoFiles(source=...Path('train.en.gz'), target=...Path('train.zh.gz'))
@@ -263,11 +264,11 @@ def find_rows(paths: tuple[Path, ...] | list[Path]) -> TwoFiles | Tsv | Jsonl:
 
 
 def read_pairs(rows: Rows, tally: Counter[str], *, limits: Limits = EVERYTHING) -> Iterator[Couple]:
-    """Yield the pairs within the limits, in order and in constant memory.
+    """Yield the pairs of sentences within the limits, in order and in constant memory.
 
-    A fault (bad UTF-8, a missing column, no JSON) is a DataError. A line of more than a mebibyte is a fault too, unless
-    a limit on the length skips it. `tally` counts what happened under "read", "kept", the reasons for skipping, and
-    what was ignored; `report` converts it to a record.
+    A fault (invalid UTF-8 or JSON, a missing column) raises `DataError`. A line of more than a mebibyte is a fault too,
+    except with `limits.longest`, which skips the line. The counts of lines read, of pairs kept, of pairs skipped for
+    each reason, and of ignored columns are added to `tally`, which `report` converts to a `Report`.
     """
     for row in rows.rows():
         tally["read"] += 1
@@ -284,14 +285,14 @@ def read_pairs(rows: Rows, tally: Counter[str], *, limits: Limits = EVERYTHING) 
 
 
 def load_pairs(rows: Rows, *, limits: Limits = EVERYTHING) -> tuple[list[Couple], Report]:
-    """Return all pairs at once, with the report: for files that fit in memory."""
+    """Return all pairs within the limits as a list, and the report; for files that fit in memory."""
     tally: Counter[str] = Counter()
     pairs = list(read_pairs(rows, tally, limits=limits))
     return pairs, report(tally)
 
 
 def report(tally: Counter[str]) -> Report:
-    """Return the record of a tally, reasons in alphabetical order."""
+    """Return the counts of a tally as a `Report`, with the reasons in alphabetical order."""
     ignored = {name.removeprefix(_IGNORED): tally[name] for name in sorted(tally) if name.startswith(_IGNORED)}
     others = {"read", "kept", *(_IGNORED + name for name in ignored)}
     skipped = {reason: tally[reason] for reason in sorted(tally) if reason not in others}
@@ -307,7 +308,7 @@ def _check_some(rows: Rows, tally: Counter[str]) -> None:
 
 
 def count_words(text: str) -> int:
-    """Return the number of words in a text; a Chinese or Japanese character is a word.
+    """Return the number of words in a text; each Chinese or Japanese character counts as a word.
 
     >>> count_words("Tom chases Jerry ."), count_words("汤姆追逐Jerry 。")
     (4, 6)

@@ -1,4 +1,4 @@
-"""Texts as words with their character positions, so that an answer is an exact part of the text."""
+"""Splits texts into words with character positions, so that a span of words is an exact part of the text."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,9 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A text, its words, the characters of each word (first, and one past the last), and the sentence it is in.
+    """A text with its words, and for each word its character positions and the index of its sentence.
+
+    `places` has (start, end) for each word, so that the word is text[start:end].
 
     >>> passage = Passage.of("Tom ran. 他在厨房。")
     >>> passage.words, passage.sentences
@@ -30,9 +32,10 @@ class Passage:
 
     @classmethod
     def of(cls, text: str) -> "Passage":
-        """Return the words of a text; a sentence ends at a full stop, question mark or exclamation mark before a blank.
+        """Return the passage of a text, split into words and sentences.
 
-        Chinese and Japanese marks need no blank after them. An abbreviation with a full stop ends a sentence too.
+        A sentence ends at a full stop, question mark or exclamation mark before a blank, or at a Chinese or Japanese
+        one even without a blank. An abbreviation such as "Dr." therefore ends a sentence too.
         """
         places = tuple(match.span() for match in _WORD.finditer(text))
         words = tuple(text[start:end] for start, end in places)
@@ -46,7 +49,9 @@ class Passage:
 
     @classmethod
     def joined(cls, sentences: Sequence[str], *, whole: Sequence[str] = ()) -> "Passage":
-        """Return the passage of some sentences; `whole` are the words of one more sentence, which are not split.
+        """Return the passage that consists of these sentences; `whole` are the words of an additional last sentence.
+
+        The words in `whole` are not split further.
 
         >>> Passage.joined(["Tom ran."], whole=["apple,milk", "none"]).words
         ('Tom', 'ran', '.', 'apple,milk', 'none')
@@ -65,22 +70,22 @@ class Passage:
         return cls(text, words, places, numbers)
 
     def between(self, first: int, last: int) -> str:
-        """Return the text from one word to another, both included."""
+        """Return the text from word `first` to word `last`, both included."""
         return self.text[self.places[first][0] : self.places[last][1]]
 
     def covering(self, start: int, end: int) -> tuple[int, int] | None:
-        """Return the first and the last word that share a character with text[start:end]; None if no word does."""
+        """Return the indices of the first and last word that share a character with text[start:end], or None."""
         touched = [number for number, (first, past) in enumerate(self.places) if first < end and past > start]
         return (touched[0], touched[-1]) if touched else None
 
     def sentence(self, number: int) -> str:
-        """Return the text of a sentence."""
+        """Return the text of the sentence with this index."""
         inside = [word for word, sentence in enumerate(self.sentences) if sentence == number]
         return self.between(inside[0], inside[-1])
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Return the words of a text.
+    """Return the words and punctuation marks of a text; a Chinese or Japanese character is a word.
 
     >>> words("Where's the ball?")
     ('Where', "'", 's', 'the', 'ball', '?')
@@ -89,5 +94,5 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def lowered(words: Iterable[str]) -> tuple[str, ...]:
-    """Return the same words without capitals."""
+    """Return the words in lower case."""
     return tuple(word.lower() for word in words)

@@ -1,7 +1,7 @@
-"""Readers of questions about passages: SQuAD's JSON, XQuAD, one JSON object a line, bAbI.
+"""Readers of questions about passages: the JSON of SQuAD and XQuAD, JSONL, the files of bAbI.
 
-A fault in a file is an error that names the file and the place. Questions without an answer, or with an answer that is
-not in the passage, are skipped, counted and reported.
+A fault in a file raises an error that names the file and the place. Questions without an answer, or with an answer that
+is not in the passage, are skipped and counted in a report.
 """
 
 import json
@@ -23,10 +23,11 @@ UNSEEN = "never seen in training"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question about a passage, the answers that count as right, and the words of the passage that answer it.
+    """A question about a passage, with the accepted answers and the span of words that answers it.
 
-    `span` is the first and the last word of the first answer, both included; None if no span is right, so that the
-    question cannot be trained on. `support` are the sentences that are needed to answer, if known.
+    `span` has the indices of the first and the last word of the first answer in the passage; it is None if no span of
+    the passage is correct, and the question can then not be used for training. `support` are the indices of the
+    sentences that are needed for the answer, if known.
     """
 
     passage: Passage
@@ -37,13 +38,13 @@ class Asked:
 
     @property
     def asked_text(self) -> str:
-        """Return the question as text: its words, without a blank before the question mark."""
+        """Return the question's words as one text, without a blank before the question mark."""
         return " ".join(self.question).replace(" ?", "?")
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionReport:
-    """The number of questions read and kept, changes to answers, and the number skipped for each reason.
+    """The numbers of questions read and kept, of each change to an answer, and of questions skipped for each reason.
 
     >>> print(QuestionReport(9, 7, {"widened to whole words": 1}, {"answer not in the passage": 2}))
     9 questions read, 7 kept; answers: 1 widened to whole words; skipped: 2 answer not in the passage
@@ -63,8 +64,11 @@ class QuestionReport:
 
 
 class Entry(NamedTuple):
-    """One question of a file. Each answer is a text and the character where it starts, None if the file has no
-    position."""
+    """One question of a file, with its passage and answers.
+
+    Each answer is a text and the index of the character of the passage where it starts, or None if the file has no
+    position.
+    """
 
     passage: str
     question: str
@@ -74,10 +78,11 @@ class Entry(NamedTuple):
 def load_questions(
     path: Path, *, longest: int | None = None, candidates: Sequence[str] = ()
 ) -> tuple[list[Asked], QuestionReport]:
-    """Return the questions of a file: SQuAD's .json, .jsonl with an object per line, or bAbI's .txt, optionally .gz.
+    """Return the questions of a file, and a report of the questions read and skipped.
 
-    Passages of more than `longest` words are skipped. `candidates` are answers that are appended to bAbI stories. A
-    fault (bad UTF-8, no JSON, a missing key) is a DataError.
+    The file is SQuAD's .json, a .jsonl with one object on each line, or bAbI's .txt, each optionally with .gz.
+    Questions about passages of more than `longest` words are skipped. `candidates` are answers that are appended to
+    bAbI stories. A fault (invalid UTF-8 or JSON, a missing key) raises `DataError`.
     """
     from regard.data.text.babi import load_stories  # imported here, because babi imports this module
 
@@ -91,16 +96,17 @@ def load_questions(
     if suffix not in readers:
         raise DataError(f"{path}: expected .json (SQuAD), .jsonl (an object a line) or .txt (bAbI), each maybe .gz")
     tally = Tally(path, longest)
-    passages: dict[str, Passage] = {}  # by text, because several questions share a passage
+    passages: dict[str, Passage] = {}  # the last passage by its text, because several questions share a passage
     for entry in readers[suffix](path):
         if entry.passage not in passages:
-            passages = {entry.passage: Passage.of(entry.passage)}  # questions about one passage are adjacent
+            # Only one passage is stored, because the questions about a passage are adjacent in the file.
+            passages = {entry.passage: Passage.of(entry.passage)}
         tally.take(*_located(entry, passages[entry.passage]))
     return tally.finish()
 
 
 class Tally:
-    """The questions accepted so far, and the counts of a report."""
+    """Collects the questions of a file, and counts the questions read and skipped for the report."""
 
     def __init__(self, path: Path, longest: int | None) -> None:
         self.path, self.longest = path, longest
@@ -110,7 +116,7 @@ class Tally:
         self.skipped: Counter[str] = Counter()
 
     def take(self, asked: Asked | None, remark: str = "") -> None:
-        """Add a question with a remark about its answer, or skip it for the reason in the remark."""
+        """Add a question; `remark` describes a change to its answer. None counts as skipped, `remark` is the reason."""
         self.read += 1
         if asked is not None and self.longest is not None and len(asked.passage.words) > self.longest:
             asked, remark = None, "too long"
@@ -122,7 +128,7 @@ class Tally:
             self.answers[remark] += 1
 
     def finish(self) -> tuple[list[Asked], QuestionReport]:
-        """Return the questions and the report; a file without any is an error."""
+        """Return the questions and the report; raise `DataError` if no question was added."""
         made = QuestionReport(
             self.read, len(self.kept), dict(sorted(self.answers.items())), dict(sorted(self.skipped.items()))
         )
@@ -134,7 +140,7 @@ class Tally:
 
 
 def _located(entry: Entry, passage: Passage) -> tuple[Asked | None, str]:
-    """Return the question with the words of its first answer and a remark; or None and the reason why it is skipped."""
+    """Return the question with the span of its first answer and a remark; or None and the reason why it is skipped."""
     if not passage.words:
         return None, "empty passage"
     asked = words(entry.question)
@@ -155,7 +161,10 @@ def _located(entry: Entry, passage: Passage) -> tuple[Asked | None, str]:
 
 
 def _occurrence(passage: str, text: str, start: int | None) -> int | None:
-    """Return the position of the answer: at `start`, else the nearest to it; the first one if there is no start."""
+    """Return the position of an answer in a passage: `start`, else the occurrence nearest to `start`, else None.
+
+    If `start` is None, the first occurrence is returned.
+    """
     if start is not None and passage[max(start, 0) : max(start, 0) + len(text)] == text:
         return start
     places = []
@@ -167,7 +176,7 @@ def _occurrence(passage: str, text: str, start: int | None) -> int | None:
 
 
 def _by_line(path: Path) -> Iterator[Entry]:
-    """Yield one JSON object per line with passage or context, question, and answer or answers."""
+    """Yield the question of each line, a JSON object with passage or context, question, and answer or answers."""
     for line in lines(path):
         if not line.text and not line.fault:
             continue
@@ -178,7 +187,10 @@ def _by_line(path: Path) -> Iterator[Entry]:
 
 
 def _squad(path: Path) -> Iterator[Entry]:
-    """Yield the questions of one JSON object: data › paragraphs › context and qas › question and answers."""
+    """Yield the questions of a file in SQuAD's format.
+
+    The file is one JSON object with the nested fields data › paragraphs › context and qas › question and answers.
+    """
     told: list[str] = []
     for line in lines(path):
         if line.fault:
@@ -197,7 +209,7 @@ def _squad(path: Path) -> Iterator[Entry]:
 
 
 def _items(path: str, place: str, record: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the elements of a list in a record, each with its place."""
+    """Yield the elements of the list in field `name` of a record, each with its position, such as "data[0]"."""
     where = f"{path}: {place}" if place else path
     if not isinstance(record, dict):
         raise DataError(f"{where}: expected a JSON object, found {type(record).__name__}")
@@ -209,7 +221,7 @@ def _items(path: str, place: str, record: Any, name: str) -> Iterator[tuple[str,
 
 
 def _entry(place: str, about: Any, asked: Any) -> Entry:
-    """Return one question, from the object of the passage and the object of the question."""
+    """Return one question, given the JSON object `about` of its passage and the JSON object `asked` of the question."""
     if not isinstance(asked, dict):
         raise DataError(f"{place}: expected a JSON object, found {type(asked).__name__}")
     passage = next((about[name] for name in _PASSAGES if name in about), None)
@@ -224,11 +236,15 @@ def _entry(place: str, about: Any, asked: Any) -> Entry:
 
 
 def _answers(asked: dict[str, Any]) -> tuple[tuple[tuple[str, int | None], ...], str]:
-    """Return texts and starts: of "answer" and "answer_start", or of "answers" in SQuAD's or the hub's form."""
+    """Return the answers as (text, start), and a fault or the empty string.
+
+    The answers are the fields "answer" and "answer_start", or the field "answers" in the form of SQuAD or of the
+    Hugging Face Hub.
+    """
     found = asked.get("answers", asked.get("answer"))
     if isinstance(found, str):
         found = [{"text": found, "answer_start": asked.get("answer_start")}]
-    if isinstance(found, dict):  # the form of the hub: {"text": […], "answer_start": […]}
+    if isinstance(found, dict):  # the form of the Hugging Face Hub: {"text": […], "answer_start": […]}
         texts, starts = found.get("text"), found.get("answer_start")
         if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
             found = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]

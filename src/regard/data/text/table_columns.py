@@ -1,4 +1,4 @@
-"""The columns of text and label in a table: as named, or guessed from the header or the cells."""
+"""Finds the columns of a table that hold the text and the label: as given, or guessed from the header or the cells."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ LABEL_NAMES = (
 
 
 class Columns(NamedTuple):
-    """The columns of text and label, from 0, whether the first row is a header, and a description of the guess."""
+    """The indices of the text and label columns, whether the first row is a header, and a message about the guess."""
 
     text: int
     label: int
@@ -28,7 +28,10 @@ class Columns(NamedTuple):
 def find_columns(
     path: Path, rows: Sequence[Sequence[str]], *, text: str | None = None, label: str | None = None
 ) -> Columns:
-    """Return the columns of a table by its first rows. An unknown name or number is an error.
+    """Return the text and the label column of a table, given its first rows.
+
+    `text` and `label` are names or numbers of columns; None means that the column is guessed. An unknown name or number
+    raises `DataError`.
 
     >>> find_columns(Path("a.csv"), [["id", "review", "sentiment"], ["1", "Not bad.", "pos"]])
     Columns(text=1, label=2, header=True, guess="text is the column 'review', label is the column 'sentiment'")
@@ -59,7 +62,10 @@ def find_columns(
 
 
 def find_field(path: Path, line: int, names: Iterable[str], given: str | None, known: Sequence[str], role: str) -> str:
-    """Return the name of a record's field: the given one, or the first that is recognised."""
+    """Return the name of the field that has this role ("text" or "label") in a record with the fields `names`.
+
+    It is `given`, or if that is None the first of the names `known` that the record has.
+    """
     names = list(names)
     if given is not None:
         if given not in names:
@@ -89,7 +95,11 @@ def _number(path: Path, given: str, columns: int, role: str) -> int:
 def _by_cells(
     path: Path, rows: Sequence[Sequence[str]], text: str | None, label: str | None
 ) -> tuple[list[int], list[str]]:
-    """Guess without a header: the text is the column with the longest cells, the label one with the fewest values."""
+    """Return the text and the label column of a table without a header, and what was guessed.
+
+    The text is guessed to be the column with the most characters, and the label the other column with the fewest
+    distinct values.
+    """
     count = min(len(row) for row in rows)
     if count < 2:
         raise DataError(f"{path}:1: expected at least two columns, text and label, found {count}")

@@ -1,4 +1,4 @@
-"""Texts as tokens with their positions: words, characters of Chinese and Japanese, or sub-words."""
+"""Tokenisers that return token positions: words, characters of Chinese and Japanese, or sub-words."""
 
 import re
 from collections import Counter
@@ -20,21 +20,23 @@ _PHRASE = re.compile(r"[^.,;:!?。，、；：！？\n]*[.,;:!?。，、；：�
 
 
 class Span(NamedTuple):
-    """A part of a text, from `start` up to but not including `end`, in characters."""
+    """A part of a text, from character `start` up to but not including character `end`."""
 
     start: int
     end: int
 
 
 class Token(NamedTuple):
-    """A token as in the vocabulary, and its position in the text."""
+    """A token in the form that the vocabulary contains, and its position in the text."""
 
     text: str
     span: Span
 
 
 def cut(text: str, by: Literal["words", "characters"] = "words") -> list[Token]:
-    """Return lower-cased words and punctuation marks; with "characters", each Chinese character is a token.
+    """Return the words of a text in lower case and its punctuation marks, with their positions.
+
+    With `by="characters"` each Chinese or Japanese character is a token.
 
     >>> [token.text for token in cut("It isn't bad, really!")]
     ['it', "isn't", 'bad', ',', 'really', '!']
@@ -46,7 +48,7 @@ def cut(text: str, by: Literal["words", "characters"] = "words") -> list[Token]:
 
 
 def sentences(text: str) -> list[Span]:
-    """Return the positions of the sentences of a text, split at end marks.
+    """Return the positions of the sentences of a text, split at full stops, question marks, exclamation marks, lines.
 
     >>> [text[a:b] for text in ["Not bad. Too long!"] for a, b in sentences(text)]
     ['Not bad.', 'Too long!']
@@ -60,7 +62,7 @@ def phrases(text: str) -> list[Span]:
 
 
 def summed(weights: Sequence[float], tokens: Sequence[Span], parts: Sequence[Span]) -> list[float]:
-    """Return the weight of each part: the sum over the tokens that begin in it.
+    """Return the weight of each part of a text: the sum of the weights of the tokens that begin in that part.
 
     >>> summed([0.1, 0.2, 0.7], [Span(0, 3), Span(4, 7), Span(9, 12)], [Span(0, 8), Span(9, 12)])
     [0.3..., 0.7]
@@ -82,7 +84,7 @@ def _spans(pattern: re.Pattern[str], text: str) -> list[Span]:
 
 
 class Coded(NamedTuple):
-    """A text as numbers, and the position of each token in it."""
+    """A text as token numbers, and the position of each token in the text."""
 
     numbers: list[int]
     spans: list[Span]
@@ -90,7 +92,9 @@ class Coded(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Coder:
-    """A map from texts to token numbers: words or characters of a vocabulary, or sub-words, which encode every text.
+    """A tokeniser that maps texts to token numbers.
+
+    The tokens are the words or characters of a vocabulary, or sub-words, which can encode any text.
 
     >>> coder = build_coder(["Not bad at all."], "words")
     >>> coder.encode("Bad, not dull").numbers == [coder.words.numbers["bad"], 3, coder.words.numbers["not"], 3]
@@ -108,11 +112,11 @@ class Coder:
 
     @property
     def unknown(self) -> int:
-        """Return the token number of unknown words; for sub-words, that of padding."""
+        """Return the token number of unknown words; with sub-words, which have none, the number of padding."""
         return self.words.unknown if isinstance(self.words, Vocabulary) else self.words.pad
 
     def encode(self, text: str) -> Coded:
-        """Return the numbers of a text's tokens and their positions."""
+        """Return the numbers and the positions of a text's tokens."""
         if isinstance(self.words, Subwords):
             found = self.words.model.encode(text, add_special_tokens=False)
             return Coded(found.ids, [Span(*offsets) for offsets in found.offsets])
@@ -128,8 +132,10 @@ class Coder:
 
 
 def build_coder(texts: Iterable[str], by: Cut, *, size: int = 30_000, rarest: int = 1) -> Coder:
-    """Return a coder with the most frequent tokens of these texts, at most `size`, each occurring at least `rarest`
-    times."""
+    """Return a coder whose vocabulary is the most frequent tokens of these texts, at most `size` tokens.
+
+    Words and characters that occur fewer than `rarest` times are left out. Sub-words are trained on the texts.
+    """
     if by == "subwords":
         return Coder(by, train_bpe(texts, size=size))
     counts = Counter(token.text for text in texts for token in cut(text, by))

@@ -1,4 +1,5 @@
-"""Trees with a label at every phrase, as the Stanford Sentiment Treebank writes them (Socher et al. 2013)."""
+"""Reader of parse trees with a label at every phrase, in the format of the Stanford Sentiment Treebank (Socher et al.
+2013)."""
 
 import re
 from typing import NamedTuple
@@ -8,14 +9,14 @@ _ESCAPES = {"-LRB-": "(", "-RRB-": ")", r"\/": "/", r"\*": "*"}
 
 
 class Phrase(NamedTuple):
-    """The words of a part of a tree, and its label."""
+    """The words of one phrase of a parse tree, joined to a text, and the phrase's label."""
 
     text: str
     label: str
 
 
 def phrases_of(tree: str) -> list[Phrase]:
-    """Return the whole sentence first, then every phrase in it, words included.
+    """Return all phrases of a parse tree in pre-order: the whole sentence first; single words are phrases too.
 
     >>> phrases_of("(3 (2 not) (1 bad))")
     [Phrase(text='not bad', label='3'), Phrase(text='not', label='2'), Phrase(text='bad', label='1')]

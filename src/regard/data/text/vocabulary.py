@@ -1,4 +1,4 @@
-"""Words as token numbers: the vocabulary of the built-in data, in which every word is known."""
+"""A vocabulary of whole words, which maps each word to a token number."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ SPECIALS = (PAD, BOS, EOS, UNKNOWN)
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The ids of words; 0 to 3 are padding, begin, end and an unknown word.
+    """A vocabulary of words; the token numbers 0 to 3 are padding, the begin mark, the end mark and unknown words.
 
     >>> vocabulary = Vocabulary(("Tom", "chases", "Jerry"))
     >>> vocabulary.encode(("Jerry", "chases", "Spike")), vocabulary.decode((1, 6, 5, 4, 2, 0))
@@ -38,9 +38,9 @@ class Vocabulary:
 
     @classmethod
     def build(cls, sentences: Iterable[Sequence[str]], *, size: int | None = None, rarest: int = 1) -> "Vocabulary":
-        """Return the words that occur at least `rarest` times in these sentences, at most `size` of them.
+        """Return a vocabulary of the words that occur at least `rarest` times in these sentences, at most `size` words.
 
-        The most frequent words come first, ties in alphabetical order.
+        The most frequent words come first; words of equal frequency are in alphabetical order.
         """
         counts = Counter(word for sentence in sentences for word in sentence)
         frequent = [word for word, count in counts.items() if count >= rarest]
@@ -55,7 +55,7 @@ class Vocabulary:
         return [self.numbers.get(word, self.unknown) for word in words]
 
     def decode(self, numbers: Iterable[int]) -> tuple[str, ...]:
-        """Return the words of these numbers, up to the end mark, without padding and begin."""
+        """Return the words of these token numbers up to the first end mark, without padding and begin marks."""
         found = []
         for number in numbers:
             if number == self.eos:
@@ -65,11 +65,14 @@ class Vocabulary:
         return tuple(found)
 
     def pieces(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
-        """Return the numbers of these words, and the word of each number: here, one each."""
+        """Return the token numbers of these words, and the index of the word of each token.
+
+        Each word is one token. `Subwords.pieces` has the same signature, and several tokens for a word.
+        """
         return self.encode(words), list(range(len(words)))
 
     def save(self, path: Path) -> None:
-        """Write a tokenizer.json that other tools can read."""
+        """Write the vocabulary as a tokenizer.json, the format of the tokenizers library."""
         model = Tokenizer(WordLevel(vocab=self.numbers, unk_token=UNKNOWN))
         model.pre_tokenizer = WhitespaceSplit()
         model.add_special_tokens(list(SPECIALS))
@@ -77,7 +80,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: Path) -> "Vocabulary":
-        """Return the vocabulary of a tokenizer.json that `save` wrote."""
+        """Return the vocabulary stored in a tokenizer.json that `save` wrote."""
         numbers = Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
         ordered = sorted(numbers, key=lambda word: numbers[word])
         if tuple(ordered[: len(SPECIALS)]) != SPECIALS:

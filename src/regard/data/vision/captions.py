@@ -1,7 +1,7 @@
-"""Readers of pictures with captions: a folder of pictures and a TSV or JSONL beside it, or Flickr8k's own files.
+"""Readers of pictures with captions: a folder of pictures with a TSV or JSONL table, or the files of Flickr8k.
 
-A caption whose picture is missing is an error that names the file and the line, or is skipped and counted. A picture
-without a caption is skipped and counted.
+A caption whose picture is missing raises an error that names the file and the line, or is skipped and counted. A
+picture without a caption is skipped and counted.
 """
 
 import re
@@ -25,13 +25,13 @@ from regard.data.vision.image_folders import PARTS, ImageFolders, part_files
 _HEADERS = ("image", "file", "filename", "path")
 _NUMBER = re.compile(r"#\d+$")
 _SUFFIXES = (".tsv", ".jsonl")
-# The lists of Flickr8k, by the end of their names.
+# The ends of the names of Flickr8k's files that list the pictures of each part.
 _LISTS = {"train": "trainImages.txt", "valid": "devImages.txt", "test": "testImages.txt"}
 
 
 @dataclass(frozen=True, slots=True)
 class CaptionedImage:
-    """A picture and all its captions."""
+    """The path of a picture, and all captions of the picture."""
 
     image: Path
     captions: tuple[str, ...]
@@ -39,10 +39,10 @@ class CaptionedImage:
 
 @dataclass(frozen=True, slots=True)
 class CaptionFiles:
-    """Pictures to train on, to validate with and to test with, if the files define these parts; else all in `train`.
+    """Captioned pictures for training, validation and test; all are in `train` if the files define no such split.
 
-    A part stores its texts in packed buffers and creates items at access. `report` counts captions read, kept and
-    skipped, and pictures without a caption.
+    Each part stores its texts in packed buffers and creates a `CaptionedImage` at each access. `report` counts the
+    captions read, kept and skipped, and the pictures without a caption.
     """
 
     train: Sequence[CaptionedImage]
@@ -52,11 +52,12 @@ class CaptionFiles:
 
 
 def load_captions(path: Path, *, skip_faults: bool = False) -> CaptionFiles:
-    """Return captions and their pictures, in the layout that is found.
+    """Return the captions at `path` with the paths of their pictures; the layout is recognised.
 
     A folder holds Flickr8k's files (`*.token.txt`, `*trainImages.txt` …), or `train.tsv`, `valid.tsv` and `test.tsv`,
-    or `captions.tsv`; a path may also be such a file itself. In a TSV the columns are picture and caption, in a JSONL
-    the fields `image` and `caption` (or `captions`, a list). Pictures are beside the file or in its folder `images`.
+    or `captions.tsv`; any table may be `.jsonl`. `path` may also be a single TSV or JSONL file. A TSV has the columns
+    picture and caption; a JSONL record has the fields `image` and `caption` (or `captions`, a list). The pictures are
+    in the same folder as the table or in its subfolder `images`.
     """
     path = Path(path)
     tally: Counter[str] = Counter()
@@ -77,7 +78,7 @@ Found = Sequence[CaptionedImage]
 
 
 class _Caption(NamedTuple):
-    """The place of a caption, the name of its picture and its text, or its fault."""
+    """A caption of a file: its position ("file:line"), the name of its picture and its text, or its fault."""
 
     where: str
     image: str = ""
@@ -86,10 +87,10 @@ class _Caption(NamedTuple):
 
 
 class _Collection:
-    """Captions by picture, with pictures in the order of first occurrence."""
+    """Collects captions and groups them by picture; the pictures are in the order of their first occurrence."""
 
     def __init__(self) -> None:
-        # The paths of pictures, stored once for adjacent captions of one picture, and their digests.
+        # The paths of the pictures and the digests of these paths. Adjacent captions of one picture share one entry.
         self._paths, self._digests = Texts(), Distinct()
         self._captions, self._path_of = Texts(), array("q")
         self._last: Path | None = None
@@ -138,7 +139,7 @@ def _collected(rows: Iterable[_Caption], folders: ImageFolders, tally: Counter[s
 
 
 def _count_silent(folders: ImageFolders, parts: Iterable[Found], tally: Counter[str]) -> None:
-    """Count the pictures without a caption."""
+    """Add to `tally` the number of pictures in the folders that have no caption."""
     spoken, there = Distinct(), Distinct()
     for one in chain.from_iterable(parts):
         spoken.append(str(one.image))
@@ -162,7 +163,7 @@ def _of_table(path: Path) -> Iterator[_Caption]:
 
 
 def _of_record(record: Record) -> Iterator[_Caption]:
-    """Yield the captions of one object, all with the same line."""
+    """Yield the captions of one JSON object, which all have the same position."""
     value = record.value
     if record.fault:
         yield _Caption(record.where, fault=record.fault)
@@ -179,7 +180,11 @@ def _of_record(record: Record) -> Iterator[_Caption]:
 
 
 def _flickr(tokens: Path, tally: Counter[str], skip_faults: bool) -> Mapping[str, Found]:
-    """Read Flickr8k: "name.jpg#0", a tab, a caption; the lists name the pictures of each part, others are skipped."""
+    """Return the captioned pictures of each part of Flickr8k.
+
+    A line of the file `tokens` is "name.jpg#0", a tab and a caption. Three other files list the pictures of each part;
+    pictures in none of these lists are skipped.
+    """
     folders = ImageFolders.beside(tokens.parent)
     listed = {part: _list(tokens.parent, end) for part, end in _LISTS.items()}
     if not any(listed.values()):
@@ -205,7 +210,7 @@ def _flickr(tokens: Path, tally: Counter[str], skip_faults: bool) -> Mapping[str
 
 
 def _list(folder: Path, end: str) -> dict[str, str]:
-    """Return the names of a list, and the place of each."""
+    """Return the names of the pictures in a list of Flickr8k, each with its position ("file:line")."""
     names: dict[str, str] = {}
     for path in sorted(folder.glob(f"*{end}")):
         for line in lines(path):

@@ -1,7 +1,8 @@
-"""Reader of idx files, the format of MNIST: a magic number, the sizes of the axes, the numbers; gzipped or not.
+"""Reader of idx files, the format of MNIST, gzipped or not.
 
-Two zero bytes, the type of the numbers, the number of axes; then the size of each axis as 4 bytes, big-endian (LeCun's
-page on MNIST, "The IDX file format"). The header is checked against the size of the file before anything is read.
+An idx file has two zero bytes, one byte for the type of the numbers and one for the number of axes; then the size of
+each axis as a big-endian integer of 4 bytes; then the numbers (LeCun's page on MNIST, "The IDX file format"). The size
+that the header states is limited before any number is read, and the file must have exactly that size.
 """
 
 import math
@@ -23,7 +24,7 @@ MOST_BYTES = 4 << 30
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Labelled:
-    """Pictures (n, height, width) and the label of each."""
+    """Pictures (n, height, width) and their labels (n,)."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.uint8]
@@ -33,9 +34,10 @@ class Labelled:
 
 
 def read_idx(path: Path, *, most_bytes: int = MOST_BYTES) -> NDArray[Any]:
-    """Return the numbers of one idx file, in the byte order of this machine.
+    """Return the numbers of an idx file as an array in the byte order of this machine.
 
-    A file that is truncated, too long, of another format or larger than `most_bytes` is a DataError that names it.
+    A file that is truncated, too long, of another format, or holds more than `most_bytes` of numbers raises
+    `DataError`.
     """
     path = Path(path)
     with opened(path) as stream:
@@ -43,7 +45,7 @@ def read_idx(path: Path, *, most_bytes: int = MOST_BYTES) -> NDArray[Any]:
 
 
 def read_labelled(images: Path, labels: Path) -> Labelled:
-    """Return pictures and labels, and raise unless their numbers are equal."""
+    """Return the pictures and labels of two idx files; raise `DataError` if their numbers differ."""
     pictures, marks = read_idx(images), read_idx(labels)
     if pictures.ndim != 3 or pictures.dtype != np.uint8:
         raise DataError(f"{images}: expected pictures as bytes on 3 axes, found {pictures.dtype} on {pictures.ndim}")
@@ -57,8 +59,10 @@ def read_labelled(images: Path, labels: Path) -> Labelled:
 
 
 def load_mnist(folder: Path) -> dict[str, Labelled]:
-    """Return the parts "train" and "test" of a folder with MNIST's four files, under their usual names, gzipped or
-    not."""
+    """Return the parts "train" and "test" of a folder with the four files of MNIST.
+
+    The files have their usual names, such as train-images-idx3-ubyte, and may be gzipped (.gz).
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
@@ -89,7 +93,7 @@ def _read(path: Path, stream: BufferedIOBase, most_bytes: int) -> NDArray[Any]:
     sizes = "×".join(map(str, shape))
     if expected > most_bytes:
         raise DataError(f"{path}: {sizes} is {expected:,} bytes, more than the {most_bytes:,} allowed")
-    # Read in parts, because a header may claim gigabytes that the file does not have.
+    # The content is read in parts, so that a false header that claims gigabytes does not allocate them.
     content = bytearray()
     while len(content) <= expected and (part := stream.read(min(1 << 24, expected + 1 - len(content)))):
         content += part

@@ -1,6 +1,7 @@
-"""Image files of any common format, decoded safely to RGB at one size.
+"""Decodes image files of any common format to RGB pictures of one size.
 
-`decode` converts a file or bytes to a uint8 array (3, height, width); `image_store` caches many of them on disk.
+`decode` converts a file or bytes to a uint8 array (3, height, width); the module `image_store` caches many such arrays
+on disk.
 """
 
 import io
@@ -19,17 +20,18 @@ if TYPE_CHECKING:
 
 Pixels = NDArray[np.uint8]
 
-# Formats of pixels. Pillow opens others by running programs (EPS: Ghostscript), which a data file must not cause.
+# Only formats that consist of pixels are read. For others, such as EPS, Pillow runs an external program (Ghostscript),
+# which a data file must not be able to cause.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF")
 SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".avif"),
 )
-# Pillow's own limit: a quarter of a gigabyte of RGB.
+# The largest number of pixels of a picture. This is Pillow's own limit; as RGB it is a quarter of a gigabyte.
 MOST_PIXELS = 89_478_485
 
 _GREY = (128, 128, 128)
 _ORIENTATION = 0x0112
-# The Pillow operation that turns a picture of each EXIF orientation upright.
+# The name of the Pillow operation that turns a picture upright, for each EXIF orientation but 1 (upright).
 _UPRIGHT = {
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",
@@ -39,7 +41,7 @@ _UPRIGHT = {
     7: "TRANSVERSE",
     8: "ROTATE_90",
 }
-# `warnings.catch_warnings` affects the whole process, so a lock serialises the reading of headers.
+# `warnings.catch_warnings` changes the state of the whole process, so only one thread may read headers at a time.
 _HEADER = threading.Lock()
 
 
@@ -51,12 +53,13 @@ def decode(
     most_pixels: int = MOST_PIXELS,
     name: str = "these bytes",
 ) -> Pixels:
-    """Return the picture of a file or of bytes as RGB, (3, height, width); `size` is (height, width), None: unchanged.
+    """Return the picture in a file or in bytes as RGB, (3, height, width).
 
-    `fit` handles another aspect ratio: "crop" fills the size and crops two sides, "letterbox" adds grey bars. A picture
-    is rotated by its EXIF orientation; of an animation the first frame is used; transparent pixels are white; 16 bits
-    become 8. A picture that cannot be decoded is a DataError that names the file (or `name`). Pictures of more than
-    `most_pixels` pixels, or than Pillow's limit, are refused before decoding.
+    If `size`, (height, width), is given, the picture is resized. If the picture has another aspect ratio than `size`,
+    `fit="crop"` crops two of its sides and `fit="letterbox"` adds grey bars. The picture is rotated by its EXIF
+    orientation; of an animation the first frame is returned; transparent pixels become white; 16 bits per channel
+    become 8. A picture that cannot be decoded raises a `DataError` that names the file (or `name`). A picture of more
+    than `most_pixels` pixels, or more than Pillow's limit, is rejected before it is decoded.
 
     >>> from PIL import Image
     >>> file = io.BytesIO()
@@ -74,8 +77,8 @@ def decode(
     try:
         with _opened(source, most_pixels) as image:
             if size is not None:
-                # A JPEG is decoded at a half, a quarter or an eighth of its size if that is still twice the required
-                # size.
+                # Pillow can decode a JPEG at a half, a quarter or an eighth of its size, which is faster; it does so
+                # where the result is still at least twice the required size.
                 image.draft(None, (2 * max(size), 2 * max(size)))
             orientation = _orientation(image)
             image.load()
@@ -92,21 +95,21 @@ def decode(
     except IsADirectoryError as error:
         raise DataError(f"{name}: a directory; expected a picture") from error
     except Exception as error:
-        # A damaged file makes Pillow's readers raise many types: OSError, SyntaxError, struct.error, IndexError.
+        # For a damaged file, Pillow raises many types of exceptions: OSError, SyntaxError, struct.error, IndexError.
         raise DataError(f"{name}: the picture cannot be decoded: {error or type(error).__name__}") from error
 
 
 def _opened(source: Path | str | bytes, most_pixels: int) -> "Image":
-    """Return the picture with its header read; a decompression bomb is rejected before any pixel is decoded."""
+    """Return the Pillow image with only its header read, so that a picture with too many pixels is never decoded."""
     from PIL import Image
 
     if not (len(source) if isinstance(source, bytes) else Path(source).stat().st_size):
         raise DataError("the file is empty")
     with _HEADER, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # damaged EXIF data does not matter
+        warnings.simplefilter("ignore")  # Pillow warns about damaged EXIF data, which does not affect the pixels
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         Image.init()
-        # AVIF and WEBP may be missing from a build of Pillow.
+        # Some builds of Pillow do not support AVIF or WEBP.
         formats = [name for name in FORMATS if name in Image.OPEN]
         try:
             image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=formats)
@@ -120,7 +123,7 @@ def _opened(source: Path | str | bytes, most_pixels: int) -> "Image":
 
 
 def _eight_bits(image: "Image") -> "Image":
-    """Convert a picture of any mode to RGB."""
+    """Return a picture of any Pillow mode converted to RGB with 8 bits per channel."""
     from PIL import Image
 
     if image.mode == "F":
@@ -129,7 +132,8 @@ def _eight_bits(image: "Image") -> "Image":
         values = np.asarray(image)
         if values.size and not 0 <= values.min() <= values.max() <= 65_535:
             raise DataError(f"pixel values from {values.min()} to {values.max()}; expected 8 or 16 bits")
-        # A file of 32 bits does not record how many are used: without a value over 255 it is taken as 8 bits.
+        # A file with 32 bits per pixel does not record how many bits are used. If no value is above 255, the values are
+        # interpreted as 8 bits, else as 16.
         bits = 8 if image.mode == "I" and values.size and values.max() < 256 else 16
         image = Image.fromarray((values >> (bits - 8)).astype(np.uint8))
     if image.has_transparency_data:
@@ -140,12 +144,12 @@ def _eight_bits(image: "Image") -> "Image":
 
 
 def _orientation(image: "Image") -> int:
-    """Return the EXIF orientation; 1, upright, if there is none or it cannot be read."""
+    """Return the EXIF orientation of a picture; 1, which means upright, if it is missing or cannot be read."""
     with _HEADER, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # damaged EXIF data does not affect the pixels
+        warnings.simplefilter("ignore")  # Pillow warns about damaged EXIF data, but the pixels are not affected
         try:
             orientation = image.getexif().get(_ORIENTATION, 1)
-        except Exception:  # Pillow raises as many types as for damaged pixels
+        except Exception:  # Pillow raises many types of exceptions for damaged EXIF data
             return 1
     return orientation if isinstance(orientation, int) else 1
 

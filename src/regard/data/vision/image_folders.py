@@ -1,4 +1,4 @@
-"""The folders with the pictures of a data file, and the files of each part of the data."""
+"""Finds the pictures that a data file refers to, and the data files for training, validation and test."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -8,14 +8,16 @@ from regard.data.data_files import DataError
 from regard.data.vision.image_files import SUFFIXES
 
 PARTS = ("train", "valid", "test")
-# Common names of the parts.
+# The file names, without suffix, under which each part of a data set is searched.
 NAMES = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
-_REMEMBERED = 4096  # size of the cache: enough for the captions of one picture, bounded for large data
+# The largest number of cached file names. Adjacent entries often name the same picture, so a small cache is enough, and
+# the limit bounds its memory for large data sets.
+_REMEMBERED = 4096
 _FOLDERS = ("images", "Images", "Flicker8k_Dataset", "Flickr8k_Dataset")
 
 
 class ImageFolders:
-    """Finds pictures by their names in some folders; recent names are cached."""
+    """Finds pictures by file name in several folders; recent results are cached."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = tuple(folders)
@@ -23,11 +25,11 @@ class ImageFolders:
 
     @classmethod
     def beside(cls, folder: Path) -> "ImageFolders":
-        """Return the folder of pictures in a folder of data, and that folder itself."""
+        """Return the finder for the data files in `folder`: it searches the subfolders of pictures, then `folder`."""
         return cls([*(folder / name for name in _FOLDERS if (folder / name).is_dir()), folder])
 
     def find(self, name: str) -> Path | None:
-        """Return the file of that name; its suffix is optional."""
+        """Return the path of the picture with this name, or None; `name` may lack the suffix."""
         if name not in self._known:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
@@ -42,7 +44,7 @@ class ImageFolders:
                 yield from (os.path.join(folder, f"{name}{suffix}") for suffix in (".png", ".jpg", ".jpeg"))
 
     def images(self) -> Iterator[Path]:
-        """Iterate over the pictures in the first of the folders, by suffix, without storing the listing."""
+        """Yield the pictures in the first folder, recognised by their suffix, without storing the list of files."""
         with os.scandir(self.folders[0]) as entries:
             yield from (Path(entry.path) for entry in entries if os.path.splitext(entry.name)[1].lower() in SUFFIXES)
 
@@ -51,7 +53,11 @@ class ImageFolders:
 
 
 def part_files(path: Path, name: str, suffixes: Sequence[str]) -> dict[str, Path]:
-    """Return the data files of a path by part: a file is "train"; a folder has a file per part, or one named `name`."""
+    """Return the data file of each part ("train", "valid", "test") at `path`.
+
+    A single file is the part "train". A folder has one file for each part, named after it, or one called `name`, which
+    is the part "train". The file names end in one of `suffixes`, optionally followed by .gz.
+    """
     known = [*suffixes, *(f"{suffix}.gz" for suffix in suffixes)]
     if path.is_file():
         if not path.name.endswith(tuple(known)):

@@ -1,6 +1,6 @@
-"""Readers of questions about pictures: easy-VQA's layout, or JSON and JSONL of image, question and answer.
+"""Readers of questions about pictures: the layout of easy-VQA, or JSON and JSONL with image, question and answer.
 
-A question whose picture is missing is an error that names the entry.
+A question whose picture is missing raises an error that names the entry.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ _FIELDS = ("image", "question", "answer")
 
 @dataclass(frozen=True, slots=True)
 class ImageQuestion:
-    """A question about a picture, and its answer."""
+    """A question about a picture, with the path of the picture and the answer."""
 
     image: Path
     question: str
@@ -34,11 +34,11 @@ class ImageQuestion:
 
 @dataclass(frozen=True, slots=True)
 class QuestionFiles:
-    """Questions to train on, to validate with and to test with, if the files define these parts; else all in `train`.
+    """Questions for training, validation and test; all are in `train` if the files define no such split.
 
-    Questions of the other parts whose answer does not occur in `train` are not removed: a model that chooses among the
-    answers of training gets them wrong, and its accuracy must include them. The parts store their texts in packed
-    buffers and create items on access.
+    Questions for validation and test whose answer does not occur in `train` are not removed: a model that chooses among
+    the training answers cannot answer them correctly, and its accuracy must include these errors. The parts store their
+    texts in packed buffers and create an `ImageQuestion` at each access.
     """
 
     train: Sequence[ImageQuestion]
@@ -48,12 +48,13 @@ class QuestionFiles:
 
 
 def load_image_questions(path: Path) -> QuestionFiles:
-    """Return questions and their pictures, in the layout that is found.
+    """Return the questions at `path` with the paths of their pictures; the layout is recognised.
 
-    A folder holds easy-VQA's layout (`train/questions.json`, `train/images/`, `test/…`), or `train.json`, `valid.json`
-    and `test.json`, or `questions.json`; `.jsonl` too; a path may also be such a file itself. An entry is an object
-    with `image`, `question` and `answer`, or easy-VQA's list of question, answer and image. An image is a file name,
-    with or without suffix, or a number. Pictures are beside the file or in its folder `images`.
+    A folder has the layout of easy-VQA (`train/questions.json`, `train/images/`, `test/…`), or the files `train.json`,
+    `valid.json` and `test.json`, or `questions.json`; any of them may be `.jsonl`. `path` may also be a single such
+    file. An entry is an object with `image`, `question` and `answer`, or easy-VQA's list of question, answer and image.
+    The image is a file name, with or without suffix, or a number. The pictures are in the same folder as the file or in
+    its subfolder `images`.
     """
     path = Path(path)
     tally: Counter[str] = Counter()
@@ -64,21 +65,20 @@ def load_image_questions(path: Path) -> QuestionFiles:
 
 
 def answer_list(questions: Iterable[ImageQuestion], *, most: int | None = None) -> tuple[str, ...]:
-    """Return the answers, the most frequent first; `most` is the largest number of them."""
+    """Return the distinct answers of the questions, the most frequent first, at most `most` answers."""
     counted = Counter(item.answer for item in questions)
     return tuple(sorted(counted, key=lambda answer: (-counted[answer], answer))[:most])
 
 
 class Pictures(NamedTuple):
-    """Return the distinct pictures of some questions, in order of first occurrence, and the picture of each
-    question."""
+    """The distinct pictures of some questions, in the order of first occurrence, and each question's picture index."""
 
     paths: Sequence[Path]
     place_of: NDArray[np.int64]
 
 
 def pictures_of(questions: Sequence[ImageQuestion]) -> Pictures:
-    """Return the pictures of the questions."""
+    """Return the distinct pictures of the questions, and the index of each question's picture."""
     digests = Distinct()
     for item in questions:
         digests.append(str(item.image))
@@ -89,9 +89,9 @@ def pictures_of(questions: Sequence[ImageQuestion]) -> Pictures:
 def hold_out(
     questions: Sequence[ImageQuestion], *, valid: int, test: int, seed: int = 0
 ) -> tuple[Sequence[ImageQuestion], Sequence[ImageQuestion], Sequence[ImageQuestion]]:
-    """Split questions into training, validation and test parts, so that no picture is in two of them.
+    """Return the questions split into training, validation and test parts, so that no picture is in two of them.
 
-    `valid` and `test` are numbers of pictures.
+    `valid` and `test` are the numbers of pictures, not of questions, in these parts.
     """
     images, place_of = pictures_of(questions)
     if valid + test >= len(images):
@@ -108,7 +108,7 @@ def hold_out(
 
 
 def _packed(items: Iterable[ImageQuestion]) -> Sequence[ImageQuestion]:
-    """Return the same questions with their texts in packed buffers."""
+    """Return the questions as a lazy sequence whose texts are stored in packed buffers."""
     images, questions, answers = Texts(), Texts(), Texts()
     for item in items:
         images.append(str(item.image))
@@ -118,7 +118,7 @@ def _packed(items: Iterable[ImageQuestion]) -> Sequence[ImageQuestion]:
 
 
 def question_files(path: Path) -> dict[str, Path]:
-    """Return the file of questions of each part; easy-VQA has a folder per part."""
+    """Return the file of questions of each part; in the layout of easy-VQA, each part has a folder."""
     own = {
         part: path / name / f"questions{suffix}"
         for part in PARTS
@@ -147,7 +147,7 @@ def _kept(path: Path, tally: Counter[str]) -> Iterable[ImageQuestion]:
 
 
 def _entry(value: Any) -> dict[str, str] | str:
-    """Return image, question and answer of an entry as texts, or its fault."""
+    """Return the image, question and answer of a JSON entry as texts, or a message if the entry is invalid."""
     if isinstance(value, list) and len(value) == 3:
         value = dict(zip(("question", "answer", "image"), value, strict=True))
     if not isinstance(value, dict):

@@ -1,9 +1,9 @@
-"""A cache of decoded pictures of one size in one file on disk, read one by one in constant memory.
+"""A cache on disk of decoded pictures of one size, which are read one by one in constant memory.
 
-`pixels.bin` holds the pictures one after another, (3, height, width) bytes each; `rows.bin` holds for each of them a
-digest of its origin (path, size and modification time of the file) and a checksum of its pixels. Both are append-only,
-pixels first: a killed pass continues where it stopped, only changed files are decoded again, and several lists of
-pictures share one store.
+The file `pixels.bin` holds the pictures one after another, (3, height, width) bytes each. The file `rows.bin` holds one
+row for each picture: a digest of its source (path, size and modification time of the image file) and a checksum of its
+pixels. New pictures are appended to `pixels.bin` first and then to `rows.bin`. Therefore a process that was killed can
+continue where it stopped, only changed files are decoded again, and several lists of pictures can share one store.
 """
 
 import fcntl
@@ -25,7 +25,8 @@ from regard.data.data_files import DataError
 from regard.data.vision.image_files import MOST_PIXELS, Pixels, decode
 
 Progress = Callable[[int, int], None]
-Digests = NDArray[Any]  # 16 bytes each; NumPy drops trailing zero bytes, equally in all comparisons
+# Byte strings of 16 bytes each. NumPy drops trailing zero bytes, but on both sides of a comparison, which stays exact.
+Digests = NDArray[Any]
 
 _VERSION = 1
 _CHUNK = 64
@@ -34,27 +35,28 @@ _ROW = np.dtype([("source", "S16"), ("check", "<u4")])
 
 @dataclass(frozen=True, eq=False)
 class ImageStore:
-    """Pictures on disk: `store[i]` is the i-th of `paths`, (3, height, width); made by `store_images`.
+    """Decoded pictures on disk: `store[i]` is picture i of `paths`, (3, height, width); created by `store_images`.
 
-    `faults` maps the indices of files that could not be decoded to the reason; accessing one of them raises.
+    `faults` maps the index of each file that could not be decoded to the reason; accessing such a picture raises
+    `DataError`.
     """
 
     folder: Path
     size: tuple[int, int]
     paths: Sequence[Path]
-    rows: NDArray[np.int64]  # row of each picture in the file; -1 for a fault
+    rows: NDArray[np.int64]  # the position of each picture in pixels.bin; -1 for a picture that could not be decoded
     checks: NDArray[np.uint32]
     faults: Mapping[int, str]
-    decoded: int  # number of pictures decoded now, not found in the store
+    decoded: int  # the number of pictures that were not in the store and were decoded when it was opened
     _descriptor: "_Descriptor" = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, place: int) -> Pixels:
-        """Return a copy of one picture.
+        """Return a copy of picture `place`.
 
-        It is read, not mapped, so that pages read do not count as memory of the process.
+        The picture is read from the file, not memory-mapped, so that it does not count as memory of the process later.
         """
         if not -len(self) <= place < len(self):
             raise IndexError(f"picture {place} of a store of {len(self)}")
@@ -79,12 +81,15 @@ class ImageStore:
 
     @property
     def pixels(self) -> NDArray[np.uint8]:
-        """Return all pictures of the file, memory-mapped and unchecked, (rows, 3, height, width), indexed by `rows`."""
+        """Return the memory-mapped pixels.bin, (pictures in the file, 3, height, width), without verifying checksums.
+
+        Picture i of the store is `pixels[rows[i]]`.
+        """
         return np.memmap(self.folder / "pixels.bin", np.uint8, "r").reshape(-1, 3, *self.size)
 
 
 class _Descriptor:
-    """An open file that is closed with the last store that uses it; it may be copied to other processes."""
+    """An open file, closed when the last store that uses it is deleted; it can be pickled for other processes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -109,15 +114,16 @@ def store_images(
     progress: Progress = lambda done, total: None,
     threads: int = 2,
 ) -> ImageStore:
-    """Return the pictures of these files at (height, width), decoded now or found in `cache` from an earlier time.
+    """Return the pictures of these files at `size`, (height, width); those missing in `cache` are decoded.
 
-    A file that cannot be decoded is a DataError, or with `skip_faults` a fault of the store. `progress` receives the
-    number of finished pictures and their total. A second process with the same pictures waits for the first.
+    A file that cannot be decoded raises `DataError`; with `skip_faults` it is recorded in the store's `faults` instead.
+    `progress` is called with the number of finished pictures and the total number. If two processes use the same cache,
+    the second one waits until the first has decoded its pictures.
     """
     high, wide = size
     folder = Path(cache) / f"images-{high}x{wide}-{fit}-{_VERSION}"
     folder.mkdir(parents=True, exist_ok=True)
-    # Arrays instead of dictionaries: an object for each picture would take most of the memory.
+    # The digests are in an array, because a dictionary with an object for each picture would take most of the memory.
     wanted = np.fromiter((_digest(path) for path in paths), "S16", len(paths))
     opened = partial(_decoded, size=size, fit=fit, most_pixels=most_pixels)
     bad: dict[int, str] = {}
@@ -135,14 +141,14 @@ def store_images(
             progress(len(paths) - len(missing) + decoded + len(bad), len(paths))
         known = _rows(folder, 3 * high * wide)
     rows = _rows_of(wanted, known)
-    checks = np.append(known["check"], np.uint32(0))[rows]  # row -1, a missing picture, reads the appended 0
+    checks = np.append(known["check"], np.uint32(0))[rows]  # a missing picture has row -1, the index of the appended 0
     everywhere = {int(other): text for place, text in bad.items() for other in np.flatnonzero(wanted == wanted[place])}
     descriptor = _Descriptor(folder / "pixels.bin")
     return ImageStore(folder, size, paths, rows, checks, everywhere, decoded, descriptor)
 
 
 def _rows_of(wanted: Digests, known: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the row of each digest among the known ones; -1 if it is missing."""
+    """Return the index of each digest of `wanted` among the rows `known` of a store; -1 if it is missing."""
     if not len(known):
         return np.full(len(wanted), -1)
     order = np.argsort(known["source"])
@@ -151,13 +157,13 @@ def _rows_of(wanted: Digests, known: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _first_of_each(digests: Digests, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the first of these indices for each digest, in order."""
+    """Return those indices in `places` at which a digest occurs for the first time, in order."""
     return places[np.sort(np.unique(digests[places], return_index=True)[1])]
 
 
 def _digest(path: Path) -> bytes:
-    """Return the digest of a picture's origin in 16 bytes: another file, size or modification time changes it."""
-    place = os.path.abspath(path)  # resolving links would take most of the time for a large store
+    """Return a digest, 16 bytes, of the path, the size and the modification time of an image file."""
+    place = os.path.abspath(path)  # for a large store, resolving symbolic links would take most of the time
     try:
         known = os.stat(place)
         facts = f"{place}\n{known.st_size}\n{known.st_mtime_ns}"
@@ -167,7 +173,7 @@ def _digest(path: Path) -> bytes:
 
 
 def _decoded(path: Path, *, size: tuple[int, int], fit: str, most_pixels: int) -> Pixels | str:
-    """Return the picture, or the reason why it cannot be decoded."""
+    """Return the decoded picture, or the reason why it cannot be decoded."""
     try:
         return decode(path, size, fit=fit, most_pixels=most_pixels)
     except DataError as error:
@@ -177,7 +183,7 @@ def _decoded(path: Path, *, size: tuple[int, int], fit: str, most_pixels: int) -
 def _chunks(
     paths: Sequence[Path], missing: NDArray[np.int64], opened: Callable[[Path], Pixels | str], threads: int
 ) -> Iterator[tuple[NDArray[np.int64], list[Any]]]:
-    """Yield the indices of missing pictures with their contents, a few at a time; Pillow decodes in several threads."""
+    """Yield the missing pictures in small chunks, as (indices, pictures or faults), decoded by several threads."""
     with ThreadPoolExecutor(threads) as pool:
         for begin in range(0, len(missing), _CHUNK):
             places = missing[begin : begin + _CHUNK]
@@ -185,7 +191,7 @@ def _chunks(
 
 
 def _append(folder: Path, digests: Digests, pictures: Sequence[Pixels]) -> int:
-    """Write pictures, then their rows; return their number."""
+    """Append pictures to pixels.bin and then their rows to rows.bin; return the number of pictures."""
     contents = [picture.tobytes() for picture in pictures]
     rows = np.empty(len(pictures), _ROW)
     rows["source"], rows["check"] = digests, [zlib.crc32(content) for content in contents]
@@ -200,7 +206,10 @@ def _append(folder: Path, digests: Digests, pictures: Sequence[Pixels]) -> int:
 
 
 def _rows(folder: Path, count: int) -> NDArray[Any]:
-    """Return the rows whose pixels are complete; the incomplete end of a killed pass is removed."""
+    """Return the rows of all pictures that are completely written.
+
+    Incomplete data at the end of the files, which remains if a process is killed while it writes, is removed.
+    """
     pixels, index = folder / "pixels.bin", folder / "rows.bin"
     for path in (pixels, index):
         path.touch()
@@ -213,7 +222,7 @@ def _rows(folder: Path, count: int) -> NDArray[Any]:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Lock the store for writing; the operating system releases the lock when the process ends."""
+    """Hold the lock for writing to the store; if the process is killed, the operating system releases the lock."""
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,23 +1,23 @@
-"""Built-in worlds: seeded generators of examples with gold attention (the inputs that determine each output).
+"""Built-in data: seeded generators of synthetic examples with gold attention, the inputs that determine each output.
 
-Imports only regard.data.
+Imports only regard.data. The modules, with the task that each of them generates data for:
 
-- `sentence_pairs`: translation: English and Chinese
-- `grammar/`: the grammar of these sentences
-- `random_choices`: seeded choices, parts of the data, words with their links
-- `reviews`: sentiment
-- `review_words`: its words and patterns
-- `stories`: reading
-- `story_events`: its events
-- `scenes`: positions and relations of shapes
-- `shapes`: drawing of shapes
-- `scene_captions`: captioning
-- `scene_questions`: visual questions
-- `further_questions`: more questions about one scene
-- `digits`: glimpses: drawn digits
-- `utterances`: speech: formant synthesis
-- `phones`: its sounds and words
-- `traffic`: driving: the simulator
-- `traffic_roads`: its roads and road users
-- `traffic_expert`: its expert driver
+- `sentence_pairs`: pairs of English and Chinese sentences (translation)
+- `grammar/`: the grammar of these sentences (translation)
+- `random_choices`: seeded random choices, the parts of a data set, aligned words (all tasks)
+- `reviews`: reviews with labels (sentiment)
+- `review_words`: the words and sentence patterns of the reviews (sentiment)
+- `stories`: short stories with questions (reading)
+- `story_events`: the events of the stories (reading)
+- `scenes`: positions and relations of shapes (captioning, visual questions)
+- `shapes`: drawing of coloured shapes (captioning, visual questions)
+- `scene_captions`: captions of scenes (captioning)
+- `scene_questions`: one question about each scene (visual questions)
+- `further_questions`: more questions about one scene (visual questions)
+- `digits`: drawn digits (glimpses)
+- `utterances`: spoken words from a formant synthesiser (speech)
+- `phones`: the sounds and words of the utterances (speech)
+- `traffic`: a traffic simulator (driving)
+- `traffic_roads`: the roads and road users of the simulator (driving)
+- `traffic_expert`: the expert driver of the simulator (driving)
 """

@@ -1,7 +1,8 @@
-"""The built-in world of glimpses: digits drawn as pen strokes, alone, somewhere on a canvas, or among clutter.
+"""The built-in data for models of glimpses: digits drawn as pen strokes, alone, on a larger canvas, or among clutter.
 
-A digit is written 28×28 as in MNIST: bright strokes on black. On the 60×60 canvas of Mnih et al. (2014, "Recurrent
-Models of Visual Attention", section 4.1) it is at a random position; clutter is 8×8 pieces of other digits.
+A digit is drawn with bright strokes on black in 28×28 pixels, as in MNIST. On the canvas of 60×60 pixels (Mnih et al.
+2014, "Recurrent Models of Visual Attention", section 4.1) the digit is at a random position; the clutter consists of
+pieces of other digits, 8×8 pixels each.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ SIDES = {"plain": 28, "translated": 60, "cluttered": 60}
 
 PIECE = 8
 PIECES = 4
-# Darker pixels are background: the box of a digit contains all brighter ones.
+# The brightness up to which a pixel is background; the bounding box of a digit contains all brighter pixels.
 INK = 40
 
 Path = list[tuple[float, float]]
@@ -35,7 +36,7 @@ class Digit:
 
 
 def digits(seed: int, *, count: int, layout: str = "plain") -> Iterator[Digit]:
-    """Return digits with labels equally likely; the same seed gives the same digits on every machine.
+    """Return `count` distinct digits; all labels are equally likely, and a seed gives the same digits on every machine.
 
     >>> [digit] = digits(1, count=1, layout="cluttered")
     >>> digit.image.shape, digit
@@ -45,7 +46,7 @@ def digits(seed: int, *, count: int, layout: str = "plain") -> Iterator[Digit]:
 
 
 def splits(seed: int, *, train: int, valid: int, test: int, layout: str = "plain") -> Splits[Digit]:
-    """Return training, validation and test digits; no picture is in two of them.
+    """Return training, validation and test digits; no picture is in two of these parts.
 
     >>> made = splits(1, train=20, valid=5, test=5)
     >>> [len(part) for part in (made.train, made.valid, made.test)]
@@ -60,7 +61,10 @@ def splits(seed: int, *, train: int, valid: int, test: int, layout: str = "plain
 
 
 def write(label: int, random: Random, *, noise: float = 6.0) -> Digit:
-    """Draw one digit on 28×28, with random slant, rotation, proportions, thickness and jitter of the pen."""
+    """Return one digit drawn in 28×28 pixels with random slant, rotation, proportions, stroke width and jitter.
+
+    `noise` is the largest change of a pixel's brightness by random noise.
+    """
     starts, ends = _segments(label, random)
     half = random.uniform(0.95, 1.75)
     distance = _distance(starts, ends)
@@ -76,9 +80,9 @@ def write(label: int, random: Random, *, noise: float = 6.0) -> Digit:
 def on_canvas(
     image: Image, random: Random, *, side: int = 60, clutter: Sequence[Image] = (), pieces: int = PIECES
 ) -> tuple[Image, Box]:
-    """Return a picture (1, h, w) at a random position on a black canvas, and the box of its strokes; also for MNIST.
+    """Return a picture (1, h, w) of a digit at a random position on a black canvas, and the bounding box of the digit.
 
-    `clutter` are other pictures: `pieces` 8×8 crops of them are placed around the box, never in it.
+    `clutter` are other pictures: `pieces` crops of them, 8×8 pixels each, are placed outside the digit's box.
     """
     _, high, wide = image.shape
     if side < max(high, wide):
@@ -97,7 +101,9 @@ def on_canvas(
 
 
 def ink_box(image: Image) -> Box:
-    """Return the box of all pixels brighter than the background in a picture (h, w); all of it if there are none.
+    """Return the bounding box of all pixels brighter than the background in a picture (h, w).
+
+    If there are none, the box is the whole picture.
 
     >>> image = np.zeros((5, 7), np.uint8)
     >>> image[1:3, 4] = 255
@@ -126,7 +132,8 @@ def _stream(random: Random, count: int, layout: str, seen: set[bytes]) -> Iterat
             digit = _make(random, layout, pool)
             mark = _mark(digit)
         seen.add(mark)
-        # One digit of the clutter is replaced after every second picture, which halves the cost of drawing.
+        # One of the ten clutter digits is replaced after every second picture. Replacing one after every picture would
+        # draw twice as many clutter digits.
         if pool and number % 2:
             pool[random.randrange(len(pool))] = write(random.randrange(10), random, noise=0.0).image
         yield digit
@@ -146,7 +153,7 @@ def _make(random: Random, layout: str, pool: Sequence[Image]) -> Digit:
 
 
 def _piece(image: Image, random: Random) -> Image:
-    """Return a random crop that contains strokes."""
+    """Return a random crop of 8×8 pixels near the strokes of a picture."""
     left, top, right, bottom = ink_box(image[0])
     row = random.randrange(top, max(top, bottom - PIECE) + 1)
     column = random.randrange(left, max(left, right - PIECE) + 1)
@@ -155,7 +162,7 @@ def _piece(image: Image, random: Random) -> Image:
 
 
 def _beside(box: Box, side: int, random: Random) -> tuple[int, int]:
-    """Return a corner (row, column) at which a piece does not overlap the box."""
+    """Return a random top left corner (row, column) at which a piece of clutter does not overlap the box."""
     left, top, right, bottom = box
     if max(left, top, side - right, side - bottom) < PIECE:
         raise ValueError(f"no clutter of {PIECE} pixels fits beside a digit of {box} on a canvas of {side}")
@@ -169,7 +176,7 @@ _GRID = np.arange(28, dtype=np.float32) + 0.5
 
 
 def _distance(starts: Values, ends: Values) -> Values:
-    """Return the distance of every pixel's centre to the nearest stroke segment."""
+    """Return the distance of each pixel's centre to the nearest stroke segment, (28, 28)."""
     along = ends - starts
     length = np.maximum((along**2).sum(1), 1e-6)
     px = _GRID[None, None, :] - starts[:, 0, None, None]
@@ -180,7 +187,10 @@ def _distance(starts: Values, ends: Values) -> Values:
 
 
 def _segments(label: int, random: Random) -> tuple[Values, Values]:
-    """Return the stroke segments of one digit in pixels: jittered, slanted, rotated, and scaled to the picture."""
+    """Return the starts and the ends of the stroke segments of a digit, (segments, 2), in pixels.
+
+    The strokes are jittered, slanted, rotated and scaled at random.
+    """
     variants = _GLYPHS[label]
     strokes = [_smooth(path, random) for path in variants[random.randrange(len(variants))]]
     points = np.concatenate(strokes)
@@ -196,12 +206,12 @@ def _segments(label: int, random: Random) -> tuple[Values, Values]:
     points = ((points - (low + high) / 2) * scale + middle).astype(np.float32)
     ends = np.cumsum([len(stroke) for stroke in strokes])
     inner = np.ones(len(points) - 1, bool)
-    inner[ends[:-1] - 1] = False  # no segment joins the last point of a stroke to the first of the next
+    inner[ends[:-1] - 1] = False  # the last point of a stroke and the first point of the next one are not joined
     return points[:-1][inner], points[1:][inner]
 
 
 def _smooth(path: Path, random: Random) -> Values:
-    """Return a smooth curve (Catmull-Rom) through the jittered points of a stroke."""
+    """Return the points of a smooth curve (a Catmull-Rom spline) through the jittered points of a stroke."""
     points = np.array([(x + random.gauss(0, 0.022), y + random.gauss(0, 0.022)) for x, y in path])
     if len(points) == 2:
         return points
@@ -214,12 +224,16 @@ def _smooth(path: Path, random: Random) -> Values:
 
 
 def _arc(x: float, y: float, rx: float, ry: float, first: int, last: int, count: int = 8) -> Path:
-    """Return points of an ellipse; angles in degrees, 0 to the right, clockwise because y points down."""
+    """Return `count` points of the ellipse with centre (x, y) and radii rx, ry, from angle `first` to angle `last`.
+
+    Angles are in degrees: 0 is to the right, and they increase clockwise, because y points down.
+    """
     angles = [math.radians(first + (last - first) * number / (count - 1)) for number in range(count)]
     return [(x + rx * math.cos(angle), y + ry * math.sin(angle)) for angle in angles]
 
 
-# Ways to write each digit: strokes through points of a unit square, x to the right, y down.
+# For each digit the ways to write it: each way is a list of strokes, and each stroke a list of points in a unit square,
+# with x to the right and y down.
 _GLYPHS: tuple[tuple[list[Path], ...], ...] = (
     ([_arc(0.5, 0.5, 0.34, 0.5, -80, 280, 13)], [_arc(0.5, 0.5, 0.28, 0.5, -120, 240, 13)]),
     (

@@ -1,7 +1,7 @@
-"""Further questions about a scene, so that one picture is used in several training questions.
+"""Further questions about a scene, so that one picture can be used in several training questions.
 
-Each form lists every question of its kind that can be answered from the scene. An answer is sampled first and then one
-of its questions, so that no answer is frequent only because many questions have it.
+For each form of question, all questions that can be answered from the scene are listed. An answer is sampled first, and
+then one of the questions with this answer; else answers that many questions have would be more frequent.
 """
 
 from collections import Counter
@@ -12,11 +12,11 @@ from regard.data.worlds.scene_questions import COUNTS, FORMS, Asked, question_wo
 from regard.data.worlds.scenes import RELATIONS, place, relation
 from regard.data.worlds.shapes import COLOURS, KINDS, PLURALS, Scene, Shape
 
-_Possible = Iterator[tuple[str, str, list[Shape]]]  # question, answer, the shapes that show it
+_Possible = Iterator[tuple[str, str, list[Shape]]]  # question, answer, the shapes that show the answer
 
 
 def further(scene: Scene, random: Random, *, count: int, forms: Sequence[str] = FORMS) -> list[Asked]:
-    """Return at most `count` distinct questions about a scene, of random forms among those that are possible.
+    """Return at most `count` distinct questions about a scene; the form of each is sampled from `forms`.
 
     >>> from regard.data.worlds.scene_questions import asked, written
     >>> [first] = asked(5, count=1)
@@ -41,7 +41,7 @@ def further(scene: Scene, random: Random, *, count: int, forms: Sequence[str] = 
 
 
 def _alone(scene: Scene, name: Callable[[Shape], str]) -> list[Shape]:
-    """Return the shapes whose name is unique in the scene."""
+    """Return the shapes of a scene whose name, `name(shape)`, no other shape of the scene has."""
     names = Counter(map(name, scene.objects))
     return [shape for shape in scene.objects if names[name(shape)] == 1]
 
@@ -78,7 +78,7 @@ def _counts(scene: Scene) -> _Possible:
 
 
 def _presences(scene: Scene) -> _Possible:
-    """Yield questions with the answer "no" or "yes": is there a red star? Is there a star?"""
+    """Yield questions of presence, such as "is there a red star" and "is there a star", with the answer yes or no."""
     looks = [(colour, kind) for colour in map(_colour, scene.objects) for kind in map(_kind, scene.objects)]
     nouns = [(f"{colour} {kind}", _look) for colour, kind in sorted(set(looks))] + [(kind, _kind) for kind in KINDS]
     for noun, name in nouns:

@@ -1,10 +1,13 @@
-"""The sounds of the built-in speech, and its words as sounds."""
+"""The sounds (phones) of the synthetic speech, and a lexicon of words spelled as sounds."""
 
 from typing import NamedTuple
 
 
 class Phone(NamedTuple):
-    """A sound: three formants in Hz, amplitudes of voice and noise, centre and width of the noise in Hz, duration."""
+    """A speech sound: three formants in Hz, the amplitudes of voice and noise, the noise's centre and width in Hz.
+
+    `seconds` is its typical duration, which varies with the speaker.
+    """
 
     f1: int
     f2: int
@@ -17,7 +20,7 @@ class Phone(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int | float, ...]:
-        """Return all fields but the duration."""
+        """Return the numbers of all fields except the duration."""
         return self[:7]
 
 
@@ -33,7 +36,8 @@ def _burst(centre: int, width: int, noise: float = 0.9) -> Phone:
     return Phone(400, 1500, 2500, 0.0, noise, centre, width, 0.03)
 
 
-# Formants of vowels are from Peterson & Barney (1952), men; those of other sounds are rounded textbook values.
+# The formants of the vowels are those of men in Peterson & Barney (1952); those of other sounds are rounded textbook
+# values. "-" is silence; "closed" is the closure before the burst of a plosive.
 PHONES = {
     "-": Phone(500, 1500, 2500, 0.0, 0.0, 2000, 1000, 0.05),
     "iy": _vowel(270, 2290, 3010),
@@ -64,12 +68,14 @@ PHONES = {
     "closed": Phone(300, 1500, 2500, 0.02, 0.0, 2000, 1000, 0.04),
 }
 
-# Groups of letters with their sounds; a letter without sounds is silent.
+# A word as groups of letters, each with the names of its sounds; a group without sounds is silent.
 Spelling = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 def _spelled(text: str) -> Spelling:
-    """Parse "f=f o=ao ur=r" into letters and sounds; a plosive has a closure before its burst.
+    """Return the spelling that a text such as "t=t wo=uw" describes: groups of letters, each with its sounds.
+
+    A closure is inserted before the burst of each plosive (t, k, p, d, g).
 
     >>> _spelled("t=t wo=uw")
     (('t', ('closed', 't')), ('wo', ('uw',)))

@@ -1,7 +1,8 @@
-"""Words and sentence patterns of the reviews, in English and in Chinese.
+"""The words and sentence patterns of the generated reviews, in English and in Chinese.
 
-A pattern is a list of pieces separated by blanks: `{name}` is replaced by an entry of that name, and a star marks a
-piece that is decisive if its clause is. English entries are split into words, Chinese ones into characters.
+A pattern is a list of pieces separated by blanks. The piece `{name}` is replaced by a random entry of the list with
+that name. A star marks the words that decide the review's label, if the clause decides it. English entries are split
+into words, Chinese entries into characters.
 """
 
 from collections.abc import Mapping
@@ -9,20 +10,20 @@ from typing import NamedTuple
 
 
 class Grammar(NamedTuple):
-    """The entries of one language by name, and the patterns in which they are inserted."""
+    """The lists of words of one language by name, and the sentence patterns into which the words are inserted."""
 
     entries: Mapping[str, tuple[str, ...]]
-    plain: tuple[str, ...]  # patterns in which {opinion} keeps its polarity
+    plain: tuple[str, ...]  # patterns in which {opinion} is not negated
     turned: tuple[str, ...]  # patterns in which {opinion} is negated
     excess: tuple[str, ...]  # patterns that are negative with any {measure}, such as "too long"
     enough: tuple[str, ...]  # patterns that are positive with any {measure}, such as "long enough"
     neutral: tuple[str, ...]
-    together: tuple[str, ...]  # patterns whose clauses {first} and {second} agree; both are decisive
-    contrast: tuple[str, ...]  # patterns whose clause {main} is decisive; {side} has the other polarity
+    together: tuple[str, ...]  # patterns of two clauses {first} and {second} with the same opinion, both decisive
+    contrast: tuple[str, ...]  # patterns of a decisive clause {main} and a clause {side} with the opposite opinion
     fillers: tuple[str, ...]  # sentences without opinion words
     distractors: tuple[str, ...]  # sentences with opinion words, negations or intensifiers, but without an opinion
-    held: tuple[str, ...]  # patterns of an opinion with its holder
-    facts: tuple[str, ...]  # sentences about a person without an opinion
+    held: tuple[str, ...]  # patterns that state an opinion and who holds it
+    facts: tuple[str, ...]  # sentences that mention a person but no opinion
     stop: str
 
 

@@ -1,10 +1,13 @@
-"""The built-in world of sentiment: any number of reviews in English or Chinese whose decisive words are known.
+"""The built-in data for sentiment: any number of reviews in English or Chinese, with the words that decide the label.
 
-An opinion may be negated ("not bad"), and of two contrasting opinions that of the main clause determines the label
+An opinion may be negated ("not bad"). Of two contrasting opinions, the one in the main clause determines the label
 ("good but too long", "dull, although the music is great"). Other sentences contain the same words without an opinion
-("a good friend lent it to me"). Gold is the decisive opinion with its negation, without connectives and intensifiers.
-In the second label set the holder of the opinion matters: the author's own is subjective ("I find the plot dull"), that
-of others is objective ("critics find the plot dull"). There gold is the holder.
+("a good friend lent it to me"). The decisive words are the opinion with its negation, without connectives and
+intensifiers.
+
+In the label set "subjectivity" the holder of the opinion determines the label: the author's own opinion is subjective
+("I find the plot dull"), the opinion of others is objective ("critics find the plot dull"). The holder is the decisive
+word.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +31,7 @@ CLASSES: Mapping[LabelSet, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """A text as words (in Chinese: characters), its label, and its decisive words."""
+    """A text as words (in Chinese, characters), its label, and the indices of the words that decide the label."""
 
     words: tuple[str, ...]
     label: str
@@ -43,7 +46,9 @@ def reviews(
     language: Language = "en",
     lengths: tuple[int, int] = (5, 30),
 ) -> Iterator[Review]:
-    """Return distinct reviews of `lengths` words; the same seed gives the same reviews on every machine.
+    """Return distinct reviews whose number of words is in the range `lengths`.
+
+    The same seed gives the same reviews on every machine.
 
     >>> for review in reviews(3, count=2, lengths=(5, 14)):
     ...     print(review.label, "|", text_of(review.words), [review.words[i] for i in sorted(review.decisive)])
@@ -67,10 +72,10 @@ def splits(
     lengths: tuple[int, int] = (5, 30),
     beyond: tuple[int, int] = (31, 60),
 ) -> Splits[Review]:
-    """Return training, validation and test reviews of `lengths` words, and `longer` ones of `beyond` words.
+    """Return training, validation and test reviews of `lengths` words, and reviews of `beyond` words in `longer`.
 
-    A fifth of the pairs of negation and opinion word never occur in the training part: a model that memorises pairs
-    fails on them.
+    A fifth of the pairs of a negation and an opinion word never occur in the training part, so that a model that only
+    memorises such pairs fails on the other parts.
 
     >>> made = splits(1, train=50, valid=10, test=10, longer=5)
     >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)]
@@ -89,7 +94,7 @@ def splits(
 
 
 def text_of(words: Sequence[str], language: Language = "en") -> str:
-    """Return words as text, with capitals and punctuation.
+    """Return the words of a review as text, with capital letters and without blanks before punctuation marks.
 
     >>> text_of(("i", "found", "it", "dull", ",", "not", "bad", "."))
     'I found it dull, not bad.'
@@ -108,30 +113,35 @@ def text_of(words: Sequence[str], language: Language = "en") -> str:
 
 
 _NAMES = {"london", "paris", "berlin", "beijing", "rome", "monday", "tuesday", "friday", "sunday"}
-# After this number of consecutive duplicates, or texts of a wrong length, there are hardly any new ones.
+# The largest number of consecutive attempts that give a known review or one of a wrong length; after more, hardly any
+# new review of these lengths exists.
 _PATIENCE = 4000
 
 
 class _Word(NamedTuple):
-    """A word and whether its pattern stars it."""
+    """A word of a review; `starred` is True if its pattern marks it as decisive with a star."""
 
     text: str
     starred: bool
 
 
 class _Writer:
-    """Generates reviews of one label set in one language."""
+    """Generates reviews of one label set in one language.
+
+    With `held_out`, the pairs of a negation and an opinion word that are excluded from training may occur.
+    """
 
     def __init__(self, random: Random, language: Language, labels: LabelSet, *, held_out: bool) -> None:
         self.random, self.language, self.labels, self.held_out = random, language, labels, held_out
         self.grammar: Grammar = GRAMMARS[language]
 
     def review(self, length: int) -> Review:
-        """Return one review of about `length` words: the decisive sentence among others."""
+        """Return one review of about `length` words: a sentence that decides the label, among other sentences."""
         label = self._pick(CLASSES[self.labels])
         sentences = [self._judgement(label)]
-        # Half of the texts mention the other party without an opinion. If all did, the party without an opinion would
-        # determine the label as well as its holder.
+        # There are two parties, the author and others; one of them holds the opinion. Half of the reviews also mention
+        # the other party, in a sentence without an opinion. If all reviews did, a model could read the label from the
+        # party that has no opinion.
         if self.labels == "subjectivity" and self.random.random() < 0.5:
             sentences.insert(self._place(sentences), self._fact(label == "objective"))
         while sum(map(len, sentences)) + len(sentences) < length - 4:
@@ -156,7 +166,10 @@ class _Writer:
         return self._opinion(positive)
 
     def _opinion(self, positive: bool) -> list[_Word]:
-        """Return one clause with an opinion: an opinion word, a negated one of the other polarity, or a measure."""
+        """Return one clause with a positive or negative opinion.
+
+        It contains an opinion word, a negated opinion word of the other polarity, or a measure ("too long").
+        """
         kind = self.random.random()
         if kind < 0.08:
             return self._fill(self._pick(self.grammar.enough if positive else self.grammar.excess))
@@ -181,7 +194,7 @@ class _Writer:
         return {"holder": holder, "object": self._pick(entries["own_object"]) if own else holder}
 
     def _aside(self) -> list[_Word]:
-        """Return a sentence without an opinion."""
+        """Return a sentence that does not affect the label."""
         kind = self.random.random()
         if self.labels == "subjectivity":
             if kind < 0.5:
@@ -220,7 +233,9 @@ class _Writer:
 
 
 def unseen(negation: str, opinion: str) -> bool:
-    """Return whether a pair of negation and opinion word is excluded from training: one in five, by a checksum.
+    """Return whether a pair of a negation and an opinion word is excluded from training.
+
+    A checksum of the two words selects one pair in five.
 
     >>> [word for word in ("good", "great", "dull", "weak", "bold", "warm", "rude") if unseen("not", word)]
     ['good', 'bold', 'warm']
@@ -229,7 +244,7 @@ def unseen(negation: str, opinion: str) -> bool:
 
 
 def _negation(words: Sequence[_Word], opinion: str, language: Language) -> str:
-    """Return the starred words of a clause before its opinion word."""
+    """Return the negation of a clause: its starred words without the opinion word at the end."""
     gap = "" if language == "zh" else " "
     return gap.join(word.text for word in words if word.starred).removesuffix(opinion).strip()
 
@@ -239,7 +254,7 @@ def _names_author(pattern: str) -> bool:
 
 
 def _articles(words: list[_Word]) -> list[_Word]:
-    """Return the words with "an" instead of "a" before a vowel."""
+    """Return the words with each "a" before a vowel replaced by "an"."""
     return [
         word._replace(text="an") if word.text == "a" and after and after.text[0] in "aeiou" else word
         for word, after in zip(words, [*words[1:], None], strict=True)
@@ -251,7 +266,7 @@ def _unstarred(words: list[_Word]) -> list[_Word]:
 
 
 def _distinct(writer: _Writer, count: int, lengths: tuple[int, int], seen: set[tuple[str, ...]]) -> Iterator[Review]:
-    """Yield reviews of a length within `lengths` that have not been seen; each is marked as seen."""
+    """Yield `count` reviews of `lengths` words that are not in `seen`, and add each of them to `seen`."""
     low, high = lengths
     tries = 0
     while count > 0:

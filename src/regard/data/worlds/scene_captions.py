@@ -1,8 +1,8 @@
-"""The built-in world of captioning: drawn scenes, a caption of each, and the region of every content word.
+"""The built-in data for captioning: drawn scenes with captions, and the picture region of every content word.
 
-The caption is a function of the scene, so a model can be exactly right: one or two groups of equal shapes; the group of
-larger shapes is named first, between equals the one further left or further up. The size is named if the group is
-alone, or if the two groups differ in it.
+The caption is a function of the scene, so that a model can be exactly right. A scene has one or two groups of equal
+shapes. The group of larger shapes is named first; if both have the same size, the group further left or further up. The
+size is named if there is one group, or if the two groups differ in size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,14 +17,14 @@ _MOST = 2 * len(NUMBERS)
 _TRIES = 200
 
 Regions = tuple[Box, ...]
-Words = tuple[str, str, str]  # description of a shape: size, colour, kind
+Words = tuple[str, str, str]  # the description of a shape: size, colour, kind
 
 
 @dataclass(frozen=True, slots=True)
 class Captioned:
-    """A scene, the words of its caption, and the regions of the shapes that each word refers to.
+    """A scene, the words of its caption, and for each word the boxes of the shapes that it refers to.
 
-    A word for several shapes has several boxes. Articles and words of relation have no region: None.
+    A word for several shapes has several boxes. Articles and words of relation, such as "above", have None.
     """
 
     scene: Scene
@@ -33,7 +33,9 @@ class Captioned:
 
 
 def captioned(seed: int, *, count: int, objects: tuple[int, int] = (1, 3), size: int = 48) -> Iterator[Captioned]:
-    """Return distinct scenes of `objects` objects with their captions; a seed gives the same ones on every machine.
+    """Return distinct scenes with captions; the number of shapes in a scene is in the range `objects`.
+
+    The same seed gives the same scenes on every machine.
 
     >>> for item in captioned(5, count=3):
     ...     print(" ".join(item.words))
@@ -56,9 +58,10 @@ def splits(
     beyond: tuple[int, int] = (4, 5),
     size: int = 48,
 ) -> Splits[Captioned]:
-    """Return training, validation and test scenes of `objects` objects, and `longer` ones of `beyond` objects.
+    """Return training, validation and test scenes of `objects` shapes, and scenes of `beyond` shapes in `longer`.
 
-    Every word of a longer caption occurs in shorter ones; "three red stars above two blue squares" does not.
+    Each word of the captions in `longer` occurs in the other parts, but in new combinations, such as "three red stars
+    above two blue squares".
 
     >>> made = splits(1, train=20, valid=5, test=5, longer=3)
     >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)]
@@ -71,7 +74,9 @@ def splits(
 
 
 def caption(objects: Sequence[Shape]) -> tuple[tuple[str, ...], tuple[Regions | None, ...]] | None:
-    """Return words and regions for the shapes of a scene; None unless they form one group or two with a clear relation.
+    """Return the caption of a scene with these shapes, as its words and the regions of each word.
+
+    Returns None unless the shapes form one group, or two groups whose relative position is clear.
 
     >>> circle, star = Shape("circle", "red", "large", (4, 9, 20, 25)), Shape("star", "blue", "small", (30, 12, 40, 22))
     >>> words, regions = caption([star, circle])
@@ -116,7 +121,8 @@ def _phrase(group: Words, boxes: list[Box], *, sized: bool) -> tuple[list[str], 
 def _make(dice: Dice, objects: tuple[int, int], size: int) -> Captioned | None:
     total = dice.pick(range(objects[0], objects[1] + 1))
     counts = _grouping(dice, total)
-    for _ in range(_TRIES):  # retried with the same counts, so that crowded scenes are not rarer than others
+    # Further attempts keep the number of shapes, so that scenes with many shapes, which fail more often, are not rarer.
+    for _ in range(_TRIES):
         descriptions = _descriptions(dice, len(counts))
         placed = spots(dice, [words[0] for words in _each(descriptions, counts)], size=size)
         if placed is None:
@@ -135,12 +141,12 @@ def _make(dice: Dice, objects: tuple[int, int], size: int) -> Captioned | None:
 
 
 def _each(descriptions: Sequence[Words], counts: Sequence[int]) -> list[Words]:
-    """Return the description of each shape."""
+    """Return the description of each shape, given the description and the number of shapes of each group."""
     return [words for words, count in zip(descriptions, counts, strict=True) for _ in range(count)]
 
 
 def _grouping(dice: Dice, total: int) -> tuple[int, ...]:
-    """Return the sizes of one group or two that sum to `total`."""
+    """Return the numbers of shapes in one or two groups; their sum is `total`."""
     most = len(NUMBERS)
     if total == 1 or (total <= most and dice.chance(0.3)):
         return (total,)
@@ -149,7 +155,7 @@ def _grouping(dice: Dice, total: int) -> tuple[int, ...]:
 
 
 def _descriptions(dice: Dice, groups: int) -> list[Words]:
-    """Return size, colour and kind of each group; no two have the same colour and kind."""
+    """Return a random size, colour and kind for each group; no two groups have the same colour and kind."""
     chosen: list[Words] = []
     while len(chosen) < groups:
         colour, kind = dice.pick(tuple(COLOURS)), dice.pick(KINDS)

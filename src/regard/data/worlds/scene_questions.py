@@ -1,7 +1,7 @@
-"""The built-in world of visual questions: drawn scenes, a question about each, its answer and the region that shows it.
+"""The built-in data for visual question answering: drawn scenes, a question about each, the answer and its region.
 
-Questions are about colour, shape, count, presence, position and relation. The answer is sampled before the shapes, so
-that every answer of a form is equally likely and cannot be guessed from the question.
+The questions are about colour, shape, count, presence, position and relation. The answer is sampled before the shapes,
+so that all answers to one form of question are equally likely and cannot be guessed from the question alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,15 +29,15 @@ FORMS = ("colour", "shape", "count", "presence", "place", "relation", "compariso
 _MOST = 6
 _TRIES = 200
 
-Look = tuple[str, str]  # description of a shape: colour, kind
+Look = tuple[str, str]  # the description of a shape: colour, kind
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A scene, the words of a question, the answer, and the boxes of the shapes that show the answer.
 
-    For "what is left of the red circle" that is the shape to its left. `regions` is empty if the answer is that there
-    is no such shape. `form` is one of `FORMS`.
+    For "what is left of the red circle" these boxes are the box of the shape left of the circle. `regions` is empty if
+    the answer is that there is no such shape. `form` is one of `FORMS`.
     """
 
     scene: Scene
@@ -50,9 +50,9 @@ class Asked:
 def asked(
     seed: int, *, count: int, objects: tuple[int, int] = (2, 4), size: int = 48, forms: Sequence[str] = FORMS
 ) -> Iterator[Asked]:
-    """Return distinct scenes of `objects` objects, with one question about each, of one of the `forms`.
+    """Return distinct scenes with a question of one of the `forms` about each.
 
-    The same seed gives the same ones on every machine.
+    The number of shapes in a scene is in the range `objects`. The same seed gives the same scenes on every machine.
 
     >>> for item in asked(5, count=3):
     ...     print(written(item.question), item.answer)
@@ -77,7 +77,9 @@ def splits(
     size: int = 48,
     forms: Sequence[str] = FORMS,
 ) -> Splits[Asked]:
-    """Return training, validation and test questions on scenes of `objects` objects, and `longer` ones of `beyond`.
+    """Return training, validation and test questions about scenes of `objects` shapes.
+
+    The scenes in the part `longer` have `beyond` shapes.
 
     >>> made = splits(1, train=20, valid=5, test=5, longer=3)
     >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)]
@@ -96,7 +98,7 @@ def answers() -> tuple[str, ...]:
 
 
 def written(words: Sequence[str]) -> str:
-    """Return a question as text.
+    """Return the words of a question as text.
 
     >>> written(("what", "colour", "is", "the", "star", "?"))
     'What colour is the star?'
@@ -106,7 +108,9 @@ def written(words: Sequence[str]) -> str:
 
 
 def question_words(text: str) -> tuple[str, ...]:
-    """Return the words of a question as generated here: lower case, with the question mark as a word.
+    """Return the words of a question in the form that this module generates.
+
+    They are in lower case and in British spelling, with the question mark as a word.
 
     >>> question_words("What color is the star?")
     ('what', 'colour', 'is', 'the', 'star', '?')
@@ -116,7 +120,10 @@ def question_words(text: str) -> tuple[str, ...]:
 
 
 class _Draft(NamedTuple):
-    """A question before drawing: its words and answer, the look of each shape, and the shapes that show the answer."""
+    """A question before its scene is drawn.
+
+    `looks` are the colour and kind of each shape, `shown` the indices of the shapes that show the answer.
+    """
 
     question: str
     answer: str
@@ -133,7 +140,8 @@ def _known(forms: Sequence[str]) -> tuple[str, ...]:
 def _make(dice: Dice, objects: tuple[int, int], size: int, *, forms: Sequence[str]) -> Asked | None:
     form = dice.pick(forms)
     total = dice.pick(range(objects[0], objects[1] + 1))
-    for _ in range(_TRIES):  # retried with the same form and total, so that crowded scenes are not rarer than others
+    # Further attempts keep the form and the number of shapes, so that combinations that fail more often are not rarer.
+    for _ in range(_TRIES):
         placed = spots(dice, size_words(dice, total), size=size)
         draft = _WRITERS[form](dice, placed, size) if placed else None
         if draft is None or placed is None:
@@ -150,7 +158,7 @@ def _some_look(dice: Dice) -> Look:
 
 
 def _others(dice: Dice, looks: dict[int, Look], total: int, allowed: Callable[[Look], bool]) -> list[Look]:
-    """Return colour and kind of all shapes: the given ones, and random ones that are `allowed` for the rest."""
+    """Return the colour and kind of all shapes: those in `looks`, and for the others random ones that are `allowed`."""
     filled = []
     for number in range(total):
         look = looks.get(number)
@@ -190,13 +198,17 @@ def _ask_count(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
 
 
 def _alike(dice: Dice, look: Look, by_kind: bool) -> Look:
-    """Return a look that shares the kind, or the colour."""
+    """Return a random colour and kind with the kind of `look`, or, unless `by_kind`, with its colour."""
     other = _some_look(dice)
     return (other[0], look[1]) if by_kind else (look[0], other[1])
 
 
 def _ask_presence(dice: Dice, placed: list[Spot], size: int) -> _Draft:
-    """Return a question of presence: is there a red star? If there is none, there is often a red shape and a star."""
+    """Return a question of presence, such as "is there a red star".
+
+    Where the colour is named, the scene often has another red shape and another star, so that a model must combine
+    both.
+    """
     colour, kind = _some_look(dice)
     named = dice.chance(0.5)
     noun = f"{colour} {kind}" if named else kind
@@ -217,7 +229,10 @@ def _ask_presence(dice: Dice, placed: list[Spot], size: int) -> _Draft:
 
 
 def _ask_place(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
-    """Return a question of position: where is the star? Shapes near the centre are excluded."""
+    """Return a question of position, such as "where is the star", about a shape in a random quadrant of the picture.
+
+    Returns None if there is no shape in that quadrant. A shape near the centre is in no quadrant.
+    """
     wanted = dice.pick(PLACES)
     there = [number for number, spot in enumerate(placed) if place(box_of(spot), size) == wanted]
     if not there:
@@ -229,7 +244,10 @@ def _ask_place(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
 
 
 def _ask_relation(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
-    """Return a question of relation: what is left of the red circle? Exactly one shape is, without ambiguity."""
+    """Return a question of relation, such as "what is left of the red circle".
+
+    Returns None unless exactly one shape has this relation to the circle and all relations to the circle are clear.
+    """
     wanted = dice.pick(RELATIONS)
     anchor = dice.pick(range(len(placed)))
     around = {number: relation(box_of(spot), box_of(placed[anchor])) for number, spot in enumerate(placed)}
@@ -244,7 +262,10 @@ def _ask_relation(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
 
 
 def _ask_comparison(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
-    """Return a yes/no question about the relative position of two objects ("is the star left of the circle ?")."""
+    """Return a yes/no question about the relative position of two shapes, such as "is the star left of the circle".
+
+    Returns None if their relation is not clear.
+    """
     found = relation(box_of(placed[0]), box_of(placed[1]))
     if found is None:
         return None

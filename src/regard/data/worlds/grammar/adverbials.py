@@ -1,4 +1,7 @@
-"""Adverbials of place, time and manner: last in English, before the verb in Chinese."""
+"""Adverbials of place, time and manner in English and Chinese.
+
+In English they follow the verb, in Chinese they precede it.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,8 +11,11 @@ from regard.data.worlds.random_choices import Dice, Made, Token, tokens
 
 
 class Place(NamedTuple):
-    """A place such as "in the park": preposition, noun with article, Chinese noun and the word after it (公园 里), if
-    any."""
+    """A place such as "in the park", 公园 里.
+
+    The fields are the English preposition, the English noun with its article, the Chinese noun, and the Chinese word
+    after that noun (里), or "" if there is none.
+    """
 
     preposition: str
     english: str
@@ -18,7 +24,7 @@ class Place(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """An adverbial in both languages."""
+    """An adverbial in English and Chinese."""
 
     english: list[Token]
     chinese: list[Made]
@@ -29,7 +35,7 @@ def _places(table: str) -> tuple[Place, ...]:
     return tuple(Place(*(cell.strip() for cell in row)) for row in rows)
 
 
-# Places where people and animals act.
+# Places where people and animals act, one per entry: English preposition | noun | Chinese noun | word after the noun.
 SCENES = _places(
     """in|the park|公园|里, in|the garden|花园|里, in|the kitchen|厨房|里, in|the classroom|教室|里
     in|the library|图书馆|里, in|the restaurant|餐馆|里, in|the shop|商店|里, in|the hospital|医院|里
@@ -39,7 +45,7 @@ SCENES = _places(
     in|Paris|巴黎|, under|the tree|树|下, by|the river|河|边, behind|the school|学校|后面
     in front of|the library|图书馆|前面, next to|the bridge|桥|旁边, near|the station|车站|附近"""
 )
-# Surfaces on which things lie.
+# Places where things lie, in the same format as `SCENES`.
 SURFACES = _places(
     """on|the table|桌子|上, under|the table|桌子|下面, on|the chair|椅子|上, under|the chair|椅子|下面
     on|the bed|床|上, under|the bed|床|下面, on|the sofa|沙发|上, in|the box|箱子|里, in|the bag|包|里
@@ -49,7 +55,7 @@ SEATS = _places(
     "on|the chair|椅子|上, on|the bed|床|上, on|the sofa|沙发|上, under|the tree|树|下, on|the floor|地板|上"
 )
 CITIES = tuple(place for place in SCENES if place.english[0].isupper())
-# Destinations of verbs of motion.
+# Destinations of verbs of motion, such as "go".
 GOALS = tuple(place for place in SCENES if place.preposition in ("in", "at") and place.english != "home")
 
 _DAYS = {
@@ -57,7 +63,8 @@ _DAYS = {
     **{"Saturday": "六", "Sunday": "日"},
 }
 _WEEK = {f"on {day}": f"星期{chinese}:1" for day, chinese in _DAYS.items()}
-# Each Chinese word is given with the indices of the English words that it translates.
+# Each English time with its Chinese words. The digits after a Chinese word are the indices of the English words that it
+# translates: in "上周:01", 上周 translates both words of "last week".
 PAST = {
     **{"yesterday": "昨天:0", "last night": "昨晚:01", "last week": "上周:01", "last year": "去年:01"},
     **{"this morning": "今天:0 早上:1", "this afternoon": "今天:0 下午:1"},
@@ -90,10 +97,13 @@ FREQUENCIES = {"always": "总是", "often": "经常", "sometimes": "有时", "us
 
 
 def place(dice: Dice, places: Sequence[Place], *, at: bool = True) -> Setting:
-    """Return a place: in the park, 在 公园 里; without `at`, 公园 里, where Chinese has no preposition."""
+    """Return one of the places in both languages, such as "in the park", 在 公园 里.
+
+    With `at=False` the Chinese preposition 在 is omitted (公园 里), for patterns in which Chinese has none.
+    """
     chosen = dice.fresh(places)
     preposition, noun = tokens(chosen.preposition), tokens(chosen.english)
-    # In 在 … 上, the word 上 means "on"; without a word after the noun, 在 alone does.
+    # In 在 … 上 the word 上 translates "on". Where no word follows the noun, 在 translates the preposition.
     told = () if chosen.side else tuple(preposition)
     chinese = [Made("在", told, (*preposition, *noun))] if at else []
     chinese.append(Made(chosen.chinese, (noun[-1],), tuple(noun[:-1])))
@@ -103,14 +113,17 @@ def place(dice: Dice, places: Sequence[Place], *, at: bool = True) -> Setting:
 
 
 def goal(dice: Dice) -> Setting:
-    """Return a destination: to the park, 公园."""
+    """Return a destination in both languages, such as "to the park", 公园."""
     chosen = dice.fresh(GOALS)
     to, noun = Token("to"), tokens(chosen.english)
     return Setting([to, *noun], [Made(chosen.chinese, (noun[-1],), (to, *noun[:-1]))])
 
 
 def time(dice: Dice, sort: str) -> Setting:
-    """Return a time: yesterday, 昨天; three days ago, 三 天 前."""
+    """Return a time in both languages, such as "yesterday", 昨天, or "three days ago", 三 天 前.
+
+    `sort` is a key of `TIMES`.
+    """
     if sort == "past" and dice.chance(0.12):
         number = dice.pick(tuple(NUMBERS))
         unit, chinese, measure = dice.pick((("days", "天", ""), ("years", "年", ""), ("weeks", "周", ""), _MONTHS))
@@ -132,14 +145,14 @@ def time(dice: Dice, sort: str) -> Setting:
 
 
 def manner(dice: Dice) -> Setting:
-    """Return a manner: slowly, 慢慢 地."""
+    """Return an adverb of manner in both languages, such as "slowly", 慢慢 地."""
     english = dice.pick(tuple(MANNERS))
     token = Token(english)
     return Setting([token], [Made(MANNERS[english], (token,)), Made("地", (), (token,))])
 
 
 def ride(dice: Dice) -> Setting:
-    """Return a means of transport: by bus, 坐 公共汽车."""
+    """Return a means of transport in both languages, such as "by bus", 坐 公共汽车."""
     english = dice.pick(tuple(RIDES))
     by, vehicle = tokens(english)
     verb, noun = RIDES[english].split()
@@ -147,7 +160,7 @@ def ride(dice: Dice) -> Setting:
 
 
 def span(dice: Dice) -> Setting:
-    """Return a duration: for two hours, 两 个 小时; it follows the verb in Chinese too."""
+    """Return a duration in both languages, such as "for two hours", 两 个 小时; in Chinese too it follows the verb."""
     number = dice.pick(tuple(NUMBERS))
     unit, chinese, measure = dice.pick((("hours", "小时", "个"), ("minutes", "分钟", "")))
     preposition, count, units = Token("for"), Token(number), Token(unit)

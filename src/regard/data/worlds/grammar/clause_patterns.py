@@ -1,4 +1,4 @@
-"""Other clauses: copular, existential and passive ones, wh-questions and commands."""
+"""Copular, existential and passive clauses, wh-questions and commands, in English and Chinese."""
 
 from regard.data.worlds.grammar.adverbials import SCENES, SURFACES, Setting, place, time
 from regard.data.worlds.grammar.lexicon import ADJECTIVES, NOUNS, TRANSITIVE
@@ -17,7 +17,10 @@ _COUNTED = ("text", "thing", "food", "vehicle", "clothes", "animal")
 
 
 def quality(dice: Dice, *, question: bool = False) -> Clause:
-    """Return a clause with an adjective: Mary is very happy, 玛丽 非常 快乐; is the car red ?, 汽车 是 红色 的 吗."""
+    """Return a clause with an adjective, such as "Mary is very happy", 玛丽 非常 快乐.
+
+    With `question` it is a question, such as "is the car red", 汽车 是 红色 的 吗.
+    """
     subject = described(dice, (dice.pick((*_LIVING, *_THINGS)),), DEFINITE, subject=True)
     word = dice.pick(_BY_KIND[subject.kind])
     be, adjective = Token(subject.agreement), Token(word.english)
@@ -32,13 +35,13 @@ def quality(dice: Dice, *, question: bool = False) -> Clause:
     elif very:
         words = [Made("非常", tuple(very), (be,)), chinese]
     else:
-        # An adjective cannot stand alone in a Chinese statement: 很 takes the place of "is".
+        # A Chinese statement needs a word before the adjective, usually 很; it is possibly linked to "is".
         words = [chinese] if question else [Made("很", (), (be, adjective)), chinese]
     return _being(subject, be, [*negation, *very, adjective], words, question=question)
 
 
 def comparison(dice: Dice, *, question: bool = False) -> Clause:
-    """Return a comparison: Tom is taller than Jerry, 汤姆 比 杰瑞 高."""
+    """Return a comparison, such as "Tom is taller than Jerry", 汤姆 比 杰瑞 高."""
     kind = dice.pick((*_LIVING, "thing", "vehicle"))
     subject, other = phrase(dice, (kind,), DEFINITE, subject=True), phrase(dice, (kind,), DEFINITE, plain=True)
     word = dice.pick(tuple(word for word in _BY_KIND[kind] if not word.colour))
@@ -50,7 +53,10 @@ def comparison(dice: Dice, *, question: bool = False) -> Clause:
 
 
 def role(dice: Dice, *, question: bool = False) -> Clause:
-    """Return a noun clause: Anna is a doctor, 安娜 是 一 位 医生; they are not teachers, 他们 不 是 老师."""
+    """Return a clause that states a person's role, such as "Anna is a doctor", 安娜 是 一 位 医生.
+
+    With negation it is, for example, "they are not teachers", 他们 不 是 老师.
+    """
     subject = phrase(dice, ("person",), DEFINITE, subject=True)
     negation = [Token("not")] if dice.chance(0.2) else []
     be = Token(subject.agreement)
@@ -70,7 +76,7 @@ def role(dice: Dice, *, question: bool = False) -> Clause:
 
 
 def whereabouts(dice: Dice, *, question: bool = False) -> Clause:
-    """Return a clause of location: the book is on the table, 书 在 桌子 上."""
+    """Return a clause that states where something is, such as "the book is on the table", 书 在 桌子 上."""
     living = dice.chance(0.6)
     subject = phrase(dice, _LIVING if living else ("text", "thing", "food"), DEFINITE, subject=True)
     where = place(dice, SCENES if living else SURFACES)
@@ -90,7 +96,10 @@ def _being(subject: Nominal, be: Token, english: list[Token], words: list[Made],
 
 
 def existence(dice: Dice, *, question: bool = False) -> Clause:
-    """Return existence: there are two books on the table, 桌子 上 有 两 本 书; there is no book on it, 没有."""
+    """Return an existential clause, such as "there are two books on the table", 桌子 上 有 两 本 书.
+
+    With negation it is, for example, "there is no book on the table", 桌子 上 没有 书.
+    """
     living = dice.chance(0.4)
     kind = dice.pick(("person", "animal") if living else ("text", "thing", "food"))
     where = place(dice, SCENES if living else SURFACES, at=False)
@@ -98,7 +107,7 @@ def existence(dice: Dice, *, question: bool = False) -> Clause:
     noun = common(dice, kind, INDEFINITE)
     there, be = Token("there"), Token(noun.agreement)
     if denied:
-        # In "there is no book" the number is omitted, and with it the measure word.
+        # "There is no book" has no number, so the Chinese noun has no number and no measure word either.
         head, none = noun.english[-1], Token("no")
         english = [there, be, none, head, *where.english]
         return Clause(english, [*where.chinese, Made("没有", (none,), (there, be)), noun.chinese[-1]])
@@ -109,7 +118,7 @@ def existence(dice: Dice, *, question: bool = False) -> Clause:
 
 
 def passive(dice: Dice) -> Clause:
-    """Return a passive clause: the cat was chased by the dog, 猫 被 狗 追逐 了."""
+    """Return a passive clause, such as "the cat was chased by the dog", 猫 被 狗 追逐 了."""
     verb = dice.pick(_PASSIVES)
     kind = dice.pick(tuple(verb.chinese))
     subject = phrase(dice, (kind,), DEFINITE, subject=True)
@@ -130,7 +139,7 @@ def passive(dice: Dice) -> Clause:
 
 
 def who(dice: Dice) -> Clause:
-    """Return a question for the subject: who chased the cat ?, 谁 追逐 了 猫."""
+    """Return a question about the subject, such as "who chased the cat", 谁 追逐 了 猫."""
     token = Token("who")
     chosen = frame(dice)
     told = tense(dice, chosen.verb, "person", allowed=chosen.tenses or _PLAIN, deny=0.1)
@@ -145,12 +154,16 @@ def who(dice: Dice) -> Clause:
 
 
 def what(dice: Dice) -> Clause:
-    """Return a question for the object: what did Tom eat ?, 汤姆 吃 了 什么; which book, 哪 本 书."""
+    """Return a question about the object, such as "what did Tom eat", 汤姆 吃 了 什么.
+
+    It begins with "who", "what", "how many" or "which" ("which book", 哪 本 书).
+    """
     verb = dice.pick(_OBJECTS)
     kind = dice.pick(tuple(kind for kind in verb.chinese if kind in NOUNS))
     sort = dice.pick(("what", "what", "how many", "which"))
     if sort == "what" or kind not in _COUNTED:
-        # "What" does not determine the Chinese verb of "wear": the verb's first meaning is used.
+        # The Chinese verb can depend on the kind of the object ("wear a coat" is 穿, "wear a hat" is 戴), which "what"
+        # does not determine. The first kind in the verb's table, other than a person, is used.
         kind = kind if kind == "person" else next(kind for kind in verb.chinese if kind != "person")
         token = Token("who" if kind == "person" else "what")
         thing = Nominal([token], [Made("谁" if kind == "person" else "什么", (token,))], "is", kind)
@@ -175,7 +188,7 @@ def _asked(dice: Dice, chosen: Frame, front: list[Token], tail: list[Made], kind
 
 
 def where(dice: Dice) -> Clause:
-    """Return a question for place, time or reason: where did Tom buy the book ?, 汤姆 是 在 哪里 买 的 书."""
+    """Return a question about place, time or reason, such as "where did Tom buy the book", 汤姆 是 在 哪里 买 的 书."""
     verb = dice.pick(tuple(verb for verb in TRANSITIVE if verb.aspect == "action"))
     chosen = transitive(verb)
     word = dice.pick(("where", "when", "why"))
@@ -191,7 +204,7 @@ def where(dice: Dice) -> Clause:
     group = conjugate(dice, verb, subject.agreement, told)
     english = [token, *group.auxiliary, *subject.english, *group.english, *predicate.english]
     if told.name == "past" and word != "why":
-        # Chinese uses 是 … 的 for questions about the circumstances of past events.
+        # Chinese asks about the place or the time of a past event with the pattern 是 … 的.
         did = tuple(group.auxiliary)
         acted = [
             Made(predicate.verb, (group.main,)),
@@ -208,7 +221,7 @@ _PLAIN = "present past progressive future can"
 
 
 def location(dice: Dice) -> Clause:
-    """Return a question of location: where is Tom ?, 汤姆 在 哪里; what is on the table ?, 桌子 上 有 什么."""
+    """Return a question about location, "where is Tom", 汤姆 在 哪里, or "what is on the table", 桌子 上 有 什么."""
     if dice.chance(0.5):
         token = Token("where")
         subject = phrase(dice, (*_LIVING, "text", "thing"), DEFINITE, subject=True)
@@ -221,7 +234,7 @@ def location(dice: Dice) -> Clause:
 
 
 def command(dice: Dice) -> Clause:
-    """Return a command: please open the door, 请 打开 门; do not open the door, 不要 打开 门."""
+    """Return a command, such as "please open the door", 请 打开 门, or "do not open the door", 不要 打开 门."""
     chosen = frame(dice)
     while chosen.verb.aspect != "action" or "person" not in chosen.verb.subjects:
         chosen = frame(dice)

@@ -1,10 +1,10 @@
-"""The forms of English words: plurals, verb forms, comparatives, a or an. Rules here, exceptions in the lexicon."""
+"""Regular forms of English words: plurals, verb forms, comparatives, "a" or "an". Irregular forms are in `lexicon`."""
 
 VOWELS = frozenset("aeiou")
 
 
 def with_s(word: str) -> str:
-    """Return the plural of a noun and the third person of a verb: boxes, stories, chases.
+    """Return the regular plural of a noun, or the third person singular of a verb; both are formed alike.
 
     >>> [with_s(word) for word in ("box", "story", "boy", "chase", "go")]
     ['boxes', 'stories', 'boys', 'chases', 'goes']
@@ -17,7 +17,7 @@ def with_s(word: str) -> str:
 
 
 def with_ed(word: str) -> str:
-    """Return the regular past: chased, tried, played.
+    """Return the regular past of a verb.
 
     >>> [with_ed(word) for word in ("chase", "carry", "play", "hug", "open")]
     ['chased', 'carried', 'played', 'hugged', 'opened']
@@ -30,7 +30,7 @@ def with_ed(word: str) -> str:
 
 
 def with_ing(word: str) -> str:
-    """Return the present participle: chasing, running, lying.
+    """Return the present participle of a verb.
 
     >>> [with_ing(word) for word in ("chase", "run", "lie", "see", "open")]
     ['chasing', 'running', 'lying', 'seeing', 'opening']
@@ -43,7 +43,7 @@ def with_ing(word: str) -> str:
 
 
 def with_er(word: str) -> str:
-    """Return the comparative of a short adjective: bigger, happier, newer.
+    """Return the comparative of a short adjective, formed with "-er".
 
     >>> [with_er(word) for word in ("big", "happy", "new", "cute")]
     ['bigger', 'happier', 'newer', 'cuter']
@@ -65,7 +65,10 @@ def article(following: str) -> str:
 
 
 def _doubled(word: str) -> str:
-    """Return the word with its last consonant doubled, if it has one syllable and ends in vowel and consonant."""
+    """Return a word of one vowel that ends in vowel and consonant (not w, x, y) with this consonant doubled: run, runn.
+
+    Any other word is returned unchanged.
+    """
     single = sum(letter in VOWELS for letter in word) == 1
     if single and word[-1] not in VOWELS | set("wxy") and len(word) > 2 and word[-2] in VOWELS:
         return word + word[-1]

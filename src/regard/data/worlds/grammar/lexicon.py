@@ -1,7 +1,7 @@
-"""The words of the built-in world: English forms, Chinese words, and their correspondence.
+"""The lexicon of the generated sentences: English words with their forms, and the Chinese words that translate them.
 
-A line of a table is one word. Kinds restrict combinations: the object of "eat" is food, the subject of "think" a
-person.
+Each line or entry of a table is one word. Words have kinds, which restrict how they combine: the object of "eat" is
+food, the subject of "think" is a person.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from regard.data.worlds.grammar.inflection import with_ed, with_er, with_ing, wi
 
 @dataclass(frozen=True, slots=True)
 class Noun:
-    """A countable noun with its measure word."""
+    """A countable noun with its Chinese translation and measure word."""
 
     singular: str
     plural: str
@@ -22,28 +22,32 @@ class Noun:
 
 @dataclass(frozen=True, slots=True)
 class Adjective:
-    """An adjective; `close` ones precede the noun without 的, `late` ones occur only after "is"."""
+    """An adjective with its Chinese translation.
+
+    In Chinese, a `close` adjective precedes the noun without 的. A `late` adjective occurs only after "is", never
+    before a noun.
+    """
 
     english: str
-    comparative: str | None  # None: formed with "more"
+    comparative: str | None  # the form with "-er"; None if the comparative is formed with "more"
     chinese: str
     close: bool
     kinds: frozenset[str]
     colour: bool = False
     late: bool = False
-    living: str | None = None  # the Chinese word for people and animals, if it differs
+    living: str | None = None  # the Chinese adjective for people and animals, if it differs from the one for things
 
     def word(self, kind: str) -> str:
-        """Return the Chinese word for a noun of this kind: an old man is 老, an old chair is 旧."""
+        """Return the Chinese adjective for a noun of this kind; for example, an old man is 老, an old chair is 旧."""
         return self.living if self.living and kind in ("person", "kin", "animal") else self.chinese
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verb:
-    """A verb: its English forms, and the Chinese word by kind of object ("" where the object does not matter).
+    """A verb: its English forms, and its Chinese translation for each kind of object ("" for verbs without an object).
 
-    aspect: an *action* has every tense; an *event* has no duration (found, but not is finding); a *state* has no
-    progressive (likes).
+    `aspect` restricts the tenses: an *action* has every tense; an *event* has no duration ("found", not "is finding");
+    a *state* has no progressive ("likes", not "is liking"); *saying* and *asking* are for verbs of speech.
     """
 
     base: str
@@ -98,14 +102,14 @@ NOUNS = _nouns(
     song="song 歌 首",
 )
 
-# Some verbs take only certain nouns of a kind: one writes a letter to somebody, and tells a story.
+# Some verbs combine only with certain nouns of the kind "text": one writes somebody a letter, and tells a story.
 NOUNS["letters"] = tuple(noun for noun in NOUNS["text"] if noun.singular in ("letter", "poem"))
 NOUNS["stories"] = tuple(noun for noun in NOUNS["text"] if noun.singular == "story")
 
-# Nouns that may have a possessive: my teacher, but not my tourist.
+# Nouns of people that may have a possessive: "my teacher", but not "my tourist".
 RELATED = frozenset(("teacher", "student", "doctor", "lawyer", "neighbor", "child", "driver", "manager"))
 
-# Mass nouns are counted by their container: a cup of tea, 一 杯 茶.
+# Mass nouns, which are counted by their container (`HOLDERS`): "a cup of tea", 一 杯 茶.
 MASS = {
     "drink": {"water": "水", "milk": "牛奶", "tea": "茶", "coffee": "咖啡", "juice": "果汁", "beer": "啤酒"},
     "dish": {"rice": "米饭", "soup": "汤", "noodles": "面条"},
@@ -115,7 +119,7 @@ HOLDERS = {
     "dish": (("bowl", "bowls", "碗"), ("plate", "plates", "盘")),
 }
 
-# Kinds whose words have neither article nor number.
+# Nouns that have a fixed article or none, and no number.
 BARE = {
     "language": {"English": "英语", "Chinese": "中文", "French": "法语"},
     "subject": {"music": "音乐", "history": "历史", "mathematics": "数学"},
@@ -131,7 +135,7 @@ NAMES = {
     **{"Li Ming": "李明", "Wang Fang": "王芳"},
 }
 
-# Subject form, object form, possessive, Chinese, and the form of "be".
+# Each pronoun: subject form, object form, possessive, Chinese, and the form of "be" that agrees with it.
 PRONOUNS = (
     ("I", "me", "my", "我", "am"),
     ("you", "you", "your", "你", "are"),
@@ -166,7 +170,9 @@ def _adjective(line: str) -> Adjective:
     )
 
 
-# A plus marks a comparative with "more". The Chinese after a slash is for people and animals.
+# Each line: English, Chinese, how the adjective precedes a noun (close: without 的; de: with 的; late: never), and the
+# kinds of nouns. "+" before the English word means that its comparative is formed with "more"; the Chinese word after a
+# slash is for people and animals.
 ADJECTIVES = tuple(
     _adjective(line)
     for line in f"""
@@ -228,7 +234,10 @@ def _verb(line: str) -> Verb:
 
 
 def _words(chinese: str) -> list[tuple[str, str]]:
-    """Parse `吃:food+dish,喝:drink` → (food, 吃), (dish, 吃), (drink, 喝); a word without a colon has no object."""
+    """Return the pairs (kind of object, Chinese verb) of a table entry; the kind is "" for a verb without object.
+
+    `吃:food+dish,喝:drink` gives (food, 吃), (dish, 吃), (drink, 喝).
+    """
     pairs: list[tuple[str, str]] = []
     for part in chinese.split(","):
         word, _, kinds = part.partition(":")
@@ -236,7 +245,8 @@ def _words(chinese: str) -> list[tuple[str, str]]:
     return pairs
 
 
-# A star marks a verb with a natural passive.
+# Each line: base/past/participle (regular forms are left out), Chinese with the kinds of objects, aspect, kinds of
+# subjects. A star after the aspect marks a verb whose passive sounds natural.
 TRANSITIVE = tuple(
     _verb(line)
     for line in """
@@ -311,7 +321,8 @@ INTRANSITIVE = tuple(
     exercise 锻炼 action person
     """.strip().splitlines()
 )
-# Verbs that take a duration directly, because they are not verb-object compounds: 工作 了 两 个 小时.
+# Verbs that a duration can follow directly in Chinese (工作 了 两 个 小时, "worked for two hours"), because their
+# Chinese word is not a compound of a verb and its object.
 LASTING = ("work", "rest", "wait", "cry", "laugh", "exercise", "play")
 
 GIVING = tuple(

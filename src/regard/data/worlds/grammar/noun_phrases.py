@@ -1,4 +1,4 @@
-"""Noun phrases. In Chinese, all modifiers precede the noun."""
+"""Noun phrases in English and Chinese. In Chinese, all modifiers precede the noun."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,11 @@ _SIZES = ("big", "small", "old", "new")
 
 @dataclass(slots=True)
 class Nominal:
-    """A noun phrase in both languages. `agreement` is the form of "be" after it; `lead` is 一 只 of 一 只 猫."""
+    """A noun phrase in English and Chinese.
+
+    `agreement` is the form of "be" that it requires as a subject (am, is, are). `lead` are the Chinese determiner,
+    number and measure word (一 只 in 一 只 猫, "a cat"); `chinese` is the rest.
+    """
 
     english: list[Token]
     chinese: list[Made]
@@ -33,36 +37,36 @@ class Nominal:
     kind: str
     lead: list[Made] = field(default_factory=list)
     open: bool = False  # whether a relative clause may follow the noun
-    heavy: bool = False  # whether it ends in a clause, to which later adverbials would seem to belong
+    heavy: bool = False  # whether it ends in a clause; adverbials after it would seem to belong to that clause
 
     def words(self) -> list[Made]:
-        """Return the whole phrase in Chinese."""
+        """Return the whole noun phrase in Chinese."""
         return self.lead + self.chinese
 
 
 def name(dice: Dice) -> Nominal:
-    """Return a name: Tom, 汤姆; Li Ming, 李明."""
+    """Return a person's name, such as "Tom", 汤姆, or "Li Ming", 李明."""
     english = dice.fresh(_NAMES)
     made = tokens(english)
     return Nominal(made, [Made(NAMES[english], tuple(made))], "is", "person")
 
 
 def pronoun(dice: Dice, *, subject: bool) -> Nominal:
-    """Return a pronoun: he or him, 他."""
+    """Return a personal pronoun, such as "he" or "him", 他."""
     nominative, accusative, _, chinese, agreement = dice.fresh(PRONOUNS)
     token = Token(nominative if subject else accusative)
     return Nominal([token], [Made(chinese, (token,))], agreement, "person")
 
 
 def bare(kind: str, dice: Dice) -> Nominal:
-    """Return a noun of a fixed form: English, football, the piano."""
+    """Return a noun with a fixed article or none, such as "English", "football", "the piano"."""
     english = dice.pick(tuple(BARE[kind]))
     made = tokens(english)
     return Nominal(made, [Made(BARE[kind][english], (made[-1],), tuple(made[:-1]))], "is", kind)
 
 
 def mass(kind: str, dice: Dice, *, definite: bool) -> Nominal:
-    """Return a mass noun: the tea, some tea, two cups of tea: 茶, 一些 茶, 两 杯 茶."""
+    """Return a phrase with a mass noun, such as "the tea", 茶, "some tea", 一些 茶, or "two cups of tea", 两 杯 茶."""
     english = dice.pick(tuple(MASS[kind]))
     noun = Token(english)
     agreement = "are" if english.endswith("s") else "is"
@@ -81,7 +85,10 @@ def mass(kind: str, dice: Dice, *, definite: bool) -> Nominal:
 
 
 def common(dice: Dice, kind: str, determiners: Mapping[str, float], *, plain: bool = False) -> Nominal:
-    """Return a noun with its determiner and adjectives: a big red car, 一 辆 红色 的 大 汽车."""
+    """Return a common noun with a determiner and adjectives, such as "a big red car", 一 辆 红色 的 大 汽车.
+
+    `determiners` are the weights with which a determiner is chosen; with `plain` there are no adjectives.
+    """
     noun = dice.fresh(NOUNS[kind])
     determiner = "owned" if kind == "kin" else dice.weigh(determiners)
     if determiner == "owned" and kind == "person" and noun.singular not in RELATED:
@@ -108,7 +115,10 @@ def common(dice: Dice, kind: str, determiners: Mapping[str, float], *, plain: bo
 def phrase(
     dice: Dice, kinds: Sequence[str], determiners: Mapping[str, float], *, subject: bool = False, plain: bool = False
 ) -> Nominal:
-    """Return a noun phrase of one of these kinds; two people or animals may be joined: Tom and Mary, 汤姆 和 玛丽."""
+    """Return a noun phrase of one of these kinds; it may join two nouns, such as "Tom and Mary", 汤姆 和 玛丽.
+
+    `subject` selects the subject form of pronouns. A `plain` phrase has no adjectives and joins no nouns.
+    """
     kind = dice.pick(kinds)
     first = _single(dice, kind, determiners, subject=subject, plain=plain)
     if plain or kind not in ("person", "animal", "food", "text", "thing") or not dice.maybe(0.15):
@@ -117,7 +127,7 @@ def phrase(
     if {first.english[0].text, second.english[0].text} & {
         "I",
         "me",
-    }:  # English puts the pronoun last (Tom and I), Chinese first (我 和 汤姆)
+    }:  # "I" is not joined: English puts it last ("Tom and I"), Chinese first (我 和 汤姆)
         return first
     joint = Token("and")
     chinese = [*first.words(), Made("和", (joint,)), *second.words()]
@@ -140,7 +150,10 @@ def _single(dice: Dice, kind: str, determiners: Mapping[str, float], *, subject:
 
 
 def _adjectives(dice: Dice, noun: Noun, head: Token) -> tuple[list[Token], list[Made]]:
-    """Return adjectives: big red, 红色 的 大; those with 的 are farther from the noun."""
+    """Return no, one or two adjectives for a noun, such as "big red", 红色 的 大.
+
+    In Chinese, adjectives with 的 are farther from the noun than those without.
+    """
     suited = _SUITED[noun.kind]
     if not suited or not dice.maybe(0.4):
         return [], []
@@ -164,7 +177,10 @@ def _adjective(word: Adjective, noun: Noun, head: Token, dice: Dice, *, plain: b
 
 
 def _determiner(dice: Dice, sort: str, noun: Noun, head: Token, following: str) -> tuple[list[Token], list[Made]]:
-    """Return the words before the adjectives; a number or 这 requires the noun's measure word."""
+    """Return the English and Chinese words of a determiner, a number or a possessive, which precede the adjectives.
+
+    In Chinese, a number or 这 ("this") requires the noun's measure word.
+    """
     if sort == "none":
         return [], []
     if sort == "owned":
@@ -184,7 +200,10 @@ def _determiner(dice: Dice, sort: str, noun: Noun, head: Token, following: str) 
 
 
 def _owner(dice: Dice, noun: Noun, head: Token) -> tuple[list[Token], list[Made]]:
-    """Return a possessive: my book, 我 的 书; my mother, 我 妈妈; the teacher 's book, 老师 的 书."""
+    """Return a possessive for a noun, such as "my" (我 的), or "the teacher 's" (老师 的).
+
+    Before a noun of kinship Chinese omits 的: "my mother" is 我 妈妈.
+    """
     if dice.chance(0.5):
         _, _, possessive, chinese, _ = dice.pick(PRONOUNS)
         token = Token(possessive)

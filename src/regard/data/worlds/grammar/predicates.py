@@ -1,4 +1,4 @@
-"""Predicates: a verb with its complements, and their order in Chinese."""
+"""Predicates: verbs with their complements, in English order and in Chinese order."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,25 +25,29 @@ Phrases = Callable[..., Nominal]
 
 @dataclass(slots=True)
 class Predicate:
-    """What follows an English verb, and its parts in Chinese: `pre` 给 玛丽, `verb` 寄, `tail` 一 封 信.
+    """The complements of a verb: the words after the English verb, and the parts of the Chinese predicate.
 
-    `settled` means that the place belongs to the verb (坐 在 椅子 上), so no other place is added, and 了 is omitted.
+    In Chinese, "sends a letter to Mary" is 给 玛丽 寄 一 封 信: `pre` is 给 玛丽, `verb` is 寄, `tail` is 一 封 信.
+    `settled` means that a place belongs to the verb (坐 在 椅子 上, "sits on the chair"), so that 了 is omitted.
     """
 
     english: list[Token]
     tail: list[Made]
     verb: str
-    joint: list[Made] = field(default_factory=list)  # the word 在 between a verb and its place
+    joint: list[Made] = field(default_factory=list)  # the Chinese preposition 在 between a verb and the place after it
     pre: list[Made] = field(default_factory=list)
     settled: bool = False
-    placed: bool = False  # whether the predicate already contains a place
-    heavy: bool = False
-    short: bool = False  # whether no adverbials may follow
+    placed: bool = False  # whether the predicate already contains a place, so that no other place is added
+    heavy: bool = False  # whether it ends in a clause; adverbials after it would seem to belong to that clause
+    short: bool = False  # whether no adverbials may be added
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A verb and the function that adds its complements; `tenses` restricts those of the verb's aspect."""
+    """A verb with the function that creates its complements.
+
+    `tenses` restricts the tenses of the verb's aspect; "" means that all of them are allowed.
+    """
 
     verb: Verb
     complete: Callable[[Dice, bool, Phrases], Predicate]
@@ -51,17 +55,20 @@ class Frame:
 
 
 def _given(indefinite: bool) -> Mapping[str, float]:
-    """Return determiners without indefinite ones after a negation: 没有 吃 一 个 苹果 would be odd."""
+    """Return the weights of an object's determiners; indefinite ones are excluded unless `indefinite`.
+
+    After a negation an indefinite object such as 没有 吃 一 个 苹果 ("did not eat an apple") would sound odd.
+    """
     return OBJECT if indefinite else DEFINITE
 
 
 def frame(dice: Dice) -> Frame:
-    """Return a verb with its pattern, frequent ones most often."""
+    """Return a random verb with its complements; frequent patterns are more likely."""
     return _PATTERNS[dice.weigh(_WEIGHTS)](dice)
 
 
 def transitive(verb: Verb) -> Frame:
-    """Return a transitive predicate: chases the cat, 追逐 猫."""
+    """Return the frame of a verb with one object, such as "chases the cat", 追逐 猫."""
 
     def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
         kind = dice.pick(tuple(verb.chinese))
@@ -71,7 +78,10 @@ def transitive(verb: Verb) -> Frame:
 
 
 def with_object(verb: Verb, thing: Nominal, kind: str) -> Predicate:
-    """Return a predicate with the Chinese verb that its object requires: wear a coat, 穿; wear a hat, 戴."""
+    """Return a predicate with the Chinese verb that the kind of its object requires.
+
+    For example, "wear" is 穿 with a coat and 戴 with a hat.
+    """
     return Predicate(thing.english, thing.words(), verb.chinese[kind], heavy=thing.heavy)
 
 
@@ -80,7 +90,7 @@ def _simple(dice: Dice) -> Frame:
 
 
 def _alone(dice: Dice) -> Frame:
-    """Return an intransitive predicate: sleeps, 睡觉; worked for two hours, 工作 了 两 个 小时."""
+    """Return the frame of a verb without object, "sleeps", 睡觉, or "worked for two hours", 工作 了 两 个 小时."""
     verb = dice.fresh(INTRANSITIVE)
     lasting = verb.base in LASTING and dice.maybe(0.4)
 
@@ -92,7 +102,10 @@ def _alone(dice: Dice) -> Frame:
 
 
 def _give(dice: Dice) -> Frame:
-    """Return a predicate with two objects: gives Mary a book, or a book to Mary: 给 玛丽 一 本 书."""
+    """Return the frame of a verb with two objects.
+
+    For example, "gives Mary a book" or "gives a book to Mary", both 给 玛丽 一 本 书.
+    """
     verb = dice.pick(GIVING)
 
     def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
@@ -112,7 +125,7 @@ def _give(dice: Dice) -> Frame:
 
 
 def _send(dice: Dice) -> Frame:
-    """Return a predicate with a recipient: sends a letter to Mary, 给 玛丽 寄 一 封 信."""
+    """Return the frame of a verb with a recipient, such as "sends a letter to Mary", 给 玛丽 寄 一 封 信."""
     verb = dice.pick(SENDING)
 
     def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
@@ -126,7 +139,7 @@ def _send(dice: Dice) -> Frame:
 
 
 def _put(dice: Dice) -> Frame:
-    """Return a predicate of placing: puts the book on the table, 把 书 放 在 桌子 上."""
+    """Return the frame of a verb of placing, such as "puts the book on the table", 把 书 放 在 桌子 上."""
     verb = dice.pick(PUTTING)
 
     def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
@@ -142,7 +155,7 @@ def _put(dice: Dice) -> Frame:
 
 
 def _stay(dice: Dice) -> Frame:
-    """Return a predicate of posture: sits on the chair, 坐 在 椅子 上."""
+    """Return the frame of a verb of posture, such as "sits on the chair", 坐 在 椅子 上."""
     verb = dice.pick(STAYING)
 
     def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
@@ -154,7 +167,7 @@ def _stay(dice: Dice) -> Frame:
 
 
 def _go(dice: Dice) -> Frame:
-    """Return a predicate of motion: goes to the park by bus, 坐 公共汽车 去 公园."""
+    """Return the frame of a verb of motion, such as "goes to the park by bus", 坐 公共汽车 去 公园."""
     verb = dice.pick(GOING)
 
     def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
@@ -163,12 +176,12 @@ def _go(dice: Dice) -> Frame:
         english = [*where.english, *means.english]
         return Predicate(english, where.chinese, verb.chinese[""], pre=means.chinese, placed=True)
 
-    # The progressive is excluded: "is going to the park" could mean a plan.
+    # The progressive is excluded, because "is going to the park" could also mean a plan.
     return Frame(verb, complete, "present past perfect future can should must want plan habit never")
 
 
 def _live(dice: Dice) -> Frame:
-    """Return a predicate of residence: lives in Beijing, 住 在 北京."""
+    """Return the frame of the verb "live", such as "lives in Beijing", 住 在 北京."""
 
     def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
         where = place(dice, CITIES)
@@ -179,7 +192,7 @@ def _live(dice: Dice) -> Frame:
 
 
 def _have(dice: Dice) -> Frame:
-    """Return a predicate of possession: has a cat, 有 一 只 猫; does not have: 没有."""
+    """Return the frame of the verb "have", such as "has a cat", 有 一 只 猫, or "does not have", 没有."""
 
     def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
         thing = phrases(dice, ("animal", "thing", "vehicle", "clothes"), INDEFINITE if indefinite else BARE_PLURAL)

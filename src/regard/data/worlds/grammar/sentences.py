@@ -1,4 +1,4 @@
-"""Sentences of one or several clauses, with the word links between the two languages."""
+"""Generates English sentences of one or several clauses with their Chinese translations and word alignments."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,9 +17,10 @@ Link = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A sentence in two languages, split into words, with its links (source word, target word), both from 0.
+    """A sentence in two languages, split into words, with its word alignment.
 
-    `links` are sure; `possible` includes them and links that count as neither right nor wrong.
+    `links` are the sure links (source word, target word), counted from 0. `possible` includes them and further links,
+    which count as neither right nor wrong.
     """
 
     source: tuple[str, ...]
@@ -29,7 +30,7 @@ class Pair:
 
 
 def compose(random: Random, want: int) -> Pair:
-    """Return a sentence of about `want` English words."""
+    """Return a random sentence of about `want` English words."""
     parts = _parts(random, want)
     dice = Dice(random, min(1.0, max(0.05, (want / parts - 4) / 7)))
     if parts == 1 and dice.chance(0.25):
@@ -48,7 +49,7 @@ def compose(random: Random, want: int) -> Pair:
 
 
 def pair(english: list[Token], chinese: list[Made]) -> Pair:
-    """Return the words of both sides and the links between their positions."""
+    """Return the words of both languages with the links between their positions."""
     at = {id(token): index for index, token in enumerate(english)}
     sure = [(at[id(token)], index) for index, made in enumerate(chinese) for token in made.sure]
     possible = [(at[id(token)], index) for index, made in enumerate(chinese) for token in made.possible]
@@ -58,12 +59,12 @@ def pair(english: list[Token], chinese: list[Made]) -> Pair:
     return Pair(source, target, links, both)
 
 
-# Link objects are shared between sentences: a hundred thousand sentences would have millions of them.
+# Each distinct link is one object, shared between sentences; a hundred thousand sentences would else have millions.
 _LINKS: dict[Link, Link] = {}
 
 
 def _parts(random: Random, want: int) -> int:
-    """Return the number of clauses for about `want` words."""
+    """Return a random number of clauses for a sentence of about `want` English words."""
     if want < 9:
         return 1
     if want < 14:
@@ -74,7 +75,7 @@ def _parts(random: Random, want: int) -> int:
 
 
 def _told(dice: Dice, parts: int) -> Clause:
-    """Return a statement of `parts` clauses."""
+    """Return a random statement of `parts` clauses."""
     if parts == 1:
         return _ALONE[dice.weigh(_WEIGHTS)](dice)
     join = dice.weigh({"and": 3.0, "but": 2.0, "that": 3.0, "to": 1.0 if parts == 2 else 0.0, "first": 4.0})
@@ -88,7 +89,7 @@ def _told(dice: Dice, parts: int) -> Clause:
 
 
 def _joined(join: str, left: Clause, right: Clause) -> Clause:
-    """Return two joined clauses: "A , and B", A ， B; "A , but B", A ， 但是 B."""
+    """Return two clauses joined by "and" or "but": "A , and B", A ， B; "A , but B", A ， 但是 B."""
     comma, word = Token(","), Token(join)
     stop = Made("，", (comma,), (word,) if join == "and" else ())
     joined = [stop] if join == "and" else [stop, Made("但是", (word,))]
@@ -96,7 +97,7 @@ def _joined(join: str, left: Clause, right: Clause) -> Clause:
 
 
 def _reported(dice: Dice, clause: Clause) -> Clause:
-    """Return a sentence with the clause as its object: Mary thinks that …, 玛丽 认为 …."""
+    """Return a sentence with `clause` as the object of a verb of speech, such as "Mary thinks that …", 玛丽 认为 …."""
     verb = dice.pick(SAYING)
     subject = phrase(dice, ("person",), SUBJECT, subject=True)
     told = tense(dice, verb, "person", deny=0.0)
@@ -110,7 +111,7 @@ def _reported(dice: Dice, clause: Clause) -> Clause:
 
 
 def _requested(dice: Dice) -> Clause:
-    """Return a clause with an infinitive: Tom asked Mary to open the door, 汤姆 请 玛丽 打开 门."""
+    """Return a clause with an infinitive, such as "Tom asked Mary to open the door", 汤姆 请 玛丽 打开 门."""
     verb = dice.pick(ASKING)
     subject = phrase(dice, ("person",), SUBJECT, subject=True)
     person = phrase(dice, ("person",), DEFINITE, plain=True)
@@ -127,7 +128,10 @@ def _requested(dice: Dice) -> Clause:
 
 
 def _conditioned(dice: Dice, parts: int) -> Clause:
-    """Return a subordinate clause: "because A , B", 因为 A ， 所以 B; "when A , B", A 的 时候 ， B."""
+    """Return a sentence of `parts` clauses that begins with a subordinate clause.
+
+    Examples: "because A , B", 因为 A ， 所以 B; "when A , B", A 的 时候 ， B.
+    """
     word = dice.weigh({"because": 3.0, "although": 2.0, "if": 2.0, "when": 3.0, "after": 1.5, "before": 1.5})
     token, comma = Token(word), Token(",")
     stop = Made("，", (comma,))
@@ -142,7 +146,7 @@ def _conditioned(dice: Dice, parts: int) -> Clause:
     else:
         left = statement(dice, allowed="past", deny=0.0, early=False)
         right = statement(dice, allowed="past")
-        # Chinese has no 了 before 的 时候.
+        # Chinese omits the particle 了 in a clause before 的 时候 ("when"), 之后 ("after") or 之前 ("before").
         when = [made for made in left.chinese if made.text != "了"]
         of = [Made("的", (), (token, comma))] if word == "when" else []
         chinese = [*when, *of, Made(_AFTER[word], (token,)), stop, *right.chinese]
@@ -159,7 +163,7 @@ def _question(dice: Dice) -> Clause:
 
 
 def _whether(dice: Dice) -> Clause:
-    """Return a yes/no question, in a tense that allows questions."""
+    """Return a yes/no question with a verb, in one of the tenses that allow questions."""
     return statement(dice, question=True, allowed="present past progressive perfect future can should want")
 
 

@@ -1,4 +1,4 @@
-"""Clauses with a verb: subject, predicate and adverbials, in English order and in Chinese order."""
+"""Clauses with a verb other than "be": subject, predicate and adverbials, in English order and in Chinese order."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ _NOTHING = Setting([], [])
 
 @dataclass(slots=True)
 class Clause:
-    """A clause in both languages, without its full stop."""
+    """A clause in English and Chinese, without its full stop."""
 
     english: list[Token]
     chinese: list[Made]
@@ -24,7 +24,10 @@ class Clause:
 
 @dataclass(slots=True)
 class Circumstance:
-    """The adverbials of place, manner, company and time; `early` is a time at the start in both languages."""
+    """The adverbials of place, manner, company and time of a clause.
+
+    `early` is a time at the start of the clause in both languages; `late` is a time at its end in English.
+    """
 
     place: Setting = _NOTHING
     manner: Setting = _NOTHING
@@ -33,16 +36,17 @@ class Circumstance:
     early: Setting = field(default_factory=lambda: _NOTHING)
 
     def english(self) -> list[Token]:
-        """Return the adverbials after the verb in English."""
+        """Return the English words of the adverbials after the verb."""
         return [*self.manner.english, *self.company.english, *self.place.english, *self.late.english]
 
 
 def statement(
     dice: Dice, *, question: bool = False, allowed: str = "", deny: float = 0.2, early: bool = True
 ) -> Clause:
-    """Return a clause: Tom often reads a book in the park: 汤姆 经常 在 公园 里 读 一 本 书.
+    """Return a random clause, such as "Tom often reads a book in the park", 汤姆 经常 在 公园 里 读 一 本 书.
 
-    As a question: does Tom …, 汤姆 … 吗. `allowed` restricts the tenses (empty: all); `early` allows an initial time.
+    With `question` it is a question, "does Tom …", 汤姆 … 吗. `allowed` restricts the tenses ("" allows all); `deny` is
+    the probability of a negation; `early` allows a time at the start of the clause.
     """
     chosen = frame(dice)
     while allowed and not can_tell(chosen.verb, allowed, within=chosen.tenses):
@@ -54,7 +58,7 @@ def statement(
 
 
 def tell(dice: Dice, chosen: Frame, subject: Nominal, told: Tense, *, early: bool) -> Clause:
-    """Return the clause of a subject and a frame, with adverbials that suit them."""
+    """Return the clause with this subject, the verb and complements of the frame `chosen`, and random adverbials."""
     if told.name == "progressive" and dice.maybe(0.3):
         told = Tense("was", told.negative, told.question)
     predicate = chosen.complete(dice, told.indefinite, described)
@@ -71,19 +75,20 @@ def tell(dice: Dice, chosen: Frame, subject: Nominal, told: Tense, *, early: boo
 
 
 def verbal(group: Group, predicate: Predicate, told: Tense, verb: Verb, around: Circumstance) -> list[Made]:
-    """Return the Chinese words from the negation to the object: 没有 在 公园 里 读 书."""
+    """Return the Chinese words of a clause from the negation to the object, such as 没有 在 公园 里 读 书."""
     before, word = group.before, Made(predicate.verb, (group.main,))
     if verb is HAVING and told.negative:
         before = list[Made]()
         word = Made("没有", (group.english[0], group.main), tuple(group.auxiliary))
     ongoing: list[Made] = []
     if group.ongoing is not None:
-        # 在 marks the progressive, unless a place has its own 在: 正 在 公园 里 读 书.
+        # 在 marks the progressive. If the clause has a place, which has its own 在, 正 marks it: 正 在 公园 里 读 书.
         near = bool(around.place.chinese) or predicate.settled
         mark = "正" if near else "在"
         if not (near and told.negative):
             ongoing = [Made(mark, (group.ongoing,), (group.main,))]
-    # Function words without a counterpart, 了 and 把, are possible links to the whole verb and object.
+    # The function words 了 and 把 have no English counterpart; they are possibly linked to the verb and its
+    # complements.
     spread = (group.main, *predicate.english)
     after = [] if predicate.settled else [_spread(made, spread) for made in group.after]
     pre = [_spread(made, spread) if made.text == "把" else made for made in predicate.pre]
@@ -98,9 +103,10 @@ def _spread(made: Made, tokens: tuple[Token, ...]) -> Made:
 def circumstance(
     dice: Dice, verb: Verb, predicate: Predicate, told: Tense, subject: Nominal, *, early: bool = False
 ) -> Circumstance:
-    """Return the adverbials that the predicate allows.
+    """Return random adverbials that the predicate allows.
 
-    After a clause inside the object none are added: they would seem to belong to it.
+    If the object ends in a relative clause, no adverbials are added after it, because they would seem to belong to that
+    clause.
     """
     around = Circumstance()
     forced = told.name == "was"
@@ -123,14 +129,14 @@ def circumstance(
 
 
 def _company(dice: Dice) -> Setting:
-    """Return company: with Mary, 跟 玛丽 一起."""
+    """Return an adverbial of company in both languages, such as "with Mary", 跟 玛丽 一起."""
     person = phrase(dice, ("person",), DEFINITE, plain=True)
     token = Token("with")
     return Setting([token, *person.english], [Made("跟", (token,)), *person.words(), Made("一起", (token,))])
 
 
 def described(dice: Dice, kinds: Sequence[str], determiners: Mapping[str, float], *, subject: bool = False) -> Nominal:
-    """Return a noun phrase that may have a relative clause or a place: the cat on the table, 桌子 上 的 猫."""
+    """Return a noun phrase that may have a relative clause or a place, as "the cat on the table", 桌子 上 的 猫."""
     nominal = phrase(dice, kinds, determiners, subject=subject)
     if not nominal.open:
         return nominal
@@ -146,7 +152,10 @@ def described(dice: Dice, kinds: Sequence[str], determiners: Mapping[str, float]
 
 
 def relative(dice: Dice, nominal: Nominal) -> None:
-    """Add a relative clause: the cat that Tom saw, 汤姆 看见 的 猫; the boy who likes Mary, 喜欢 玛丽 的 男孩."""
+    """Add a relative clause to a noun phrase, in place.
+
+    Examples: "the cat that Tom saw", 汤姆 看见 的 猫; "the boy who likes Mary", 喜欢 玛丽 的 男孩.
+    """
     that = Token("who" if nominal.kind == "person" else "that")
     active = nominal.kind in ("person", "animal") and dice.chance(0.5)
     allowed = "present past progressive"
@@ -162,7 +171,7 @@ def relative(dice: Dice, nominal: Nominal) -> None:
         subject = phrase(dice, (dice.pick(verb.subjects),), SUBJECT, subject=True, plain=True)
         told = tense(dice, verb, subject.kind, allowed=allowed, deny=0.1)
         group = conjugate(dice, verb, subject.agreement, told)
-        group.after = []  # Chinese has no 了 before 的
+        group.after = []  # Chinese omits the particle 了 before the 的 of a relative clause
         gap = with_object(verb, Nominal([], [], "is", nominal.kind), nominal.kind)
         english = [that, *subject.english, *group.auxiliary, *group.english]
         chinese = [*subject.words(), *verbal(group, gap, told, verb, Circumstance())]
@@ -172,7 +181,9 @@ def relative(dice: Dice, nominal: Nominal) -> None:
     if active:
         nominal.chinese = [*clause, *nominal.chinese]
     else:
-        nominal.lead = [*clause, *nominal.lead]  # 汤姆 看见 的 一 只 猫: the measure word must not precede 汤姆
+        # The clause precedes the number and the measure word (汤姆 看见 的 一 只 猫), because 一 只 before 汤姆 would
+        # seem to belong to 汤姆.
+        nominal.lead = [*clause, *nominal.lead]
     nominal.heavy = True
 
 

@@ -1,4 +1,4 @@
-"""Verb groups: tense, aspect and negation, by verb forms in English and by particles in Chinese."""
+"""Verb groups: tense, aspect and negation, expressed by verb forms in English and by particles in Chinese."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -7,7 +7,7 @@ from regard.data.worlds.grammar.adverbials import FREQUENCIES
 from regard.data.worlds.grammar.lexicon import Verb
 from regard.data.worlds.random_choices import Dice, Made, Token
 
-# Relative frequency of each tense, by the aspect of the verb.
+# The relative frequency of each tense, for each aspect of a verb.
 _TENSES = {
     "action": {
         **{"present": 5.0, "past": 6.0, "progressive": 4.0, "perfect": 2.0, "future": 3.0, "habit": 1.5, "never": 0.7},
@@ -18,20 +18,21 @@ _TENSES = {
     "saying": {"present": 3.0, "past": 2.0},
     "asking": {"present": 1.5, "past": 2.0},
 }
-# Tenses of intention, for human subjects only.
+# Tenses that express an intention or a duty; only people are their subjects.
 _HUMAN = ("should", "must", "want", "plan", "going")
-# Tenses that allow negation and questions; "does not always" is excluded, because its Chinese is ambiguous.
+# The tenses in which questions (_ASKED) and negations (_DENIED) are generated. Habits are excluded, because the Chinese
+# translation of "does not always" is ambiguous.
 _ASKED = frozenset(("present", "past", "progressive", "perfect", "future", "can", "should", "want"))
 _DENIED = _ASKED | {"must", "plan", "going"}
 
-# The Chinese words for an auxiliary and for its negation.
+# The auxiliary of each tense in English and in Chinese.
 _AUXILIARIES = {"future": ("will", "会"), "can": ("can", "能"), "should": ("should", "应该"), "must": ("must", "必须")}
 _TO = {"want": ("want", "wants", "想"), "plan": ("plan", "plans", "计划")}
 
 
 @dataclass(frozen=True, slots=True)
 class Tense:
-    """The tense of a verb, whether it is negated, and whether it is a question."""
+    """The tense of a clause's verb, and whether the clause is negated or a question."""
 
     name: str
     negative: bool = False
@@ -39,20 +40,21 @@ class Tense:
 
     @property
     def indefinite(self) -> bool:
-        """Return whether an indefinite object (一 个) is allowed: not after a negation."""
+        """Return whether the object may be indefinite (一 个); it may not be after a negation."""
         return not self.negative and self.name != "never"
 
     @property
     def when(self) -> str | None:
-        """Return the time adverbials that go with the tense."""
+        """Return the kind of time adverbials that agree with the tense, a key of `adverbials.TIMES`, or None."""
         return _WHEN.get(self.name)
 
 
 @dataclass(slots=True)
 class Group:
-    """An English verb group, split where a question inserts the subject, and the Chinese words around the verb.
+    """The English words of a verb with its auxiliaries and negation, and the Chinese words before and after the verb.
 
-    `auxiliary` precedes the subject in a question; `ongoing` is the token of 在 in the progressive.
+    In an English question the subject is between `auxiliary` and `english`. `main` is the main verb. In the
+    progressive, `ongoing` is the auxiliary that the Chinese particle 在 translates.
     """
 
     auxiliary: list[Token]
@@ -64,7 +66,10 @@ class Group:
 
 
 def tense(dice: Dice, verb: Verb, kind: str, *, question: bool = False, allowed: str = "", deny: float = 0.2) -> Tense:
-    """Return a tense that suits the verb and its subject; `allowed` restricts the tenses (empty: all)."""
+    """Return a random tense that suits the verb and a subject of this kind; it is negated with probability `deny`.
+
+    `allowed` restricts the tenses; "" allows all.
+    """
     chosen = dice.weigh(_suited(verb.aspect, allowed, kind == "person", question))
     return Tense(chosen, chosen in _DENIED and dice.chance(deny), question)
 
@@ -81,13 +86,13 @@ def _suited(aspect: str, allowed: str, person: bool, question: bool) -> dict[str
 
 
 def can_tell(verb: Verb, allowed: str, *, within: str = "") -> bool:
-    """Return whether any of these tenses suits the verb and all kinds of its subjects."""
+    """Return whether one of the tenses in `allowed` (and in `within`, if given) suits the verb with any subject."""
     names = set(allowed.split()) & (set(within.split()) if within else set(_TENSES[verb.aspect]))
     return bool(names & set(_TENSES[verb.aspect]) - set(_HUMAN))
 
 
 def conjugate(dice: Dice, verb: Verb, agreement: str, told: Tense) -> Group:
-    """Return the verb group that agrees with a subject whose "be" is `agreement` (am, is, are)."""
+    """Return the verb group in this tense; `agreement` is the form of "be" (am, is, are) that the subject requires."""
     if told.name in ("present", "past"):
         return _simple(verb, agreement, told)
     if told.name in ("habit", "never"):
@@ -100,14 +105,15 @@ def conjugate(dice: Dice, verb: Verb, agreement: str, told: Tense) -> Group:
 
 
 def present(verb: Verb, agreement: str) -> str:
-    """Return the present form: chase or chases."""
+    """Return the present form of a verb that agrees with the subject, such as "chase" or "chases"."""
     return verb.third if agreement == "is" else verb.base
 
 
 def _simple(verb: Verb, agreement: str, told: Tense) -> Group:
     past = told.name == "past"
     if not told.negative and not told.question:
-        # "they read" is always past here: for verbs whose present equals the past, the plural present is not used.
+        # "They read" could be present or past. For verbs whose past equals the base form, the plural present is not
+        # generated: such a sentence is in the past.
         past = past or (verb.base == verb.past and agreement != "is")
         main = Token(verb.past if past else present(verb, agreement))
         return Group([], [main], main, after=_ended(verb, main) if past else [])
@@ -121,12 +127,12 @@ def _simple(verb: Verb, agreement: str, told: Tense) -> Group:
 
 
 def _ended(verb: Verb, main: Token, *auxiliary: Token) -> list[Made]:
-    """Return 了, except after verbs of speech: 他 说 …."""
+    """Return the Chinese particle 了 of the past; nothing for verbs of speech, which have no 了 (他 说, "he said")."""
     return [] if verb.aspect in ("saying", "asking") else [Made("了", (), (main, *auxiliary))]
 
 
 def _adverb(dice: Dice, verb: Verb, agreement: str, told: Tense) -> Group:
-    """Return a habit: often chases, 经常 追逐; never chases, 从来 不 追逐."""
+    """Return the verb group of a habit, such as "often chases", 经常 追逐, or "never chases", 从来 不 追逐."""
     main = Token(present(verb, agreement))
     adverb = Token("never" if told.name == "never" else dice.pick(tuple(FREQUENCIES)))
     words = ("从来", "不") if told.name == "never" else (FREQUENCIES[adverb.text],)
@@ -144,7 +150,7 @@ def _modal(verb: Verb, told: Tense) -> Group:
 
 
 def _wish(verb: Verb, agreement: str, told: Tense) -> Group:
-    """Return an intention: wants to chase, 想 追逐."""
+    """Return the verb group of an intention, such as "wants to chase", 想 追逐."""
     base, third, chinese = _TO[told.name]
     to, main = Token("to"), Token(verb.base)
     if not told.negative and not told.question:
@@ -159,7 +165,10 @@ def _wish(verb: Verb, agreement: str, told: Tense) -> Group:
 
 
 def _compound(verb: Verb, agreement: str, told: Tense) -> Group:
-    """Return a compound tense: is chasing, 在 追逐; has chased, 已经 追逐 了; is going to chase, 打算 追逐."""
+    """Return the verb group of a compound tense.
+
+    Examples: "is chasing", 在 追逐; "has chased", 已经 追逐 了; "is going to chase", 打算 追逐.
+    """
     negation = [Token("not")] if told.negative else []
     if told.name == "perfect":
         auxiliary, main = Token("has" if agreement == "is" else "have"), Token(verb.participle)
