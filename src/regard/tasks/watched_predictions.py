@@ -91,7 +91,7 @@ def _same(one: Record, other: Record) -> bool:
 
 
 def _labels(shown: Sequence[Record], count: int) -> Labels | None:
-    """Return the labels of `count` positions: the column labels of one of these maps, else the row labels, else None."""
+    """Return labels of `count` positions: the column labels of one of these maps, else the row labels, else None."""
     axes = [record.labels() for record in shown]
     found = [labels for labels in [*(one.columns for one in axes), *(one.rows for one in axes)] if labels is not None]
     return next((labels for labels in found if len(labels) == count), None)
