@@ -1,4 +1,4 @@
-"""Penalties on attention weights and estimators of hard attention: the same for every task."""
+"""Penalties on attention weights, and gradient estimators of hard attention, for every task."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,10 +18,10 @@ NormalizerName = Literal["softmax", "sparsemax", "entmax", "sigmoid", "hard"]
 
 
 class MovingBaseline(nn.Module):
-    """The moving average of the reward; a buffer of the network, so that every checkpoint contains it.
+    """The baseline of REINFORCE: a moving average of the reward, in a buffer, so that every checkpoint contains it.
 
-    With `kinds`, each kind of sample has its own average, so that the reward of an easy word is not compared with that
-    of a difficult one.
+    With `kinds`, each kind of sample has its own average. If the kinds are words, the reward of an easy word is then
+    not compared with the reward of a difficult one.
     """
 
     value: Tensor
@@ -35,7 +35,10 @@ class MovingBaseline(nn.Module):
 
     @torch.no_grad()
     def follow(self, reward: Tensor, kinds: Tensor | None, mask: Tensor | None, *, decay: float = 0.9) -> Tensor:
-        """Return the baseline of each reward, then update it. The first baseline of a kind is its mean reward."""
+        """Return the baseline of each reward, then update the averages with the rewards that `mask` selects.
+
+        In the first batch with rewards of a kind, the baseline of this kind is their mean.
+        """
         counted = torch.ones_like(reward) if mask is None else mask.to(reward.dtype)
         place = torch.zeros_like(reward, dtype=torch.long) if kinds is None or self.value.ndim == 0 else kinds
         flat = place.flatten()
@@ -58,7 +61,7 @@ def hard(settings: LearningSettings) -> Hard:
 
 
 def normalizer(name: NormalizerName, settings: LearningSettings, *, alpha: float = 1.5) -> Normalizer:
-    """Return the normaliser of that name; `alpha` is the parameter of entmax."""
+    """Return the normaliser with this name; `alpha` is the parameter α of entmax."""
     if name == "hard":
         return hard(settings)
     soft = {"softmax": Softmax(), "sparsemax": Sparsemax(), "entmax": Entmax(alpha), "sigmoid": Sigmoid()}
@@ -68,14 +71,17 @@ def normalizer(name: NormalizerName, settings: LearningSettings, *, alpha: float
 def with_baseline(
     network: nn.Module, settings: LearningSettings, *, is_hard: bool, kinds: int | None = None
 ) -> nn.Module:
-    """Return the network; if hard attention is trained by REINFORCE, with a baseline, or one for each kind."""
+    """Return the network, with a `MovingBaseline` as its module `baseline` if REINFORCE trains hard attention."""
     if is_hard and settings.estimator == "reinforce":
         network.add_module("baseline", MovingBaseline(kinds))
     return network
 
 
 def softened(network: nn.Module, expected: Tensor) -> None:
-    """Make all hard attention of the network soft with a probability that may change between steps."""
+    """Make all hard attention of the network compute soft attention with the probability `expected`.
+
+    `expected` is a tensor (), so that its value may change between training steps, also with CUDA graphs.
+    """
     for module in network.modules():
         normalize = getattr(module, "normalize", None)
         if isinstance(normalize, Hard):
@@ -83,14 +89,15 @@ def softened(network: nn.Module, expected: Tensor) -> None:
 
 
 def asks_attention(network: nn.Module, settings: LearningSettings) -> bool:
-    """Return whether the loss needs weights or samples besides the output."""
+    """Return whether the training loss uses attention weights (a penalty) or samples of hard attention (REINFORCE)."""
     return settings.penalty != "none" or _baseline(network) is not None
 
 
 def loss_of(outcome: Outcome, network: nn.Module, settings: LearningSettings, *, acts: bool | Tensor = True) -> Loss:
-    """Return the loss of a batch with penalty and estimator terms, summed over the batch as the task's own loss is.
+    """Return the task's loss of a batch plus the penalty and, in training, the REINFORCE term, summed over the batch.
 
-    `acts` is 1 if the penalty is active, else 0: a tensor, because it changes between the replays of a CUDA graph.
+    `acts` is 1 if the penalty is active, else 0. It may be a tensor, whose value may change between the replays of a
+    CUDA graph.
     """
     total = outcome.total
     if settings.penalty != "none" and outcome.weights and acts is not False:
@@ -103,7 +110,10 @@ def loss_of(outcome: Outcome, network: nn.Module, settings: LearningSettings, *,
 
 
 def _penalty(maps: Sequence[Tensor], mask: Tensor | None, settings: LearningSettings) -> Tensor:
-    """Return the mean of the penalty over maps; p(α|x) of a row is exp Σ_j α_j ln α_j, computed from the weights."""
+    """Return the configured penalty, averaged over several attention maps (…, q, k).
+
+    The penalty "squares" needs ln p(α|x) of each row of weights α, which is Σ_j α_j ln α_j over the keys j.
+    """
     found = []
     for weights in maps:
         if settings.penalty == "doubly_stochastic":
@@ -118,12 +128,13 @@ def _penalty(maps: Sequence[Tensor], mask: Tensor | None, settings: LearningSett
 
 
 def _reinforced(outcome: Outcome, baseline: MovingBaseline, settings: LearningSettings) -> Tensor:
-    """Return the REINFORCE loss of single samples.
+    """Return the REINFORCE loss of hard attention with one sample for each query.
 
-    The entropy is rewarded too, estimated by the mean of −ln p over samples.
+    The reward includes −ln p of the sample, multiplied by `entropy_weight`: its mean over samples is the entropy.
 
-    A query with soft attention has the log-probability 0 and no gradient here. Its reward does not enter the baseline
-    (in Xu et al. 2015 it does): soft attention gets higher rewards, and most samples would fall below the joint mean.
+    A query with soft attention (`expected`) has a log-probability of 0, so it has no gradient in this loss. Its reward
+    does not enter the baseline (in Xu et al. 2015 it does): soft attention gets higher rewards than samples, and most
+    samples would have rewards below the joint mean.
     """
     assert outcome.log_prob is not None
     assert outcome.reward is not None

@@ -1,4 +1,4 @@
-"""The list of all tasks."""
+"""The dictionary of all tasks by name."""
 
 from regard.tasks.captioning.task import CAPTIONING
 from regard.tasks.driving.task import DRIVING

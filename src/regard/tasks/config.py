@@ -1,4 +1,4 @@
-"""Settings that every task has; each task adds its own."""
+"""The settings that every task has; each task adds its own settings to them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 
 from regard.train.train_settings import Seed, TrainSettings
 
-# Larger numbers fit no machine, so a typing mistake is an error before anything is built.
+# Larger values of these types fit no machine: with these limits, a typing mistake is an error before a model is built.
 Count = Annotated[int, Field(gt=0, le=10**7)]
 Width = Annotated[int, Field(gt=0, le=2**16)]
 Depth = Annotated[int, Field(gt=0, le=1000)]
@@ -17,14 +17,16 @@ ScoreName = Literal["dot", "scaled_dot", "cosine", "bilinear", "additive"]
 
 
 class Settings(BaseModel):
-    """The base class of settings: frozen; an unknown name is an error; the docstring below a field is its
-    description."""
+    """The base class of settings: a frozen pydantic model in which an unknown field is an error.
+
+    The docstring below a field is the description that `--set help` prints.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class LearningSettings(Settings):
-    """Training of attention beside the task's own loss."""
+    """How attention is trained beside the task's own loss: penalties on its weights, estimators of hard attention."""
 
     penalty: Literal["none", "squares", "doubly_stochastic", "entropy"] = "none"
     """Penalty on the weights: squares is −β ln p(α|x) Σα², doubly_stochastic β Σ(1 − Σα)², entropy β times the
@@ -48,7 +50,7 @@ class LearningSettings(Settings):
 
 
 class TaskData(Settings):
-    """The built-in data, or files."""
+    """The data of a run: built-in generated data, or files."""
 
     files: tuple[Path, ...] = ()
     """Files or a folder to train on; none: the built-in data."""
@@ -76,7 +78,10 @@ class DecodeSettings(Settings):
 
 
 class TaskConfig(Settings):
-    """The settings of a whole run. `figures` are those of a validation; `train.watch` is one of them."""
+    """The settings of a whole run.
+
+    `figures` are the names of the metrics that a validation computes; `train.watch` must be one of them.
+    """
 
     figures: ClassVar[tuple[str, ...]] = ("loss",)
 
@@ -96,7 +101,7 @@ class TaskConfig(Settings):
 
 @dataclass(frozen=True)
 class Need:
-    """A condition under which a setting has an effect: `holds` accepts the value of `place`."""
+    """A condition under which a setting has an effect: `holds(value)` is true for the value of the setting `place`."""
 
     place: str
     holds: Callable[[Any], bool]
@@ -104,18 +109,20 @@ class Need:
 
     @classmethod
     def value(cls, place: str, *values: Any) -> "Need":
-        """Return the condition that a setting has one of some values."""
+        """Return the condition that the setting `place` has one of these values."""
         return cls(place, lambda value: value in values, " or ".join(f"{place}={value}" for value in values))
 
 
-Needs = Mapping[str, tuple[Need, ...]]  # conditions by the full name of the setting
+Needs = Mapping[str, tuple[Need, ...]]  # the conditions of each setting, by its full name, such as "train.ema_decay"
 WORLD = Need("data.files", lambda files: not files, "the built-in world")
 FILES = Need("data.files", bool, "files (--data)")
 
 
 def shared_needs(hard: Need, soft: Need) -> Needs:
-    """Return the conditions of the settings of every task; `hard` and `soft` are those of hard attention and of
-    weights."""
+    """Return the conditions under which the settings that every task has have an effect.
+
+    `hard` is the task's condition for hard attention, `soft` its condition for soft attention.
+    """
     penalized = Need("learning.penalty", lambda name: name != "none", "a penalty (learning.penalty)")
     return {
         "data.train": (WORLD,),

@@ -1,4 +1,4 @@
-"""`--set key=value`: changes to a configuration, by the full dotted name of a field or its last part."""
+"""`--set key=value`: changes of a configuration; a key is the full dotted name of a setting, or the last part of it."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,20 +26,22 @@ _BOUNDS = {
 
 
 class Setting(NamedTuple):
-    """One setting: its full name, its value, and its description."""
+    """One setting of a configuration: its full dotted name, its value, its description, and the values it accepts."""
 
     name: str
     value: Any
     about: str
     may_be_none: bool  # whether the text "none" means None
-    number: str  # name of the type in messages, such as "a whole number"
-    choices: tuple[str, ...]  # the allowed words, if there are only a few
+    number: str  # how error messages name a numeric value: "a whole number" or "a number"
+    choices: tuple[str, ...]  # the allowed words of a `Literal` field; empty for other fields
 
 
 def changed(
     config: Config, settings: Mapping[str, str], *, aliases: Mapping[str, str] | None = None, needs: Needs | None = None
 ) -> Config:
-    """Return the configuration with these fields set, checked as a whole; a field without effect is an error.
+    """Return the configuration with these settings changed and all values checked.
+
+    Changing a setting that has no effect in the new configuration is an error.
 
     >>> from regard.train.train_settings import TrainSettings
     >>> changed(TrainSettings(), {"steps": "12", "schedule": "cosine"}).steps
@@ -71,7 +73,10 @@ def changed(
 
 
 def configure(task: Task, preset: str, data: Sequence[Path], settings: Mapping[str, str]) -> TaskConfig:
-    """Return a preset of a task with the given data and settings; a setting may select the preset."""
+    """Return the configuration of a preset, with the given data files and settings.
+
+    A setting in `task.choosing` selects the preset for its value, unless `preset` is already one that it can select.
+    """
     for name, presets in task.choosing.items():
         chosen = presets.get(settings.get(name, ""), preset)
         preset = chosen if preset not in presets.values() else preset
@@ -79,7 +84,7 @@ def configure(task: Task, preset: str, data: Sequence[Path], settings: Mapping[s
         raise SettingError(f"no preset is called {preset!r}: {task.name} has {', '.join(task.presets)}")
     made = task.presets[preset].make()
     if data:
-        # A common prefix of several files is a path too: sst/stsa.binary for its three parts.
+        # The common prefix of several files is accepted too: sst/stsa.binary for its train, dev and test files.
         missing = [str(path) for path in data if not path.exists() and not any(path.parent.glob(f"{path.name}*"))]
         if missing:
             raise SettingError(f"no such file: {', '.join(missing)}")
@@ -88,7 +93,7 @@ def configure(task: Task, preset: str, data: Sequence[Path], settings: Mapping[s
 
 
 def recorded(task: Task, config: TaskConfig) -> dict[str, Any]:
-    """Return the configuration as JSON: data files by absolute paths, without settings that have no effect."""
+    """Return the configuration as JSON, with absolute paths of data files and without settings that have no effect."""
     files = tuple(path.absolute() for path in config.data.files)
     config = config.model_copy(update={"data": config.data.model_copy(update={"files": files})})
     tree = config.model_dump(mode="json")
@@ -119,7 +124,7 @@ def _shown(value: object) -> str:
 
 
 def listed(config: BaseModel) -> list[Setting]:
-    """Return every setting of a configuration, in the order of its fields, if it has a description.
+    """Return every setting of a configuration that has a description, in the order of the fields.
 
     >>> from regard.train.train_settings import TrainSettings
     >>> [one.name for one in listed(TrainSettings())][:3]
@@ -178,7 +183,7 @@ def _nearest(key: str, known: Mapping[str, Setting]) -> list[str]:
 
 
 def _grouped(known: Mapping[str, Setting]) -> str:
-    """Return the names of all settings as text, grouped by the part of the configuration."""
+    """Return the names of all settings as lines of text, one group for each part of the configuration."""
     groups: dict[str, list[str]] = {}
     for name in known:
         part, _, last = name.rpartition(".")
@@ -199,11 +204,11 @@ def _wrapped(part: str, names: list[str], margin: int, wide: int = 76) -> Iterat
 
 
 def _complaint(error: Mapping[str, Any], known: Mapping[str, Setting]) -> str:
-    """Return the expected and the given value of a setting."""
+    """Return the message for a pydantic error: the setting, its expected value, and the given value."""
     path = [str(part) for part in error["loc"]]
-    if error["type"] == "value_error":  # this message already names the settings
+    if error["type"] == "value_error":  # the message of a validator already names the settings
         return _expected(error, None)
-    while len(path) > 1 and ".".join(path) not in known:  # an index of a list item is not part of a name
+    while len(path) > 1 and ".".join(path) not in known:  # pydantic appends list indices, which no setting's name has
         path.pop()
     setting = known.get(".".join(path))
     return f"{'.'.join(path)}: expected {_expected(error, setting)}, got {error['input']!r}"
@@ -237,8 +242,8 @@ def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _value(text: str) -> Any:
-    """Return the value if the text is JSON (numbers, true, null, lists), else the text itself."""
+    """Return the value of a text that is JSON (a number, true, null, a list), else the text itself."""
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):  # Python refuses integers of thousands of digits
+    except (ValueError, RecursionError):  # ValueError also comes from integers with more than 4,300 digits
         return text

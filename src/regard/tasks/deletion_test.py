@@ -1,20 +1,21 @@
-"""Faithfulness by deletion: how much the answer depends on the attended key, compared with a random one."""
+"""The faithfulness of attention: the effect on the answer of deleting the most attended key, against a random key."""
 
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
-# score(kept (n, k)) returns the log-probability (n,) of the answer for each row of `kept`, True where a key is kept.
+# score(kept) returns the log-probability (n,) of the answer for each row of the mask `kept` (n, k), in which False
+# marks a deleted key.
 Score = Callable[[Tensor], Tensor]
 
 
 @torch.no_grad()
 def deletion(answers: Iterable[tuple[Tensor, Score]], *, seed: int = 1) -> dict[str, float]:
-    """Return the decrease of the answer's log-probability without its most attended key, and without a random one.
+    """Return how much the log-probability of the answers falls without the most attended key, and without a random one.
 
-    Each answer has its weights (k,) over the keys. For faithful weights the first number is much larger than the
-    second.
+    Each answer is given by its attention weights (k,) and its score function; the result is the mean over the answers.
+    For faithful weights, "attended" is much larger than "random". An answer with fewer than two keys is skipped.
 
     >>> deletion([(torch.tensor([0.2, 0.8]), lambda kept: kept[:, 1].float() - 1)])
     {'attended': 1.0, 'random': 0.0}

@@ -1,4 +1,4 @@
-"""The task that `regard demo` trains, and its texts."""
+"""The task that `regard demo` trains, and the texts that it prints."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from regard.tasks.translation.task import TRANSLATION
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A task, its preset, the inputs to predict after training, and the texts to print."""
+    """A task and a preset to train, the inputs to predict after training, and the texts to print."""
 
     task: Task
     preset: str
@@ -18,7 +18,7 @@ class Demonstration:
     inputs: tuple[str, ...]
     answers: str  # heading of the answers
     attention: tuple[str, str]  # heading of the map, and how to read it
-    # Commands to try next; `{run}` is replaced by the run's directory.
+    # Commands for the user to try next, by their headings; `{run}` is replaced by the run's directory.
     more: Mapping[str, str] = field(default_factory=dict)
 
 

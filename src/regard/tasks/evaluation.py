@@ -1,4 +1,4 @@
-"""Evaluation of any task: metrics of its answers, of its attention, and faithfulness."""
+"""Evaluation of any task: metrics of its answers, metrics of its attention, and the faithfulness of its attention."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +13,10 @@ from regard.train.distributed import ALONE, Workers
 def judged(
     task: Task, config: TaskConfig, predictor: Any, examples: Sequence[Any], longer: Sequence[Any] = ()
 ) -> dict[str, Any]:
-    """Return the figures of a result: metrics, attention, faithfulness, and the same for longer inputs than trained
-    on."""
+    """Return the metrics for `result.json`: of the answers, of the attention, and faithfulness.
+
+    The entry "longer" holds the metrics on the examples of `longer`, which are longer than any training example.
+    """
     found = task.judge(predictor, examples, config, True)
     result: dict[str, Any] = {
         "metrics": found.metrics,
@@ -28,8 +30,10 @@ def judged(
 
 
 def evaluate(loaded: Loaded, data: Sequence[Path], workers: Workers = ALONE) -> dict[str, Any]:
-    """Return the result record of a run, for its own test part or for other data; several workers share the
-    examples."""
+    """Return the evaluation of a run as a `result.json` record, on its own test examples or on the files of `data`.
+
+    Several workers (processes) share the examples.
+    """
     task, config, run = loaded.task, loaded.config, loaded.run
     examples, longer, about = workers.in_turn(lambda: _examples(loaded, data))
     run.manifest.check("result.json")
@@ -41,7 +45,7 @@ def evaluate(loaded: Loaded, data: Sequence[Path], workers: Workers = ALONE) -> 
 
 
 def _examples(loaded: Loaded, data: Sequence[Path]) -> tuple[Sequence[Any], Sequence[Any], str]:
-    """Return the test examples, longer ones if the run has them, and a description."""
+    """Return the test examples, examples longer than any training example (may be empty), and a description."""
     if data:
         examples, about = loaded.task.examples(data, loaded.config, loaded.codec)
         return examples, (), about

@@ -1,4 +1,4 @@
-"""The example input of a run: its text is stored in `result.json`, its picture or sound in a file beside it."""
+"""The example input of a run: its text is in `result.json`, its image or sound in a file of the run directory."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,9 @@ FILES = {"image": "example.png", "sound": "example.wav"}  # file names in a run 
 
 
 def example_parts(inputs: Sequence[Input], example: Any) -> dict[str, Any]:
-    """Return an example by the names of the task's inputs: of one value, a list of values, or a mapping.
+    """Return an example input as a mapping by the names of the task's inputs.
+
+    It is given as the value of a single input, as a list of the values of all inputs, or as such a mapping.
 
     >>> example_parts((Input("passage", "text", "Passage"), Input("question", "text", "Question")), ["Tom.", "Who?"])
     {'passage': 'Tom.', 'question': 'Who?'}
@@ -28,7 +30,10 @@ def example_parts(inputs: Sequence[Input], example: Any) -> dict[str, Any]:
 
 
 def store_example(inputs: Sequence[Input], example: Any, run: Run) -> Any:
-    """Return the example for `result.json`. Pixels and bytes become a file of the run, whose name is stored."""
+    """Return the example input in the form for `result.json`.
+
+    Pixels or bytes of an image or a sound are written to a file in the run directory, and replaced by its name.
+    """
     parts = example_parts(inputs, example)
     files = {}
     for one in inputs:
@@ -48,7 +53,10 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def example_arguments(inputs: Sequence[Input], example: Any, run: Path) -> list[str]:
-    """Return an example of a result as arguments of `regard predict`: text unchanged, a file by its path."""
+    """Return the example input of a `result.json` as arguments of `regard predict`: text, or the path of a file.
+
+    The list is empty if the example lacks one of the inputs.
+    """
     parts = example_parts(inputs, example)
     found = []
     for one in inputs:
@@ -63,7 +71,10 @@ def example_arguments(inputs: Sequence[Input], example: Any, run: Path) -> list[
 
 
 def example_file(one: Input, example: Any, run: Path) -> Path | None:
-    """Return the file of an image or a sound of an example. Only the names in `FILES` are ever opened."""
+    """Return the path of an example's image or sound in the run directory; None if there is no such file.
+
+    Only the file names in `FILES` are accepted, so an edited `result.json` cannot name another file.
+    """
     name = FILES.get(one.kind)
     if name is None or not isinstance(example, Mapping) or example.get(one.name) != name:
         return None

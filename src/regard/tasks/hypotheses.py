@@ -1,15 +1,18 @@
-"""The answer of an interactive translator: hypotheses with the alternatives at each position. It imports no torch."""
+"""The answer of the interactive translator: hypotheses with the alternatives at each position.
+
+This module imports no torch, so that the studio starts fast.
+"""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the studio starts without torch
+if TYPE_CHECKING:  # at run time, the studio imports this module without importing torch
     from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """An alternative token at a position, and its probability."""
+    """A token that a hypothesis could have at a position, and its probability."""
 
     token: str
     probability: float
@@ -17,7 +20,7 @@ class Alternative:
 
 @dataclass(frozen=True, eq=False)
 class Hypothesis:
-    """Tokens, their log-probability, attention weights (t, k), and alternatives."""
+    """The t tokens of a translation, their log-probability, attention weights (t, k), and alternatives per position."""
 
     tokens: tuple[str, ...]
     log_prob: float
@@ -27,7 +30,7 @@ class Hypothesis:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The tokens of the source, and hypotheses, best first."""
+    """The tokens of the source sentence, and the hypotheses of its translation, best first."""
 
     source: tuple[str, ...]
     beams: tuple[Hypothesis, ...]

@@ -1,4 +1,4 @@
-"""Feature maps of a frozen network, computed once for many pictures and stored on disk."""
+"""Feature maps of a frozen network, computed once for many images and stored on disk."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ from regard.data.vision.image_store import ImageStore
 
 Maps = NDArray[np.float16]
 _BATCH = 64
-_SAID = 1024  # number of pictures between two lines of progress
+_SAID = 1024  # number of images between two progress messages
 
 
 def cached_maps(
@@ -28,17 +28,18 @@ def cached_maps(
     flip: bool = False,
     say: Callable[[str], Any] = print,
 ) -> Maps:
-    """Return the maps of all pictures of a store, (n, channels, rows, columns) in half precision, memory-mapped.
+    """Return the feature maps of all images of a store, a memory-mapped float16 array (n, channels, rows, columns).
 
-    `function` computes the maps of pictures (b, 3, height, width), bytes; `name` identifies it. With `flip` the maps of
-    the mirrored pictures follow. An existing file for the same pictures and the same name is reused.
+    `function` computes the maps of uint8 images (b, 3, height, width); `name` identifies it in the name of the file in
+    the folder `cache`. With `flip`, the maps of the mirrored images follow. If the file for the same images and the
+    same `name` exists, nothing is computed.
     """
     known = hashlib.blake2b(f"{name} {flip} {store.size}".encode() + store.checks.tobytes(), digest_size=8).hexdigest()
     path = Path(cache) / f"maps-{known}.npy"
     if not path.is_file():
         part = path.with_suffix(".part")
         _write(part, store, function, device, flip, say)
-        os.replace(part, path)  # the file gets this name when it is complete
+        os.replace(part, path)  # the file gets its final name only when it is complete
     return np.load(path, mmap_mode="r")
 
 

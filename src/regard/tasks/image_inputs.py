@@ -1,4 +1,4 @@
-"""Pictures as inputs of tasks, and the cells of their attention."""
+"""Images as inputs of tasks, and the grid of cells that attention over an image has as keys."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +15,15 @@ from regard.data.worlds.shapes import Box
 from regard.look.labels import Labels, patches, png_bytes
 from regard.tasks.task import InputError
 
-Grid = tuple[int, int]  # rows and columns of cells
-Size = tuple[int, int]  # height and width in pixels
+Grid = tuple[int, int]  # numbers of rows and columns of cells into which an image is divided
+Size = tuple[int, int]  # height and width of an image in pixels
 
 
 def read_picture(given: Any, size: Size) -> Pixels:
-    """Return an input as RGB pixels (3, height, width); an `InputError` names the fault of the file or the bytes."""
+    """Return an image as RGB pixels (3, height, width), decoded from a file's path or from bytes.
+
+    Raise an `InputError` if the image cannot be decoded.
+    """
     try:
         return decode(given if isinstance(given, bytes) else Path(given), size, name="the picture")
     except DataError as error:
@@ -28,24 +31,24 @@ def read_picture(given: Any, size: Size) -> Pixels:
 
 
 def png_of(pixels: Pixels | Tensor) -> bytes:
-    """Return RGB pixels (3, height, width), from 0 to 255, as a PNG file."""
+    """Return RGB pixels (3, height, width) with values from 0 to 255 as the bytes of a PNG file."""
     from PIL import Image
 
     return png_bytes(Image.fromarray(np.asarray(pixels).transpose(1, 2, 0)))
 
 
 def scaled(pixels: UInt8[Tensor, "b c height width"]) -> Float[Tensor, "b c height width"]:
-    """Return bytes as numbers from −1 to 1."""
+    """Return pixel values from 0 to 255 as floats from −1 to 1."""
     return pixels.float().div(127.5).sub(1.0)
 
 
 def cell_of(weights: Float[Tensor, "k"]) -> int:
-    """Return the cell with the largest weight."""
+    """Return the index of the cell with the largest attention weight."""
     return int(weights.argmax())
 
 
 def points_at(cell: int, boxes: Sequence[Box], *, grid: Grid, size: Size) -> bool:
-    """Return whether the centre of a cell is inside one of the boxes (left, top, right, bottom in pixels).
+    """Return whether the centre of a cell of the image is inside one of the boxes (left, top, right, bottom in pixels).
 
     >>> points_at(7, [(8, 8, 18, 18)], grid=(6, 6), size=(48, 48))  # row 1, column 1: its centre is (12, 12)
     True
@@ -56,7 +59,10 @@ def points_at(cell: int, boxes: Sequence[Box], *, grid: Grid, size: Size) -> boo
 
 
 def covered(pixels: UInt8[Tensor, "c height width"], kept: Tensor, *, grid: Grid) -> UInt8[Tensor, "n c height width"]:
-    """Return the picture once for each row of `kept` (n, cells); other cells have the picture's mean colour."""
+    """Return one copy of the image for each row of the mask `kept` (n, cells).
+
+    Cells where the mask is False have the image's mean colour.
+    """
     height, width = pixels.shape[-2:]
     cells = kept.unflatten(-1, grid).to(pixels.device, torch.float32).unsqueeze(1)
     shown = torch.nn.functional.interpolate(cells, size=(height, width), mode="nearest").bool()
@@ -65,7 +71,7 @@ def covered(pixels: UInt8[Tensor, "c height width"], kept: Tensor, *, grid: Grid
 
 
 def cell_labels(pixels: Pixels, grid: Grid) -> Labels:
-    """Return names for the cells of a picture, with the picture itself."""
+    """Return the labels of an image's cells as keys of attention; they contain the image, so that pages can show it."""
     from PIL import Image
 
     return patches(Image.fromarray(pixels.transpose(1, 2, 0)), grid)

@@ -1,4 +1,4 @@
-"""Predictions of a network: in evaluation mode, with an error in place of an answer to an invalid input."""
+"""Predictions of a network in evaluation mode, with an `InputError` in place of the answer to an invalid input."""
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -24,9 +24,9 @@ def evaluating(network: nn.Module) -> Generator[None, None, None]:
 
 
 def answered(inputs: Sequence[Any], read: Callable[[Any], Any], answer: Callable[[list[Any]], list[Any]]) -> list[Any]:
-    """Return the answers to inputs, in order; for an input that `read` refuses, its `InputError`.
+    """Return one answer for each input, in order; an `InputError` in place of the answer to an invalid input.
 
-    `read` converts one input, and `answer` answers all that were accepted together.
+    `read` converts one input or raises the `InputError`; `answer` computes the answers to all valid inputs in one call.
     """
     found: dict[int, Any] = {}
     good: dict[int, Any] = {}

@@ -1,4 +1,4 @@
-"""Inputs of a predictor: text, a path, a pair, or a mapping, as its task declares."""
+"""Checks of a predictor's inputs: each is text, the path of a file, a tuple of both, or a mapping."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,9 @@ _TEXT_BYTES = 1 << 20  # largest size of a text file given as an input
 
 
 def named(inputs: Sequence[Input], given: Any) -> dict[str, Any]:
-    """Return one input as a mapping by names; an `InputError` names what was expected and what was given.
+    """Return one input as a mapping from the names of its parts to their values.
+
+    The message of an `InputError` names what was expected and what was given.
 
     >>> question = (Input("passage", "text", "Passage"), Input("question", "text", "Question"))
     >>> named(question, ("Tom is in the garden.", "Where is Tom?"))
@@ -38,9 +40,9 @@ def named(inputs: Sequence[Input], given: Any) -> dict[str, Any]:
 
 
 def from_arguments(inputs: Sequence[Input], arguments: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the arguments of a command as inputs: one input has as many values as the task has parts.
+    """Return command-line arguments as inputs; each input takes as many arguments as the task has parts of an input.
 
-    A text may be given as the path of a text file if the task allows it.
+    For a part with `from_file`, an argument that is the path of a text file is replaced by the text of the file.
     """
     size = len(inputs)
     if len(arguments) % size:

@@ -1,4 +1,4 @@
-"""Several predictions as one trace, so that one page shows them all."""
+"""Several predictions joined into one trace, so that one page shows the attention maps of all of them."""
 
 from collections.abc import Sequence
 
@@ -7,13 +7,14 @@ from regard.look.trace import Trace
 from regard.look.viewer.page_data import BETWEEN
 from regard.tasks.task import Prediction, View
 
-_LONGEST = 80  # number of characters of a title in the name of a map
+_LONGEST = 80  # largest number of characters of a prediction's title in the name of an attention map
 
 
 def joined_trace(predictions: Sequence[Prediction], view: View, title: str | None = None) -> Trace | None:
-    """Return the maps of all predictions, named by number and title: the answer, in `vqa` with the question.
+    """Return a trace with the attention maps of all predictions; None if no prediction has attention.
 
-    Return None if no model has attention.
+    The name of a map is the number and the title of its prediction. The title is the answer, for `vqa` with the
+    question.
     """
     records: list[Record] = []
     dropped: list[str] = []

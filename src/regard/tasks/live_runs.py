@@ -1,4 +1,4 @@
-"""Runs for the studio: they can be queried while they are still training."""
+"""Runs for the studio (`regard studio`): they can be queried while they are still training."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from regard.train.run_directory import Run, RunError
 
 @dataclass(eq=False)
 class LiveRun:
-    """A run directory. Weights are loaded when there are some, and again when newer ones are written."""
+    """A run directory whose newest weights are loaded: those of the model, or of the last checkpoint in training."""
 
     run: Run
     task: Task
@@ -28,27 +28,30 @@ class LiveRun:
 
     @property
     def ready(self) -> bool:
-        """Return whether there are weights to load."""
+        """Return whether weights are loaded or can be loaded."""
         return self._loaded is not None or self._newest() is not None
 
     @property
     def weights(self) -> str | None:
-        """Return which weights are loaded; None before the first checkpoint."""
+        """Return the name of the loaded weights; None before the first checkpoint."""
         loaded = self.loaded()
         return None if loaded is None else loaded.weights
 
     @property
     def more(self) -> Any:
-        """Return further functions of the task, such as forced prefixes; None if there are none."""
+        """Return the task's further functions for the studio, such as forced prefixes; None if it has none."""
         with self._lock:
             try:
                 return None if self.loaded() is None else self._more
-            except (RunError, OSError):  # `ask` reports the error of the weights
+            except (RunError, OSError):  # the weights are damaged: `ask` reports the error
                 return None
 
     def ask(self, inputs: Mapping[str, Any]) -> Prediction:
-        """Return the answer to one input, given by the names of the task's inputs; an `InputError` names a fault."""
-        with self._lock:  # a predictor answers one question at a time
+        """Return the prediction for one input, a mapping by the names of the task's inputs.
+
+        Raise an `InputError` if the input is invalid, and a `RunError` before the first checkpoint.
+        """
+        with self._lock:  # a predictor is not thread-safe
             loaded = self.loaded()
             if loaded is None:
                 raise RunError(f"{self.name} cannot answer yet: its training has written no checkpoint")
@@ -68,7 +71,7 @@ class LiveRun:
             except (RunError, OSError):
                 if self._loaded is None:
                     raise
-                return self._loaded  # training removed the checkpoint during loading: the next call tries again
+                return self._loaded  # training removed the checkpoint while it was loaded: the next call tries again
             self._more = None if self.task.live is None else self.task.live(self.name, loaded.predictor)
             self._loaded, self._version = loaded, newest
             return loaded
@@ -83,7 +86,7 @@ class LiveRun:
 
 
 def open_run(path: Path) -> LiveRun:
-    """Return the run of a directory. One without weights can be opened; a damaged one is an error."""
+    """Return the run of a directory, which need not have weights yet; a damaged run directory is an error."""
     run = Run.open(path)
     live = LiveRun(run, task_of(run))
     run.config_as(live.task.config)

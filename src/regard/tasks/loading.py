@@ -1,4 +1,4 @@
-"""`regard.load`: the predictor of a trained run."""
+"""`regard.load`, which returns the predictor of a trained run."""
 
 import os
 from collections.abc import Iterable
@@ -16,9 +16,9 @@ from regard.train.run_directory import Run, RunError
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Loaded:
-    """A trained run that answers inputs of its task.
+    """A trained run with its predictor, which computes predictions for inputs of the run's task.
 
-    `predictor` is the task's own object, such as a `Translator`; `weights` names the loaded weights.
+    `predictor` has a class of the task's own, such as `Translator`; `weights` names the loaded weights.
     """
 
     task: Task
@@ -36,10 +36,11 @@ class Loaded:
         return self.run.path.resolve().name
 
     def predict(self, inputs: Any, **options: Any) -> list[Prediction]:
-        """Return an answer for each input, in their order. Options are the task's own, such as `beam` of a translator.
+        """Return one prediction for each input, in their order.
 
-        An input is text, the path of a file, a pair, or a mapping, as `task.inputs` declares. For an input that cannot
-        be answered an `InputError` names it.
+        An input is text, the path of a file, a pair, or a mapping, as `task.inputs` declares. Options are those of the
+        task, such as `beam` of a translator. If no prediction can be computed for an input, an `InputError` gives its
+        index and the reason.
         """
         found: list[Prediction] = []
         for place, answer in enumerate(self.answers(inputs, **options)):
@@ -49,7 +50,7 @@ class Loaded:
         return found
 
     def answers(self, inputs: Any, **options: Any) -> list[Prediction | InputError]:
-        """Return the answers, with the error itself in place of an answer that could not be computed."""
+        """Return one prediction for each input, in order; an `InputError` in place of one that cannot be computed."""
         unknown = [name for name in options if name not in self.task.options]
         if unknown:
             known = ", ".join(self.task.options) or "none"
@@ -70,8 +71,9 @@ class Loaded:
 def load(run: str | os.PathLike[str] | Run, *, device: torch.device | str | None = None, **options: Any) -> Loaded:
     """Return the predictor of a run, given as its directory or an open `Run`.
 
-    It is on the GPU if there is one, unless `device` names another. Options are the task's own, such as `precision` of
-    a translator. A run whose training was interrupted answers with its best checkpoint, which `Loaded.weights` names.
+    The network is on the GPU if there is one, unless `device` names another device. Options are those of the task, such
+    as `precision` of a translator. If training was interrupted, the best checkpoint is loaded, which `Loaded.weights`
+    names.
     """
     opened = run if isinstance(run, Run) else Run.open(run)
     task = task_of(opened)
@@ -92,7 +94,7 @@ def load(run: str | os.PathLike[str] | Run, *, device: torch.device | str | None
 
 
 def task_of(run: Run) -> Task:
-    """Return the task that a run was trained for."""
+    """Return the task whose name is in the run's config.json."""
     from regard.tasks.catalog import TASKS
 
     name = run.config().get("task")
@@ -102,13 +104,13 @@ def task_of(run: Run) -> Task:
 
 
 def codec_of(task: Task, config: TaskConfig, run: Run) -> Any:
-    """Return the codec that a run was trained with; a damaged file is an error that names it."""
+    """Return the codec that a run was trained with; the message of an error names the damaged file."""
     with run.reading(*task.codec_files):
         return task.codec(run.path, config)
 
 
 def material_of(task: Task, config: TaskConfig, run: Run, codec: Any) -> Material:
-    """Return the data of a trained run; files must be unchanged since it was started."""
+    """Return the data of a trained run; its data files must be unchanged since training started."""
     files = [path.absolute() for path in task.files(config)]
     run.check_inputs(files, "give the files to evaluate on with --data")
     return task.material(config, run.path / "data", codec, lambda _: None)

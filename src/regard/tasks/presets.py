@@ -1,4 +1,4 @@
-"""Functions that the presets of all tasks use."""
+"""Functions that build the presets (named configurations) of all tasks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +27,8 @@ def cosine(watch: str, steps: int, learning_rate: float, *, weight_decay: float 
 
 
 def presets(makers: dict[str, Callable[[], Any]], times: dict[str, str]) -> dict[str, Preset]:
-    """Return presets by name: the docstring of a function describes its preset, `times` is its duration on two
-    cores."""
+    """Return the presets by name; `makers` are the functions that return their configurations.
+
+    The docstring of such a function is the description of its preset; `times` gives training times on two CPU cores.
+    """
     return {name: Preset(make.__doc__ or "", make, times.get(name, "")) for name, make in makers.items()}

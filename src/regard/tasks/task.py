@@ -1,4 +1,4 @@
-"""The task protocol: a frozen record of functions and data, with which shared code trains, evaluates and predicts."""
+"""The protocol of a task: a frozen record of functions, with which shared code trains, evaluates and predicts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number of a result: its key in `result.json`, its displayed name, its unit and direction."""
+    """A metric in `result.json`: its key, its displayed name, its unit, and whether higher or lower is better."""
 
     name: str
     label: str
@@ -41,7 +41,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Input:
-    """A part of a predictor's input: its key in JSON records, its kind, and its displayed name."""
+    """One part of a predictor's input, such as the question: its key in JSON records, its kind, its displayed name."""
 
     name: str
     kind: Literal["text", "image", "sound", "scene"]
@@ -51,9 +51,9 @@ class Input:
 
 @dataclass(frozen=True)
 class View:
-    """The title of a page of attention, the name of a key, such as a source word, and the name of its maps.
+    """The words of an attention page: its title, and `unit`, what one key of attention stands for ("source word").
 
-    `parts` is the heading of the list of answers in a page, in English ("en") and Chinese ("zh").
+    `parts` is the heading of the list of answers in the page, in English ("en") and Chinese ("zh").
     """
 
     title: str
@@ -63,10 +63,10 @@ class View:
 
 @runtime_checkable
 class Codec(Protocol):
-    """Converts inputs to numbers and numbers to answers; it is saved with the run."""
+    """Converts inputs to numbers for the network and its numbers to answers; each run directory contains its codec."""
 
     def save(self, directory: Path) -> None:
-        """Write its files, named `tokenizer*.json` or `codec*.json`, into a run directory."""
+        """Write the codec's files, named `tokenizer*.json` or `codec*.json`, into a run directory."""
 
 
 @runtime_checkable
@@ -79,50 +79,55 @@ class Prediction(Protocol):
 
     @property
     def line(self) -> str:
-        """Return the answer as one line of output, with its most important details."""
+        """Return the answer and its most important details as one line of text."""
 
     def record(self) -> dict[str, Any]:
-        """Return the answer as JSON: the answer, its probability or score, the weights with their labels."""
+        """Return a JSON object: the answer, its probability or score, and the attention weights with their labels."""
 
     def trace(self) -> Trace | None:
-        """Return the weights with labels; None if the model has no attention."""
+        """Return the attention weights with labels; None if the model has no attention."""
 
 
 @runtime_checkable
 class Predictor(Protocol):
-    """A trained model with its codec. `inputs` are mappings by the names of the task's `inputs`."""
+    """A trained model with its codec, which computes a prediction for each input of its task."""
 
     @property
     def network(self) -> nn.Module:
-        """Return the network, whose self-attention is displayed beside the task's own maps."""
+        """Return the network, whose self-attention pages display beside the attention maps of the prediction."""
 
     def answers(self, inputs: Sequence[Mapping[str, Any]], **options: Any) -> list[Prediction | InputError]:
-        """Return one answer for each input, in order; an error for an input that cannot be answered."""
+        """Return one prediction for each input, in order; an `InputError` in place of one that cannot be computed.
+
+        An input is a mapping whose keys are the names in `Task.inputs`.
+        """
 
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """The data of a run: training records, validation and test examples."""
+    """The data of a run: encoded training records, and validation and test examples (inputs with gold answers)."""
 
     codec: Any
-    records: Sequence[Any]  # records that are collated into batches
-    lengths: Sequence[ArrayLike]  # lengths of the records, a list for each padded side
-    valid: Sequence[Any]  # examples: inputs with their gold answers
+    records: Sequence[Any]  # encoded training examples, which are collated into batches
+    lengths: Sequence[ArrayLike]  # one array for each padded side, such as source and target: the length of each record
+    valid: Sequence[Any]  # validation examples: inputs with their gold answers
     test: Sequence[Any]
-    longer: Sequence[Any]  # examples that are longer than any in training
+    longer: Sequence[Any]  # test examples that are longer than any training example
     about: str
-    # An example input: text, a list, or a mapping by the names of the inputs. An image is pixels
-    # (3, height, width) or the bytes of a PNG file, a sound the bytes of a WAV file; they become files of the run.
+    # An example input for users to try: text, a list, or a mapping by the names of the inputs. An image is given as
+    # pixels (3, height, width) or as the bytes of a PNG file, a sound as the bytes of a WAV file; images and sounds are
+    # written to files in the run directory.
     example: Any = None
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The result of a network on a batch: its loss, and the inputs of penalties and estimators.
+    """The result of a network on a batch: the summed loss `total`, and the inputs of attention penalties and REINFORCE.
 
-    `weights` are (…, q, k), `mask` selects those that count; `log_prob` and `reward`, (n,) or (b, t), are for hard
-    attention: the log-probability of the sample, and the reward of the resulting answer; `choices` selects those that
-    count (None: all), and `kinds` gives the kind of each if every kind has its own baseline.
+    `count` is the number of summed terms. `weights` are the attention weights (…, q, k), and `mask` selects those that
+    a penalty uses. With hard attention, `log_prob` holds the log-probability of each sampled choice of a key, and
+    `reward` the reward of the resulting answer, both (n,) or (b, t). `choices` selects the samples that enter the
+    REINFORCE loss (None: all). `kinds` holds the kind of each sample (an integer) if every kind has its own baseline.
     """
 
     total: Tensor
@@ -137,7 +142,7 @@ class Outcome:
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """Figures of some examples. Lists and texts are stored in `result.json` beside them."""
+    """Metrics of a predictor on some examples, as `result.json` stores them; values may also be lists or texts."""
 
     metrics: dict[str, Any]
     attention: dict[str, Any] = field(default_factory=dict)
@@ -146,22 +151,24 @@ class Judged:
 
 @dataclass(frozen=True)
 class Task:
-    """One use of attention.
+    """One use of attention: its names, its settings, and the functions that shared code calls.
 
-    - `material(config, cache, codec, say)`: the built-in world, or the files of `config.data.files`, indexed in the
-      folder `cache`. A resumed run passes its own `codec`; `say` reports progress.
-    - `files(config)`: every file that the run uses.
-    - `codec(directory, config)`: the codec of a run, from its `codec_files`.
-    - `network(config, codec)`: the model, untrained.
-    - `encode(codec, example, config)`: an example as a record; `sizes(record)`: its padded lengths.
-    - `collate(records, config, grid=, rows=)`: records as a batch with `.to(device)`.
-    - `outcome(network, batch, config, attention)`: the loss of a batch; with `attention`, also weights and choices.
-    - `predictor(network, codec, config)`: answers to inputs by this network.
-    - `loaded(network, codec, config, device, **options)`: the same for a network that is trained: by default it is
-      moved to the device. `loading` names the options.
-    - `validate(predictor, examples, config)`: a few fast figures by name.
-    - `judge(predictor, examples, config, explain)`: all figures; with `explain`, faithfulness too.
-    - `examples(paths, config, codec)`: the examples of other files.
+    - `material(config, cache, codec, say)` returns the `Material`: built-in generated data (a world), or the data of
+      the files `config.data.files`, with an index in the folder `cache`. A resumed run passes its own `codec`; `say` is
+      called with progress messages.
+    - `files(config)` returns every data file that a run uses.
+    - `codec(directory, config)` returns the codec of a run directory, loaded from its `codec_files`.
+    - `network(config, codec)` returns the untrained model.
+    - `encode(codec, example, config)` returns an example as an encoded record; `sizes(record)` its padded lengths.
+    - `collate(records, config, grid=, rows=)` returns records as a batch, which has a method `to(device)`.
+    - `outcome(network, batch, config, attention)` returns the loss of a batch as an `Outcome`; if `attention` is true,
+      also the attention weights and the samples of hard attention.
+    - `predictor(network, codec, config)` returns a `Predictor` with this network.
+    - `loaded(network, codec, config, device, **options)` returns a `Predictor` with a trained network on this device;
+      if `loaded` is None, the network is moved to the device and `predictor` is called. `loading` names the options.
+    - `validate(predictor, examples, config)` returns a few metrics by name that are fast to compute.
+    - `judge(predictor, examples, config, explain)` returns all metrics as `Judged`; with `explain`, faithfulness too.
+    - `examples(paths, config, codec)` returns the examples of other data files, and a description of them.
     """
 
     name: str
@@ -187,18 +194,21 @@ class Task:
     validate: Callable[[Any, Sequence[Any], Any], dict[str, float]]
     judge: Callable[[Any, Sequence[Any], Any, bool], Judged]
     examples: Callable[[Sequence[Path], Any, Any], tuple[list[Any], str]]
-    asked: Callable[[Any], Mapping[str, Any]]  # returns the input of an example
+    asked: Callable[[Any], Mapping[str, Any]]  # returns the input of an example, without its gold answer
     loaded: Callable[..., Any] | None = None
     loading: tuple[str, ...] = ()
-    live: Callable[[str, Any], Any] | None = None  # live(name, predictor) returns further functions for the studio
-    options: tuple[str, ...] = ()  # names of the options of `answers`
-    aliases: Mapping[str, str] = field(default_factory=dict)  # short names of settings
-    choosing: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # preset selected by a value of a setting
+    # live(name, predictor) returns an object with further functions for the studio, such as forced prefixes.
+    live: Callable[[str, Any], Any] | None = None
+    options: tuple[str, ...] = ()  # names of the options of `Predictor.answers`
+    aliases: Mapping[str, str] = field(default_factory=dict)  # full names of settings by their short names
+    # choosing[setting][value] is the preset that is selected if the user sets this setting to this value.
+    choosing: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     needs: Needs = field(default_factory=dict)  # conditions under which settings have an effect
-    recorded: tuple[str, ...] = ()  # settings that config.json always contains, even without effect
-    changeable: tuple[str, ...] = ()  # settings that may change when a run is resumed, besides those of every task
-    validated: int = 200  # number of examples that `validate` gets
+    recorded: tuple[str, ...] = ()  # settings that config.json always contains, even if they have no effect
+    # Settings of this task that may change when a run is resumed; `regard.tasks.training` lists those of every task.
+    changeable: tuple[str, ...] = ()
+    validated: int = 200  # largest number of examples that are passed to `validate`
 
     def figure(self, name: str) -> Figure | None:
-        """Return the `Figure` of a key of a result; None if the key is not a figure."""
+        """Return the `Figure` with this key in `result.json`; None if the task has no such figure."""
         return next((one for one in self.figures if one.name == name), None)

@@ -1,4 +1,4 @@
-"""Functions of tasks that generate text: the loss of a text, and beam search."""
+"""Functions for tasks that generate text: the loss of a text, and beam search."""
 
 from typing import Any, Literal
 
@@ -31,11 +31,12 @@ def word_outcome(
     attention: bool,
     credit: Credit = "word",
 ) -> Outcome:
-    """Return the loss of a model's output against the target (b, t), −100 where there is none.
+    """Return the cross-entropy of a model's output with the target token numbers (b, t), where −100 marks padding.
 
-    With `attention` it includes the weights, and the samples of hard attention: each is rewarded with the
-    log-probability of its own word, of its word and all later ones (`credit="rest"`), or of the whole text
-    (`credit="caption"`, Xu et al. 2015, section 4.1). `keys` (b, k) marks the keys that are not padding; None: all.
+    If `attention` is true, the `Outcome` includes the attention weights and the samples of hard attention. The reward
+    of a sample is the log-probability of the word that it is for (`credit="word"`), of this word and all later words
+    (`"rest"`), or of the whole text (`"caption"`, Xu et al. 2015, section 4.1). `keys` (b, k) is True for keys that
+    are not padding; None: no key is padding.
     """
     model: EncoderDecoder = getattr(network, "_orig_mod", network)
     summed = linear_cross_entropy(
@@ -55,12 +56,15 @@ def word_outcome(
         scores = model.logits(decoded.states).float().log_softmax(-1)
         own = scores.gather(-1, target.clamp_min(0).unsqueeze(-1)).squeeze(-1)
         reward = credited(torch.where(real, own, 0), credit)
-    # Masks are used instead of indices, because shapes in a CUDA graph cannot depend on the data.
+    # Padding is masked, not removed by indexing: in a CUDA graph, shapes cannot depend on the data.
     return Outcome(summed.loss, summed.count, weights, mask, decoded.log_prob, reward, real, target.clamp_min(0))
 
 
 def credited(own: Tensor, credit: Credit) -> Tensor:
-    """Return the reward of each sample from the log-probabilities (b, t) of the words.
+    """Return the reward (b, t) of the sample of each word, computed from the log-probabilities (b, t) of the words.
+
+    `credit` is "word" (the word's own log-probability), "rest" (the sum from this word on) or "caption" (the whole
+    sum).
 
     >>> own = torch.tensor([[-1.0, -2.0, -4.0]])
     >>> credited(own, "rest"), credited(own, "caption")
@@ -84,7 +88,10 @@ def hypotheses(
     never: tuple[int, ...] = (PAD, BOS),
     minimum: int = 0,
 ) -> list[list[Hypothesis]]:
-    """Return for each row of the state its best texts of `minimum` to `limit` (b,) tokens; a width of 1 is greedy."""
+    """Return the `n_best` texts of each row of the decoder's state, found by beam search, best first.
+
+    Texts have from `minimum` to `limit` (b,) tokens, and none of the tokens `never`. A `width` of 1 is greedy search.
+    """
     given: dict[str, Any] = {"start": torch.full_like(limit, BOS), "stop": EOS, "limit": limit, "minimum": minimum}
     given |= {"never": never, "captures": captures}
     if width == 1:

@@ -33,9 +33,9 @@ from regard.train.progress_display import Progress, Silent, default_progress
 from regard.train.run_directory import Run, RunError
 from regard.train.updates import Loss
 
-_GRID = 8  # lengths of batches are multiples of this if steps are captured as CUDA graphs
+_GRID = 8  # padded lengths are multiples of this if training steps are captured as CUDA graphs
 _HELD_OUT_ROWS = 64
-# Settings that may change when a run of any task is resumed.
+# Settings that may differ from those of the interrupted run when a run of any task is resumed.
 CHANGEABLE = ("train.steps", "train.epochs", "train.patience", "train.shard", "train.pieces")
 
 
@@ -49,12 +49,13 @@ def train(
     accept_changed_data: bool = False,
     workers: Workers = ALONE,
 ) -> dict[str, Any]:
-    """Train into the run directory `out`, evaluate on the test part, and return the result that is written there.
+    """Train a model into the run directory `out`, evaluate it on the test examples, and return its `result.json`.
 
-    The data files of a resumed run must be unchanged, unless changed data is accepted. With several workers, all
-    call this, with the same configuration and files; the first writes the run directory, and all must see it.
+    The data files of a resumed run must be unchanged, unless `accept_changed_data` is true. With several workers
+    (processes), all call this function, with the same configuration and files; the first worker writes the run
+    directory, which must be on a file system that all workers share.
     """
-    # Settings without effect are not recorded. They are reset here too, so that a resumed run has the same settings.
+    # config.json omits settings without effect, so a resumed run reads their defaults: use the defaults from the start.
     config = task.config.model_validate(recorded(task, config))
     with ExitStack() as stack:
         with workers.agreed():
@@ -121,9 +122,9 @@ def _train(task: Task, config: TaskConfig, run: Run, progress: Progress, workers
 def _material(task: Task, config: TaskConfig, run: Run, progress: Progress, workers: Workers) -> Material:
     """Return the data of the run.
 
-    From files, the first worker builds the codec and writes an index, which the others load.
+    If the data are files, the first worker builds the codec and writes an index; the other workers load both.
     """
-    # Weights need the codec that they were trained with; without weights, an interrupted start begins again.
+    # Trained weights need the codec that they were trained with. A run without weights builds its codec again.
     trained = bool(run.checkpoints.steps()) or run.model_path.is_file()
 
     def make() -> Material:
@@ -143,20 +144,20 @@ def _material(task: Task, config: TaskConfig, run: Run, progress: Progress, work
 
 @functools.cache
 def _in_trees() -> None:
-    """Register the record as a pytree: FSDP2 searches the outputs of a layer for tensors."""
+    """Register `Layered`, the output of a Transformer layer, as a pytree, in which FSDP2 finds the tensors."""
     from torch.export import register_dataclass
 
     register_dataclass(Layered)
 
 
 def gathered_layers(network: nn.Module) -> Iterator[nn.Module]:
-    """Return the layers that a sharded network gathers one by one; the rest is gathered for the whole step."""
+    """Return the layers that FSDP2 gathers one at a time; other parameters are gathered for the whole step."""
     _in_trees()
     return (one for one in network.modules() if isinstance(one, TransformerEncoderLayer | TransformerDecoderLayer))
 
 
 def _quicker(task: Task, config: TaskConfig) -> str:
-    """Return a hint to a preset that takes minutes on a CPU, if the run is on one and uses a larger preset."""
+    """Return a hint that `--preset tiny` trains in minutes, if this run uses another preset on a CPU; else ""."""
     tiny = task.presets.get("tiny")
     if tiny is None or config.preset == "tiny" or torch.cuda.is_available():
         return ""
@@ -164,7 +165,7 @@ def _quicker(task: Task, config: TaskConfig) -> str:
 
 
 class TaskLoss:
-    """The task's loss with the configured penalty and estimator."""
+    """The task's loss, with the configured penalty on attention weights and estimator of hard attention."""
 
     def __init__(self, task: Task, config: TaskConfig, network: nn.Module, device: torch.device) -> None:
         self._task, self._config, self._device = task, config, device
@@ -175,7 +176,10 @@ class TaskLoss:
             softened(network, self._expected)
 
     def starting(self, step: int) -> None:
-        """Called before an update: activates the penalty and hard sampling after a number of steps."""
+        """Activate the penalty and the sampling of hard attention from their configured step on.
+
+        The training loop calls this before each update.
+        """
         learning, steps = self._config.learning, self._config.train.steps
         self._acts.fill_(step >= learning.penalty_after * steps)
         if learning.hard_after:
@@ -184,14 +188,17 @@ class TaskLoss:
 
     def __call__(self, model: nn.Module, batch: Any) -> Loss:
         outcome = self._task.outcome(model, batch.to(self._device), self._config, self._attention)
-        # Validation always includes the penalty, so that the losses of all checkpoints are comparable.
+        # The validation loss always includes the penalty, so that the losses of all checkpoints are comparable.
         later = model.training and self._config.learning.penalty_after > 0
         return loss_of(outcome, model, self._config.learning, acts=self._acts if later else True)
 
 
 def batches(task: Task, config: TaskConfig, material: Material, workers: Workers = ALONE) -> RecordBatches:
-    """Return the training batches in the order of the configuration's seed; with several workers, this one's share."""
-    # If all lengths are 1, all batches have one shape.
+    """Return the training batches, in an order that `config.data.seed` determines.
+
+    With several workers, each worker gets its share of the rows of each batch.
+    """
+    # Records of inputs of a fixed size have length 1. A grid of 8 would count 8 tokens for each of these records.
     longest = max(int(np.max(column)) for column in material.lengths)
     return RecordBatches(
         material.records,
@@ -217,12 +224,12 @@ def _renewed(task: Task, stored: dict[str, Any]) -> dict[str, Any]:
     """Return a stored configuration in the current format, with defaults for missing settings."""
     try:
         return recorded(task, task.config.model_validate(stored))
-    except ValueError:  # a config of another task, or edited by hand, is compared unchanged
+    except ValueError:  # the configuration of another task, or one edited by hand: it is compared unchanged
         return stored
 
 
 def facts(config: TaskConfig, material: Material, network: nn.Module, fitted: Fitted, seconds: float) -> dict[str, Any]:
-    """Return the entries of a result about the run, besides its figures."""
+    """Return the entries of `result.json` that describe the run: its duration, versions, device and seed."""
     return {
         "task": config.task,
         "data": material.about,

@@ -1,4 +1,4 @@
-"""Answers with the network's self-attention in addition to the task's own maps."""
+"""Predictions with the self-attention of their network, in addition to the attention maps of their task."""
 
 import copy
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from regard.look.watch import watch
 from regard.tasks.loading import Loaded
 from regard.tasks.task import InputError, Prediction
 
-MOST_WEIGHTS = 2**20  # largest number of self-attention weights of one answer, over all heads and layers
-_BYTES = 2**28  # bytes of queries and keys that are stored while one input is answered
+MOST_WEIGHTS = 2**20  # largest number of self-attention weights of one prediction, over all heads and layers
+_BYTES = 2**28  # largest number of bytes of queries and keys that are stored during one prediction
 
 
 @dataclass(frozen=True, eq=False)
 class Watched:
-    """A prediction with its self-attention; `dropped` names the omitted layers."""
+    """A prediction with the self-attention maps of its network; `dropped` names the layers that are omitted."""
 
     prediction: Prediction
     layers: Sequence[Record]
@@ -38,7 +38,7 @@ class Watched:
         return self.prediction.record()
 
     def trace(self) -> Trace | None:
-        """Return the task's own maps, then the layers of self-attention; None if there is neither."""
+        """Return the attention maps of the task, followed by those of self-attention; None if there are no maps."""
         own = self.prediction.trace()
         layers = [copy.copy(layer) for layer in self.layers]
         if own is None:
@@ -47,10 +47,11 @@ class Watched:
 
 
 def watched(loaded: Loaded, inputs: Sequence[Any], **options: Any) -> list[Prediction | InputError]:
-    """Return the answers of a run, one input after another, each with the self-attention of its network.
+    """Return one prediction for each input, in order, each with the self-attention maps of its network.
 
-    Self-attention is every call with equal numbers of queries and keys: the layers of a Transformer encoder, or the
-    self-matching of a passage. It gets the labels of the task's own map with the same number of positions.
+    Every attention call with equal numbers of queries and keys counts as self-attention, such as the layers of a
+    Transformer encoder, or the self-matching of a passage. The labels of its positions are those of a map of the task
+    with the same number of positions.
     """
     return [_watched(loaded, one, options) for one in inputs]
 
@@ -81,13 +82,16 @@ def _watched(loaded: Loaded, given: Any, options: dict[str, Any]) -> Prediction 
 
 
 def _same(one: Record, other: Record) -> bool:
-    """Return whether two maps are equal: a task's own map may be square by chance, or be self-attention itself."""
+    """Return whether two attention maps are equal.
+
+    A map of the task may have as many queries as keys, by chance or as self-attention: `watch` then records it again.
+    """
     shapes = {(record.batch, record.heads, record.queries, record.keys) for record in (one, other)}
     return len(shapes) == 1 and torch.allclose(one.weights(), other.weights(), atol=1e-4)
 
 
 def _labels(shown: Sequence[Record], count: int) -> Labels | None:
-    """Return the labels of the positions: the columns of one of these maps, else the rows of one."""
+    """Return labels of `count` positions: the column labels of one of these maps, else the row labels, else None."""
     axes = [record.labels() for record in shown]
     found = [labels for labels in [*(one.columns for one in axes), *(one.rows for one in axes)] if labels is not None]
     return next((labels for labels in found if len(labels) == count), None)

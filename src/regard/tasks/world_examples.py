@@ -1,4 +1,4 @@
-"""The parts of a built-in world as the examples of a task."""
+"""The splits of a built-in world (a generator of data with gold attention), as the examples of a task."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ from regard.tasks.config import TaskData
 
 
 class Parts(NamedTuple):
-    """Examples to train on, to validate with and to test with; those of `longer` are longer than any trained on."""
+    """Training, validation and test examples, and test examples that are longer than any training example."""
 
     train: Sequence[Any]
     valid: Sequence[Any]
@@ -16,7 +16,9 @@ class Parts(NamedTuple):
 
 
 def parts_of(splits: Callable[..., Any], data: TaskData, example: Callable[[Any], Any], **world: Any) -> Parts:
-    """Return the result of `splits(seed, train=, valid=, test=, longer=, **world)`, each item converted to an
-    example."""
+    """Return the splits that `splits(seed, train=, valid=, test=, longer=, **world)` generates.
+
+    `example` converts each generated item to an example of the task.
+    """
     made = splits(data.seed, train=data.train, valid=data.valid, test=data.test, longer=data.longer, **world)
     return Parts(*([example(one) for one in part] for part in (made.train, made.valid, made.test, made.longer)))

@@ -1,5 +1,5 @@
-"""Captioning: a caption of a picture, with attention over its cells for each word.
+"""Image captioning, with attention over the cells of the image for each word.
 
-Beside the files that every task has (`regard.tasks`):
-- `files`: the user's pictures with captions
+This folder has the files that every task has (see `regard.tasks`), and:
+- `files`: the data of a run that come from the user's files
 """

@@ -1,4 +1,4 @@
-"""Captions as words and numbers, as stored in a run."""
+"""The codec of captioning: it splits captions into words, and encodes the words as numbers."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ Tokens = Literal["words", "characters"]
 
 
 def words_of(text: str, by: Tokens = "words") -> Words:
-    """Return the lower-cased words of a caption without punctuation, as captions are compared in the literature.
+    """Return the words of a caption in lower case and without punctuation, the form in which papers compare captions.
 
     >>> words_of("A dog , which isn't black , runs .")
     ('a', 'dog', 'which', "isn't", 'black', 'runs')
@@ -27,14 +27,14 @@ def words_of(text: str, by: Tokens = "words") -> Words:
 
 @dataclass(frozen=True, eq=False)
 class CaptionCodec:
-    """The vocabulary of captions, and their tokenisation."""
+    """The vocabulary of captions, and how captions are split: into words or into characters."""
 
     vocabulary: Vocabulary
     by: Tokens = "words"
 
     @classmethod
     def build(cls, captions: Iterable[Words], by: Tokens, *, size: int, rarest: int = 1) -> "CaptionCodec":
-        """Return the words that occur at least `rarest` times in these captions, the most frequent `size` of them."""
+        """Return a codec with the `size` most frequent words that occur at least `rarest` times in these captions."""
         return cls(Vocabulary.build(captions, size=size, rarest=rarest), by)
 
     def text(self, words: Sequence[str]) -> str:

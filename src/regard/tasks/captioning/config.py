@@ -1,4 +1,4 @@
-"""The settings of a captioner: its data, its model, its training and its decoding."""
+"""The settings of captioning: its data, its model, its training and its decoding."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -22,12 +22,12 @@ from regard.tasks.config import (
 from regard.tasks.text_generation import Credit
 
 AttentionName = Literal["none", ScoreName, "hard"]
-MOST_OBJECTS = 6  # largest number of shapes in a scene
+MOST_OBJECTS = 6  # largest number of shapes in a built-in scene
 Objects = Annotated[int, Field(gt=0, lt=MOST_OBJECTS)]
 
 
 class DataSettings(TaskData):
-    """The built-in scenes, or files."""
+    """The data of captioning: built-in drawn scenes, or files."""
 
     files: tuple[Path, ...] = ()
     """A folder of pictures with captions as TSV or JSONL, or with Flickr8k's files; none: the built-in scenes."""
@@ -56,7 +56,7 @@ class DataSettings(TaskData):
 
 
 class ModelSettings(Settings):
-    """A convolutional encoder and a recurrent decoder that attends to the picture for each word."""
+    """The model of captioning: a convolutional encoder, and a recurrent decoder that attends to the image."""
 
     encoder: Literal["residual", "efficientnet"] = "residual"
     """A residual network trained from scratch, or EfficientNet-Lite0 with ImageNet weights."""
@@ -106,7 +106,7 @@ class ModelSettings(Settings):
 
 
 class CaptionLearning(LearningSettings):
-    """Training of attention: hard attention as in Show, Attend and Tell (Xu et al. 2015, section 4.1)."""
+    """How attention is trained; hard attention as in Show, Attend and Tell (Xu et al. 2015, section 4.1)."""
 
     expected: float = Field(default=0.5, ge=0.0, le=1.0)
     """With REINFORCE, fraction of captions that use soft attention, resampled in each step; 0: all sample."""
@@ -115,7 +115,7 @@ class CaptionLearning(LearningSettings):
 
 
 class CaptioningConfig(TaskConfig):
-    """A whole run."""
+    """The settings of a whole captioning run."""
 
     figures = ("loss", "exact", "bleu4")
 

@@ -1,4 +1,4 @@
-"""The user's pictures with captions: decoded once; feature maps of a frozen encoder are computed once."""
+"""The data of a captioning run from the user's files: images are decoded, and frozen feature maps computed, once."""
 
 import random
 from array import array
@@ -23,20 +23,21 @@ from regard.tasks.captioning.network import backbone_of, maps_of
 from regard.tasks.image_features import Maps, cached_maps
 from regard.tasks.task import Material, SettingError
 
-_SAID = 1024  # number of pictures between two lines of progress
+_SAID = 1024  # number of images between two progress messages
 Part = Sequence[CaptionedImage]
 
 
 class Lines(NamedTuple):
-    """All captions as token numbers, and the index of the picture of each."""
+    """All training captions as token numbers, and for each caption the index of its image."""
 
     captions: Numbers
     pictures: NDArray[np.int64]
 
     def records(self, picture: Callable[[int], Any], mirrored: int | None) -> Sequence[Record]:
-        """Return a training record for each caption; pictures are loaded when a batch needs them.
+        """Return a training record for each caption; `picture(index)` loads an image when a batch needs it.
 
-        With `mirrored` every caption occurs a second time, with the mirrored picture at an index offset by this number.
+        If `mirrored` is given, every caption has a second record, with the image at its index plus `mirrored`: the
+        mirrored image.
         """
         count = len(self.captions)
 
@@ -48,7 +49,7 @@ class Lines(NamedTuple):
 
 
 def make_material(config: CaptioningConfig, cache: Path, codec: CaptionCodec | None, say: Say) -> Material:
-    """Return the pictures of a run; those of files are stored decoded in the folder `cache`."""
+    """Return the images and captions of a run; decoded images of files are stored in the folder `cache`."""
     if not config.data.files:
         return world_material(config, codec)
     settings = config.data
@@ -77,7 +78,7 @@ def _one(files: Sequence[Path]) -> Path:
 
 
 def _held_out(train: Part, valid: Part, test: Part, config: CaptioningConfig) -> tuple[Part, Part, Part]:
-    """Return the parts; if files have no validation or test part, pictures of the training part are held out."""
+    """Return the training, validation and test parts; a missing part is held out of the training images."""
     order = list(range(len(train)))
     random.Random(config.data.seed).shuffle(order)
     parts: dict[str, Part] = {"valid": valid, "test": test}
@@ -91,7 +92,7 @@ def _held_out(train: Part, valid: Part, test: Part, config: CaptioningConfig) ->
 
 
 def _captioned(part: Part, tokens: Any) -> Sequence[Example]:
-    """Return the examples of a part, created on access: all captions as lists of words would take much memory."""
+    """Return the examples of a part; each is created on access, because all captions as words take much memory."""
 
     def made(place: int) -> Example:
         one = part[place]
@@ -103,7 +104,11 @@ def _captioned(part: Part, tokens: Any) -> Sequence[Example]:
 def _decoded(
     train: Sequence[Example], valid: Sequence[Example], config: CaptioningConfig, cache: Path, say: Say
 ) -> tuple[ImageStore, Sequence[Example], Sequence[Example]]:
-    """Return the pictures of both parts, concatenated; those that cannot be decoded are skipped and counted."""
+    """Return a store with the decoded images of both parts, and both parts without images that cannot be decoded.
+
+    The store has the training images first. An image that cannot be decoded is an error, unless `data.skip_faults` is
+    set.
+    """
     size = (config.data.picture, config.data.picture)
     count = len(train)
 
@@ -127,7 +132,7 @@ def _decoded(
 
 
 def _lines(examples: Sequence[Example], codec: CaptionCodec, config: CaptioningConfig) -> Lines:
-    """Return all captions that have words, with the indices of their pictures."""
+    """Return all captions that have a word as token numbers, with the indices of their images."""
     captions, pictures = Numbers(), array("q")
     for place, one in enumerate(examples):
         for caption in filter(None, one.captions):
@@ -139,13 +144,13 @@ def _lines(examples: Sequence[Example], codec: CaptionCodec, config: CaptioningC
 
 
 def _pictures(store: ImageStore) -> Callable[[int], Pixels]:
-    """Return pictures by index; indices past the last are of the mirrored ones."""
+    """Return a function that loads an image by its index; with n images, index n + i is the mirrored image i."""
     count = len(store)
     return lambda place: store[place] if place < count else np.ascontiguousarray(store[place - count][..., ::-1])
 
 
 def _maps(config: CaptioningConfig, store: ImageStore, cache: Path, say: Say) -> Maps | None:
-    """Return the feature maps of all pictures, if the backbone is frozen."""
+    """Return the feature maps of all images in the store if the model has a frozen EfficientNet, else None."""
     model = config.model
     if model.encoder != "efficientnet":
         return None
@@ -163,7 +168,10 @@ def _maps(config: CaptioningConfig, store: ImageStore, cache: Path, say: Say) ->
 
 
 def input_files(config: CaptioningConfig) -> list[Path]:
-    """Return the files of captions and lists that a run uses; the image store detects changed pictures itself."""
+    """Return the text files that a run uses (captions and lists of images), without the images.
+
+    Changed images are detected by the image store.
+    """
     if not config.data.files:
         return []
     path = _one(config.data.files)
@@ -175,7 +183,7 @@ def _is_text(path: Path) -> bool:
 
 
 def examples_of(paths: Sequence[Path], config: CaptioningConfig, codec: CaptionCodec) -> tuple[list[Example], str]:
-    """Return the pictures of other files: for a folder with parts, its test part."""
+    """Return the captioned images of other files, and a description; of a folder, the test part is read."""
     found = load_captions(_one(paths), skip_faults=config.data.skip_faults)
     examples = list(_captioned(found.test or found.train, codec.by))
     return examples, f"{len(examples):,} pictures of {paths[0]}: {found.report}"

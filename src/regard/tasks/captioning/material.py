@@ -1,4 +1,4 @@
-"""Training and evaluation data of a captioner: the built-in scenes, or the user's pictures with captions."""
+"""The records and examples of captioning, and the data of the built-in scenes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from regard.tasks.world_examples import parts_of
 
 Record = dict[str, Any]
 Say = Callable[[str], Any]
-_BEYOND = 2  # `longer` scenes have up to this number of additional shapes
+_BEYOND = 2  # the scenes in `Material.longer` have up to this number of shapes more than training scenes
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A picture or its file, the words of its captions, and the regions of the words of the first caption."""
+    """An image or its file, its captions as words, and for each word of the first caption its gold image regions."""
 
     image: Pixels | Path
     captions: tuple[Words, ...]
@@ -31,12 +31,12 @@ class Example:
     maps: Any = None  # feature maps of a frozen backbone, if computed
 
     def pixels(self, size: int) -> Pixels:
-        """Return the picture at the size of the model."""
+        """Return the image as pixels; a file is decoded to `size` × `size` pixels."""
         return decode(self.image, (size, size)) if isinstance(self.image, Path) else self.image
 
 
 def world_material(config: CaptioningConfig, codec: CaptionCodec | None) -> Material:
-    """Return drawn scenes with their captions."""
+    """Return the data of the built-in world: drawn scenes with captions and gold regions."""
     settings, most = config.data, config.data.objects[1]
     parts = parts_of(
         scene_captions.splits,
@@ -59,16 +59,16 @@ def _example(item: Captioned) -> Example:
 
 
 def first_picture(examples: Sequence[Example], size: int) -> Pixels | None:
-    """Return a picture for the example of the run."""
+    """Return the image of the first example, as the example input of the run; None if there are no examples."""
     return examples[0].pixels(size) if examples else None
 
 
 def encode(codec: CaptionCodec, example: Example, config: CaptioningConfig) -> Record:
-    """Return an example as input of the network, with its first caption."""
+    """Return an example as a record for the network, with the first of its captions."""
     image = example.pixels(config.data.picture) if example.maps is None else np.asarray(example.maps)
     return record(image, codec.vocabulary.encode(example.captions[0])[: config.data.longest])
 
 
 def record(image: Any, caption: list[int]) -> Record:
-    """Return a picture or its feature map, the decoder's input, and its target."""
+    """Return a record: an image or its feature map, and a caption as the decoder's input and as its target."""
     return {"image": image, "prefix": [BOS, *caption], "target": [*caption, EOS]}

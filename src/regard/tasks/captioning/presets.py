@@ -1,4 +1,4 @@
-"""Presets: functions that return a configuration."""
+"""The presets of captioning: functions that return a named configuration."""
 
 from regard.tasks.captioning.config import CaptioningConfig, CaptionLearning, DataSettings, ModelSettings
 from regard.tasks.config import DecodeSettings
@@ -9,12 +9,13 @@ def tiny() -> CaptioningConfig:
     """The built-in world in about four minutes on two cores."""
     return CaptioningConfig(
         preset="tiny",
-        # Small batches: the training time depends on the number of steps until kinds of shapes are distinguished.
+        # Batches are small because the model needs a certain number of steps, of any batch size, until it distinguishes
+        # the kinds of shapes.
         data=DataSettings(train=20_000, valid=200, test=500, longer=200, batch_tokens=300, longest=14),
-        # Cells of 4 pixels whose receptive field is little more than one shape: larger ones depend on neighbours, and
-        # attention then points beside its object. The first word needs the number and order of shapes, which the
-        # moments contain. The time of additive attention is proportional to attention_size; scores need fewer features
-        # than cells.
+        # A cell has 4 × 4 pixels, and its receptive field is little larger than one shape. With larger receptive
+        # fields, a cell depends on neighbouring shapes, and attention points beside the shape that a word is about.
+        # The first word depends on the number and the order of the shapes, which the moments contain. The time of
+        # additive attention is proportional to attention_size, and scores need fewer features than cells have.
         model=ModelSettings(
             widths=(48,), blocks=2, patch=2, summary="moments", size=96, attention_size=32, dropout=0.0
         ),

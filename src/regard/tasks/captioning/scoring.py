@@ -1,4 +1,4 @@
-"""Metrics of captions: BLEU, exact match, pointing and faithfulness."""
+"""Metrics of captions: BLEU and exact match, and of their attention, pointing accuracy and faithfulness."""
 
 import math
 from collections import Counter
@@ -15,14 +15,15 @@ from regard.tasks.task import Judged
 
 ORDERS = 4
 _EXPLAINED = 40  # number of captions whose faithfulness is measured
-_READ = 64  # number of captions per batch
+_READ = 64  # number of captions in a batch of `pointing`
 
 
 def corpus_bleu(captions: Sequence[Words], references: Sequence[Sequence[Words]]) -> list[float]:
-    """Return BLEU-1 to BLEU-4 of all captions together, 0 to 100, each with several references (Papineni et al. 2002).
+    """Return BLEU-1 to BLEU-4 of a corpus of captions, from 0 to 100 (Papineni et al. 2002).
 
-    It is the geometric mean of the clipped n-gram precisions up to n, times exp(1 − r/c) if the captions' c words are
-    fewer than the r words of the references with the closest lengths. There is no smoothing.
+    Each caption has one or more references. BLEU-n is the geometric mean of the clipped precisions of 1-grams to
+    n-grams. It is multiplied by exp(1 − r/c) if the captions have fewer words, c, than the references whose lengths are
+    closest to theirs, r. There is no smoothing.
 
     >>> [round(one, 1) for one in corpus_bleu([("a", "red", "star")], [[("a", "red", "circle"), ("a", "star")]])]
     [100.0, 70.7, 0.0, 0.0]
@@ -62,19 +63,23 @@ def text_figures(captions: Sequence[Words], references: Sequence[Sequence[Words]
 
 
 def sacrebleu_figures(captions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Return sacrebleu's BLEU of the same words, with its signature."""
+    """Return the BLEU that the library sacrebleu computes for these captions, with its signature."""
     import sacrebleu
 
     metric = sacrebleu.BLEU(lowercase=True, force=True)
     most = max(map(len, references), default=1)
-    # sacrebleu needs lists of equal length: a picture with fewer references repeats its last, which changes nothing.
+    # sacrebleu needs as many references for every image: for an image with fewer, the last one is repeated, which does
+    # not change its BLEU.
     padded = [[several[min(n, len(several) - 1)] for several in references] for n in range(most)]
     score = metric.corpus_score(list(captions), padded)
     return {"sacrebleu": round(score.score, 3), "signature": str(metric.get_signature())}
 
 
 def judge(predictor: CaptionPredictor, examples: Sequence[Example], config: CaptioningConfig, explain: bool) -> Judged:
-    """Return BLEU and the fraction of right captions; if regions are known, also pointing accuracy."""
+    """Return the metrics of the captions: BLEU, exact match, and pointing accuracy if gold regions are known.
+
+    With `explain`, return the faithfulness too.
+    """
     images = predictor.images(examples)
     captions = predictor.search(images)
     references = [one.captions for one in examples]
@@ -88,7 +93,10 @@ def judge(predictor: CaptionPredictor, examples: Sequence[Example], config: Capt
 
 
 def pointing(predictor: CaptionPredictor, examples: Sequence[Example], images: Sequence[Any]) -> dict[str, Any]:
-    """Return the fraction of content words whose largest weight is in their region, with the gold caption as input."""
+    """Return the fraction of words with gold regions whose most attended cell has its centre in a region of the word.
+
+    The decoder's input is the gold caption.
+    """
     size = (predictor.config.data.picture,) * 2
     hits: list[bool] = []
     known = [(one, image) for one, image in zip(examples, images, strict=True) if one.regions]
@@ -106,7 +114,7 @@ def pointing(predictor: CaptionPredictor, examples: Sequence[Example], images: S
 
 
 def faithfulness(predictor: CaptionPredictor, captions: Sequence[Caption]) -> dict[str, float]:
-    """Return the decrease of a word's log-probability if its most attended cell is covered, and if a random one is."""
+    """Return how much a word's log-probability falls if its most attended cell is covered, and if a random one is."""
     return deletion(
         (caption.weights[place], predictor.score_of(caption, place))
         for caption in captions

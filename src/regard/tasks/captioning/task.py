@@ -1,4 +1,4 @@
-"""The task record of captioning: its functions for the shared training, evaluation and prediction."""
+"""The `Task` record of captioning: the functions with which shared code trains, evaluates and predicts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +34,7 @@ def _outcome(network: Any, batch: Any, config: CaptioningConfig, attention: bool
 
 
 def _validate(predictor: CaptionPredictor, examples: Sequence[Example], config: CaptioningConfig) -> dict[str, float]:
-    """Return figures of greedy captions, which suffice to compare checkpoints."""
+    """Return the metrics of greedy captions, which suffice to compare checkpoints."""
     captions = predictor.search(predictor.images(examples), width=1)
     figures = text_figures([one.words for one in captions], [one.captions for one in examples])
     return {name: figures[name] for name in ("exact", "bleu4")}

@@ -1,6 +1,6 @@
-"""Glimpses: the class of an image from a few glimpses at learned locations.
+"""Image classification from a few glimpses: small parts of the image at locations that the model learns to choose.
 
-Beside the files that every task has (`regard.tasks`):
-- `placing`: digits at new positions in each step
-- `grey_images`: grey images in and out of files
+This folder has the files that every task has (see `regard.tasks`), and:
+- `placing`: places digits at new positions in each training step
+- `grey_images`: reads and writes grey images
 """

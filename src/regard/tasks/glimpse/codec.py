@@ -1,4 +1,4 @@
-"""The classes of images and their size, as stored in a run."""
+"""The codec of glimpses: the names of the classes, and the size of the images."""
 
 import json
 from dataclasses import asdict, dataclass

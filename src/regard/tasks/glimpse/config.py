@@ -1,4 +1,4 @@
-"""The settings of glimpses: their data, their model and their training."""
+"""The settings of image classification from glimpses: its data, its model and its training."""
 
 from pathlib import Path
 from typing import Literal
@@ -19,7 +19,7 @@ Layout = Literal["plain", "translated", "cluttered"]
 
 
 class DataSettings(TaskData):
-    """The built-in digits, or files."""
+    """The data of glimpses: built-in drawn digits, or files."""
 
     files: tuple[Path, ...] = ()
     """A folder with MNIST's four idx files (optionally .gz); none: the built-in digits."""
@@ -35,7 +35,7 @@ class DataSettings(TaskData):
 
 
 class ModelSettings(Settings):
-    """A retina, a recurrent core, and a network that chooses the next location."""
+    """The model of glimpses: a retina that cuts out patches, a recurrent core, a network for the next location."""
 
     attention: Literal["learned", "random", "none"] = "learned"
     """The gaze: learned by reward; random; or none: every glimpse is at the centre."""
@@ -61,7 +61,7 @@ class ModelSettings(Settings):
 
 
 class GazeLearning(LearningSettings):
-    """Training of the gaze."""
+    """How the gaze (the sequence of glimpse locations) is trained: by REINFORCE, with a baseline."""
 
     reward_weight: NonNegativeFloat = 0.1
     """Weight of REINFORCE, relative to the classification."""
@@ -74,7 +74,7 @@ class GazeLearning(LearningSettings):
 
 
 class GlimpseConfig(TaskConfig):
-    """The settings of a whole run."""
+    """The settings of a whole run of glimpses."""
 
     figures = ("loss", "accuracy")
 
@@ -85,7 +85,8 @@ class GlimpseConfig(TaskConfig):
 
 
 _LEARNED = Need.value("model.attention", "learned")
-# The gaze chooses a location, not a key: there are no weights to penalise, and no estimator but REINFORCE.
+# The model chooses locations, not keys, so the settings of attention over keys have no effect: there are no attention
+# weights to penalise, and REINFORCE is the only gradient estimator.
 _NEVER = Need("model", lambda model: False, "attention over keys")
 NEEDS = {
     **shared_needs(_NEVER, _NEVER),

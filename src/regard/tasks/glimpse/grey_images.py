@@ -1,4 +1,4 @@
-"""Conversion of grey images from and to files."""
+"""Functions that read and write grey images."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from regard.tasks.image_inputs import Size, read_picture
 
 
 def read_grey(given: Any, size: Size) -> Pixels:
-    """Return an input as grey pixels (1, height, width), by the luminance of its colours."""
+    """Return an image file, given as a path or bytes, as grey pixels (1, height, width): the mean of RGB."""
     colours = read_picture(given, size).astype(np.float32)
     return np.rint(colours.mean(0, keepdims=True)).astype(np.uint8)
 

@@ -1,4 +1,4 @@
-"""Training and evaluation data of glimpses: drawn digits, or MNIST's files."""
+"""The training and evaluation data of glimpses: built-in drawn digits, or the files of MNIST."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from regard.tasks.glimpse.grey_images import grey_png
 from regard.tasks.task import Material
 from regard.tasks.world_examples import Parts
 
-_CLUTTER = 1000  # number of images from which the clutter of held-out examples is cropped
+_CLUTTER = 1000  # number of images from which the clutter of validation and test examples is cropped
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Example:
 def make_material(
     config: GlimpseConfig, cache: Path, codec: GlimpseCodec | None, say: Callable[[str], None]
 ) -> Material:
-    """Return the images of a run; `cache` is not needed."""
+    """Return the images of a run; the folder `cache` is not used, because images are read into memory."""
     parts, about = _files(config.data, say) if config.data.files else _world(config.data)
     if codec is None:
         classes = sorted({one.label for one in parts.train}, key=lambda name: (len(name), name))
@@ -48,7 +48,10 @@ def make_material(
 
 
 def _world(settings: DataSettings) -> tuple[Parts, str]:
-    """Return drawn digits; those of training are not placed on a canvas, because each step does that anew."""
+    """Return drawn digits and a description.
+
+    Training digits are not placed on a canvas yet: each training step places them at new positions.
+    """
     train = digits.splits(settings.seed, train=settings.train, valid=0, test=0).train
     held = digits.splits(settings.seed, train=0, valid=settings.valid, test=settings.test, layout=settings.layout)
     written, valid, test = ([_drawn(one) for one in part] for part in (train, held.valid, held.test))
@@ -65,7 +68,7 @@ def _files(settings: DataSettings, say: Callable[[str], None]) -> tuple[Parts, s
     learned, tested = read["train"], read["test"]
     if len(learned) < 2:
         raise DataError(f"{settings.files[0]}: {len(learned)} images to train on; expected at least 2")
-    # Validation images are taken from the training file; the test file is used only at the end.
+    # Validation images come from MNIST's training file, so that the test file is used only for the final evaluation.
     order = np.random.Generator(np.random.PCG64([settings.seed])).permutation(len(learned))
     count = min(settings.valid, len(learned) // 5 or 1)
     valid = Labelled(learned.images[order[:count]], learned.labels[order[:count]])
@@ -86,7 +89,7 @@ def _plain(images: Labelled, place: int) -> Example:
 
 
 def _placed(images: Labelled, settings: DataSettings, part: str) -> list[Example]:
-    """Return examples at a position given by the seed, for layouts with a canvas."""
+    """Return the images as examples; for the layouts "translated" and "cluttered", placed on a canvas by the seed."""
     plain = [_plain(images, place) for place in range(len(images))]
     if settings.layout == "plain":
         return plain

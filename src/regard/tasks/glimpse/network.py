@@ -1,4 +1,4 @@
-"""Builds recurrent visual attention from its settings, with a gaze that is learned, random, or fixed."""
+"""The model of glimpses: recurrent visual attention whose glimpse locations are learned, random, or fixed."""
 
 from typing import Literal
 
@@ -10,12 +10,15 @@ from regard.models.vision.visual_attention import Looked, RecurrentVisualAttenti
 from regard.nn.glimpse import Glimpse
 from regard.tasks.glimpse.config import ModelSettings
 
-_MODULUS = 2**31 - 1  # the product of two numbers below it fits into 64 bits
-_FACTOR = 48271  # factor of the "minimal standard" generator (Park and Miller 1988, revised 1993)
+_MODULUS = 2**31 - 1  # modulus of a linear congruential generator; products of two smaller numbers fit into 64 bits
+_FACTOR = 48271  # multiplier of this generator, the "minimal standard" (Park and Miller 1988, revised 1993)
 
 
 class Gazer(nn.Module):
-    """Recurrent visual attention on bytes. A random or a fixed gaze has the same parameters as the learned one."""
+    """Recurrent visual attention on uint8 images, with a learned, a random, or a fixed gaze.
+
+    All three have the same parameters, so that their results are comparable.
+    """
 
     def __init__(self, model: RecurrentVisualAttention, gaze: Literal["learned", "random", "none"]) -> None:
         super().__init__()
@@ -35,18 +38,22 @@ class Gazer(nn.Module):
         return places_of(images, steps)
 
     def looks(self) -> int:
-        """Return the number of distinct locations of the glimpses at an image."""
+        """Return the number of different locations at which the model looks at an image."""
         return 1 if self.gaze == "none" else self.model.steps
 
     def pixels_read(self, height: int, width: int) -> float:
-        """Return the number of values that the retina takes from an image, relative to its pixels, for distinct
-        locations."""
+        """Return how many numbers the retina computes from an image, divided by the image's number of pixels.
+
+        Glimpses at the same location count once.
+        """
         retina = self.model.glimpse
         return self.looks() * retina.scales * retina.size**2 / (height * width)
 
 
 def places_of(images: UInt8[Tensor, "b 1 height width"], steps: int) -> Float[Tensor, "b steps 2"]:
-    """Return random locations that depend on the image alone: the same in any batch and on any device.
+    """Return pseudo-random locations, computed from the pixels of each image.
+
+    So an image has the same locations in every batch and on every device.
 
     >>> image = torch.arange(16, dtype=torch.uint8).reshape(1, 1, 4, 4)
     >>> torch.equal(places_of(image, 3), places_of(image.expand(2, -1, -1, -1), 3)[1:])
@@ -58,13 +65,13 @@ def places_of(images: UInt8[Tensor, "b 1 height width"], steps: int) -> Float[Te
     numbers = []
     for number in range(2 * steps + 4):
         state = state * _FACTOR % _MODULUS
-        if number >= 4:  # the first outputs are skipped: they are similar for similar seeds
+        if number >= 4:  # skip the first four outputs, which are similar for similar images
             numbers.append(state.double() / _MODULUS)
     return (torch.stack(numbers, 1).float() * 2 - 1).unflatten(1, (steps, 2))
 
 
 def build(settings: ModelSettings, classes: int) -> Gazer:
-    """Return a model of grey images with this number of classes."""
+    """Return a model that classifies grey images into this number of classes."""
     model = RecurrentVisualAttention(
         classes,
         glimpse=Glimpse(settings.glimpse, settings.scales, factor=settings.factor),

@@ -1,4 +1,4 @@
-"""Placement of digits on their canvas in each training step, for a whole batch on the device."""
+"""Random placement of digits on a larger canvas, for a whole batch on the GPU, new in each training step."""
 
 import torch
 from jaxtyping import Int, UInt8
@@ -6,18 +6,20 @@ from torch import Tensor
 
 from regard.data.worlds.digits import INK, PIECE, PIECES
 
-_TRIES = 16  # number of positions tried for a piece of clutter; the first one beside the digit is used
-_GRAIN = 16  # the background of the built-in digits is darker than this
+_TRIES = 16  # number of random positions for a piece of clutter; the first that does not overlap the digit is used
+_GRAIN = 16  # background pixels of the built-in digits, which are noise, are smaller than this
 
 
 def placed(
     images: UInt8[Tensor, "b 1 height width"], side: int, *, shift: int = 0, clutter: bool = False, grain: bool = False
 ) -> UInt8[Tensor, "b 1 side side"]:
-    """Place each image at a random position on a black canvas of side × side, as `on_canvas` does for one image.
+    """Return each image at a random position on a black canvas of side × side pixels.
 
-    An image as large as the canvas is shifted by at most `shift` pixels. With `clutter`, pieces of the batch's other
-    images are put beside each digit. With `grain` the background is as in the built-in digits. Random numbers come from
-    the device's generator without a synchronisation, so that a CUDA graph can capture it.
+    `regard.data.worlds.digits.on_canvas` does the same for one image. With `shift`, an image may be cut off by this
+    number of pixels at an edge; an image as large as the canvas is shifted by at most `shift` pixels. With `clutter`,
+    pieces of other images of the batch are added beside each digit. With `grain`, the background is noise as in the
+    built-in digits. Random numbers come from the device's generator, without synchronisation, so that a CUDA graph can
+    capture this function.
 
     >>> placed(torch.full((2, 1, 3, 3), 200, dtype=torch.uint8), 5).flatten(1).ne(0).sum(1)
     tensor([9, 9])
@@ -25,7 +27,7 @@ def placed(
     count, _, height, width = images.shape
     if side < max(height, width):
         raise ValueError(f"images of {height}×{width} do not fit on a canvas of {side}×{side}")
-    # The canvas is larger by the shift; its margin is cropped at the end.
+    # Place the images on a canvas with a margin of `shift` pixels, which is cropped at the end.
     inner = images if not grain else torch.where(images < _GRAIN, 0, images)
     whole = side + 2 * shift
     top, left = (_below(torch.full((count,), whole - size + 1, device=images.device)) for size in (height, width))
@@ -34,7 +36,7 @@ def placed(
     if clutter:
         box = ink_boxes(images[:, 0])
         box = box + torch.stack([left, top, left, top], 1)
-        for number in range(PIECES):  # each piece comes from another image of the batch, whose order is random
+        for number in range(PIECES):  # the next images of the batch give the pieces; the order of a batch is random
             _add_piece(canvas, images[:, 0].roll(number + 1, 0), box)
     canvas = canvas[:, shift : whole - shift, shift : whole - shift]
     if grain:
@@ -43,12 +45,12 @@ def placed(
 
 
 def _below(limits: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
-    """Return a random integer from 0 to below each limit."""
+    """Return a random integer from 0 to limit − 1 for each limit."""
     return (torch.rand(limits.shape, device=limits.device) * limits).long().minimum(limits - 1)
 
 
 def _put(canvas: Tensor, parts: Tensor, top: Tensor, left: Tensor) -> None:
-    """Write each part onto its canvas by the maximum of both."""
+    """Draw each part (b, h, w) on its canvas, in place: a pixel becomes the maximum of the part and the canvas."""
     row, rows, columns = _index(parts.shape, top, left)
     canvas[row, rows, columns] = torch.maximum(canvas[row, rows, columns], parts)
 
@@ -61,7 +63,10 @@ def _index(shape: tuple[int, ...], top: Tensor, left: Tensor) -> tuple[Tensor, T
 
 
 def ink_boxes(images: UInt8[Tensor, "b height width"]) -> Int[Tensor, "b 4"]:
-    """Return the box of pixels brighter than the background: left, top, right, bottom, as `ink_box` for one image."""
+    """Return the bounding boxes (left, top, right, bottom) of pixels brighter than the background.
+
+    `regard.data.worlds.digits.ink_box` does the same for one image.
+    """
     ink = images > INK
     edges = []
     for axis in (1, 2):  # left and right edge, then top and bottom
@@ -73,7 +78,7 @@ def ink_boxes(images: UInt8[Tensor, "b height width"]) -> Int[Tensor, "b 4"]:
 
 
 def _add_piece(canvas: Tensor, others: Tensor, box: Tensor) -> None:
-    """Add a crop with strokes of each other image, at a position where it does not overlap the box."""
+    """Draw on each canvas a crop of the strokes of another image, at a random position outside the digit's box."""
     left, top, right, bottom = ink_boxes(others).unbind(1)
     row = (top + _below((bottom - PIECE - top).clamp_min(0) + 1)).clamp_max(others.shape[1] - PIECE)
     column = (left + _below((right - PIECE - left).clamp_min(0) + 1)).clamp_max(others.shape[2] - PIECE)
@@ -83,5 +88,5 @@ def _add_piece(canvas: Tensor, others: Tensor, box: Tensor) -> None:
     left, top, right, bottom = (edge.unsqueeze(1) for edge in box.unbind(1))
     free = (x + PIECE <= left) | (x >= right) | (y + PIECE <= top) | (y >= bottom)
     first = free.int().argmax(1, keepdim=True)
-    pieces = pieces * free.gather(1, first)[:, :, None]  # a piece without a free position is not drawn
+    pieces = pieces * free.gather(1, first)[:, :, None]  # if all positions overlap the box, the piece is black
     _put(canvas, pieces, y.gather(1, first)[:, 0], x.gather(1, first)[:, 0])

@@ -1,4 +1,4 @@
-"""A trained gaze: the class of an image, with the path of the gaze and its patches."""
+"""The predictor of glimpses: the class of an image, with the locations and the patches of the glimpses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,18 +23,18 @@ from regard.tasks.inference import answered, evaluating
 from regard.tasks.task import InputError
 from regard.train.distributed import shareable
 
-_ROWS = 256  # number of images per batch
-_CELL = 4  # side of a cell of the map in pixels
-_REGIONS: Grid = (5, 5)  # regions of an image that are covered one at a time to measure faithfulness
+_ROWS = 256  # largest number of images in a batch
+_CELL = 4  # height and width in pixels of a cell of the displayed attention map
+_REGIONS: Grid = (5, 5)  # rows and columns of image regions, which are covered one at a time to measure faithfulness
 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """The class of an image.
+    """The prediction for an image: the class probabilities after each glimpse, and the glimpses.
 
-    `places` (steps, 2) are the locations of the gaze, (x, y) from −1 to 1; `chances` (steps, classes) are the
-    probabilities after each glimpse; `patches` (steps, scales, size, size) are the glimpses; and `shares` (steps,
-    height, width) the weight of each pixel in them.
+    `places` (steps, 2) are the locations (x, y) of the glimpses, from −1 to 1; `chances` (steps, classes) are the class
+    probabilities after each glimpse; `patches` (steps, scales, size, size) are the patches of each glimpse; `shares`
+    (steps, height, width) holds the weight of each pixel of the image in a glimpse's patches.
     """
 
     image: Pixels
@@ -57,16 +57,16 @@ class Seen:
 
     @property
     def line(self) -> str:
-        """Return the class, its probability, and the fraction of the image that was used."""
+        """Return the class, its probability, and the numbers of glimpses and of pixels read, as one line of text."""
         read = f"{len(self.places)} glimpses, {self.pixels_read:.2f} of the pixels read"
         return f"{self.answer} {self.probability:.2f}: {read}"
 
     def _steps(self) -> list[tuple[str, float]]:
-        """Return the answer after each glimpse and its probability."""
+        """Return the most probable class after each glimpse, with its probability."""
         return [(self.classes[int(row.argmax())], float(row.max())) for row in self.chances]
 
     def record(self) -> dict[str, Any]:
-        """Return the answer as JSON; locations are in pixels, from the upper left corner."""
+        """Return the prediction as a JSON object; locations are in pixels, from the upper left corner of the image."""
         high, wide = self.image.shape[1:]
         return {
             "answer": self.answer,
@@ -87,7 +87,10 @@ class Seen:
         }
 
     def trace(self) -> Trace | None:
-        """Return the weight of each cell of the image in every glimpse, with the path of the gaze."""
+        """Return an attention map with a row for each glimpse: the weights of the image's cells in its patches.
+
+        The labels of the rows contain the locations and the patches of the glimpses.
+        """
         high, wide = (-(-length // _CELL) for length in self.image.shape[1:])
         cells = F.interpolate(self.shares.unsqueeze(1), size=(high * _CELL, wide * _CELL), mode="nearest")
         weights = F.avg_pool2d(cells, _CELL).flatten(1)
@@ -102,7 +105,7 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class GlimpsePredictor:
-    """Recurrent visual attention with its codec."""
+    """The predictor of glimpses: a trained model of recurrent visual attention with its codec."""
 
     network: Gazer
     codec: GlimpseCodec
@@ -113,13 +116,13 @@ class GlimpsePredictor:
         return next(self.network.parameters()).device
 
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Seen | InputError]:
-        """Return the classes of images, in order; an error for a file that is not a picture."""
+        """Return the predictions for image files, in order; an `InputError` in place of one for an unreadable image."""
         return answered(inputs, lambda one: read_grey(one["image"], self.codec.size), self.look)
 
     @shareable
     @torch.no_grad()
     def look(self, images: Sequence[Pixels]) -> list[Seen]:
-        """Return the classes of some images, and the locations of the gaze."""
+        """Return the predictions for images, with the locations and the patches of their glimpses."""
         retina = self.network.model.glimpse
         found: list[Seen] = []
         sides = tuple(retina.size * retina.factor**scale for scale in range(retina.scales))
@@ -140,7 +143,10 @@ class GlimpsePredictor:
         return found
 
     def _patches(self, whole: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the patches of each glimpse, (b, steps, scales, size, size), and the weight of each pixel in them."""
+        """Return the patches (b, steps, scales, size, size) of glimpses at these places (b, steps, 2).
+
+        The second result holds the weight (b, steps, height, width) of each pixel of the image in a glimpse's patches.
+        """
         patches: list[Tensor] = []
         shares: list[Tensor] = []
         for place in places.unbind(1):
@@ -152,7 +158,7 @@ class GlimpsePredictor:
 
     @shareable
     def classes(self, images: Sequence[Pixels]) -> list[str]:
-        """Return the classes without locations, which is faster."""
+        """Return the classes of images without their glimpses, which is faster than `look`."""
         found: list[str] = []
         for first in range(0, len(images), _ROWS):
             whole = torch.from_numpy(np.stack(images[first : first + _ROWS])).to(self.device)
@@ -160,11 +166,14 @@ class GlimpsePredictor:
         return found
 
     def regions(self, seen: Seen) -> Tensor:
-        """Return the weight of each region of the image in all glimpses."""
+        """Return the weight of each of the 5 × 5 regions of the image, summed over all glimpses."""
         return F.adaptive_avg_pool2d(seen.shares.sum(0)[None], _REGIONS).flatten()
 
     def score_of(self, seen: Seen) -> Score:
-        """Return the log-probability of the answer with some regions of the image covered by its mean brightness."""
+        """Return a score function for `deletion`: the log-probability of the predicted class of an image.
+
+        Deleted regions of the image are covered by its mean brightness.
+        """
         best = int(seen.chances[-1].argmax())
 
         def score(kept: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Presets: functions that return a configuration."""
+"""The presets of glimpses: functions that return a named configuration."""
 
 from regard.tasks.glimpse.config import DataSettings, GazeLearning, GlimpseConfig, Layout, ModelSettings
 from regard.tasks.presets import cosine, presets

@@ -1,4 +1,4 @@
-"""Metrics of glimpses: accuracy, the fraction of the image used, and whether the last location is on the digit."""
+"""Metrics of glimpses: accuracy, the fraction of pixels read, and whether the last location is on the digit."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,12 +26,15 @@ def inside(place: Sequence[float], box: Box, size: Size) -> bool:
 
 
 def accuracy(found: Sequence[Seen], examples: Sequence[Example]) -> float:
-    """Return the fraction of images whose class is right."""
+    """Return the fraction of images whose predicted class is the label."""
     return sum(one.answer == example.label for one, example in zip(found, examples, strict=True)) / max(1, len(found))
 
 
 def judge(predictor: GlimpsePredictor, examples: Sequence[Example], config: GlimpseConfig, explain: bool) -> Judged:
-    """Return accuracy, the fraction of pixels used, and how often the last location is on the digit."""
+    """Return the accuracy, the fraction of pixels read, and how often the last location is on the digit.
+
+    With `explain`, return the faithfulness too.
+    """
     found = predictor.look([one.image for one in examples])
     metrics: dict[str, Any] = {"accuracy": round(accuracy(found, examples), 4), "images": len(examples)}
     size = predictor.codec.size

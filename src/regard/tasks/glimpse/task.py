@@ -1,4 +1,4 @@
-"""The task record of glimpses: its functions for the shared training, evaluation and prediction."""
+"""The `Task` record of glimpses: the functions with which shared code trains, evaluates and predicts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,16 +24,17 @@ def _collate(records: Sequence[dict[str, Any]], config: GlimpseConfig, *, grid: 
 
 
 def _outcome(network: Gazer, batch: Any, config: GlimpseConfig, attention: bool) -> Outcome:
-    """Return the loss, which includes its own REINFORCE term with a baseline for each move.
+    """Return the loss of a batch; in training it includes REINFORCE terms for the locations, with learned baselines.
 
-    `log_prob` and `reward` of the outcome, for choices of a key with a moving baseline, stay empty.
+    The fields `log_prob` and `reward` of `Outcome` stay empty: they are for hard attention over keys.
     """
     count = batch.real.sum()
     if not network.training:
         found = stepwise_loss(network(batch.image), batch.label, counted=batch.real)
         return Outcome(found.classification * count, count)
     learning = config.learning
-    samples = 1 if config.model.attention == "none" else learning.samples  # with a fixed gaze all paths would be equal
+    # With attention="none", all glimpses are at the centre, so several samples of an image would be equal.
+    samples = 1 if config.model.attention == "none" else learning.samples
     images, label, counted = (
         one.repeat_interleave(samples, 0) for one in (_on_canvas(batch.image, config), batch.label, batch.real)
     )
@@ -50,7 +51,7 @@ def _outcome(network: Gazer, batch: Any, config: GlimpseConfig, attention: bool)
 
 
 def _on_canvas(images: Any, config: GlimpseConfig) -> Any:
-    """Return the images of a training batch at new random positions, if the layout has a canvas."""
+    """Return the images of a training batch at new random positions, on a canvas if the layout has one."""
     layout = config.data.layout
     if layout != "plain":
         return placed(images, SIDES[layout], clutter=layout == "cluttered", grain=not config.data.files)

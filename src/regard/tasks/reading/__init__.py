@@ -1,5 +1,5 @@
 """Reading comprehension: the span of a passage that answers a question.
 
-Beside the files that every task has (`regard.tasks`):
-- `answers`: answers from the output of the pointer
+This folder has the files that every task has (see `regard.tasks`), and:
+- `answers`: answers from the output of the span pointer (`regard.models.span_pointer`)
 """

@@ -1,4 +1,4 @@
-"""Answers from the output of the pointer: text, position, sentence and probability."""
+"""Answers from the output of the span pointer: their text, position, sentence and probability."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from regard.models.span_pointer import Pointed, best_span
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The best span of a passage. `probability` is p(first word) · p(last word).
+    """The answer to a question: the most likely span of a passage, with `probability` p(first word) · p(last word).
 
-    `weights` are the probabilities of each word as the answer's first: the attention of the pointer. `pointed`, the
-    word with the largest one, is what `pointing` evaluates; it is the first word of `span` unless the two ends
-    disagree.
+    `span` holds the indices of its first and its last word. `weights` holds for each word of the passage the
+    probability that the answer begins with it, which is the attention of the span pointer. `pointed` is the word with
+    the largest weight. It may differ from the first word of `span`, which also depends on the last word.
     """
 
     passage: Passage
@@ -26,12 +26,12 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """Return the answer, exactly as in the passage."""
+        """Return the text of the answer, exactly as it is in the passage."""
         return self.passage.between(*self.span)
 
     @property
     def offsets(self) -> tuple[int, int]:
-        """Return the characters of the answer: passage.text[start:end]."""
+        """Return `start` and `end`, so that passage.text[start:end] is the answer."""
         return self.passage.places[self.span[0]][0], self.passage.places[self.span[1]][1]
 
     @property
@@ -41,11 +41,11 @@ class Answer:
 
     @property
     def pointed(self) -> int:
-        """Return the word with the largest weight."""
+        """Return the index of the word with the largest weight."""
         return max(range(len(self.weights)), key=self.weights.__getitem__)
 
     def record(self) -> dict[str, Any]:
-        """Return the answer as JSON."""
+        """Return the answer as a JSON object, with its position and the words and weights of the passage."""
         start, end = self.offsets
         return {
             "answer": self.text,
@@ -61,7 +61,7 @@ class Answer:
 
 @torch.no_grad()
 def answers(pointed: Pointed, passages: Sequence[Passage], *, longest: int) -> list[Answer]:
-    """Return the best span of each passage, of at most `longest` words."""
+    """Return the most likely span of at most `longest` words of each passage."""
     spans = best_span(pointed.start_logits, pointed.end_logits, longest=longest)
     starts, ends = (logits.float().softmax(-1) for logits in (pointed.start_logits, pointed.end_logits))
     chance = starts.gather(1, spans.start.unsqueeze(1)) * ends.gather(1, spans.end.unsqueeze(1))

@@ -1,4 +1,4 @@
-"""Questions as numbers: words, their letters, and features of a word's form and of the other text."""
+"""Encoding of questions and passages: numbers of words and letters, and features of each word."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,18 +13,22 @@ from regard.data.text.questions import Asked
 from regard.data.text.vocabulary import Vocabulary
 from regard.data.worlds.stories import Story, written
 
-LETTERS = 16  # number of letters of a word that are used; of longer words, the first and last half
-ALPHABET = 512  # number of letter embeddings; code points share them, so that no list of letters is stored
-# The word occurs in the other text; its first letters do; capital; number; punctuation; first in its sentence.
+LETTERS = 16  # number of letters of a word that are encoded; of a longer word, the first 8 and the last 8
+ALPHABET = 512  # number of letter embeddings; a code point uses one by its remainder, so no alphabet is stored
+# The features of a word: it occurs in the other text (question or passage); its first 5 letters occur there; it has a
+# capital first letter; it is a number; it is punctuation; it is the first word of its sentence.
 FEATURES = 6
-_STEM = 5
+_STEM = 5  # number of first letters that are compared with those of the words in the other text
 
 Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class ReadingCodec:
-    """The vocabulary, and the candidate answers that are appended to passages that do not contain them."""
+    """The codec of reading: the vocabulary, and candidate answers, which are appended to every passage.
+
+    With candidates, the model can also point at answers that do not occur in the passage.
+    """
 
     vocabulary: Vocabulary
     candidates: tuple[str, ...] = ()
@@ -33,8 +37,10 @@ class ReadingCodec:
     def build(
         cls, questions: Iterable[Asked], *, size: int | None = None, rare: int = 1, candidates: Sequence[str] = ()
     ) -> "ReadingCodec":
-        """Return the words of these questions and their passages, without capitals, that occur at least `rare`
-        times."""
+        """Return a codec whose vocabulary has the lower-case words of these questions and their passages.
+
+        It has the `size` most frequent of the words that occur at least `rare` times.
+        """
 
         def texts() -> Iterator[Sequence[str]]:
             seen: set[int] = set()
@@ -47,7 +53,7 @@ class ReadingCodec:
         return cls(Vocabulary.build(texts(), size=size, rarest=rare), tuple(candidates))
 
     def passage(self, text: str) -> Passage:
-        """Return a text as a passage, with the candidates appended."""
+        """Return a text as a passage, with the candidate answers appended."""
         plain = Passage.of(text)
         if not self.candidates:
             return plain
@@ -65,7 +71,7 @@ class ReadingCodec:
 
 
 def asked(story: Story) -> Asked:
-    """Return a generated story as the record that questions of files have."""
+    """Return a generated story with its question as an `Asked` record, the type of questions from files."""
     passage = Passage.joined([written(sentence) for sentence in story.sentences])
     return Asked(passage, words(written(story.question)), (written(story.answer),), story.span, story.support)
 
@@ -73,9 +79,11 @@ def asked(story: Story) -> Asked:
 def encode(
     codec: ReadingCodec, asked: Asked, *, exact_match: bool = True, characters: bool = False
 ) -> dict[str, Numbers | NDArray[np.float32] | int]:
-    """Return a question as a record: word numbers, features and letters of both texts, and the span (-1: none).
+    """Return a question and its passage as a record of arrays for the network.
 
-    Fields of the passage are `passage`, `passage_features` and `passage_letters`; of the question the same.
+    The fields of the passage are `passage` (word numbers), `passage_features` and, with `characters`,
+    `passage_letters`; the question has the same three fields. `start` and `end` are the first and the last word of the
+    answer, or -1 if the passage does not contain it.
     """
     start, end = (-1, -1) if asked.span is None else asked.span
     record: dict[str, Numbers | NDArray[np.float32] | int] = {"start": start, "end": end}
@@ -101,7 +109,7 @@ def _features(text: Sequence[str], other: Sequence[str], firsts: Sequence[bool])
 
 
 def _letters(word: str) -> Numbers:
-    """Return numbers of a word's letters, padded with 0; for a long word the first half and the last half."""
+    """Return the numbers of a word's letters, padded with 0; of a long word, those of the first 8 and the last 8."""
     if len(word) > LETTERS:
         word = word[: LETTERS // 2] + word[-LETTERS // 2 :]
     numbers = [1 + ord(letter) % (ALPHABET - 1) for letter in word]

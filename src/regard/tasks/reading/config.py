@@ -23,7 +23,7 @@ AlignmentName = Literal["none", ScoreName, "hard"]
 
 
 class DataSettings(TaskData):
-    """The built-in stories, or files."""
+    """The data of reading comprehension: built-in stories with questions, or files."""
 
     files: tuple[Path, ...] = ()
     """SQuAD .json, .jsonl or bAbI .txt: one file, training and test, or training, validation and test; or a folder."""
@@ -38,7 +38,7 @@ class DataSettings(TaskData):
 
 
 class ModelSettings(Settings):
-    """Encoders of passage and question, alignment, self-matching and a span pointer."""
+    """The model of reading comprehension: an encoder, attention over the question, self-attention, a span pointer."""
 
     attention: AlignmentName = "dot"
     """Score of the attention of passage words over the question; none: the question's mean is used."""
@@ -67,7 +67,7 @@ class ModelSettings(Settings):
 
 
 class ReadingConfig(TaskConfig):
-    """The settings of a whole run."""
+    """The settings of a whole run of reading comprehension."""
 
     figures = ("loss", "exact_match", "f1")
 

@@ -1,4 +1,4 @@
-"""Training and evaluation data of reading comprehension: the built-in stories, or the user's files."""
+"""The training and evaluation data of reading comprehension: the built-in stories, or the user's files."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from regard.tasks.world_examples import Parts, parts_of
 def make_material(
     config: ReadingConfig, cache: Path, codec: ReadingCodec | None, say: Callable[[str], None]
 ) -> Material:
-    """Return the questions of a run; `cache` is not needed."""
+    """Return the questions of a run; the folder `cache` is not used, because questions are read into memory."""
     return _files(config, codec, say) if config.data.files else _world(config, codec)
 
 
@@ -53,7 +53,10 @@ def _candidates(path: Path) -> tuple[str, ...]:
 
 
 def _held_out(questions: list[Asked], count: int, random: Random) -> tuple[list[Asked], list[Asked]]:
-    """Return the rest and the held-out questions, by passage: no passage is in both."""
+    """Return the training questions and about `count` held-out questions.
+
+    All questions about a passage are in the same part. At most a fifth of the passages is held out.
+    """
     passages = list(dict.fromkeys(one.passage.text for one in questions))
     random.shuffle(passages)
     if len(passages) < 3:
@@ -93,7 +96,7 @@ def encoded(codec: ReadingCodec, one: Asked, config: ReadingConfig) -> dict[str,
 
 
 def _parts(files: Sequence[Path]) -> dict[str, Path]:
-    """Return files by their part."""
+    """Return the data files by the name of their part: "train", "valid" and "test", if they exist."""
     if len(files) == 1:
         return find_parts(Path(files[0]))
     names = {2: ("train", "test"), 3: ("train", "valid", "test")}.get(len(files))
@@ -107,7 +110,7 @@ def input_files(config: ReadingConfig) -> list[Path]:
 
 
 def examples_of(paths: Sequence[Path], config: ReadingConfig, codec: ReadingCodec) -> tuple[list[Asked], str]:
-    """Return the questions of other files: a whole file, or the test part of a folder."""
+    """Return the questions of another file, or those of the test file in a folder, and a description."""
     path = only_path(paths)
     if not path.is_file():
         found = find_parts(path)

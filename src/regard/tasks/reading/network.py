@@ -1,4 +1,4 @@
-"""Builds the model of reading comprehension from its settings."""
+"""The model of reading comprehension, and its loss."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ _HARD = Hard("straight_through")
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Padded texts: word numbers, which of them are real, and each word's features and letters."""
+    """Padded texts: word numbers, a mask that is False for padding, and the features and letters of each word."""
 
     words: Int[Tensor, "b n"]
     mask: Bool[Tensor, "b n"]
@@ -31,17 +31,17 @@ class Texts:
 
     @classmethod
     def of(cls, batch: Any, name: str) -> "Texts":
-        """Return the passages or the questions of a batch of records that `encode` made."""
+        """Return the texts `name`, "passage" or "question", of a batch of records that `encode` returned."""
         words, lengths = getattr(batch, name), getattr(batch, f"{name}_lengths")
         mask = torch.arange(words.shape[1], device=words.device) < lengths.unsqueeze(-1)
         return cls(words, mask, getattr(batch, f"{name}_features"), getattr(batch, f"{name}_letters", None))
 
 
 class Reader(nn.Module):
-    """One encoder for passages and questions, h_j = [→h_j; ←h_j] of word vectors and features, and a span pointer.
+    """The model of reading comprehension: a bidirectional GRU that encodes passages and questions, and a span pointer.
 
-    A word is represented by its vector, a convolution over its letters (Kim 2014, as in BiDAF, section 2), and its
-    features.
+    The state of word j is h_j = [→h_j; ←h_j], from both directions. The input of the GRU is the vector of the word, a
+    convolution over its letters (Kim 2014, as in BiDAF, section 2), and its features.
     """
 
     def __init__(self, settings: ModelSettings, vocabulary: int, size: int, normalize: Normalizer) -> None:
@@ -72,11 +72,11 @@ class Reader(nn.Module):
         self.aligned_words = settings.align == "words"
 
     def forward(self, passage: Texts, question: Texts, *, weights: Request | None = None) -> Pointed:
-        """Return scores of each word of a passage as the first and the last of the answer."""
+        """Return the scores of each passage word as the first and as the last word of the answer."""
         return self.pointer(self.encode(passage), self.encode(question), weights=weights)
 
     def encode(self, texts: Texts) -> Memory:
-        """Return the states of the words."""
+        """Return the memory of the texts: the encoder's state of each word, and the keys of attention."""
         vectors = self.embedding(texts.words)
         parts = [vectors, texts.features]
         if self.letters is not None:
@@ -90,7 +90,7 @@ class Reader(nn.Module):
 
 
 class _Letters(nn.Module):
-    """max_t relu(W [l_t; l_{t+1}; …; l_{t+4}] + b): features of a word's spelling."""
+    """Features of a word's spelling: max_t relu(W [l_t; l_{t+1}; …; l_{t+4}] + b), with l_t the vector of letter t."""
 
     def __init__(self, size: int, *, letter_size: int = 16, width: int = 5) -> None:
         super().__init__()
@@ -103,9 +103,11 @@ class _Letters(nn.Module):
 
 
 def build(settings: ModelSettings, vocabulary: int, *, normalize: Normalizer | None = None) -> Reader:
-    """Return a model for a vocabulary of this size; `normalize` replaces softmax, or the hard choice, in the alignment.
+    """Return a model for a vocabulary of this size.
 
-    Without attention, the states are widened to have about the same number of parameters.
+    `normalize` is the normaliser of attention over the question; None: softmax, or straight-through hard attention if
+    the settings say "hard". A model without attention gets wider states, so that it has about as many parameters as a
+    model with attention.
     """
     if normalize is None:
         normalize = _HARD if settings.attention == "hard" else Softmax()
@@ -114,7 +116,7 @@ def build(settings: ModelSettings, vocabulary: int, *, normalize: Normalizer | N
 
 
 def _twin_size(settings: ModelSettings, vocabulary: int) -> int:
-    """Return the size at which the model without attention is nearest to the one with it in parameters."""
+    """Return the state size with which a model without attention has the parameters of one with attention, nearly."""
     wanted = _count(settings.model_copy(update={"attention": "dot"}), vocabulary, settings.size)
     sizes = range(settings.size, 2 * settings.size + 1)
     return min(sizes, key=lambda size: abs(_count(settings, vocabulary, size) - wanted))
@@ -126,7 +128,7 @@ def _count(settings: ModelSettings, vocabulary: int, size: int) -> int:
 
 
 def loss(pointed: Pointed, start: Int[Tensor, "b"], end: Int[Tensor, "b"]) -> Tensor:
-    """Return −log p(start) − log p(end), summed over the batch; a question without a span (-1) adds nothing."""
+    """Return −log p(start) − log p(end), summed over the batch; a question without an answer (-1) adds 0."""
     pairs = ((pointed.start_logits, start), (pointed.end_logits, end))
     first, last = (F.cross_entropy(scores.float(), gold, ignore_index=-1, reduction="sum") for scores, gold in pairs)
     return first + last

@@ -1,4 +1,4 @@
-"""A trained model of reading comprehension: the answer to a question as a span of a passage."""
+"""The predictor of reading comprehension: answers to questions, as spans of passages, with attention weights."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ from regard.tasks.reading.network import Reader, Texts
 from regard.tasks.task import InputError
 from regard.train.distributed import shareable
 
-_TOKENS = 8192  # number of passage words per batch, including padding
-_WORDS = 5000  # the largest number of words of a passage, and of a question
+_TOKENS = 8192  # largest number of passage words in a batch, with padding
+_WORDS = 5000  # largest number of words of a passage, and of a question
 PADS = dict.fromkeys(
     f"{name}{part}" for name in ("passage", "question") for part in ("", "_features", "_letters")
 )  # fields of a record that are padded
@@ -35,7 +35,7 @@ def collated(records: Sequence[Mapping[str, Any]], *, grid: int = 1, rows: int =
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """An answer with its question, and the weights (n, m) of the passage's words over the question."""
+    """An answer with its question, and the attention weights (n, m) of n passage words over m question words."""
 
     found: Answer
     asked: Asked
@@ -50,12 +50,14 @@ class Found:
         return f"{self.answer} {self.found.probability:.2f}"
 
     def record(self) -> dict[str, Any]:
-        """Return the answer as JSON, with its character positions, its sentence, and the pointer's weights."""
+        """Return the question and the answer as a JSON object, with the answer's position, sentence and weights."""
         return {"question": self.asked.asked_text, **self.found.record()}
 
     def trace(self) -> Trace | None:
-        """Return the pointer's weights over the passage, and the weights of each word of the passage over the
-        question."""
+        """Return two attention maps: the span pointer over the passage, and each passage word over the question.
+
+        A model without attention has the first map only.
+        """
         passage, question = list(self.found.passage.words), list(self.asked.question)
         maps = {"answer": torch.tensor(self.found.weights)[None, None]}
         if self.alignment is not None:
@@ -69,7 +71,7 @@ class Found:
 
 @dataclass(frozen=True, eq=False)
 class ReadingPredictor:
-    """A model with its codec."""
+    """The predictor of reading comprehension: a trained model with its codec."""
 
     network: Reader
     codec: ReadingCodec
@@ -80,7 +82,10 @@ class ReadingPredictor:
         return next(self.network.parameters()).device
 
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Found | InputError]:
-        """Return answers to questions, in order; an error for a passage or a question that is empty or too long."""
+        """Return the answers to questions, in order.
+
+        If a passage or a question is empty or too long, an `InputError` is in place of the answer.
+        """
         return answered(inputs, self._asked, self.read)
 
     def _asked(self, given: Mapping[str, Any]) -> Asked:
@@ -92,7 +97,7 @@ class ReadingPredictor:
 
     @shareable
     def read(self, questions: Sequence[Asked], *, weights: bool = True) -> list[Found]:
-        """Return answers to questions; passages of similar length are processed together."""
+        """Return the answers to questions, in order; a batch has passages of similar length."""
         records = [encoded(self.codec, one, self.config) for one in questions]
         found: dict[int, Found] = {}
         for part in groups_by_length([len(record["passage"]) for record in records], tokens=_TOKENS):
@@ -107,9 +112,10 @@ class ReadingPredictor:
         return [found[place] for place in range(len(questions))]
 
     def score_of(self, found: Found) -> Score:
-        """Return the log-probability of an answer's first word with other words of the passage replaced by unknown.
+        """Return a score function for `deletion`: the log-probability of an answer's first word.
 
-        Words are replaced, not removed, so that the answer keeps its position.
+        A deleted word of the passage is replaced by the unknown word, so that the answer keeps its position. The first
+        word of the answer is never deleted.
         """
         record, first = encoded(self.codec, found.asked, self.config), found.found.span[0]
 

@@ -1,4 +1,4 @@
-"""Presets: functions that return a configuration."""
+"""The presets of reading comprehension: functions that return a named configuration."""
 
 from regard.tasks.presets import cosine, presets
 from regard.tasks.reading.config import DataSettings, ModelSettings, ReadingConfig

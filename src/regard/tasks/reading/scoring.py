@@ -1,4 +1,4 @@
-"""Exact match and F1 of answers by SQuAD's rules (Rajpurkar et al. 2016, section 6.1), and pointing accuracy."""
+"""Metrics of answers: exact match and F1 by SQuAD's rules (Rajpurkar et al. 2016, section 6.1), pointing accuracy."""
 
 import string
 from collections import Counter
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from regard.data.text.passages import words
 
 _ARTICLES = {"a", "an", "the"}
-# SQuAD's script strips ASCII punctuation; the others are the equivalents in other languages.
+# SQuAD's script strips ASCII punctuation; the other characters are the equivalents in other languages.
 _MARKS = str.maketrans("", "", string.punctuation + "。，、！？；：「」『』（）《》〈〉“”‘’«»„…–—·")
 
 
 def normal(text: str) -> str:
-    """Return text normalised for comparison: lower case, no punctuation, no articles, single blanks.
+    """Return a text normalised for comparison: lower case, without punctuation and articles, with single spaces.
 
     >>> normal("The  Denver-Broncos!")
     'denverbroncos'
@@ -31,9 +31,10 @@ def exact_match(answer: str, references: Iterable[str]) -> float:
 
 
 def f1(answer: str, references: Iterable[str]) -> float:
-    """Return the harmonic mean of precision and recall over words, the best over the references.
+    """Return the harmonic mean of the precision and recall of an answer's words; the largest over the references.
 
-    A Chinese or Japanese character is a word. If one side has no words, the result is 1 only if both have none.
+    A Chinese or Japanese character counts as a word. If the answer or the reference has no words, the result is 1 if
+    both have none, else 0.
 
     >>> f1("the big red ball", ["a red ball", "box"])
     0.8
@@ -42,7 +43,7 @@ def f1(answer: str, references: Iterable[str]) -> float:
 
 
 def _f1(answer: str, reference: str) -> float:
-    # SQuAD's own script splits at blanks alone, which gives the same words in languages with blanks.
+    # SQuAD's own script splits at spaces only; in languages that write spaces, this gives the same words.
     ours, theirs = (words(normal(text)) for text in (answer, reference))
     if not ours or not theirs:
         return float(ours == theirs)
@@ -51,7 +52,7 @@ def _f1(answer: str, reference: str) -> float:
 
 
 def scores(answers: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return the means of exact match and F1, from 0 to 1.
+    """Return the means of exact match and F1 over the answers, from 0 to 1.
 
     >>> scores(["the kitchen", "red ball"], [["kitchen"], ["ball"]])
     {'exact_match': 0.5, 'f1': 0.8333333333333333}
@@ -66,9 +67,10 @@ def scores(answers: Sequence[str], references: Sequence[Sequence[str]]) -> dict[
 
 
 def pointing(places: Sequence[int], sentences: Sequence[Sequence[int]], answering: Sequence[int]) -> float:
-    """Return the fraction of questions whose most likely first word, `places`, is in the answering sentence.
+    """Return the fraction of questions whose most attended passage word is in the sentence that contains the answer.
 
-    `sentences` gives for each passage the sentence of each of its words.
+    `places` are the indices of the most attended words; `sentences` holds for each passage the sentence of each of its
+    words; `answering` are the sentences with the answers.
 
     >>> pointing([0, 4], [[0, 0, 1, 1, 1], [0, 0, 1, 1, 1]], [1, 1])
     0.5

@@ -1,4 +1,4 @@
-"""The task record of reading: its functions for the shared training, evaluation and prediction."""
+"""The `Task` record of reading comprehension: the functions with which shared code trains, evaluates and predicts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,7 +76,10 @@ def _judge(predictor: ReadingPredictor, questions: Sequence[Asked], config: Read
 
 
 def _beside(found: Any) -> list[float]:
-    """Return the pointer's weights without those of the answer's first word, which is the target itself."""
+    """Return the span pointer's weights with 0 for the answer's first word.
+
+    `deletion` must not select this word, because its own probability is measured.
+    """
     first = found.found.span[0]
     return [0.0 if place == first else weight for place, weight in enumerate(found.found.weights)]
 
@@ -111,6 +114,6 @@ READING = Task(
     examples=examples_of,
     asked=lambda one: {"passage": one.passage.text, "question": one.asked_text},
     needs=NEEDS,
-    recorded=("model.align",),  # needed without attention too: the width of that model depends on it
+    recorded=("model.align",),  # the width of a model without attention depends on this setting too
     aliases={"data": "data.files"},
 )

@@ -1,1 +1,1 @@
-"""Sentiment: the class of a text, with a weight for each word."""
+"""Text classification, such as sentiment analysis, with an attention weight for each word."""

@@ -1,4 +1,4 @@
-"""Texts as numbers and classes by name, as stored in a run."""
+"""The codec of text classification: it encodes texts as token numbers, and holds the names of the classes."""
 
 import json
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ FILES = (TOKENIZER, CLASSES)
 
 @dataclass(frozen=True, eq=False)
 class SentimentCodec:
-    """The vocabulary, the classes, and the largest number of tokens of a text."""
+    """The vocabulary, the names of the classes, and the largest number of tokens of a text."""
 
     coder: Coder
     classes: tuple[str, ...]
     longest: int
-    stop: tuple[int, ...] = ()  # tokens that are encoded, but never attended
+    stop: tuple[int, ...] = ()  # numbers of stop words: they are encoded, but masked in attention
 
     def encode(self, text: str) -> tuple[list[int], list[Span]]:
-        """Return the numbers of a text's first tokens, and their positions."""
+        """Return the numbers of the first `longest` tokens of a text, and their positions in the text."""
         coded = self.coder.encode(text)
         return coded.numbers[: self.longest], coded.spans[: self.longest]
 

@@ -1,4 +1,4 @@
-"""The settings of a text classifier: its data, its model and its training."""
+"""The settings of text classification: its data, its model and its training."""
 
 from pathlib import Path
 from typing import Literal
@@ -23,7 +23,7 @@ Content = Literal["states", "words", "both"]
 
 
 class DataSettings(TaskData):
-    """The built-in reviews, or files."""
+    """The data of text classification: built-in reviews, or files."""
 
     files: tuple[Path, ...] = ()
     """CSV, TSV, JSONL, a folder of such or of text files by class; none: the built-in reviews."""
@@ -50,7 +50,7 @@ class DataSettings(TaskData):
 
 
 class ModelSettings(Settings):
-    """An encoder and attention that pools its states."""
+    """The model of text classification: an encoder, and attention that pools its states."""
 
     kind: Literal["recurrent", "transformer", "ngrams"] = "recurrent"
     """recurrent, transformer, or ngrams: sums of hashed n-grams, which depend on the nearest neighbours only."""
@@ -99,7 +99,7 @@ class ModelSettings(Settings):
 
 
 class SentimentConfig(TaskConfig):
-    """The settings of a whole run."""
+    """The settings of a whole run of text classification."""
 
     figures = ("loss", "accuracy")
 

@@ -1,4 +1,4 @@
-"""Training and evaluation data of a text classifier: the built-in reviews, or the user's files."""
+"""The training and evaluation data of text classification: the built-in reviews, or the user's files."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from regard.tasks.world_examples import Parts, parts_of
 
 @dataclass(frozen=True)
 class Example:
-    """A text, its label, and the decisive words, if known."""
+    """A text, its label, and the positions of the words that determine the label, if they are known."""
 
     text: str
     label: str
@@ -30,7 +30,7 @@ class Example:
 def make_material(
     config: SentimentConfig, cache: Path, codec: SentimentCodec | None, say: Callable[[str], None]
 ) -> Material:
-    """Return the texts of a run; `cache` is not needed."""
+    """Return the texts of a run; the folder `cache` is not used, because texts are read into memory."""
     return _files(config, codec, say) if config.data.files else _world(config, codec)
 
 
@@ -50,7 +50,8 @@ def _example(review: reviews.Review, settings: DataSettings) -> Example:
     if len(words) != len(review.words):
         raise DataError(f"the built-in world: {text!r} has {len(words)} words, expected {len(review.words)}")
     spans = tuple(words[place].span for place in sorted(review.decisive))
-    # Users often omit the last full stop; a model that never saw such texts would misclassify them.
+    # A third of the texts has no final full stop: users often omit it, and a model trained without such texts would
+    # misclassify theirs.
     bare = text.rstrip(".。") if crc32(text.encode()) % 3 == 0 else text
     return Example(bare, review.label, spans)
 
@@ -108,6 +109,6 @@ def input_files(config: SentimentConfig) -> list[Path]:
 
 
 def examples_of(paths: Sequence[Path], config: SentimentConfig, codec: SentimentCodec) -> tuple[list[Example], str]:
-    """Return the labelled texts of other files: for a folder with parts, its test part."""
+    """Return the labelled texts of other files, and a description; of a folder, the test files are read."""
     reading = parts_of_test(paths, _asked(config.data), codec.classes)
     return [_labelled(row) for row in reading.rows], str(reading)

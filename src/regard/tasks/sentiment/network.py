@@ -1,4 +1,4 @@
-"""Builds the text classifier from its settings: an encoder, and attention that pools its states."""
+"""The model of text classification: an encoder, and attention that pools its states."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -24,11 +24,12 @@ Encoder = RecurrentEncoder | TransformerEncoder | NgramEncoder
 
 
 class TextClassifier(nn.Module):
-    """Classes of token sequences: memory = encoder(source), logits = classifier(memory).
+    """The model of text classification: memory = encoder(source), logits = classifier(memory).
 
-    In training a fraction `word_dropout` of the tokens is replaced by `unknown`. Tokens that `stop` marks (True) are
-    encoded, but never attended: a word of every text ("the", a full stop) determines no class, but its state depends on
-    its neighbours, and attention might select it instead of them.
+    In training, a fraction `word_dropout` of the tokens is replaced by `unknown`. Stop words, for which the table
+    `stop` (v,) over the vocabulary is True, are encoded, but masked in attention: a word that is in nearly every text
+    ("the", a full stop) determines no class, but its state also encodes its neighbours, and attention might select it
+    instead of them.
     """
 
     stop: Tensor
@@ -49,7 +50,10 @@ class TextClassifier(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Classified:
-        """Return scores of the classes of some texts, and the requested weights, (b, looks, k)."""
+        """Return the scores of the classes for each text, and the requested attention weights (b, looks, k).
+
+        `looks` is the number of learned queries.
+        """
         if self.training and self.word_dropout:
             dropped = torch.rand(source.shape, device=source.device) < self.word_dropout
             source = source.masked_fill(dropped, self.unknown)
@@ -68,10 +72,10 @@ def build(
     stop: Bool[Tensor, " v"] | None = None,
     learning: LearningSettings = _LEARNING,
 ) -> TextClassifier:
-    """Return a classifier for these sizes of vocabulary and classes; `stop` is the result of `stop_words`.
+    """Return a classifier for this vocabulary size and number of classes; `stop` is the result of `stop_words`.
 
-    With `attention="none"` the input of the classifier is the encoder's summary, after a hidden layer with as many
-    parameters as attention.
+    With `attention="none"`, the classifier gets the encoder's summary instead of a context vector, and a hidden layer
+    with about as many parameters as attention has.
     """
     stop = torch.zeros(vocabulary_size, dtype=torch.bool) if stop is None else stop
     encoder, classifier = (
@@ -83,7 +87,7 @@ def build(
 
 
 def stop_words(texts: Iterable[Sequence[int]], vocabulary_size: int, share: float) -> Bool[Tensor, " v"]:
-    """Return the tokens that occur in more than this fraction of the texts.
+    """Return a mask (v,) over the vocabulary, True for tokens that occur in more than a fraction `share` of the texts.
 
     >>> stop_words([[4, 5], [4, 6], [4, 4, 7]], 8, 0.5).nonzero().flatten()
     tensor([4])
@@ -98,7 +102,11 @@ def stop_words(texts: Iterable[Sequence[int]], vocabulary_size: int, share: floa
 def _fixed(
     settings: ModelSettings, vocabulary_size: int, classes: int, learning: LearningSettings
 ) -> tuple[Encoder, Classifier]:
-    """Return the hidden size without attention at which the number of parameters equals that with attention."""
+    """Return an encoder and a classifier without attention.
+
+    The size of the classifier's hidden layer is chosen so that both have about as many parameters as the encoder and
+    the classifier with attention.
+    """
     with torch.device("meta"):
         attends = settings.model_copy(update={"attention": "additive"})
         twin = _attending(attends, vocabulary_size, classes, learning)

@@ -1,4 +1,4 @@
-"""A trained text classifier: text in, class out, with a weight for each word."""
+"""The predictor of text classification: the class of a text, with an attention weight for each word."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,18 @@ from regard.tasks.sentiment.network import TextClassifier
 from regard.tasks.task import InputError
 from regard.train.distributed import shareable
 
-_TOKENS = 16_384  # number of tokens per batch, including padding
-_CHARACTERS = 1_000_000
-_NAMED = 3  # number of words in a line of output
+_TOKENS = 16_384  # largest number of tokens in a batch, with padding
+_CHARACTERS = 1_000_000  # largest number of characters of a text
+_NAMED = 3  # number of the most attended words that `Verdict.line` names
 
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """The class of a text. `weights` (looks, k) are those of its tokens, which are at `spans` of the text."""
+    """The prediction for a text: the probability of each class, and attention weights over the tokens.
+
+    `weights` (looks, k) has a row for each learned query; `spans` are the positions of the k tokens in the text, and
+    `numbers` their numbers in the vocabulary.
+    """
 
     text: str
     spans: tuple[Span, ...]
@@ -43,16 +47,16 @@ class Verdict:
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """Return the tokens as in the text."""
+        """Return the tokens as they are written in the text."""
         return tuple(self.text[span.start : span.end] for span in self.spans)
 
     def word_weights(self) -> list[float]:
-        """Return the weight of each token, the mean over queries; empty without attention."""
+        """Return the attention weight of each token, averaged over the queries; an empty list without attention."""
         return [] if self.weights is None else self.weights.mean(0).tolist()
 
     @property
     def line(self) -> str:
-        """Return the class, its probability, and the words with the largest weights."""
+        """Return the class, its probability, and the words with the largest attention weights."""
         weights = self.word_weights()
         first = f"{self.answer} {self.probability:.2f}"
         most = sorted(range(len(weights)), key=lambda place: -weights[place])[:_NAMED]
@@ -60,7 +64,7 @@ class Verdict:
         return f"{first}: {named}" if named else first
 
     def record(self) -> dict[str, Any]:
-        """Return the class as JSON; phrases and sentences have the sums of their words' weights."""
+        """Return the prediction as a JSON object; the weight of a phrase or a sentence is the sum over its words."""
         weights = self.word_weights()
         parts = {"phrases": phrases(self.text), "sentences": sentences(self.text)} if weights else {}
         return {
@@ -82,7 +86,7 @@ class Verdict:
         }
 
     def trace(self) -> Trace | None:
-        """Return the weights with the tokens at the columns, and a row for each query."""
+        """Return the attention weights, with a row for each learned query and the tokens as labels of the columns."""
         if self.weights is None or not self.spans:
             return None
         looks = len(self.weights)
@@ -93,13 +97,13 @@ class Verdict:
 
 @dataclass(frozen=True, eq=False)
 class SentimentPredictor:
-    """A text classifier with its codec."""
+    """The predictor of text classification: a trained model with its codec."""
 
     network: TextClassifier
     codec: SentimentCodec
 
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Verdict | InputError]:
-        """Return the classes of texts, in order; an error for a text without words."""
+        """Return the classes of texts, in order; an `InputError` in place of one for a text that has no words."""
         return answered(inputs, self._text, self.classify)
 
     def _text(self, given: Mapping[str, Any]) -> str:
@@ -112,7 +116,7 @@ class SentimentPredictor:
 
     @shareable
     def classify(self, texts: Sequence[str], *, weights: bool = True) -> list[Verdict]:
-        """Return the classes of texts that have words; those of similar length are processed together."""
+        """Return the classes of texts, in order; every text must have a token. A batch has texts of similar length."""
         coded = [self.codec.encode(text) for text in texts]
         found: dict[int, Verdict] = {}
         for part in groups_by_length([len(numbers) for numbers, _ in coded], tokens=_TOKENS):
@@ -125,7 +129,7 @@ class SentimentPredictor:
         return [found[place] for place in range(len(texts))]
 
     def score_of(self, verdict: Verdict) -> Score:
-        """Return the log-probability of the predicted class with some of the tokens removed."""
+        """Return a score function for `deletion`: the log-probability of the predicted class without some tokens."""
         best = int(verdict.probabilities.argmax())
 
         def score(kept: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Presets: functions that return a configuration."""
+"""The presets of text classification: functions that return a named configuration."""
 
 from regard.tasks.config import LearningSettings
 from regard.tasks.presets import cosine, presets

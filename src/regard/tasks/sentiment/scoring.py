@@ -1,4 +1,4 @@
-"""Metrics of text classification: accuracy, rationale F1 and faithfulness."""
+"""Metrics of text classification: accuracy, and of its attention, rationale F1 and faithfulness."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,13 +15,16 @@ _EXPLAINED = 100  # number of texts whose faithfulness is measured
 
 
 def accuracy(verdicts: Sequence[Verdict], examples: Sequence[Example]) -> float:
-    """Return the fraction of texts whose class is right."""
+    """Return the fraction of texts whose predicted class is the label."""
     right = sum(verdict.answer == example.label for verdict, example in zip(verdicts, examples, strict=True))
     return right / max(1, len(examples))
 
 
 def rationale_f1(verdict: Verdict, example: Example, *, characters: bool) -> float:
-    """Return F1 of the words with at least the mean weight against the decisive words."""
+    """Return the F1 score of the words with at least the mean attention weight, against the gold decisive words.
+
+    If `characters` is true, a Chinese character counts as a word.
+    """
     words = [token.span for token in cut(verdict.text, "characters" if characters else "words")]
     weights = summed(verdict.word_weights(), verdict.spans, words)
     chosen = {span for span, weight in zip(words, weights, strict=True) if weight >= 1 / len(words)}
@@ -31,7 +34,7 @@ def rationale_f1(verdict: Verdict, example: Example, *, characters: bool) -> flo
 
 
 def judge(predictor: SentimentPredictor, examples: Sequence[Example], config: SentimentConfig, explain: bool) -> Judged:
-    """Return accuracy, and if the decisive words are known, rationale F1."""
+    """Return the accuracy, and rationale F1 if the decisive words are known; with `explain`, the faithfulness too."""
     examples = [example for example in examples if predictor.codec.encode(example.text)[0]]
     verdicts = predictor.classify([example.text for example in examples])
     metrics: dict[str, Any] = {"accuracy": round(accuracy(verdicts, examples), 4), "texts": len(examples)}

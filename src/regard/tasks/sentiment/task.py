@@ -1,4 +1,4 @@
-"""The task record of sentiment: its functions for the shared training, evaluation and prediction."""
+"""The `Task` record of text classification: the functions with which shared code trains, evaluates and predicts."""
 
 from collections.abc import Sequence
 from pathlib import Path

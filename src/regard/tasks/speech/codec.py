@@ -1,4 +1,4 @@
-"""Transcripts as symbols and numbers, as stored in a run: words, or characters with a symbol for the blank."""
+"""The codec of speech recognition: it splits transcripts into symbols, words or characters, and encodes them."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ Symbols = Literal["words", "characters"]
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """Return the words of a transcript, lower-cased and without punctuation, as error rates require.
+    """Return the words of a transcript in lower case and without punctuation, the form for word error rates.
 
     >>> words_of("Don't stop, 3 4!")
     ("don't", 'stop', '3', '4')
@@ -26,14 +26,14 @@ def words_of(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class SpeechCodec:
-    """The vocabulary of symbols."""
+    """The vocabulary of symbols, which are words, or characters with the symbol "␣" for a space."""
 
     vocabulary: Vocabulary
     by: Symbols = "words"
 
     @classmethod
     def build(cls, transcripts: Iterable[Sequence[str]], by: Symbols, *, size: int) -> "SpeechCodec":
-        """Return the most frequent `size` symbols of these transcripts, given as words."""
+        """Return a codec with the `size` most frequent symbols of these transcripts, which are given as words."""
         return cls(Vocabulary.build((spelled(words, by) for words in transcripts), size=size), by)
 
     def symbols(self, words: Sequence[str]) -> tuple[str, ...]:
@@ -51,13 +51,13 @@ class SpeechCodec:
 
     @classmethod
     def load(cls, directory: Path) -> "SpeechCodec":
-        """Return the codec of a run."""
+        """Return the codec in a run directory."""
         facts = json.loads((directory / FACTS).read_text(encoding="utf-8"))
         return cls(Vocabulary.load(directory / TOKENIZER), facts["symbols"])
 
 
 def spelled(words: Sequence[str], by: Symbols) -> tuple[str, ...]:
-    """Return the symbols of some words.
+    """Return words as symbols: unchanged, or as their characters with "␣" between words.
 
     >>> spelled(("go", "up"), "characters")
     ('g', 'o', '␣', 'u', 'p')

@@ -1,4 +1,4 @@
-"""The settings of speech recognition: its data, its features, its model, its training and its search."""
+"""The settings of speech recognition: its data, its features, its model, its training and its decoding."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,13 +8,13 @@ from pydantic import Field, model_validator
 from regard.data.worlds.utterances import MOST
 from regard.tasks.config import FILES, WORLD, DecodeSettings, Need, Settings, TaskConfig, TaskData, Width, shared_needs
 
-LONGEST_STEP = 0.04  # the longest encoder step in seconds, below the tolerance of 50 ms
+LONGEST_STEP = 0.04  # longest encoder step in seconds, shorter than the tolerance of 50 ms of the metric `within_50ms`
 AttentionName = Literal["none", "location", "monotonic", "additive", "dot", "scaled_dot", "cosine", "bilinear", "hard"]
 Said = Annotated[int, Field(gt=0, lt=MOST)]
 
 
 class DataSettings(TaskData):
-    """The built-in utterances, or files."""
+    """The data of speech recognition: built-in synthesised utterances, or files."""
 
     files: tuple[Path, ...] = ()
     """A folder of recordings with transcripts as TSV or JSONL, or in LibriSpeech's layout; none: the built-in
@@ -42,7 +42,7 @@ class DataSettings(TaskData):
 
 
 class FeatureSettings(Settings):
-    """Log-mel features, and their masking in training."""
+    """The log-mel features of recordings, and their masking in training (SpecAugment)."""
 
     bands: int = Field(default=40, ge=4, le=256)
     """Bands on the mel scale."""
@@ -61,7 +61,7 @@ class FeatureSettings(Settings):
 
 
 class ModelSettings(Settings):
-    """A pyramidal encoder and a recurrent decoder that attends to its steps for each symbol."""
+    """The model of speech recognition: a pyramidal encoder, and a recurrent decoder that attends to its steps."""
 
     encoder_size: Width = 64
     """Size of the encoder's states in each direction."""
@@ -94,7 +94,7 @@ class ModelSettings(Settings):
 
 
 class SpeechConfig(TaskConfig):
-    """The settings of a whole run."""
+    """The settings of a whole run of speech recognition."""
 
     figures = ("loss", "exact", "wer")
 

@@ -1,4 +1,4 @@
-"""The user's recordings: read once, with their features stored in the run's data folder."""
+"""The data of a speech run from the user's files: features of recordings are computed once and stored with the run."""
 
 import hashlib
 import os
@@ -18,11 +18,11 @@ from regard.tasks.speech.log_mel_frames import Frames
 from regard.tasks.speech.material import Example, Say, example_wav, record, world_material
 from regard.tasks.task import Material
 
-_SAID = 2000  # number of recordings between two lines of progress
+_SAID = 2000  # number of recordings between two progress messages
 
 
 def make_material(config: SpeechConfig, cache: Path, codec: SpeechCodec | None, say: Say) -> Material:
-    """Return the recordings of a run; features of the training part are stored in the folder `cache`."""
+    """Return the recordings and transcripts of a run; features of recordings are stored in the folder `cache`."""
     settings = config.data
     if not settings.files:
         return world_material(config, codec)
@@ -53,7 +53,7 @@ Part = Sequence[SpokenFile]
 
 
 def _parted(train: Part, valid: Part, test: Part, config: SpeechConfig) -> tuple[Part, Part, Part]:
-    """Return the parts; if files have no validation or test part, recordings of the training part are held out."""
+    """Return the training, validation and test parts; a missing part is held out of the training recordings."""
     rest = random.Random(config.data.seed).sample(train, len(train))
     for name, wanted in (("valid", config.data.valid), ("test", config.data.test)):
         if (valid if name == "valid" else test) or not train:
@@ -67,9 +67,10 @@ def _parted(train: Part, valid: Part, test: Part, config: SpeechConfig) -> tuple
 
 
 def _with_features(part: Part, config: SpeechConfig, cache: Path, say: Say) -> list[Example | None]:
-    """Return the examples of a part, None for skipped ones, with their features in one file of the cache.
+    """Return the examples of a part with their log-mel features; None in place of a skipped recording.
 
-    An existing file for the same recordings and settings is reused.
+    The features of the part are in one file in the folder `cache`, which is reused for the same recordings and
+    settings.
     """
     marks = [f"{one.sound} {one.sound.stat().st_size} {one.sound.stat().st_mtime_ns}" for one in part]
     known = f"{config.data.rate} {config.data.seconds} {config.features.model_dump_json()}"
@@ -89,7 +90,10 @@ def _with_features(part: Part, config: SpeechConfig, cache: Path, say: Say) -> l
 
 
 def _write(path: Path, index: Path, part: Part, config: SpeechConfig, say: Say) -> None:
-    """Write features consecutively; return the number of frames of each recording, 0 if it is skipped."""
+    """Write the features of all recordings one after another to the file `path`.
+
+    The file `index` holds the number of frames of each recording; 0 if the recording is skipped.
+    """
     counts = np.zeros(len(part), np.int64)
     faults: Counter[str] = Counter()
     with path.with_suffix(".part").open("wb") as file:
@@ -106,13 +110,14 @@ def _write(path: Path, index: Path, part: Part, config: SpeechConfig, say: Say) 
     os.replace(path.with_suffix(".part"), path)
     with index.with_suffix(".part").open("wb") as file:
         np.save(file, counts)
-    os.replace(index.with_suffix(".part"), index)  # the index is written last: if it exists, the features are complete
+    os.replace(index.with_suffix(".part"), index)  # the index comes last: if it exists, the features are complete
 
 
 def _frames(one: SpokenFile, config: SpeechConfig, faults: Counter[str]) -> Frames | None:
-    """Return the features of a recording.
+    """Return the log-mel features of a recording.
 
-    One that cannot be used is an error with the line that names it, or is counted.
+    A recording that cannot be used is an error, which names its line in the transcripts; with `data.skip_faults`, it is
+    added to `faults`, and None is returned.
     """
     try:
         return _example(one, None, config).features(config)
@@ -130,7 +135,7 @@ def _example(one: SpokenFile, frames: Frames | None, config: SpeechConfig) -> Ex
 
 
 def input_files(config: SpeechConfig) -> list[Path]:
-    """Return every file that a run uses: transcripts and recordings."""
+    """Return every data file that a run uses: transcripts and recordings."""
     if not config.data.files:
         return []
     found = load_transcripts(_one(config.data.files), skip_faults=config.data.skip_faults)
@@ -138,7 +143,7 @@ def input_files(config: SpeechConfig) -> list[Path]:
 
 
 def examples_of(paths: Sequence[Path], config: SpeechConfig, codec: SpeechCodec) -> tuple[list[Example], str]:
-    """Return the recordings of other files: for a folder with parts, its test part."""
+    """Return the transcribed recordings of other files, and a description; of a folder, the test part is read."""
     found = load_transcripts(_one(paths), skip_faults=config.data.skip_faults)
     faults: Counter[str] = Counter()
     examples: list[Example] = []

@@ -1,4 +1,4 @@
-"""Recordings as log-mel frames, and frames as a picture."""
+"""Conversion of recordings to log-mel frames, of frames to an image, and of attention weights to times."""
 
 import functools
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from regard.look.labels import png_bytes
 from regard.nn.logmel import LogMel, level
 from regard.tasks.speech.config import SpeechConfig
 
-Frames = NDArray[np.float16]  # (t, bands), from −1 to 1
-_TALL = 4  # height of a band in a picture, in pixels
+Frames = NDArray[np.float16]  # log-mel features (t, bands), with values from −1 to 1
+_TALL = 4  # height in pixels of a frequency band in an image of frames
 
 
 @functools.lru_cache(maxsize=4)
@@ -23,24 +23,27 @@ def _layer(rate: int, bands: int, hop: float, window: float) -> LogMel:
 
 @torch.no_grad()
 def frames_of(samples: Samples, config: SpeechConfig) -> Frames:
-    """Return the features of a recording, in half precision: 1 is its maximum, −1 is 80 dB below."""
+    """Return the log-mel features of a recording: 1 is its loudest value, −1 is 80 dB below and less."""
     settings = config.features
     layer = _layer(config.data.rate, settings.bands, settings.hop, settings.window)
     return level(layer(torch.from_numpy(np.asarray(samples, np.float32))[None])[0]).half().numpy()
 
 
 def spectrogram(frames: Frames) -> bytes:
-    """Return frames as a PNG picture: time to the right, frequency upwards, louder is darker."""
+    """Return frames as the bytes of a PNG image: time to the right, frequency upwards; louder values are darker."""
     from PIL import Image
 
     wide = frames.astype(np.float32)
-    low, high = np.quantile(wide, 0.2), max(float(wide.max()), -0.99)  # quieter parts are noise and drawn white
+    low, high = np.quantile(wide, 0.2), max(float(wide.max()), -0.99)  # the quietest 20 % are noise: they become white
     shades = np.rint(255 * np.clip((high - wide) / max(high - low, 1e-3), 0, 1)).astype(np.uint8)
     return png_bytes(Image.fromarray(np.repeat(shades.T[::-1], _TALL, 0)))
 
 
 def interval(weights: Sequence[float], step: float) -> tuple[float, float, float]:
-    """Return start, end and peak of a symbol in seconds: around its largest weight, down to half of it.
+    """Return the start, the end and the peak in seconds of the interval that a symbol attends to.
+
+    `weights` are its attention weights over the encoder steps, each of `step` seconds. The interval is around the step
+    with the largest weight, and has the adjacent steps with at least half of this weight.
 
     >>> interval([0.1, 0.4, 0.5, 0.0], 0.5)
     (0.5, 1.5, 1.25)

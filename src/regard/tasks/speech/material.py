@@ -1,4 +1,4 @@
-"""Training and evaluation data of speech recognition: the built-in utterances, or the user's recordings."""
+"""The records and examples of speech recognition, and the data of the built-in utterances."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,38 +18,38 @@ from regard.tasks.world_examples import parts_of
 
 Record = dict[str, Any]
 Say = Callable[[str], Any]
-_BEYOND = 3  # `longer` utterances have up to this number of additional words
-_NONE = -100  # target value that the loss ignores
+_BEYOND = 3  # the utterances in `Material.longer` have up to this number of words more than training utterances
+_NONE = -100  # target number of padding, which the loss ignores
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A recording or its file, its transcript, and the times of words and characters, if known."""
+    """A recording or its file, the words of its transcript, and the times of its words and characters, if known."""
 
     sound: Samples | Path
     words: tuple[str, ...]
-    times: Times = ()
-    letter_times: Times = ()
-    frames: Frames | None = None  # features, if computed before
-    rate: int = 8000  # sample rate of a recording that is not a file
+    times: Times = ()  # start and end of each word in seconds
+    letter_times: Times = ()  # start and end of each character in seconds, with the space between words
+    frames: Frames | None = None  # log-mel features, if they are computed already
+    rate: int = 8000  # sample rate of `sound` if it is not a file
 
     def samples(self, config: SpeechConfig) -> Samples:
-        """Return the recording at the rate of the model."""
+        """Return the recording at the sample rate of the model."""
         if isinstance(self.sound, Path):
             return read_sound(self.sound, config.data.rate, longest=config.data.seconds)
         return self.sound
 
     def features(self, config: SpeechConfig) -> Frames:
-        """Return the features of the recording."""
+        """Return the log-mel features of the recording."""
         return frames_of(self.samples(config), config) if self.frames is None else self.frames
 
     def gold(self, codec: SpeechCodec) -> Times:
-        """Return the times of each symbol; empty if unknown."""
+        """Return the gold start and end of each symbol in seconds; empty if they are not known."""
         return self.times if codec.by == "words" else self.letter_times
 
 
 def world_material(config: SpeechConfig, codec: SpeechCodec | None) -> Material:
-    """Return synthesised utterances."""
+    """Return the data of the built-in world: synthesised utterances with the times of their words and characters."""
     settings, most = config.data, config.data.words[1]
     parts = parts_of(
         utterances.splits,
@@ -71,12 +71,12 @@ def _example(item: Utterance, config: SpeechConfig) -> Example:
 
 
 def example_wav(examples: Sequence[Example], config: SpeechConfig) -> dict[str, bytes] | None:
-    """Return a recording for the example of the run, as a WAV file."""
+    """Return the first recording as the example input of the run, as the bytes of a WAV file."""
     return {"sound": wav_bytes(examples[0].samples(config), config.data.rate)} if examples else None
 
 
 def asked(example: Example) -> dict[str, Any]:
-    """Return the input of an example: its file, or the bytes of one."""
+    """Return the input of an example: the path of its recording, or the bytes of a WAV file."""
     sound = example.sound
     return {"sound": sound if isinstance(sound, Path) else wav_bytes(sound, example.rate)}
 
@@ -91,10 +91,10 @@ def encode(codec: SpeechCodec, example: Example, config: SpeechConfig) -> Record
 
 
 def record(frames: Frames, numbers: Sequence[int]) -> Record:
-    """Return features, the decoder's input, and its target."""
+    """Return a record: the log-mel features, and the transcript as the decoder's input and as its target."""
     return {"frames": frames, "prefix": [BOS, *numbers], "target": [*numbers, EOS]}
 
 
 def collate(records: Sequence[Record], config: SpeechConfig, *, grid: int = 1, rows: int = 0) -> Any:
-    """Return records as a batch; frames are padded with the smallest value."""
+    """Return records as a batch; frames are padded with −1, which is silence."""
     return padded(records, {"frames": -1.0, "prefix": PAD, "target": _NONE}, grid=grid, rows=rows)

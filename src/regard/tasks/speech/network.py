@@ -1,4 +1,4 @@
-"""Builds the model of speech recognition from its settings: a speech encoder, and a decoder with attention."""
+"""The model of speech recognition: a pyramidal encoder, and a recurrent decoder with attention."""
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from regard.train.memory_check import count_parameters
 
 
 class Listener(nn.Module):
-    """Frames (b, t, bands) with masks in training, then the pyramid."""
+    """An encoder of log-mel frames (b, t, bands): SpecAugment masks in training, then a pyramidal encoder."""
 
     def __init__(self, settings: ModelSettings, features: FeatureSettings) -> None:
         super().__init__()
@@ -42,9 +42,10 @@ class Listener(nn.Module):
 
 
 def build(config: SpeechConfig, vocabulary: int) -> EncoderDecoder:
-    """Return a model for a vocabulary of this size.
+    """Return a model of speech recognition for a vocabulary of this size.
 
-    With `attention="none"` the symbols' vectors are wider, so that it has as many parameters as with attention.
+    With `attention="none"`, the embeddings of the symbols are wider, so that the model has about as many parameters as
+    with attention.
     """
     encoder = Listener(config.model, config.features)
     memory = encoder.pyramid.memory_size

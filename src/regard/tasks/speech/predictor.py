@@ -1,4 +1,4 @@
-"""A trained recogniser: the transcript of a recording, with the time and the probability of each symbol."""
+"""The predictor of speech recognition: transcripts of recordings, with the time and probability of each symbol."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,18 +29,18 @@ from regard.tasks.task import InputError
 from regard.tasks.text_generation import NEVER, hypotheses
 from regard.train.distributed import in_shares
 
-_FRAMES = 16_384  # number of frames per batch, including padding
+_FRAMES = 16_384  # largest number of frames in a batch, with padding
 
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a transcript; its times are None if the model has no attention."""
+    """A word of a transcript, with its probability, and its start and end in seconds (None without attention)."""
 
     text: str
     probability: float
     start: float | None
     end: float | None
-    doubtful: bool  # whether it contains the least certain symbol
+    doubtful: bool  # whether the word contains the least certain symbol of the transcript
 
     def __str__(self) -> str:
         when = "" if self.start is None else f" {self.start:.2f}–{self.end:.2f} s"
@@ -48,7 +48,7 @@ class Word:
         return f"{mark}{self.text}{when} {self.probability:.2f}{mark}"
 
     def record(self) -> dict[str, Any]:
-        """Return the word as JSON."""
+        """Return the word as a JSON object."""
         found: dict[str, Any] = {"word": self.text, "probability": round(self.probability, 4)}
         if self.start is not None and self.end is not None:
             found |= {"start": round(self.start, 3), "end": round(self.end, 3)}
@@ -57,17 +57,20 @@ class Word:
 
 @dataclass(frozen=True, eq=False)
 class Transcript:
-    """The transcript of a recording. `weights` (t, k) are those of its symbols over steps of `step` seconds."""
+    """The prediction for a recording: its transcript, with the probability and the attention weights of each symbol.
+
+    `weights` (t, k) has a row for each of the t symbols over k encoder steps, each of `step` seconds.
+    """
 
     text: str
     symbols: tuple[str, ...]
     numbers: tuple[int, ...]
-    probabilities: tuple[float, ...]  # probability of each symbol given the ones before it
+    probabilities: tuple[float, ...]  # probability of each symbol, given the symbols before it
     weights: Tensor | None
     frames: Frames
     step: float
     score: float
-    others: tuple[tuple[str, float], ...] = ()  # further transcripts, best first, with their scores
+    others: tuple[tuple[str, float], ...] = ()  # the next best transcripts with their scores, best first
     samples: Samples | None = None
     rate: int = 8000
     by: Symbols = "words"
@@ -83,12 +86,12 @@ class Transcript:
 
     @property
     def times(self) -> list[tuple[float, float, float]]:
-        """Return start, end and peak of each symbol in seconds; empty without attention."""
+        """Return the start, the end and the peak of each symbol in seconds; an empty list without attention."""
         return [] if self.weights is None else [interval(row, self.step) for row in self.weights.tolist()]
 
     @property
     def words(self) -> list[Word]:
-        """Return the words, each with its seconds and its probability, which is the product of its letters'."""
+        """Return the words with their times; the probability of a word is the product over its symbols."""
         found: list[list[int]] = [[]]
         for place, symbol in enumerate(self.symbols):
             if symbol == BLANK or (self.by == "words" and found[-1]):
@@ -102,7 +105,7 @@ class Transcript:
                 probability=math.prod(self.probabilities[place] for place in places),
                 start=min(times[place][0] for place in places) if times else None,
                 end=max(times[place][1] for place in places) if times else None,
-                # The blank after a word counts as one of its letters: it marks the end of the word.
+                # The space after a word counts as one of the word's symbols, because it marks the end of the word.
                 doubtful=places[0] <= self.doubtful <= places[-1] + (self.by == "characters"),
             )
             for places in found
@@ -111,13 +114,15 @@ class Transcript:
 
     @property
     def line(self) -> str:
-        """Return the transcript, and each word with its times and probability; the least certain between asterisks."""
+        """Return the transcript, and its words with times and probabilities, as one line.
+
+        Asterisks mark the least certain word.
+        """
         words = ", ".join(map(str, self.words))
         return f"{self.text}  ({words})" if words else self.text
 
     def record(self) -> dict[str, Any]:
-        """Return the transcript as JSON: each symbol with its times and its probability, and the weights of the
-        steps."""
+        """Return the transcript as a JSON object, with the times, the probability and the weights of each symbol."""
         symbols = []
         for place, (symbol, chance) in enumerate(zip(self.symbols, self.probabilities, strict=True)):
             entry: dict[str, Any] = {"symbol": symbol, "probability": round(chance, 4)}
@@ -138,11 +143,11 @@ class Transcript:
         }
 
     def trace(self) -> Trace | None:
-        """Return the weights with the symbols at the rows and the recording's steps at the columns."""
+        """Return the attention weights; the labels of rows are symbols, those of columns the times of encoder steps."""
         if self.weights is None or not self.symbols:
             return None
         steps = self.weights.shape[1]
-        # The last step may extend beyond the last frame.
+        # The last encoder step may extend beyond the last frame: pad the frames with silence.
         missing = -len(self.frames) % -(-len(self.frames) // steps)
         shown = np.pad(self.frames, ((0, missing), (0, 0)), constant_values=-1)
         columns = Labels(
@@ -161,7 +166,7 @@ class Transcript:
 
 @dataclass(frozen=True, eq=False)
 class SpeechPredictor:
-    """A recogniser with its symbols."""
+    """The predictor of speech recognition: a trained model with its codec."""
 
     network: EncoderDecoder
     codec: SpeechCodec
@@ -173,7 +178,7 @@ class SpeechPredictor:
         return next(self.network.parameters()).device
 
     def answers(self, inputs: Sequence[Mapping[str, Any]], *, beam: int | None = None) -> list[Transcript | InputError]:
-        """Return transcripts in the order of the inputs; an error for a sound that cannot be used."""
+        """Return the transcripts of sound files, in order; an `InputError` in place of one for an unusable file."""
 
         def transcribed(sounds: list[Samples]) -> list[Transcript]:
             frames = [frames_of(samples, self.config) for samples in sounds]
@@ -191,9 +196,10 @@ class SpeechPredictor:
     def search(
         self, features: Sequence[Frames], *, width: int | None = None, samples: Sequence[Samples] | None = None
     ) -> list[Transcript]:
-        """Return transcripts of features, in their order; `samples` are stored with them.
+        """Return the transcripts of recordings, given as log-mel features, in order.
 
-        Several workers share the work.
+        Beam search has `width` hypotheses. The `samples` of the recordings, if given, are stored in the transcripts.
+        Several workers (processes) share the recordings.
         """
         both = list(zip(features, [None] * len(features) if samples is None else samples, strict=True))
         return in_shares(both, lambda part: self._search(part, width or self.config.decode.beam))
@@ -205,7 +211,7 @@ class SpeechPredictor:
             batch = collate([record(features[place], ()) for place in places], self.config).to(self.device)
             with evaluating(self.network):
                 state = self.network.start(batch.frames, batch.frames_lengths)
-                # There is at most one symbol in a step of the encoder.
+                # Limit the length of a transcript: an encoder step is too short for more than one symbol.
                 steps = (batch.frames_lengths // self.config.reduction + 1).clamp_max(self.config.data.longest)
                 given: dict[str, Any] = {"width": width, "n_best": width, "never": NEVER, "minimum": 1}
                 given |= {"length_penalty": self.config.decode.length_penalty, "captures": self.captures}
@@ -236,7 +242,10 @@ class SpeechPredictor:
     def read(
         self, features: Sequence[Frames], transcripts: Sequence[Sequence[int]]
     ) -> list[tuple[Tensor, Tensor | None]]:
-        """Return log-probabilities (t,) of transcripts given by numbers, and the weights (t, k) of their symbols."""
+        """Return the log-probabilities (t,) and the attention weights (t, k) of the symbols of given transcripts.
+
+        A recording is given by its log-mel features, a transcript by its symbol numbers.
+        """
         found: dict[int, tuple[Tensor, Tensor | None]] = {}
         for places in groups_by_length([len(one) for one in features], tokens=_FRAMES):
             records = [record(features[place], transcripts[place]) for place in places]
@@ -252,7 +261,10 @@ class SpeechPredictor:
         return [found[place] for place in range(len(features))]
 
     def score_of(self, transcript: Transcript, place: int) -> Score:
-        """Return the log-probability of one symbol of a transcript with some steps of the recording silenced."""
+        """Return a score function for `deletion`: the log-probability of symbol `place` of a transcript.
+
+        The frames of deleted encoder steps are replaced by silence.
+        """
 
         def score(kept: Tensor) -> Tensor:
             shown = kept.repeat_interleave(self.config.reduction, 1)[:, : len(transcript.frames)].numpy()

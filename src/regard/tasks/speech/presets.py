@@ -1,4 +1,4 @@
-"""Presets: functions that return a configuration."""
+"""The presets of speech recognition: functions that return a named configuration."""
 
 from regard.tasks.config import DecodeSettings
 from regard.tasks.presets import cosine, presets
@@ -9,13 +9,16 @@ def tiny() -> SpeechConfig:
     """The built-in utterances in about three minutes on two cores; letters of 8 kHz sound."""
     return SpeechConfig(
         preset="tiny",
-        # Letters have few errors in longer utterances than trained on; with whole words a fifth is wrong.
+        # With characters as symbols, transcripts of utterances longer than in training have few errors; with whole
+        # words as symbols, a fifth is wrong.
         data=DataSettings(
             symbols="characters", train=4000, valid=100, test=400, longer=100, batch_tokens=4800, longest=60
         ),
-        # Attention after the decoder's step depends on the previous letter, which makes its peaks more accurate.
+        # In Luong's order, attention comes after the decoder's step, so its query contains the previous character:
+        # attention peaks are then at more accurate times.
         model=ModelSettings(order="luong"),
-        # The loss and the timing of attention still improve when transcripts have no more errors.
+        # Checkpoints are selected by the loss: it and the timing of attention still improve when transcripts already
+        # have no errors.
         train=cosine("loss", 1600, 4e-3, warmup=100, log_every=50, validate_every=400),
     )
 

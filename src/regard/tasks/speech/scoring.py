@@ -1,4 +1,4 @@
-"""Metrics of transcripts: error rates, timing of attention, and whether uncertain symbols are the wrong ones."""
+"""Metrics of transcripts: error rates, the timing of attention, and whether the least certain symbols are wrong."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -10,12 +10,14 @@ from regard.tasks.speech.material import Example
 from regard.tasks.speech.predictor import SpeechPredictor, Transcript
 from regard.tasks.task import Judged
 
-NEAR = 0.05  # seconds by which a peak may miss its symbol
+NEAR = 0.05  # largest distance in seconds of an attention peak from the gold interval of its symbol
 _EXPLAINED = 150  # number of symbols whose faithfulness is measured
 
 
 def wrong_symbols(said: Sequence[str], written: Sequence[str]) -> tuple[int, list[bool]]:
-    """Return the edit distance of two sequences, and which symbols of the second are wrong in a shortest edit.
+    """Return the edit distance of a reference and a transcript, and for each symbol of the transcript if it is wrong.
+
+    A symbol is wrong if a shortest sequence of edits from the transcript to the reference replaces or deletes it.
 
     >>> wrong_symbols("one two three".split(), "one too three four".split())
     (2, [False, True, False, True])
@@ -40,7 +42,7 @@ def wrong_symbols(said: Sequence[str], written: Sequence[str]) -> tuple[int, lis
 
 
 def error_rate(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> float:
-    """Return the edit distance of transcripts (second) to references (first), per reference symbol.
+    """Return the error rate of pairs of a reference and a transcript: their edit distances per symbol of the references.
 
     >>> error_rate([("one two".split(), "one".split()), ("three four".split(), "three four".split())])
     0.25
@@ -50,7 +52,7 @@ def error_rate(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> float:
 
 
 def text_figures(transcripts: Sequence[Transcript], examples: Sequence[Example]) -> dict[str, Any]:
-    """Return word and character error rates, and the fraction of transcripts without an error."""
+    """Return the word and character error rates, and the fraction of transcripts without an error."""
     texts = [(" ".join(one.words), transcript.text) for one, transcript in zip(examples, transcripts, strict=True)]
     return {
         "wer": round(error_rate([(said.split(), written.split()) for said, written in texts]), 4),
@@ -60,8 +62,10 @@ def text_figures(transcripts: Sequence[Transcript], examples: Sequence[Example])
 
 
 def judge(predictor: SpeechPredictor, examples: Sequence[Example], config: SpeechConfig, explain: bool) -> Judged:
-    """Return error rates; if times are known, the accuracy of attention's timing; and whether uncertainty finds
-    errors."""
+    """Return the metrics of the transcripts: error rates, `pointing` and `doubted`.
+
+    With `explain`, return the faithfulness too.
+    """
     transcripts = predictor.search([one.features(config) for one in examples])
     metrics = text_figures(transcripts, examples)
     metrics["recordings"] = len(examples)
@@ -71,8 +75,10 @@ def judge(predictor: SpeechPredictor, examples: Sequence[Example], config: Speec
 
 
 def pointing(predictor: SpeechPredictor, examples: Sequence[Example]) -> dict[str, Any]:
-    """Return the fraction of symbols whose largest weight is within 50 ms of their interval, with the gold text as
-    input."""
+    """Return the fraction of symbols whose attention peak is in their gold interval, or at most 50 ms before or after.
+
+    The decoder's input is the gold transcript. The result is empty if no gold intervals are known.
+    """
     codec, step = predictor.codec, predictor.config.step
     known = [one for one in examples if one.gold(codec)]
     read = predictor.read(
@@ -90,7 +96,10 @@ def pointing(predictor: SpeechPredictor, examples: Sequence[Example]) -> dict[st
 def doubted(
     predictor: SpeechPredictor, transcripts: Sequence[Transcript], examples: Sequence[Example]
 ) -> dict[str, Any]:
-    """Return, for transcripts with a wrong symbol, how often the least certain symbol is wrong, and a random one."""
+    """Return how often the least certain symbol of a transcript is wrong, and how often a random symbol is wrong.
+
+    Transcripts without a wrong symbol are excluded.
+    """
     hits: list[bool] = []
     chance = 0.0
     for transcript, one in zip(transcripts, examples, strict=True):
@@ -105,8 +114,10 @@ def doubted(
 
 
 def faithfulness(predictor: SpeechPredictor, transcripts: Sequence[Transcript]) -> dict[str, float]:
-    """Return the decrease of a symbol's log-probability if its most attended step is silenced, and if a random one
-    is."""
+    """Return how much a symbol's log-probability falls if its most attended encoder step is silenced.
+
+    "random" is the same for a random other step.
+    """
     places = (
         (transcript.weights[place], predictor.score_of(transcript, place))
         for transcript in transcripts

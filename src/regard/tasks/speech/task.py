@@ -1,4 +1,4 @@
-"""The task record of speech: its functions for the shared training, evaluation and prediction."""
+"""The `Task` record of speech recognition: the functions with which shared code trains, evaluates and predicts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +38,7 @@ def _outcome(network: Any, batch: Any, config: SpeechConfig, attention: bool) ->
 
 
 def _validate(predictor: SpeechPredictor, examples: Sequence[Example], config: SpeechConfig) -> dict[str, float]:
-    """Return figures of greedy transcripts, which suffice to compare checkpoints."""
+    """Return the metrics of greedy transcripts, which suffice to compare checkpoints."""
     transcripts = predictor.search([one.features(config) for one in examples], width=1)
     figures = text_figures(transcripts, examples)
     return {name: figures[name] for name in ("exact", "wer")}

@@ -1,5 +1,5 @@
-"""Machine translation, with attention over the source for each word.
+"""Machine translation, with attention over the source sentence for each translated word.
 
-Beside the files that every task has (`regard.tasks`):
-- `interactive`: forced prefixes and alternatives, for the studio
+This folder has the files that every task has (see `regard.tasks`), and:
+- `interactive`: translation with forced prefixes and alternatives, for the studio (`regard studio`)
 """

@@ -1,4 +1,4 @@
-"""Text as token numbers and back: words of the built-in sentences, or sub-words of any text."""
+"""Encoding of texts as token numbers, and decoding: whole words for the built-in sentences, sub-words for files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.target.json")  # file names in a run 
 class Reading(NamedTuple):
     """An encoded source text."""
 
-    numbers: list[int]
-    labels: tuple[str, ...]  # readable label of each token number
-    owners: list[int]  # index of the word of each token number
+    numbers: list[int]  # token numbers
+    labels: tuple[str, ...]  # readable label of each token
+    owners: list[int]  # for each token, the index of the word that it is part of
     words: tuple[str, ...]
 
 
 class Words(NamedTuple):
-    """Words of a text that is given by numbers, and the word of each number."""
+    """The words that a sequence of tokens forms; `owners` holds for each token the index of its word."""
 
     words: tuple[str, ...]
     owners: list[int]
@@ -36,7 +36,7 @@ NO_WORDS = Words((), [])
 
 @runtime_checkable
 class Coder(Protocol):
-    """Both languages of a translator."""
+    """The codec of translation: it encodes source and target texts, and decodes target tokens."""
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -47,36 +47,42 @@ class Coder(Protocol):
         """Return whether both languages share one vocabulary."""
 
     def read(self, text: str) -> Reading:
-        """Return a source text."""
+        """Return a source text, encoded."""
 
     def read_words(self, words: Sequence[str]) -> Reading:
-        """Return a source that is already split into words."""
+        """Return a source text that is already split into words, encoded."""
 
     def target(self, text: str) -> list[int]:
-        """Return the numbers of a target text."""
+        """Return the token numbers of a target text."""
 
     def target_words(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
-        """Return the numbers of a target that is split into words, and the word of each."""
+        """Return the token numbers of a target that is split into words, and the index of the word of each token."""
 
     def labels(self, numbers: Sequence[int], source: Reading, weights: Tensor | None) -> tuple[str, ...]:
-        """Return the label of each target number."""
+        """Return the label of each target token; an unknown word is labelled as in `write`."""
 
     def source_words(self, numbers: Sequence[int], labels: Sequence[str]) -> Words:
-        """Return the words of source numbers with their labels."""
+        """Return the words that source tokens with these labels form."""
 
     def written_words(self, numbers: Sequence[int], labels: Sequence[str]) -> Words:
-        """Return the words of target numbers with their labels."""
+        """Return the words that target tokens with these labels form."""
 
     def write(self, numbers: Sequence[int], source: Reading, weights: Tensor | None) -> str:
-        """Return the target text of these numbers; by `weights` (t, s), an unknown word is copied from the source."""
+        """Return the target text of these token numbers.
+
+        In place of an unknown word, it has the source word with the largest of the attention weights (t, s).
+        """
 
     def save(self, directory: Path) -> None:
-        """Write the tokenizers."""
+        """Write the files of the tokenizers into a run directory."""
 
 
 @dataclass(frozen=True, eq=False)
 class WordCoder:
-    """The codec of the built-in sentences: whole words, English to Chinese. Unknown words are copied by attention."""
+    """The codec of the built-in sentences, English to Chinese: a token is a whole word.
+
+    In place of an unknown target word, the text has the source word with the largest attention weight.
+    """
 
     source: Vocabulary
     goal: Vocabulary
@@ -121,7 +127,7 @@ class WordCoder:
 
 @dataclass(frozen=True, eq=False)
 class PieceCoder:
-    """The codec of sub-words of bytes: nothing is unknown, so unseen names can be copied."""
+    """The codec of files: byte-level sub-words. They can encode every text, so the model can copy unseen names."""
 
     codes: Codes
 
@@ -163,12 +169,12 @@ class PieceCoder:
 
 
 def _shown(subwords: Subwords, numbers: Sequence[int]) -> tuple[str, ...]:
-    """Return readable sub-words: characters, not the letters that represent their bytes."""
+    """Return sub-words as readable text: characters, not the letters by which byte-level BPE represents bytes."""
     return as_labels((subwords, numbers)).items
 
 
 def load_coder(directory: Path, *, words: bool) -> Coder:
-    """Return the codec of a run."""
+    """Return the codec of a run directory: a `WordCoder` if `words` is true, else a `PieceCoder`."""
     if words:
         return WordCoder(
             Vocabulary.load(directory / "tokenizer.json"), Vocabulary.load(directory / "tokenizer.target.json")

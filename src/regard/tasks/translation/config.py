@@ -1,4 +1,4 @@
-"""The settings of a translator: its data, its model, its training and its decoding."""
+"""The settings of translation: its data, its model, its training and its decoding."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -28,7 +28,7 @@ Words = Annotated[int, Field(gt=0, le=1000)]
 
 
 class DataSettings(TaskData):
-    """The built-in sentences, or files."""
+    """The data of translation: built-in sentence pairs, or files."""
 
     files: tuple[Path, ...] = ()
     """Two line-aligned files, one TSV or JSONL, or a folder with train, val and test files; none: the built-in
@@ -66,7 +66,7 @@ class DataSettings(TaskData):
 
 
 class ModelSettings(Settings):
-    """A recurrent model with any attention, or a Transformer."""
+    """The model of translation: a recurrent model with any attention mechanism, or a Transformer."""
 
     kind: Literal["recurrent", "transformer"] = "recurrent"
     """recurrent or transformer."""
@@ -115,7 +115,7 @@ class ModelSettings(Settings):
 
 
 class TranslationDecoding(DecodeSettings):
-    """Settings of beam search, and of the model that searches."""
+    """Settings of beam search, and the precision of the model that it uses."""
 
     precision: Precision = "float32"
     """Precision of the matrix products when a run is loaded for translation; int8 is for the CPU."""
@@ -124,7 +124,7 @@ class TranslationDecoding(DecodeSettings):
 
 
 class TranslationConfig(TaskConfig):
-    """The settings of a whole run."""
+    """The settings of a whole translation run."""
 
     figures = ("loss", "bleu")
 
@@ -137,7 +137,7 @@ class TranslationConfig(TaskConfig):
 
     @model_validator(mode="after")
     def _languages(self) -> "TranslationConfig":
-        """Return the languages; the built-in sentences are English to Chinese, whatever the suffixes of files."""
+        """Set `data.source` and `data.target` to "en" and "zh" if the data are the built-in sentences."""
         if not self.data.files:
             object.__setattr__(self, "data", self.data.model_copy(update={"source": "en", "target": "zh"}))
         return self

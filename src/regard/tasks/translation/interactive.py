@@ -1,4 +1,4 @@
-"""An interactive translator for the studio: forced prefixes, alternatives, and removed source words."""
+"""The interactive translator of the studio: forced prefixes, alternative tokens, and deletion of source tokens."""
 
 import functools
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ _LONGEST = 200  # the largest number of source tokens
 
 @dataclass(frozen=True, eq=False)
 class LiveTranslator:
-    """A translator with a name."""
+    """A translator with the name of its run and the functions that the studio calls."""
 
     name: str
     translator: Translator
 
     @torch.no_grad()
     def translate(self, text: str, *, beams: int, forced: Sequence[str] = ()) -> Answer:
-        """Return the best hypotheses that start with the forced tokens."""
+        """Return the `beams` best translations of a text among those that start with the `forced` tokens."""
         source = self._read(text)
         start = [self._number(token) for token in forced]
         found = self._search(source, start, beams)
@@ -38,7 +38,10 @@ class LiveTranslator:
 
     @torch.no_grad()
     def score(self, text: str, target: Sequence[str], place: int, kept: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
-        """Return p(target[place] | target[:place]) for each row of `kept`, True where a source token is kept."""
+        """Return p(target[place] | target[:place], source) once for each row of the mask `kept`.
+
+        The source has the tokens of `text` for which the mask is True; the other tokens are deleted.
+        """
         source, numbers = self._read(text), [self._number(token) for token in target]
         rows = [
             [number for number, here in zip(source.numbers, row, strict=False) if here] or [self._blank()]
@@ -90,7 +93,10 @@ class LiveTranslator:
         return Hypothesis(tokens, float(total), weights[0, : len(numbers)].cpu(), others)
 
     def _whole(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities (n, t + 1, v) and weights (n, t + 1, k) of targets that are given."""
+        """Return the log-probabilities (n, t + 1, v) and the attention weights (n, t + 1, k) for n given targets.
+
+        Each pair is a source and a target, as token numbers; v is the vocabulary size.
+        """
         batch, model = self.translator.batch(pairs), self.translator.model
         decoded = model(batch.source, batch.prefix, batch.source_lengths, weights=full())
         weights = decoded.weights
@@ -120,7 +126,7 @@ class LiveTranslator:
 
 @functools.lru_cache(maxsize=8)
 def _numbers(live: LiveTranslator) -> dict[str, int]:
-    """Return the number of each token by its label; of several with the same label, the first."""
+    """Return the token numbers by label; if several tokens have the same label, the first of them."""
     found: dict[str, int] = {}
     for number in range(3, live.translator.coder.sizes[1]):
         found.setdefault(live._label(number), number)

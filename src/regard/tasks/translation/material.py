@@ -1,4 +1,4 @@
-"""Training and evaluation data of a translator: the built-in sentences, or the user's files."""
+"""The training and evaluation data of translation: the built-in sentences, or the user's files."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ from regard.tasks.translation.config import DataSettings, TranslationConfig
 
 @dataclass(frozen=True)
 class Example:
-    """A test pair: words of the source, the reference, and gold links if known."""
+    """A validation or test pair: the words of the source, the reference translation, and gold word links if known."""
 
     source: tuple[str, ...]
     reference: str
@@ -36,14 +36,14 @@ class Example:
 
 
 def make_material(config: TranslationConfig, cache: Path, codec: Coder | None, say: Callable[[str], None]) -> Material:
-    """Return the data of a run; files are indexed in `cache`, and a given `codec` is used instead of a new one."""
+    """Return the data of a run; files get an index in the folder `cache`; without a `codec`, a new one is built."""
     if config.data.files:
         return file_material(config.data, cache, codec.codes if isinstance(codec, PieceCoder) else None, say=say)
     return world_material(config.data, codec if isinstance(codec, WordCoder) else None)
 
 
 def world_material(settings: DataSettings, known: WordCoder | None = None) -> Material:
-    """Return sentences of the built-in grammar with their gold links; `known` is an existing vocabulary."""
+    """Return sentence pairs of the built-in grammar with their gold links; `known` is an existing codec."""
     _, longest = settings.lengths
     try:
         made = world.splits(
@@ -83,9 +83,10 @@ def _lengths(pairs: Sequence[tuple[Ids, Ids]]) -> tuple[NDArray[np.int32], NDArr
 def file_material(
     settings: DataSettings, cache: Path, known: Codes | None = None, *, say: Callable[[str], None] = lambda _: None
 ) -> Material:
-    """Return the user's files, indexed once in `cache`; `known` are existing sub-words.
+    """Return the data of the user's files, which are indexed once in the folder `cache`.
 
-    Indexing takes a minute for a million lines: `say` reports its progress.
+    `known` are existing sub-words; None: they are learned from the training texts. Indexing takes a minute for a
+    million lines; `say` is called with progress messages.
     """
     train, valid, test = _parts(settings)
     limits = Limits(longest=settings.longest, ratio=settings.ratio)
@@ -119,13 +120,13 @@ def file_material(
 
 
 def _short(examples: Sequence[Example]) -> str | None:
-    """Return the example of the run: one of the first sentences that is short, but not the shortest."""
+    """Return an example input for the run, a short sentence: the first quartile by length of the first 50 sources."""
     few = sorted((example.source for example in examples[:50] if example.source), key=len)
     return " ".join(few[len(few) // 4]) if few else None
 
 
 def _cut(corpus: TextCorpus, codes: Codes, settings: DataSettings, cache: Path) -> list[TokenCorpus]:
-    """Return the corpus in sub-words, and with merge_dropout in further random segmentations by the seed."""
+    """Return the corpus as sub-words; with `merge_dropout` also in random segmentations, which the seed determines."""
     size, sides = max(codes.source.size, codes.target.size), (codes.source, codes.target)
     key = "".join(side.key for side in sides)
     found = [encode(corpus, *(side.encode_all for side in sides), size=size, key=key, cache=cache)]
@@ -137,8 +138,8 @@ def _cut(corpus: TextCorpus, codes: Codes, settings: DataSettings, cache: Path) 
                 MergeDropout(side, share, seed=f"{settings.seed} {number} {name}")
                 for side, name in zip(sides, ("source", "target"), strict=True)
             ]
-            # Found by content: the random segmentations of earlier versions cannot be reproduced, so their index must
-            # be reused.
+            # by_content: the cache key is the texts, not their file. Random segmentations that an earlier version
+            # wrote cannot be reproduced, so they must be reused.
             found.append(
                 encode(
                     corpus,
@@ -153,7 +154,7 @@ def _cut(corpus: TextCorpus, codes: Codes, settings: DataSettings, cache: Path) 
 
 
 def input_files(config: TranslationConfig) -> list[Path]:
-    """Return every file that a run uses, including gold links."""
+    """Return every data file that a run uses, including its file of gold links."""
     settings = config.data
     if not settings.files:
         return []
@@ -163,7 +164,7 @@ def input_files(config: TranslationConfig) -> list[Path]:
 
 
 def examples_of(paths: Sequence[Path], config: TranslationConfig, codec: Coder) -> tuple[list[Example], str]:
-    """Return test pairs of other files, and a description; for a folder, its test files."""
+    """Return the test pairs of other files, and a description; of a folder, the test files are read."""
     return _examples_of(paths, config.data), ", ".join(map(str, paths))
 
 
@@ -177,7 +178,7 @@ def _examples_of(paths: Sequence[Path], settings: DataSettings) -> list[Example]
 
 
 def _examples(paths: Sequence[Path], settings: DataSettings | None = None) -> list[Example]:
-    """Return test pairs; with settings, gold links are searched beside the files."""
+    """Return the pairs of these files as test examples; with `settings`, gold links from a file beside them."""
     pairs, _ = load_pairs(find_rows(list(paths)))
     examples = [Example(tuple(source.split()), target) for source, target in pairs]
     if settings is None or (beside := _links_beside(paths[0], settings)) is None:
@@ -188,9 +189,10 @@ def _examples(paths: Sequence[Path], settings: DataSettings | None = None) -> li
 
 
 def _links_beside(path: Path, settings: DataSettings) -> tuple[Path, bool] | None:
-    """Return the gold links of test.en (optionally .gz), and whether they name the target's word first.
+    """Return the file of gold links beside a file such as test.en, and whether each link names the target word first.
 
-    They are in test.en-fr.links, which is for both directions, or in test.links, which names the source's word first.
+    The links of test.en (or test.en.gz) are in test.en-fr.links, which serves both directions of translation, or in
+    test.links, in which a link names the source word first. None if there is no such file.
     """
     bare = path.with_name(path.name.removesuffix(".gz"))
     there, back = f".{settings.source}-{settings.target}", f".{settings.target}-{settings.source}"
@@ -219,7 +221,7 @@ def _linked(examples: list[Example], gold: list[Gold], path: Path, first: int) -
 
 
 def _parts(settings: DataSettings) -> tuple[list[Path], list[Path], list[Path]]:
-    """Return training, validation and test files: as given, or found in a folder by name."""
+    """Return the training, validation and test files: given files are for training, those of a folder go by name."""
     files = [Path(path) for path in settings.files]
     if not (len(files) == 1 and files[0].is_dir()):
         return files, [], []
@@ -249,10 +251,13 @@ def _named(folder: Path, names: tuple[str, ...], settings: DataSettings) -> list
 def split_by_source(
     corpus: TextCorpus, valid: int, test: int
 ) -> tuple[NDArray[np.int64], tuple[list[Example], list[Example]]]:
-    """Return training rows and held-out examples, split by source sentence: no source is in two parts."""
+    """Return the rows of the training pairs, and held-out validation and test examples.
+
+    All pairs with the same source sentence are in the same part.
+    """
     if not valid and not test:
         return np.arange(len(corpus)), ([], [])
-    # One number per pair instead of all texts in memory; equal sources have equal numbers.
+    # A hash per pair takes less memory than the texts; equal source sentences have equal hashes.
     places = np.fromiter((_place(source) for source, _ in corpus), np.float64, len(corpus))
     sources, first = np.unique(places, return_index=True)
     if len(sources) < 2 * (valid + test):

@@ -1,4 +1,4 @@
-"""Builds the translator's model from its settings."""
+"""Functions that build the model of translation from its settings."""
 
 from torch import nn
 
@@ -24,7 +24,10 @@ _LEARNING = LearningSettings()
 def build(
     settings: ModelSettings, sizes: tuple[int, int], *, shared: bool, learning: LearningSettings = _LEARNING
 ) -> EncoderDecoder:
-    """Return an encoder and a decoder for these vocabulary sizes."""
+    """Return the model, for the vocabulary `sizes` of source and target.
+
+    If `shared` is true, encoder and decoder of a Transformer share one embedding.
+    """
     if settings.kind == "transformer":
         return _transformer(settings, sizes, shared)
     source, target = sizes
@@ -52,7 +55,7 @@ def build(
 
 
 def attention(settings: ModelSettings, memory_size: int, learning: LearningSettings = _LEARNING) -> Attends | None:
-    """Return the attention mechanism of this name."""
+    """Return the attention mechanism `settings.attention` of the recurrent model; None for "none"."""
     name, size, reach = settings.attention, settings.size, settings.reach
     match name:
         case "none":

@@ -1,4 +1,4 @@
-"""A trained translator: text in, text out, with attention weights over the source."""
+"""The predictor of translation: translations of texts, with their attention weights over the source."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,18 +26,19 @@ from regard.tasks.translation.network import build
 from regard.train.distributed import shareable
 from regard.train.run_directory import Run
 
-END = "∎"  # the displayed end mark of a source
-LONGEST = 1000  # the largest number of source tokens of a text, by default
-_BATCH = 4096  # number of source tokens × hypotheses per batch
-CHARACTERS = 64  # characters per allowed token: longer texts are rejected before tokenisation
-_SEARCHED = 64 * LONGEST  # the largest number of source tokens times hypotheses of one text, by default
+END = "∎"  # label of the end mark of a source
+LONGEST = 1000  # default of the largest number of source tokens of a text
+_BATCH = 4096  # largest number of source tokens × hypotheses in a batch
+CHARACTERS = 64  # texts with more characters per allowed token are rejected before tokenisation
+_SEARCHED = 64 * LONGEST  # default of the largest product of source tokens and hypotheses of one text
 
 
 @dataclass(frozen=True, eq=False)
 class Translation:
     """One translation.
 
-    `weights` (t, s) are those of its sub-words over the source's, including its end mark if it has one.
+    `weights` (t, s) are the attention weights of each target token over the source tokens; the last source token may be
+    the end mark.
     """
 
     source: Reading
@@ -46,9 +47,9 @@ class Translation:
     labels: tuple[str, ...]
     weights: Tensor | None
     score: float
-    others: tuple[tuple[str, float], ...] = ()  # further texts, best first, with their scores
+    others: tuple[tuple[str, float], ...] = ()  # the next best translations with their scores, best first
     source_words: Words = NO_WORDS  # the words that the source tokens form
-    words: Words = NO_WORDS
+    words: Words = NO_WORDS  # the words that the target tokens form
 
     @property
     def answer(self) -> str:
@@ -59,7 +60,10 @@ class Translation:
         return self.text
 
     def record(self) -> dict[str, Any]:
-        """Return the translation as JSON: pairs of an alignment are (source, target), counted from 0."""
+        """Return the translation as a JSON object.
+
+        The pairs in "alignment" are the indices of a source word and a target word, counted from 0.
+        """
         words: list[Link] = []
         pieces: list[Link] = []
         if self.weights is not None:
@@ -81,7 +85,7 @@ class Translation:
         }
 
     def trace(self) -> Trace | None:
-        """Return the weights with the translation's words at the rows and the source's at the columns."""
+        """Return the attention weights, with target tokens as labels of rows and source tokens as labels of columns."""
         if self.weights is None or not self.labels:
             return None
         weights = {"attention": self.weights[None].float()}
@@ -89,32 +93,32 @@ class Translation:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Return labels of the weights' columns."""
+        """Return the labels of the columns of `weights`: the source tokens, and the end mark if there is one."""
         marked = self.weights is not None and self.weights.shape[-1] > len(self.source.labels)
         return (*self.source.labels, END) if marked else self.source.labels
 
 
 @dataclass(frozen=True, eq=False)
 class Translator:
-    """A model with the codecs of its two languages."""
+    """The predictor of translation: a trained model with its codec, which translates texts by beam search."""
 
     model: EncoderDecoder
     coder: Coder
     settings: TranslationDecoding
     end_mark: bool = True
-    captures: Captures = field(default_factory=Captures)  # cached searches: those of similar size share CUDA graphs
-    exact: EncoderDecoder | None = None  # the trained model, if this one is a copy in another precision
-    prepared: str | None = None  # the precision that the model was prepared for
-    place: torch.device | None = None  # the requested device, if the precision allows it; None: that of the model
+    captures: Captures = field(default_factory=Captures)  # a cache of CUDA graphs, which searches of similar size share
+    exact: EncoderDecoder | None = None  # the trained model, if `model` is a copy of it in another precision
+    prepared: str | None = None  # the precision that `in_precision` prepared `model` for
+    place: torch.device | None = None  # the device for all precisions but int8; None: the device of `model`
 
     @classmethod
     def load(
         cls, run: Run, device: torch.device | str | None = None, *, precision: Precision | str | None = None
     ) -> "Translator":
-        """Return the translator of a run, on the GPU if there is one and the precision supports it.
+        """Return the translator of a run, on the GPU if there is one and the precision is not int8.
 
-        A precision prepares it as `in_precision` does; None is that of the run's settings, and float32 the model as
-        trained.
+        A given `precision` prepares the model as `in_precision` does. None is the precision of the run's settings; if
+        that is float32, the model is used as trained.
         """
         config = run.config_as(TranslationConfig)
         _check_device(precision or config.decode.precision, device)
@@ -134,7 +138,7 @@ class Translator:
         *,
         precision: Precision | str | None = None,
     ) -> "Translator":
-        """Return a translator of a trained model, as `load` does."""
+        """Return a translator with this trained model; `device` and `precision` are as in `load`."""
         wanted = precision or config.decode.precision
         _check_device(wanted, device)
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -144,10 +148,10 @@ class Translator:
         return made if precision is None and wanted == "float32" else made.in_precision(wanted)
 
     def in_precision(self, precision: Precision | str) -> "Translator":
-        """Return the same translator prepared for a precision; int8 moves it to the CPU.
+        """Return a translator with the model in a precision; an int8 model is on the CPU.
 
-        It has a copy of the model, for inference only, that does not change when the model is trained further. If there
-        is nothing to prepare, as in float32 on CUDA, it has the model itself, and may be this same translator.
+        The model of the result is a copy for inference only, which does not change if the original is trained further.
+        If no copy is needed, as in float32 on CUDA, the result has the original model, or is `self`.
         """
         if precision not in ("float32", "bfloat16", "int8"):
             raise SettingError(f"precision must be float32, bfloat16 or int8, got {precision!r}")
@@ -178,13 +182,14 @@ class Translator:
     def translate(
         self, texts: Sequence[str], *, width: int | None = None, n_best: int = 1, weights: bool = True
     ) -> list[Translation]:
-        """Return translations of texts, in order."""
+        """Return the translations of texts, in order, found by beam search with `width` hypotheses."""
         return self.search([self.coder.read(text) for text in texts], width=width, n_best=n_best, weights=weights)
 
     def longest(self, *, width: int | None = None, tokens: int | None = None) -> int:
-        """Return the largest number of source tokens of a text: `tokens`, or LONGEST and fewer with many hypotheses.
+        """Return the largest number of source tokens of a text.
 
-        Learned positions limit it further.
+        It is `tokens` if given, else LONGEST, or less if `width` hypotheses of a text need too much memory. It is never
+        larger than the number of learned position embeddings allows.
         """
         wanted = tokens or max(1, min(LONGEST, _SEARCHED // (width or self.settings.beam)))
         held = _positions(self.model.encoder)
@@ -193,7 +198,7 @@ class Translator:
     def answers(
         self, inputs: Sequence[Mapping[str, Any]], *, beam: int | None = None, longest: int | None = None
     ) -> list[Translation | InputError]:
-        """Return translations of inputs, in order; an error for a text that is too long."""
+        """Return the translations of inputs, in order; an `InputError` in place of one for a text that is too long."""
         limit = self.longest(width=beam, tokens=longest)
 
         def read(one: Mapping[str, Any]) -> Reading:
@@ -210,7 +215,10 @@ class Translator:
     def search(
         self, sources: Sequence[Reading], *, width: int | None = None, n_best: int = 1, weights: bool = True
     ) -> list[Translation]:
-        """Return translations of sources, in order; those of similar length are searched together."""
+        """Return the translations of encoded sources, in order; a batch has sources of similar length.
+
+        `width` is the number of hypotheses of beam search. Each translation has the `n_best - 1` next best texts too.
+        """
         width = max(width or self.settings.beam, n_best)
         found: dict[int, Translation] = {}
         for place, source in enumerate(sources):
@@ -261,13 +269,13 @@ def _check_device(precision: str, device: torch.device | str | None) -> None:
 
 
 def _positions(part: nn.Module) -> int | None:
-    """Return the number of positions of an encoder or decoder; None: unlimited."""
+    """Return the number of learned positions of an encoder or decoder; None: it accepts any number of positions."""
     found = [module.capacity for module in part.modules() if isinstance(module, LearnedPositions)]
     return min(found, default=None)
 
 
 def _prepared(exact: EncoderDecoder, precision: str) -> EncoderDecoder:
-    """Return a copy of the model in a precision, or the model itself if no copy is needed."""
+    """Return a copy of the model in this precision, or the model itself if no copy is needed."""
     here = next(exact.parameters()).device.type
     if precision == "int8":
         return quantize(exact if here == "cpu" else copy.deepcopy(exact).cpu())
@@ -277,7 +285,7 @@ def _prepared(exact: EncoderDecoder, precision: str) -> EncoderDecoder:
 
 
 def _by_length(sources: Sequence[Reading], tokens: int) -> Iterator[list[int]]:
-    """Yield indices of sources in groups of similar length, each of at most `tokens` tokens including padding."""
+    """Yield groups of indices of sources of similar length; a group has at most `tokens` tokens, with padding."""
     filled = [place for place, source in enumerate(sources) if source.numbers]
     order = sorted(filled, key=lambda place: len(sources[place].numbers))
     group: list[int] = []

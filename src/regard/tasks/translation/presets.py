@@ -1,4 +1,4 @@
-"""Presets: functions that return a configuration."""
+"""The presets of translation: functions that return a named configuration."""
 
 from regard.tasks.presets import cosine, presets
 from regard.tasks.translation.config import DataSettings, ModelSettings, TranslationConfig, TranslationDecoding

@@ -1,4 +1,4 @@
-"""Metrics of translations: BLEU, chrF, alignment error rate and faithfulness."""
+"""Metrics of translations: BLEU, chrF, the alignment error rate and the faithfulness of attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from regard.tasks.translation.codec import Reading
 from regard.tasks.translation.material import Example
 from regard.tasks.translation.predictor import Translation, Translator
 
-_TOLD = 64  # number of examples whose links are computed at once
-_BUCKETS = (5, 10, 15, 20, 25, 30, 40, 60)  # limits of the length buckets, in source words
+_TOLD = 64  # number of examples whose word links are computed in one batch
+_BUCKETS = (5, 10, 15, 20, 25, 30, 40, 60)  # largest numbers of source words in the buckets of BLEU by length
 
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """Figures of some examples, and their translations."""
+    """Metrics of a translator on some examples, and its translations."""
 
     metrics: dict[str, Any]
     attention: dict[str, Any]
@@ -31,7 +31,7 @@ class Judged:
 def judge(
     translator: Translator, examples: Sequence[Example], *, tokenize: str = "auto", width: int | None = None
 ) -> Judged:
-    """Return BLEU, chrF and, if gold links are known, the alignment error rate."""
+    """Return BLEU and chrF of a translator on these examples, and the alignment error rate if they have gold links."""
     sources = [translator.coder.read_words(example.source) for example in examples]
     translations = translator.search(sources, width=width, weights=False)
     texts, references = [one.text for one in translations], [example.reference for example in examples]
@@ -63,14 +63,14 @@ def text_figures(texts: Sequence[str], references: Sequence[str], tokenize: str 
 
 
 def _tokenizer(references: Sequence[str]) -> str:
-    """Return zh for Chinese; else 13a, sacrebleu's default."""
+    """Return the name of sacrebleu's tokeniser for these texts: "zh" for Chinese, else "13a", its default."""
     letters = "".join(references[:100])
     chinese = sum("一" <= letter <= "鿿" for letter in letters)
     return "zh" if chinese > len(letters) / 4 else "13a"
 
 
 def _by_length(examples: Sequence[Example], texts: Sequence[str], tokenize: str) -> list[dict[str, Any]]:
-    """Return BLEU by length of the source."""
+    """Return BLEU for each bucket of source lengths in `_BUCKETS` that has examples."""
     found = []
     for low, high in zip((0, *_BUCKETS), (*_BUCKETS, 10**9), strict=False):
         part = [place for place, example in enumerate(examples) if low < len(example.source) <= high]
@@ -82,12 +82,13 @@ def _by_length(examples: Sequence[Example], texts: Sequence[str], tokenize: str)
 
 
 def alignment(translator: Translator, examples: Sequence[Example], sources: Sequence[Reading]) -> dict[str, Any]:
-    """Return the alignment error rate of the attention weights of the best layer, with the gold target as input.
+    """Return the alignment error rates of the attention weights, computed with the gold target as the decoder's input.
 
-    A word may be aligned by the step that predicts it, or by the next step, whose input it is: in a Transformer's lower
-    layers the second may be sharper, because the word is known then (Chen et al. 2020). The layer, the head and the
-    step are chosen by the gold links: the rate is a lower bound. With the setting `decode.posterior` there is another
-    rate, of the predicting step's weights corrected once the word is known.
+    The links of a target word come from the weights of the decoder step that predicts it, or of the next step, whose
+    input it is: in the lower layers of a Transformer the next step may be better aligned, because its word is known
+    (Chen et al. 2020). "aer" is the rate of the layer and the step with the lowest rate. They are selected with the
+    gold links, so the rate is a lower bound. With the setting `decode.posterior`, "aer_posterior" is the rate of the
+    predicting step's weights after their correction by the predicted word (`regard.models.posterior`).
     """
     found = links_told(translator, examples, sources)
     if not found:
@@ -110,17 +111,19 @@ def alignment(translator: Translator, examples: Sequence[Example], sources: Sequ
 
 
 class Told(NamedTuple):
-    """The choice of weights for a word's links: a layer, one of its heads or their mean, and the step."""
+    """Which attention weights determine the links of a target word: a layer, a head, and a decoder step."""
 
     layer: int
-    head: int | None
-    when: str  # step of the weights: "predicted", "read" or "posterior"
+    head: int | None  # None: the mean over the heads
+    # "predicted": the step that predicts the word; "read": the next step, whose input is the word; "posterior": the
+    # predicting step, with weights corrected by the word.
+    when: str
 
 
 def links_told(
     translator: Translator, examples: Sequence[Example], sources: Sequence[Reading]
 ) -> dict[Told, list[set[Link]]]:
-    """Return the links of each example for all choices of weights; none without attention."""
+    """Return the word links of each example for every choice of weights; an empty dictionary without attention."""
     found: dict[Told, list[set[Link]]] = {}
     for first in range(0, len(examples), _TOLD):
         part, read = examples[first : first + _TOLD], sources[first : first + _TOLD]
@@ -144,7 +147,10 @@ def links_told(
 
 
 def layer_weights(translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Tensor]:
-    """Return the weights (b, h, t, s) of each layer for given targets; none without attention."""
+    """Return the weights (b, h, t, s) of each layer over the source, for pairs of source and target token numbers.
+
+    The list is empty for a model without attention.
+    """
     model = translator.model
     batch = translator.batch(pairs)
     with evaluating(model):
@@ -156,7 +162,7 @@ def layer_weights(translator: Translator, pairs: Sequence[tuple[Sequence[int], S
 
 
 def _likelihood(translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Tensor:
-    """Return the log-probability of each piece of the targets given one position of the source alone, (b, t, s)."""
+    """Return log p(y_i | y_<i, h_j alone), (b, t, s): of each target token i, given only source position j."""
     model = translator.model
     found = []
     for pair in pairs:  # one by one, because a source of s positions needs s decoder passes
@@ -171,9 +177,10 @@ def _likelihood(translator: Translator, pairs: Sequence[tuple[Sequence[int], Seq
 
 
 def faithfulness(translator: Translator, translations: Sequence[Translation], *, seed: int = 1) -> dict[str, float]:
-    """Return the decrease of a word's log-probability when the source word of the largest weight is deleted.
+    """Return how much a target token's log-probability falls when its most attended source token is deleted.
 
-    Compared with the deletion of a random other one: for faithful weights the first is much larger.
+    "random" is the same for the deletion of a random other source token. For faithful weights, "attended" is much
+    larger than "random". Both are means over the target tokens.
     """
     drops: dict[str, list[float]] = {"attended": [], "random": []}
     source_of_chance = torch.Generator().manual_seed(seed)
@@ -196,7 +203,7 @@ def faithfulness(translator: Translator, translations: Sequence[Translation], *,
 
 
 def _log_probs(translator: Translator, sources: Sequence[list[int]], numbers: Sequence[int]) -> Tensor:
-    """Return log-probabilities (n, t) of the same target given each source, without dropout."""
+    """Return the log-probabilities (n, t) of one target, given each of the sources, without dropout."""
     model = translator.model
     batch = translator.batch([(source, numbers) for source in sources])
     with evaluating(model):

@@ -1,4 +1,4 @@
-"""The task record of translation: its functions for the shared training, evaluation and prediction."""
+"""The `Task` record of translation: the functions with which shared code trains, evaluates and predicts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,13 +67,16 @@ def _predictor(network: EncoderDecoder, codec: Coder, config: TranslationConfig)
 def _loaded(
     network: EncoderDecoder, codec: Coder, config: TranslationConfig, device: Any, precision: str | None = None
 ) -> Translator:
-    """Return the predictor. "auto" is the precision of the run's configuration; None keeps the trained weights."""
+    """Return the translator in a precision; "auto" is the precision in the run's configuration.
+
+    With None, `Translator.of` uses the same precision, but does not copy or pack a float32 model.
+    """
     chosen = config.decode.precision if precision == "auto" else precision
     return Translator.of(network, codec, config, device, precision=chosen)
 
 
 def _validate(translator: Translator, examples: Sequence[Example], config: TranslationConfig) -> dict[str, float]:
-    """Return BLEU of greedy translations, which suffices to compare checkpoints."""
+    """Return the BLEU score of greedy translations, which suffices to compare checkpoints."""
     sources = [translator.coder.read_words(example.source) for example in examples]
     texts = [one.text for one in translator.search(sources, width=1, weights=False)]
     return {"bleu": text_figures(texts, [example.reference for example in examples], config.data.tokenize)["bleu"]}

@@ -1,1 +1,1 @@
-"""Visual question answering: the answer to a question about a picture, by stacked attention."""
+"""Visual question answering: the answer to a question about an image, by several hops of attention over its cells."""

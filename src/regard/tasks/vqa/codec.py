@@ -1,4 +1,4 @@
-"""Questions as numbers and answers by name, as stored in a run."""
+"""The codec of visual question answering: it encodes questions as word numbers, and holds the possible answers."""
 
 import json
 from collections.abc import Iterable
@@ -14,18 +14,18 @@ _SPELLINGS = {"color": "colour", "colour": "color", "colors": "colours", "colour
 
 @dataclass(frozen=True)
 class VqaCodec:
-    """The vocabulary, and the possible answers."""
+    """The vocabulary of the questions, and the possible answers, which are the classes of the model."""
 
     vocabulary: Vocabulary
     answers: tuple[str, ...]
 
     @classmethod
     def build(cls, questions: Iterable[str], answers: Iterable[str]) -> "VqaCodec":
-        """Return the codec of the words of these questions, with all of these answers."""
+        """Return a codec whose vocabulary has all words of these questions, and whose classes are these answers."""
         return cls(Vocabulary.build([token.text for token in cut(one)] for one in questions), tuple(answers))
 
     def words(self, question: str) -> list[str]:
-        """Return the words of a question; British and American spellings are replaced by the one in the vocabulary.
+        """Return the words of a question; "color" and "colour" are replaced by the spelling that the vocabulary has.
 
         >>> VqaCodec(Vocabulary(("colour", "?")), ()).words("Color?")
         ['colour', '?']
@@ -39,11 +39,11 @@ class VqaCodec:
         return self.vocabulary.encode(self.words(question))
 
     def unknown(self, question: str) -> list[str]:
-        """Return the words of a question that occur in no training question."""
+        """Return the words of a question that are not in the vocabulary."""
         return [word for word in self.words(question) if word not in self.vocabulary.numbers]
 
     def label(self, answer: str) -> int:
-        """Return the number of an answer, -1 if it is not possible."""
+        """Return the class number of an answer; -1 if it is not one of the possible answers."""
         return self._labels.get(answer, -1)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The settings of a model that answers questions about pictures: its data, its model and its training."""
+"""The settings of visual question answering: its data, its model and its training."""
 
 from pathlib import Path
 from typing import Literal
@@ -24,7 +24,7 @@ Form = Literal["colour", "shape", "count", "presence", "place", "relation", "com
 
 
 class DataSettings(TaskData):
-    """The built-in scenes, or files."""
+    """The data of visual question answering: built-in drawn scenes, or files."""
 
     files: tuple[Path, ...] = ()
     """easy-VQA's folder, or a folder or file of JSON or JSONL with image, question and answer; none: the built-in
@@ -44,7 +44,7 @@ class DataSettings(TaskData):
 
 
 class ModelSettings(Settings):
-    """Encoders of picture and question, stacked attention and an answer classifier."""
+    """The model of visual question answering: encoders of image and question, stacked attention, and a classifier."""
 
     attention: Literal["none", ScoreName] = "scaled_dot"
     """Score of the cells of the picture; none: the mean of the cells replaces attention."""
@@ -80,7 +80,7 @@ class ModelSettings(Settings):
 
 
 class VqaConfig(TaskConfig):
-    """The settings of a whole run."""
+    """The settings of a whole run of visual question answering."""
 
     figures = ("loss", "accuracy")
 

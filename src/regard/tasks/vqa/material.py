@@ -1,5 +1,4 @@
-"""Training and evaluation data of visual question answering: the built-in scenes, or the user's pictures and
-questions."""
+"""The data of visual question answering: the built-in scenes, or the user's images and questions."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -35,17 +34,18 @@ from regard.tasks.vqa.codec import VqaCodec
 from regard.tasks.vqa.config import DataSettings, VqaConfig
 from regard.tasks.world_examples import Parts, parts_of
 
-_LARGEST = 6  # the largest number of objects in a scene
+_LARGEST = 6  # largest number of shapes in a built-in scene
 
 
 @dataclass(frozen=True)
 class Example:
-    """A question about picture number `place` of `pictures`, its answer, and the boxes that show it, if known.
+    """A question about the image `pictures[place]`, with its answer.
 
-    `form` is the form of a generated question; `path` is the file of the picture, if there is one.
+    `regions` are the boxes of the shapes that show the answer, if they are known; `form` is the form of a generated
+    question, such as "count"; `path` is the file of the image, if there is one.
     """
 
-    pictures: Any = field(repr=False, compare=False)  # a sequence of pictures (3, height, width)
+    pictures: Any = field(repr=False, compare=False)  # a sequence of images (3, height, width)
     place: int
     question: str
     answer: str
@@ -55,7 +55,7 @@ class Example:
 
     @property
     def pixels(self) -> Pixels:
-        """Return the picture, (3, height, width)."""
+        """Return the image (3, height, width)."""
         return self.pictures[self.place]
 
     @property
@@ -64,7 +64,10 @@ class Example:
 
 
 class Grouped(Sequence[dict[str, Any]]):
-    """Training records: a picture with all of its questions, so that it is encoded once for all of them."""
+    """Training records: each has an image and all of its questions, so that the network encodes an image only once.
+
+    Questions whose answer is not one of the possible answers are left out.
+    """
 
     def __init__(self, codec: VqaCodec, examples: Sequence[Example]) -> None:
         questions, labels, places = Numbers(), array("q"), array("q")
@@ -75,7 +78,7 @@ class Grouped(Sequence[dict[str, Any]]):
                 labels.append(label)
                 places.append(one.place)
         _, first, group = np.unique(np.array(places, np.int64), return_index=True, return_inverse=True)
-        rank = np.argsort(np.argsort(first))[group.reshape(-1)]  # pictures are ordered by their first questions
+        rank = np.argsort(np.argsort(first))[group.reshape(-1)]  # images are in the order of their first questions
         self._order = np.argsort(rank, kind="stable")
         self._begins = np.searchsorted(rank[self._order], np.arange(len(first) + 1))
         self._questions, self._labels, self._places = questions, labels, places
@@ -96,7 +99,7 @@ class Grouped(Sequence[dict[str, Any]]):
 
 
 def make_material(config: VqaConfig, cache: Path, codec: VqaCodec | None, say: Callable[[str], None]) -> Material:
-    """Return the questions of a run; decoded pictures of files are stored in `cache`."""
+    """Return the images and questions of a run; decoded images of files are stored in the folder `cache`."""
     return _files(config, cache, codec, say) if config.data.files else _world(config, codec)
 
 
@@ -109,7 +112,7 @@ def _world(config: VqaConfig, codec: VqaCodec | None) -> Material:
     def example(one: scene_questions.Asked) -> Example:
         images.append(one.scene.image)
         items = [one]
-        if len(groups) < settings.train:  # the training part is created first
+        if len(groups) < settings.train:  # `parts_of` converts the training part first
             items += further(one.scene, random, count=settings.questions - 1, forms=settings.forms)
         place = len(images) - 1
         groups.append(
@@ -150,7 +153,10 @@ def _parted(
     test: Sequence[ImageQuestion],
     settings: DataSettings,
 ) -> tuple[Sequence[ImageQuestion], Sequence[ImageQuestion], Sequence[ImageQuestion]]:
-    """Return the parts; a missing part is held out of training, at most a fifth of the pictures."""
+    """Return the training, validation and test parts.
+
+    A missing part is held out of the training part: the questions about at most a fifth of its images.
+    """
     most = max(1, len(pictures_of(train).paths) // 5)
     counts = [0 if valid else min(settings.valid, most), 0 if test else min(settings.test, most)]
     train, held_valid, held_test = hold_out(train, valid=counts[0], test=counts[1], seed=settings.seed)
@@ -160,7 +166,10 @@ def _parted(
 def _examples(
     parts: Sequence[Sequence[ImageQuestion]], opened: Callable[[Sequence[Path]], Any]
 ) -> list[Sequence[Example]]:
-    """Return the examples of each part, created at access; all share the pictures that `opened` returns for files."""
+    """Return the examples of each part; an example is created on access.
+
+    All examples share one sequence of images, which `opened(paths)` returns for the image files.
+    """
     begins = np.cumsum([0, *map(len, parts)]).tolist()
 
     def item(place: int) -> ImageQuestion:
@@ -189,13 +198,16 @@ def _material(codec: VqaCodec, parts: Parts, about: str) -> Material:
 
 
 def encode(codec: VqaCodec, one: Example) -> dict[str, Any]:
-    """Return an example as input of the network: a picture with one question."""
+    """Return an example as a record for the network: an image with one question."""
     return {"image": one.pixels, "question": (codec.encode(one.question),), "answer": (codec.label(one.answer),)}
 
 
 def collated(records: Sequence[dict[str, Any]], *, grid: int = 1, rows: int = 0) -> Any:
-    """Return pictures with their questions as a batch: image (b, 3, h, w), question (b, n, m), answer (b, n), -1:
-    none."""
+    """Return images with their questions as a batch: image (b, 3, height, width), question (b, n, m), answer (b, n).
+
+    n is the largest number of questions about an image, and m the largest number of words of a question. The answer -1
+    marks padding, or an answer that is not one of the possible answers.
+    """
     longest = max(len(question) for record in records for question in record["question"])
     width = max(1, -(-longest // grid)) * grid
     columns = []
@@ -208,12 +220,12 @@ def collated(records: Sequence[dict[str, Any]], *, grid: int = 1, rows: int = 0)
 
 
 def input_files(config: VqaConfig) -> list[Path]:
-    """Return the files of questions that a run uses; the image store detects changed pictures itself."""
+    """Return the files of questions that a run uses, without the images: the image store detects changed images."""
     return list(question_files(only_path(config.data.files)).values()) if config.data.files else []
 
 
 def examples_of(paths: Sequence[Path], config: VqaConfig, codec: VqaCodec) -> tuple[list[Example], str]:
-    """Return the questions of other files: for a folder with parts, its test part."""
+    """Return the questions of other files, and a description; of a folder, the test part is read."""
     found = load_image_questions(only_path(paths))
     items = found.test or found.valid or found.train
     size = (config.data.picture,) * 2

@@ -1,4 +1,4 @@
-"""Builds the model from its settings: encoders of picture and question, and stacked attention between them."""
+"""The model of visual question answering: encoders of image and question, and stacked attention over the image."""
 
 import torch
 from jaxtyping import Int, UInt8
@@ -20,7 +20,7 @@ _LEARNING = LearningSettings()
 
 
 class VisualAnswerer(nn.Module):
-    """Scores of the answers to questions about pictures; without `image` only the question is used."""
+    """The model of visual question answering; if the image encoder `image` is None, it uses the question alone."""
 
     def __init__(self, question: RecurrentEncoder, image: ImageEncoder | None, classifier: StackedClassifier) -> None:
         super().__init__()
@@ -33,9 +33,9 @@ class VisualAnswerer(nn.Module):
         *,
         weights: Request | None = None,
     ) -> Stacked:
-        """Return the answers to n questions about each picture; words are numbers from 1, padding is 0."""
+        """Return the scores of the answers to n questions about each image; word numbers are from 1, padding is 0."""
         lengths = (questions != 0).sum(-1)
-        # A padded question is encoded as one word, so that no row is empty; its answer is ignored.
+        # A question that is padding gets the length 1, so that no row is empty; its answer is ignored.
         asked = self.question(questions.flatten(0, 1), lengths.flatten().clamp_min(1)).summary
         query = asked.unflatten(0, questions.shape[:2])
         if self.image is None:
@@ -46,17 +46,17 @@ class VisualAnswerer(nn.Module):
         return self.classifier(memory, query, weights=weights)
 
     def grid(self, side: int) -> Grid:
-        """Return rows and columns of cells of a picture."""
+        """Return the numbers of rows and columns of cells of an image of `side` × `side` pixels."""
         return (0, 0) if self.image is None else self.image.grid(side, side)
 
 
 def build(
     settings: ModelSettings, vocabulary: int, answers: int, *, learning: LearningSettings = _LEARNING
 ) -> VisualAnswerer:
-    """Return a model for these numbers of words and answers.
+    """Return a model for a vocabulary of this size and this number of possible answers.
 
-    With `attention="none"` the input of the classifier is the mean of the cells, and its hidden layer is widened to
-    compensate for the parameters of attention.
+    With `attention="none"`, the classifier gets the mean of the image's cells, and a wider hidden layer, so that the
+    model has about as many parameters as with attention.
     """
     question = RecurrentEncoder(
         vocabulary, settings.size, bidirectional=False, embedding_size=settings.embedding, dropout=settings.dropout
@@ -81,7 +81,7 @@ def build(
 
 
 def _twin_features(settings: ModelSettings, answers: int) -> int:
-    """Return the hidden size at which the classifier without attention has as many parameters as the one with it."""
+    """Return the hidden size with which a classifier without attention has the parameters of one with attention."""
     with torch.device("meta"):
         twin = StackedClassifier(
             answers, memory_size=settings.size, hops=settings.hops, features=settings.features, counts=settings.counts

@@ -1,4 +1,4 @@
-"""A trained model: the answer to a question about a picture, with the weights of each hop."""
+"""The predictor of visual question answering: answers to questions about images, with attention over the cells."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,14 +20,18 @@ from regard.tasks.vqa.material import collated
 from regard.tasks.vqa.network import VisualAnswerer
 from regard.train.distributed import shareable
 
-_AT_ONCE = 64  # number of questions per batch
-_WORDS = 200  # the largest number of words in a question
-_NAMED = 5  # number of most probable answers in a record
+_AT_ONCE = 64  # largest number of questions in a batch
+_WORDS = 200  # largest number of words in a question
+_NAMED = 5  # number of the most probable answers that a prediction lists
 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """The answers to a question with their probabilities, the most probable first, and the weights (hops, k)."""
+    """The prediction for a question about an image: probabilities of answers, and attention weights over the cells.
+
+    `probabilities` lists the most probable answers, best first. `weights` (hops, k) has a row for each hop of
+    attention; the k cells of `grid` are in the order of reading, row by row.
+    """
 
     pixels: Pixels
     question: str
@@ -45,7 +49,7 @@ class Seen:
         return f"{self.answer} {self.probabilities[self.answer]:.2f}"
 
     def record(self) -> dict[str, Any]:
-        """Return the answer as JSON, with other answers, and the weights of each hop over the cells, row by row."""
+        """Return the prediction as a JSON object, with the weights of each hop over the cells, row by row."""
         record: dict[str, Any] = {
             "question": self.question,
             "answer": self.answer,
@@ -59,7 +63,7 @@ class Seen:
         return record
 
     def trace(self) -> Trace | None:
-        """Return a row for each hop over the cells of the picture; None without attention."""
+        """Return an attention map over the image's cells with a row for each hop; None without attention."""
         if self.weights is None:
             return None
         hops = [f"hop {number}" for number in range(len(self.weights))]
@@ -70,15 +74,18 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class VqaPredictor:
-    """A model with its codec."""
+    """The predictor of visual question answering: a trained model with its codec."""
 
     network: VisualAnswerer
     codec: VqaCodec
     config: VqaConfig
 
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Seen | InputError]:
-        """Return answers in the order of the inputs; an error for a picture that cannot be decoded, or an empty
-        question."""
+        """Return the predictions for questions about image files, in order.
+
+        If an image cannot be decoded, or a question is empty or too long, an `InputError` is in place of the
+        prediction.
+        """
         return answered(inputs, self._read, self.ask)
 
     def _read(self, given: Mapping[str, Any]) -> tuple[Pixels, str]:
@@ -89,7 +96,7 @@ class VqaPredictor:
 
     @shareable
     def ask(self, asked: Sequence[tuple[Pixels, str]], *, weights: bool = True) -> list[Seen]:
-        """Return answers to questions about pictures, in batches."""
+        """Return the predictions for pairs of an image and a question, in order."""
         seen: list[Seen] = []
         for first in range(0, len(asked), _AT_ONCE):
             seen += self._ask(asked[first : first + _AT_ONCE], weights)
@@ -111,7 +118,10 @@ class VqaPredictor:
         return seen
 
     def _run(self, records: Sequence[dict[str, Any]], weights: bool) -> tuple[Tensor, Tensor | None]:
-        """Return log-probabilities (b, answers) and weights (b, hops, k) of records with one question each."""
+        """Return the log-probabilities (b, answers) and the attention weights (b, hops, k) for b records.
+
+        Each record has one question.
+        """
         batch = collated(records).to(next(self.network.parameters()).device)
         with evaluating(self.network):
             found = self.network(batch.image, batch.question, weights=full() if weights else None)
@@ -120,7 +130,10 @@ class VqaPredictor:
         return chances, torch.stack(maps, 1).float().cpu() if maps else None
 
     def score_of(self, seen: Seen) -> Score:
-        """Return the log-probability of an answer with cells of the picture covered."""
+        """Return a score function for `deletion`: the log-probability of the predicted answer.
+
+        Deleted cells of the image are covered by the image's mean colour.
+        """
         question, label = (self.codec.encode(seen.question),), self.codec.label(seen.answer)
 
         def score(kept: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Presets: functions that return a configuration.
+"""The presets of visual question answering: functions that return a named configuration.
 
-Those for a GPU train in float32: in bfloat16 cuDNN's backward pass of attention returned NaN for sharp weights (85 × 9
-queries over 64 keys of size 96, torch 2.11 on an H200), where the other kernels did not.
+Presets for a GPU train in float32. In bfloat16, cuDNN's backward pass of attention returned NaN for sharply peaked
+weights (85 × 9 queries over 64 keys of size 96, torch 2.11 on an H200); other kernels did not.
 """
 
 from regard.tasks.config import LearningSettings

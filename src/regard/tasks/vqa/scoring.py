@@ -1,4 +1,4 @@
-"""Metrics of answers: accuracy, also by form, and whether the last hop attends to where the answer is visible."""
+"""Metrics of answers: accuracy, also for each form of question, and pointing accuracy of the last hop of attention."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,13 +14,13 @@ _EXPLAINED = 100  # number of questions whose faithfulness is measured
 
 
 def accuracy(seen: Sequence[Seen], examples: Sequence[Example]) -> float:
-    """Return the fraction of questions whose answer is right."""
+    """Return the fraction of questions whose predicted answer is the gold answer."""
     right = sum(one.answer == example.answer for one, example in zip(seen, examples, strict=True))
     return right / max(1, len(examples))
 
 
 def accuracy_by_form(seen: Sequence[Seen], examples: Sequence[Example]) -> dict[str, float]:
-    """Return the accuracy for each form of question, if the forms are known."""
+    """Return the accuracy for each form of generated question, such as "count"; empty if no form is known."""
     forms: dict[str, list[bool]] = {}
     for one, example in zip(seen, examples, strict=True):
         if example.form:
@@ -29,9 +29,9 @@ def accuracy_by_form(seen: Sequence[Seen], examples: Sequence[Example]) -> dict[
 
 
 def pointing(seen: Sequence[Seen], examples: Sequence[Example]) -> float | None:
-    """Return the fraction of questions where the last hop's largest weight is in a box that shows the answer.
+    """Return the fraction of questions for which the most attended cell of the last hop is in a box with the answer.
 
-    Questions without such a box are excluded; None if none remain.
+    Questions without such boxes are excluded; the result is None if no question has one.
     """
     inside = []
     for one, example in zip(seen, examples, strict=True):
@@ -42,7 +42,10 @@ def pointing(seen: Sequence[Seen], examples: Sequence[Example]) -> float | None:
 
 
 def judge(predictor: VqaPredictor, examples: Sequence[Example], config: VqaConfig, explain: bool) -> Judged:
-    """Return accuracy, as a whole and by form, and pointing accuracy."""
+    """Return the accuracy, in total and for each form of question, and the pointing accuracy.
+
+    With `explain`, return the faithfulness too.
+    """
     seen = predictor.ask([(one.pixels, one.question) for one in examples])
     metrics: dict[str, Any] = {"accuracy": round(accuracy(seen, examples), 4), "questions": len(examples)}
     forms = accuracy_by_form(seen, examples)

@@ -1,4 +1,4 @@
-"""The task record of visual question answering: its functions for the shared training, evaluation and prediction."""
+"""The `Task` record of visual question answering: functions with which shared code trains, evaluates and predicts."""
 
 from collections.abc import Sequence
 from pathlib import Path
