@@ -128,7 +128,7 @@ class Pairs:
 
     @torch.no_grad()
     def block(self, batch: slice, heads: range, rows: Tensor, columns: range | None = None) -> Tensor:
-        """Return the weights (batch, heads, rows, columns) on the device of the queries, without autocast."""
+        """Return the weights (batch, heads, rows, columns), in float32 or float64, on the device of the queries."""
         problem = self._problem
         columns = range(self._key.shape[-2]) if columns is None else columns
         with torch.autocast(self._query.device.type, enabled=False):
