@@ -37,8 +37,8 @@ NUMBERS = (  # the entries of `Labels.extra` that are lists of numbers
     *("lanes", "crossings", "zebras", "ramps"),
 )
 
-# This separates two parts in the name of a record: its group, such as one of several outputs of a model, and the path
-# of its layer.
+# This separates two parts in the name of a record: its group, such as the title of one of several predictions, and the
+# path of its layer.
 BETWEEN = " · "
 
 Json = dict[str, Any]
