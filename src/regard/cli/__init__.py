@@ -1,15 +1,15 @@
-"""The `regard` command. Each command imports what it needs when it runs, so that help is fast.
+"""The `regard` command line. Each command imports what it needs when it runs, so that `regard --help` is fast.
 
-- `run_commands`: tasks, train, evaluate
-- `predict_command`: predict
-- `input_lines`: lines of standard input
-- `page_commands`: look, studio
-- `bench_commands`: bench
-- `demo`: demo
-- `worked_example`: the example of the documentation, step by step
-- `error_messages`: errors as one line and an exit status
+- `run_commands`: `regard tasks`, `train` and `evaluate`
+- `predict_command`: `regard predict`
+- `input_lines`: input texts from arguments or standard input
+- `page_commands`: `regard look` and `studio`
+- `bench_commands`: `regard bench`
+- `demo`: `regard demo`
+- `worked_example`: `regard demo --stages`, the example of the documentation step by step
+- `error_messages`: user errors as one line and an exit status
 
-The typer commands are below.
+This module defines the typer commands.
 """
 
 import os
@@ -26,7 +26,7 @@ import typer
 from regard import __version__
 from regard.cli.bench_commands import bench
 
-# Help is plain text: rendering it with rich would double its time.
+# `regard --help` prints plain text, because rendering it with rich would double the time of the command.
 app = typer.Typer(
     name="regard",
     help="Attention for PyTorch: compute any mechanism, and see where it looks.",
@@ -40,17 +40,19 @@ _ENDED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses of a comma
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C and SIGTERM end it, with the exit status that shells expect."""
+    """Run the command line. Ctrl-C and SIGTERM end it with the exit status that shells expect, 128 + the signal."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup SIGINT stays ignored
+        if signal.getsignal(number) is not signal.SIG_IGN:  # a signal that is ignored, as under nohup, stays ignored
             signal.signal(number, _end)
     try:
         app(prog_name="regard")
     except SystemExit as end:
-        if "RANK" in os.environ:  # torchrun sends SIGTERM to all workers when one ends; this one is already exiting
+        # torchrun sends SIGTERM to all workers when one of them ends. This worker is already exiting, so it ignores it.
+        if "RANK" in os.environ:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if end.code in _ENDED and any(thread.daemon for thread in threading.enumerate()):
-            # Native code in a remaining thread aborts the process when the interpreter is finalised.
+            # Exit without finalising the interpreter: native code in a daemon thread that still runs would abort the
+            # process during finalisation.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(int(end.code))
@@ -58,9 +60,9 @@ def main() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    """Raise instead of killing the process, so that incomplete files are removed."""
-    if os.environ.get("RANK", "0") == "0":  # only the first of several workers reports
-        # Written directly, because sys.stderr raises if the signal arrived during another write to it.
+    """Handle a signal by raising SystemExit, so that incomplete files are removed before the process ends."""
+    if os.environ.get("RANK", "0") == "0":  # only the first of several distributed workers prints the message
+        # os.write is used because sys.stderr raises if the signal arrived during another write to it.
         with suppress(OSError):
             os.write(2, f"\nregard: ended by {signal.Signals(number).name}\n".encode())
     raise SystemExit(128 + number)

@@ -1,4 +1,4 @@
-"""`regard demo`: trains a small model on this machine and draws its attention."""
+"""`regard demo`: trains a small model on this machine, evaluates it and draws its attention."""
 
 import io
 import sys
@@ -23,9 +23,10 @@ from regard.tasks.training import train
 
 
 def demo(out: Path, *, steps: int | None = None) -> None:
-    """Train the demonstration's task, evaluate it, and draw the attention of one answer."""
+    """Train the model of the demonstration, evaluate it, and draw the attention of its predictions into `out`."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without Chinese shows ? instead of failing
+        # A terminal whose encoding has no Chinese characters shows ? instead of raising an error.
+        sys.stdout.reconfigure(errors="replace")
     console = Console(highlight=False)
     console.width = min(console.width, 88)
     place = _free(out)
@@ -47,7 +48,7 @@ def demo(out: Path, *, steps: int | None = None) -> None:
 
 
 def _free(out: Path) -> Path:
-    """Return a run directory that does not exist yet, so that no earlier run is overwritten."""
+    """Return the path of a run directory in `out` that does not exist yet, so that no earlier run is overwritten."""
     out.mkdir(parents=True, exist_ok=True)
     names = ["run", *(f"run-{number}" for number in range(2, 1000))]
     return next(out / name for name in names if not (out / name).exists())

@@ -1,4 +1,4 @@
-"""Errors that a user can correct become one line on standard error and an exit status, never a traceback."""
+"""Errors that a user can correct are reported as one line on standard error and an exit status, not as a traceback."""
 
 import contextlib
 import os
@@ -16,15 +16,17 @@ from regard.train.run_directory import RunError
 
 @contextlib.contextmanager
 def reported() -> Iterator[None]:
-    """Report errors of the user's input in one line; an interruption has its own exit status.
+    """In this context, errors that a user can correct are printed as one line and end the command.
 
-    With several workers, the first reports errors that all have in common, and each worker reports its own.
+    The exit status is 2 for wrong input, an operating system error or too little memory; 1 for a failed worker or a
+    training run that stopped; 128 + the signal for an interruption. With several workers, the first one reports the
+    errors that all workers have, and each worker reports its own.
     """
     rank = int(os.environ.get("RANK", "0"))
     name = f"regard: worker {rank}" if rank else "regard"
     try:
         yield
-    except BrokenPipeError:  # the reader closed the pipe: typer exits silently
+    except BrokenPipeError:  # the program that reads the output has closed the pipe: typer exits without a message
         raise
     except WorkerFailed as error:
         raise typer.Exit(1) from error

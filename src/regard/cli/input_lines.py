@@ -1,18 +1,19 @@
-"""Texts to translate, from arguments or from standard input: each is a text, or the reason why it is invalid.
+"""The input texts of `regard predict`, from arguments or from standard input.
 
-Memory is bounded: at most a fixed number of bytes of a long line is held.
+Each input is a text, or the reason why the text is invalid. Memory is bounded: of a line that is too long, at most a
+fixed number of bytes is in memory.
 """
 
 import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-_TOGETHER = 64  # number of lines of a pipe that are translated at once
-_SKIPPED = 1 << 16  # bytes read at once while skipping the rest of a long line
+_TOGETHER = 64  # number of lines of a pipe that the model receives as one batch
+_SKIPPED = 1 << 16  # number of bytes that are read at a time while the rest of a too long line is skipped
 
 
 class InputText(NamedTuple):
-    """One text with its origin, such as "line 3"; `fault` is the reason why it cannot be translated."""
+    """One text with its origin, such as "line 3"; `fault` is the reason why the text is invalid, or empty."""
 
     place: str
     text: str
@@ -21,16 +22,17 @@ class InputText(NamedTuple):
 
 @runtime_checkable
 class ByteLines(Protocol):
-    """A stream of bytes."""
+    """A stream of bytes that can be read by lines."""
 
     def readline(self, size: int, /) -> bytes:
-        """Return the next line with its end, or at most the given number of bytes; empty at the end of the stream."""
+        """Return the next line with its line feed, or at most `size` bytes of it; b"" at the end of the stream."""
 
 
 def input_batches(inputs: Sequence[str], *, characters: int) -> Iterator[list[InputText]]:
-    """Yield the inputs in one list; or standard input, line by line at a terminal and 64 lines at a time from a pipe.
+    """Yield `inputs` as one list if there are any; otherwise yield the lines of standard input.
 
-    A text of more than `characters` characters, or one that is not UTF-8, has a fault and no text.
+    At a terminal, each line is yielded by itself; from a pipe, 64 lines are yielded at a time. A text of more than
+    `characters` characters, or one that is not UTF-8, has a fault and an empty text.
     """
     if inputs:
         yield [_from_argument(number, text, characters) for number, text in enumerate(inputs, 1)]
@@ -50,13 +52,13 @@ def input_batches(inputs: Sequence[str], *, characters: int) -> Iterator[list[In
 
 
 def read_lines(stream: ByteLines, *, characters: int) -> Iterator[InputText]:
-    r"""Yield the lines of a stream of UTF-8, ended by a line feed alone, without their ends and the byte order mark.
+    r"""Yield the lines of a UTF-8 stream without their ends and without a byte order mark; only "\n" ends a line.
 
     >>> import io
     >>> [(line.text, line.fault) for line in read_lines(io.BytesIO(b"Tom\nabcdef\n\xff\n"), characters=4)]
     [('Tom', ''), ('', 'more than 4 characters'), ('', 'not UTF-8: byte 0xff at byte 1')]
     """
-    # Four bytes for each character, three for a byte order mark, two for the end of the line.
+    # The largest valid line has four bytes for each character, three for a byte order mark, and two for "\r\n".
     most = 4 * characters + 3 + 2
     number = 0
     while raw := stream.readline(most):
@@ -69,7 +71,7 @@ def read_lines(stream: ByteLines, *, characters: int) -> Iterator[InputText]:
 
 
 def _skip_line(stream: ByteLines) -> None:
-    """Skip to the end of a line, in parts."""
+    """Read the stream up to the end of the current line, in parts of bounded size."""
     while part := stream.readline(_SKIPPED):
         if part.endswith(b"\n"):
             return
@@ -86,7 +88,10 @@ def _from_bytes(place: str, raw: bytes, whole: bool, characters: int) -> InputTe
 
 
 def _from_argument(number: int, text: str, characters: int) -> InputText:
-    """Return the text, or a fault: bytes of an argument that are not UTF-8 become surrogates, which are invalid."""
+    """Return the text of a command line argument, with a fault if it contains bytes that are not UTF-8.
+
+    Python decodes such bytes as surrogates.
+    """
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         return InputText(f"text {number}", "", "not UTF-8")
     return _bounded(f"text {number}", text, characters)

@@ -1,4 +1,4 @@
-"""`regard look`, `regard studio`: pages of traces and runs."""
+"""`regard look` and `regard studio`: pages that display traces and runs."""
 
 import contextlib
 import sys
@@ -16,11 +16,11 @@ from regard.tasks.watched_predictions import watched
 from regard.train.atomic_files import write_whole
 from regard.train.run_directory import RunError
 
-_EXAMPLES = 12  # number of examples of a run's test part in its page
+_EXAMPLES = 12  # number of examples of a run's test split that `regard look RUN` shows
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write the file atomically; a pipe or another special file is written directly."""
+    """Write the text to a file atomically; if the path is a pipe or another special file, write to it directly."""
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
     else:
@@ -28,7 +28,7 @@ def write_page(path: Path, text: str) -> None:
 
 
 def look(what: Path, out: Path, language: str) -> None:
-    """Write the page of a trace file, or of the first examples of a run's test part."""
+    """Write the page of a trace file, or of a run's predictions for the first examples of its test split."""
     with _reported(out):
         if not what.exists():
             raise ValueError(f"{what} does not exist: expected a trace file or the directory of a run")
@@ -39,7 +39,7 @@ def look(what: Path, out: Path, language: str) -> None:
 
 @contextlib.contextmanager
 def _reported(out: Path | None = None) -> Iterator[None]:
-    """Report errors that a user can correct in one line."""
+    """In this context, errors that a user can correct are printed as one line, and the exit status is 2."""
     try:
         yield
     except OSError as error:
@@ -67,7 +67,7 @@ def _of_run(path: Path) -> Trace:
 
 
 def studio(paths: list[Path], *, host: str, port: int, open_page: bool) -> None:
-    """Serve the studio until it is interrupted."""
+    """Run the server of the studio until it is interrupted."""
     try:
         from regard.studio.server import serve
 

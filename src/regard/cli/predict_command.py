@@ -1,4 +1,4 @@
-"""`regard predict`: answers of a run, one for each input, in their order."""
+"""`regard predict`: prints the predictions of a trained model, one for each input, in the order of the inputs."""
 
 import io
 import json
@@ -22,9 +22,9 @@ from regard.tasks.watched_predictions import watched
 from regard.train.distributed import Workers, joined
 from regard.train.run_directory import Run, RunError
 
-CHARACTERS = 1_000_000  # the largest input; a task may have a lower limit
-WATCHED = 12  # number of answers whose self-attention is in the page too
-TOGETHER = 64  # number of arguments that are answered at once
+CHARACTERS = 1_000_000  # the largest number of characters of an input; a task may have a lower limit
+WATCHED = 12  # number of predictions for which the page also shows the self-attention that `regard.watch` records
+TOGETHER = 64  # number of inputs from arguments that form one batch
 
 
 def predict(
@@ -36,9 +36,10 @@ def predict(
     loading: dict[str, Any],
     options: dict[str, Any],
 ) -> None:
-    """Answer each input, or lines of standard input if none is given, one by one at a terminal.
+    """Print the prediction for each input; without inputs, for each line of standard input.
 
-    An input that cannot be answered is reported on standard error and leaves an empty line, or a record with "error".
+    An input without a prediction is reported on standard error. Its line in the output is empty, or with `as_json` an
+    object with "error".
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
@@ -84,11 +85,11 @@ def _show(place: str, found: Prediction | InputError, *, as_json: bool) -> None:
         print(json.dumps(found.record(), ensure_ascii=False) if as_json else _line(found.line), flush=True)
 
 
-Given = tuple[str, Any]  # the origin of an input, and the input or its error
+Given = tuple[str, Any]  # the origin of an input, such as "line 3", and the input or its InputError
 
 
 def _batches(task: Task, arguments: Sequence[str]) -> Iterator[list[Given]]:
-    """Yield inputs with their origins: the arguments in one list, or standard input some lines at a time."""
+    """Yield batches of inputs with their origins, from the arguments or, if there are none, from standard input."""
     if arguments and (len(task.inputs) > 1 or task.inputs[0].kind != "text"):
         groups = from_arguments(task.inputs, arguments)
         numbered = [(f"input {number}", group) for number, group in enumerate(groups)]
@@ -99,10 +100,13 @@ def _batches(task: Task, arguments: Sequence[str]) -> Iterator[list[Given]]:
 
 
 def _given(task: Task, one: InputText, *, from_line: bool) -> Any:
-    """Return a text, or the JSON object of a line; tasks with several inputs take JSON alone."""
+    """Return the input of a text or of a JSON object in a line, or an InputError.
+
+    Tasks with several inputs accept only JSON objects.
+    """
     if one.fault:
         return InputError(one.fault)
-    # With a single text input, a brace may begin a text.
+    # If the only input of the task is a text, a line that begins with { and is not valid JSON is that text.
     strictly = len(task.inputs) > 1 or task.inputs[0].kind != "text"
     if from_line and one.text.lstrip().startswith("{"):
         try:
@@ -133,7 +137,7 @@ def _answers(
 
 
 def _line(text: str) -> str:
-    """Return a text as one line: line breaks in an answer would shift the lines after it."""
+    """Return a text as one line; with line breaks, the lines of the output would not match those of the input."""
     return text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ")
 
 

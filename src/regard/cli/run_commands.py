@@ -1,4 +1,4 @@
-"""`regard tasks`, `train`, `evaluate`: runs from the command line."""
+"""`regard tasks`, `regard train` and `regard evaluate`."""
 
 import datetime
 import json
@@ -29,7 +29,7 @@ from regard.train.run_directory import Run, RunError
 
 
 def list_tasks() -> None:
-    """Print every task: its input, its built-in data, its figures, and its presets with their time on two cores."""
+    """Print each task: its inputs, its built-in data, its metrics, and its presets with their training time."""
     console = Console(highlight=False)
     for task in TASKS.values():
         console.print(f"[bold]{task.name}[/]  {task.about}", soft_wrap=True)
@@ -53,16 +53,18 @@ def train(
     resume: bool,
     accept_changed_data: bool = False,
 ) -> dict[str, Any]:
-    """Train a task, or resume a run with `resume`; `--set help` only lists the settings."""
+    """Train a model for a task, or continue a run with `resume`; with "help" in `settings` only list the settings."""
     with reported(), joined() as workers:
         with workers.agreed():
             task, config, place = _asked(what, preset, data, settings, out, resume=resume)
-        place = workers.from_first(place)  # all workers use the first worker's name, which may contain the time
+        # All workers use the path that the first worker chose, because the path may contain the current time.
+        place = workers.from_first(place)
         if "help" in settings:
             if workers.is_first:
                 show_settings(config, Console(highlight=False))
             return {}
-        # torchrun counts no restarts if machines join or leave, so an existing run directory means a restart.
+        # torchrun does not count restarts that happen because machines join or leave, so an existing run directory is
+        # taken as the sign of a restart.
         resume = resume or (may_restart() and (place / "config.json").is_file())
         given: dict[str, Any] = {"resume": resume, "accept_changed_data": accept_changed_data}
         result = trained(task, config, place, **given, workers=workers)
@@ -78,7 +80,7 @@ def train(
 def _asked(
     what: str, preset: str, data: list[Path], settings: list[str], out: Path | None, *, resume: bool
 ) -> tuple[Task, TaskConfig, Path]:
-    """Return the task, its configuration and the run directory."""
+    """Return the task, its configuration and the run directory that the command line specifies."""
     if resume and out is None:
         return _taken_up(Path(what), data, settings)
     task = _task(what)
@@ -92,7 +94,7 @@ def _asked(
 
 
 def _taken_up(place: Path, data: Sequence[Path], settings: list[str]) -> tuple[Task, TaskConfig, Path]:
-    """Return the task and the configuration of a resumed run, with the changed settings."""
+    """Return the task, the configuration with the changed settings, and the directory of a run to resume."""
     if not (place / "config.json").is_file():
         raise RunError(f"there is no run to resume in {place}: expected regard train --resume RUN")
     if data:
@@ -106,7 +108,7 @@ def _taken_up(place: Path, data: Sequence[Path], settings: list[str]) -> tuple[T
 
 
 def _next(task: Task, place: Path, example: Any) -> list[str]:
-    """Print commands to try on a run, with an input of its own data."""
+    """Return commands to try with a finished run, with an example of its own data as input."""
     where = shlex.quote(str(place))
     given = "".join(f" {shlex.quote(part)}" for part in example_arguments(task.inputs, example, place))
     python = f'python -c "import regard; print(regard.load({str(place)!r}).predict([…])[0].answer)"'
@@ -114,7 +116,7 @@ def _next(task: Task, place: Path, example: Any) -> list[str]:
 
 
 def show_settings(config: BaseModel, console: Console) -> None:
-    """Print the settings, their values and their meanings."""
+    """Print all settings of a configuration, their values and their meanings."""
     part = None
     table = Table.grid(padding=(0, 2))
     for setting in listed(config):
@@ -130,7 +132,7 @@ def show_settings(config: BaseModel, console: Console) -> None:
 
 
 def evaluate(run: Path, *, data: list[Path], as_json: bool) -> None:
-    """Evaluate a run."""
+    """Evaluate a run and print the result as a table, or as a JSON object with `as_json`."""
     with reported(), joined() as workers:
         with workers.agreed():
             missing = [str(path) for path in data if not path.exists()]
@@ -149,13 +151,13 @@ def evaluate(run: Path, *, data: list[Path], as_json: bool) -> None:
 
 
 def report_weights(weights: str) -> None:
-    """Report on standard error which weights are used, if they are not the final ones."""
+    """Report on standard error which of the run's weights are used, if they are not the final ones."""
     if weights != "final weights":
         typer.echo(f"regard: {weights}", err=True)
 
 
 def show_result(task: Task, result: dict[str, Any], console: Console) -> None:
-    """Print the figures of a result as a table."""
+    """Print the metrics of a training or evaluation result as a table."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("figure")
     table.add_column("value", justify="right")
@@ -165,7 +167,7 @@ def show_result(task: Task, result: dict[str, Any], console: Console) -> None:
         for name, value in figures.items():
             figure = task.figure(name)
             if figure is not None and isinstance(value, (int, float)):
-                # More digits for small numbers, such as a squared error.
+                # Small numbers, such as a squared error, get four decimals.
                 plain = f"{value:.4f}" if 0 < abs(value) < 0.1 else f"{value:.1f}"
                 table.add_row(prefix + figure.label, f"{value:.1%}" if figure.percent else plain)
     for name, value in result.get("faithfulness", {}).items():

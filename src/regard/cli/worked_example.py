@@ -1,4 +1,4 @@
-"""`regard demo`: a small translation of 汤姆 by attention, computed step by step and then by the library."""
+"""`regard demo --stages`: the attention of one translated word, computed step by step and then by the library."""
 
 import io
 import math
@@ -26,13 +26,14 @@ TITLE = "Tom chases Jerry → 汤姆 追逐 杰瑞"
 def tell(out: Path) -> None:
     """Print the example to standard output, and write its picture and page into the folder `out`."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without Chinese shows ? instead of failing
+        # A terminal whose encoding has no Chinese characters shows ? instead of raising an error.
+        sys.stdout.reconfigure(errors="replace")
     console = Console(highlight=False)
     console.width = min(console.width, 88)
 
     hidden = torch.tensor([[5, 0, 1], [0, 1, 1], [1, 1, 0]], dtype=torch.float64)
     query = torch.tensor([[10, 5, 10]], dtype=torch.float64)
-    # The first query belongs to the example of the documentation; the other two are chosen here.
+    # The first query is that of the example in the documentation; the other two were chosen for this demonstration.
     queries = torch.cat([query, torch.tensor([[0, 5, 10], [4, 20, 0]], dtype=torch.float64)])
 
     _question(console, query, hidden)
@@ -233,6 +234,6 @@ def _vector(values: Tensor, decimals: int = 3) -> str:
 
 
 def _number(weight: Tensor) -> str:
-    """Return three decimals; a weight too small for them keeps its power of ten, and only an exact 0 is written 0."""
+    """Return a weight as text with three decimals; a smaller one in scientific notation, and only an exact 0 as "0"."""
     value = float(weight)
     return "0" if value == 0 else f"{value:.3f}" if value >= 0.0005 else f"{value:.1e}"

@@ -1,4 +1,4 @@
-"""The record of one attention call: weights are computed when requested, a block of rows at a time."""
+"""The record of one attention call, which computes weights when they are requested, a block of rows at a time."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,33 +12,33 @@ from regard.look.batch_items import CheckOf, GradientPart, Part, Places, stored
 from regard.look.labels import Labels
 from regard.look.pooling import Pool, pooled
 
-BLOCK_NUMBERS = 2**22  # number of weights that are computed at a time
-ROUNDING = 1e-6  # weights above −ROUNDING do not count as negative
+BLOCK_NUMBERS = 2**22  # largest number of weights that are computed at a time
+ROUNDING = 1e-6  # a weight counts as negative only below −ROUNDING
 
 
 @runtime_checkable
 class Source(Protocol):
-    """The source of weights: stored, or recomputed from queries and keys."""
+    """The source of a record's attention weights: a stored tensor, or queries and keys to recompute them from."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """Return the numbers of sequences, heads, queries and keys."""
 
     def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor:
-        """Return the weights (heads, rows, keys) of some queries, float32 on the CPU."""
+        """Return the weights (heads, rows, keys) of the queries `rows` of sequence `batch`, float32 on the CPU."""
 
     def holds(self) -> list[Tensor]:
         """Return the tensors that the source holds in memory."""
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:
-    """Return bytes of memory of some tensors; shared storage counts once."""
+    """Return the bytes of memory of the tensors; storage that several tensors share counts once."""
     return sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
 
 
 @runtime_checkable
 class Gradient(Protocol):
-    """The gradient of the loss with respect to the weights of a call."""
+    """The gradient of the loss with respect to the attention weights of one call."""
 
     def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor: ...
 
@@ -47,7 +47,7 @@ class Gradient(Protocol):
 
 @runtime_checkable
 class Check(Protocol):
-    """The difference between weights @ value and the recorded output."""
+    """The relative difference between weights @ value and the output that the attention call returned."""
 
     def of(self, batch: int) -> float: ...
 
@@ -55,14 +55,14 @@ class Check(Protocol):
 
 
 class Kept:
-    """Tensors that are held by reference, and whether they have been modified since."""
+    """Tensors that are held by reference, and their version counters, which show later in-place writes."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self.tensors = tensors
         self._versions = [_version(tensor) for tensor in tensors]
 
     def check(self) -> None:
-        """Raise if a tensor has been modified since it was stored."""
+        """Raise RuntimeError if a tensor has been modified in place since this object was created."""
         if [_version(tensor) for tensor in self.tensors] != self._versions:
             raise RuntimeError(
                 "what this call was made of was changed in place since: where it attended can no longer be told"
@@ -74,7 +74,7 @@ def _version(tensor: Tensor) -> int:
 
 
 class Given:
-    """Stored weights, (b, h, q, k)."""
+    """A source of weights that are stored as one tensor (b, h, q, k)."""
 
     def __init__(self, weights: Tensor) -> None:
         self._weights = weights
@@ -91,7 +91,7 @@ class Given:
         return found.float().cpu()
 
     def block(self, batch: slice, heads: range, rows: Tensor) -> Tensor:
-        """Return the weights of some sequences, heads and rows, on their device."""
+        """Return the weights (batch, heads, rows, keys) on the device on which they are stored."""
         return self._weights[batch, heads.start : heads.stop].index_select(-2, rows)
 
     def holds(self) -> list[Tensor]:
@@ -99,21 +99,23 @@ class Given:
 
 
 class Axes(NamedTuple):
-    """The labels of the rows and of the columns of one sequence."""
+    """The labels of the rows and of the columns of an attention map, for one sequence."""
 
     rows: Labels | None
     columns: Labels | None
 
 
-LabelsOfAll = Labels | Sequence[Labels | None] | None  # labels for all sequences, or for each one
+# Labels of one axis: of the only sequence of a batch of one, or a list with the labels of each sequence.
+LabelsOfAll = Labels | Sequence[Labels | None] | None
 
 
 class Record:
-    """The attention of one call: its shape, and its weights, computed when requested.
+    """The record of one attention call: its shape, and its weights, which are computed when requested.
 
-    `name` is the path of the module and `call` counts its calls from 0; `batch`, `heads`, `queries` and `keys` are the
-    shape; `kind` is the function that computed it, such as "sdpa" or "softmax"; `scale` is the factor of the scores and
-    `note` a remark about the weights, each None if there is none.
+    `name` is the path of the module that made the call, and `call` counts the module's calls from 0. The numbers
+    `batch`, `heads`, `queries` and `keys` are the shape of the weights. `kind` is the function that computed the
+    attention, such as "sdpa" or "softmax". `scale` is the factor of the scores and `note` a remark about the weights;
+    each is None if there is none.
 
     >>> record = Record("layer", "given", Given(torch.eye(3)[None, None]))
     >>> record.weights(head=0, queries=[2])
@@ -157,7 +159,7 @@ class Record:
         return f"Record({where}: {self.batch} × {heads}, {queries}, {keys}{note})"
 
     def _repr_html_(self) -> str:
-        """Return the HTML that a notebook displays: the page of this record alone."""
+        """Return the HTML that a notebook displays: the viewer's page with this record only."""
         from regard.look.trace import Trace
 
         return Trace(self.name or "Attention", [self])._repr_html_()
@@ -181,12 +183,12 @@ class Record:
         self._columns = self._each(given, "columns", self.keys)
 
     def labels(self, *, batch: int = 0) -> Axes:
-        """Return the labels of rows and columns of a sequence."""
+        """Return the labels of the rows and columns of the sequence `batch`."""
         item = self._item(batch)
         return Axes(self._rows[item], self._columns[item])
 
     def _each(self, given: LabelsOfAll, what: str, length: int) -> list[Labels | None]:
-        """Return the labels of each sequence of the batch."""
+        """Return a list with the labels of each sequence of the batch, and check their number and lengths."""
         if given is None:
             return [None] * self.batch
         if isinstance(given, Labels) and self.batch != 1:
@@ -229,25 +231,26 @@ class Record:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of memory of this record."""
+        """Return the bytes of memory of the tensors that this record holds."""
         return nbytes(self.holds())
 
     def holds(self) -> list[Tensor]:
-        """Return the tensors held by this record and its check."""
+        """Return the tensors that this record holds for its weights and for `check()`."""
         return [*self.source.holds(), *(self._checked.holds() if self._checked is not None else ())]
 
     def weights(
         self, *, head: int | None = None, queries: slice | Sequence[int] | None = None, batch: int = 0
     ) -> Tensor:
-        """Return the weights (heads, queries, keys), or (queries, keys) of one head; float32 on the CPU."""
+        """Return the attention weights (heads, queries, keys), or (queries, keys) of one head; float32 on the CPU."""
         rows = self._positions(queries)
         found = self.source.rows(self._item(batch), self._range(head), rows)
         return found if head is None else found[0]
 
     def top(self, k: int, *, batch: int = 0, magnitude: bool = False) -> Top:
-        """Return the k largest weights of each query and their keys, (heads, queries, k); NaN comes first.
+        """Return the k largest weights of each query and the indices of their keys, (heads, queries, k).
 
-        With `magnitude` they are ranked by |weight|, for weights that may be negative.
+        NaN counts as the largest weight. With `magnitude` weights are ranked by |weight|, for weights that may be
+        negative.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
@@ -258,7 +261,7 @@ class Record:
         return Top(torch.cat([part.values for part in found], -2), torch.cat([part.indices for part in found], -2))
 
     def received(self, *, batch: int = 0) -> Tensor:
-        """Return the sum of the weights that each key gets from all queries, (heads, keys)."""
+        """Return the sum over all queries of the weights of each key, (heads, keys)."""
         known = stored(self.source, "received", self._item(batch))
         if known is not None:
             return known
@@ -268,8 +271,10 @@ class Record:
         return total
 
     def entropy(self, *, batch: int = 0) -> Tensor:
-        """Return the entropy of each query's weights, −Σ w ln w in nats, (heads, queries); NaN if a weight is
-        negative."""
+        """Return the entropy −Σ w ln w of each query's weights in nats, (heads, queries).
+
+        The entropy of a query with a negative weight is NaN.
+        """
         known = stored(self.source, "entropy", self._item(batch))
         if known is not None:
             return known
@@ -277,7 +282,10 @@ class Record:
         return torch.cat([part for part in parts if isinstance(part, Tensor)], -1)
 
     def overview(self, size: int = 256, *, head: int, batch: int = 0, pool: Literal["mean", "max"] = "mean") -> Tensor:
-        """Return the map of a head in at most size × size cells, each the mean (or maximum) of its weights."""
+        """Return the attention map of a head, pooled to at most size × size cells.
+
+        Each cell is the mean (or the maximum) of the weights that it covers.
+        """
         if size < 1:
             raise ValueError(f"size must be at least 1, got {size}")
         if pool not in ("mean", "max"):
@@ -294,9 +302,10 @@ class Record:
         return found.cells()
 
     def check(self, *, batch: int = 0) -> float | None:
-        """Return the largest |weights @ value − output| over the largest |output|; None if it does not apply.
+        """Return the largest |weights @ value − output| divided by the largest |output|.
 
-        It was computed when the call was recorded, on rows spread over the queries, with the weights of this record.
+        `output` is what the recorded attention call returned. The error was computed when the call was recorded, with
+        the weights of this record, on rows spread over the queries. The result is None if the error is not defined.
         """
         self._item(batch)
         error = None if self._checked is None else self._checked.of(batch)
@@ -305,7 +314,7 @@ class Record:
     def gradient(
         self, *, head: int | None = None, queries: slice | Sequence[int] | None = None, batch: int = 0
     ) -> Tensor:
-        """Return ∂L/∂weights = ∂L/∂output · valueᵀ, (heads, queries, keys), after `L.backward()`."""
+        """Return the gradient ∂L/∂weights = ∂L/∂output · valueᵀ, (heads, queries, keys), after `L.backward()`."""
         if self.backward is None:
             raise ValueError(
                 f"no gradients were kept for {self.name!r}: watch(model, gradients=True) with grad mode on"
@@ -321,7 +330,7 @@ class Record:
         return (weights * self.gradient(head=head, queries=queries, batch=batch)).clamp_min(0)
 
     def _blocks(self, head: int | None, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield rows and their weights, as many at a time as fit the block."""
+        """Yield row indices and their weights, at most `BLOCK_NUMBERS` weights (but at least one row) at a time."""
         heads, item = self._range(head), self._item(batch)
         step = max(1, BLOCK_NUMBERS // max(1, len(heads) * self.keys))
         for start in range(0, max(1, self.queries), step):
@@ -356,5 +365,5 @@ def _counted(count: int, one: str, several: str) -> str:
 
 
 def shares(weights: Tensor) -> Tensor:
-    """Return weights prepared for a logarithm: rounding errors below 0 become 0, other negative weights NaN."""
+    """Return the weights with values between −ROUNDING and 0 set to 0 and smaller ones to NaN, for a logarithm."""
     return torch.where(weights < -ROUNDING, math.nan, weights.clamp_min(0))

@@ -1,4 +1,4 @@
-"""One sequence of a batch, without its padding: a view of the weights, of their check and of their gradient."""
+"""Views of one sequence of a batch without its padding: of its weights, their error check and their gradient."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,24 +10,24 @@ if TYPE_CHECKING:
 
 
 def stored(source: object, what: str, *place: int) -> Tensor | None:
-    """Return a summary of a map that its source stores, such as `received`; None if it does not."""
+    """Return a summary that a source of weights stores, such as `received`; None if the source has no such method."""
     known = getattr(source, what, None)
     return None if known is None else known(*place)
 
 
 class Places(NamedTuple):
-    """The index of a sequence, and its rows and columns; None means all of them."""
+    """The index of a sequence in the batch, and which rows and columns are not padding (None: all of them)."""
 
     batch: int
     rows: tuple[int, ...] | None
     columns: tuple[int, ...] | None
 
     def chosen(self, found: Tensor) -> Tensor:
-        """Return the columns of the sequence, of rows that are given."""
+        """Return the columns of the weights that are not padding of this sequence."""
         return found if self.columns is None else found.index_select(-1, torch.tensor(self.columns))
 
     def row_numbers(self, rows: Tensor) -> Tensor:
-        """Return the indices of rows of the sequence in the whole map."""
+        """Return the indices in the padded map of rows that are counted without padding."""
         return rows if self.rows is None else torch.tensor(self.rows)[rows]
 
     @property
@@ -36,7 +36,7 @@ class Places(NamedTuple):
 
 
 class Part:
-    """The weights of one sequence, as a source of a batch of one."""
+    """A source with the weights of one sequence of another source, as a batch of one without padding."""
 
     def __init__(self, source: "Source", places: Places) -> None:
         self._source, self._places = source, places
@@ -54,7 +54,8 @@ class Part:
     def holds(self) -> list[Tensor]:
         return self._source.holds()
 
-    # Summaries stored in a file. They cover all rows and columns: for a subset they are recomputed.
+    # Summaries that a trace file stores. Stored sums and overviews cover all rows and columns, so a sequence with
+    # padding returns None for them, and the record computes them from the weights.
 
     def received(self, batch: int) -> Tensor | None:
         return stored(self._source, "received", self._places.batch) if self._places.all else None
@@ -68,7 +69,10 @@ class Part:
 
     @property
     def rest(self) -> Tensor | None:
-        """Return the sum of the weights that a file does not store, (1, heads, rows); None if it stores all."""
+        """Return the sum of the weights of each row that a trace file does not store, (1, heads, rows).
+
+        The result is None if the file stores all weights.
+        """
         rest = getattr(self._source, "rest", None)
         if rest is None:
             return None
@@ -76,7 +80,7 @@ class Part:
 
 
 class CheckOf:
-    """The check of one sequence."""
+    """The `Check` of one sequence, as of a batch of one."""
 
     def __init__(self, check: "Check", batch: int) -> None:
         self._check, self._batch = check, batch
@@ -89,7 +93,7 @@ class CheckOf:
 
 
 class GradientPart:
-    """The gradient for the weights of one sequence."""
+    """The gradient of the loss with respect to the weights of one sequence, as of a batch of one."""
 
     def __init__(self, gradient: "Gradient", places: Places) -> None:
         self._gradient, self._places = gradient, places

@@ -1,7 +1,8 @@
-"""The colours of a heat map: one hue, with perceptually equal steps.
+"""The colours of heat maps of attention weights: one hue, with perceptually equal steps.
 
-The lightness of an OKLCH colour (Ottosson 2020) is a linear function of the weight. Lightness in OKLCH is perceptual,
-so twice the weight looks twice as far from the background, also in grey print and for colour-blind readers.
+The lightness of a cell's OKLCH colour (Ottosson 2020) is a linear function of its weight. Lightness in OKLCH is
+perceptual, so a cell of twice the weight looks twice as far from the background, also in grey print and for
+colour-blind readers.
 """
 
 import math
@@ -15,7 +16,10 @@ RGB = tuple[int, int, int]
 
 
 class Scale(NamedTuple):
-    """Lightness and chroma at weight 0 and at weight 1; the colour of NaN and infinite weights, and of text on it."""
+    """A colour scale: `lightness` and `chroma` are pairs, at share 0 and at share 1 of the largest weight.
+
+    `odd` is the colour of NaN and infinite weights, `odd_ink` the colour of text on it.
+    """
 
     lightness: tuple[float, float]
     chroma: tuple[float, float]
@@ -28,9 +32,9 @@ DARK = Scale((0.25, 0.86), (0.02, 0.10), odd=(255, 105, 200), odd_ink=(0, 0, 0))
 
 
 def shade(share: float, scale: Scale) -> RGB:
-    """Return the colour of a weight; `share` is its ratio to the largest weight, from −1 to 1.
+    """Return the colour of a weight; `share` is the weight divided by the largest weight, from −1 to 1.
 
-    NaN and infinite weights have a separate colour.
+    NaN and infinite shares return the separate colour `scale.odd`.
 
     >>> [hexadecimal(shade(share, LIGHT)) for share in (0.0, 0.5, 1.0)]
     ['#f2f5fb', '#779bd1', '#0040a0']
@@ -44,9 +48,10 @@ def shade(share: float, scale: Scale) -> RGB:
 
 
 def ink(share: float, scale: Scale) -> RGB:
-    """Return the colour of text on `shade(share, scale)`: black on light, white on dark.
+    """Return the colour of text on the background `shade(share, scale)`: black on light, white on dark backgrounds.
 
-    They swap at the lightness of equal contrast, 4.5 : 1, the minimum of WCAG for small text.
+    The text changes from black to white at the lightness at which both have the same contrast to the background,
+    4.5 : 1, which is the minimum of WCAG for small text.
 
     >>> ink(0.0, LIGHT), ink(1.0, LIGHT)
     ((0, 0, 0), (255, 255, 255))
@@ -57,7 +62,7 @@ def ink(share: float, scale: Scale) -> RGB:
 
 
 def hexadecimal(color: RGB) -> str:
-    """Return the colour in CSS notation.
+    """Return the colour in the hexadecimal notation of CSS.
 
     >>> hexadecimal((255, 0, 128))
     '#ff0080'
@@ -81,7 +86,7 @@ def _srgb(lightness: float, a: float, b: float) -> RGB:
 
 
 def _byte(linear: float) -> int:
-    """Gamma-encode one linear channel; colours outside sRGB are clipped."""
+    """Return one linear RGB channel as an sRGB byte (gamma-encoded); values outside 0 to 1 are clipped."""
     linear = min(1.0, max(0.0, linear))
     encoded = 12.92 * linear if linear <= 0.0031308 else 1.055 * linear ** (1 / 2.4) - 0.055
     return round(255 * encoded)

@@ -1,7 +1,8 @@
-"""Queries and keys in three bytes per number instead of four, for calls that are too large to be stored exactly.
+"""Queries and keys in three bytes per number instead of four, for attention calls too large to be stored exactly.
 
-The sign, the exponent and 15 bits of the fraction of a float32 are stored, rounded to nearest. The relative error of a
-number is at most 2⁻¹⁶, and that of a product of a query and a key about 2⁻¹⁵ of Σ |qᵢ kᵢ| ≤ ‖q‖ ‖k‖.
+The sign, the exponent and 15 bits of the fraction of each float32 are stored, rounded to nearest. The relative error of
+a number is at most 2⁻¹⁶. The error of the dot product of a query q and a key k is about 2⁻¹⁵ · Σ |qᵢ kᵢ| ≤
+2⁻¹⁵ · ‖q‖ ‖k‖.
 """
 
 from collections.abc import Callable
@@ -12,18 +13,18 @@ from torch import Tensor
 
 from regard.look.attention_records import nbytes
 
-ROUNDING = 2.0**-16  # the largest relative error of a number; numbers below 10⁻³⁸ excepted
+ROUNDING = 2.0**-16  # the largest relative error of a stored number, except for numbers below 10⁻³⁸
 
 
 class Exact:
-    """A tensor stored exactly."""
+    """A tensor that is stored exactly, with the same interface as `Short`."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
         self.shape, self.device = tensor.shape, tensor.device
 
     def take(self, part: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return a part of the tensor; `part` may index, but not compute."""
+        """Return `part(tensor)`; `part` may only index the tensor, because `Short` applies it to encoded numbers."""
         return part(self._tensor)
 
     def holds(self) -> list[Tensor]:
@@ -31,7 +32,7 @@ class Exact:
 
 
 class Short:
-    """A float32 tensor (b, h, n, d) in three bytes per number.
+    """A float32 tensor (b, h, n, d) that is stored in three bytes per number.
 
     >>> x = torch.tensor([1.0, -3.0, 1 / 3]).expand(1, 1, 1, 3)
     >>> short = Short(x)
@@ -46,11 +47,11 @@ class Short:
         self._high = torch.empty(tensor.shape, dtype=torch.int16, device=tensor.device)
         self._low = torch.empty(tensor.shape, dtype=torch.uint8, device=tensor.device)
         for item in range(tensor.shape[0]):
-            for head in range(tensor.shape[1]):  # one at a time, to keep temporary tensors small
+            for head in range(tensor.shape[1]):  # one head at a time, so that temporary tensors stay small
                 self._high[item, head], self._low[item, head] = _split(tensor[item, head])
 
     def take(self, part: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return a part of the tensor, in float32."""
+        """Return `part(tensor)` in float32; `part` may only index the tensor."""
         return _joined(part(self._high), part(self._low))
 
     def holds(self) -> list[Tensor]:
@@ -67,7 +68,8 @@ class _Halves(NamedTuple):
 
 def _split(tensor: Tensor) -> _Halves:
     bits = tensor.contiguous().view(torch.int32)
-    # Adds half of the last stored bit; a carry into the exponent is correct. Inf and NaN are left unchanged.
+    # Adding half of the last stored bit rounds to nearest; a carry into the exponent gives the next power of two, which
+    # is correct. Inf and NaN are left unchanged.
     bits = torch.where(tensor.isfinite(), bits + 0x80, bits)
     return _Halves((bits >> 16).to(torch.int16), ((bits >> 8) & 0xFF).to(torch.uint8))
 
@@ -78,7 +80,7 @@ def _joined(high: Tensor, low: Tensor) -> Tensor:
 
 
 class Shorter(NamedTuple):
-    """Queries and keys in fewer bits, and a sentence about the error."""
+    """Queries and keys in 24 bits per number, and a note that states the largest error."""
 
     query: Short
     key: Short
@@ -86,9 +88,9 @@ class Shorter(NamedTuple):
 
 
 def shorter(query: Numbers, key: Numbers, scale: float | None) -> Shorter | None:
-    """Return queries and keys in 24 bits per number; None if that saves nothing.
+    """Return the queries and keys in 24 bits per number; None if they are not float32 or it saves no memory.
 
-    `scale` is the factor of the scores, if they are dot products.
+    `scale` is the factor of the scores if they are dot products, otherwise None.
     """
     if not isinstance(query, Exact) or not isinstance(key, Exact):
         return None
@@ -109,8 +111,8 @@ def shorter(query: Numbers, key: Numbers, scale: float | None) -> Shorter | None
 
 
 def worst_score(query: Tensor, key: Tensor, scale: float) -> float:
-    """Return the largest error of scale · q·k over all pairs: |scale| · 2⁻¹⁵ · largest ‖q‖ · largest ‖k‖ · 1.1."""
+    """Return a bound of the error of scale · q·k in 24 bits: |scale| · 2⁻¹⁵ · largest ‖q‖ · largest ‖k‖ · 1.1."""
     sizes = [float(torch.linalg.vector_norm(tensor.nan_to_num(0, 0, 0), dim=-1).max()) for tensor in (query, key)]
-    # Both operands are rounded; the factor 1.1 covers the product of the two roundings, and the rounding of this
-    # number.
+    # The query and the key are both rounded, which gives 2 · ROUNDING. The factor 1.1 covers the product of the two
+    # rounding errors and the rounding of the returned number.
     return abs(scale) * 2.2 * ROUNDING * sizes[0] * sizes[1]

@@ -1,4 +1,4 @@
-"""One head of one record as a drawing, SVG or PNG."""
+"""The attention map of one head of a record as an SVG drawing or a PNG picture."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,14 +11,14 @@ from regard.look.labels import Labels
 if TYPE_CHECKING:
     from torch import Tensor
 
-LARGEST = 64  # largest number of rows or columns; larger maps are pooled
+LARGEST = 64  # largest number of rows or columns of a drawing; larger maps are pooled to this size
 
 
 Head = int | Literal["mean"]
 
 
 def drawn(record: Record, head: Head, batch: int, name: str | None) -> "tuple[Tensor, list[str], list[str], str]":
-    """Return the map to draw, names of its rows and columns, and a title."""
+    """Return the attention map to draw, the names of its rows and of its columns, and the title of the drawing."""
     title = titled(record, head, batch, name)
     record, head = _of_one(record, head, batch)
     if max(record.queries, record.keys) <= LARGEST:
@@ -32,7 +32,7 @@ def drawn(record: Record, head: Head, batch: int, name: str | None) -> "tuple[Te
 
 
 def _of_one(record: Record, head: Head, batch: int) -> tuple[Record, int]:
-    """Return one sequence, and the index of the head: that of the mean is one after the last."""
+    """Return the record of one sequence and the index of the head in it; the mean is an additional last head."""
     one = record.sequence(batch)
     if head != "mean":
         return one, head
@@ -40,7 +40,7 @@ def _of_one(record: Record, head: Head, batch: int) -> tuple[Record, int]:
 
 
 def titled(record: Record, head: Head, batch: int, name: str | None = None) -> str:
-    """Return the title, as in the page; a record of one head does not name it."""
+    """Return the title of a drawing, as on the viewer's page; the head is omitted if the record has only one."""
     which = f"mean of {record.heads} heads" if head == "mean" else f"head {head}"
     parts = [name or record.name or "attention", which if record.heads > 1 else ""]
     parts += [f"call {record.call}" if record.call else "", f"sequence {batch}" if record.batch > 1 else ""]
@@ -48,7 +48,7 @@ def titled(record: Record, head: Head, batch: int, name: str | None = None) -> s
 
 
 def checked(error: float | None) -> str:
-    """Return the check of a record as text, as in the page.
+    """Return the error of `Record.check` as text, formatted as on the viewer's page.
 
     >>> checked(2.3e-07), checked(0.0123), checked(None)
     ('Check 2.3e−7', 'Check 0.0123', 'No check')
@@ -62,7 +62,10 @@ def checked(error: float | None) -> str:
 
 
 def _overlaid(record: Record, batch: int, view: str) -> bool:
-    """Return whether the columns of a record are cells of a picture, over which its rows are drawn."""
+    """Return whether `view` draws the rows of this record over a picture whose cells are its columns.
+
+    ValueError if `view` is unknown, or requires a picture that the labels of the columns do not have.
+    """
     if view not in image_overlays.VIEWS:
         raise ValueError(f"view must be one of {', '.join(image_overlays.VIEWS)}, got {view!r}")
     if view in ("auto", "heatmap"):
@@ -73,9 +76,10 @@ def _overlaid(record: Record, batch: int, view: str) -> bool:
 
 
 def svg(record: Record, *, head: Head = 0, batch: int = 0, view: str = "auto", name: str | None = None) -> str:
-    """Return the map of a head as an SVG drawing; if columns are cells of a picture, each row over that picture.
+    """Return the attention map of a head as an SVG drawing.
 
-    `name` replaces the record's own name in the title; `head="mean"` is the mean over all heads.
+    If the columns are cells of a picture, each row is drawn over a copy of that picture. `name` replaces the record's
+    own name in the title; `head="mean"` is the mean over all heads.
 
     >>> import torch
     >>> from regard.look.attention_records import Given
@@ -99,7 +103,10 @@ def png(
     name: str | None = None,
     subtitle: str = "",
 ) -> Path:
-    """Return the map of a head as a PNG picture, or over the picture, as in `svg`; `subtitle` is below the title."""
+    """Write the attention map of a head as a PNG picture and return its path; the other options are those of `svg`.
+
+    `subtitle` is written below the title, except in drawings over a picture.
+    """
     if _overlaid(record, batch, view):
         title, (one, at) = titled(record, head, batch, name), _of_one(record, head, batch)
         return image_overlays.png(one, path, title=title, head=at, cells=view == "cells")

@@ -1,12 +1,12 @@
-"""Faithfulness of a map: how the model's score changes without the inputs it ranks highest, or with those alone.
+"""Faithfulness of an importance map: the model's score without the inputs it ranks highest, or with only those inputs.
 
-A map of weights does not show whether the model used them. Two curves measure it (DeYoung et al. 2020,
-section 4; Petsiuk et al. 2018, section 3.2):
+A map of attention weights does not show whether the model's result depends on the inputs with large weights. Two curves
+measure it (DeYoung et al. 2020, section 4; Petsiuk et al. 2018, section 3.2):
 
     deletion(f)    = score without the fraction f of the inputs that the map ranks highest: should decrease fast
-    sufficiency(f) = score with that fraction alone: should rise fast
+    sufficiency(f) = score with only that fraction of the inputs: should rise fast
 
-Both are compared with the same curves for random orderings, and for any other ranking, such as gradient × input.
+Both curves are compared with those of random orderings of the inputs, and of other rankings such as gradient × input.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,10 @@ Score = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Curve:
-    """Scores at increasing fractions of the inputs, and the minimum and maximum if several orderings were averaged."""
+    """The model's scores at increasing fractions of the inputs.
+
+    If `scores` are means over several orderings of the inputs, `low` and `high` are the minimum and the maximum.
+    """
 
     fractions: tuple[float, ...]
     scores: tuple[float, ...]
@@ -30,7 +33,7 @@ class Curve:
 
     @property
     def area(self) -> float:
-        """Return the area under the curve by the trapezoid rule: its mean height, as fractions run from 0 to 1.
+        """Return the area under the curve by the trapezoid rule, which is its mean score: fractions run from 0 to 1.
 
         >>> Curve((0.0, 0.5, 1.0), (4.0, 2.0, 0.0)).area
         2.0
@@ -41,15 +44,16 @@ class Curve:
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """Curves by the name of the ordering: "map", "random", and each baseline given."""
+    """Deletion and sufficiency curves for each ordering of the inputs: "map", "random" and the names of baselines."""
 
     deletion: dict[str, Curve]
     sufficiency: dict[str, Curve]
 
     def gain(self, over: str = "random") -> float:
-        """Return the gain of the map over another ordering: in deletion plus in sufficiency.
+        """Return how much better the map is than the ordering `over`: the sum of the differences of both areas.
 
-        0 means equal to `over`, a negative number worse.
+        The area of the deletion curve should be small and that of the sufficiency curve large. 0 means that the map is
+        as good as `over`, a negative number that it is worse.
         """
         if over not in self.deletion:
             raise ValueError(f"over must be one of {sorted(self.deletion)}, got {over!r}")
@@ -67,11 +71,13 @@ def faithfulness(
     block: int = 256,
     generator: torch.Generator | None = None,
 ) -> Faithfulness:
-    """Return deletion and sufficiency curves of a map over k inputs.
+    """Return the deletion and sufficiency curves of an importance map over k inputs.
 
-    `score(kept)` is the model: it takes Bool (n, k), True where an input is kept, and returns n numbers, such as the
-    log-probability of the answer. It is called on at most `block` rows at a time. Ties in `importance` keep the
-    order of the inputs. Without a `generator` the random orderings are the same on every call.
+    `score(kept)` runs the model: it takes a Bool tensor (n, k), True where an input is present, and returns n numbers,
+    such as log-probabilities of the model's output. It is called on at most `block` rows at a time. `baselines` are
+    other rankings (k,) by name. `steps` is the number of steps of each curve and `orderings` the number of random
+    orderings. Inputs of equal importance are ranked in their order. Without a `generator` the random orderings are the
+    same on every call.
 
     >>> weight = torch.tensor([3.0, 0.0, 1.0])
     >>> found = faithfulness(lambda kept: kept.float() @ weight, torch.tensor([0.7, 0.1, 0.2]), steps=3)
@@ -100,7 +106,7 @@ def faithfulness(
 def gradient_times_input(function: Callable[[Tensor], Tensor], inputs: Float[Tensor, "k d"]) -> Float[Tensor, "k"]:
     """Return Σ_d x · ∂function/∂x for each of k input vectors, a common baseline (Shrikumar et al. 2016).
 
-    `function(inputs)` returns one number. For a linear function the result is exactly each input's contribution.
+    `function(inputs)` returns one number. For a linear function the result is exactly what each input adds to it.
 
     >>> gradient_times_input(lambda x: (x * torch.tensor([2.0, -1.0])).sum(), torch.tensor([[1.0, 1.0], [3.0, 0.0]]))
     tensor([1., 6.])
@@ -146,7 +152,7 @@ def _curve(
 
 
 def _masks(orders: Int[Tensor, "o k"], count: int, keep: bool) -> Bool[Tensor, "o k"]:
-    """Return masks of only the first `count` inputs of each ordering, or of all but those."""
+    """Return masks that are `keep` at the first `count` inputs of each ordering and `not keep` at all others."""
     masks = torch.full(orders.shape, not keep)
     return masks.scatter(1, orders[:, :count], keep)
 

@@ -1,4 +1,4 @@
-"""A font for drawings made with Pillow, with Chinese characters if such a font is installed."""
+"""The font of drawings that are made with Pillow; it has Chinese characters if such a font is installed."""
 
 import functools
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ _NAMES = (
 
 @functools.lru_cache(maxsize=16)
 def font_of(size: int) -> "FreeTypeFont | ImageFont":
-    """Return the first of some fonts that is installed; else Pillow's default."""
+    """Return the first installed font of `_NAMES` in that size in pixels; Pillow's default font if there is none."""
     from PIL import ImageFont
 
     for name in _NAMES:

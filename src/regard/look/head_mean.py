@@ -1,4 +1,4 @@
-"""The mean over the heads of a record, as an additional last head."""
+"""The mean of the attention weights over the heads of a record, as an additional last head."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from regard.look.batch_items import stored
 
 
 class WithMean:
-    """The weights of a source, with the mean of all its heads as a last head."""
+    """A source with the weights of another source, and the mean of all its heads as an additional last head."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -28,7 +28,8 @@ class WithMean:
     def holds(self) -> list[Tensor]:
         return self._source.holds()
 
-    # Summaries stored in a file. The entropy of a mean is not the mean of entropies, so it is unknown.
+    # Summaries that a trace file stores. The entropy of the mean of the heads is not the mean of their entropies, so it
+    # is unknown (NaN).
 
     def received(self, batch: int) -> Tensor | None:
         known = stored(self._source, "received", batch)
@@ -47,13 +48,16 @@ class WithMean:
 
     @property
     def rest(self) -> Tensor | None:
-        """Return the sum of the weights that a file does not store, (b, heads, rows); None if it stores all."""
+        """Return the sum of the weights of each row that a trace file does not store, (b, heads, rows).
+
+        The result is None if the file stores all weights.
+        """
         known = getattr(self._source, "rest", None)
         return None if known is None else torch.cat([known, known.mean(1, keepdim=True)], 1)
 
 
 def with_mean(record: Record) -> Record:
-    """Return the record with the mean over its heads as a last one; a record of one head is unchanged.
+    """Return the record with the mean over its heads as an additional last head; a record of one head is unchanged.
 
     >>> from regard.look.attention_records import Given
     >>> two = Record("layer", "given", Given(torch.tensor([[[[1.0, 0.0]], [[0.5, 0.5]]]])))

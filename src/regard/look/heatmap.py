@@ -1,6 +1,6 @@
-"""A matrix of attention weights as a heat map: an SVG drawing, a standalone page, or terminal text.
+"""A matrix of attention weights as a heat map: an SVG drawing, a standalone HTML page, or terminal text.
 
-Rows are queries, columns are keys; the darker a cell, the larger its weight.
+Rows are queries and columns are keys; the darker a cell, the larger its weight.
 """
 
 import html as markup
@@ -25,7 +25,7 @@ Weights = Sequence[Sequence[float]] | Matrix
 
 FONTS = "system-ui, 'Noto Sans', 'Noto Sans CJK SC', 'PingFang SC', 'Microsoft YaHei', sans-serif"
 FONT_SIZE = 14
-LONGEST_LABEL = 24  # characters of a label that are drawn; its tooltip has all
+LONGEST_LABEL = 24  # largest number of characters of a label that are drawn; a cell's tooltip has the whole label
 BLOCKS = " ░▒▓█"
 
 PAGE = """<!doctype html>
@@ -70,10 +70,10 @@ def svg(
     title: str = "Attention weights",
     highest: float | None = None,
 ) -> Drawing:
-    """Return the weights as one SVG drawing, in the light or dark colour scheme of the reader.
+    """Return the weights as one SVG drawing, which follows the light or dark colour scheme of the viewer.
 
-    `highest` is the weight with the darkest colour; by default the largest weight. Cells show their numbers if there is
-    room, and in a tooltip. A notebook displays the drawing.
+    `highest` is the weight with the darkest colour; by default it is the largest weight. A cell shows its weight in a
+    tooltip and, if the cell is large enough, as text. A notebook displays the result as a drawing.
 
     >>> svg([[0.9, 0.1]], rows=["汤姆"], columns=["Tom", "Jerry"]).count("<rect class='cell'")
     2
@@ -98,12 +98,13 @@ def svg(
 def opening(
     title: str, width: int, height: int, font_size: int, dark: str = "[style] { fill: var(--dark) }"
 ) -> list[str]:
-    """Return the beginning of an SVG drawing with its title; `dark` is a rule of style for dark screens."""
+    """Return the first lines of an SVG drawing, with its title; `dark` is a CSS rule for the dark colour scheme."""
     return [
         f"<svg xmlns='http://www.w3.org/2000/svg' class='regard' role='img' width='{width}' height='{height}' "
         f"viewBox='0 0 {width} {height}' font-family=\"{FONTS}\" font-size='{font_size}'>",
         f"<title>{_escape(title)}</title>",
-        # A viewer without colour schemes ignores this rule and uses the light `fill` of each element.
+        # A program that does not support colour schemes ignores this rule and uses each element's `fill` attribute,
+        # which is the light colour.
         f"<style>@media (prefers-color-scheme: dark) {{ .regard text {{ fill: #d6dae0 }} .regard {dark} }}</style>",
         "<rect width='100%' height='100%' rx='8' fill='#ffffff' style='--dark:#14181e'/>",
         text_at(title, 12.0, 26.0, "font-size='17' font-weight='600'"),
@@ -119,7 +120,7 @@ def html(
     caption: str = "",
     highest: float | None = None,
 ) -> Document:
-    """Return a standalone page around the drawing: one file, without scripts or network access.
+    """Return a standalone HTML page with the heat map and a table of the weights, without scripts or network access.
 
     >>> page = html([[0.9, 0.1]], rows=["汤姆"], columns=["Tom", "Jerry"], caption="a < b")
     >>> "a &lt; b" in page, "<script" in page
@@ -148,7 +149,7 @@ def terminal(
     color: bool = False,
     highest: float | None = None,
 ) -> str:
-    """Return the weights as lines of text: coloured cells if the terminal has colours, else shaded blocks.
+    """Return the weights as lines of text: cells in colours with `color=True`, otherwise in shaded block characters.
 
     >>> print(terminal([[0.9, 0.1]], rows=["汤姆"], columns=["Tom", "Jerry"]))
              Tom      Jerry
@@ -170,7 +171,7 @@ def _entry(weight: float) -> str:
 
 
 def number(weight: float, form: str = ".2f") -> str:
-    """Return a weight as text, also NaN, ∞ and −∞.
+    """Return a weight as text in the format `form`; NaN and infinite weights are "NaN", "∞" and "−∞".
 
     >>> [number(weight) for weight in (0.5, -0.25, float("nan"), float("-inf"))]
     ['0.50', '−0.25', 'NaN', '−∞']
@@ -182,17 +183,17 @@ def number(weight: float, form: str = ".2f") -> str:
 
 
 def largest(weights: Iterable[float]) -> float:
-    """Return the largest finite |weight|; 1 if all are 0."""
+    """Return the largest finite |weight|, or 1 if there is none above 0."""
     return max((abs(weight) for weight in weights if math.isfinite(weight)), default=0.0) or 1.0
 
 
 def share_of(weight: float, highest: float) -> float:
-    """Return the ratio of a weight to the highest, from −1 to 1; NaN for NaN or infinite weights."""
+    """Return weight / highest, limited to −1 to 1; NaN for NaN or infinite weights."""
     return max(-1.0, min(1.0, weight / highest)) if math.isfinite(weight) else math.nan
 
 
 class _Grid(NamedTuple):
-    """Checked weights with their labels, and the weight of the darkest colour."""
+    """Weights of a heat map with one label for each row and column, and the weight of the darkest colour."""
 
     weights: list[list[float]]
     rows: list[str]
@@ -200,7 +201,7 @@ class _Grid(NamedTuple):
     highest: float
 
     def share(self, weight: float) -> float:
-        """Return the ratio to the highest weight, from −1 to 1; NaN for NaN or infinite weights."""
+        """Return weight / highest weight, limited to −1 to 1; NaN for NaN or infinite weights."""
         return share_of(weight, self.highest)
 
     @property
@@ -209,12 +210,12 @@ class _Grid(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """The positions of the drawing's parts, in pixels."""
+    """The positions and sizes of the parts of a heat map, in pixels."""
 
-    side: int  # side of a cell
+    side: int  # width and height of a cell
     left: float
     top: float
-    slanted: bool  # whether column labels are slanted, because they are wider than their column
+    slanted: bool  # whether column labels are slanted, because one of them is wider than its column
     width: int
     height: int
 
@@ -236,12 +237,12 @@ def _grid(weights: Weights, rows: Sequence[str], columns: Sequence[str], highest
 
 
 def _layout(grid: _Grid, title: str) -> _Layout:
-    half = FONT_SIZE * 0.6  # width of a narrow character; a wide one is twice as wide
+    half = FONT_SIZE * 0.6  # width of a Latin character; a Chinese character is twice as wide
     side = max(14, min(72, 640 // max(1, len(grid.columns))))
     left = 24 + half * max((_width(_short(label)) for label in grid.rows), default=0)
     longest = half * max((_width(_short(label)) for label in grid.columns), default=0)
     slanted = longest > side - 4
-    reach = longest * math.sqrt(0.5) if slanted else 0.0  # extent of a slanted label, up and to the right
+    reach = longest * math.sqrt(0.5) if slanted else 0.0  # height and width of a label that is slanted by 45°
     top = 64 + reach
     width = max(left + side * len(grid.columns) + reach, left + 160, half * 1.25 * _width(title)) + 16
     return _Layout(side, left, top, slanted, math.ceil(width), math.ceil(top + side * len(grid.rows) + 52))
@@ -276,7 +277,7 @@ def _legend(grid: _Grid, place: _Layout) -> list[str]:
 
 
 def text_at(text: str, x: float, y: float, attributes: str) -> str:
-    """Return a text of an SVG drawing."""
+    """Return an SVG text element at (x, y)."""
     return f"<text x='{x:.1f}' y='{y:.1f}' fill='#1b1f24' {attributes}>{_escape(text)}</text>"
 
 
@@ -293,7 +294,8 @@ def _colored(weight: float, share: float, width: int) -> str:
 def _shaded(weight: float, share: float, width: int) -> str:
     if not math.isfinite(share):
         return "!" * (width - 5) + f" {number(weight):>4}"
-    block = BLOCKS[math.ceil((abs(share) - 0.005) * (len(BLOCKS) - 1))]  # blank if two decimals are 0.00
+    # Shares below 0.005 get the blank block: with two decimals they are 0.00.
+    block = BLOCKS[math.ceil((abs(share) - 0.005) * (len(BLOCKS) - 1))]
     written = number(weight)
     return block * (width - 1 - len(written)) + f" {written}"
 
@@ -316,5 +318,5 @@ def _short(label: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """Return text that is safe in markup; control characters, which XML forbids even escaped, become �."""
+    """Return text escaped for HTML and SVG; control characters, which XML forbids even if escaped, become �."""
     return markup.escape("".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cs") else c for c in text))

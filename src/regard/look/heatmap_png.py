@@ -1,4 +1,4 @@
-"""A heat map as a PNG picture, in the style of the page: tokens, values, a colour bar, a title."""
+"""A heat map as a PNG picture in the style of the viewer's page: labels, values, a colour bar and a title."""
 
 import math
 from collections.abc import Sequence
@@ -13,23 +13,25 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageDraw import ImageDraw
 
-# Sizes in logical pixels, as in page/heatmap.js and page/save.js; RATIO physical pixels each, for sharp text.
+# Sizes in logical pixels, the same as in viewer/assets/heatmap.js and save.js. A logical pixel is RATIO × RATIO pixels
+# of the file, for sharp text.
 RATIO = 2
 EDGE = 24.0
 LABEL, LONGEST = 12, 140  # font size and largest width of a label
-READABLE = 34  # smallest cell that shows a number
-BAR = 160
-_BRACKETS = str.maketrans("⟨⟩", "()")  # Chinese fonts lack these brackets, which mark parts of a character
+READABLE = 34  # smallest width of a cell that shows its weight as a number
+BAR = 160  # width of the colour bar
+# Chinese fonts lack these brackets, which mark the parts of a character that is split over several tokens: `汤⟨1/3⟩`.
+_BRACKETS = str.maketrans("⟨⟩", "()")
 _TEXT, _QUIET = "#1b1f24", "#626b78"
 
 
 class _Layout(NamedTuple):
-    """The positions of the picture's parts."""
+    """The positions and sizes of the parts of a heat map, in logical pixels."""
 
     cell: float
     left: float
     top: float
-    slanted: bool  # whether column labels are slanted, because they are wider than their column
+    slanted: bool  # whether column labels are slanted, because one of them is wider than its column
     width: float
     height: float
 
@@ -43,7 +45,10 @@ def png(
     title: str,
     subtitle: str = "",
 ) -> Path:
-    """Write the weights as a picture; the darkest colour is the largest weight, which the bar below shows."""
+    """Write the weights as a PNG picture and return its path; the largest weight has the darkest colour.
+
+    A colour bar below the cells shows which weight each colour represents.
+    """
     from PIL import Image, ImageDraw
 
     highest = largest(value for row in weights for value in row)
@@ -76,7 +81,7 @@ def _layout(rows: Sequence[str], columns: Sequence[str], title: str, subtitle: s
     widest = max((_length(name) for name in columns), default=0.0)
     slanted = widest > cell - 6
     top = EDGE + 52 + (14 + widest * math.sqrt(0.5) if slanted else 24)
-    reach = [  # extent of slanted labels beyond the last column
+    reach = [  # how far each slanted label extends to the right of the last column
         (_length(name) + LABEL) * math.sqrt(0.5) - cell * (len(columns) - n - 0.5) for n, name in enumerate(columns)
     ]
     after = max(12.0, *reach) if slanted else 12.0
@@ -99,7 +104,7 @@ def _cell(pen: "ImageDraw", x: float, y: float, side: float, value: float, share
 
 
 def _bar(pen: "ImageDraw", weights: Sequence[Sequence[float]], highest: float, y: float) -> None:
-    """Draw the colour bar, from 0 or the most negative weight to the largest, with its weights."""
+    """Draw the colour bar from 0 (from −`highest` if a weight is negative) to `highest`, and label its two ends."""
     start = -1 if any(value < 0 for row in weights for value in row) else 0
     steps = BAR * RATIO
     for step in range(steps):
@@ -116,7 +121,7 @@ def _bar(pen: "ImageDraw", weights: Sequence[Sequence[float]], highest: float, y
 
 
 def _slanted(paper: "Image", text: str, x: float, y: float) -> None:
-    """Draw a text that begins at (x, y) and rises to the right by 45 degrees."""
+    """Draw a text that begins at (x, y) and rises to the right at 45 degrees."""
     from PIL import Image, ImageDraw
     from PIL.Image import Resampling
 

@@ -1,6 +1,7 @@
-"""Maps drawn over their picture: one small picture for each row, as in figure 3 of Xu et al. (2015).
+"""Attention maps drawn over the picture that they attend to: one small picture for each row of the map.
 
-A veil (a translucent overlay) covers the picture: it is clear where a row's weight is largest, opaque where it is 0.
+Figure 3 of Xu et al. (2015) is drawn in the same way. A veil (a translucent overlay) covers each picture: it is
+transparent where the row's weight is largest, and nearly opaque where the weight is 0.
 """
 
 import base64
@@ -24,17 +25,17 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 VIEWS = ("auto", "heatmap", "smooth", "cells")
-ROWS = 64  # the largest number of rows, one picture each
-_THICK = 190 / 255  # opacity of the veil at weight 0; as in page/veil.js
-_DARK = 0.3  # mean lightness below which a picture gets a light veil, because a dark one would be invisible
-_DRAWN = 96  # side in pixels up to which a picture is enlarged by whole factors
+ROWS = 64  # the largest number of rows of a map that are drawn, each over its own copy of the picture
+_THICK = 190 / 255  # opacity of the veil at weight 0, the same as in viewer/assets/veil.js
+_DARK = 0.3  # a picture with a mean lightness below this gets a light veil, because a dark one would be invisible
+_DRAWN = 96  # a picture with sides of at most this many pixels is enlarged by a whole factor, without interpolation
 _SIDE, _ACROSS, _GAP, _EDGE, _UNDER = 150, 6, 16, 16, 52
 _TEXT, _QUIET = "#1b1f24", "#626b78"
 
 
 @dataclass(frozen=True, eq=False)
 class _Tile:
-    """A row: its name, its caption, and its veil as RGBA pixels."""
+    """One row of the map as it is drawn: its name, its caption, and its veil (overlay) as RGBA pixels."""
 
     name: str
     facts: str
@@ -43,7 +44,7 @@ class _Tile:
 
 @dataclass(frozen=True, eq=False)
 class _Sheet:
-    """All parts of the drawing and their positions."""
+    """All parts of a drawing of a map over its picture, and their positions."""
 
     title: str
     picture: "Image"
@@ -58,7 +59,7 @@ class _Sheet:
         return min(_ACROSS, len(self.tiles))
 
     def place(self, number: int) -> tuple[int, int]:
-        """Return the corner of a tile."""
+        """Return the upper left corner (x, y) of the tile of that number."""
         down, right = divmod(number, self.across)
         return _EDGE + right * (self.width + _GAP), 44 + down * (self.height + _UNDER)
 
@@ -78,7 +79,10 @@ def fits(record: Record, batch: int = 0) -> bool:
 
 
 def svg(record: Record, *, title: str, head: int = 0, batch: int = 0, cells: bool = False) -> str:
-    """Return the picture once for each row as an SVG drawing, which embeds the picture."""
+    """Return an SVG drawing of the picture once for each row of the map, under that row's veil (overlay).
+
+    With `cells` each cell of the map is a square; otherwise weights are interpolated between the cells.
+    """
     sheet = _sheet(record, title, head, batch, cells)
     width, height = sheet.size
     scale = f"scale({sheet.width / sheet.picture.width:.6g} {sheet.height / sheet.picture.height:.6g})"
@@ -112,7 +116,7 @@ def svg(record: Record, *, title: str, head: int = 0, batch: int = 0, cells: boo
 
 
 def png(record: Record, path: str | Path, *, title: str, head: int = 0, batch: int = 0, cells: bool = False) -> Path:
-    """Return the picture once for each row as a PNG file."""
+    """Write a PNG file of the picture once for each row of the map, as in `svg`, and return its path."""
     from PIL import Image, ImageDraw
     from PIL.Image import Resampling
 
@@ -161,7 +165,7 @@ def _sheet(record: Record, title: str, head: int, batch: int, cells: bool) -> _S
 
 
 def _said(rows: Labels | None, row: int, values: NDArray[np.float32], width: int) -> tuple[str, str]:
-    """Return the name of a row, shortened to fit, its largest weight and its probability."""
+    """Return the name of a row, shortened to `width` pixels, and a caption: its largest weight, its probability."""
     item = rows.items[row] if rows is not None else str(row)
     name = item if item.strip() else repr(item)
     while font_of(13).getlength(name) > width and len(name) > 2:
@@ -172,8 +176,10 @@ def _said(rows: Labels | None, row: int, values: NDArray[np.float32], width: int
 
 
 def _veil(weights: NDArray[np.float32], shadow: NDArray[np.uint8], cells: bool) -> "Image":
-    """Return the weights (high, wide) as RGBA: interpolated between the centres of the cells, or each cell as a
-    square."""
+    """Return the veil (overlay) of a row as an RGBA image, from its weights (high, wide).
+
+    With `cells` each cell is a square of one opacity; otherwise weights are interpolated between the cells' centres.
+    """
     from PIL import Image
     from PIL.Image import Resampling
 
@@ -192,7 +198,7 @@ def _veil(weights: NDArray[np.float32], shadow: NDArray[np.uint8], cells: bool) 
 
 
 def _bar(sheet: _Sheet) -> "Image":
-    """Return a legend of the veil from weight 0 to the largest, over the mean colour of the picture."""
+    """Return a bar that shows the veil over the picture's mean colour, from weight 0 to the largest weight."""
     from PIL import Image
 
     mean = np.asarray(sheet.picture, dtype=np.float64).mean((0, 1))
@@ -212,11 +218,11 @@ def _is_drawn(picture: "Image") -> bool:
 
 
 def _enlarged(picture: "Image") -> int:
-    """Return the width of a tile: for a small picture a multiple of its own, so that each pixel stays a square."""
+    """Return the width of a tile; for a small picture it is a multiple of its width, so that pixels stay squares."""
     times = _SIDE // picture.width
     return times * picture.width if _is_drawn(picture) and times > 1 else _SIDE
 
 
 def _address(picture: "Image") -> str:
-    """Return a picture as a data: URL, to embed it in a document."""
+    """Return a picture as a `data:` URL, which embeds it in a document."""
     return f"data:image/png;base64,{base64.b64encode(png_bytes(picture)).decode()}"

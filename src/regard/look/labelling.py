@@ -1,4 +1,4 @@
-"""Selects records by name or pattern, and assigns labels to the sequences of a batch."""
+"""Selection of records by name or pattern, and assignment of labels to the sequences of their batches."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -8,7 +8,7 @@ from regard.look.labels import Labels
 
 
 def named(records: Sequence[Record], name: str) -> list[Record]:
-    """Return the records of exactly that name; if there are none, those that match it as a pattern."""
+    """Return the records with exactly that name; if there are none, those whose names match it as a pattern."""
     return [record for record in records if record.name == name] or [
         record for record in records if fnmatchcase(record.name, name)
     ]
@@ -22,7 +22,10 @@ def plans(
     batch: int | Sequence[int] | None,
     strictly: bool,
 ) -> list[tuple[Record, list[Labels | None]]]:
-    """Return the records that the labels fit, each with its new labels. With `strictly`, all records must fit."""
+    """Return the records whose rows (or columns) are as many as the labels, each with a list of its new labels.
+
+    The list has one entry for each sequence of the record. With `strictly`, all records must have that length.
+    """
     lengths = {len(one) for one in labels}
     if len(lengths) > 1:
         raise ValueError(
@@ -40,7 +43,7 @@ def plans(
 def _plan(
     record: Record, what: str, labels: Sequence[Labels], batch: int | Sequence[int] | None
 ) -> list[Labels | None]:
-    """Return the new labels of each sequence of a record."""
+    """Return the new labels of a record, one entry for each sequence of its batch."""
     if batch is not None:
         items = [batch] if isinstance(batch, int) else list(batch)
         if len(labels) not in (1, len(items)):
@@ -48,7 +51,7 @@ def _plan(
         axes = [record.labels(batch=item) for item in range(record.batch)]
         plan = [one.rows if what == "rows" else one.columns for one in axes]
         for place, item in enumerate(items):
-            record.labels(batch=item)  # raises if the batch has no such sequence
+            record.labels(batch=item)  # raises IndexError if the batch has no sequence of that index
             plan[item] = labels[place if len(labels) > 1 else 0]
         return plan
     if len(labels) == record.batch:
@@ -63,7 +66,7 @@ def _plan(
 
 
 def in_a_row(parts: Sequence[Labels | None]) -> Labels | None:
-    """Return the labels of calls whose rows are joined; None if one of them has none."""
+    """Return the labels of several calls, concatenated; None if a call has no labels, or labels with extra data."""
     if any(part is None or part.extra for part in parts):
         return None
     known = [part for part in parts if part is not None]

@@ -1,4 +1,4 @@
-"""Labels of the rows and columns of a map: tokens, patches of an image, frames of sound, objects, or any list."""
+"""Labels of the rows and columns of an attention map: tokens, image patches, frames of sound, objects, or any list."""
 
 import functools
 import io
@@ -17,15 +17,20 @@ KINDS = ("tokens", "patches", "frames", "objects", "glimpses", "list")
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """Names for the positions of one axis, with the data that drawings of them need.
+    """Names for the positions along one axis of an attention map, with the data that drawings of these positions need.
 
-    `extra` may hold, for patches, `image` (PNG bytes), `grid` (rows, columns) and `special` (the number of items before
-    the patches that are not of the image: a class token, registers); for frames, `spectrogram` (PNG bytes), `seconds`
-    (of one frame) and `sound` (the bytes of a WAV file); for objects, lists `x`, `y`, `heading`, `speed`, and for a
-    drive `length`, `width`, `present` (1 or 0), `ego` (x, y, heading, speed), `lanes` (y of its lines), `crossings`,
-    `zebras`, `ramps` (their x): with `ego`, each row has its own scene, and the numbers of all scenes are concatenated;
-    for generated words, the list `probability`, one for each item; for glimpses, the entries of `glimpses`. `shown` are
-    the positions that are not padding, in order; None without padding.
+    `items` has one name for each position. `shown` are the positions that are not padding, in ascending order; None if
+    there is no padding. The entries of `extra` depend on `kind`:
+
+    - patches: `image` (PNG bytes), `grid` (rows, columns) and `special` (the number of items before the patches that
+      are not part of the image, such as a class token or registers)
+    - frames: `spectrogram` (PNG bytes), `seconds` (the length of one frame) and `sound` (the bytes of a WAV file)
+    - objects: lists `x`, `y`, `heading`, `speed`. Objects of a driving scene also have `length`, `width`, `present`
+      (1 or 0), `ego` (x, y, heading and speed of the ego vehicle), `lanes` (y of the lane lines), and `crossings`,
+      `zebras` and `ramps` (x of each). With `ego`, each row of the map has its own scene, and the numbers of all
+      scenes are concatenated.
+    - tokens that a model generated: `probability`, a list with one number for each item
+    - glimpses: see the function `glimpses`
 
     >>> len(Labels("tokens", ("the", "cat")))
     2
@@ -71,7 +76,7 @@ class Labels:
         return len(self.items)
 
     def trimmed(self) -> "Labels":
-        """Return the labels without padding.
+        """Return the labels without those of padding.
 
         >>> Labels("tokens", ("a", "b", "[PAD]"), shown=(0, 1)).trimmed().items
         ('a', 'b')
@@ -79,14 +84,15 @@ class Labels:
         return self._trimmed
 
     @functools.cached_property
-    def _trimmed(self) -> "Labels":  # the same object each time, so that records keep sharing labels
+    def _trimmed(self) -> "Labels":  # cached, so that records that share labels also share the trimmed labels
         return self if self.shown is None else Labels(self.kind, tuple(self.items[n] for n in self.shown))
 
 
 def patches(image: "bytes | str | Path | Image", grid: tuple[int, int], *, special: Sequence[str] = ()) -> Labels:
-    """Return names for the (rows, columns) patches of an image, row by row, after the `special` tokens.
+    """Return labels for the patches of an image, row by row, after those of the `special` tokens.
 
-    A patch is named by its row and column, from 0. `image` is a Pillow image, a file, or the bytes of one.
+    `grid` is (rows, columns). The name of a patch is its row and column, counted from 0. `image` is a Pillow image, the
+    path of an image file, or the bytes of an image file.
 
     >>> from PIL import Image
     >>> labels = patches(Image.new("RGB", (8, 8)), (2, 2), special=["[CLS]"])
@@ -102,11 +108,11 @@ def patches(image: "bytes | str | Path | Image", grid: tuple[int, int], *, speci
 def glimpses(
     items: Sequence[str], places: Sequence[tuple[float, float]], seen: "Sequence[Sequence[Any]]", sides: Sequence[float]
 ) -> Labels:
-    """Return names for the glimpses of an image, with their locations and patches.
+    """Return labels for the glimpses of an image, which hold the glimpses' locations and patches.
 
-    `places` are (x, y) as fractions of the image's width and height, from its upper left corner; `seen` has for each
-    glimpse a patch (height, width) of numbers from 0 to 1 for each scale, and `sides` the width of each scale's part of
-    the image, as a fraction of the image's width.
+    `places` are the locations (x, y) as fractions of the image's width and height, from its upper left corner. `seen`
+    has, for each glimpse, one patch (height, width) of numbers from 0 to 1 for each scale. `sides` has, for each scale,
+    the width of the part of the image that a patch covers, as a fraction of the image's width.
 
     >>> labels = glimpses(["3", "8"], [(0.5, 0.5), (0.2, 0.7)], [[[[0.0, 1.0]]], [[[1.0, 1.0]]]], [0.1])
     >>> labels.extra["x"]
@@ -115,7 +121,7 @@ def glimpses(
     import numpy as np
     from PIL import Image
 
-    # One column of patches for each glimpse.
+    # All patches are stored in one image: one column for each glimpse, with the patches of its scales below each other.
     columns = [np.concatenate([np.asarray(patch, np.float32) for patch in patches]) for patches in seen]
     sheet = np.clip(np.rint(np.concatenate(columns, 1) * 255), 0, 255).astype(np.uint8)
     x, y = (tuple(float(place[axis]) for place in places) for axis in (0, 1))
@@ -142,13 +148,15 @@ def png_bytes(picture: "Image") -> bytes:
         return file.getvalue()
 
 
-# Accepted are Labels; a list of strings; a list of either for each sequence; (tokenizer, ids or encoding); (text,
-# encoding); or an encoding.
+# The forms in which a user may give labels: a Labels object; a list of strings; a list with one of these for each
+# sequence; (tokenizer, ids); (tokenizer, encoding); (text, encoding); or an encoding.
 Labelling = Labels | Sequence[Any] | Mapping[str, Any] | Any
 
 
 def as_labels(given: Labelling) -> Labels:
-    """Return the labels of one sequence, given as labels, a list of strings, (tokenizer, ids), or an encoding.
+    """Return the labels of one sequence, from labels, a list of strings, (tokenizer, ids), or an encoding.
+
+    ValueError if labels of several sequences are given.
 
     >>> as_labels(["Tom", "runs"]).kind
     'list'
@@ -160,7 +168,7 @@ def as_labels(given: Labelling) -> Labels:
 
 
 def labels_of(given: Labelling) -> list[Labels]:
-    """Return the labels of each sequence, from anything that `Trace.label` takes.
+    """Return the labels of each sequence, from any form of labels that `Trace.label` accepts.
 
     >>> [labels.items for labels in labels_of([["Tom", "runs"], ["It", "rains"]])]
     [('Tom', 'runs'), ('It', 'rains')]

@@ -1,8 +1,9 @@
-"""Readable names of layers: `encoder.block.0.layer.0.SelfAttention` is "encoder 0".
+"""Readable names of layers: the name of the module `encoder.block.0.layer.0.SelfAttention` is "encoder 0".
 
-A name is derived from the module path: the side (encoder, decoder), the number of the layer, and the kind of attention
-(self, cross) if the layer has both. Numbers count from 0, as in the path. If two paths would get one name, the numbers
-of inner blocks are added to all of them, then the parts in which the paths differ.
+A name is derived from the path of a module: the side of the model (encoder or decoder), the number of the layer, and
+the kind of attention (self or cross) if that side has cross-attention. Numbers count from 0, as in the path. If two
+paths would get the same name, the numbers of inner blocks are added to all names; if that does not suffice, the parts
+of the paths that differ.
 """
 
 import re
@@ -14,7 +15,7 @@ Words = tuple[str, ...]
 
 _PART = re.compile(r"[A-Za-z_]\w*|\d+")
 _CROSS = re.compile(r"cross|enc_?dec|encoder_?att|attn2|memory_att", re.IGNORECASE)
-_BESIDE = "multihead_attn"  # cross-attention of nn.TransformerDecoderLayer, beside its self-attention
+_BESIDE = "multihead_attn"  # the cross-attention of nn.TransformerDecoderLayer, whose self-attention is `self_attn`
 _SELF = re.compile(r"self|attn1", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a part of a dotted path that is a number
 _SIDES = ("encoder", "decoder")
@@ -23,14 +24,14 @@ _SIDES = ("encoder", "decoder")
 class _Path(NamedTuple):
     """The parts of a module path that describe its layer."""
 
-    sides: Words
+    sides: Words  # ("encoder",), ("decoder",) or ()
     numbers: Words
-    role: str | None
-    others: Words  # the other parts of the path
+    role: str | None  # "self", "cross" or None
+    others: Words  # all other parts of the path
 
 
 def layer_names(names: Sequence[str]) -> list[Words | None]:
-    """Return the words of each name; None for a name that is not the path of a numbered layer.
+    """Return the words of the readable name of each module path; None for a path without a layer number.
 
     >>> layer_names(["encoder.block.0.layer.0.SelfAttention", "decoder.block.0.layer.0.SelfAttention",
     ...              "decoder.block.0.layer.1.EncDecAttention"])
@@ -59,10 +60,10 @@ def layer_names(names: Sequence[str]) -> list[Words | None]:
 
 
 def stacks(names: Iterable[str]) -> dict[str, str]:
-    """Return the stack of each name, as a pattern: the paths of its layers differ in one number, which is `*`.
+    """Return the stack of layers of each module path, as a pattern with `*` in place of the number of the layer.
 
-    If the paths differ in several numbers, `*` is the first of them. A side without numbered layers is a stack of
-    its own. Other names have no stack.
+    If the paths of a stack differ in several numbers, `*` replaces the first of them. Paths without numbers that
+    contain "encoder" or "decoder" form a stack for that side. Other names have no stack and are not in the result.
 
     >>> set(stacks(f"encoder.layer.{number}.attention.self" for number in range(12)).values())
     {'encoder.layer.*.attention.self'}
@@ -87,7 +88,7 @@ def stacks(names: Iterable[str]) -> dict[str, str]:
 
 
 def cross_attention(names: Iterable[str]) -> set[str]:
-    """Return the names that are paths of cross-attention.
+    """Return the names that are paths of cross-attention modules.
 
     >>> cross_attention(["decoder.layers.0.self_attn", "decoder.layers.0.multihead_attn", "encoder.layers.0.self_attn"])
     {'decoder.layers.0.multihead_attn'}
@@ -128,7 +129,7 @@ def _said(path: _Path, crossed: set[Words], numbers: Words) -> Words:
 
 
 def _varying(paths: Sequence[_Path]) -> set[str]:
-    """Return the parts that some of the paths have and others do not."""
+    """Return the parts that occur in some of the paths, but not in all of them."""
     each = [set(path.others) for path in paths]
     return set.union(*each) - set.intersection(*each)
 

@@ -1,17 +1,18 @@
-"""The display in a notebook: a page in a separate frame, whose height follows the page."""
+"""Display of a page in a notebook, in an iframe whose height follows the height of the page."""
 
 import sys
 from html import escape
 
-_TALLEST = 2400  # largest height in pixels; a higher page scrolls inside its frame
+_TALLEST = 2400  # largest height of the iframe in pixels; a higher page scrolls inside it
 
-# The frame is sandboxed, so the notebook cannot measure the page: a script in the page reports its height.
+# The iframe is sandboxed, so the notebook cannot measure the page in it: a script in the page reports its height.
 _REPORT = """<script>
 const report = () => parent.postMessage({ regardHeight: document.documentElement.offsetHeight }, "*");
 new ResizeObserver(report).observe(document.body);
 </script>"""
 
-# Notebooks remove or ignore this script if they do not trust the file: the frame then keeps its initial height.
+# This script sets the iframe's height to the reported height of the page. A notebook that does not trust its file
+# removes or ignores the script: the iframe then keeps its initial height.
 _FIT = f"""<script>
 (() => {{
   const frame = document.currentScript?.previousElementSibling;
@@ -24,7 +25,7 @@ _FIT = f"""<script>
 
 
 class Displayed:
-    """HTML that a notebook displays. `IPython.display.HTML` would warn about the frame in it."""
+    """HTML that a notebook displays; `IPython.display.HTML` is not used because it warns about iframes."""
 
     def __init__(self, html: str) -> None:
         self._html = html
@@ -34,14 +35,16 @@ class Displayed:
 
 
 def in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook: a shell in a terminal displays no HTML."""
+    """Return whether this process is the kernel of a notebook, not an IPython shell, which cannot display HTML."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and getattr(shell, "kernel", None) is not None
 
 
 def framed(page: str, *, height: int) -> str:
-    """Return a page in a frame, which separates its style from the notebook's; `height` is the initial one in pixels.
+    """Return HTML with the page in an iframe, which separates the page's style from the notebook's.
+
+    `height` is the initial height of the iframe in pixels.
 
     >>> framed("<body>a</body>", height=200).count("<iframe")
     1
@@ -54,14 +57,14 @@ def framed(page: str, *, height: int) -> str:
 
 
 class Drawing(str):
-    """An SVG drawing as text, which a notebook displays as the drawing."""
+    """The text of an SVG drawing; a notebook displays the drawing instead of the text."""
 
     def _repr_html_(self) -> str:
         return str(self)
 
 
 class Document(str):
-    """An HTML page around a drawing as text, which a notebook displays as the drawing."""
+    """The text of an HTML page that contains an SVG drawing; a notebook displays only the drawing."""
 
     def _repr_html_(self) -> str:
         return self[self.index("<svg") : self.index("</svg>") + len("</svg>")]

@@ -1,4 +1,7 @@
-"""Pooled maps: each cell is the mean or the maximum of its weights. A NaN makes the cell NaN."""
+"""Pooled attention maps: each cell is the mean or the maximum of the weights that it covers.
+
+A NaN weight makes its cell NaN.
+"""
 
 import math
 
@@ -7,9 +10,11 @@ from torch import Tensor
 
 
 class Pool:
-    """A pooled map. Cell c covers positions from ⌈c·n / cells⌉ on: every position belongs to one cell.
+    """A pooled attention map of high × wide cells, to which the rows of the map are added in blocks.
 
-    Rows are pooled as they are added and columns at the end, when few numbers are left.
+    Along an axis of n positions, cell c covers the positions from ⌈c·n / cells⌉ up to the start of cell c + 1, so every
+    position belongs to exactly one cell. Rows are pooled when they are added. Columns are pooled at the end, because
+    only high × keys numbers are left then.
     """
 
     def __init__(self, queries: int, keys: int, high: int, wide: int, pool: str) -> None:
@@ -19,10 +24,10 @@ class Pool:
         self._found, self._wide = torch.full((high, keys), 0.0 if self._mean else -math.inf), wide
 
     def add(self, start: int, weights: Tensor) -> None:
-        """Add consecutive rows of the map."""
+        """Add the weights (rows, keys) of consecutive rows of the map, of which the first is row `start`."""
         stop = start + len(weights)
         size, left = divmod(int(self._edges[-1]), len(self._found))
-        if not left and start % size == 0 == len(weights) % size:  # cells of one size are summed at once
+        if not left and start % size == 0 == len(weights) % size:  # all cells have `size` rows: one operation for all
             place = slice(start // size, stop // size)
             parts = weights.unflatten(0, (-1, size))
             self._found[place] = parts.sum(1) if self._mean else parts.amax(1)
@@ -48,7 +53,7 @@ class Pool:
 
 
 def pooled(weights: Tensor, high: int, wide: int) -> Tensor:
-    """Return the means of a map in high × wide cells."""
+    """Return the means of a map (queries, keys) over high × wide cells."""
     rows, columns = weights.shape
     pool = Pool(rows, columns, high, wide, "mean")
     pool.add(0, weights)

@@ -1,10 +1,11 @@
-"""Readable text of a tokenizer's pieces, without the letters that represent bytes, `▁` and `##`.
+"""Readable text of a tokenizer's pieces, without the marks `▁` and `##` and the letters that represent bytes (`Ġ`).
 
-- A piece is shown as its own text, without the blank before a word: `Ġquick` and `▁quick` are `quick`.
-- A piece that continues a word has a dot before it: `##ing`, and `ing` after `Ġjump`, are `·ing`. Scripts that
-  are written without blanks between words have no such mark.
-- A character that is spread over several pieces of bytes is named in each of them, with the part: `汤⟨1/3⟩`.
-- A byte that is not part of a character is `<E6>`. A piece of blanks is unchanged.
+- A piece that begins a word is shown without the blank before the word: `Ġquick` and `▁quick` are shown as `quick`.
+- A piece that continues a word is shown with a dot before it: `##ing`, and `ing` after `Ġjump`, are shown as `·ing`.
+  Pieces of scripts that are written without blanks between words get no dot.
+- A character whose bytes are spread over several pieces is shown in each of them, with the number of the part:
+  `汤⟨1/3⟩`.
+- A byte that is not part of a valid character is shown as `<E6>`. A piece of blanks is unchanged.
 """
 
 import functools
@@ -13,13 +14,16 @@ import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # a byte in a SentencePiece vocabulary
-_METASPACE = "▁"
+_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # the name of a single byte in a SentencePiece vocabulary
+_METASPACE = "▁"  # the blank in a SentencePiece vocabulary
 
 
 @functools.cache
 def byte_letters() -> dict[str, int]:
-    """Return the byte of each letter of byte-level BPE (GPT-2): printable bytes are themselves, others start at 256."""
+    """Return the byte that each letter of a byte-level BPE vocabulary (GPT-2) represents.
+
+    A printable byte is represented by the letter of the same code; other bytes by the letters from code 256 on.
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -28,9 +32,10 @@ def byte_letters() -> dict[str, int]:
 def readable(
     pieces: Sequence[str], literal: Sequence[bool] | None = None, *, byte_level: bool | None = None
 ) -> list[str]:
-    """Return the pieces of one sequence as text; those that are `literal` (special tokens) are unchanged.
+    """Return the pieces of one sequence as readable text; pieces that are `literal` (special tokens) are unchanged.
 
-    `byte_level` is whether letters represent bytes; if None, this is inferred from the pieces.
+    `byte_level` states whether the letters of the vocabulary represent bytes; if None, this is inferred from the
+    pieces.
 
     >>> readable(["The", "Ġqu", "ick", "Ġæ", "±", "¤"])
     ['The', 'qu', '·ick', '汤⟨1/3⟩', '汤⟨2/3⟩', '汤⟨3/3⟩']
@@ -48,7 +53,7 @@ def readable(
 
 
 def from_bytes(raw: Sequence[bytes | None]) -> list[str]:
-    r"""Return the labels of pieces by the bytes of each; empty if there are none.
+    r"""Return a readable label for each piece, from the piece's bytes; an empty label for a piece of None or no bytes.
 
     >>> from_bytes([b"To", b"m \xe6\xb1", b"\xa4"])
     ['To', '·m 汤⟨1/2⟩', '汤⟨2/2⟩']
@@ -56,7 +61,7 @@ def from_bytes(raw: Sequence[bytes | None]) -> list[str]:
     labels = [""] * len(raw)
     for run in _runs(raw):
         data = b"".join(raw[n] or b"" for n in run)
-        text = data.decode("utf-8", "surrogateescape")  # an invalid byte n becomes the character DC00 + n
+        text = data.decode("utf-8", "surrogateescape")  # an invalid byte n becomes the code point U+DC00 + n
         widths = [1 if "\udc80" <= c <= "\udcff" else len(c.encode()) for c in text]
         owners = [n for n, width in enumerate(widths) for _ in range(width)]
         spans: list[tuple[int, int]] = []
@@ -71,7 +76,9 @@ def from_bytes(raw: Sequence[bytes | None]) -> list[str]:
 
 
 def from_offsets(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[str]) -> list[str]:
-    """Return the part of a text for each piece; an empty piece, such as a special token, keeps its name.
+    """Return a readable label for each piece, from the part of the text between its (start, stop) offsets.
+
+    A piece with an empty part, such as a special token, is labelled with its entry of `names`.
 
     >>> from_offsets("Jumping 汤", [(0, 0), (0, 4), (4, 7), (8, 9), (8, 9)], ["[CLS]", "jump", "##ing", "æ±", "¤"])
     ['[CLS]', 'Jump', '·ing', '汤⟨1/2⟩', '汤⟨2/2⟩']
@@ -81,12 +88,12 @@ def from_offsets(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[
 
 
 class _Cover(NamedTuple):
-    first: int  # the first piece that contains bytes of the character
-    last: int
+    first: int  # index of the first piece that contains bytes of a character
+    last: int  # index of the last piece that contains bytes of that character
 
 
 def _labelled(text: str, spans: Sequence[tuple[int, int]]) -> list[str]:
-    """Return the label of each piece from the characters it has a part of; empty for a piece without characters."""
+    """Return a label for each piece, from the range of characters that it covers; empty if it covers none."""
     covers: dict[int, _Cover] = {}
     for n, span in enumerate(spans):
         for place in range(*span):
@@ -111,16 +118,16 @@ def _part(character: str, piece: int, cover: _Cover) -> str:
 
 
 def _in_word(character: str) -> bool:
-    """Return whether a character is a letter or digit of a script with blanks between words."""
+    """Return whether a character is a letter or a digit of a script that separates words by blanks."""
     return character.isalnum() and unicodedata.east_asian_width(character) not in "WF"
 
 
 def _bytes_of(piece: str, by_bytes: bool, by_words: bool) -> bytes | None:
-    """Return the bytes of a piece as UTF-8, with the blank before a word; None if it must be shown unchanged."""
+    """Return the UTF-8 bytes of a piece, with a blank if it begins a word; None if it must be shown unchanged."""
     if by_bytes:
         letters = byte_letters()
         return bytes(letters[c] for c in piece) if all(c in letters for c in piece) else None
-    if by_words:  # WordPiece, or whole words: only ## continues a word
+    if by_words:  # a vocabulary of WordPiece or of whole words: every piece without ## begins a word
         inside = piece.startswith("##") and len(piece) > 2
         return piece[2:].encode("utf-8", "replace") if inside else f" {piece}".encode("utf-8", "replace")
     byte = _FALLBACK.fullmatch(piece)
@@ -130,7 +137,10 @@ def _bytes_of(piece: str, by_bytes: bool, by_words: bool) -> bytes | None:
 
 
 def _is_byte_level(pieces: Sequence[str]) -> bool:
-    """Return whether letters represent bytes: all are of that alphabet, and the bytes decode to another text."""
+    """Return whether the letters of the pieces represent bytes, as in byte-level BPE.
+
+    They do if all letters are in that alphabet, some are not ASCII, and the bytes are valid UTF-8 or a letter is `Ġ`.
+    """
     letters, whole = byte_letters(), "".join(pieces)
     if whole.isascii() or not all(c in letters for c in whole):
         return False
@@ -142,7 +152,7 @@ def _is_byte_level(pieces: Sequence[str]) -> bool:
 
 
 def _runs(raw: Sequence[bytes | None]) -> list[list[int]]:
-    """Return groups of adjacent pieces that form one text."""
+    """Return the runs of adjacent pieces that have bytes, as lists of indices; pieces of None separate the runs."""
     runs: list[list[int]] = [[]]
     for n, data in enumerate(raw):
         if data is not None:

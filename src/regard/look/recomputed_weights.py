@@ -1,4 +1,4 @@
-"""Weights that are not stored but recomputed from queries and keys, for the requested rows and heads."""
+"""Attention weights that are recomputed from stored queries and keys, for the requested rows and heads only."""
 
 import copy
 import math
@@ -17,40 +17,45 @@ from regard.core.scores import Additive, Bilinear, Dot, ScaledDot, Score
 from regard.look.attention_records import Kept, Record, Source
 from regard.look.compact_floats import Exact, Numbers, shorter
 
-_PAIR_NUMBERS = 2**25  # largest size of intermediate tensors for scores with many numbers per pair
+# Largest number of elements of an intermediate tensor. Some scores compute several numbers for each pair of a query and
+# a key: additive scores compute a vector.
+_PAIR_NUMBERS = 2**25
 
 
 def kept(tensor: Tensor) -> Tensor:
-    """Return the tensor to store: itself, or a copy if it may be modified later or belongs to a larger storage."""
+    """Return the tensor itself, or a copy if it may be modified later or is part of a larger storage."""
     tensor = tensor.detach()
     return tensor.clone(memory_format=torch.contiguous_format) if lent(tensor) else tensor
 
 
 def lent(tensor: Tensor) -> bool:
-    """Return whether the tensor may change: it is part of a larger one, or was modified in place before, as a cache.
+    """Return whether the tensor may be modified later: it is part of a larger storage, or was modified in place before.
 
-    In inference mode torch does not count writes, so there every tensor is assumed to change.
+    An example of such a tensor is a key-value cache. In inference mode torch does not count in-place writes, so every
+    inference tensor is assumed to be modified.
     """
     larger = tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
     return larger or tensor.is_inference() or tensor._version > 0
 
 
 def _frozen(tensor: Tensor) -> Tensor:
-    """Return a copy of a parameter: training will change it."""
+    """Return a copy of a tensor that requires a gradient, because an optimizer will modify it; else the tensor."""
     return tensor.detach().clone() if tensor.requires_grad else tensor
 
 
 class Shortened(NamedTuple):
-    """A source with less precision, and a sentence about the error."""
+    """A source whose queries and keys are stored in 24 bits, and a note that states the largest error."""
 
     source: "Pairs | Modified"
     note: str
 
 
 class Pairs:
-    """Weights of a problem of `regard.core`: any score, normaliser, mask and bias, whatever kernel computed its output.
+    """The weights of a `Problem` of `regard.core`: an attention call with any score, normaliser, mask and bias.
 
-    `sinks` (h,) are scores of keys without a value that take weight in each row (Xiao et al. 2024).
+    The weights are recomputed with the plain implementation, also if another kernel computed the call's output. `sinks`
+    (h,) are the scores of one additional key for each head, which has no value but receives weight in each row
+    (attention sinks, Xiao et al. 2024).
     """
 
     def __init__(self, problem: Problem, *, sinks: Tensor | None = None) -> None:
@@ -83,13 +88,13 @@ class Pairs:
         return list({t.untyped_storage().data_ptr(): t for t in (*self.numbers(), *self._kept.tensors)}.values())
 
     def numbers(self) -> list[Tensor]:
-        """Return the bytes of queries and keys."""
+        """Return the tensors that hold the queries and keys."""
         return [*self._query.holds(), *self._key.holds()]
 
     def short(self) -> Shortened | None:
-        """Return the source with fewer bits; None if that is impossible or saves nothing."""
+        """Return the source with queries and keys in 24 bits; None if that is impossible or saves no memory."""
         score = self._problem.score
-        if isinstance(score, Custom):  # the error of an arbitrary function cannot be bounded
+        if isinstance(score, Custom):  # the error of scores by a function of the caller cannot be bounded
             return None
         scale = 1.0 if isinstance(score, Dot) else None
         if isinstance(score, ScaledDot):
@@ -110,7 +115,7 @@ class Pairs:
         step = max(1, int(_PAIR_NUMBERS // max(1, pairs)))
         found = torch.zeros(len(heads), len(rows), self._key.shape[-2])
         for room, part in zip(found.split(step, -2), rows.split(step), strict=True):
-            end = self._end(part)  # keys after those that a causal mask allows are not computed
+            end = self._end(part)  # weights of later keys, which a causal mask excludes for all these rows, stay 0
             weights = self.block(slice(batch, batch + 1), heads, part.to(self._query.device), range(end))
             room[..., :end] = weights[0]
         return found
@@ -123,7 +128,7 @@ class Pairs:
 
     @torch.no_grad()
     def block(self, batch: slice, heads: range, rows: Tensor, columns: range | None = None) -> Tensor:
-        """Return the weights (batch, heads, rows, keys) of a part, on the device of the queries, in full precision."""
+        """Return the weights (batch, heads, rows, columns), in float32 or float64, on the device of the queries."""
         problem = self._problem
         columns = range(self._key.shape[-2]) if columns is None else columns
         with torch.autocast(self._query.device.type, enabled=False):
@@ -144,7 +149,8 @@ class Pairs:
 
     def _scores(self, batch: slice, heads: range, rows: Tensor, columns: range) -> Tensor:
         problem = self._problem
-        # A score of the caller may hold tensors for all heads and sequences, so it is called with all of them.
+        # A score function of the caller may hold tensors for all heads and sequences, so it is called with the queries
+        # and keys of all of them.
         if isinstance(problem.score, Custom):
             query = problem.query.index_select(-2, rows).to(problem.dtype)
             scores = problem.score(query, problem.repeat(problem.key).to(problem.dtype))
@@ -160,7 +166,7 @@ class Pairs:
         return _of_heads(problem.score, heads, self._query.shape[1])(query, key.to(problem.dtype))
 
     def _part(self, found: Tensor, batch: slice, heads: range) -> Tensor:
-        """Return the part of a tensor that broadcasts to the scores (*leading, h, rows, keys)."""
+        """Return the part for some sequences and heads of a mask or bias that broadcasts to (*lead, h, rows, keys)."""
         if len(self._lead) > 1 and found.ndim > 3:
             own = found.shape[-3:]
             found = found.expand(*self._lead, *own).reshape(-1, *own)
@@ -172,12 +178,12 @@ class Pairs:
 
 
 def _shape_of(tensor: Tensor) -> Tensor:
-    """Return a tensor of that shape without memory, for code that only needs the shape."""
+    """Return a tensor of the same shape that takes the memory of one element, for code that only reads the shape."""
     return tensor.new_zeros(()).expand(tensor.shape)
 
 
 def _of_heads(score: Score, heads: range, count: int) -> Score:
-    """Return the score with the vectors or matrices of some heads, if it has one for each."""
+    """Return the score with only the vectors or matrices of some heads, if it has one for each of `count` heads."""
     axes = 2 if isinstance(score, Additive) else 3 if isinstance(score, Bilinear) else math.inf
     return score.holding(
         lambda tensor: tensor[heads.start : heads.stop] if tensor.ndim == axes and tensor.shape[0] == count else tensor
@@ -192,7 +198,7 @@ def _with_sinks(scores: Tensor, allowed: Tensor | None, sinks: Tensor) -> Tensor
 
 
 class Modified:
-    """Weights of FlexAttention: scaled dot products, modified pair by pair by functions of the caller."""
+    """The weights of FlexAttention: `score_mod` changes each scaled dot product, and `mask_mod` masks pairs."""
 
     def __init__(
         self,
@@ -221,11 +227,11 @@ class Modified:
         return self.numbers()
 
     def numbers(self) -> list[Tensor]:
-        """Return the bytes of queries and keys."""
+        """Return the tensors that hold the queries and keys."""
         return [*self._query.holds(), *self._key.holds()]
 
     def short(self) -> Shortened | None:
-        """Return the source with fewer bits; None if that saves nothing."""
+        """Return the source with queries and keys in 24 bits; None if that saves no memory."""
         found = shorter(self._query, self._key, None)
         if found is None:
             return None
@@ -252,16 +258,20 @@ class Modified:
             rows,
             torch.arange(self._key.shape[-2], device=device),
         )
-        # The functions take one pair: a scalar for each axis. vmap applies them over the four axes.
+        # `score_mod` and `mask_mod` take the scalar indices of one pair (batch, head, query, key). vmap applies them
+        # over the four axes.
         scores = _over_pairs(self._score_mod, 1)(scores, *place, *self._score_buffers)
         allowed = _over_pairs(self._mask_mod, 0)(*place, *self._mask_buffers)
         scores = torch.where(allowed, scores, -math.inf)
-        # A row with nothing to attend gives zeros.
+        # A row whose keys are all masked has weights of 0.
         return torch.where(allowed.any(-1, keepdim=True), scores.softmax(-1), 0)
 
 
 def _over_pairs(function: Callable[..., Tensor], scores: int) -> Callable[..., Tensor]:
-    """Return a function of (score,) batch, head, query, key, mapped over all of them."""
+    """Return the function of the scalars batch, head, query and key, mapped over tensors of these indices.
+
+    `scores` is 1 if the function takes a score before the indices, else 0.
+    """
 
     def along(axis: int, inner: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def mapped(*arguments: Any) -> Tensor:
@@ -278,7 +288,10 @@ def _over_pairs(function: Callable[..., Tensor], scores: int) -> Callable[..., T
 
 
 class Joined:
-    """Several calls of one name as one map: their rows stacked, with 0 for keys that did not exist yet."""
+    """A source that stacks the rows of several sources, such as the steps of generation, into one attention map.
+
+    Keys that a call did not have yet have weight 0 in its rows.
+    """
 
     def __init__(self, parts: Sequence[Source]) -> None:
         self._parts = list(parts)
@@ -305,7 +318,7 @@ class Joined:
 
 
 class Worst:
-    """The largest error of several records; NaN if one of them could not be checked."""
+    """The largest error of `Record.check` over several records; NaN if one of them has no check."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self._records = list(records)

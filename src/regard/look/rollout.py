@@ -1,4 +1,4 @@
-"""Attention through all layers of a stack: rollout, and relevance by gradients."""
+"""Attention rollout through all layers of a stack (Abnar & Zuidema 2020), and relevance by gradients."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,10 @@ from regard.look.layer_names import cross_attention, stacks
 def rollout(records: Sequence[Record], *, batch: int = 0, residual: float = 0.5, gradients: bool = False) -> Tensor:
     """Return the contribution of each input position to each output position, (q, k), through layers of self-attention.
 
-    For each layer Â = (1 − r) · mean of the heads + r · I, with rows normalised to sum 1; the product of all layers is
-    the rollout (Abnar & Zuidema 2020, section 3). With `gradients` each layer adds the mean of [A ⊙ ∂L/∂A]₊ times the
-    previous result, R ← R + Ā R from R = I (Chefer et al. 2021, eq. 5 and 6). Positions that the labels of a sequence
+    The matrix of a layer is Â = (1 − r) · (mean of the weights A over the heads) + r · I, where r is `residual`, with
+    rows normalised to sum 1. The rollout is the product of the layers' matrices (Abnar & Zuidema 2020, section 3). With
+    `gradients` the result is R instead, which begins as R = I and is updated by each layer as R ← R + Ā R, where Ā is
+    the mean of [A ⊙ ∂L/∂A]₊ over the heads (Chefer et al. 2021, eq. 5 and 6). Positions that the labels of the sequence
     mark as padding are excluded.
 
     >>> from regard.look.attention_records import Given
@@ -45,11 +46,15 @@ def rollout(records: Sequence[Record], *, batch: int = 0, residual: float = 0.5,
 
 
 def check_one_stack(chosen: Sequence[str], names: Sequence[str]) -> None:
-    """Raise unless the chosen names, of all names of a trace, are the self-attention of one stack, each once."""
+    """Raise ValueError unless the chosen records are the self-attention of one stack of layers, each layer once.
+
+    `chosen` are the names of the chosen records, with repetitions, and `names` all names of the trace.
+    """
     stack_of, crossing = stacks(chosen), cross_attention(names)
     found = list(dict.fromkeys((stack_of.get(name, ""), name in crossing) for name in chosen))
     if len(found) == 1 and not found[0][1]:
-        if 1 < len(set(chosen)) < len(chosen):  # one name alone: one layer that the model applies repeatedly
+        # If all calls have one name, it is one layer that the model applies repeatedly, which is allowed.
+        if 1 < len(set(chosen)) < len(chosen):
             raise ValueError(
                 "rollout needs one pass through the layers, and the trace has several calls of them: choose one, as in "
                 "regard.Trace(records=[record for record in trace if record.call == 0]).rollout()"

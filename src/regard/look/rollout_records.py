@@ -1,4 +1,4 @@
-"""The rollout of each stack of layers as a record, computed when its weights are requested."""
+"""The attention rollout of each stack of layers as a record, which is computed when its weights are requested."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from regard.look.layer_names import cross_attention, layer_names, stacks
 from regard.look.rollout import rollout
 
 KIND = "rollout"
-LONGEST = 512  # largest number of positions of a rollout
-_WEIGHTS = 2**27  # largest number of weights, over all heads and layers, for one rollout
+LONGEST = 512  # largest number of positions for which a rollout is computed
+_WEIGHTS = 2**27  # largest number of weights, over all heads and layers of a stack, for which a rollout is computed
 
 
 class Rolled:
-    """The rollout of some layers, (b, 1, n, n). Positions that are padding have no weight."""
+    """A source whose weights (b, 1, n, n) are the attention rollout of some layers; padded positions have weight 0."""
 
     def __init__(self, layers: Sequence[Record]) -> None:
         self._layers = list(layers)
@@ -50,7 +50,7 @@ class Rolled:
 
 
 def with_rollouts(records: Sequence[Record]) -> list[Record]:
-    """Return the records, then the rollout of each stack of at least two layers of square self-attention.
+    """Return the records, followed by the rollout of each stack of at least two layers of square self-attention.
 
     >>> from regard.look.attention_records import Given
     >>> swap = torch.tensor([[[[0.0, 1.0], [1.0, 0.0]]]])
@@ -85,14 +85,14 @@ def _can(layers: Sequence[Record]) -> bool:
         or not 1 < queries == keys <= LONGEST
         or any(getattr(layer.source, "rest", None) is not None for layer in layers)
     ):
-        return False  # a file stores only the largest weights of large maps
+        return False  # a source with `rest` is a trace file with only the largest weights of each row
     if any(one != other for layer in layers for one, other in itertools.pairwise(_places(layer))):
         return False
     return sum(layer.heads for layer in layers) * queries * keys <= _WEIGHTS
 
 
 def _places(layer: Record) -> list[tuple[tuple[int, ...] | None, ...]]:
-    """Return the positions that are not padding, for each sequence; rows and columns must agree."""
+    """Return, for the rows and for the columns, the positions of each sequence that are not padding (None: all)."""
     axes = [layer.labels(batch=item) for item in range(layer.batch)]
     rows = tuple(None if each.rows is None else each.rows.shown for each in axes)
     columns = tuple(None if each.columns is None else each.columns.shown for each in axes)

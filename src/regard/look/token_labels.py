@@ -1,4 +1,4 @@
-"""Names of tokens from a tokenizer and ids, or from an encoding of texts, for each sequence of a batch."""
+"""Names of the tokens of each sequence of a batch, from a tokenizer and ids, or from an encoding of texts."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,14 @@ from regard.look.readable_tokens import from_bytes, from_offsets, readable
 
 @runtime_checkable
 class NamesTokens(Protocol):
-    """The methods of a transformers tokenizer that labels need."""
+    """The method of a tokenizer of the transformers library that is used to name tokens."""
 
     def convert_ids_to_tokens(self, ids: list[int], /) -> list[str]: ...
 
 
 @runtime_checkable
 class NamesToken(Protocol):
-    """The methods of a tokenizer of the tokenizers library that labels need."""
+    """The method of a tokenizer of the tokenizers library that is used to name a token."""
 
     def id_to_token(self, id: int, /) -> str | None: ...
 
@@ -39,19 +39,22 @@ class Encoding(Protocol):
 
 
 class Named(NamedTuple):
-    """The tokens of one sequence, and the positions that are no padding (None: all)."""
+    """The names of the tokens of one sequence, and the positions that are not padding (None: all of them)."""
 
     names: list[str]
     shown: tuple[int, ...] | None
 
 
 def is_encoding(given: object) -> bool:
-    """Return whether the object is an encoding of texts: of transformers, or of the tokenizers library."""
+    """Return whether the object is an encoding of texts by the transformers library or by the tokenizers library."""
     return (isinstance(given, Mapping) and "input_ids" in given) or isinstance(given, Encoding)
 
 
 def of_tokenizer(tokenizer: object, given: Any) -> list[Named]:
-    """Return names from a tokenizer and ids, (n,) or (b, n), or an encoding with ids and its mask of padding."""
+    """Return the names of tokens, from their tokenizer and `given`: ids (n,) or (b, n), or an encoding with ids.
+
+    The attention mask of an encoding marks the padding.
+    """
     if isinstance(given, Encoding):
         given = {"input_ids": getattr(given, "ids", []), "attention_mask": given.attention_mask}
     ids = given["input_ids"] if isinstance(given, Mapping) else given
@@ -59,12 +62,12 @@ def of_tokenizer(tokenizer: object, given: Any) -> list[Named]:
     masks = _masks(given, rows) if isinstance(given, Mapping) else [None] * len(rows)
     own = tokenizer if isinstance(tokenizer, NamesToken) else getattr(tokenizer, "model", None)
     if not isinstance(tokenizer, NamesTokens) and isinstance(own, NamesToken):
-        tokenizer = own  # a wrapper around a tokenizer of the tokenizers library, such as regard's own sub-words
+        tokenizer = own  # a wrapper such as regard's sub-word tokenizer: use the wrapped one of the tokenizers library
     return [Named(_readable(tokenizer, numbers), _shown(mask)) for numbers, mask in zip(rows, masks, strict=True)]
 
 
 def of_encodings(given: Any) -> list[Named]:
-    """Return names from an encoding alone, which has the pieces, but neither the text nor the tokenizer."""
+    """Return the names of tokens from an encoding without its text or its tokenizer: its pieces as readable text."""
     found = []
     for encoding in _encodings(given):
         special = [bool(flag) for flag in encoding.special_tokens_mask]
@@ -73,7 +76,7 @@ def of_encodings(given: Any) -> list[Named]:
 
 
 def of_texts(texts: str | Sequence[str], given: Any) -> list[Named]:
-    """Return names by the offsets of an encoding: the original characters of the texts."""
+    """Return the names of tokens from their encoding and the encoded texts: the characters at each token's offsets."""
     several = [texts] if isinstance(texts, str) else list(texts)
     encodings = _encodings(given)
     if len(several) != len(encodings) or not all(isinstance(text, str) for text in several):
@@ -119,14 +122,17 @@ def _masks(given: Mapping[str, Any], rows: list[list[int]]) -> list[list[int] | 
 
 
 def _shown(mask: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return positions that are not padding; all of them if everything is padding, so that the display is not empty."""
+    """Return the positions that are not padding; None (all positions) if there is no padding or nothing else.
+
+    A sequence that is only padding is shown whole, so that its display is not empty.
+    """
     if mask is None or all(mask) or not any(mask):
         return None
     return tuple(n for n, kept in enumerate(mask) if kept)
 
 
 def _readable(tokenizer: object, numbers: list[int]) -> list[str]:
-    """Return the text of each id, if the tokenizer gives access to its pieces."""
+    """Return the readable text of each token id, by whichever of four methods the tokenizer has."""
     if isinstance(tokenizer, NamesTokens):
         pieces = [str(token) for token in tokenizer.convert_ids_to_tokens(numbers)]
     elif isinstance(tokenizer, NamesToken):
@@ -146,7 +152,7 @@ def _readable(tokenizer: object, numbers: list[int]) -> list[str]:
 
 
 def _special(tokenizer: object) -> set[int]:
-    """Return ids of tokens that are shown unchanged: special and added ones."""
+    """Return the ids of the tokenizer's special and added tokens, which are shown unchanged."""
     added = getattr(tokenizer, "added_tokens_decoder", None)  # a dict in transformers, a function in tokenizers
     if added is None:
         added = getattr(tokenizer, "get_added_tokens_decoder", dict)()
@@ -154,8 +160,8 @@ def _special(tokenizer: object) -> set[int]:
 
 
 def _is_byte_level(tokenizer: object) -> bool | None:
-    """Return whether the letters of its pieces represent bytes; None if unknown."""
-    if isinstance(getattr(tokenizer, "byte_decoder", None), dict):  # the slow tokenizers of transformers
+    """Return whether the letters of the tokenizer's pieces represent bytes (byte-level BPE); None if unknown."""
+    if isinstance(getattr(tokenizer, "byte_decoder", None), dict):  # a slow (Python) tokenizer of transformers
         return True
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     decoder = getattr(backend, "decoder", None)

@@ -1,4 +1,4 @@
-"""A trace: the recorded attention calls, by (module name, call number), with labels for rows and columns."""
+"""A trace: the records of a model's attention calls, indexed by (module name, call number), with their labels."""
 
 import tempfile
 import webbrowser
@@ -24,10 +24,11 @@ _UNTITLED = "Attention"
 
 
 class Trace:
-    """Records of attention, in the order of the calls.
+    """The records of a model's attention calls, in the order of the calls.
 
-    `dropped` lists calls that were not stored or could not be captured, with the reason. `parts` is the heading of the
-    list of records in a page, in English ("en") and Chinese ("zh"); by default records are layers and heads.
+    `dropped` lists calls that were not stored or could not be captured, with the reason. `parts` is the heading above
+    the list of records on the viewer's page, in English ("en") and Chinese ("zh"); by default it says that the records
+    are layers and heads.
 
     >>> import torch
     >>> trace = Trace.from_weights({"cross": torch.eye(2)[None]}, rows=["le", "chat"], columns=["the", "cat"])
@@ -61,8 +62,10 @@ class Trace:
         columns: Labelling | None = None,
         batch: int | Sequence[int] | None = None,
     ) -> "Trace":
-        """Return a trace of given weights: for each name a tensor (heads, q, k) or (b, heads, q, k); labels as in
-        `label`."""
+        """Return a trace with one record for each tensor of weights, of shape (heads, q, k) or (b, heads, q, k).
+
+        `weights` has the tensors by name. `rows`, `columns` and `batch` are labels, as in the method `label`.
+        """
         records = []
         for name, tensor in weights.items():
             if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.ndim not in (3, 4):
@@ -82,7 +85,7 @@ class Trace:
         return iter(self.records)
 
     def __getitem__(self, place: str | tuple[str, int]) -> Record:
-        """Return the record of a name (its first call), or of (name, call)."""
+        """Return the record of the first call under a module name, or the record of (name, call number)."""
         if not isinstance(place, (str, tuple)):
             hint = f": records by number are in trace.records[{place!r}]" if isinstance(place, (int, slice)) else ""
             raise TypeError(f"a trace is indexed by a name or (name, call), got {place!r}{hint}")
@@ -105,16 +108,19 @@ class Trace:
 
     @property
     def names(self) -> list[str]:
-        """Return every module name, once, in the order of the first calls."""
+        """Return each module name once, in the order of the modules' first calls."""
         return list(dict.fromkeys(record.name for record in self.records))
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of memory of all records."""
+        """Return the bytes of memory of the tensors that all records hold."""
         return nbytes(tensor for record in self.records for tensor in record.holds())
 
     def select(self, pattern: str) -> "Trace":
-        """Return the records of a name, or else those whose name matches a pattern such as `encoder.*`."""
+        """Return a trace of the records with exactly that name; if there are none, of those that match it as a pattern.
+
+        An example of a pattern is `encoder.*`.
+        """
         return Trace(self.title, named(self.records, pattern), self.dropped, parts=self.parts)
 
     def label(
@@ -125,19 +131,21 @@ class Trace:
         of: "str | tuple[str, int] | Record | None" = None,
         batch: int | Sequence[int] | None = None,
     ) -> "Trace":
-        """Label rows and columns; return the trace itself.
+        """Assign labels to the rows and columns of records, and return this trace.
 
-        For one sequence: a list of strings, `Labels`, or (tokenizer, ids). For each sequence of a batch: a list of
-        lists, (tokenizer, 2-D ids), or an encoding of the texts, as (tokenizer, encoding), (texts, encoding) or the
-        encoding alone; its attention mask marks the padding, which is not displayed. `batch` is the sequence of the
-        labels; `batch=range(n)` are all.
+        Labels of one sequence are a list of strings, a `Labels` object, or (tokenizer, ids). Labels of each sequence of
+        a batch are a list of lists, (tokenizer, 2-D ids), or an encoding of the texts, given as (tokenizer, encoding),
+        (texts, encoding) or the encoding alone. The attention mask of an encoding marks the padding, which is not
+        displayed. `batch` is the index of the sequence to label, or several indices; with `batch=range(n)` and labels
+        of one sequence, n sequences get the same labels.
 
-        Without `of`, every axis of the right length is labelled; with a name, (name, call), a record, or a pattern such
-        as `decoder.*`, those records must fit, or an error is raised.
+        Without `of`, every record whose rows or columns are as many as the labels is labelled. `of` selects records by
+        a name, (name, call), a record, or a pattern such as `decoder.*`: ValueError if the labels do not fit one of
+        them.
         """
         chosen = self._chosen(of)
         strictly = of is not None
-        # Both are checked before any record is changed.
+        # The labels of rows and of columns are both checked before any record is changed.
         by_row = [] if rows is None else plans(chosen, "rows", labels_of(rows), batch=batch, strictly=strictly)
         by_column = (
             [] if columns is None else plans(chosen, "columns", labels_of(columns), batch=batch, strictly=strictly)
@@ -149,11 +157,12 @@ class Trace:
         return self
 
     def joined(self) -> "Trace":
-        """Join the calls of each name into one map, as after generation: one or more rows for each step.
+        """Return a trace in which all calls of a module are one map, such as the steps of text generation.
 
-        Names are joined if their calls have one batch size and head count and a number of keys that never decreases.
-        The order of beams at each step is unknown: with several sequences, rows are those of the batch at that step.
-        Labels of rows are joined if each call has them; those of columns are the last call's.
+        Each call adds its rows to the map. The calls of a name are joined if they have the same batch size and number
+        of heads, and the number of keys never decreases. The order of the beams in a beam search is not recorded: each
+        row of a sequence is that of the beam which had the sequence's index in the batch at that step. Labels of rows
+        are concatenated if each call has them; labels of columns are those of the last call.
         """
         records: list[Record] = []
         for name in self.names:
@@ -183,34 +192,33 @@ class Trace:
 
     @property
     def sequences(self) -> int:
-        """Return the number of sequences of the largest batch."""
+        """Return the largest batch size of the records."""
         return max((record.batch for record in self.records), default=0)
 
     def rollout(
         self, *, of: str | None = None, batch: int = 0, residual: float = 0.5, gradients: bool = False
     ) -> Tensor:
-        """Return the rollout of attention through all layers, (q, k), of one sequence without padding.
+        """Return the attention rollout (q, k) through all layers, for one sequence without its padding.
 
-        See `regard.look.rollout`.
-
-        `of` selects layers by a name or a pattern. They must be the self-attention of one stack of layers: in an
-        encoder-decoder model `of="encoder.*"`, for example.
+        `regard.look.rollout` defines the rollout and its options. `of` selects layers by a name or a pattern. The
+        selected records must be the self-attention of one stack of layers: in an encoder-decoder model
+        `of="encoder.*"`, for example.
         """
         chosen = self._chosen(of)
         check_one_stack([record.name for record in chosen], self.names)
         return rollout(chosen, batch=batch, residual=residual, gradients=gradients)
 
     def save(self, path: str | Path, **options: int) -> Path:
-        """Write the trace to one safetensors file: half precision; large maps by their largest weights.
+        """Write the trace to one safetensors file and return its path; weights are stored in half precision.
 
-        A record of more than `whole` weights (2²¹ by default) is large: the file has the `top` largest weights (32) of
-        each row, and a map of `overview` × `overview` cells (128) of each head.
+        Of a record with more than `whole` weights (2²¹ by default), the file stores only the `top` largest weights of
+        each row (32 by default), and a pooled map of `overview` × `overview` cells (128 by default) of each head.
         """
         return write(path, self.title, self.records, self.dropped, **options)
 
     @classmethod
     def load(cls, path: str | Path, *, limit: int = LARGEST_FILE) -> "Trace":
-        """Return a trace from a file; ValueError if the file is not valid."""
+        """Return the trace in a file of `save`; ValueError if the file is not valid or has more than `limit` bytes."""
         title, records, dropped = read(path, limit=limit)
         return cls(title, records, dropped)
 
@@ -222,10 +230,10 @@ class Trace:
         language: str = "en",
         batch: int | Sequence[int] | None = None,
     ) -> Path:
-        """Write a standalone page: one file without network access.
+        """Write a standalone HTML page of the trace, one file without network access, and return its path.
 
-        `language` is "en" or "zh". `batch` is the sequences that the page contains, a number or several; by default
-        all, or the first ones if the page would become too large.
+        `language` is "en" or "zh". `batch` selects the sequences that the page contains, as one index or several; by
+        default these are all sequences, or the first ones if the page would become too large.
         """
         target = Path(path)
         target.write_text(self._page(title=title, language=language, batch=batch), encoding="utf-8")
@@ -240,12 +248,13 @@ class Trace:
         batch: int = 0,
         view: str = "auto",
     ) -> Path:
-        """Write the map of a head as an SVG drawing; of the first record unless one is named.
+        """Write the attention map of a head as an SVG drawing, and return its path.
 
-        `head="mean"` is the mean over all heads.
+        `record` is a name or (name, call); by default it is the first record. `head="mean"` is the mean over all heads.
 
-        If the columns are cells of a picture, it is that picture once for each row, under the row's map: "smooth" is
-        interpolated, "cells" shows each cell as a square, "heatmap" draws rows and columns instead.
+        If the columns are cells of a picture, each row of the map is drawn over a copy of that picture, with weights
+        interpolated between the cells (`view="smooth"`) or each cell as a square ("cells"). With `view="heatmap"` the
+        drawing is a matrix of rows and columns instead.
         """
         chosen = self._record(record)
         target = _named_as(path, ".svg")
@@ -262,9 +271,10 @@ class Trace:
         batch: int = 0,
         view: str = "auto",
     ) -> Path:
-        """Write the map of a head as a PNG picture; the content is as in `svg`.
+        """Write the attention map of a head as a PNG picture, and return its path; the options are those of `svg`.
 
-        It includes the tokens, the values of cells with enough room, the colour scale and the check.
+        A heat map includes the labels, the values of cells that are large enough, the colour scale, and the error of
+        `Record.check`.
         """
         chosen = self._record(record)
         subtitle = f"{self.title} · {drawings.checked(chosen.check(batch=batch))}"
@@ -272,15 +282,17 @@ class Trace:
         return drawings.png(chosen, target, head=head, batch=batch, view=view, name=name, subtitle=subtitle)
 
     def _named(self, record: Record) -> str | None:
-        """Return the name of the record in a drawing: the trace's title if the drawing shows everything, else the
-        layer."""
+        """Return the name of a record for the title of a drawing: its layer; None if the record's own name is used.
+
+        If the drawing shows the whole trace (one record, head and sequence), the name is the title of the trace.
+        """
         whole = len(self.records) == 1 and record.heads == record.batch == 1 and self.title != _UNTITLED
         return self.title if whole else self._said(record)
 
     def show(self, *, title: str | None = None, language: str = "en", batch: int | Sequence[int] | None = None) -> None:
-        """Display the page: in a notebook below the cell, elsewhere in the browser.
+        """Display the page of the trace: below the cell in a notebook, otherwise in the browser.
 
-        Options are those of `html`. A trace as the last line of a cell is displayed without this call.
+        The options are those of `html`. A notebook also displays a trace that is the last expression of a cell.
         """
         options: dict[str, Any] = {"title": title, "language": language, "batch": batch}
         if in_notebook():
@@ -290,7 +302,7 @@ class Trace:
         webbrowser.open(self.html(Path(folder) / "trace.html", **options).as_uri())
 
     def _repr_html_(self, **options: Any) -> str:
-        """Return the page in a notebook, in an iframe that separates its style from the notebook's."""
+        """Return the HTML that a notebook displays: the page in an iframe, which keeps its style separate."""
         return framed(self._page(**options), height=860)
 
     def _page(self, **options: Any) -> str:
@@ -299,7 +311,7 @@ class Trace:
         return page(self, **options)
 
     def _chosen(self, of: "str | tuple[str, int] | Record | None") -> list[Record]:
-        """Return the selected records: all, one, those of a name, or those that match a pattern."""
+        """Return the records that `of` selects: all, one record, those of a name, or those that match a pattern."""
         if of is None:
             chosen = list(self.records)
         elif isinstance(of, str):
@@ -311,7 +323,7 @@ class Trace:
         return chosen
 
     def _said(self, record: Record) -> str | None:
-        """Return a readable name of a record's layer; None if its name is not that of a layer."""
+        """Return the readable name of a record's layer; None if the record's name is not the path of a layer."""
         words = dict(zip(self.names, layer_names(self.names), strict=True))[record.name]
         return None if words is None else " ".join(words)
 
@@ -324,7 +336,7 @@ class Trace:
 
 
 def _named_as(path: str | Path, suffix: str) -> Path:
-    """Return the path; raise if it has the suffix of another format."""
+    """Return the path; ValueError if it has a suffix other than `suffix`."""
     target = Path(path)
     if target.suffix.lower() not in ("", suffix):
         raise ValueError(f"{suffix[1:]} writes a {suffix} file, got {str(path)!r}")

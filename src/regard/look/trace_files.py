@@ -1,8 +1,9 @@
-"""Traces on disk: safetensors with a description in its metadata.
+"""Trace files: safetensors files with a JSON description of the trace in their metadata.
 
-No pickle; everything is validated when loaded. A small map is written whole in half precision; for a large one the
-largest weights of each row, the sum of the others and its summaries (received, entropy, a pooled overview), which are
-exact.
+The format does not use pickle, and everything in a file is validated when it is loaded. The weights of a small record
+are all written, in half precision. Of a large record, a file stores the largest weights of each row, the sum of the
+other weights of the row, and summaries that were computed from all weights: received weights, entropy, and a pooled
+overview.
 """
 
 import math
@@ -21,13 +22,13 @@ from regard.look.attention_records import Given, Record
 from regard.look.labels import Labels
 from regard.look.trace_format import LONGEST, LabelsDocument, RecordDocument, TraceDocument, description
 
-WHOLE = 2**21  # number of weights up to which a map is written whole
-LARGEST_FILE = 2**31
+WHOLE = 2**21  # largest number of weights of a record whose weights are all written
+LARGEST_FILE = 2**31  # largest size in bytes of a file that is read
 _LARGEST_MAP = 2**40  # largest number of weights of a record, which limits the computation that a file can cause
 
 
 class Largest:
-    """The largest weights of each row; others are shown as 0, and `rest` is their sum."""
+    """A source with only the largest weights of each row; others are 0, and `rest` (b, h, q) is the sum of those."""
 
     def __init__(self, shape: tuple[int, int, int, int], parts: Mapping[str, Tensor]) -> None:
         self._shape = shape
@@ -45,7 +46,8 @@ class Largest:
         values, indices = (
             self._parts[name][batch, heads.start : heads.stop].index_select(-2, rows) for name in ("values", "indices")
         )
-        # NaN counts as largest: where the rest is NaN, all stored weights are too.
+        # NaN counts as the largest weight. If the sum of the weights that are not stored is NaN, all stored weights of
+        # that row are NaN too, so the whole row is shown as NaN.
         rest = self.rest[batch, heads.start : heads.stop].index_select(-1, rows).float()
         found = torch.where(rest.isnan(), math.nan, 0.0)[..., None].expand(-1, -1, self._shape[3]).contiguous()
         return found.scatter_(-1, indices.long(), values.float())
@@ -61,7 +63,7 @@ class Largest:
 
 
 class _Known:
-    """The check of a record, as stored in a file."""
+    """The error of `Record.check` for each sequence, as a trace file stores it."""
 
     def __init__(self, errors: list[float | None]) -> None:
         self._errors = errors
@@ -84,11 +86,15 @@ def write(
     top: int = 32,
     overview: int = 128,
 ) -> Path:
-    """Write a trace; the file appears only when it is complete."""
+    """Write the records of a trace to a file and return its path; the file appears only when it is complete.
+
+    Records with more than `whole` weights are stored as the `top` largest weights of each row and an overview of
+    `overview` × `overview` cells of each head. `dropped` are the trace's remarks about calls without a record.
+    """
     if top < 1 or whole < 0 or overview < 1:
         raise ValueError(f"top and overview must be at least 1, whole 0 or more, got {top}, {overview}, {whole}")
     tensors: dict[str, Tensor] = {}
-    labels: dict[Labels, int] = {}  # by identity, because records of one sentence share their labels
+    labels: dict[Labels, int] = {}  # indices by object identity, because records of one sentence share their labels
 
     def number(given: Labels | None) -> int | None:
         return None if given is None else labels.setdefault(given, len(labels))
@@ -148,19 +154,19 @@ def _whole(record: Record) -> Tensor:
 
 
 def _halved(values: Tensor) -> Tensor:
-    """Convert to half precision, unless a finite number would become infinite."""
+    """Return the values in half precision; if a finite number would become infinite, return them unchanged."""
     half = values.half()
     return half if torch.equal(half.isinf(), values.isinf()) else values
 
 
 def _narrow(parts: list[Tensor]) -> Tensor:
-    """Return the parts stacked: in half precision if all of them are, else in float32."""
+    """Return the parts stacked into one tensor, in half precision if all parts are, else in float32."""
     wide = any(part.dtype == torch.float32 for part in parts)
     return torch.stack([part.float() for part in parts] if wide else parts)
 
 
 def _largest(record: Record, top: int, overview: int) -> dict[str, Tensor]:
-    """Return the tensors stored for a large map; indices are int16 where they fit."""
+    """Return the tensors that a file stores of a large record, by name; indices are int16 if they fit, else int32."""
     narrow = torch.int16 if record.keys < 2**15 else torch.int32
     parts: dict[str, list[Tensor]] = {name: [] for name in _PARTS}
     for item in range(record.batch):
@@ -183,7 +189,7 @@ _PARTS = ("values", "indices", "rest", "received", "entropy", "overview")
 
 
 def _rest(record: Record, head: int, item: int, kept: Tensor) -> Tensor:
-    """Return the sum of the weights of each row that are not stored."""
+    """Return, for each row of a head, the sum of the weights at all keys except the stored keys `kept`."""
     known = getattr(record.source, "rest", None)
     step = max(1, 2**22 // max(1, record.keys))
     parts = []
@@ -231,7 +237,10 @@ def _replace(path: Path, data: bytes) -> Path:
 
 
 def read(path: str | Path, *, limit: int = LARGEST_FILE) -> tuple[str, list[Record], list[str]]:
-    """Return title, records and dropped calls of a trace file; a ValueError names the fault of an invalid one."""
+    """Return the title, the records and the dropped calls of a trace file.
+
+    ValueError if the file is not a valid trace, or has more than `limit` bytes.
+    """
     path = Path(path)
     size = path.stat().st_size
     if size > limit:
@@ -281,7 +290,7 @@ _SHARED = "an older file: one list of labels for all sequences, which may be the
 def _label(
     labels: list[Labels], place: int | list[int | None] | None, batch: int, length: int, index: int
 ) -> list[Labels | None]:
-    """Return the labels of each sequence."""
+    """Return the labels of one axis of a record for each sequence of its batch, from their indices in the file."""
     if isinstance(place, list):
         if len(place) != batch:
             raise ValueError(f"record {index} has labels for {len(place)} of {batch} sequences")
@@ -319,7 +328,10 @@ def _labels(described: LabelsDocument, tensors: Mapping[str, Tensor]) -> Labels:
 
 
 def _tensor(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Return a tensor of the file, if it agrees with the description; float16 may also be float32."""
+    """Return a tensor of the file; ValueError if its shape or dtype is not as expected.
+
+    Where float16 is expected, float32 is also accepted.
+    """
     tensor = tensors.get(name)
     if tensor is None:
         raise ValueError(f"tensor {name} is missing")

@@ -1,4 +1,4 @@
-"""The schema of the description inside a trace file: every field, and its limits."""
+"""The schema of the JSON description inside a trace file: all fields and their limits."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-_HEADER, LONGEST = 2**25, 2**24  # largest header in bytes, and largest description in characters
+_HEADER, LONGEST = 2**25, 2**24  # largest file header in bytes, and largest description in characters
 _LONGEST_NAME, _LONGEST_TEXT = 1000, 4000
 
 Count = Annotated[int, Field(ge=0, le=2**20)]
@@ -24,17 +24,18 @@ class _Strict(BaseModel):
 
 
 class LabelsDocument(_Strict):
-    """Names of positions, with their numbers and pictures."""
+    """The `Labels` of one axis: names of positions, with numbers and pictures from `Labels.extra`."""
 
     kind: Literal["tokens", "patches", "frames", "objects", "glimpses", "list"]
     items: Annotated[list[Item], Field(max_length=2**20)]
     numbers: Annotated[dict[Item, Finite | Annotated[list[Finite], Field(max_length=2**20)]], Field(max_length=16)] = {}
-    pictures: Annotated[dict[Item, Item], Field(max_length=4)] = {}  # name of a picture → name of its tensor
+    # From the name of a picture (or of other bytes, such as a sound) to the name of the tensor that holds its bytes.
+    pictures: Annotated[dict[Item, Item], Field(max_length=4)] = {}
     shown: Annotated[list[Count], Field(max_length=2**20)] | None = None  # positions that are not padding
 
 
 class RecordDocument(_Strict):
-    """One call; the names of its tensors contain its index in the list."""
+    """The `Record` of one attention call; its tensors in the file are named by its index in the list of records."""
 
     name: Item
     call: Count
@@ -47,14 +48,14 @@ class RecordDocument(_Strict):
     scale: Finite | None = None
     note: Text | None = None
     check: Annotated[list[float | None], Field(max_length=2**20)]
-    # Labels by their index in the list: of the single sequence, or of each. Older files have one entry for all
-    # sequences.
+    # Labels of rows and columns, as indices into the document's list of labels: one index for a batch of one sequence,
+    # a list with an index for each sequence otherwise. Older files have one index for all sequences of a batch.
     rows: int | Places | None = None
     columns: int | Places | None = None
 
 
 class TraceDocument(_Strict):
-    """A whole trace."""
+    """The description of a `Trace` in its file."""
 
     format: Literal[1]
     title: Text
@@ -64,7 +65,7 @@ class TraceDocument(_Strict):
 
 
 def check(path: Path) -> TraceDocument:
-    """Return the description in a trace file, without loading the tensors; ValueError if there is none."""
+    """Return the description in a trace file, without loading the tensors; ValueError if the file is not a trace."""
     with path.open("rb") as file:
         start = file.read(8)
         length = min(int.from_bytes(start, "little"), _HEADER + 1)
@@ -76,7 +77,7 @@ def check(path: Path) -> TraceDocument:
 
 
 def description(data: bytes, size: int) -> TraceDocument:
-    """Return the description in the header of a safetensors file of `size` bytes, of which `data` is the beginning."""
+    """Return the description in the header of a safetensors file; `data` is the beginning of its `size` bytes."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(_HEADER, size - 8, len(data) - 8):
         raise ValueError("its header does not fit the file")

@@ -1,4 +1,4 @@
-"""`regard.watch`: records the attention of any PyTorch model while it runs, without changes to the model."""
+"""`regard.watch`: records the attention calls of any PyTorch model while it runs, without changes to the model."""
 
 import sys
 import threading
@@ -27,7 +27,8 @@ from regard.look.trace import Trace
 
 Keep = str | Sequence[str] | Callable[[str], bool]
 
-_open: list["_Watcher"] = []  # all active watchers
+_open: list["_Watcher"] = []  # all active watchers, of all threads
+# The attributes in which modules usually store their number of heads.
 _HEADS = ("num_heads", "heads", "n_heads", "nhead", "num_attention_heads", "n_head")
 
 
@@ -41,17 +42,18 @@ def watch(
     gradients: bool = False,
     title: str | None = None,
 ) -> Iterator[Trace]:
-    """Record a model's attention in a `Trace` while the model runs.
+    """Record a model's attention calls in a `Trace` while the model runs.
 
-    Queries and keys are stored, not matrices; weights are recomputed when they are requested. `keep` selects layers by
-    a pattern such as "decoder.*", several, or a function of the name. `limit` bounds the stored bytes; `trace.dropped`
-    lists calls that did not fit or could not be captured. A call whose queries and keys take more than `exact` bytes,
-    or that would not fit the limit, is stored in 24 bits per number instead of 32: its note states the largest error of
-    a score. `gradients` stores the tensors for gradient maps.
+    A trace stores queries and keys instead of matrices of weights; weights are recomputed when they are requested.
+    `keep` selects layers by a pattern such as "decoder.*", several patterns, or a function of the module's name.
+    `limit` is the largest number of stored bytes. `trace.dropped` lists calls that did not fit or could not be
+    captured. A call whose queries and keys take more than `exact` bytes, or that would exceed the limit, is stored in
+    24 bits per number instead of 32, and its note states the largest error of a score. `gradients` also stores the
+    tensors that `Record.gradient` needs.
 
-    Captured are torch's attention functions and layers, FlexAttention, Hugging Face models on any backend, compiled
-    models (they run uncompiled meanwhile), attention written with a softmax, and regard's own layers. Not captured are
-    kernels that bypass torch, TorchScript and other threads.
+    `watch` captures torch's attention functions and layers, FlexAttention, Hugging Face models on any backend, compiled
+    models (which run uncompiled in this context), attention written with a softmax, and regard's own layers. It does
+    not capture kernels that bypass torch, TorchScript, and calls in other threads.
 
     >>> layer = nn.MultiheadAttention(8, 2, batch_first=True)
     >>> x = torch.randn(1, 5, 8)
@@ -76,7 +78,7 @@ def watch(
         stack.callback(_open.remove, watcher)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(warnings.catch_warnings())
-        # FlexAttention runs uncompiled on purpose while it is watched.
+        # FlexAttention runs uncompiled in this context on purpose, so that its calls can be captured.
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
         stack.enter_context(interface(watcher))
         stack.enter_context(_observing(watcher))
@@ -87,21 +89,21 @@ def watch(
 
 
 class _Watcher(TorchFunctionMode):
-    """Intercepts every torch function while a model is watched."""
+    """Intercepts the torch functions that attention is made of while a model runs, and adds records to the trace."""
 
     def __init__(
         self, model: nn.Module, trace: Trace, keeps: Callable[[str], bool], limit: int, exact: int, gradients: bool
     ) -> None:
         super().__init__()
         self.trace = trace
-        self._inner: int | None = None  # number of heads of the running nn.MultiheadAttention
+        self._inner: int | None = None  # number of heads of the nn.MultiheadAttention that is running, if one is
         self.sinks: Tensor | None = None
         self.thread = threading.get_ident()
         self._names = {id(module): named(name) for name, module in model.named_modules()}
-        self.expected = Expected(model)  # reports attention modules without a captured call
+        self.expected = Expected(model)  # reports attention modules in which no call was captured
         self._keeps, self._limit, self._exact, self._gradients = keeps, limit, exact, gradients
         self._calls: Counter[str] = Counter()
-        self._full: Counter[str] = Counter()  # numbers of calls beyond the limit of memory, by name
+        self._full: Counter[str] = Counter()  # by module name, the number of calls that exceeded the memory limit
         self._blind: Counter[tuple[str, str]] = Counter()
         self._bytes = 0
         self._held: set[int] = set()
@@ -158,7 +160,7 @@ class _Watcher(TorchFunctionMode):
     @contextmanager
     def safely(self) -> Iterator[None]:
         others = [watcher for watcher in _open if watcher.thread == self.thread]
-        for watcher in others:  # calls made by the capture itself are not recorded
+        for watcher in others:  # attention calls that the capture code itself makes must not be recorded
             watcher._paused += 1
         try:
             yield
@@ -174,7 +176,7 @@ class _Watcher(TorchFunctionMode):
             self._blind[name, what] += 1
 
     def record(self, call: Call) -> None:
-        """Name a call, check it, and store it if there is room."""
+        """Add a record of the call to the trace, under the name of its module, if it fits the memory limit."""
         name = self._where()
         if name is None:
             return
@@ -186,7 +188,8 @@ class _Watcher(TorchFunctionMode):
         if queries == 1:
             kind = "rows"
             if not isinstance(call.source, Given):
-                # One row of weights is smaller than the keys, which may be a cache that the next step overwrites.
+                # For one query, the row of weights is smaller than the keys, and the keys may be a cache that the next
+                # step overwrites: the weights are stored instead of queries and keys.
                 rows = torch.zeros(1, dtype=torch.long, device=call.source.holds()[0].device)
                 call = replace(call, source=Given(call.source.block(slice(None), range(heads), rows)))
         elif isinstance(call.source, Pairs | Modified) and nbytes(call.source.numbers()) > self._exact:
@@ -209,13 +212,13 @@ class _Watcher(TorchFunctionMode):
         self.trace.records.append(record)
 
     def _made(self, name: str, kind: str, number: int, call: Call) -> tuple[Record, bool]:
-        """Return the record of a call, and whether there is room for it."""
+        """Return the record of a call, and whether its tensors fit the memory limit."""
         record = Record(name, kind, call.source, call=number, scale=call.scale, note=call.note, checked=checked(call))
         new = sum(size for place, size in _sizes(record).items() if place not in self._held)
         return record, self._bytes + new <= self._limit
 
     def finish(self) -> None:
-        """Report calls that were not stored."""
+        """Add to `trace.dropped` the calls that were not stored or could not be captured."""
         say = self.trace.dropped.append
         for name, count in self._full.items():
             say(f"{name!r} did not fit the limit of {self._limit / 2**20:.3g} MiB, {times(count)}")
@@ -227,12 +230,15 @@ class _Watcher(TorchFunctionMode):
             say("no attention was seen: the model did not run while it was watched, has none, or `keep` left it out")
 
     def _where(self) -> str | None:
-        """Return the name of the innermost running module of the model; None if another model's is running."""
+        """Return the name of the model's innermost running module; None if only another model's modules are running."""
         owner = self._module()
         return "" if owner is None else self._names.get(id(owner))
 
     def _module(self) -> nn.Module | None:
-        """Return the innermost running module of the model, else of another one, else None."""
+        """Return the model's innermost running module; if there is none, that of another model, or None.
+
+        Running modules are found in the frames of the Python stack.
+        """
         frame: FrameType | None = sys._getframe(2)
         foreign = None
         while frame is not None:
@@ -248,7 +254,7 @@ class _Watcher(TorchFunctionMode):
 
 
 def _sizes(record: Record) -> dict[int, int]:
-    """Return the bytes of each storage that a record holds, by its address."""
+    """Return the size in bytes of each tensor storage that a record holds, by the storage's address."""
     return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in record.holds()}
 
 
@@ -263,7 +269,7 @@ def _chooser(keep: Keep | None) -> Callable[[str], bool]:
 
 @contextmanager
 def _observing(watcher: _Watcher) -> Iterator[None]:
-    """Observe regard's own calls."""
+    """In this context, the calls of `regard.attention` in the watcher's thread are recorded."""
 
     def observer(problem: Problem, run: Callable[[], Attended]) -> Attended:
         if threading.get_ident() != watcher.thread:

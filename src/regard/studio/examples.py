@@ -1,7 +1,7 @@
-"""Example traces: one for each kind of picture, from seeded data, with the small model that computed it.
+"""Example traces: one for each way in which the viewer draws a trace, each with the small model that computed it.
 
-Each is a real call of `regard.attention` over features of generated inputs, so the right keys are known, and
-faithfulness can be measured: the model can be run again without some inputs.
+The weights of an example are computed by `regard.attention` from features of seeded, generated inputs. Therefore it is
+known which keys should be attended to, and faithfulness can be measured by running the model without some inputs.
 """
 
 import functools
@@ -23,7 +23,11 @@ from regard.studio.limits import RefusedError, within
 
 @dataclass(frozen=True, eq=False)
 class Answering:
-    """A model of one attention: p(answer i) = σ(⟨readout_i, Σ_j a_ij x_j⟩ − threshold), mean over heads."""
+    """A model of one attention call, which predicts one probability for each query.
+
+    p_i = σ(⟨readout_i, Σ_j a_ij x_j⟩ − threshold), where a are the weights of query i over the inputs x, and the dot
+    product is the mean over the heads.
+    """
 
     inputs: Float[Tensor, "k d"]
     query: Float[Tensor, "h q d"]
@@ -37,14 +41,14 @@ class Answering:
         return found
 
     def logit(self, inputs: Float[Tensor, "k d"], row: int, kept: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
-        """Return the probability of the answer to one query, with only some inputs kept."""
+        """Return the logit of one query for each mask: a row of `kept` is True at the inputs that may be attended."""
         queries = self.query[:, row : row + 1].expand(len(kept), -1, -1, -1)
         memory = inputs.expand(len(kept), 1, -1, -1)
         output = attention(queries, memory, memory, mask=kept[:, None, None, :]).output
         return (output[:, :, 0] @ self.readout[row]).mean(1) - self.threshold
 
     def faithfulness(self, row: int, importance: Float[Tensor, "k"]) -> Faithfulness:
-        """Return curves of a map, compared with random orderings and gradient × input."""
+        """Return faithfulness curves of an importance map, of random orderings, and of gradient × input."""
         everything = torch.ones(1, len(self.inputs), dtype=torch.bool)
         gradient = gradient_times_input(lambda inputs: self.logit(inputs, row, everything)[0], self.inputs)
         return faithfulness(
@@ -57,18 +61,18 @@ class Answering:
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A trace, and for some of its records the model that computed it."""
+    """A trace, and for some of its records, by name, the model that computed the weights."""
 
     trace: Trace
     models: Mapping[str, Answering] = field(default_factory=dict)
 
     @functools.cached_property
     def shown(self) -> Trace:
-        """Return the trace with the rollout of each stack of its layers."""
+        """Return the trace with the attention rollout of each stack of layers as additional records."""
         return Trace(self.trace.title, with_rollouts(self.trace.records), self.trace.dropped, parts=self.trace.parts)
 
     def faithfulness(self, record: int, head: int, row: int) -> Faithfulness:
-        """Return faithfulness curves of one row of a map, if there is a model."""
+        """Return faithfulness curves of one row of an attention map; RefusedError if its record has no model."""
         seen = self.trace.records[within(record, 0, len(self.trace.records) - 1, "record")]
         within(head, 0, seen.heads - 1, "head")
         within(row, 0, seen.queries - 1, "row")
@@ -78,7 +82,7 @@ class Example:
 
 
 def sentiment() -> Example:
-    """Return an example of sentiment: two classes as queries over the words of a review."""
+    """Return an example of sentiment classification: two classes are queries over the words of a review."""
     worth = {
         "thin": (-2.0, 0.5), "slow": (-1.5, 0.5), "wonderful": (2.5, 0.3), "moved": (2.0, 0.4),
     }  # fmt: skip
@@ -96,7 +100,11 @@ def sentiment() -> Example:
 
 
 def reading() -> Example:
-    """Return an example of reading: start and end of an answer in a passage, and the relevance of each word."""
+    """Return an example of question answering with two records.
+
+    In one, the start and the end of the answer are queries over a passage. In the other, the words of the passage are
+    queries over the question.
+    """
     passage = _words("Attention was first used for translation in 2014 , by three researchers in Montreal .")
     question = _words("Where was attention first used ?")
     names = ["place", "time", "person", "attention", "first", "use", "in"]
@@ -110,7 +118,8 @@ def reading() -> Example:
         return 2.0 * torch.tensor(rows) + 0.1 * noise(len(words), len(names), seed)
 
     memory, asked = features(passage, 5), features(question, 6)
-    memory[passage.index("Montreal") - 1, names.index("in")] = 2.0  # the "in" before a place, not the one before a year
+    # The feature "in" is large for the "in" before the place, and smaller for the "in" before the year.
+    memory[passage.index("Montreal") - 1, names.index("in")] = 2.0
     memory[passage.index("2014") - 1, names.index("in")] = 1.0
     ends = torch.tensor([[0.3, 0, 0, 0, 0, 0, 1.0], [1.0, 0.1, 0, 0, 0, 0, 0]])
     pointer = Answering(memory, asked_by(ends, 2.2, 1.1), 2.0 * ends, threshold=1.5)
@@ -124,8 +133,11 @@ def reading() -> Example:
 
 
 def scene() -> Example:
-    """Return an example of driving: a vehicle at the origin, heading along x, attends to objects before each action."""
-    # name, x ahead in metres, y to the right, heading in radians, speed in m/s
+    """Return an example of driving: possible actions of a vehicle are queries over the objects around it.
+
+    The vehicle is at the origin and heads along x.
+    """
+    # For each object: name, x ahead and y to the right in metres, heading in radians, speed in m/s.
     seen = [
         ("us", 0.0, 0.0, 0.0, 11.0), ("lorry, braking", 17.0, -0.1, 0.0, 3.0), ("car behind", -14.0, 0.1, 0.0, 12.0),
         ("car, left lane", 4.0, -3.6, 0.0, 13.0), ("oncoming car", 34.0, -7.6, 3.14, 12.0),
@@ -133,7 +145,7 @@ def scene() -> Example:
     ]  # fmt: skip
     features = []
     for name, x, y, _, speed in seen:
-        closing = max(0.0, (11.0 - speed) / 8) if x > 0 and abs(y) < 1.8 else 0.0  # a slower object ahead
+        closing = max(0.0, (11.0 - speed) / 8) if x > 0 and abs(y) < 1.8 else 0.0  # for a slower object in our lane
         left = 1.0 if -20 < x < 30 and 1.8 < -y < 5 else 0.0
         walking = (1.2 if name == "pedestrian" else 0.7 if name == "cyclist" else 0.0) * (x > 0)
         features.append([2.0 * closing, 1.6 * left, 1.4 * walking, 0.8 if x == 0 else 0.0])
@@ -168,7 +180,10 @@ def _words(text: str) -> list[str]:
 
 
 def asked_by(asks: Float[Tensor, "q d"], *sharpness: float) -> Float[Tensor, "h q d"]:
-    """Return the same query in several heads, each scaled differently; scores are divided by √d later."""
+    """Return the same queries in one head for each factor of `sharpness`, multiplied by the factor and by √d.
+
+    The factor √d cancels the division of scores by √d in scaled dot products.
+    """
     return torch.stack([sharp * asks for sharp in sharpness]) * asks.shape[-1] ** 0.5
 
 

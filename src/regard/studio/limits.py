@@ -1,10 +1,10 @@
-"""Limits of one request to the studio: a web page must not be able to exhaust the machine."""
+"""Limits of one request to the studio, so that no request can exhaust the memory or the time of the machine."""
 
 from dataclasses import dataclass
 
 
 class RefusedError(Exception):
-    """A request that exceeds a limit or names something unknown; the message names what was expected."""
+    """A request is rejected: it exceeds a limit or names something unknown. The message states what was expected."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -13,7 +13,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one request.
+    """The limits of one request; each field states its unit.
 
     >>> Limits().body
     262144
@@ -21,22 +21,22 @@ class Limits:
 
     body: int = 256 * 1024  # bytes of a JSON body
     trace: int = 256 * 1024 * 1024  # bytes of an uploaded trace file
-    question: int = 24 * 1024 * 1024  # bytes of a JSON body with inputs for a run, files in base64
+    question: int = 24 * 1024 * 1024  # bytes of a JSON body with the inputs of a prediction, files in base64
     upload: int = 16 * 1024 * 1024  # bytes of an image or a sound
-    passage: int = 100_000  # characters of a text, or of a scene, as input of a run
-    receive_seconds: float = 20.0  # time for a body to arrive
-    answer_seconds: float = 30.0  # time until an answer begins
-    traces: int = 16  # number of uploaded traces stored at once
-    answers: int = 16  # number of traces of answers stored at once
-    vectors: int = 32  # number of queries, or keys, in the playground
-    size: int = 32  # size of a vector in the playground
+    passage: int = 100_000  # characters of a text, or of a scene, as input of a prediction
+    receive_seconds: float = 20.0  # seconds in which a request body must arrive
+    answer_seconds: float = 30.0  # seconds in which the response must be computed and sent
+    traces: int = 16  # number of uploaded traces that the studio stores
+    answers: int = 16  # number of traces of predictions that the studio stores
+    vectors: int = 32  # number of queries, and of keys, in the playground
+    size: int = 32  # numbers in a vector of the playground
     text: int = 2_000  # characters of a sentence
-    tokens: int = 256  # number of words of a sentence, source or forced
-    beams: int = 16
+    tokens: int = 256  # tokens of a source sentence, and of a translation
+    beams: int = 16  # hypotheses of a beam search
     pixels: int = 16_777_216  # pixels of a picture in a trace
-    tile: int = 512  # rows, or columns, of one tile
+    tile: int = 512  # rows, and columns, of one tile of an attention map
     metrics: int = 16 * 1024 * 1024  # bytes of metrics.jsonl that are read in one request
-    points: int = 1_000  # number of points of a curve
+    points: int = 1_000  # points of a curve of a metric
     card: int = 256 * 1024  # bytes of a model card that are displayed
 
 
@@ -44,7 +44,7 @@ LIMITS = Limits()
 
 
 def within(value: int, low: int, high: int, name: str) -> int:
-    """Return the number, or a `RefusedError` that names it.
+    """Return `value` if it is from `low` to `high`, otherwise raise a `RefusedError` that contains `name`.
 
     >>> within(3, 0, 7, "head")
     3

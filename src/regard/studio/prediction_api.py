@@ -1,4 +1,4 @@
-"""Predictions of a run of any task: inputs as JSON, and the answer with its record and its trace."""
+"""Predictions of a run of any task: the inputs arrive as JSON; the result is the prediction, its record and a trace."""
 
 import base64
 import binascii
@@ -13,17 +13,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from regard.studio.limits import LIMITS, Limits, RefusedError
 from regard.studio.trace_store import TraceStore, without_paths
 
-if TYPE_CHECKING:  # a studio without runs starts without torch
+if TYPE_CHECKING:  # these modules import torch, which a studio without runs does not need at its start
     from regard.look.trace import Trace
     from regard.tasks.live_runs import LiveRun
     from regard.tasks.task import Input, Prediction, Task
 
-FILES = ("image", "sound")  # kinds of inputs that are files
+FILES = ("image", "sound")  # the kinds of inputs that are files
 
 
 @runtime_checkable
 class Asks(Protocol):
-    """A run that answers inputs of its task."""
+    """The interface of a run (a trained model) that predicts from inputs of its task."""
 
     @property
     def name(self) -> str: ...
@@ -33,17 +33,17 @@ class Asks(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Return whether the run has weights."""
+        """Return whether the run has trained weights."""
 
     @property
     def more(self) -> Any:
-        """Return further functions of the task."""
+        """Return an object with further functions of the task, such as interactive translation, or None."""
 
     def ask(self, inputs: Mapping[str, Any]) -> "Prediction": ...
 
 
 class Asked(BaseModel):
-    """One input for a run: text, images and sounds in base64, a scene as JSON text."""
+    """The body of a request for a prediction: texts, images and sounds in base64, scenes as JSON text."""
 
     model_config = ConfigDict(extra="forbid")
     run: Annotated[int, Field(ge=0, le=1000)] = 0
@@ -51,7 +51,7 @@ class Asked(BaseModel):
 
 
 def answer(runs: Sequence[Any], asked: Asked, store: TraceStore, limits: Limits = LIMITS) -> dict[str, Any]:
-    """Return the answer of a run, its record, and the id of its stored trace."""
+    """Return the prediction of a run for a request as JSON, with its record and the id of its trace in the store."""
     from regard.train.run_directory import RunError
 
     run = run_at(runs, asked.run)
@@ -59,12 +59,13 @@ def answer(runs: Sequence[Any], asked: Asked, store: TraceStore, limits: Limits 
     try:
         prediction = run.ask(given)
         record, trace = plain(prediction.record()), prediction.trace()
-    except (ValueError, OSError) as error:  # the input is invalid, or its file cannot be decoded
+    except (ValueError, OSError) as error:  # the input is invalid, or an image or sound cannot be decoded
         raise RefusedError(without_paths(error)) from None
     except RunError as error:
         raise RefusedError(without_paths(error), 409) from None
     if trace is not None:
-        trace.title = f"{run.name} · {trace.title}"  # the title names the run, because two may be compared
+        # The title names the run, because the viewer can compare the traces of two runs.
+        trace.title = f"{run.name} · {trace.title}"
     return {
         "answer": prediction.answer,
         "record": record,
@@ -73,7 +74,7 @@ def answer(runs: Sequence[Any], asked: Asked, store: TraceStore, limits: Limits 
 
 
 def add_examples(runs: Sequence[Any], store: TraceStore) -> None:
-    """Store the traces of finished runs for their own examples."""
+    """Add to the store a trace of each finished run, for the example input in its directory."""
     from regard.studio.run_page import example_inputs
 
     for number, run in enumerate(runs):
@@ -96,14 +97,14 @@ def _example_trace(run: Any) -> "Trace":
 
 
 def run_at(runs: Sequence[Any], number: int) -> Any:
-    """Return the run with this index, if it can predict."""
+    """Return the run with this index; RefusedError if there is none that can predict."""
     if number >= len(runs) or not isinstance(runs[number], Asks):
         raise RefusedError(f"there is no run {number} that can be asked", 404)
     return runs[number]
 
 
 def kept_at(runs: Sequence[Any], number: int) -> "LiveRun":
-    """Return the run with this index, if it is in a directory."""
+    """Return the run with this index; RefusedError if it has no run directory."""
     run = run_at(runs, number)
     if getattr(run, "run", None) is None:
         raise RefusedError(f"run {number} has no directory", 404)
@@ -112,10 +113,10 @@ def kept_at(runs: Sequence[Any], number: int) -> "LiveRun":
 
 
 def received(inputs: "Sequence[Input]", given: Mapping[str, str], limits: Limits = LIMITS) -> dict[str, Any]:
-    """Convert the body of a request to the input of a predictor.
+    """Return the inputs of a request, converted to the inputs of a predictor.
 
-    A predictor treats text for a file input as a path. So an image and a sound become bytes, and a scene becomes an
-    object: no text from HTTP is ever used as a path.
+    A predictor interprets a text as the path of a file if the input is an image, a sound or a scene. Therefore images
+    and sounds are converted to bytes, and scenes to objects: a text from HTTP is never used as a path.
     """
     names = [one.name for one in inputs]
     if sorted(names) != sorted(given):
@@ -142,7 +143,7 @@ def _value(one: "Input", text: str, limits: Limits) -> Any:
 
 def _decoded(name: str, text: str, most: int) -> bytes:
     size = len(text) * 3 // 4
-    if size > most + 2:  # checked before decoding; base64 padding accounts for up to two bytes
+    if size > most + 2:  # checked before decoding, to save memory; base64 padding counts as up to two bytes
         raise RefusedError(f"{name} must have at most {most} bytes, got about {size}", 413)
     try:
         data = base64.b64decode(text.encode("ascii"), validate=True)
@@ -156,7 +157,7 @@ def _decoded(name: str, text: str, most: int) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """Return a record as valid JSON: non-finite numbers become null.
+    """Return a value that can be written as valid JSON: NaN and infinite numbers become None.
 
     >>> plain({"score": float("nan"), "pair": (1, "a")})
     {'score': None, 'pair': [1, 'a']}

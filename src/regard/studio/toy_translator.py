@@ -1,8 +1,8 @@
-"""A hand-written translator of thirty words, for the translation page when no run translates.
+"""A hand-written translator of thirty English words to Chinese, for the translation page when no run translates.
 
-It is a decoder with attention. At each step the score of a source word depends on whether it was translated already and
-on its distance from its position in Chinese word order; the weights are those of `regard.attention`, and the next word
-is one of the translations of the attended words.
+It is a decoder with attention. At each step, the score of a source word depends on whether the word is already
+translated, and on the distance between its position in Chinese word order and the number of translated words.
+`regard.attention` computes the weights, and the next word is one of the translations of the attended words.
 """
 
 import re
@@ -22,8 +22,8 @@ from regard.decode.beam import beam
 from regard.decode.records import Hypothesis as Found
 from regard.tasks.hypotheses import Alternative, Answer, Hypothesis
 
-# The translations of a word, best first, and its position in a Chinese sentence: time, subject, place, manner, verb,
-# object.
+# For each English word, its Chinese translations, best first, and by how many positions it moves in Chinese word order,
+# which is: time, subject, place, manner, verb, object.
 WORDS: dict[str, tuple[tuple[str, ...], int]] = {
     "tom": (("汤姆",), 0), "jerry": (("杰瑞",), 0), "he": (("他",), 0), "she": (("她",), 0), "i": (("我",), 0),
     "cat": (("猫", "猫咪"), 0), "dog": (("狗", "小狗"), 0), "mouse": (("老鼠", "鼠标"), 0), "bird": (("鸟",), 0),
@@ -38,13 +38,13 @@ STOP = "。"
 
 
 def toys() -> "list[Toy]":
-    """Return two translators that differ in the normaliser only, for comparison."""
+    """Return two toy translators for comparison, one with softmax and one with sparsemax."""
     return [Toy(), Toy("toy, sparsemax", Sparsemax(), 0.4)]
 
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    """The number of times each source word was translated, a row for each hypothesis."""
+    """The state of the decoder: for each hypothesis, how much of each source word is translated, from 0 to 1."""
 
     covered: Float[Tensor, "b k"]
 
@@ -54,14 +54,14 @@ class _State:
 
 @dataclass(frozen=True, eq=False)
 class Toy:
-    """A translator without training."""
+    """A hand-written translator without trained parameters, with the interface of a translation run."""
 
     name: str = "toy, softmax"
     normalize: Normalizer = Softmax()
     sharpness: float = 1.0
 
     def translate(self, text: str, *, beams: int, forced: Sequence[str] = ()) -> Answer:
-        """Return the best hypotheses that start with the forced tokens."""
+        """Return the best `beams` translations that begin with the tokens `forced`."""
         source = re.findall(r"\w+|[^\w\s]", text)
         if not 1 <= len(source) <= 40:
             raise ValueError(f"the toy translates from 1 to 40 words, got {len(source)}")
@@ -77,7 +77,10 @@ class Toy:
         return Answer(tuple(source), tuple(sentence.told(list(forced), steps, hypothesis) for hypothesis in found))
 
     def score(self, text: str, target: Sequence[str], place: int, kept: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
-        """Return the probability of a word of a translation when only some words of the source are kept."""
+        """Return the probability of word `place` of the translation `target` for each mask of source words.
+
+        A row of `kept` is True at the source words that the translator reads; the others are left out.
+        """
         source = re.findall(r"\w+|[^\w\s]", text)
         known = {row: self._chance([word for word, there in zip(source, row, strict=True) if there], target, place)
                  for row in {tuple(row) for row in kept.tolist()}}  # fmt: skip
@@ -96,7 +99,7 @@ class Toy:
 
 
 class _Sentence:
-    """One source sentence: its vocabulary and its step function."""
+    """One source sentence, with its target vocabulary and the decoder's step function."""
 
     def __init__(self, source: list[str], toy: Toy) -> None:
         self.source, self.toy = source, toy
@@ -115,7 +118,7 @@ class _Sentence:
         self.rank = torch.empty(len(source)).scatter(0, torch.tensor(wanted), torch.arange(float(len(source))))
 
     def number(self, token: str) -> int:
-        """Return the number of a token; an unknown one is added to the vocabulary without a source word."""
+        """Return the id of a target token; an unknown token is added to the vocabulary, as no word's translation."""
         if token == STOP:
             raise ValueError(f"a translation cannot be forced to end: {STOP!r} was among the forced tokens")
         if token not in self.vocabulary:
@@ -124,7 +127,10 @@ class _Sentence:
         return self.vocabulary.index(token)
 
     def step(self, state: _State, tokens: Int[Tensor, "b"]) -> SimpleNamespace:
-        """Mark the source of the last token as translated, then attend for the next one."""
+        """Return logits and attention weights for the next token, and the state after the last tokens.
+
+        In the new state, the source words of the last tokens are marked as translated.
+        """
         covered = state.covered
         first = covered.sum(1) == 0
         if not bool((first & (tokens == self.stop)).all()):
@@ -146,7 +152,7 @@ class _Sentence:
         return SimpleNamespace(logits=words.log(), state=_State(covered), weights=weights[:, 0])
 
     def told(self, forced: list[str], steps: list[SimpleNamespace], hypothesis: Found) -> Hypothesis:
-        """Return a hypothesis in words, with the alternatives at each position."""
+        """Return a hypothesis of the beam search with its words, weights, and alternatives at each position."""
         numbers = [self.number(token) for token in forced]
         tokens = [*numbers, *hypothesis.tokens]
         start, state = torch.tensor([self.stop]), _State(torch.zeros(1, len(self.source)))

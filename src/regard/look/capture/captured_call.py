@@ -1,4 +1,7 @@
-"""A captured attention call, its check and its gradient: shared by all capture modules."""
+"""A captured attention call, the check of its weights against its output, and its gradient.
+
+All modules that capture calls use these classes.
+"""
 
 import math
 from collections.abc import Callable
@@ -12,23 +15,23 @@ from torch import Tensor
 from regard.look.attention_records import Kept, Source
 from regard.look.recomputed_weights import Modified, Pairs, lent
 
-_CHECKED_ROWS = 4
-_HELD_BYTES = 2**20  # bytes of values that are stored for a check
+_CHECKED_ROWS = 4  # number of rows whose product with the values is compared with the output
+_HELD_BYTES = 2**20  # largest size in bytes of a value tensor that is stored for a later check
 
 
 @runtime_checkable
 class Computes(Source, Protocol):
-    """A source that can also return a part of all sequences on their device, without synchronising."""
+    """A source that can also compute weights on their own device, which does not wait for the device."""
 
     def block(self, batch: slice, heads: range, rows: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """A captured attention call that has no name yet.
+    """A captured attention call, before the watcher names it and adds it to the trace.
 
-    `value` is (b, g, k, e); `output` is the tensor that the model uses, in any shape, and `view` reshapes it, or its
-    gradient, to (b, h, q, e).
+    `value` is (b, g, k, e), where g is the number of key and value heads. `output` is the tensor that the call returned
+    to the model, in any shape; `view` reshapes the output, or its gradient, to (b, h, q, e).
     """
 
     kind: str
@@ -43,28 +46,28 @@ class Call:
 
 @runtime_checkable
 class Recorder(Protocol):
-    """The interface of the watcher that handlers use."""
+    """The interface through which the handlers of captured functions add calls to a trace."""
 
-    sinks: Tensor | None  # attention sinks of the running layer, if they are not arguments of its kernel
+    sinks: Tensor | None  # attention sinks of the running layer, for kernels that do not take them as an argument
 
     def record(self, call: Call) -> None: ...
 
     def cannot_see(self, what: str) -> None: ...
 
     def safely(self) -> AbstractContextManager[None]:
-        """Report an error of the capture in the trace instead of stopping the model."""
+        """In this context, an exception in the capture code is reported in the trace and does not stop the model."""
 
     def heads(self, count: int) -> int | None:
-        """Return the number of heads in an axis of `count` sequences and heads; None if unknown."""
+        """Return the number of heads in a joint axis of sequences and heads of length `count`; None if unknown."""
 
     def inside(self, heads: int) -> AbstractContextManager[None]:
-        """Enable capture while a handler runs the function of the layer."""
+        """In this context, calls inside the function of a layer with that number of heads are captured."""
 
     def with_sinks(self, sinks: Tensor | None) -> AbstractContextManager[None]:
-        """Store the attention sinks of a layer while it runs."""
+        """In this context, `self.sinks` are the attention sinks of the running layer."""
 
     def paused(self) -> AbstractContextManager[None]:
-        """Disable capture: the running call is already being recorded."""
+        """In this context nothing is captured, because the call that is running is itself recorded."""
 
     @property
     def count(self) -> int:
@@ -75,7 +78,7 @@ Function = Callable[..., Any]
 
 
 class Done(NamedTuple):
-    """A call of a function: its arguments and its result."""
+    """A finished call of a torch function: its arguments and its result."""
 
     function: Function
     args: tuple[Any, ...]
@@ -89,7 +92,7 @@ DROPOUT = "dropout was active: these are the weights before it, and the check ca
 
 
 class Checked:
-    """Compares weights @ value with the output at some rows; computed when requested."""
+    """A check that compares weights @ value with the recorded output at some rows when it is requested."""
 
     def __init__(self, source: Computes, value: Tensor, rows: Tensor, output: Tensor) -> None:
         self._source, self._value, self._rows, self._output = source, value, rows, output
@@ -99,7 +102,7 @@ class Checked:
         return [self._value, self._output]
 
     def settle(self) -> "Settled":
-        """Compute the product now, and release the values."""
+        """Return the check with weights @ value computed now, so that the values need not be stored any longer."""
         self._kept.check()
         heads = self._source.shape[1]
         with torch.no_grad(), torch.autocast(self._value.device.type, enabled=False):
@@ -109,12 +112,12 @@ class Checked:
     def of(self, batch: int) -> float:
         try:
             return self.settle().of(batch)
-        except RuntimeError:  # a tensor has been overwritten since the call
+        except RuntimeError:  # a stored tensor has been overwritten since the attention call
             return math.nan
 
 
 class Settled:
-    """The computed and the expected output."""
+    """A check with weights @ value at some rows already computed, and the recorded output at the same rows."""
 
     def __init__(self, found: Tensor, output: Tensor) -> None:
         self._found, self._output = found, output
@@ -123,20 +126,21 @@ class Settled:
         return [self._found, self._output]
 
     def of(self, batch: int) -> float:
-        """Return the largest difference over the largest output."""
+        """Return the largest |weights @ value − output| divided by the largest |output|."""
         found, output = self._found[batch], self._output[batch].to(self._found.dtype)
         return float((found - output).abs().max() / output.abs().max().clamp_min(torch.finfo(output.dtype).tiny))
 
 
 def checked(call: Call) -> Checked | Settled | None:
-    """Return the check of a call on some rows, with the weights that the record shows; None if it would be meaningless.
+    """Return a check that compares weights @ value with the output of a call at some rows; None if it cannot apply.
 
-    Small values are stored and compared when requested, which does not delay the model; large ones at once.
+    The weights are those that the record shows. A small value tensor is stored and the product is computed when the
+    check is requested, which does not delay the model; with a large value tensor it is computed now.
     """
     if not call.checkable or call.value is None or call.output is None or 0 in call.source.shape:
         return None
     queries, value = call.source.shape[2], call.value.detach()
-    # Four rows suffice to detect a wrong mask, scale, head or layer.
+    # Four rows suffice to detect weights with a wrong mask, scale, head or layer.
     count = min(queries, _CHECKED_ROWS)
     rows = torch.tensor([i * (queries - 1) // max(1, count - 1) for i in range(count)], device=value.device)
     output = call.view(call.output.detach()).index_select(-2, rows)
@@ -145,7 +149,7 @@ def checked(call: Call) -> Checked | Settled | None:
 
 
 def shortened(call: Call) -> Call | None:
-    """Return the call with its queries and keys in fewer bits, with a note about it; None if that saves nothing."""
+    """Return the call with queries and keys in 24 bits and a note about the error; None if that saves no memory."""
     found = call.source.short() if isinstance(call.source, Pairs | Modified) else None
     if found is None:
         return None
@@ -153,13 +157,18 @@ def shortened(call: Call) -> Call | None:
 
 
 def spread(tensor: Tensor, heads: int) -> Tensor:
-    """Return values with each head repeated for the query heads that share it."""
+    """Return a tensor (b, g, k, e) with each of its g heads repeated for the query heads that share it."""
     group = heads // max(1, tensor.shape[1])
     return tensor if group <= 1 else tensor.repeat_interleave(group, 1)
 
 
 def four_axes(tensor: Tensor, heads: int | None = None) -> Tensor:
-    """Return (b, h, n, d): leading axes become one; (n, d) is one head; (b·h, n, d) has `heads` heads if known."""
+    """Return the tensor as (b, h, n, d).
+
+    A tensor (n, d) becomes one head of one sequence. A tensor (b·h, n, d) is split into h heads if `heads` is known;
+    otherwise its first axis counts sequences with one head. In a tensor with more than four axes, all axes before the
+    heads become one.
+    """
     if tensor.ndim == 2:
         return tensor[None, None]
     if tensor.ndim == 3:
@@ -169,7 +178,7 @@ def four_axes(tensor: Tensor, heads: int | None = None) -> Tensor:
 
 
 class Backward:
-    """∂L/∂weights = ∂L/∂output · valueᵀ, from the values and the gradient of the output after the backward pass."""
+    """The gradient ∂L/∂weights = ∂L/∂output · valueᵀ of a call, available after the backward pass of the loss L."""
 
     def __init__(self, call: Call, name: str) -> None:
         assert call.value is not None
@@ -178,7 +187,7 @@ class Backward:
         self.grad: Tensor | None = None
 
     def store(self, grad: Tensor) -> None:
-        """Store the gradient of the output; the last backward pass replaces earlier ones."""
+        """Store the gradient of the output; it replaces the gradient of an earlier backward pass."""
         self.grad = self._view(grad.detach())
 
     def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Calls of FlexAttention, captured at the higher-order operator, compiled or not."""
+"""Capture of FlexAttention calls at PyTorch's higher-order operator, which compiled and eager calls both use."""
 
 import inspect
 from collections.abc import Callable
@@ -14,7 +14,7 @@ _SINKS = "the kernel knows nothing of this layer's sinks: these are the weights 
 
 
 def seen(recorder: Recorder, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the operator and record it."""
+    """Run the FlexAttention operator, record the call, and return its result."""
     result = function(*args, **kwargs)
     with recorder.safely():
         _record(recorder, result[0], args, kwargs)

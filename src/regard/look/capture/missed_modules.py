@@ -1,4 +1,7 @@
-"""Attention modules, by class name, without a captured call: kernels outside of torch, TorchScript, custom loops."""
+"""A report of modules that appear to be attention by their class name, but in which no call was captured.
+
+Possible reasons are kernels outside of torch, TorchScript, and custom loops.
+"""
 
 import functools
 import re
@@ -14,7 +17,7 @@ _ATTENDS = re.compile("attention|attn", re.IGNORECASE)
 
 
 class Expected:
-    """Counts the calls of modules whose class name contains attention, and of the modules that own them."""
+    """Counts the calls of modules whose class name contains "attention" or "attn", and of their parent modules."""
 
     def __init__(self, model: nn.Module) -> None:
         plain = [(name, module) for name, module in model.named_modules()]
@@ -25,7 +28,7 @@ class Expected:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count while the model runs."""
+        """In this context, the calls of attention modules and of their parents are counted by forward hooks."""
         names = {*self._attending, *(name.rpartition(".")[0] for name in self._attending if name)}
         handles: list[RemovableHandle] = [
             self._modules[name].register_forward_pre_hook(functools.partial(self._count, named(name)))
@@ -42,7 +45,7 @@ class Expected:
         self._ran[name] += 1
 
     def missing(self, seen: set[str], keeps: Callable[[str], bool]) -> Iterator[str]:
-        """Yield one sentence for each attention module without a captured call."""
+        """Yield a sentence for each attention module without a captured call; `seen` are the modules with one."""
         for whole in self._attending:
             name = named(whole)
             if not keeps(name) or any(other == name or other.startswith(f"{name}.") for other in seen):
@@ -58,10 +61,10 @@ class Expected:
 
 
 def named(name: str) -> str:
-    """Return a module's name without the wrapper of torch.compile."""
+    """Return a module's path without `_orig_mod`, the name of the module inside torch.compile's wrapper."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def times(count: int) -> str:
-    """Return a number of times in words."""
+    """Return a number of times in words: "once" or, for example, "3 times"."""
     return "once" if count == 1 else f"{count} times"

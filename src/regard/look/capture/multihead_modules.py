@@ -1,7 +1,8 @@
-"""Calls of nn.MultiheadAttention and the modules that use it, such as nn.TransformerEncoder and nn.Transformer.
+"""Capture of nn.MultiheadAttention and the modules that use it, such as nn.TransformerEncoder and nn.Transformer.
 
-Torch passes the whole layer's function to a TorchFunctionMode and runs it with the mode off. A copy of the function
-that does not dispatch again makes the calls inside visible.
+Torch passes `F.multi_head_attention_forward` to a TorchFunctionMode as one function, and disables the mode while the
+function runs, so the calls inside would not be captured. Therefore a copy of the function, which does not dispatch to
+the mode again, runs with the mode enabled.
 """
 
 import functools
@@ -19,7 +20,7 @@ from regard.look.capture.captured_call import Function, Handler, Recorder
 
 @functools.cache
 def open_form(function: FunctionType) -> FunctionType:
-    """Return a copy of the function that treats its tensors as plain ones; torch's own function is unchanged."""
+    """Return a copy of a torch function that skips the `__torch_function__` dispatch; torch's function is unchanged."""
     names = {**function.__globals__, "has_torch_function": lambda _: False}
     copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
@@ -27,7 +28,7 @@ def open_form(function: FunctionType) -> FunctionType:
 
 
 def seen(recorder: Recorder, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the layer's function with capture enabled."""
+    """Return the result of `F.multi_head_attention_forward`, run so that attention calls inside it are captured."""
     heads = kwargs.get("num_heads", args[4] if len(args) > 4 else None)
     assert isinstance(function, FunctionType)
     with recorder.inside(heads):
@@ -40,7 +41,7 @@ HANDLERS: dict[Function, Handler] = {F.multi_head_attention_forward: seen}
 @contextmanager
 def unpacked(model: nn.Module) -> Iterator[None]:
     """In this context, nn.TransformerEncoder returns the same values at padded positions as without capture."""
-    # Compiled encoders do not pack, with or without capture.
+    # A compiled encoder does not pack its sequences without capture either, so its outputs need no correction.
     compiled = {id(part) for module in model.modules() if _is_compiled(module) for part in module.modules()}
     encoders = [module for module in model.modules() if isinstance(module, nn.TransformerEncoder)]
     handles = [
@@ -60,9 +61,11 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def as_unwatched(encoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
-    """Return the values of nn.TransformerEncoder at padded positions in inference without capture: 0, then its norm.
+    """Return the output with the values that nn.TransformerEncoder returns at padded positions without capture.
 
-    It packs the sequences in that case. Capture prevents packing, so padded rows would hold other values.
+    In inference the encoder packs padded sequences into a nested tensor, so its layers return 0 at padded positions,
+    and its norm is applied to these zeros. Capture prevents packing, and padded positions would have other values. The
+    result is None if the encoder would not pack, so that the hook leaves the output unchanged.
     """
     assert isinstance(encoder, nn.TransformerEncoder)
     names = ("src", "mask", "src_key_padding_mask", "is_causal")
@@ -72,7 +75,7 @@ def as_unwatched(encoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         return None
     padded = padding if padding.dtype == torch.bool else padding != 0
     if getattr(encoder, "mask_check", True) and bool((padded[:, :-1] & ~padded[:, 1:]).any()):
-        return None  # padding is not only at the end
+        return None  # the encoder does not pack if padding is anywhere but at the end
     blank = torch.zeros((), dtype=output.dtype, device=output.device).expand(output.shape[-1])
     if encoder.norm is not None:
         blank = encoder.norm(blank)

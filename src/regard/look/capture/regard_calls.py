@@ -1,4 +1,4 @@
-"""Calls of `regard.attention`: any score, normaliser, mask and bias, on any backend."""
+"""Capture of `regard.attention` calls with any score, normaliser, mask and bias, on any backend."""
 
 import functools
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _SAMPLED = "a key was drawn for each query: these are the chances it was drawn b
 
 
 def captured(recorder: Recorder, problem: Problem, run: Callable[[], Attended]) -> Attended:
-    """Run the call and record it."""
+    """Run the call of `regard.attention`, record it, and return its result."""
     with recorder.paused():
         result = run()
     if problem.gathered:

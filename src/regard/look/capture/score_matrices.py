@@ -1,8 +1,8 @@
-"""Large matrices of hand-written attention, traced back to their queries and keys.
+"""Queries and keys of hand-written attention, stored instead of a large matrix of weights.
 
-The scores q kᵀ are tracked through a scale, an added bias and a mask, up to their softmax. Where that is all
-that happened, queries and keys are stored instead of the matrix: rows of both are compared first, and if they do not
-agree, the matrix is stored.
+The scores q kᵀ are tracked through operations that scale them, add a bias or mask them, up to their softmax. If only
+such operations were applied, queries and keys are stored instead of the matrix of weights. First some rows of the
+recomputed weights are compared with the matrix: if they differ, the matrix is stored.
 """
 
 import math
@@ -19,21 +19,21 @@ from regard.look.attention_records import Kept
 from regard.look.capture.captured_call import Done, four_axes
 from regard.look.recomputed_weights import Pairs
 
-LARGE = 2**20  # number of weights from which queries and keys are stored instead of a matrix, if possible
+LARGE = 2**20  # smallest number of weights of a matrix that is replaced by queries and keys
 
 PRODUCT = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
 SCALED = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_, Tensor.__imul__}
 DIVIDED = {torch.div, Tensor.div, Tensor.__truediv__, Tensor.div_, Tensor.__itruediv__}
 ADDED = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 FILLED = {torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_}
-# Operations that only change the precision.
+# Operations that change only the precision or the memory layout of the scores.
 ROUNDED = {Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.contiguous}
 FUNCTIONS = PRODUCT | SCALED | DIVIDED | ADDED | FILLED | ROUNDED
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """scale · query keyᵀ + bias, with a mask."""
+    """Scores scale · query keyᵀ + the sum of `added`, masked at the pairs where a tensor of `closed` is True."""
 
     query: Tensor
     key: Tensor
@@ -44,7 +44,7 @@ class Scores:
 
 
 def first(done: Done) -> Scores | None:
-    """Return scores, if a product of two tensors can be scores."""
+    """Return the scores if the finished call is a matrix product q kᵀ that is large enough to track; else None."""
     result = done.result
     if (
         done.function not in PRODUCT
@@ -61,12 +61,12 @@ def first(done: Done) -> Scores | None:
 
 
 def worth_it(matrix: Tensor, query: Tensor, key: Tensor) -> bool:
-    """Return whether the matrix is large, and larger than queries and keys."""
+    """Return whether the matrix is large, and larger than its queries and keys together."""
     return matrix.numel() >= LARGE and matrix.numel() > query.numel() + key.numel()
 
 
 def next_of(scores: Scores, done: Done) -> Scores | None:
-    """Return the scores after one more operation, or None if the operation is not one of those tracked."""
+    """Return the scores after one more operation; None if the operation is not one that is tracked."""
     function, args, kwargs, _ = done
     if function in ROUNDED:
         return scores
@@ -88,7 +88,7 @@ def _closes(fill: Any, dtype: torch.dtype) -> bool:
 
 
 def source(scores: Scores, weights: Tensor, value: Tensor, heads: int | None) -> Pairs | None:
-    """Return the same weights from queries and keys; None if rows of the two do not agree."""
+    """Return a source that recomputes `weights` from queries and keys; None if its rows differ from `weights`."""
     scores.kept.check()
     query, key = four_axes(scores.query, heads), four_axes(scores.key, heads)
     shape = (*query.shape[:3], key.shape[2])
@@ -112,6 +112,6 @@ def source(scores: Scores, weights: Tensor, value: Tensor, heads: int | None) ->
 
 
 def _fitting(tensor: Tensor, heads: int | None) -> Tensor:
-    """Return a mask or bias for scores (b, h, q, k); (b·h, q, k) has heads in its first axis."""
+    """Return a mask or bias that broadcasts to scores (b, h, q, k); if it is (b·h, q, k), its first axis is split."""
     folded = tensor.ndim == 3 and heads is not None and tensor.shape[0] > 1 and tensor.shape[0] % heads == 0
     return four_axes(tensor, heads) if folded else tensor

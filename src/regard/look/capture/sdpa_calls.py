@@ -1,4 +1,4 @@
-"""Calls of `F.scaled_dot_product_attention`, which most models use."""
+"""Capture of calls of `F.scaled_dot_product_attention`, which most models use."""
 
 import functools
 import math
@@ -33,7 +33,10 @@ def product_call(
     note: str | None = None,
     view: Callable[[Tensor], Tensor] = lambda output: output,
 ) -> Call:
-    """Return a call of scaled dot products and softmax; a bool mask is True at allowed pairs, a float one is added."""
+    """Return the captured call of an attention with scaled dot products and softmax.
+
+    A bool mask is True at the pairs that may attend; a float mask is added to the scores.
+    """
     adds = isinstance(mask, Tensor) and mask.dtype != torch.bool
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     mask, bias = (None, mask) if adds and isinstance(mask, Tensor) else (mask, None)
@@ -65,7 +68,7 @@ def _arguments(
 
 
 def seen(recorder: Recorder, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Run the call and record it."""
+    """Run `F.scaled_dot_product_attention`, record the call, and return its result."""
     output: Tensor = function(*args, **kwargs)
     with recorder.safely():
         _record(recorder, output, *_arguments(*args, **kwargs))

@@ -1,8 +1,8 @@
-"""Hand-written attention: a softmax whose result is multiplied with values.
+"""Capture of hand-written attention: a softmax whose result is multiplied by values.
 
-The result of every softmax is tracked through operations that change its shape, its precision or a few values, up
-to the product with the values. The argument of the product is recorded; if dropout was applied, the weights
-before dropout.
+The result of every softmax is tracked through operations that change its shape, its precision or a few of its elements,
+up to the product with the values. The factor of that product is recorded as the weights; if dropout was applied to it,
+the weights before dropout are recorded.
 """
 
 import weakref
@@ -27,16 +27,19 @@ _LATE = "dropout was applied in place: these are the weights after it"
 
 @dataclass(frozen=True, eq=False)
 class Tag:
-    """A tensor of weights. `clean` are the weights before dropout, in the tensor's shape, if dropout was applied."""
+    """What is known about a tensor of attention weights that is tracked to its product with the values.
+
+    `clean` are the weights before dropout, in the tensor's shape; None if no dropout was applied.
+    """
 
     clean: Tensor | None = None
-    late: bool = False  # dropout was applied in place, so the weights before it are lost
-    scores: Scores | None = None  # the scores from which the weights were computed, if known
-    product: Tensor | None = None  # weights (…, k) of an elementwise product with values, before its sum
+    late: bool = False  # whether dropout was applied in place, so that the weights before dropout are lost
+    scores: Scores | None = None  # the scores from which the weights were computed, if they are known
+    product: Tensor | None = None  # if the tensor is weights * values, not yet summed over the keys: the weights
 
 
 class Tags(Generic[Kind]):
-    """The tags of live tensors."""
+    """A mapping from tensors to their tags; the tag of a tensor is removed when the tensor is freed."""
 
     def __init__(self) -> None:
         self._tags: dict[int, tuple[weakref.ref[Tensor], Kind]] = {}
@@ -55,7 +58,8 @@ class Tags(Generic[Kind]):
 
 SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax}
 DROP = {torch.dropout, F.dropout, torch.dropout_, F.alpha_dropout, F.feature_alpha_dropout}
-# Operations that change shape, precision or a few values: the result is weights if the first argument was.
+# Operations that change only the shape, the precision or a few elements: if the first argument is attention weights, so
+# is the result.
 SAME = {
     *(Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.double, Tensor.cpu),
     *(Tensor.contiguous, Tensor.clone, torch.clone, Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten),
@@ -66,7 +70,8 @@ SAME = {
     *(Tensor.masked_fill, torch.masked_fill, Tensor.masked_fill_, torch.nan_to_num, Tensor.nan_to_num),
     *(Tensor.repeat_interleave, torch.repeat_interleave, Tensor.repeat, Tensor.detach),
 }
-SAME |= {vars(torch._C.TensorBase)[name].__get__ for name in ("mT", "T")}  # attribute access as torch functions see it
+# The functions with which the attributes `mT` and `T` of a tensor arrive in `__torch_function__`.
+SAME |= {vars(torch._C.TensorBase)[name].__get__ for name in ("mT", "T")}
 PRODUCT = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.mm, Tensor.mm}
 SCALED = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_, Tensor.__imul__, torch.multiply}
 DIVIDED = {torch.div, Tensor.div, Tensor.__truediv__, Tensor.div_, torch.true_divide}
@@ -74,7 +79,7 @@ SUM = {torch.sum, Tensor.sum}
 
 
 def seen_same(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
-    """Pass the tag to the result, and apply the same operation to the weights from before dropout."""
+    """Tag the result of an operation of `SAME` like its argument; apply it to the weights before dropout too."""
     function, args, kwargs, result = done
     tag = tags.get(args[0]) if args else None
     if tag is not None and isinstance(result, Tensor):
@@ -85,7 +90,7 @@ def seen_same(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
 
 
 def seen_dropout(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
-    """Store the weights from before dropout."""
+    """Tag the result of a dropout with the weights before dropout."""
     _, args, kwargs, result = done
     before = args[0] if args else kwargs.get("input")
     tag = tags.get(before)
@@ -101,8 +106,10 @@ def _drops(p: float = 0.5, train: bool = True, *_: Any, training: bool | None = 
 
 
 def seen_scaled(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
-    """Tag an elementwise product: weights times a head mask or number are weights; weights times values must be
-    summed."""
+    """Tag the result of an elementwise product or quotient of weights.
+
+    Weights times a number or a head mask are weights. Weights times values are a product that is summed later.
+    """
     function, args, _, result = done
     if not isinstance(result, Tensor) or len(args) < 2:
         return
@@ -115,13 +122,13 @@ def seen_scaled(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
         clean = tag.clean
         tags.put(result, Tag(None if clean is None else (function(clean, other) if other is second else clean)))
     elif isinstance(other, Tensor):
-        # (b, k, 1) · (b, k, d), to be summed over k: the weights without the axis of features.
+        # For example weights (b, k, 1) * values (b, k, d), whose sum over k follows.
         wide = weights if tag.clean is None else tag.clean
         tags.put(result, Tag(product=wide.detach()))
 
 
 def seen_sum(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
-    """Record Σ weight · value written as a product and a sum."""
+    """Record attention that is written as an elementwise product weights * values and its sum over the keys."""
     _, args, kwargs, _ = done
     tag = tags.get(args[0]) if args else None
     dim = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else None))
@@ -134,13 +141,13 @@ def seen_sum(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
     if weights.shape[dim] != summed.shape[dim] or weights.shape[-1] not in (1, summed.shape[-1]):
         return
     if dim != summed.ndim - 1 and weights.shape[-1] == 1:
-        # (…, k, …, 1): keys are moved last; the other axes are sequences with one query each.
+        # Weights (…, k, …, 1): the axis of keys becomes the last one; all other axes count sequences of one query.
         rows = weights.movedim(dim, -1).reshape(-1, 1, 1, weights.shape[dim])
         recorder.record(Call("softmax", Given(rows), None, None, note="a sum of products: the check cannot apply"))
 
 
 def seen_product(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
-    """Record weights @ value, or valueᵀ @ weightsᵀ."""
+    """Record attention that is written as a matrix product weights @ value, or valueᵀ @ weightsᵀ."""
     _, args, _, result = done
     if len(args) < 2:
         return
@@ -172,7 +179,7 @@ def _record(
     note: str | None,
     scores: Scores | None = None,
 ) -> None:
-    """Record weights (…, q, k), values (…, k, e) and the output, which `form` reshapes to (…, q, e)."""
+    """Record a call with weights (…, q, k), values (…, k, e) and an output that `form` reshapes to (…, q, e)."""
     heads = recorder.heads(weights.shape[0]) if weights.ndim == 3 else None
     if value.ndim < 2:
         recorder.record(Call("softmax", Given(kept(four_axes(weights, heads))), None, None))
@@ -194,7 +201,7 @@ def _record(
 
 
 def seen_einsum(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
-    """Record a product by einsum."""
+    """Record attention that is written as an einsum of weights and values."""
     _, args, _, result = done
     operands = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
     if len(operands) != 2 or not isinstance(args[0], str):
@@ -228,7 +235,7 @@ def seen_einsum(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
 
 
 def handlers(tags: Tags[Tag]) -> dict[Function, Handler]:
-    """Return a handler for each function, sharing one set of tags."""
+    """Return the handler of each torch function that hand-written attention may use; all handlers share `tags`."""
 
     lines: Tags[Scores] = Tags()
 

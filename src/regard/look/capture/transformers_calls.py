@@ -1,7 +1,8 @@
-"""Hugging Face transformers: kernels behind its attention interface, which are not torch functions.
+"""Capture of Hugging Face transformers' attention functions, some of which run kernels that are not torch functions.
 
-The function is looked up at every call, so it suffices to replace the entries while watching. Calls inside an entry are
-captured first; only if there are none, as in a flash kernel, the entry's arguments are recorded.
+Transformers looks up its attention function in a table at every call, so the entries of the table are replaced while a
+model is watched. If calls of torch functions inside an entry are captured, nothing else is recorded. If there are none,
+as in a flash attention kernel, the arguments of the entry are recorded.
 """
 
 import functools
@@ -20,13 +21,13 @@ from regard.look.capture.sdpa_calls import product_call
 
 @contextmanager
 def interface(recorder: Recorder) -> Iterator[None]:
-    """Capture the calls through the attention interface of transformers, if it was imported."""
+    """In this context, calls through the attention interface of transformers are captured, if it was imported."""
     modeling = sys.modules.get("transformers.modeling_utils")
     table = getattr(modeling, "ALL_ATTENTION_FUNCTIONS", None)
     if table is None:
         yield
         return
-    own = dict(getattr(table, "_local_mapping", {}))  # entries that the user had replaced before
+    own = dict(getattr(table, "_local_mapping", {}))  # entries that the user had replaced before, restored at the end
     names = list(table)
     for name in names:
         table[name] = _capturing(recorder, table[name])
@@ -70,7 +71,7 @@ def _opaque(
     output: Tensor,
     options: dict[str, Any],
 ) -> None:
-    """Record a kernel from its arguments: flash kernels align the causal mask to the end."""
+    """Record the call of an attention kernel from its arguments and its output."""
     query, key, value = tensors
     if options.get("cache") is not None or options.get("cu_seq_lens_q") is not None:
         recorder.cannot_see("a kernel on packed or paged sequences")
@@ -97,7 +98,10 @@ def _opaque(
 
 
 def _mask(module: Any, given: Any, queries: int, keys: int, options: dict[str, Any]) -> Mask | Tensor | None:
-    """Return the mask that a flash kernel applies: padding, causal aligned to the end, a window."""
+    """Return the mask that a flash attention kernel applies: padding, causal, and a sliding window.
+
+    Flash attention aligns the causal mask at the end: the last query may attend to all keys.
+    """
     if isinstance(given, Tensor) and given.ndim == 4:
         return given[..., :keys]
     is_causal = options.get("is_causal")
@@ -113,7 +117,7 @@ def _mask(module: Any, given: Any, queries: int, keys: int, options: dict[str, A
     if isinstance(given, Tensor) and given.ndim == 2:
         real = given.bool()
         padding = real[:, None, None, :]
-        if queries == keys:  # padded rows are removed by packing, and returned as zeros
+        if queries == keys:  # the kernel packs its sequences, so it returns zeros for padded queries: mask them too
             padding = padding & real[:, None, :, None]
         return padding if mask is None else mask & padding
     return mask

@@ -1,6 +1,6 @@
-"""The standalone HTML page of a trace. Imports look only.
+"""The viewer: a standalone HTML page that displays a trace. Imports look only.
 
 - `page`: the page as one HTML file
-- `page_data`: descriptions and maps for the page
-- `assets/`: its JavaScript and CSS, also served by the studio
+- `page_data`: the data of a trace for the page
+- `assets/`: the page's JavaScript and CSS, which the server of `regard.studio` also serves
 """

@@ -1,4 +1,4 @@
-"""A trace as one standalone HTML file: the viewer and its data are inlined, without network access."""
+"""A trace as one standalone HTML file, which contains the viewer's code and the data and needs no network access."""
 
 import base64
 import html
@@ -13,7 +13,8 @@ from regard.look.viewer.page_data import WHOLE, Budget, as_json, pack
 FOLDER = Path(__file__).parent / "assets"
 ENTRY = "main.js"
 LANGUAGES = ("en", "zh")
-MOST, WEIGHTS = 64, 2**25  # default limits on the number of sequences, and of their weights, in a page
+# Without `batch`, a page has at most MOST sequences, and at most WEIGHTS weights in all of them.
+MOST, WEIGHTS = 64, 2**25
 
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async function|function|class|const|let) (\w+))", re.MULTILINE)
@@ -26,16 +27,15 @@ def page(
     language: str = "en",
     batch: int | Sequence[int] | None = None,
 ) -> str:
-    """Return a standalone page of one trace, or of two side by side.
+    """Return a standalone HTML page of one trace, or of two traces side by side.
 
-    It contains every sequence of a batch, or the first ones if the page would become too large, and a menu of them;
-    `batch` selects others.
+    The page contains every sequence of a batch, or the first ones if the page would become too large, and a menu to
+    choose one of them; `batch` selects the sequences. It also shows the mean over the heads of each layer, and the
+    rollout of each stack of layers (`Trace.rollout`).
 
-    It also shows the mean over the heads of each layer, and the rollout of each stack of layers (`Trace.rollout`).
-
-    Maps are stored in 8 bits, except that the eight largest weights of each row have 16: three decimals are right. Maps
-    of more than 512 queries or keys are pooled, with the largest weights of each row stored separately; a note in the
-    page states this.
+    The page stores the eight largest weights of each row in 16 bits and the others in 8 bits, so that three decimals
+    are correct. Maps of more than 512 queries or keys are pooled, and the largest weights of each row are stored
+    separately; a note on the page states this.
 
     >>> import torch
     >>> text = page(Trace.from_weights({"cross": torch.eye(2)[None]}, rows=["le", "chat"], columns=["the", "cat"]))
@@ -67,8 +67,11 @@ def page(
 
 
 def _blocks(place: int, trace: Trace, sequences: list[int], budget: Budget, *, told: bool) -> Iterator[str]:
-    """Yield the data of a trace: for each sequence a description, its records and its pictures, with running
-    numbers."""
+    """Yield script elements with the data of a trace: for each sequence its description, its records, its pictures.
+
+    Records and pictures are numbered continuously over all sequences. With `told`, the description states which
+    sequences of the batch the page omits.
+    """
     records = pictures = 0
     for number, item in enumerate(sequences):
         packed = pack(trace, batch=item, budget=budget, sequences=sequences)
@@ -84,7 +87,7 @@ def _blocks(place: int, trace: Trace, sequences: list[int], budget: Budget, *, t
 
 
 def _sequences(trace: Trace, batch: int | Sequence[int] | None) -> list[int]:
-    """Return the sequences that a page contains."""
+    """Return the indices of the sequences that a page contains: those of `batch`, or as many as the limits allow."""
     count = max(1, trace.sequences)
     if batch is None:
         cells = sum(record.heads * min(record.queries, WHOLE) * min(record.keys, WHOLE) for record in trace.records)
@@ -100,7 +103,10 @@ def _sequences(trace: Trace, batch: int | Sequence[int] | None) -> list[int]:
 
 
 def _by_step(trace: Trace) -> Trace:
-    """Return steps of generation, each a call with one row, joined to one map; labelled calls stay separate."""
+    """Return the trace with the steps of text generation (calls with one row each) joined into one map per layer.
+
+    If a record has labels, the trace is returned unchanged.
+    """
     steps = any(record.call > 0 and record.queries == 1 for record in trace.records)
     named = any(
         labels is not None for record in trace.records for n in range(record.batch) for labels in record.labels(batch=n)
@@ -113,9 +119,10 @@ def _with_rollouts(trace: Trace) -> Trace:
 
 
 def bundle() -> str:
-    """Return the viewer's modules as one script: each is a function, called in the order of dependencies.
+    """Return the viewer's JavaScript modules as one script.
 
-    Only named imports from the same folder and named exports, one per line, are supported.
+    Each module becomes a function that is called after those of the modules that it imports. Only named imports from
+    the same folder and named exports, one per line, are supported.
     """
     parts = ["const modules = {};"]
     for name in _in_order(ENTRY, []):
@@ -123,12 +130,12 @@ def bundle() -> str:
         exported = ", ".join(_EXPORT.findall(text))
         text = _EXPORT.sub("", _IMPORT.sub(r'const {\1} = modules["\2"];', text))
         parts.append(f'modules["{name}"] = (() => {{\n{text}return {{ {exported} }};\n}})();')
-    # "</script" ends the element even inside a string.
+    # "</script" would end the script element even inside a JavaScript string.
     return "\n".join(parts).replace("</script", "<\\/script")
 
 
 def _in_order(name: str, known: list[str]) -> Iterator[str]:
-    """Yield a module after those that it imports, each once."""
+    """Yield the names of a module and all modules that it imports, each once and after those that it imports."""
     known.append(name)
     for needed in _IMPORT.findall((FOLDER / name).read_text(encoding="utf-8")):
         if needed[1] not in known:
@@ -137,6 +144,6 @@ def _in_order(name: str, known: list[str]) -> Iterator[str]:
 
 
 def _block(kind: str, trace: int, index: int, data: bytes) -> str:
-    """Return data in an inert script element: base64 cannot contain an end tag."""
+    """Return data in a script element that browsers do not run, as base64, which cannot contain an end tag."""
     text = base64.b64encode(data).decode()
     return f'<script type="text/plain" data-{kind}="{trace}-{index}">{text}</script>'

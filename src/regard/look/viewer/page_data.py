@@ -1,6 +1,6 @@
-"""The data of a trace for the viewer: a description in JSON, and maps of weights small enough to send.
+"""The data of a trace for the viewer: a JSON description, and the weights in a compact binary format.
 
-The interface is documented in `assets/source.js`. Positions of lists count from 0.
+`assets/source.js`, which reads the data, documents the format. Indices count from 0.
 """
 
 import base64
@@ -21,39 +21,44 @@ from regard.look.layer_names import Words, layer_names
 from regard.look.rollout_records import KIND as ROLLOUT
 from regard.look.trace import Trace
 
-THUMBNAIL = 32  # cells per side of a thumbnail
-WHOLE = 512  # maps with more queries or keys are pooled, and store the largest weights of each row
-KEPT = 8  # number of weights of each row that are stored in 16 bits
-FINE = 4_000_000  # number of weights up to which maps have all 256 steps; above, steps are at least COARSE
+THUMBNAIL = 32  # largest number of cells per side of a thumbnail
+WHOLE = 512  # largest number of queries or keys of a map that is stored whole; larger maps are pooled
+KEPT = 8  # number of largest weights of each row that a whole map stores in 16 bits
+# Weights in 8 bits are multiples of a step. If the maps that a page stores whole have more than FINE weights together,
+# the step of each row is at least COARSE; otherwise 255 steps reach exactly the largest weight of the row.
+FINE = 4_000_000
 COARSE = 2e-4
 POOLED_CELLS = 3_000_000  # largest number of cells in all pooled maps of a page
-KEPT_WEIGHTS = 1_200_000  # largest number of weights in all rows of the pooled maps
-SOUND = 2**20  # largest sound in a page in bytes; a larger one is omitted
-BLOCK = 2**22  # number of weights in memory at a time
-NUMBERS = (  # entries of `Labels.extra` that are lists of numbers
+KEPT_WEIGHTS = 1_200_000  # largest number of separately stored largest weights in all pooled maps of a page
+SOUND = 2**20  # largest size in bytes of a sound in a page; a larger one is omitted
+BLOCK = 2**22  # number of weights that are in memory at a time
+NUMBERS = (  # the entries of `Labels.extra` that are lists of numbers
     *("x", "y", "heading", "speed", "sides", "probability", "length", "width", "present", "ego"),
     *("lanes", "crossings", "zebras", "ramps"),
 )
 
-BETWEEN = " · "  # separates an answer from the name of its layer, if a page has the maps of several answers
+# This separates two parts in the name of a record: its group, such as the title of one of several predictions, and the
+# path of its layer.
+BETWEEN = " · "
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The resolution of the maps of a page, chosen from their total size."""
+    """The resolution of the maps of a page, which `of` chooses from the total number of weights."""
 
-    step: float  # smallest step of the rows of a whole map
-    side: int  # side of a pooled map in cells
-    kept: int  # number of the largest weights of each row that a pooled map stores
-    stride: int  # distance between stored rows of a pooled map
+    step: float  # smallest step between the 8-bit weights of a row of a whole map
+    side: int  # largest number of cells per side of a pooled map
+    kept: int  # number of the largest weights that are stored for a row of a pooled map
+    stride: int  # of a pooled map, the largest weights are stored for every `stride`-th row
 
     @classmethod
     def of(cls, traces: Sequence[Trace], sequences: int = 1) -> "Budget":
-        """Return the budget of a page that shows that many sequences of each trace."""
+        """Return the resolution for a page that contains `sequences` sequences of each trace."""
         records = [record for trace in traces for record in trace.records for _ in range(sequences)]
-        maps = [(record, record.heads + (record.heads > 1)) for record in records]  # includes the mean over the heads
+        # The mean over the heads is stored as an additional head.
+        maps = [(record, record.heads + (record.heads > 1)) for record in records]
         weights = sum(heads * record.queries * record.keys for record, heads in maps if is_whole(record))
         rows = sum(heads * record.queries for record, heads in maps if not is_whole(record))
         heads = sum(heads for record, heads in maps if not is_whole(record))
@@ -66,7 +71,7 @@ class Budget:
 
 
 class Odd(NamedTuple):
-    """The numbers of NaN, infinite and negative weights of a map."""
+    """The numbers of NaN, infinite and negative weights in a map."""
 
     nan: int
     infinite: int
@@ -81,7 +86,7 @@ class Odd(NamedTuple):
         return Odd(self.nan + other.nan, self.infinite + other.infinite, self.negative + other.negative)
 
     def told(self) -> str | None:
-        """Return a sentence about these counts; None if all are 0.
+        """Return a sentence that states these counts; None if all are 0.
 
         >>> Odd(3, 0, 1).told()
         'Of the weights 3 are NaN, 1 negative.'
@@ -92,22 +97,21 @@ class Odd(NamedTuple):
 
 
 class _Swept(NamedTuple):
-    """The sum of each row, the weight each key received; for each head the mean entropy, mean distance and thumbnail.
+    """Statistics of the weights of one sequence of a record, which `_swept` computes in one pass."""
 
-    The distance is None if rows and columns are not the same positions, or not every weight is known.
-    """
-
-    sums: Tensor
-    received: Tensor
-    entropy: Tensor
+    sums: Tensor  # (heads, queries), the sum of each row
+    received: Tensor  # (heads, keys), the sum of each column
+    entropy: Tensor  # (heads,), the mean entropy of the rows
+    # For each head, the mean distance between query and key; None if rows and columns are not the same positions, or
+    # some weights are unknown.
     distance: list[float | None] | None
     odd: Odd
-    small: Tensor  # the map in few cells, each the weight with the largest magnitude in it
+    small: Tensor  # (heads, rows, columns) of thumbnails, each cell the weight of the largest magnitude in it
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A trace ready for a page: `about` as JSON, a gzip file for each record, a PNG for each picture."""
+    """The data of one sequence of a trace for a page: a description, gzip data of each record, and PNG pictures."""
 
     about: Json
     records: list[bytes]
@@ -115,18 +119,23 @@ class Packed:
 
 
 def is_whole(record: Record) -> bool:
-    """Return whether every weight of a record is stored."""
+    """Return whether a page stores every weight of a record, instead of pooling it."""
     return max(record.queries, record.keys) <= WHOLE
 
 
 def one_of(record: Record, batch: int) -> tuple[int, Record]:
-    """Return a sequence of a record without its padding, and its index; the last one if the record has fewer."""
+    """Return the index of a sequence and that sequence of the record, without its padding.
+
+    If the record has no sequence `batch`, its last sequence is returned.
+    """
     item = max(0, min(batch, record.batch - 1))
     return item, record.sequence(item) if record.batch else record
 
 
 def about(trace: Trace, *, batch: int = 0, sequences: Sequence[int] | None = None) -> Json:
-    """Return the description of one sequence of a trace, without computing weights; `sequences` are those of the menu.
+    """Return the JSON description of one sequence of a trace, without computing weights.
+
+    `sequences` are the indices of the sequences in the page's menu.
 
     >>> trace = Trace.from_weights({"cross": torch.eye(2)[None]}, rows=["le", "chat"])
     >>> about(trace)["records"][0]["rows"], about(trace)["labels"][0]["items"]
@@ -136,7 +145,7 @@ def about(trace: Trace, *, batch: int = 0, sequences: Sequence[int] | None = Non
     records = []
     for record, (group, layer) in zip(trace.records, _spoken(trace.records), strict=True):
         item, one = one_of(record, batch)
-        # With a menu of sequences, the menu names the displayed one.
+        # If the page has a menu of sequences, the menu already names the displayed sequence.
         alone = record.batch > 1 and len(sequences or [batch]) == 1
         which = f"Sequence {item} of a batch of {record.batch} is shown." if alone else None
         if item != batch:
@@ -167,8 +176,11 @@ def about(trace: Trace, *, batch: int = 0, sequences: Sequence[int] | None = Non
 
 
 def _spoken(records: Sequence[Record]) -> list[tuple[str, Words | None]]:
-    """Return for each record the answer it belongs to, if any, and the words for its layer; None: its name is
-    displayed."""
+    """Return for each record its group and the words of its layer's readable name.
+
+    The group is the part of the name before `BETWEEN`, or "". If the words are None, the page displays the record's
+    name.
+    """
     split = [record.name.rpartition(BETWEEN) for record in records]
     words = dict(zip(paths := list(dict.fromkeys(path for _, _, path in split)), layer_names(paths), strict=True))
     return [
@@ -178,7 +190,7 @@ def _spoken(records: Sequence[Record]) -> list[tuple[str, Words | None]]:
 
 
 def beginning(trace: Trace, batch: int, longest: int = 40) -> str:
-    """Return the first words of a sequence, for a menu; empty if nothing is labelled."""
+    """Return the first words of a sequence, for a menu; an empty string if no record has labels for it."""
     for record in trace.records:
         axes = record.labels(batch=batch) if batch < record.batch else ()
         for labels in axes:
@@ -189,7 +201,7 @@ def beginning(trace: Trace, batch: int, longest: int = 40) -> str:
 
 
 def sentences(*parts: str | None) -> str | None:
-    """Return notes joined as sentences; None if there are none.
+    """Return the parts joined as sentences, with capital letters and full stops; None if all parts are empty.
 
     >>> sentences("dropout was active", None, "Sequence 1 of 2 is shown.")
     'Dropout was active. Sequence 1 of 2 is shown.'
@@ -199,7 +211,7 @@ def sentences(*parts: str | None) -> str | None:
 
 
 def pictures(trace: Trace, *, batch: int = 0) -> dict[str, bytes]:
-    """Return the PNG files of the labels, by the labels' positions in `about`."""
+    """Return the PNG files of labels with pictures, by the index of the labels in the description of `about`."""
     labels: list[Labels] = []
     for record in trace.records:
         _, one = one_of(record, batch)
@@ -240,15 +252,15 @@ def pack(
 
 
 def as_json(value: Mapping[str, Any]) -> str:
-    """Return JSON that JavaScript can parse, without NaN."""
+    """Return the value as JSON that JavaScript can parse; ValueError if it contains NaN or infinity."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _thumbnails(small: Tensor, *, odd: bool) -> tuple[bytes, list[float]]:
-    """Return each head in at most 32 × 32 cells, as square roots relative to its largest |weight|, and that weight.
+    """Return the bytes of the heads' thumbnails, and the largest |weight| of each head.
 
-    A square root distinguishes small weights in 8 bits. For a map with odd weights they are signed half floats, which
-    represent NaN and infinite weights.
+    A thumbnail stores √(weight / largest |weight|), because 8 bits distinguish small weights better by their square
+    roots. If the map has NaN, infinite or negative weights (`odd`), they are signed half floats instead.
     """
     peaks = [_peak(head) for head in small]
     part = small / torch.tensor(peaks)[:, None, None]
@@ -257,7 +269,10 @@ def _thumbnails(small: Tensor, *, odd: bool) -> tuple[bytes, list[float]]:
 
 
 def _pack_odd(record: Record, budget: Budget, swept: _Swept, cells: Tensor) -> tuple[Json, bytes]:
-    """Return a map with NaN, infinite or negative weights: half floats relative to the largest |weight|."""
+    """Return the entry and the bytes of a map with NaN, infinite or negative weights, in half precision.
+
+    Weights are stored relative to the largest |weight|.
+    """
     whole = is_whole(record)
     stride = 1 if whole else budget.stride
     kept = 0 if whole else min(budget.kept, record.keys)
@@ -279,17 +294,20 @@ def _pack_odd(record: Record, budget: Budget, swept: _Swept, cells: Tensor) -> t
 
 
 def _peak(values: Tensor) -> float:
-    """Return the largest finite |value|; 1 if there is none."""
+    """Return the largest finite |value|, or 1 if there is none above 0."""
     return float(values.abs().nan_to_num(0.0, 0.0, 0.0).amax()) or 1.0 if values.numel() else 1.0
 
 
 def _pack_whole(record: Record, budget: Budget, swept: _Swept, cells: Tensor) -> tuple[Json, bytes]:
-    """Return every weight: the largest of each row in 16 bits, the others in 255 steps up to the next largest."""
+    """Return the entry and the bytes of a map that is stored whole.
+
+    The largest weights of each row have 16 bits. The others have 8 bits: 255 steps up to the largest of them.
+    """
     weights = _sane(record.weights())
     kept = min(KEPT, record.keys)
     best = weights.topk(min(kept + 1, record.keys), -1)
     largest, indices = best.values[..., :kept], best.indices[..., :kept]
-    # The largest are stored separately, so the steps only need to reach the next largest.
+    # The `kept` largest weights of a row are stored separately, so the 8-bit steps need to reach only the next largest.
     after = best.values[..., kept:].sum(-1, keepdim=True)
     steps = (after / 255).clamp_min(budget.step if record.keys > kept else 0.0)
     codes = (weights / steps.clamp_min(1e-30)).round().clamp_max(255)
@@ -304,7 +322,7 @@ def _pack_whole(record: Record, budget: Budget, swept: _Swept, cells: Tensor) ->
 
 
 def _pack_long(record: Record, budget: Budget, swept: _Swept, cells: Tensor) -> tuple[Json, bytes]:
-    """Return the means of blocks of weights, and the largest weights of each row."""
+    """Return the entry and the bytes of a large map: a pooled map of means, and the largest weights of its rows."""
     steps = (cells.amax(-1) / 255).clamp_min(1e-30)
     codes = (cells / steps[..., None]).round()
     kept = min(budget.kept, record.keys)
@@ -332,7 +350,7 @@ def _written(
     largest: Tensor,
     codes: Tensor,
 ) -> tuple[Json, bytes]:
-    """Return the concatenated arrays, each from a multiple of four bytes, in the order of source.js."""
+    """Return the completed entry and the bytes of all arrays, each aligned to four bytes, in the order of source.js."""
     *steps, received = rows
     places = indices.to(torch.uint32 if record.keys > 65536 else torch.uint16)
     arrays = [*(row.float() for row in steps), received.float() / max(1, record.queries), places, largest, codes]
@@ -348,10 +366,11 @@ def _written(
 
 
 def _swept(record: Record, heads: int) -> _Swept:
-    """Return statistics of a record of one sequence, in one pass over its rows; odd weights count for `heads` heads.
+    """Return statistics of a record of one sequence, in one pass over its rows.
 
-    A distance is Σ w·|i − j|, averaged over the rows. With a cache there are more keys than queries: the last query
-    is at the position of the last key.
+    NaN, infinite and negative weights are counted in the first `heads` heads only. The distance of a head is the mean
+    over its rows of Σ w·|i − j|, where i and j are the positions of query and key. With a key-value cache there are
+    more keys than queries: the last query is at the position of the last key.
     """
     place = torch.arange(record.keys) + record.queries - record.keys
     sums, entropy = torch.zeros(2, record.heads, record.queries)
@@ -370,7 +389,7 @@ def _swept(record: Record, heads: int) -> _Swept:
         small.add(start, weights)
         apart += (part * (torch.arange(record.queries)[rows, None] - place).abs()).sum((-2, -1))
     rest = getattr(record.source, "rest", None)
-    if rest is not None:  # only the largest weights of a row are stored, and the sum of the rest
+    if rest is not None:  # the record is from a file with only the largest weights of a row, and the sum of the rest
         known = record.received(), record.entropy().mean(-1)
         return _Swept(sums + rest[0].float(), *known, None, odd, small.cells)
     rows, columns = ((label.items if label else ()) for label in (record.row_labels, record.column_labels))
@@ -380,7 +399,10 @@ def _swept(record: Record, heads: int) -> _Swept:
 
 
 class _Largest:
-    """Every head in few cells, each the weight with the largest magnitude in it: means would hide a sharp head."""
+    """Thumbnails of all heads, in which each cell is the weight of the largest magnitude among those that it covers.
+
+    A mean would make the large weights of a sharp head invisible.
+    """
 
     def __init__(self, record: Record) -> None:
         high, wide = min(THUMBNAIL, record.queries), min(THUMBNAIL, record.keys)
@@ -389,7 +411,7 @@ class _Largest:
         self._columns = torch.arange(record.keys) * wide // max(1, record.keys)
 
     def add(self, start: int, weights: Tensor) -> None:
-        """Add consecutive rows (heads, rows, keys) of the map."""
+        """Add the weights (heads, rows, keys) of consecutive rows, of which the first is row `start`."""
         heads, count, _ = weights.shape
         if not weights.numel():
             return
@@ -403,7 +425,7 @@ class _Largest:
 
 
 def _place(label: Labels | None, labels: list[Labels]) -> int | None:
-    """Return the index of a label in the list; a new one is appended."""
+    """Return the index of `label` in `labels`, after appending it if it is new; None if it is None."""
     if label is None:
         return None
     for place, known in enumerate(labels):
@@ -431,7 +453,7 @@ def _picture(label: Labels) -> bytes | None:
 
 
 def _sane(weights: Tensor) -> Tensor:
-    """Return weights with rounding errors below zero set to zero."""
+    """Return the weights as float32, with negative rounding errors set to 0."""
     return weights.float().clamp_min(0)
 
 
