@@ -32,7 +32,7 @@ class Interrupted(Stopped):
 
 
 class Diverged(Stopped):
-    """Raised when the loss, a gradient or a weight is NaN or infinite; such weights are never saved."""
+    """Raised if the loss or the gradient is NaN or infinite, before the update; or if validation finds such weights."""
 
 
 class OutOfMemory(Stopped):
