@@ -1,11 +1,13 @@
-"""Decoding: greedy, beam and sampling over any step function.
+"""Decoding: greedy decoding, beam search and sampling with any step function.
 
-It is independent of models, and imports torch and `kernels` alone.
+Decoding is independent of the models: a step function returns the logits of the next token. Of regard only
+`regard.kernels` is imported.
 
 - `records`: the step function, the limits of a search, and hypotheses;
-- `greedy`, `sample`: one hypothesis for each row; `generation_loop`: the loop they share;
-- `beam`: beam search; `beam_state`: its state and its step; `backpointers`: hypotheses recovered from backpointers;
+- `greedy`, `sample`: one hypothesis for each row; `generation_loop`: the loop that both use;
+- `beam`: beam search; `beam_state`: the state of a search and its update; `backpointers`: hypotheses recovered from
+  backpointers;
 - `graph_search`: beam search with fixed shapes, with each step captured as one CUDA graph;
-- `ranking`: the best tokens of each row, ties to the lowest index;
+- `ranking`: the best tokens of each row, where the lowest index wins a tie;
 - `penalties`: length penalties.
 """

@@ -9,7 +9,11 @@ from regard.decode.records import Hypothesis
 
 
 class Trail:
-    """The record of every step, by slots: nothing is copied when a beam is reordered."""
+    """The tokens, backpointers and log-probabilities of all steps, stored by slot, and attention weights if given.
+
+    A slot is a place in the beam. Backpointers connect the slots of successive steps, so that earlier steps are not
+    copied when a beam is reordered.
+    """
 
     def __init__(self) -> None:
         self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -20,7 +24,10 @@ class Trail:
         return len(self._steps)
 
     def add(self, tokens: Tensor, parents: Tensor, values: Tensor, weights: Tensor | None) -> None:
-        """Record a step: token, parent and log-probability of each slot (b, s), and weights of the slots before it."""
+        """Record a step: token, parent slot and log-probability of each slot (b, s), and the attention weights.
+
+        The weights are those of the step that predicted the tokens, so they are indexed by the slots before this step.
+        """
         self._steps.append((tokens, parents, values))
         if weights is not None:
             self._weights.append(weights)
@@ -32,10 +39,10 @@ class Trail:
         times: Int[Tensor, "b n"],
         slots: Int[Tensor, "b n"],
     ) -> list[list[Hypothesis]]:
-        """Return the hypotheses that stopped at these steps, from these slots."""
+        """Return for each row the hypotheses that stopped at the steps `times`, continuing from `slots`, best first."""
         tokens, parents, values = (torch.stack(parts) for parts in zip(*self._steps, strict=True))
         weights = None
-        if self._weights:  # the first step had one slot: the others are unused
+        if self._weights:  # the first step had one slot only: its weights are repeated for all slots
             first, later = self._weights[0], self._weights[1:]
             width = later[0].shape[1] if later else 1
             weights = torch.stack([first.expand(-1, width, *first.shape[2:]), *later])
@@ -52,9 +59,10 @@ def walk(
     times: Int[Tensor, "b n"],
     slots: Int[Tensor, "b n"],
 ) -> list[list[Hypothesis]]:
-    """Return hypotheses, following parents from the last slot to the first.
+    """Return the hypotheses of each row, by following backpointers from the last step to the first.
 
-    Those with score −∞ do not exist. This runs on the CPU, because it is many short sequential steps.
+    An entry whose score is −∞ holds no hypothesis. The backpointers are followed on the CPU, because this takes many
+    short sequential steps.
     """
     until, slot, parent_of = times.cpu().numpy(), slots.cpu().numpy(), parents.cpu().numpy()
     at = np.empty((parent_of.shape[0], *slot.shape), dtype=np.int64)  # the slot of each hypothesis after each step

@@ -1,4 +1,4 @@
-"""Beam search: the best of several hypotheses for each row, with all rows in one batch."""
+"""Beam search, which at every step extends several hypotheses of each row; all rows are searched in one batch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +15,8 @@ from regard.decode.penalties import GNMT, LengthPenalty, best_divisors, divisors
 from regard.decode.ranking import best
 from regard.decode.records import Bounds, Hypothesis, StepFunction, bounds, check_step, grouped, refuse_broken
 
-# With grouped hypotheses each attends to the keys of all others of its row; beyond this width, separate copies are
-# faster.
+# In a grouped state every hypothesis computes scores with the keys of all hypotheses of its row, most of them masked.
+# For beams wider than this, a separate cache for each hypothesis is faster.
 GROUPED_WIDTH = 16
 
 
@@ -37,13 +37,15 @@ def beam(
 ) -> list[list[Hypothesis]]:
     """Return for each row the `n_best` hypotheses by log p(y) / penalty(length), best first; fewer if fewer exist.
 
-    At every step the `width` best hypotheses of a row continue. One that stops while among the best is finished. A row
-    ends when `width` are finished, or earlier when no running one can enter the n best: the log-probability of a
-    hypothesis only decreases, so its sum over the largest penalty within the limit bounds its final score, and stopping
-    there changes no result. Ties go to the hypothesis that ranked higher, then to the lower token. `state` has one row
-    for each of `start`; after the first step it is reordered to `width` rows for each, or holds them as one group if it
-    has `grouped`. On CUDA a whole step is then captured as one graph; searches that share `captures` capture it once.
-    The other arguments are those of `greedy`.
+    At every step the `width` best hypotheses of a row continue. A hypothesis that is among the best when it stops is
+    finished. A row ends when `width` hypotheses are finished, or earlier when no running hypothesis can become one of
+    the n best. This changes no result: the log-probability of a hypothesis only decreases, so its current value divided
+    by the largest penalty within the limit is an upper bound of its final score. Ties go to the hypothesis that ranked
+    higher, then to the lower token.
+
+    `state` has one row for each token of `start`. After the first step it is reordered to `width` rows for each token,
+    or stores the hypotheses as one group if it has `grouped`. On CUDA a whole step with a grouped state can be captured
+    as one graph; searches that share `captures` capture it once. The other arguments are those of `greedy`.
 
     >>> from types import SimpleNamespace as Step
     >>> table = torch.tensor([[0.0, 0.6, 0.4], [0.4, 0.3, 0.3], [0.0, 0.0, 1.0]]).log()
@@ -78,7 +80,7 @@ def searched(
     shrink: float | None,
     captures: Captures | None,
 ) -> list[list[Hypothesis]]:
-    """Run the search by the fastest method for this state."""
+    """Return the hypotheses of each row, by a captured search if the state supports it, else by the general loop."""
     if limits.start.shape[0] == 0:
         return []
     if width <= GROUPED_WIDTH:
@@ -92,7 +94,10 @@ def searched(
 def _search(
     step: StepFunction, state: Any, limits: Bounds, front: Front, table: Tensor, shrink: float | None
 ) -> list[list[Hypothesis]]:
-    """Run the loop. The search state has all rows until the end; `rows` are those that the model still processes."""
+    """Return the hypotheses of each row, by a loop over the tokens.
+
+    The search state `front` has all rows until the end; `rows` are the indices of those that the model still processes.
+    """
     batch, width = limits.start.shape[0], front.width
     rows = torch.arange(batch, device=limits.start.device)
     broken = torch.zeros_like(front.closed)
@@ -127,7 +132,10 @@ def _search(
 
 
 def _reorder(parents: Tensor, rows: Tensor, kept: Tensor | None, slots: int, state: Any) -> tuple[Tensor, Any]:
-    """Return the rows that continue (those `kept` of the running ones, or all), and their state in the new order."""
+    """Return the indices of the rows that continue, and the state with each hypothesis in the place of its parent.
+
+    `kept` are the places of the rows that continue among `rows`; None: all continue.
+    """
     places = torch.arange(rows.numel(), device=rows.device) if kept is None else kept
     going = rows[places]
     if hasattr(state, "regroup"):
@@ -135,6 +143,6 @@ def _reorder(parents: Tensor, rows: Tensor, kept: Tensor | None, slots: int, sta
     index = (places[:, None] * slots + parents[going]).flatten()
     same = index.device.type == "cpu" and slots == parents.shape[1] and kept is None
     if same and torch.equal(index, torch.arange(index.numel())):
-        # The order is unchanged, so no cache is copied. On CUDA the test would be a synchronisation.
+        # The order is unchanged, so the caches are not copied. On CUDA this test would make the host wait.
         return going, state
     return going, state.reorder(index)

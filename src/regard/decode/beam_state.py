@@ -1,4 +1,4 @@
-"""The state of a beam search, and the step by one token."""
+"""The state of a beam search, and its update when every hypothesis is extended by one token."""
 
 from dataclasses import dataclass
 
@@ -11,28 +11,28 @@ from regard.decode.records import Bounds
 
 @dataclass(frozen=True, eq=False)
 class Front:
-    """The running hypotheses (s slots per row) and the n best finished ones, of all rows."""
+    """The state of a beam search: the running hypotheses of each row, in s slots, and its n best finished ones."""
 
     sums: Float[Tensor, "b s"]  # log-probability of each hypothesis; −∞ marks an empty slot
     tokens: Int[Tensor, "b s"]
-    parents: Int[Tensor, "b s"]  # the slot of the hypothesis that each one continues
+    parents: Int[Tensor, "b s"]  # the slot, before the last step, of the hypothesis that each one continues
     values: Float[Tensor, "b s"]  # log-probability of the last token alone
     done_score: Float[Tensor, "b n"]
     done_sum: Float[Tensor, "b n"]
     done_time: Int[Tensor, "b n"]
-    done_slot: Int[Tensor, "b n"]  # the slot of the hypothesis before it stopped
+    done_slot: Int[Tensor, "b n"]  # the slot of each finished hypothesis before it stopped
     count: Int[Tensor, "b"]  # the number of finished hypotheses
-    closed: Bool[Tensor, "b"]
+    closed: Bool[Tensor, "b"]  # whether the search of a row has ended
     width: int
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors that `regard.kernels.triton.beam_update` changes in place, in its order."""
+        """Return the tensors that the kernel `regard.kernels.triton.beam_update` changes in place, in its order."""
         going = (self.sums, self.tokens, self.parents)
         return *going, self.done_score, self.done_sum, self.done_time, self.done_slot, self.count, self.closed
 
     @staticmethod
     def fresh(limits: Bounds, width: int, n_best: int, slots: int = 1) -> "Front":
-        """Return the state before the first token: one hypothesis, and empty slots."""
+        """Return the state before the first token: each row has one hypothesis, in its first slot."""
         batch, device = limits.start.shape[0], limits.start.device
         nothing = torch.zeros(batch, slots, dtype=torch.long, device=device)
         zeros = torch.zeros(batch, slots, dtype=torch.float64, device=device)
@@ -55,16 +55,19 @@ def advance(
     divisor: Tensor,
     hope: Tensor,
 ) -> Front:
-    """Return the state after one more token: `values` and `tokens` (b, s, c) are the best continuations of each slot.
+    """Return the state of the search after one more token.
 
-    `time` is a number, or a tensor on the device; `divisor` is the penalty of a hypothesis that stops now.
+    `tokens` (b, s, c) are the c best next tokens of each slot, and `values` their log-probabilities. `at_stop` (b, s)
+    is the log-probability of the stop token. `time` is an int, or a tensor on the device. `divisor` is the length
+    penalty of a hypothesis that stops now. `hope` (b,) is the largest length penalty that a running hypothesis can
+    still get.
     """
     width, rank = front.width, values.shape[-1]
     forced = (time >= limits.limit)[:, None, None]
     first = torch.arange(rank, device=values.device) == 0
     values = torch.where(forced, torch.where(first, at_stop[:, :, None], -torch.inf), values)
     tokens = torch.where(forced & first, limits.stop, tokens)
-    # Sums are float64, so that rounding does not create ties.
+    # Log-probabilities are summed in float64, so that rounding does not create ties.
     totals = front.sums[:, :, None] + values.double()
     totals = torch.where(front.closed[:, None, None], -torch.inf, totals)
     totals, order = totals.flatten(1).sort(dim=1, descending=True, stable=True)
@@ -80,12 +83,12 @@ def advance(
     now = torch.zeros_like(slot[:, :width]) + time
     count = front.count + ended.sum(1)
 
-    # At most one continuation of each slot stops, so at least `width` of the 2·width continue; if the vocabulary is too
-    # small for that many, slots stay empty.
+    # At most one continuation of each slot is the stop token, so at least `width` of the 2·width best continue. With a
+    # vocabulary too small for 2·width continuations, some slots stay empty.
     going = stopped.byte().argsort(dim=1, stable=True)[:, :width]
     sums = totals.masked_fill(stopped, -torch.inf).gather(1, going)
-    # A row ends if no running hypothesis can enter the n best: its bound does not exceed the worst of them. An empty
-    # slot counts as −∞, as does a row without running hypotheses.
+    # A row ends if no running hypothesis can become one of the n best: the upper bound of its score, sums / hope, is
+    # not above the worst of the n best scores. An empty slot has the sum −∞.
     closed = front.closed | (count >= width) | (done_score[:, -1] >= sums[:, 0] / hope)
     return Front(
         sums=sums,

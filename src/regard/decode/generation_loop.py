@@ -1,4 +1,4 @@
-"""The loop of greedy decoding and sampling: one hypothesis for each row, token by token."""
+"""The loop that greedy decoding and sampling share: it generates one hypothesis for each row, token by token."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,15 +8,16 @@ from torch import Tensor
 
 from regard.decode.records import Bounds, Hypothesis, StepFunction, check_step, refuse_broken
 
-# choose(log_probs (r, v), rows (r,)): the next token of each of these rows of the batch.
+# choose(log_probs (r, v), rows (r,)) returns the next tokens (r,); `rows` are the indices of these rows in the batch.
 Choose = Callable[[Tensor, Tensor], Tensor]
 
 
 @torch.no_grad()
 def follow(step: StepFunction, state: Any, choose: Choose, bounds: Bounds, shrink: float | None) -> list[Hypothesis]:
-    """Generate tokens until every row has stopped; stopped rows are removed when that saves time.
+    """Return one hypothesis for each row, with the tokens that `choose` selects until the row stops.
 
-    The results have all rows until the end; `rows` are those that the model still processes.
+    When a fraction `shrink` of the rows that the model processes has stopped, the state continues without them. The
+    stored tokens have all rows until the end; `rows` are the indices of those that the model still processes.
     """
     batch = bounds.start.shape[0]
     if batch == 0:
@@ -25,7 +26,7 @@ def follow(step: StepFunction, state: Any, choose: Choose, bounds: Bounds, shrin
     closed = torch.zeros(batch, dtype=torch.bool, device=rows.device)
     broken = closed.clone()
     last = bounds.start
-    trail: list[tuple[Tensor, Tensor]] = []  # tokens and log-probabilities of all rows, step by step
+    trail: list[tuple[Tensor, Tensor]] = []  # tokens (b,) and their log-probabilities (b,) of each step
     looked: list[Tensor] = []
     for time in range(bounds.longest + 1):
         produced = step(state, last[rows])
@@ -56,7 +57,7 @@ def follow(step: StepFunction, state: Any, choose: Choose, bounds: Bounds, shrin
 
 
 def spread(values: Tensor, rows: Tensor, batch: int) -> Tensor:
-    """Scatter the values into a batch of all rows; the others are zeros."""
+    """Return a tensor of `batch` rows that has `values` in the given rows, and zeros in the others."""
     if rows.numel() == batch:
         return values
     return values.new_zeros((batch, *values.shape[1:])).index_copy_(0, rows, values)
@@ -65,7 +66,8 @@ def spread(values: Tensor, rows: Tensor, batch: int) -> Tensor:
 def _hypotheses(trail: list[tuple[Tensor, Tensor]], looked: list[Tensor], stop: int) -> list[Hypothesis]:
     tokens = torch.stack([tokens for tokens, _ in trail], 1).cpu()
     log_probs = torch.stack([values for _, values in trail], 1).cpu()
-    totals = log_probs.double().cumsum(1)[:, -1].tolist()  # summed in the same order as in beam search
+    # Summed in float64 from the first token to the last, as in beam search, so that both give the same bits.
+    totals = log_probs.double().cumsum(1)[:, -1].tolist()
     weights = torch.stack(looked, 1).cpu() if looked else None
     lengths = (tokens != stop).sum(1).tolist()
     return [

@@ -1,8 +1,10 @@
-"""Beam search with fixed shapes: on CUDA a whole step, including the search itself, is one graph.
+"""Beam search with fixed shapes: on CUDA one graph replays a whole step of the model and of the search.
 
-A state supports this if its `grouped()` has `static(width, steps)`, which returns a state with its own storage, filled
-by `load(state)`, whose step needs no synchronisation. `fits(state, width, steps)` returns whether it can be reused for
-another search. The step must be marked pure, as those of this library's models are.
+A state supports this search if the state that its `grouped()` returns has `static(width, steps)`. This returns a static
+state (or None), which has its own storage. Its `load(state)` copies another state into that storage; a step with it
+never makes the host wait for the device; and its `fits(state, width, steps)` returns whether its storage can be reused
+for another search. The step function must have an attribute `pure` that is true, as those of this library's models
+have: a pure step depends on its state, its tokens and the model's parameters only.
 """
 
 import threading
@@ -21,17 +23,18 @@ from regard.decode.records import Bounds, Hypothesis, StepFunction, check_step, 
 from regard.kernels import cuda_graphs
 from regard.kernels.availability import TRITON
 
-_SHORTEST = 4  # number of steps below which a capture costs more than it saves
-_LOOK = 8  # number of steps between checks for the end, each of which is a synchronisation
+_SHORTEST = 4  # searches of fewer steps are not captured, because the capture would take longer than it saves
+_LOOK = 8  # number of steps between two checks whether all rows have ended; each check waits for the device
 
 
 class Captures:
-    """A cache of searches for reuse by others of similar size: storage, and on CUDA the graph of a step.
+    """A cache that lets searches of similar size share their storage, and on CUDA the captured graph of a step.
 
-    A capture takes as long as two or three steps without it. To search many batches, pass the same object to every
-    `beam` and `greedy`; the `keep` most recently used searches stay in memory. The model's parameters may change in
-    place. `devices` lists the devices that use it; on others dynamic shapes are faster. On CUDA, Triton kernels compute
-    the attention, the ranking and the update of a step, if Triton is installed.
+    A capture takes as long as two or three steps without a graph. To search many batches, pass the same object to
+    every call of `beam` and `greedy`; the storage and graphs of the `keep` most recently used sizes stay in memory. The
+    model's parameters may change in place between searches. `devices` lists the types of devices on which the cache is
+    used; on others, dynamic shapes are faster. On CUDA, if Triton is installed, Triton kernels compute the attention,
+    the ranking and the update of a step.
 
     >>> Captures(keep=2)
     Captures(keep=2, held=0)
@@ -41,14 +44,14 @@ class Captures:
         if keep < 1:
             raise ValueError(f"keep must be 1 or more; got {keep}")
         self.keep, self.devices = keep, tuple(devices)
-        self.lock = threading.RLock()  # storage is used by one search at a time
+        self.lock = threading.RLock()  # one search at a time may use the cached storage
         self.held: list[_Session] = []
 
     def __repr__(self) -> str:
         return f"Captures(keep={self.keep}, held={len(self.held)})"
 
     def session(self, step: StepFunction, state: Any, limits: Bounds, width: int, n_best: int) -> "_Session | None":
-        """Return a cached search that fits, or a new one; None if the state does not support fixed shapes."""
+        """Return a cached session that fits this search, or a new one; None if the state does not support it."""
         steps = limits.longest + 1
         found = next((one for one in self.held if one.fits(step, state, limits, width, n_best)), None)
         if found is None:
@@ -61,9 +64,10 @@ class Captures:
         return found
 
     def pool(self, device: torch.device) -> Any:
-        """Return the memory pool that a graph shares with cached ones, which never run at the same time.
+        """Return the memory pool for a new CUDA graph, which is that of the cached graphs if there are any.
 
-        A pool is freed with the last of its graphs, and its handle may not be used again.
+        Graphs can share a pool because they never run at the same time. A pool is freed with the last of its graphs,
+        and its handle must not be used again, so the handle comes from a graph that still exists.
         """
         living = (one.graph for one in self.held if one.graph is not None and one.device == device)
         first = next(living, None)
@@ -80,7 +84,7 @@ def captured_search(
     n_best: int,
     captures: Captures | None,
 ) -> list[list[Hypothesis]] | None:
-    """Run the search by replaying one step; return None if that is unsupported or not faster."""
+    """Return the hypotheses of a search with fixed shapes; None if that is unsupported or not faster."""
     kept = captures is not None or limits.longest >= _SHORTEST
     captures = Captures(keep=1) if captures is None else captures
     wanted = kept and limits.start.device.type in captures.devices and getattr(step, "pure", False)
@@ -92,7 +96,7 @@ def captured_search(
 
 
 class _Session:
-    """Storage for searches of one size, and the graph of one of their steps."""
+    """The storage for searches of one size, and on CUDA the graph that replays one of their steps."""
 
     def __init__(self, step: StepFunction, static: Any, limits: Bounds, width: int, n_best: int) -> None:
         self.step, self.static, self.width, self.n_best = step, static, width, n_best
@@ -115,11 +119,11 @@ class _Session:
         self.table = torch.ones(steps + 2, dtype=torch.float64, device=device)
         self.hope = torch.ones(rows, steps + 2, dtype=torch.float64, device=device)
         self.time = torch.zeros(1, dtype=torch.long, device=device)
-        self.trail: list[Tensor] | None = None  # tokens, parents, values and weights of every step
+        self.trail: list[Tensor] | None = None  # tokens, parents, log-probabilities, and any weights, of every step
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def fits(self, step: StepFunction, state: Any, limits: Bounds, width: int, n_best: int) -> bool:
-        """Return whether this was created for the same step, the same rules and a similar size."""
+        """Return whether step function, rules and number of results are the same, and the storage fits the state."""
         mine, theirs = self.limits.never, limits.never
         never = mine is theirs or (mine is not None and theirs is not None and torch.equal(mine, theirs))
         return (
@@ -161,7 +165,7 @@ class _Session:
         )
 
     def _load(self, state: Any, limits: Bounds, table: Tensor) -> None:
-        """Start a search; unused rows are marked as ended."""
+        """Copy the inputs of a new search into the storage; rows that it does not use are marked as ended."""
         rows = limits.start.shape[0]
         self.static.load(state)
         for mine, theirs in ((self.limits.start, limits.start), (self.limits.limit, limits.limit)):
@@ -176,7 +180,10 @@ class _Session:
         self.hope.copy_(best_divisors(self.table, self.limits.limit)[:, : self.hope.shape[1]])
 
     def _first(self, state: Any, limits: Bounds) -> None:
-        """Run a first step: it determines what to store, and on CUDA makes libraries load their code."""
+        """Run a first step without a graph, and allocate the storage of all steps by the shapes of its results.
+
+        On CUDA it also makes libraries load their code, which must not happen during a capture.
+        """
         with cuda_graphs.aside(self.device):
             produced = self.step(self.static, self.front.tokens.flatten())
             check_step(produced, self.static.rows * self.width, limits.stop)
@@ -189,7 +196,7 @@ class _Session:
             self._once()
 
     def _once(self) -> None:
-        """Run a whole step on the device."""
+        """Run a whole step of the model and of the search, without waiting for the device."""
         assert self.trail is not None
         produced = self.step(self.static, self.front.tokens.flatten())
         found = ranked(produced.logits, self.limits, self.time, 2 * self.width, kernels=self.kernels)
@@ -204,7 +211,7 @@ class _Session:
         self.time.add_(1)
 
     def _plain(self, found: tuple[Tensor, Tensor, Tensor]) -> None:
-        """Advance by one token, and write the step to the trail."""
+        """Advance the search by one token with PyTorch operations, and write the step to the trail."""
         assert self.trail is not None
         values, tokens, at_stop = (part.unflatten(0, (-1, self.width)) for part in found)
         divisor, hope = self.table.index_select(0, self.time + 1), self.hope.index_select(1, self.time)[:, 0]
@@ -215,7 +222,7 @@ class _Session:
         copy_front(front, self.front)
 
     def _fused(self, found: tuple[Tensor, Tensor, Tensor]) -> None:
-        """Advance by one token in one kernel."""
+        """Advance the search by one token with one Triton kernel, which also writes the step to the trail."""
         from regard.kernels.triton import beam_update  # imported here, because it imports Triton
 
         assert self.trail is not None
@@ -232,7 +239,7 @@ class _Session:
 
 
 def copy_front(new: Front, held: Front) -> None:
-    """Copy the values of one state into the storage of another."""
+    """Copy the values of the search state `new` into the storage of the state `held`."""
     for each in fields(Front):
         if each.name != "width":
             getattr(held, each.name).copy_(getattr(new, each.name))

@@ -26,12 +26,13 @@ def greedy(
     shrink: float | None = 0.25,
     captures: Captures | None = None,
 ) -> list[Hypothesis]:
-    """Return for each row y_i = argmax p(y | y_<i); the lowest token on a tie. The same as a beam of width 1.
+    """Return one hypothesis for each row, with tokens y_i = argmax p(y | y_<i).
 
-    A row has at most `limit` tokens (one number, or one for each row); then it must stop. It has at least `minimum`,
-    unless its limit is lower. Tokens in `never` are excluded. A state with a capacity needs limit + 1 positions,
-    because `start` is processed too. When a fraction `shrink` of the running rows has stopped, they are removed with
-    `state.reorder`; None keeps shapes fixed, for a captured step. `captures` is as in `beam`.
+    The lowest token wins a tie. The result is that of `beam` with width 1. A row gets at most `limit` tokens (one
+    number, or one for each row), and then must stop. It gets at least `minimum` tokens, unless its limit is lower.
+    Tokens in `never` are excluded. A state with a capacity needs limit + 1 positions, because `start` is processed too.
+    When a fraction `shrink` of the running rows has stopped, these rows are removed with `state.reorder`; with None
+    they are never removed, so that shapes stay the same for a captured step. `captures` is as in `beam`.
 
     >>> from types import SimpleNamespace as Step
     >>> table = torch.eye(4).roll(1, 1)  # after token i comes i + 1
@@ -45,7 +46,8 @@ def greedy(
     state = grouped(state)
     table = divisors(None, limits.longest + 1, start.device)
     found = captured_search(step, state, limits, table, width=1, n_best=1, captures=captures)
-    # A row that must stop but may not has no hypothesis in beam search; greedy decoding returns one with probability 0.
+    # If a row has reached its limit but its stop token has probability 0, beam search returns no hypothesis for it. The
+    # loop below then returns one with probability 0.
     if found is not None and all(found):
         return [one for [one] in found]
     return follow(step, state, lambda log_probs, rows: log_probs.argmax(1), limits, shrink)

@@ -1,4 +1,4 @@
-"""Length penalties: divisors of the log-probability, so that short hypotheses are not favoured."""
+"""Length penalties, which divide the log-probability of a hypothesis, so that short hypotheses are not favoured."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,13 +7,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-# Any function from lengths to positive divisors; a length includes the stop token.
+# A length penalty is any function from lengths (n,) to positive divisors (n,); a length includes the stop token.
 LengthPenalty = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Gnmt:
-    """((5 + n) / 6)^alpha, of Wu et al. 2016, section 7: alpha 0 is no penalty, 0.6 to 1 is usual.
+    """The length penalty ((5 + n) / 6)^alpha of Wu et al. 2016, section 7.
+
+    With alpha = 0 there is no penalty; values from 0.6 to 1 are usual.
 
     >>> Gnmt(alpha=1.0)(torch.tensor([1.0, 7.0]))
     tensor([1., 2.])
@@ -27,7 +29,7 @@ class Gnmt:
 
 @dataclass(frozen=True)
 class Average:
-    """n^power: with power 1 it is the mean log-probability of the tokens.
+    """The length penalty n^power; with power 1 the score is the mean log-probability of the tokens.
 
     >>> Average()(torch.tensor([1.0, 7.0]))
     tensor([1., 7.])
@@ -43,7 +45,7 @@ GNMT = Gnmt()
 
 
 def divisors(penalty: LengthPenalty | None, longest: int, device: torch.device) -> Float[Tensor, "n"]:
-    """Return the divisor of every length from 0 (never used) to `longest`, in float64."""
+    """Return the divisors of the lengths 0 to `longest`, in float64; the entry of length 0 is never used."""
     lengths = torch.arange(longest + 1, dtype=torch.float64, device=device)
     if penalty is None:
         return torch.ones_like(lengths)
@@ -54,13 +56,15 @@ def divisors(penalty: LengthPenalty | None, longest: int, device: torch.device) 
 
 
 def best_divisors(table: Float[Tensor, "n"], limit: Tensor) -> Float[Tensor, "b n"]:
-    """Return the largest divisor that a row may still get, once a hypothesis is longer than n tokens.
+    """Return the largest divisor that a running hypothesis can still get after step n, counted from 0.
 
-    Log-probabilities only decrease, so sum / divisor bounds the score of any continuation: the largest divisor among
-    the lengths n+2 (one more token, and stop) to limit+1.
+    After step n a running hypothesis has n + 1 tokens, so it stops with a length from n + 2 to limit + 1, including the
+    stop token. Its log-probability only decreases, so the log-probability so far, divided by the largest divisor of
+    these lengths, is an upper bound of its final score.
     """
     lengths = torch.arange(table.shape[0], device=table.device)
     reachable = torch.where(lengths <= limit[:, None] + 1, table, 0.0)
-    ahead = reachable.flip(1).cummax(1).values.flip(1)  # the largest divisor of any length from n on
+    ahead = reachable.flip(1).cummax(1).values.flip(1)  # column n: the largest divisor of the lengths from n on
     ahead = torch.nn.functional.pad(ahead, (0, 2))[:, 2:]
-    return ahead.clamp(min=torch.finfo(table.dtype).tiny)  # if no length is reachable, the bound is far below 0
+    # If no length is reachable, the divisor is tiny, so that the bound is far below any score.
+    return ahead.clamp(min=torch.finfo(table.dtype).tiny)

@@ -1,4 +1,4 @@
-"""The largest entries of each row, ties to the lowest index on every device."""
+"""The largest entries of each row; on every device the lowest index wins a tie."""
 
 import torch
 from jaxtyping import Float, Int
@@ -15,7 +15,10 @@ _LONGEST = 32  # the largest number of ranked tokens for which the kernel is use
 def ranked(
     logits: Float[Tensor, "n v"], limits: Bounds, time: Int[Tensor, " 1"], count: int, *, kernels: bool
 ) -> tuple[Float[Tensor, "n c"], Int[Tensor, "n c"], Float[Tensor, " n"]]:
-    """Return log-probabilities and tokens of the `count` best allowed tokens, and the stop token's log-probability."""
+    """Return log-probabilities and indices of the `count` best tokens that are not excluded, best first.
+
+    The third result is the log-probability of the stop token, even while it is excluded.
+    """
     if kernels and logits.dtype in _KERNEL and count <= _LONGEST:
         from regard.kernels.triton.token_ranking import rank  # imported here, because it imports Triton
 
@@ -26,12 +29,13 @@ def ranked(
 
 
 def best(values: Float[Tensor, "n v"], count: int) -> tuple[Float[Tensor, "n c"], Int[Tensor, "n c"]]:
-    """Return the `count` largest of each row, largest first and ties to the lowest index, and their indices.
+    """Return the `count` largest entries of each row, largest first, and their indices; the lowest index wins a tie.
 
-    `torch.topk` returns equal entries in unspecified order. So if there may be ties, a row is split into chunks: an
-    entry among the `count` best lies in one of the `count` chunks with the largest maxima (ties to the first), because
-    every better chunk has an entry that beats it. One pass finds the maxima, and only `count` chunks are sorted,
-    stably. Where a row has fewer than `count` entries, −∞ follow.
+    `torch.topk` returns equal entries in unspecified order. If there may be ties, each row is therefore split into
+    chunks. An entry among the `count` best lies in one of the `count` chunks with the largest maxima, where the first
+    chunk wins a tie, because every chunk ahead of its own has an entry that ranks above it. One pass over the row
+    computes the maxima, and a stable sort orders only the entries of these `count` chunks. If a row has fewer than
+    `count` entries, the values after them are −∞.
 
     >>> best(torch.tensor([[1.0, 3.0, 3.0, 2.0]]), 3)
     (tensor([[3., 3., 2.]]), tensor([[1, 2, 3]]))
@@ -40,7 +44,8 @@ def best(values: Float[Tensor, "n v"], count: int) -> tuple[Float[Tensor, "n c"]
     if count == 1 and size > 0:
         return values.amax(1, keepdim=True), values.argmax(1, keepdim=True)
     if values.device.type == "cpu" and size > count:
-        # Without ties the result of topk is unique. This is tested on the CPU only, where it needs no synchronisation.
+        # Without ties the result of topk is unique. Ties are looked for on the CPU only, because on CUDA the host would
+        # have to wait for the device.
         found, index = _largest(values, count + 1)
         if not bool((found[:, 1:] == found[:, :-1]).any()):
             return found[:, :count], index[:, :count]
@@ -61,9 +66,10 @@ def best(values: Float[Tensor, "n v"], count: int) -> tuple[Float[Tensor, "n c"]
 
 
 def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the `count` largest of each row, in any order of ties; of tied entries, at least two are returned.
+    """Return the `count` largest entries of each row and their indices; tied entries are in any order.
 
-    Searching only the chunks with the largest maxima reads the rows once, while topk copies them first.
+    Reading the maxima of the chunks, and then only the chunks with the largest maxima, reads a row once, while
+    `torch.topk` copies it first.
     """
     rows, size = values.shape
     if size < 2 * CHUNK * count:

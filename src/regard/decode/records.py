@@ -1,4 +1,4 @@
-"""The inputs and results of decoding: a step function, the limits of a search, and hypotheses."""
+"""The types that decoding takes and returns: step functions, the limits of a search, and hypotheses."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @runtime_checkable
 class Produced(Protocol):
-    """The result of one step: scores of the next token (b, v), the next state, and attention weights (b, k)."""
+    """The result of a step function: logits (b, v) of the next token, the next state, and attention weights (b, k)."""
 
     @property
     def logits(self) -> Tensor: ...
@@ -23,21 +23,23 @@ class Produced(Protocol):
     def weights(self) -> Tensor | None: ...
 
 
-# step(state, tokens (b,)) takes the last token of each row and scores the next one. A state has `reorder(index)`, which
-# returns the state of the rows `index` (n,); rows may be repeated or left out.
+# step(state, tokens (b,)) takes the last token of each row and returns logits of the next one. A state has
+# `reorder(index)`, which returns the state with the rows `index` (n,); rows may be repeated or left out.
 #
-# A state may be able to hold several hypotheses of a row as one group. Then `grouped()` returns such a state, or None;
-# this has `regroup(parents (r, s), kept (r,) or None)`, which selects parents within the rows kept, and its step takes
-# the tokens of all hypotheses, row by row. It may also have `static(width, steps)`: see `regard.decode.graph_search`.
+# A state may also have `grouped()`, which returns a state that stores several hypotheses of a row as one group, or
+# None. A grouped state has `regroup(parents (r, s), kept (r,) or None)`, which keeps the rows `kept` (None: all rows)
+# and in each row replaces hypothesis i by hypothesis parents[i]. A step with a grouped state takes the tokens of all
+# hypotheses, row by row. A grouped state may have `static(width, steps)`, described in `regard.decode.graph_search`.
 StepFunction = Callable[[Any, Tensor], Produced]
 
 
 @dataclass(frozen=True, eq=False)
 class Hypothesis:
-    """One output: its tokens without the stop token, their log-probabilities, and their attention weights.
+    """A decoded sequence: its tokens without the stop token, their log-probabilities, and their attention weights.
 
-    `log_probs` and `weights` have a row for each token; both are on the CPU. `log_prob` is the sum, including the stop
-    token; `score`, by which hypotheses are ranked, is `log_prob` divided by the length penalty.
+    `log_probs` and `weights` have a row for each token and are on the CPU. `log_prob` is the log-probability of the
+    whole sequence, including the stop token. Hypotheses are ranked by `score`, which is `log_prob` divided by the
+    length penalty.
     """
 
     tokens: tuple[int, ...]
@@ -49,19 +51,20 @@ class Hypothesis:
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """The checked limits of a search, on the device of the start tokens."""
+    """The validated limits of a search, on the device of the start tokens."""
 
     start: Int[Tensor, "b"]
     stop: int
     limit: Int[Tensor, "b"]  # the largest number of tokens of each row, without the stop token
-    longest: int
-    minimum: int
-    never: Int[Tensor, "n"] | None
+    longest: int  # the maximum of `limit`
+    minimum: int  # the smallest number of tokens, without the stop token
+    never: Int[Tensor, "n"] | None  # the tokens that are excluded
 
     def distribution(self, logits: Tensor, time: int | Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities (b, v) with excluded tokens at −∞, and the stop token's (b,) before exclusion.
+        """Return log-probabilities (b, v) with −∞ for excluded tokens, and the stop token's own ones (b,).
 
-        `time` is a number, or a tensor on the device.
+        The stop token is excluded while the step number `time` is below `minimum`; the second result is its
+        log-probability before that exclusion. `time` is an int, or a tensor on the device.
         """
         log_probs = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
         stop = log_probs[:, self.stop].clone()
@@ -76,12 +79,15 @@ class Bounds:
 
     @property
     def patience(self) -> int:
-        """Return the number of steps between checks for the end: a check on a GPU is a synchronisation."""
+        """Return the number of steps between two checks whether all rows have ended.
+
+        On a GPU such a check makes the host wait for the device, so it is not done at every step.
+        """
         return 1 if self.start.device.type == "cpu" else 4
 
 
 def bounds(start: Tensor, stop: int, limit: int | Tensor, minimum: int, never: Sequence[int]) -> Bounds:
-    """Return the limits of a search, or raise an error that names the wrong argument."""
+    """Return the limits of a search, or raise a `ValueError` that names the invalid argument."""
     if start.ndim != 1 or start.is_floating_point():
         raise ValueError(f"start must be one token for each row, integers (b,); got {start.dtype} {tuple(start.shape)}")
     rows = start.shape[0]
@@ -103,13 +109,13 @@ def bounds(start: Tensor, stop: int, limit: int | Tensor, minimum: int, never: S
 
 
 def grouped(state: Any) -> Any:
-    """Return the grouped state if there is one, else the state itself."""
+    """Return `state.grouped()`, which stores the hypotheses of a row as one group, or `state` if it has none."""
     found = state.grouped() if hasattr(state, "grouped") else None
     return state if found is None else found
 
 
 def check_step(produced: Produced, rows: int, stop: int) -> None:
-    """Raise if the result of the first step is invalid."""
+    """Raise a `ValueError` if the logits or weights of the first step have a wrong shape."""
     shape = tuple(produced.logits.shape)
     if len(shape) != 2 or shape[0] != rows:
         raise ValueError(f"step must give logits of shape ({rows}, vocabulary); got {shape}")
@@ -120,7 +126,7 @@ def check_step(produced: Produced, rows: int, stop: int) -> None:
 
 
 def refuse_broken(broken: Tensor, time: int) -> None:
-    """Raise if the logits of some row were NaN, because its tokens would be meaningless."""
+    """Raise a `ValueError` if a row is marked in `broken`: its logits were NaN, so its tokens would be meaningless."""
     if bool(broken.any()):
         rows = broken.nonzero().flatten().tolist()
         raise ValueError(f"step gave logits that are NaN or infinite in rows {rows[:5]}, by token {time}")

@@ -1,4 +1,4 @@
-"""Sampling of tokens from the model's distribution, or from its most likely part."""
+"""Sampling: each next token is drawn from the model's distribution, or from its most likely part."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,11 +28,12 @@ def sample(
     shrink: float | None = 0.25,
     generator: torch.Generator | None = None,
 ) -> list[Hypothesis]:
-    """Return for each row y_i ~ p(y | y_<i)^(1/temperature), among the `top_k` best tokens or the top `top_p` mass.
+    """Return one hypothesis for each row, with tokens sampled by y_i ~ p(y | y_<i)^(1/temperature).
 
-    `top_p` keeps the smallest set of likeliest tokens whose probability reaches it (Holtzman et al. 2020, section 3.1).
-    The log-probabilities in a hypothesis are the model's own, whatever the temperature. Every row has its own random
-    numbers, so its samples do not depend on whether others have stopped. For several samples of a row, repeat it:
+    `top_k` restricts each choice to the k most likely tokens. `top_p` restricts it to the smallest set of most likely
+    tokens whose total probability reaches `top_p` (Holtzman et al. 2020, section 3.1). The log-probabilities in a
+    hypothesis are those of the model without temperature, `top_k` and `top_p`. Every row has its own random numbers, so
+    its samples do not depend on whether other rows have stopped. For several samples of each row, repeat the rows:
     `state.reorder(torch.arange(b).repeat_interleave(n))` and `start.repeat_interleave(n)`. The other arguments are
     those of `greedy`.
 
@@ -68,7 +69,7 @@ def draw(
     top_k: int | None,
     top_p: float | None,
 ) -> Int[Tensor, "r"]:
-    """Return the token at each point in [0, 1) of the cumulative distribution."""
+    """Return for each row the token whose interval of the cumulative distribution contains the point in [0, 1)."""
     values: Tensor = log_probs
     index: Tensor | None = None
     if top_k is not None and top_k < values.shape[1]:
@@ -79,8 +80,9 @@ def draw(
     if top_p is not None:
         mass = torch.where(mass.cumsum(1) - mass < top_p, mass, 0.0)
     ends = mass.cumsum(1)
-    # The first cumulative sum beyond the point: a token without mass has the same sum as the one before it, and is
-    # never first. The factor keeps the point below the last sum after rounding.
+    # The sampled token is the first one whose cumulative sum exceeds the target. A token of probability 0 has the same
+    # sum as its predecessor, so it is never the first. The factor keeps the target below the last sum after rounding.
     target = points[:, None] * ends[:, -1:] * (1 - 2.0**-40)
-    place = torch.searchsorted(ends, target, right=True).clamp(max=ends.shape[1] - 1)  # NaN is refused later
+    # The index is clamped because a row with NaN gives one beyond the end; `refuse_broken` reports that row later.
+    place = torch.searchsorted(ends, target, right=True).clamp(max=ends.shape[1] - 1)
     return (place if index is None else index.gather(1, place))[:, 0]

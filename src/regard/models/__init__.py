@@ -1,30 +1,31 @@
-"""Models: encoders that compute a memory, decoders that attend to it, and the frame that connects them.
+"""Models: encoders that compute a memory, decoders that attend to the memory, and `EncoderDecoder`, which joins them.
 
-Imports look, nn, core and kernels.
+A memory holds the keys and values that a decoder attends to. Of regard, the models import `look`, `nn`, `core` and
+`kernels`.
 
 - `frame`: `EncoderDecoder`
-- `memory`: records of the frame: `Memory`, `Decoded`, `Step`
+- `memory`: the records that encoders and decoders exchange: `Memory`, `Decoded`, `Step`
 - `memory_words`: memories with word embeddings as keys or values
 - `recurrent/`: GRU and LSTM encoder and decoder
 - `transformer/`: Transformer encoder and decoder
 - `vision/`: image encoders, visual attention, camera driver
 - `speech/`: pyramidal encoder
 - `scene/`: encoder of objects, driving controller
-- `classifier`: attention that pools a memory, then classes
-- `stacked_attention`: classes of a question about a memory, in several hops
-- `span_pointer`: start and end of an answer in a passage
+- `classifier`: attention that pools a memory, then a classification layer
+- `stacked_attention`: classifies the answer to a question about a memory, by attention in several hops
+- `span_pointer`: predicts start and end of an answer in a passage
 - `ngrams`: encoder of hashed n-grams
-- `posterior`: attention weights corrected once the word is known
-- `quantized`: int8 and packed copies for inference on the CPU
+- `posterior`: attention weights corrected once the next word is known
+- `quantized`: int8 and packed copies of a model for inference on the CPU
 
-The public names are imported at first use.
+Each public name is imported from its module when it is first used.
 """
 
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-# Every public name and its module.
+# The module of each public name.
 _HOME = {
     "Memory": "regard.models.memory",
     "Decoded": "regard.models.memory",
@@ -62,7 +63,7 @@ _HOME = {
 
 __all__ = [*_HOME]
 
-if TYPE_CHECKING:  # repeats the public names for type checkers and editors
+if TYPE_CHECKING:  # type checkers and editors need the public names as imports
     from regard.models.classifier import Classified as Classified
     from regard.models.classifier import Classifier as Classifier
     from regard.models.frame import EncoderDecoder as EncoderDecoder
@@ -95,7 +96,7 @@ if TYPE_CHECKING:  # repeats the public names for type checkers and editors
     from regard.models.vision.visual_attention import Looked as Looked
     from regard.models.vision.visual_attention import RecurrentVisualAttention as RecurrentVisualAttention
     from regard.models.vision.visual_attention import looked_loss as looked_loss
-else:  # hidden from type checkers, for which __getattr__ would make every name valid
+else:  # not visible to type checkers, because __getattr__ would make every name valid for them
 
     def __getattr__(name: str) -> object:
         if name not in _HOME:

@@ -1,4 +1,4 @@
-"""A classifier as a decoder: attention over the memory, then a linear layer."""
+"""A decoder that classifies a memory: attention over the memory, then a linear layer."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from regard.nn.attention import Attention
 
 @dataclass(frozen=True, eq=False)
 class Classified:
-    """Scores of the classes, and the requested weights, (b, looks, k) in full."""
+    """The logits of the classes, and the attention weights in the requested form; in full they are (b, looks, k)."""
 
     logits: Float[Tensor, "b classes"]
     weights: Tensor | Top | None = None
@@ -24,15 +24,18 @@ class Classified:
 
 
 class Classifier(nn.Module):
-    """The classes of a memory, from the context of a query.
+    """Classifies a memory from the context vector that a query attends to.
 
-    c = Σ_j a_j h_j with a = normalize(score(u, h_j)), logits = W [c; u'] + b. The query u is learned: with the additive
-    score, w · tanh(W h_j + W_q u) is the word attention of Yang et al. (2016a, section 2.2), and several `looks` are
-    the hops of Lin et al. (2017), each with its own query, computed in parallel. With `query_size` the query comes with
-    the call, as a question about an image does (Yang et al. 2016b, section 3.3), and is u' too. `attention` is the
-    name of a score, a score record or function, or None: then c is the memory's summary, of size `memory_size`. With
-    `features` there is a hidden layer of products: logits = W (W_f r ⊙ (1 + W_g r)) + b with r = [c; u']. It is
-    needed where the values are words alone: "not" reverses the meaning of "bad", which no sum of the two can express.
+    The context is c = Σ_j a_j h_j with a = normalize(score(u, h_j)), and the logits are W c + b. The query u is a
+    learned parameter. With the additive score w · tanh(W h_j + W_q u) this is the word attention of Yang et al. (2016a,
+    section 2.2). Several `looks` are the hops of Lin et al. (2017): each has its own query, and all are computed in
+    parallel.
+
+    With `query_size`, u is an argument of `forward` instead, such as a question about an image (Yang et al. 2016b,
+    section 3.3), and the logits are W [c; u] + b. `attention` is the name of a score, a score record or function, or
+    None: then c is the memory's summary, of size `memory_size`. With `features` there is a hidden layer of products:
+    logits = W (W_f r ⊙ (1 + W_g r)) + b with r = c or r = [c; u]. It is needed if the memory's values are word
+    embeddings: "not" reverses the meaning of "bad", which no sum of the two embeddings can express.
 
     >>> classifier = Classifier(3, memory_size=8)
     >>> memory = Memory(torch.randn(2, 5, 8), torch.randn(2, 5, 8), None, torch.randn(2, 8))
@@ -81,8 +84,10 @@ class Classifier(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Classified:
-        """Return the classes of each memory; `query` (b, query_size) is required if the classifier has a
-        `query_size`."""
+        """Return the logits of the classes of each memory.
+
+        `query` (b, query_size) is required if the classifier was built with `query_size`, and not allowed otherwise.
+        """
         self._check(memory, query)
         if self.attention is None:
             return Classified(self._decide(memory.summary, query))

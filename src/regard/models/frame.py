@@ -1,4 +1,4 @@
-"""The encoder-decoder frame of every model: an encoder computes a memory, a decoder attends to it."""
+"""The encoder-decoder model: an encoder computes a memory, and a decoder attends to the memory."""
 
 from typing import Any
 
@@ -13,8 +13,9 @@ from regard.models.memory import Decoded, DecoderState, Memory, Step, pure
 class EncoderDecoder(nn.Module):
     """An encoder and a decoder, connected by a `Memory` (Cho et al. 2014; Sutskever et al. 2014).
 
-    C = F(x_1..x_m), y_i = G(C, y_1..y_{i-1}); with attention each step has its own C_i (Bahdanau et al. 2015).
-    Any encoder `encoder(source, lengths) -> Memory` goes with any decoder that takes a `Memory`.
+    The context is C = F(x_1..x_m), and the next token y_i = G(C, y_1..y_{i-1}). With attention, each step i has its own
+    context C_i (Bahdanau et al. 2015). Any encoder `encoder(source, lengths) -> Memory` can be combined with any
+    decoder that takes a `Memory`.
 
     >>> from regard.models.recurrent.decoder import RecurrentDecoder
     >>> from regard.models.recurrent.encoder import RecurrentEncoder
@@ -41,26 +42,28 @@ class EncoderDecoder(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Decoded:
-        """Return states for every token of the prefix (b, t), each of which depends on the source and the tokens up to
-        it."""
+        """Return the decoder's states (b, t, d) for a whole prefix (b, t) of target tokens.
+
+        The state of a token depends on the source, on this token and on the tokens before it.
+        """
         memory: Memory = self.encoder(source, lengths)
         return self.decoder(memory, prefix, weights=weights, generator=generator)
 
     def logits(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
-        """Return scores of the next token from the states of `forward`."""
+        """Return logits of the next token from the states that `forward` returns."""
         return self.decoder.logits(states)
 
     def start(self, source: Tensor, lengths: Tensor | None = None, *, limit: int | None = None) -> DecoderState:
-        """Encode the source once, and return the state before the first token.
+        """Encode the source, and return the decoder's state before the first token.
 
-        `limit` is the largest number of tokens.
+        `limit` is the largest number of tokens that will be decoded.
         """
         memory: Memory = self.encoder(source, lengths)
         return self.decoder.start(memory, limit=limit)
 
     @pure
     def step(self, state: DecoderState, tokens: Tensor) -> Step:
-        """Return the scores of the next token, given one token for each row (b,)."""
+        """Run one decoding step: return logits of the next token and the new state, given the last tokens (b,)."""
         return self.decoder.step(state, tokens)
 
     @property
@@ -70,5 +73,5 @@ class EncoderDecoder(nn.Module):
 
     @property
     def output_bias(self) -> Float[Tensor, "v"] | None:
-        """Return the bias of the logits."""
+        """Return the bias that is added to the logits, or None."""
         return self.decoder.output_bias

@@ -1,4 +1,4 @@
-"""Records of the encoder-decoder frame: the memory of an encoder, the output of a decoder, and one decoding step."""
+"""The records that encoders and decoders exchange: an encoder's memory, a decoder's output, and one decoding step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ Called = TypeVar("Called", bound=Callable[..., Any])
 
 
 def pure(step: Called) -> Called:
-    """Mark a step without side effects and with fixed control flow: it may be captured in a CUDA graph and replayed.
+    """Mark a step function as pure: its calls may be captured in a CUDA graph and replayed.
 
-    This applies to the step with states of fixed shapes (`static`); a step that a caller wraps is not
-    marked, and is called every time.
+    A pure step has no side effects, and its control flow is fixed if its state has fixed shapes (`static`). A function
+    of the caller that wraps a pure step is not marked, so it is called at every step.
     """
     marked: Any = step
     marked.pure = True
@@ -25,8 +25,9 @@ def pure(step: Called) -> Called:
 class Memory:
     """The output of an encoder: keys and values to attend to, and one summary vector.
 
-    `summary` is the fixed C of the frame without attention, C = F(x_1..x_m); `values` are the h_j from which a decoder
-    with attention computes its C_i = Σ_j a_ij h_j. `mask` is True at positions that are not padding (None: all).
+    `values` are the states h_j from which a decoder with attention computes a context C_i = Σ_j a_ij h_j at each step.
+    `summary` is the fixed context C = F(x_1..x_m) of a decoder without attention. `mask` is True at positions that are
+    not padding (None: all).
     """
 
     keys: Float[Tensor, "b k d"]
@@ -35,7 +36,7 @@ class Memory:
     summary: Float[Tensor, "b s"]
 
     def reorder(self, index: Tensor) -> "Memory":
-        """Return the rows of the batch named by `index`."""
+        """Return the memory with the batch rows `index`, which may be repeated or left out."""
         mask = None if self.mask is None else self.mask.index_select(0, index)
         keys = self.keys.index_select(0, index)
         values = keys if self.values is self.keys else self.values.index_select(0, index)
@@ -44,27 +45,27 @@ class Memory:
 
 @dataclass(frozen=True, eq=False)
 class Decoded:
-    """The output of a decoder for a whole prefix: states before the output layer, and the requested weights.
+    """The output of a decoder for a whole prefix: states before the output layer, and the requested attention weights.
 
-    The logits are `decoder.logits(states)`; a loss that never materialises all logits starts from the states.
+    The logits are `decoder.logits(states)`. A loss that never materialises all logits is computed from the states.
     """
 
     states: Float[Tensor, "b t d"]
     weights: Any = None
-    log_prob: Tensor | None = None  # log-probability of hard choices, (b, t)
+    log_prob: Tensor | None = None  # log-probability of the keys that hard attention sampled, (b, t)
 
 
 @runtime_checkable
 class DecoderState(Protocol):
-    """The state of a decoder between tokens."""
+    """The interface of a decoder's state between two tokens."""
 
     def reorder(self, index: Tensor) -> "DecoderState":
-        """Return the rows of the batch given by `index`, as beam search needs them."""
+        """Return the state with the batch rows `index`, which beam search may repeat or leave out."""
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One decoding step: scores of the next token, the state after it, and the attention weights (b, k)."""
+    """The result of one decoding step: logits of the next token, the new state, and the attention weights (b, k)."""
 
     logits: Float[Tensor, "b v"]
     state: DecoderState

@@ -1,4 +1,4 @@
-"""Memories whose keys or values are the word embeddings, instead of or added to the encoder's states."""
+"""Memories whose keys or values are word embeddings, or sums of word embeddings and the encoder's states."""
 
 from dataclasses import replace
 from typing import Literal
@@ -14,21 +14,23 @@ CONTENTS: tuple[Content, ...] = ("states", "words", "both")
 
 
 def check_content(**named: str) -> None:
-    """Raise an error for an unknown content."""
+    """Raise a `ValueError` if a content is not one of `CONTENTS`."""
     for name, content in named.items():
         if content not in CONTENTS:
             raise ValueError(f"{name} must be one of {', '.join(CONTENTS)}, got {content!r}")
 
 
 def with_words(memory: Memory, words: Float[Tensor, "b k m"], *, keys: Content, values: Content) -> Memory:
-    """Return a memory in which word embeddings (b, k, m), of the states' size, replace the states or are added to them.
+    """Return a memory whose keys and values are as requested: states, word embeddings, or the sum of both.
+
+    `words` (b, k, m) are the embeddings, of the same size as the states in `memory.keys`.
 
     >>> states, words = torch.zeros(1, 2, 3), torch.ones(1, 2, 3)
     >>> memory = with_words(Memory(states, states, None, states[:, 0]), words, keys="states", values="words")
     >>> memory.keys is states, memory.values.sum()
     (True, tensor(6.))
     """
-    if memory.mask is not None:  # padded positions stay zeros
+    if memory.mask is not None:  # keys and values at padded positions must be zeros
         words = torch.where(memory.mask.unsqueeze(-1), words, 0)
     found = {"states": memory.keys, "words": words}
     if "both" in (keys, values):

@@ -1,4 +1,4 @@
-"""An encoder of n-grams: each position is the sum of the vectors of the n-grams that end there."""
+"""An encoder of n-grams: the state of a position is the sum of the vectors of the n-grams that end at this position."""
 
 import torch
 from jaxtyping import Int
@@ -6,16 +6,19 @@ from torch import Tensor, nn
 
 from regard.models.memory import Memory
 
-# Odd multipliers mix the numbers of an n-gram; the product stays far below 2**63 for any vocabulary.
+# Odd multipliers of the hash, which mix the token indices of an n-gram; a product is far below 2**63 for any
+# vocabulary.
 _MIX = (1, 31_607, 7_919_993)
 
 
 class NgramEncoder(nn.Module):
-    """h_j = E_1[x_j] + Σ_n E_n[hash(x_{j-n+1} … x_j)], the n-grams of orders 2 to `order` (Joulin et al. 2017).
+    """An encoder whose states are sums of word and n-gram vectors (Joulin et al. 2017).
 
-    source (b, k) → `Memory` with keys = values (b, k, size); `summary` is their mean over the real positions. n-grams
-    share `buckets` vectors by a hash, so none is unknown; the first token follows padding (0). A position depends on
-    its token and the `order` - 1 tokens before it only, so its weight belongs to that phrase.
+    The state of position j is h_j = E_1[x_j] + Σ_n E_n[hash(x_{j-n+1} … x_j)] with n from 2 to `order`. A source (b, k)
+    is encoded as a `Memory` with keys = values (b, k, size); `summary` is their mean over the positions that are not
+    padding. A hash maps all n-grams of an order to `buckets` vectors, so no n-gram is unknown; n-grams at the start of
+    a row contain padding (0). A state depends only on its token and the `order` - 1 tokens before it, so an attention
+    weight belongs to that phrase.
 
     >>> encoder = NgramEncoder(11, 4, order=2, buckets=97)
     >>> memory = encoder(torch.tensor([[3, 4, 5], [6, 7, 0]]), torch.tensor([3, 2]))
@@ -35,11 +38,11 @@ class NgramEncoder(nn.Module):
         self.grams = nn.Embedding(buckets * (order - 1), size) if order > 1 else None
         self.dropout = nn.Dropout(dropout)
         nn.init.normal_(self.embedding.weight, std=size**-0.5)
-        if self.grams is not None:  # initially a position is the vector of its word alone
+        if self.grams is not None:  # at the start of training, a state is the vector of its word alone
             nn.init.zeros_(self.grams.weight)
 
     def forward(self, source: Int[Tensor, "b k"], lengths: Int[Tensor, " b"] | None = None) -> Memory:
-        """Return the memory of some sources; `lengths` holds the number of real tokens of each row (None: all)."""
+        """Return the memory of the sources; `lengths` are their numbers of tokens, without padding (None: all)."""
         states = self.embedding(source)
         for order in range(2, self.order + 1):
             assert self.grams is not None, "there are n-grams"
@@ -54,7 +57,7 @@ class NgramEncoder(nn.Module):
         return Memory(states, states, mask, states.sum(1) / lengths.clamp(min=1).unsqueeze(-1))
 
     def _hashed(self, source: Tensor, order: int) -> Tensor:
-        """Return the bucket of the n-gram that ends at each position."""
+        """Return for each position the index of the vector of the n-gram that ends there, with n = `order`."""
         mixed = source
         for back in range(1, order):
             before = nn.functional.pad(source, (back, 0))[:, : source.shape[1]]

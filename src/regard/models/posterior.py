@@ -1,4 +1,4 @@
-"""Posterior attention: the weights of a decoding step, corrected by Bayes' rule once the word is known."""
+"""Posterior attention: the weights of a decoding step, corrected by Bayes' rule once the next word is known."""
 
 from typing import Any
 
@@ -8,16 +8,16 @@ from torch import Tensor
 
 from regard.models.memory import Decoded, Memory
 
-LOGITS = 2**25  # largest number of logits in memory at a time
+LOGITS = 2**25  # the largest number of logits that are in memory at a time
 
 
 def log_likelihood(
     decoder: Any, memory: Memory, prefix: Int[Tensor, "b t"], target: Int[Tensor, "b t"]
 ) -> Float[Tensor, "b t k"]:
-    """Return log p(y_i | y_<i, h_j alone): the probability of each target token given a memory of one position.
+    """Return log p(y_i | y_<i, h_j): the log-probability of target token i if position j were the whole memory.
 
-    `target` is the prefix shifted by one token; where it is negative, as in padding, and at padded positions the
-    logarithm is 0. A decoder that starts from the memory's summary uses that of the whole memory.
+    `target` is the prefix shifted by one token. The result is 0 for negative targets, which mark padding, and at padded
+    positions of the memory. A decoder that starts from the memory's summary uses the summary of the whole memory.
 
     >>> from regard.models.transformer.encoder_decoder import TransformerDecoder
     >>> decoder, states = TransformerDecoder(7, 8, layers=1, heads=2).eval(), torch.randn(1, 3, 8)
@@ -43,15 +43,15 @@ def log_likelihood(
 
 
 def _chosen(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Return log-probabilities (n,) of these tokens."""
+    """Return the log-probabilities (n,) of `tokens` (n,) under the logits (n, v)."""
     logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
     return logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
 
 
 def posterior(weights: Float[Tensor, "b t k"], likelihood: Float[Tensor, "b t k"]) -> Float[Tensor, "b t k"]:
-    """Return a_ij p(y_i | j) / Σ_j' a_ij' p(y_i | j'): the weights of a step, corrected once its word is known.
+    """Return the posterior weights a_ij p(y_i | j) / Σ_j' a_ij' p(y_i | j') of each step, given its word y_i.
 
-    Attention is the prior over the position that the next word comes from (Shankar &
+    The attention weights a_ij are the prior of the position that the next word comes from (Shankar &
     Sarawagi 2019, section 2.1). `likelihood` is the result of `log_likelihood`. A row of zeros stays zeros,
     and a row whose word has probability 0 at every position stays unchanged.
 

@@ -1,9 +1,10 @@
 """Inference on the CPU: copies of a model with int8 matrix products, or with float32 weights packed in advance.
 
-int8: weights are rounded once, with a scale for each output; inputs are rounded at run time, with one scale
-for the tensor (torch does that in one call, the fastest) or one for each row (then the result of a row does not depend
-on the others). Products are summed in int32. All else stays float32: embeddings, normalisations, softmax, recurrent
-cells and a recurrent decoder's readout. (For the Transformer: Bhandare et al. 2019.)
+With int8, weights are rounded once, with a scale for each output. Inputs are rounded at run time, either with one scale
+for the whole tensor, which is fastest because torch does it in one call, or with one scale for each row, so that the
+result of a row does not depend on the other rows. Products are summed in int32. Everything else stays float32:
+embeddings, normalisations, softmax, recurrent cells and a recurrent decoder's readout. Bhandare et al. 2019 describe
+int8 for the Transformer.
 """
 
 import copy
@@ -19,15 +20,16 @@ from regard.models.recurrent.decoder import RecurrentDecoder
 from regard.nn.projection import HeadProjection
 
 Model = TypeVar("Model", bound=nn.Module)
-_TINY = 1e-30  # lower bound of the maximum of a row, so that the inverse of the scale is finite
+_TINY = 1e-30  # lower bound of a scale, so that the inverse of the scale of a row of zeros is finite
 
 
 def quantize(model: Model, *, scales: Literal["tensor", "row"] | None = None) -> Model:
-    """Return a copy for inference on the CPU with int8 matrix products; the model itself is unchanged.
+    """Return a copy of a model for inference on the CPU with int8 matrix products; the model itself does not change.
 
-    Linear layers, the projections of multi-head attention and a Transformer decoder's output are rounded. `scales` are
-    those of a product's input: one for the tensor, which is faster, or one for each row, with which results do not
-    depend on the batch. None means "tensor" if this torch has an engine for it, else "row".
+    Linear layers, the projections of multi-head attention and a Transformer decoder's output layer are rounded.
+    `scales` are those of the input of a product: "tensor", one scale for the whole tensor, is faster; with "row", one
+    scale for each row, the result of a row does not depend on the rest of the batch. None means "tensor" if this torch
+    has an engine for it, else "row".
 
     >>> model = nn.Sequential(nn.Linear(64, 64))
     >>> x = torch.randn(3, 64)
@@ -43,13 +45,13 @@ def quantize(model: Model, *, scales: Literal["tensor", "row"] | None = None) ->
 
 
 def int8_engine() -> str | None:
-    """Return the engine of torch that rounds and multiplies in one call, if there is one."""
+    """Return the name of torch's int8 engine that rounds and multiplies in one call; None if there is none."""
     known = torch.backends.quantized.supported_engines
     return next((name for name in ("x86", "fbgemm") if name in known), None)
 
 
 def pack(model: Model) -> Model:
-    """Return a copy for inference on the CPU with its weights packed for oneDNN; float32 as before.
+    """Return a float32 copy of a model for inference on the CPU, with weights in the memory layout of oneDNN.
 
     >>> model = nn.Sequential(nn.Linear(64, 64))
     >>> x = torch.randn(3, 64)
@@ -72,7 +74,7 @@ def _copied(model: Model, linear: "Linear", what: str) -> Model:
     for part in list(done.modules()):
         for name, child in list(part.named_children()):
             if isinstance(part, RecurrentDecoder) and child is part.readout:
-                continue  # the decoder uses slices of this weight, which a packed weight does not have
+                continue  # the decoder uses slices of this weight, and a packed weight cannot be sliced
             if type(child) is nn.Linear:
                 setattr(part, name, linear(child.weight, child.bias))
                 count += 1
@@ -92,7 +94,7 @@ def _copied(model: Model, linear: "Linear", what: str) -> Model:
 
 
 class QuantizedLinear(nn.Module):
-    """x Wᵀ + b with W in int8, a scale for each output, and x rounded to int8 at run time, a scale for each row.
+    """A linear layer x Wᵀ + b in int8: W has a scale for each output, and x is rounded with a scale for each row.
 
     >>> QuantizedLinear(torch.eye(4), None)(torch.tensor([[1.0, 0.5, 0.25, -1.0]])).round(decimals=2)
     tensor([[ 1.0000,  0.5000,  0.2500, -1.0000]])
@@ -106,7 +108,8 @@ class QuantizedLinear(nn.Module):
     def __init__(self, weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        # Without VNNI two products of bytes are summed in 16 bits: they must not overflow.
+        # Without VNNI instructions, the processor adds two products of bytes in 16 bits. Inputs up to 63 cannot
+        # overflow.
         self.most = 127 if torch.cpu._is_vnni_supported() else 63
         scale = (weight.detach().abs().amax(1) / 127).clamp(min=_TINY)
         rounded = (weight.detach() / scale.unsqueeze(-1)).round().to(torch.int8)
@@ -118,7 +121,7 @@ class QuantizedLinear(nn.Module):
 
     @property
     def weight(self) -> Float[Tensor, "o i"]:
-        """Return the rounded weight as a tensor, for code that inspects it."""
+        """Return the rounded weight as a float32 tensor, for code that inspects the weights of a layer."""
         rounded: Any = self.rounded
         return rounded * self.scale.unsqueeze(-1)
 
@@ -128,7 +131,8 @@ class QuantizedLinear(nn.Module):
             return x.new_zeros((*x.shape[:-1], self.out_features))
         step = torch.maximum(rows.amax(-1, keepdim=True), rows.amin(-1, keepdim=True).neg_())
         step = step.clamp_(min=_TINY).mul_(1 / self.most)
-        # The processor requires one unsigned operand: flipping the sign bit adds 128, which the product subtracts.
+        # The processor's instruction needs one unsigned operand. Flipping the sign bit adds 128 to the inputs, and the
+        # product with zero point 128 subtracts it again.
         taken = torch.mul(rows, step.reciprocal()).round_().to(torch.int8).view(torch.uint8).bitwise_xor_(128)
         found = torch.ops.onednn.qlinear_pointwise(
             *(taken, 1.0, 128, self.packed, self.scale, self.zero, None, 1.0, 0, torch.float32, "none", [], "")
@@ -141,7 +145,7 @@ class QuantizedLinear(nn.Module):
 
 
 class TensorQuantizedLinear(nn.Module):
-    """x Wᵀ + b with W in int8, a scale for each output, and x rounded to int8 at run time, one scale for the tensor.
+    """A linear layer x Wᵀ + b in int8: W has a scale for each output, and x is rounded with one scale for all rows.
 
     >>> TensorQuantizedLinear(torch.eye(4), None)(torch.tensor([[1.0, 0.5, -0.5, -1.0]])).round(decimals=1)
     tensor([[ 1.0000,  0.5000, -0.5000, -1.0000]])
@@ -156,14 +160,14 @@ class TensorQuantizedLinear(nn.Module):
         self.register_buffer("bias", None if bias is None else bias.detach().clone(), persistent=False)
         zeros = torch.zeros(self.out_features, dtype=torch.long)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns that quantized tensors are deprecated
+            warnings.simplefilter("ignore")  # torch warns that its quantized tensors are deprecated
             rounded = torch.quantize_per_channel(weight.detach(), scale.double(), zeros, 0, torch.qint8)
         self.packed = _packed(rounded, self.bias)
         self.narrow = not torch.cpu._is_vnni_supported()
 
     @property
     def weight(self) -> Float[Tensor, "o i"]:
-        """Return the rounded weight as a tensor, for code that inspects it."""
+        """Return the rounded weight as a float32 tensor, for code that inspects the weights of a layer."""
         return torch.ops.quantized.linear_unpack(self.packed)[0].dequantize()
 
     def forward(self, x: Float[Tensor, "... i"]) -> Float[Tensor, "... o"]:
@@ -176,7 +180,7 @@ class TensorQuantizedLinear(nn.Module):
 
 
 def _packed(rounded: Tensor, bias: Tensor | None) -> Any:
-    """Return the weight packed for the engine; torch's global choice of an engine is unchanged."""
+    """Return the weight in the layout of the int8 engine; torch's global choice of an engine does not change."""
     settings: Any = torch.backends.quantized
     before = settings.engine
     settings.engine = int8_engine()
@@ -187,7 +191,7 @@ def _packed(rounded: Tensor, bias: Tensor | None) -> Any:
 
 
 class PackedLinear(nn.Module):
-    """x Wᵀ + b in float32, with W packed for oneDNN.
+    """A linear layer x Wᵀ + b in float32, with W in the memory layout of oneDNN.
 
     >>> PackedLinear(torch.eye(4), None)(torch.ones(1, 4))
     tensor([[1., 1., 1., 1.]])
@@ -216,7 +220,7 @@ Linear = Callable[[Tensor, Tensor | None], nn.Module]
 
 
 class PreparedProjection(nn.Module):
-    """A HeadProjection made of prepared linear layers: the same methods, for the same layers."""
+    """A replacement of `HeadProjection` with the same methods, made of int8 or packed linear layers."""
 
     def __init__(self, source: HeadProjection, linear: Linear) -> None:
         super().__init__()
@@ -234,7 +238,7 @@ class PreparedProjection(nn.Module):
             self.whole = linear(source.weight, source.bias)
 
     def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b heads n e"]:
-        """Return queries, keys and values of self-attention."""
+        """Return queries, keys and values of self-attention, concatenated along the axis of heads."""
         if self.whole is None:
             raise ValueError(
                 f"query, key and value have sizes {self.sizes}: a sequence that attends itself has one size"
@@ -244,17 +248,17 @@ class PreparedProjection(nn.Module):
     def apart(
         self, x: Float[Tensor, "b n d"], counts: tuple[int, ...] | None = None
     ) -> tuple[Float[Tensor, "b heads n e"], ...]:
-        """Return queries, keys and values of self-attention, or parts with other numbers of heads."""
+        """Return queries, keys and values of self-attention; `counts` are the numbers of heads of other parts."""
         return self(x).split_with_sizes(counts or (self.heads, self.kv_heads, self.kv_heads), 1)
 
     def queries(self, x: Float[Tensor, "b q d"]) -> Float[Tensor, "b h q e"]:
-        """Return queries of all heads."""
+        """Return the queries of all heads."""
         return self._split(self.query(x))
 
     def memories(
         self, key: Float[Tensor, "b k dk"], value: Float[Tensor, "b k dv"]
     ) -> tuple[Float[Tensor, "b g k e"], Float[Tensor, "b g k e"]]:
-        """Return keys and values of an input."""
+        """Return the keys and values of all heads."""
         if self.both is None:
             assert self.key is not None
             assert self.value is not None
@@ -265,7 +269,7 @@ class PreparedProjection(nn.Module):
     def cross(
         self, query: Float[Tensor, "b q d"], key: Float[Tensor, "b k dk"], value: Float[Tensor, "b k dv"]
     ) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b g k e"], Float[Tensor, "b g k e"]]:
-        """Return queries of one input, and keys and values of another."""
+        """Return the queries of one input, and the keys and values of another input, for cross-attention."""
         return self.queries(query), *self.memories(key, value)
 
     def _split(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A span pointer as a decoder: the first and the last word of the answer in a passage."""
+"""A decoder that points at the answer to a question: the first and the last word of a span of the passage."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,16 +19,18 @@ from regard.models.speech.pyramidal_encoder import BothWays
 from regard.nn.attention import Attention, pairs, without_head
 from regard.nn.projection import OwnedScore, settled
 
-# Initial gain of the alignment's map: equal word vectors of variance 0.09 then get nearly all of the weight.
+# The initial gain of α, the linear map before the alignment's scores. With it, a passage word gives nearly all of its
+# weight to the same word of the question, for word vectors of variance 0.09.
 _KEY_GAIN = 3.0
 
 
 @dataclass(frozen=True, eq=False)
 class Pointed:
-    """Scores of each passage word as the first and the last of the answer; padding has the lowest number.
+    """The scores of each passage word as the first and as the last word of the answer; very low at padding.
 
-    `weights` are the requested ones of the passage over the question, (b, n, k) in full. `matching`
-    are the same of the passage over itself, (b, n, n). `log_prob` (b, n) is of hard choices in the question.
+    `weights` are attention weights of passage words over question words, in the requested form; in full they are
+    (b, n, k). `matching` are those of the passage over itself, in full (b, n, n). `log_prob` (b, n) is the
+    log-probability of the question words that hard attention sampled.
     """
 
     start_logits: Float[Tensor, "b n"]
@@ -40,7 +42,7 @@ class Pointed:
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """The best span of each passage, both ends within it, and its score."""
+    """The best span of each passage: its first and its last word, both inclusive, and its score."""
 
     start: Int[Tensor, "b"]
     end: Int[Tensor, "b"]
@@ -48,24 +50,27 @@ class Spans:
 
 
 class SpanPointer(nn.Module):
-    """Find the answer to a question in a passage: align, match, point.
+    """Finds the answer to a question in a passage, in four stages: align, gate, match, point.
 
-    - Align: passage words are queries, question words keys and values: a_ij ∝ exp⟨α(p_i), α(q_j)⟩ with α(x) = relu(W
-      x), and c_i = Σ_j a_ij q_j is the part of the question relevant to word i (Chen et al. 2017, section 3.2). `score`
-      may be another, by its name or as a record, and `normalize` another normaliser. With `key_size` α is applied to
-      the memories' keys, of that size, such as word vectors, and the initial W is so large that equal keys attend each
-      other from the first step; untrained states would give uniform weights.
-    - v = BiGRU(g ⊙ [p; c]) with the gate g = σ(W_g [p; c]) (R-Net, Wang et al. 2017, section 3.2). With `products` its
-      input is [p; c; p ⊙ c], as in BiDAF (Seo et al. 2017, section 2): a sum cannot express whether p and c agree.
-    - Self-matching: each v_i attends all v_j, then a gate and a BiGRU as before (section 3.3). `matching` is the
-      score's name, a record or function, or None: without this stage. With `hops`, it is repeated with separate
-      parameters, so that information can pass through several words; weights are those of the last hop.
+    - Align: passage words are queries, and question words are keys and values: a_ij ∝ exp⟨α(p_i), α(q_j)⟩ with α(x) =
+      relu(W x), and c_i = Σ_j a_ij q_j is the part of the question relevant to word i (Chen et al. 2017, section 3.2).
+      `score` may be another score, by its name or as a record, and `normalize` another normaliser. With `key_size`, α
+      is applied to the keys of the two memories, of that size, such as word vectors. Then the initial W is so large
+      that equal keys attend to each other from the first step; untrained states would give uniform weights.
+    - Gate: v = BiGRU(g ⊙ [p; c]) with the gate g = σ(W_g [p; c]) (R-Net, Wang et al. 2017, section 3.2). With
+      `products`, [p; c] is replaced by [p; c; p ⊙ c], as in BiDAF (Seo et al. 2017, section 2), because a sum cannot
+      express whether p and c agree.
+    - Match: each v_i attends to all v_j, followed by another gate and BiGRU (R-Net, section 3.3). `matching` is the
+      name of a score, a record or function, or None to omit this stage. With `hops`, the stage is repeated with
+      separate parameters, so that information can pass through several words; the returned weights are those of the
+      last hop.
     - Point: s_j = w · tanh(W_h h_j + W_r r) scores the first word, where r is the context of a learned query over the
-      question; the last word is scored the same way with r' = GRU(r, Σ_j softmax(s)_j h_j) (section 3.4; Vinyals et al.
-      2015).
+      question. The last word is scored in the same way with r' = GRU(r, Σ_j softmax(s)_j h_j) (R-Net, section 3.4;
+      Vinyals et al. 2015).
 
-    With "mean" for `score` or `matching`, that stage uses the mean of its memory for every word instead of attention:
-    an ablation of equal depth. The alignment processes all passage words in one call, not step by step as R-Net does.
+    With "mean" as `score` or `matching`, that stage uses the mean over its keys for every word instead of attention,
+    for an ablation of equal depth. The alignment processes all passage words in one call, not step by step as R-Net
+    does.
 
     >>> pointer = SpanPointer(8, size=4)
     >>> passage = Memory(torch.randn(2, 7, 8), torch.randn(2, 7, 8), None, torch.randn(2, 8))
@@ -99,7 +104,7 @@ class SpanPointer(nn.Module):
         self.normalize = check_normalizer(normalize)
         self.score = None if mean else OwnedScore(score, size)
         self.align_passage = None if mean else nn.Linear(key_size or memory_size, size)
-        # One map for both texts, as in the paper, if their sizes allow it.
+        # Passage and question share one linear map α, as in Chen et al., if their sizes are equal.
         shared = mean or key_size is not None or question_size == memory_size
         self.align_question = None if shared else nn.Linear(question_size, size)
         self.key_size, self.products = key_size, products
@@ -119,7 +124,7 @@ class SpanPointer(nn.Module):
         self.dropout = dropout
 
     def forward(self, passage: Memory, question: Memory, *, weights: Request | None = None) -> Pointed:
-        """Return start and end of each answer; `weights` requests those of the alignment and of the matching."""
+        """Return scores of the first and last word of each answer; `weights` requests those of align and match."""
         sharding.refuse("a span pointer")
         words = self._dropped(_real(passage.values, passage.mask, self.memory_size, "passage"))
         asked = self._dropped(_real(question.values, question.mask, self.question_size, "question"))
@@ -141,7 +146,7 @@ class SpanPointer(nn.Module):
         return Pointed(start, end, alignment.weights, matching, alignment.log_prob)
 
     def _hops(self) -> Iterator[tuple[nn.Module, nn.Module]]:
-        """Yield the attention and the gated network of each hop of self-matching."""
+        """Yield the attention layer and the gated BiGRU of each hop of self-matching."""
         if self.matching is not None and self.matched is not None:
             yield self.matching, self.matched
         for pair in self.further:
@@ -149,13 +154,13 @@ class SpanPointer(nn.Module):
             yield pair["matching"], pair["matched"]
 
     def _keys(self, memory: Memory, values: Tensor) -> Tensor:
-        """Return the vectors by which a text is aligned."""
+        """Return the vectors of a text that the alignment compares: its keys with `key_size`, else its values."""
         return values if self.key_size is None else _real(memory.keys, memory.mask, self.key_size, "keys")
 
     def _align(
         self, words: Tensor, keys: Tensor, asked: Tensor, mask: Tensor | None, weights: Request | None
     ) -> Attended:
-        """Return the question context of each word of the passage."""
+        """Return for each passage word its context, the weighted sum of question words, and the weights."""
         if self.score is None or self.align_passage is None:
             return _Mean()(words, asked, mask=mask)
         map_question = self.align_passage if self.align_question is None else self.align_question
@@ -182,7 +187,7 @@ def _matching(score: str | AnyScore | None, size: int) -> nn.Module:
 
 
 class _Mean(nn.Module):
-    """The mean of a memory for every query, in place of attention, without weights."""
+    """A layer that replaces attention: it returns the mean of the memory for every query, and no weights."""
 
     def forward(
         self,
@@ -198,7 +203,7 @@ class _Mean(nn.Module):
 
 
 class _GatedReader(nn.Module):
-    """BiGRU(σ(W x) ⊙ x): a gate scales each feature by its relevance to the question."""
+    """Computes BiGRU(σ(W x) ⊙ x), where the gate σ(W x) scales each feature of a word by its relevance."""
 
     def __init__(self, input_size: int, size: int) -> None:
         super().__init__()
@@ -210,7 +215,7 @@ class _GatedReader(nn.Module):
 
 
 class _Pointer(nn.Module):
-    """A pointer: additive scores of positions (Vinyals et al. 2015), and the context under their softmax."""
+    """Computes additive scores of positions (Vinyals et al. 2015), and the context by the softmax of these scores."""
 
     def __init__(self, state_size: int, query_size: int, size: int) -> None:
         super().__init__()
@@ -225,14 +230,15 @@ class _Pointer(nn.Module):
         read = (Softmax()(scores, mask).unsqueeze(1).to(states.dtype) @ states).squeeze(1)
         if mask is None:
             return scores, read
-        # Half of the lowest number, so that the sum of two stays finite.
+        # Masked scores are half of the lowest float, so that the sum of a start and an end score is still finite.
         return scores.masked_fill(~mask, torch.finfo(scores.dtype).min / 2), read
 
 
 def best_span(start: Float[Tensor, "b n"], end: Float[Tensor, "b n"], *, longest: int) -> Spans:
-    """Return the i ≤ j < i + longest with the largest start[i] + end[j]; on a tie the first i, then the first j.
+    """Return the span from i to j with i ≤ j < i + longest and the largest start[i] + end[j].
 
-    For each i the best j is the maximum of a window of `end`: O(n · longest) time, without a loop.
+    On a tie the first i wins, then the first j. For each i, the best j is the position of the maximum in a window of
+    `end`, so the search takes O(n · longest) time without a loop in Python.
 
     >>> found = best_span(torch.tensor([[0.0, 5.0, 1.0]]), torch.tensor([[3.0, 2.0, 4.0]]), longest=2)
     >>> found.start, found.end, found.score
@@ -246,14 +252,14 @@ def best_span(start: Float[Tensor, "b n"], end: Float[Tensor, "b n"], *, longest
         raise ValueError(f"longest must be at least 1, got {longest}")
     longest = min(longest, start.shape[1])
     start, end = (x if x.dtype == torch.float64 else x.float() for x in (start, end))
-    windows = F.pad(end, (0, longest - 1), value=-torch.inf).unfold(1, longest, 1)  # a view, without a copy
+    windows = F.pad(end, (0, longest - 1), value=-torch.inf).unfold(1, longest, 1)  # unfold returns a view, not a copy
     value, offset = windows.max(-1)
     score, first = (start + value).max(-1)
     return Spans(first, first + offset.gather(1, first.unsqueeze(-1)).squeeze(-1), score)
 
 
 def _real(values: Tensor, mask: Tensor | None, size: int, name: str) -> Tensor:
-    """Return the words with padding set to zero."""
+    """Return the vectors of a text with padding set to zero; raise an error if they do not have the expected size."""
     if values.shape[-1] != size:
         raise ValueError(f"{name} has size {values.shape[-1]}, the pointer expects {size}")
     return values if mask is None else torch.where(mask.unsqueeze(-1), values, 0)

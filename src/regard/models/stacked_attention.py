@@ -1,4 +1,4 @@
-"""Stacked attention: a question attends to a memory in several hops, each with the result of the previous one."""
+"""Stacked attention: a question attends to a memory in several hops; each hop's query contains earlier contexts."""
 
 from dataclasses import dataclass
 
@@ -14,12 +14,14 @@ from regard.models.memory import Memory
 from regard.nn.attention import Attention, pairs
 from regard.nn.protocol import Projected
 
-_GATE = Sigmoid(bias=-2.0)  # the gates that are summed to a count of keys; initially they are near 0
+# The gate of each key. The sum of the gates is a soft count of the matching keys. The bias makes the gates small at the
+# start of training.
+_GATE = Sigmoid(bias=-2.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Stacked:
-    """Scores of the classes of each question, and the requested weights of every hop, (b, n, k) in full."""
+    """The logits of the classes for each question, and the requested weights of every hop, in full (b, n, k)."""
 
     logits: Float[Tensor, "b n classes"]
     weights: tuple[Tensor | Top, ...] = ()
@@ -27,20 +29,21 @@ class Stacked:
 
 
 class StackedClassifier(nn.Module):
-    """The classes of questions about a memory, by stacked attention (Yang et al. 2016, section 3.3).
+    """Classifies the answers to questions about a memory, by stacked attention (Yang et al. 2016, section 3.3).
 
-    u_0 is the question, and hop k computes c_k = Σ_j a_kj h_j with a_k = normalize(score(f_k(u_{k-1}), h_j)) and u_k =
-    c_k + u_{k-1}, where f_k(u) = W relu(W' u). In the paper f_k is linear, and the query of the second hop a sum of the
-    question and the context of the first hop; the hidden layer can also form products of the two, as "left of the
-    circle" requires. The classes are logits = W (W_f r ⊙ (1 + W_g r)) + b with r = [c_K; u_0; s_K]. The count s_K = Σ_j
-    σ(score_Kj − 2) measures how many keys match: weights that sum to 1 cannot (`counts=False`: left out).
+    u_0 is the question. Hop k computes the context c_k = Σ_j a_kj h_j with a_k = normalize(score(f_k(u_{k-1}), h_j)),
+    and u_k = c_k + u_{k-1}, where f_k(u) = W relu(W' u). In the paper f_k is linear, so that the query of the second
+    hop is a sum of the question and the context of the first hop. The hidden layer of f_k can also form products of
+    the two, as the question "left of the circle" requires. After the last hop K, the logits are W (W_f r ⊙ (1 + W_g r))
+    + b with r = [c_K; u_0; s_K]. The count s_K = Σ_j σ(score_Kj − 2) measures how many keys match, which weights that
+    sum to 1 cannot. With `counts=False`, r has no count.
 
-    The paper classifies u_K, which includes the results of earlier hops. Then any hop may find the answer, and the
-    weights of the last hop need not show it. Here earlier hops only determine the next query: the answer comes from the
-    last hop, whose weights show its position.
+    The paper classifies u_K, which includes the contexts of earlier hops. Then the answer may come from any hop, and
+    the weights of the last hop need not show its position. In this class earlier hops only determine the next query, so
+    the answer comes from the last hop, whose weights show its position.
 
     `attention` is the name of a score, a score record or function, or None: then c_K is the memory's summary. Several
-    questions about one memory, (b, n, d), share its keys.
+    questions (b, n, d) about one memory share its keys.
 
     >>> classifier = StackedClassifier(3, memory_size=8, hops=2)
     >>> memory = Memory(torch.randn(2, 5, 8), torch.randn(2, 5, 8), None, torch.randn(2, 8))
@@ -83,7 +86,7 @@ class StackedClassifier(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Stacked:
-        """Return the classes of `query` (b, n, memory_size), n questions about each memory."""
+        """Return the logits of the answers; `query` (b, n, memory_size) holds n questions about each memory."""
         self._check(memory, query)
         if not self.hops:
             read = memory.summary.unsqueeze(1).expand(-1, query.shape[1], -1)
@@ -125,7 +128,7 @@ class StackedClassifier(nn.Module):
 
 
 def _count(hop: Attention, asked: Tensor, projected: Projected) -> Float[Tensor, "b n 1"]:
-    """Return Σ_j σ(score_j − 2) over the keys that are not masked, with the scores of the hop."""
+    """Return the soft count of matching keys, Σ_j σ(score_j − 2) over the keys that are not masked, of each query."""
     query = asked if hop.query is None else hop.query(asked)
     key = projected.key.unsqueeze(1)
     found = attention(

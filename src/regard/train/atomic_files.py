@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def force(path: Path) -> None:
-    """Sync a file, or the entries of a folder, to the disk (fsync)."""
+    """Sync a file, or the list of files in a folder, to the disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -23,7 +23,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file atomically: a reader, or a crash, sees either the old content or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
-    if path.exists() and not path.is_file():  # a pipe or a terminal has no content to replace; a folder is an error
+    # A pipe or a terminal cannot be replaced by a renamed file, so it is written directly; a folder raises an error.
+    if path.exists() and not path.is_file():
         path.write_bytes(data)
         return
     try:
@@ -51,7 +52,7 @@ def _about(path: Path, error: OSError) -> OSError:
 
 
 def as_os_error(error: Exception, path: Path) -> Exception:
-    """Return the OSError whose number is in the text of an error of a Rust library; else the error itself.
+    """Return an OSError if the message of a Rust library's error contains an errno, else the error itself.
 
     >>> as_os_error(Exception("I/O error: No space left on device (os error 28)"), Path("a.json"))
     OSError(28, 'No space left on device')
@@ -61,6 +62,6 @@ def as_os_error(error: Exception, path: Path) -> Exception:
 
 
 def sha256(path: Path) -> str:
-    """Return the checksum of a file, in hexadecimal."""
+    """Return the SHA-256 checksum of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

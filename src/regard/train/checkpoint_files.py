@@ -21,26 +21,27 @@ from regard.train.weight_files import read_tensors, write_tensors
 FORMAT = 1
 STATE = "state.json"
 KINDS = ("model", "optimizer")
-FILES = (*(f"{kind}.safetensors" for kind in KINDS), STATE)  # files of a checkpoint that one worker wrote
+# The files of a checkpoint that a single worker wrote, besides manifest.json.
+FILES = (*(f"{kind}.safetensors" for kind in KINDS), STATE)
 
 
 class CheckpointError(RunError):
-    """A checkpoint is damaged or missing; the message names the reason."""
+    """Raised when a checkpoint is damaged, missing or cannot be written; the message names the reason."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint: every file has the checksum of the manifest."""
+    """A verified checkpoint: every file has the checksum that the checkpoint's manifest lists."""
 
     path: Path
     step: int
 
     def model(self) -> tuple[Mapping[str, Tensor], dict[str, str]]:
-        """Return the trained weights, and the additional names of shared tensors."""
+        """Return the trained weights, and for each additional name of a shared tensor the name that stores it."""
         return self._tensors("model")
 
     def optimizer(self) -> Mapping[str, Tensor]:
-        """Return tensors of the optimiser, the moving average and the random generators."""
+        """Return the tensors of the optimiser, the moving average and the random generators, by prefixed name."""
         return self._tensors("optimizer")[0]
 
     def average(self) -> Mapping[str, Tensor]:
@@ -113,10 +114,10 @@ class Checkpoints:
         own: Mapping[str, Tensor],
         state: Callable[[], Mapping[str, Any]],
     ) -> Path:
-        """Write a checkpoint by all workers, each of which writes its rows of every tensor, and its tensors `own`.
+        """Write a checkpoint in pieces: each worker writes its rows of every tensor, and the tensors in `own` whole.
 
-        Only the checksums are gathered; `state` is called by the first worker, which writes the manifest when all files
-        are on the disk.
+        Only the checksums of the files are gathered. The first worker calls `state` and writes the manifest when the
+        files of all workers are on the disk.
         """
         target = self.path(step)
         aside = self.folder / f".step-{step:06d}.pieces.tmp"
@@ -155,7 +156,7 @@ class Checkpoints:
     def _finish(
         self, aside: Path, step: int, state: Mapping[str, Any], files: dict[str, dict[str, Any]], **more: int
     ) -> None:
-        """Write the state and the manifest, and rename the folder."""
+        """Write the state and the manifest, and rename the temporary folder to its final name."""
         _write_json(aside / STATE, state)
         files = {**files, STATE: _entry(aside / STATE)}
         _write_json(aside / "manifest.json", {"format": FORMAT, "step": step, **more, "files": files})
@@ -164,7 +165,7 @@ class Checkpoints:
         force(self.folder)
 
     def at(self, step: int) -> Checkpoint:
-        """Return the checkpoint of a step, verified; a `CheckpointError` names what is wrong."""
+        """Return the verified checkpoint of a step, or raise a `CheckpointError` that names the damage."""
         path = self.path(step)
         if not path.is_dir():
             raise CheckpointError(f"{path} is not there")
@@ -201,7 +202,7 @@ class Checkpoints:
         return None
 
     def prune(self, keep: Collection[int]) -> None:
-        """Remove all checkpoints but those of the steps to keep."""
+        """Remove all checkpoints except those of the steps in `keep`."""
         for step in self.steps():
             if step not in keep:
                 self._remove(self.path(step))
@@ -220,7 +221,7 @@ class Checkpoints:
 
 
 def _file_names(pieces: int | None) -> tuple[str, ...]:
-    """Return the files of a checkpoint, written by one or several workers."""
+    """Return the file names of a checkpoint that `pieces` workers wrote; None: one worker wrote it whole."""
     if pieces is None:
         return FILES
     return (*(piece_name(kind, rank, pieces) for kind in KINDS for rank in range(pieces)), STATE)
@@ -232,7 +233,7 @@ def _entry(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _writing(target: Path) -> Generator[None, None, None]:
-    """Convert errors of the operating system to a `CheckpointError` about the checkpoint."""
+    """A context that converts an `OSError` to a `CheckpointError` with the path of the checkpoint."""
     try:
         yield
     except OSError as error:

@@ -1,5 +1,4 @@
-"""Tensors in pieces: each of several workers writes its rows of every tensor, and any number of workers can load
-them."""
+"""Checkpoints in pieces: each worker writes its own rows of every tensor, and any number of workers can load them."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from regard.train.sharded_tensors import local_part
 
 
 def piece_name(kind: str, rank: int, size: int) -> str:
-    """Return the file with a worker's rows, named as parts on the Hugging Face hub, but counted from 0.
+    """Return the name of the file with a worker's rows: like a shard on the Hugging Face hub, but counted from 0.
 
     >>> piece_name("model", 1, 4)
     'model-00001-of-00004.safetensors'
@@ -22,15 +21,15 @@ def piece_name(kind: str, rank: int, size: int) -> str:
 
 
 def pieces_of(folder: Path, kind: str) -> list[Path]:
-    """Return the files of one kind in a folder, in the order of their workers; empty if it is not in pieces."""
+    """Return the pieces of "model" or "optimizer" in a checkpoint, by worker; empty if it is not in pieces."""
     return sorted(folder.glob(f"{kind}-*-of-*.safetensors"))
 
 
 def my_rows(tensors: Mapping[str, Tensor], rank: int, size: int) -> dict[str, Tensor]:
-    """Return what a worker writes: its part of sharded tensors, its share of the rows of others.
+    """Return the rows that a worker writes: its shard of a sharded tensor, an equal share of any other tensor.
 
-    Pieces in the order of the workers, joined along the first axis, are the whole tensor. Tensors without axes or rows
-    are written by the first worker.
+    The pieces of all workers, concatenated along the first axis in the order of the ranks, are the whole tensor. A
+    tensor without axes or without rows is written by the first worker.
 
     >>> my_rows({"a": torch.arange(5), "step": torch.tensor(3.0)}, 1, 2)
     {'a': tensor([3, 4])}
@@ -48,10 +47,10 @@ def my_rows(tensors: Mapping[str, Tensor], rank: int, size: int) -> dict[str, Te
 
 
 class JoinedPieces(Mapping[str, Tensor]):
-    """The tensors of several files.
+    """The tensors of a checkpoint in pieces, by name.
 
-    A tensor is loaded, and its pieces concatenated, at each access. So a worker that takes its part of each needs
-    memory for one whole tensor, not for all of them.
+    Each access to a tensor loads and concatenates its pieces. A worker that cuts its own shard from one tensor after
+    another therefore needs memory for one whole tensor, not for all of them.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -81,7 +80,7 @@ class JoinedPieces(Mapping[str, Tensor]):
 
 
 class Part(Mapping[str, Tensor]):
-    """The tensors whose names begin with `part/`, without that prefix; each is loaded at access.
+    """The tensors whose names begin with the prefix `part/`, under names without it; each access loads a tensor.
 
     >>> dict(Part({"average/w": torch.tensor(2.0), "optimizer/w": torch.tensor(1.0)}, "average"))
     {'w': tensor(2.)}

@@ -21,15 +21,17 @@ from regard.train.training_state import TrainingState
 from regard.train.weight_averaging import MovingAverage, mean_weights
 from regard.train.weight_files import model_tensors, put_weights, shared_names
 
-_GATHERED = 2**28  # bytes of sharded tensors beyond which they are not gathered by default
+# If sharded tensors have more bytes than this, each worker writes its own part of a checkpoint by default, and the
+# first worker does not gather the tensors.
+_GATHERED = 2**28
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpointer:
     """Saves and restores everything that training changes.
 
-    With several workers, all must call each method: the first writes the files, or each writes its part, and all
-    read them.
+    With several workers, every worker must call each method. The first worker writes all files, or each worker writes
+    its own part. Every worker reads the files.
     """
 
     run: Run
@@ -42,7 +44,7 @@ class Checkpointer:
     workers: Workers = ALONE
 
     def save(self, training: TrainingState, position: Any) -> Path:
-        """Write a checkpoint of the current state, and remove those that are no longer needed."""
+        """Write a checkpoint of the current state, and remove the checkpoints that are no longer needed."""
         weights, aliases = model_tensors(self.model), shared_names(self.model)
         tensors = _prefixed("optimizer", optimizer_tensors(self.model, self.optimizer))
         tensors |= _prefixed("average", {} if self.average is None else self.average.tensors())
@@ -67,7 +69,7 @@ class Checkpointer:
         return path
 
     def _in_pieces(self, tensors: Sequence[Tensor]) -> bool:
-        """Return whether every worker writes its part: as configured, or if much is sharded."""
+        """Return whether each worker writes its own part of a checkpoint: the setting, or if sharded data is large."""
         if self.workers.size == 1:
             return False
         if self.settings.pieces is not None:
@@ -85,8 +87,11 @@ class Checkpointer:
         }
 
     def _needed(self, training: TrainingState) -> set[int]:
-        """Return the steps to keep: the last ones, the best, and the best at the time of each of those, for resuming
-        there."""
+        """Return the steps whose checkpoints are not removed.
+
+        These are the last `keep_last` steps, the best step, the steps to be averaged, and for each of the last steps
+        the checkpoints that were the best or to be averaged then, so that training can resume from it.
+        """
         last = [step for step in self.run.checkpoints.steps() if step <= training.step][-self.settings.keep_last :]
         needed = {*last, *self._relies_on(training)}
         for step in last:
@@ -98,14 +103,14 @@ class Checkpointer:
         return {step for step in needed if step is not None}
 
     def _relies_on(self, training: TrainingState) -> set[int]:
-        """Return the earlier checkpoints that the final weights may use: the best, and those that are averaged."""
+        """Return the steps before this one that the final weights may use: the best, and those to be averaged."""
         mean = self.settings.scheduled(training.step) if self.settings.average == "checkpoints" else []
         there = set(self.run.checkpoints.steps())
         steps = {training.best_step, *(step for step in mean if step in there)}
         return {step for step in steps if step is not None and step != training.step}
 
     def newest(self) -> Checkpoint | None:
-        """Return the newest valid checkpoint. Leftovers of killed processes are removed first."""
+        """Return the newest valid checkpoint, or None. Temporary folders of killed processes are removed first."""
         found, checkpoints = None, self.run.checkpoints
         with self.workers.agreed():
             if self.workers.is_first:
@@ -117,7 +122,7 @@ class Checkpointer:
         return found if step is None or found is not None else Checkpoint(checkpoints.path(step), step)
 
     def _usable(self, found: Checkpoint) -> None:
-        """Raise `CheckpointError` if a checkpoint that this one relies on is damaged."""
+        """Raise `CheckpointError` if another checkpoint that this one relies on, such as the best, is damaged."""
         state = found.state()
         best = state["course"]["best_step"]
         for step in state.get("relies_on", [] if best in (None, found.step) else [best]):
@@ -127,7 +132,7 @@ class Checkpointer:
                 raise CheckpointError(f"it relies on the one of step {step}: {error}") from error
 
     def restore(self, found: Checkpoint, batches: Batches) -> TrainingState:
-        """Restore the state of the moment when the checkpoint was written."""
+        """Restore model, optimiser, data order and random generators, and return the checkpoint's training state."""
         state = found.state()
         now = self.settings.model_dump(mode="json")
         changed = sorted(name for name, value in now.items() if state["settings"].get(name) != value)
@@ -143,7 +148,7 @@ class Checkpointer:
             self.run.metrics.cut(state["metrics_bytes"])
         if numbers := dict(Part(stored, _random(self.workers.rank))):
             RandomState.of(numbers).put(self.device)
-        else:  # the checkpoint was written by fewer workers
+        else:  # the checkpoint was written by fewer workers and has no random state for this one
             seed_worker(self.settings.seed + found.step, self.workers.rank)
         self.say(f"resumed from step {found.step}")
         return TrainingState(**state["course"])
@@ -157,14 +162,18 @@ class Checkpointer:
             self.say(f"the order of the data starts anew: {error}")
 
     def put_mean(self, last: int) -> None:
-        """Give the model the mean of the last checkpoints of the schedule, up to a step."""
+        """Load into the model the mean of the last `average_last` scheduled checkpoints up to step `last`."""
         steps = self.settings.scheduled(last)
         states = [found.model() for found in map(self.good, steps) if found is not None]
         if states:
             put_weights(self.model, mean_weights([tensors for tensors, _ in states]), states[-1][1])
 
     def put_best(self, step: int | None) -> bool:
-        """Give the model the weights of the best step, averaged if configured; return False if there are none."""
+        """Load the weights of the best step into the model, and return whether its checkpoint is there and valid.
+
+        With a moving average, the model gets the averaged weights of that step, or without a best step the current
+        average.
+        """
         found = None if step is None else self.good(step)
         if found is None:
             if self.average is not None:
@@ -177,7 +186,7 @@ class Checkpointer:
         return True
 
     def good(self, step: int) -> Checkpoint | None:
-        """Return the checkpoint of a step; None, with a message, if it is not valid."""
+        """Return the checkpoint of a step, or report an error message and return None if it is not valid."""
         try:
             return self.run.checkpoints.at(step)
         except CheckpointError as error:
@@ -186,7 +195,7 @@ class Checkpointer:
 
 
 def _random(rank: int) -> str:
-    """Return the name of a worker's random state in a checkpoint."""
+    """Return the prefix of the tensors in a checkpoint that hold a worker's random state."""
     return f"random-{rank}" if rank else "random"
 
 

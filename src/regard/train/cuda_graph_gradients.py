@@ -1,4 +1,4 @@
-"""Gradients by CUDA graph: a small model's step has hundreds of kernel launches, which a graph replays as one."""
+"""Gradients by CUDA graph: a small model's step launches hundreds of kernels, which a graph launches all at once."""
 
 import logging
 import warnings
@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from regard.kernels import cuda_graphs
 from regard.train.updates import LossFunction, differentiated
 
-_MOST = 64  # the largest number of graphs, which share memory; further shapes run without a graph
-_AGAIN = 2  # a shape is captured at its second occurrence: the first one compiles and warms up kernels
+# The largest number of CUDA graphs, one for each shape of a batch, which share a memory pool; batches of further shapes
+# run without a graph.
+_MOST = 64
+_AGAIN = 2  # a graph is captured when a shape occurs the second time: the first batch compiles and warms up kernels
 
 _log = logging.getLogger(__name__)
 
@@ -26,27 +28,27 @@ class Captured:
     """Adds a batch's gradients to the parameters as `differentiated` does; repeated shapes replay a captured graph.
 
     A batch is a dataclass of tensors, and batches should come in few shapes. The loss must not synchronise with the
-    device, and its count must be a tensor there. If it synchronises, this is reported once, and every batch runs
-    without a graph.
+    device, and its count must be a tensor on the device. If the loss synchronises, a warning is logged once, and from
+    then on every batch runs without a graph.
     """
 
     def __init__(self, loss: LossFunction, model: Any, precision: torch.dtype, device: torch.device) -> None:
         self._loss, self._model, self._precision, self._device = loss, model, precision, device
         self._graphs: dict[Shapes, _Graph] = {}
         self._seen: Counter[Shapes] = Counter()
-        self._places: dict[nn.Parameter, Tensor] = {}  # the gradient tensors, which all graphs write to
+        self._places: dict[nn.Parameter, Tensor] = {}  # the gradient tensors, to whose addresses all graphs write
         self._works = device.type == "cuda"
         self._pool: Any = None
 
     def begin(self) -> None:
-        """Reset the gradients before the batches of an update."""
+        """Set all gradients to zero before the batches of an update, in tensors whose addresses stay the same."""
         for parameter in self._model.parameters():
             parameter.grad = self._places.get(parameter)
         if self._places:
             torch._foreach_zero_(list(self._places.values()))
 
     def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Return the batch's total and count; its gradients are added to those in the parameters."""
+        """Return the total loss and the count of a batch, and add its gradients to those of the parameters."""
         shapes = _shapes(batch) if self._works else None
         if shapes is None:
             return self._plain(batch)
@@ -56,7 +58,7 @@ class Captured:
         if self._seen[shapes] >= _AGAIN and self._places and len(self._graphs) < _MOST:
             return self._recorded(shapes, batch)
         found = self._plain(batch)
-        # The first batch determines which parameters have gradients; these tensors hold them from now on.
+        # The first batch determines which parameters have gradients. All later gradients are added to these tensors.
         self._places = self._places or self._gradients()
         return found
 
@@ -67,7 +69,10 @@ class Captured:
         return {p: p.grad for p in self._model.parameters() if p.grad is not None}
 
     def _recorded(self, shapes: Shapes, batch: Any) -> tuple[Tensor, Tensor]:
-        """Run the batch without a graph, and if it never synchronised, capture a graph of its shapes."""
+        """Run the batch without a graph, and if it did not synchronise with the device, capture a graph of its shapes.
+
+        Return the total loss and the count of the batch.
+        """
         held = type(batch)(*(getattr(batch, field.name).to(self._device).clone() for field in fields(batch)))
         before = [gradient.clone() for gradient in self._places.values()]
         try:
@@ -76,7 +81,8 @@ class Captured:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            # Tested before capture: a capture that fails half-way leaves torch's random generator unusable.
+            # Synchronisation is detected in this run before a capture is tried, because a capture that fails half-way
+            # leaves torch's random generator unusable.
             _log.warning("no CUDA graphs for this model: %s", str(error).partition("\n")[0])
             self._works = False
             self.begin()
@@ -92,7 +98,7 @@ class Captured:
 
 
 class _Graph:
-    """The captured graph of one set of shapes, with its static input and output tensors."""
+    """A CUDA graph captured for one set of batch shapes, with its static input and output tensors."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, batch: Any, outputs: tuple[Tensor, Tensor]) -> None:
         self._graph, self._batch, self._outputs = graph, batch, outputs
@@ -107,7 +113,7 @@ class _Graph:
 
 @contextmanager
 def _no_waiting() -> Generator[None, None, None]:
-    """Raise an error when the host synchronises with the device."""
+    """A context in which an operation that makes the host wait for the device raises an error."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
@@ -119,7 +125,7 @@ def _no_waiting() -> Generator[None, None, None]:
 
 
 def _shapes(batch: Any) -> Shapes | None:
-    """Return the shapes and types of a batch, the key of its graph; None if the batch is not a dataclass of tensors."""
+    """Return names, shapes and dtypes of a batch's tensors as a key; None if it is not a dataclass of tensors."""
     if not is_dataclass(batch) or isinstance(batch, type):
         return None
     found = [(field.name, getattr(batch, field.name)) for field in fields(batch)]

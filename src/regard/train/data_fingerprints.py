@@ -1,4 +1,4 @@
-"""Fingerprints of a run's data files: a resumed run must find the same contents."""
+"""Fingerprints of a run's data files, which show whether the data has changed when a run is resumed."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from regard.train.atomic_files import sha256
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """Return path, size, modification time and SHA-256 of a file."""
+    """Return a file's path, size in bytes, modification time in nanoseconds and SHA-256."""
     status = path.stat()
     return {
         "path": str(path),
@@ -19,9 +19,10 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 
 def changes(recorded: Iterable[dict[str, Any]], paths: Sequence[Path]) -> list[str]:
-    """Return differences between recorded fingerprints and the current files, one sentence for each file.
+    """Return a sentence for each data file that differs from its recorded fingerprint; empty if none differs.
 
-    A file of the same size and modification time counts as unchanged; if only the time differs, the file is read.
+    A file of the same size and modification time counts as unchanged. If only the modification time differs, the
+    SHA-256 of the file decides.
     """
     known = {one["path"]: one for one in recorded}
     found = [f"{name} is no longer among the data files" for name in known if Path(name) not in paths]

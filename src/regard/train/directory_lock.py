@@ -9,13 +9,16 @@ from regard.train.errors import RunError
 
 
 def lock_path(folder: Path) -> Path:
-    """Return the file that is locked."""
+    """Return the path of the lock file, `.lock` in the directory."""
     return folder / ".lock"
 
 
 @contextmanager
 def locked(folder: Path) -> Generator[None, None, None]:
-    """Lock the directory; the operating system releases the lock when the process ends."""
+    """A context that holds the lock of a directory; the operating system releases it if the process ends.
+
+    If another process holds the lock, a `RunError` is raised.
+    """
     try:
         import fcntl
     except ImportError:  # Windows has no fcntl: the directory is not locked
@@ -30,7 +33,7 @@ def locked(folder: Path) -> Generator[None, None, None]:
             except BlockingIOError:
                 raise RunError(f"another process is training in {folder}") from None
             if not _same(file.fileno(), path):
-                continue  # the previous holder removed the directory: this lock is on a deleted file
+                continue  # the previous holder of the lock removed the directory: this lock is on a deleted file
             yield
             return
 

@@ -1,4 +1,4 @@
-"""Several processes that train one model, as torchrun starts them. A single process does not import this module."""
+"""Workers: the processes that torchrun starts to train one model together, and their collectives."""
 
 import functools
 import hashlib
@@ -19,27 +19,27 @@ from regard.train.errors import RunError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# Timeout of one collective: the first worker may index large files while the others wait.
+# Timeout of one collective. It is long because the first worker may index large files while the others wait.
 _TIMEOUT = timedelta(minutes=30)
-_MEETING = timedelta(minutes=10)  # time limit for all workers of a job to start
+_MEETING = timedelta(minutes=10)  # time limit for all workers of a job to start and connect
 # Environment variables that torchrun sets and init_process_group needs.
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class WorkerFailed(Exception):  # noqa: N818
-    """Another worker failed and reports why; this one only exits."""
+    """Raised on a worker because another worker failed: that worker reports the reason, and this one only exits."""
 
 
 class WorkerLost(RunError):  # noqa: N818
-    """The connection to another worker broke: its process ended, or its machine cannot be reached."""
+    """Raised when the connection to another worker breaks: its process ended, or its machine cannot be reached."""
 
 
 @dataclass(frozen=True)
 class Workers:
-    """The processes of a job: the rank of this one, their number, and the device of this one.
+    """The processes (workers) that train together: the rank and device of this process, and the number of processes.
 
-    Every method is a collective: all workers must call it, in the same order. Without a process group there is one
-    worker, and methods return at once.
+    Almost every method is a collective: all workers must call it, in the same order. Without a process group there is
+    one worker, and a method communicates with no other process.
 
     >>> ALONE.is_first, ALONE.gather("a"), ALONE.size
     (True, ['a'], 1)
@@ -47,16 +47,16 @@ class Workers:
 
     rank: int = 0
     size: int = 1
-    device: torch.device | None = None  # None without a process group: the caller chooses a device
+    device: torch.device | None = None  # None without a process group: then the caller chooses a device
     grouped: bool = False  # whether there is a process group: torchrun may also start a single worker
 
     @property
     def is_first(self) -> bool:
-        """Return whether this worker writes the files and reports to the user."""
+        """Return whether this is the worker of rank 0, which writes the files and reports to the user."""
         return self.rank == 0
 
     def reduce(self, numbers: Tensor) -> Tensor:
-        """Return the sum over all workers, in the same tensor."""
+        """Replace the tensor's values by their sums over all workers, in place, and return the tensor."""
         if self.grouped:
             import torch.distributed as dist
 
@@ -74,7 +74,7 @@ class Workers:
         return found
 
     def from_first(self, value: Item) -> Item:
-        """Return the first worker's value, on every worker."""
+        """Return on every worker the value that the first worker passed (a broadcast)."""
         if not self.grouped:
             return value
         import torch.distributed as dist
@@ -89,9 +89,9 @@ class Workers:
 
     @contextmanager
     def agreed(self) -> Generator[None, None, None]:
-        """A context for work without collectives that every worker must finish: if one fails, all stop.
+        """A context for work without collectives that every worker must finish: if one worker fails, all raise.
 
-        The failed worker with the lowest rank raises its own error, all others `WorkerFailed`.
+        The failed worker with the lowest rank raises its own error, all other workers raise `WorkerFailed`.
         """
         if not self.grouped:
             yield
@@ -108,7 +108,7 @@ class Workers:
             raise WorkerFailed(f"worker {failed[0]} failed")
 
     def same(self, what: str, value: Any) -> None:
-        """Raise `RunError` on all workers when they do not have the same value, which is compared by its hash."""
+        """Raise an error on all workers if their values differ, compared by SHA-256; on the first it is `RunError`."""
         if not self.grouped:
             return
         digest = hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
@@ -120,15 +120,17 @@ class Workers:
                 raise RunError(f"{what} of worker {named} is not that of worker 0: all workers must have the same")
 
     def at_once(self, work: Callable[[], Result]) -> Result:
-        """Return the result of `work`, run by every worker; failures are handled as in `agreed`."""
+        """Return the result of `work`, which all workers run at the same time; if one fails, all raise an error."""
         made: list[Result] = []
         with self.agreed():
             made.append(work())
         return made[0]
 
     def in_turn(self, work: Callable[[], Result]) -> Result:
-        """Return the result of `work`: the first worker runs it alone, then the others, which use the files that it
-        wrote."""
+        """Return the result of `work`, run by the first worker alone and then by all others.
+
+        The other workers can read files that the first worker wrote during its `work`.
+        """
         made: list[Result] = []
         for first in (True, False) if self.grouped else (True,):
             with self.agreed():
@@ -137,7 +139,7 @@ class Workers:
         return made[0]
 
     def read_by_first(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Yield the items on every worker; only the first reads them, from its standard input for example."""
+        """Yield the same items on every worker; only the first worker reads `items`, for example its standard input."""
         if not self.grouped:
             yield from items
             return
@@ -147,7 +149,7 @@ class Workers:
 
     @contextmanager
     def sharing(self) -> Generator[None, None, None]:
-        """In this context, methods marked `shareable` process a share of their items on each worker."""
+        """A context in which each worker processes a share of the items of every method marked `shareable`."""
         token = _sharing.set(self if self.size > 1 else None)
         try:
             yield
@@ -161,9 +163,9 @@ _sharing: ContextVar[Workers | None] = ContextVar("sharing", default=None)
 
 @contextmanager
 def joined() -> Generator[Workers, None, None]:
-    """Yield the workers of the job that torchrun, or its environment variables, define.
+    """A context that yields the workers defined by torchrun's environment variables, or one worker without them.
 
-    CPUs communicate by gloo, GPUs by NCCL. A connection that breaks is a `WorkerLost`.
+    CPUs communicate by gloo, GPUs by NCCL. If a connection breaks, `WorkerLost` is raised.
     """
     if not all(name in os.environ for name in _ENVIRONMENT):
         yield ALONE
@@ -182,17 +184,19 @@ def joined() -> Generator[Workers, None, None]:
     except RuntimeError as error:
         if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise
-        # gloo puts the location in its source before its message, and advice after it.
+        # A message of gloo has its location in gloo's source before the reason, and advice after the reason.
         why = _first_line(error).rpartition("] ")[2].partition(". ")[0]
         raise WorkerLost(f"the connection to another worker broke ({why})") from error
-    # Only on success: after a failure other workers may have exited, and waiting for them would hang.
+    # The process group is destroyed only on success: after a failure other workers may have exited, and destroying the
+    # group would wait for them forever.
     dist.destroy_process_group()
 
 
 def _store(size: int) -> Any:
-    """Return the store of the workers' addresses, with a prefix for each attempt, because torchrun keeps earlier ones.
+    """Return the store in which the workers exchange their addresses, with a key prefix for each restart.
 
-    Without a prefix, restarted workers would connect to processes that have exited, and wait until the time limit.
+    torchrun keeps the addresses of earlier attempts in the store. Without a prefix, restarted workers would try to
+    connect to processes that have exited, and wait until the time limit.
     """
     from torch.distributed import PrefixStore
     from torch.distributed.rendezvous import rendezvous
@@ -202,7 +206,7 @@ def _store(size: int) -> Any:
 
 
 def _no_meeting(error: Exception, size: int) -> str:
-    """Return the reason why the workers did not find each other."""
+    """Return an error message with the reason why this worker could not connect to the others."""
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     if "EADDRINUSE" in str(error):
         return f"port {port} is in use on {host}, where workers meet: choose another as MASTER_PORT"
@@ -210,12 +214,15 @@ def _no_meeting(error: Exception, size: int) -> str:
 
 
 def may_restart() -> bool:
-    """Return whether torchrun restarts workers after a failure, and may have done so already."""
+    """Return whether torchrun is configured to restart the workers after a failure (`--max-restarts` above 0)."""
     return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
 
 
 def in_shares(items: Sequence[Any], work: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
-    """Return `work(items)`, a result for each item in order; inside `Workers.sharing` each worker does a share."""
+    """Return `work(items)`, one result for each item; inside `Workers.sharing` each worker computes a share of them.
+
+    All results, in the order of the items, are returned on every worker.
+    """
     workers = _sharing.get()
     if workers is None:
         return work(items)
@@ -231,7 +238,10 @@ def in_shares(items: Sequence[Any], work: Callable[[Sequence[Any]], list[Any]]) 
 
 
 def shareable(method: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Mark a method `(self, items, **options)` with a result for each item: several workers can share the items."""
+    """Decorate a method `(self, items, **options)` that returns a list with a result for each item.
+
+    Inside `Workers.sharing`, each worker runs the method on a share of the items, and every worker gets all results.
+    """
 
     @functools.wraps(method)
     def call(self: Any, items: Sequence[Any], **options: Any) -> list[Any]:

@@ -1,5 +1,5 @@
-"""The error of a run directory that cannot be used."""
+"""`RunError`, which is raised when a run directory cannot be used."""
 
 
 class RunError(Exception):
-    """A directory that is not the expected run, is damaged, or is in use."""
+    """Raised when a run directory is not the expected run, is damaged, or is in use; the base of similar errors."""

@@ -13,21 +13,24 @@ from regard.train.cuda_graph_gradients import Captured
 from regard.train.distributed import Workers
 from regard.train.updates import LossFunction
 
-BUCKET = 25 * 2**20  # bytes of gradients in one message of DDP
+BUCKET = 25 * 2**20  # bytes of gradients that DDP sums in one message (a bucket)
 
 
 @dataclass(frozen=True, eq=False)
 class Uncounted:
-    """A batch with weight 0: the share of a worker where a batch has fewer rows than there are workers.
+    """A batch with weight 0, for a worker that gets no rows because a batch has fewer rows than there are workers.
 
-    It runs anyway, so that the same parameters have gradients on every worker.
+    The model still runs on this batch, so that the same parameters have gradients on every worker.
     """
 
     batch: Any
 
 
 class Step(nn.Module):
-    """The loss of a batch as a module, which DDP and FSDP2 wrap, so that a loss may call any method of the model."""
+    """A module that computes the loss of a batch; DDP and FSDP2 wrap this module instead of the model.
+
+    The loss may therefore call any method of the model, not only its `forward`.
+    """
 
     def __init__(self, model: nn.Module, loss: LossFunction) -> None:
         super().__init__()
@@ -39,12 +42,13 @@ class Step(nn.Module):
 
 
 class GradientSums:
-    """Sums the gradients of all workers, and leaves the sums in the parameters of every worker.
+    """Sums the gradients of all workers, and stores the sums in the parameters' `grad` on every worker.
 
-    The first update sums all gradients at once, after the backward pass: it shows which parameters have gradients, so
-    that DDP need not search the graph. Models whose gradients fit one message of DDP do this in every update, because
-    there is nothing to overlap and DDP would copy each gradient separately; so do CUDA graphs, whose gradients have
-    fixed addresses. With `sharded`, `step` is already sharded.
+    The first update sums all gradients at once, after the backward pass. It shows which parameters have gradients, so
+    that DDP need not search the graph for unused parameters. Later updates use DDP, with two exceptions that continue
+    to sum all gradients at once: gradients that fit one message of DDP, because there is no communication to overlap
+    with computation and DDP would copy each gradient separately; and CUDA graphs, whose gradients have fixed addresses.
+    With `sharded`, FSDP2 has wrapped `step` already and sums the gradients itself.
     """
 
     def __init__(
@@ -63,7 +67,10 @@ class GradientSums:
         self._versions = self._buffer_versions()
 
     def of(self, batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this worker's total and count of each batch; after the last, gradients are those of all workers."""
+        """Yield the total loss and count of each batch of this worker.
+
+        After the last batch, the parameters hold the gradients summed over all workers.
+        """
         waiting: list[Any] = []
         for batch in batches:
             if waiting:
@@ -78,7 +85,7 @@ class GradientSums:
             self._average_buffers()
 
     def _can_overlap(self) -> bool:
-        """Return whether DDP could send gradients while others are computed."""
+        """Return whether DDP can sum some gradients while others are still computed: if they need several messages."""
         gradients = [p.grad for p in self._step.parameters() if p.grad is not None]
         return self._captured is None and sum(one.nbytes for one in gradients) > BUCKET
 
@@ -94,7 +101,7 @@ class GradientSums:
                 total, count = run(batch)
             if total.ndim:
                 raise ValueError(f"loss must give a total of one number; got shape {tuple(total.shape)}")
-            # DDP and FSDP2 average over the workers, but a sum is needed.
+            # DDP and FSDP2 divide gradients by the number of workers, but the sum is needed: the loss is scaled up.
             averaged = self._sharded or wrapped is not None
             weight = (self._workers.size if averaged else 1) * counts
             (total if weight == 1 else total * weight).backward()
@@ -106,7 +113,7 @@ class GradientSums:
 
         unused = any(p.requires_grad and p.grad is None for p in self._step.parameters())
         known = inspect.signature(DistributedDataParallel).parameters
-        # Older versions of torch call this argument broadcast_buffers.
+        # Older versions of torch call the argument forward_sync_buffers `broadcast_buffers`.
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         given: dict[str, Any] = {buffers: False, "find_unused_parameters": unused, "gradient_as_bucket_view": True}
         return DistributedDataParallel(self._step, **given)
@@ -120,7 +127,7 @@ class GradientSums:
         parts = [
             part.view_as(one) for part, (_, one) in zip(flat.split([g.numel() for _, g in held]), held, strict=True)
         ]
-        if self._captured is not None:  # graphs write to fixed addresses of gradients
+        if self._captured is not None:  # CUDA graphs write gradients to fixed addresses: the sums are copied there
             torch._foreach_copy_([one for _, one in held], parts)
             return
         for (parameter, _), part in zip(held, parts, strict=True):

@@ -1,4 +1,4 @@
-"""How a run ends early: an exception for each reason, and the handling of SIGINT and SIGTERM."""
+"""Early ends of training: an exception for each reason, and the handlers of SIGINT and SIGTERM."""
 
 import signal
 import threading
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class Stopped(Exception):  # noqa: N818
-    """Training ended early; it can be resumed from `checkpoint`."""
+    """Raised when training ends early; it can be resumed from `checkpoint`."""
 
     def __init__(self, message: str, checkpoint: Path) -> None:
         super().__init__(f"{message}. The checkpoint is {checkpoint}")
@@ -22,7 +22,7 @@ class Stopped(Exception):  # noqa: N818
 
 
 class Interrupted(Stopped):
-    """Ctrl-C or SIGTERM. `code` is the exit status by shell convention: 130 or 143."""
+    """Raised when Ctrl-C or SIGTERM ends training; `code` is the exit status by shell convention, 130 or 143."""
 
     def __init__(self, number: int, step: int, checkpoint: Path) -> None:
         name = signal.Signals(number).name
@@ -32,34 +32,34 @@ class Interrupted(Stopped):
 
 
 class Diverged(Stopped):
-    """The loss or the gradient was NaN or infinite. The update was not made."""
+    """Raised if the loss or the gradient is NaN or infinite, before the update; or if validation finds such weights."""
 
 
 class OutOfMemory(Stopped):
-    """The device, or the machine, has too little memory for a batch."""
+    """Raised when the device or the machine has too little memory for a batch."""
 
 
 def memory_ran_out(error: BaseException) -> bool:
-    """Return whether an error of torch means that memory ran out, on any device."""
+    """Return whether an error means that memory ran out, on a GPU or on the CPU."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
 class _Asked(BaseException):
-    """Raised by the signal handler inside `breakable` work."""
+    """Raised by the signal handler to interrupt work that runs inside `Signals.breakable`."""
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Signals:
-    """Handles Ctrl-C and SIGTERM; the second Ctrl-C ends the process with KeyboardInterrupt.
+    """Handles Ctrl-C and SIGTERM; a second Ctrl-C ends the process with KeyboardInterrupt.
 
-    A step is short and runs to its end. A validation may be long and has no side effects: a signal interrupts such
-    `breakable` work at once, but not with several workers (`shared`), which must stop at the same step. With several
-    workers a second Ctrl-C does not end the process either, because the terminal and torchrun may both send the first
-    one.
+    A training step is short, and a signal never interrupts it. A validation may be long and has no side effects, so
+    that the loop runs it inside `breakable`, which a signal interrupts at once. With several workers (`shared`), a
+    signal interrupts nothing, because all workers must stop at the same step. Then a second Ctrl-C does not end the
+    process either, because the terminal and torchrun may each send a SIGINT for a single Ctrl-C.
     """
 
     def __init__(self, *, shared: bool = False) -> None:
@@ -69,7 +69,10 @@ class Signals:
 
     @contextmanager
     def handled(self) -> Generator[None, None, None]:
-        """Install the handlers, in the main thread only: signals do not arrive in other threads."""
+        """A context with the signal handlers installed; nothing is installed outside the main thread.
+
+        Python allows signal handlers only in the main thread.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -83,11 +86,11 @@ class Signals:
                 signal.signal(number, handler)
 
     def flags(self) -> list[float]:
-        """Return 1 for each of `SIGNALS` that was received, else 0."""
+        """Return a number for each signal in `SIGNALS`: 1 for the signal received last, 0 for the others."""
         return [float(self.received == number) for number in SIGNALS]
 
     def breakable(self, work: Callable[[], Result]) -> Result | None:
-        """Return the result of the work, or None if a signal came before or during it."""
+        """Run `work` and return its result, or None if a signal came before it or interrupted it."""
         try:
             self._breaks = not self._shared
             if self.received is not None and not self._shared:

@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step alone, so that it has no state to save."""
+"""The learning rate as a function of the step alone, so that checkpoints need no state of a scheduler."""
 
 import math
 
@@ -6,10 +6,11 @@ from regard.train.train_settings import TrainSettings
 
 
 def learning_rate(step: int, settings: TrainSettings) -> float:
-    """Return the learning rate of update `step` (from 1): linear over the warm-up, then by the schedule.
+    """Return the learning rate of update number `step`, counted from 1.
 
-    inverse_sqrt: peak · √(warmup / step), as in Vaswani et al. 2017, section 5.3 (with an explicit peak);
-    cosine: from the peak down to final_share · peak at the last step; constant: the peak.
+    During the warm-up the rate rises linearly to the peak, `settings.learning_rate`. After it, `settings.schedule`
+    decides. inverse_sqrt: peak · √(warmup / step), as in Vaswani et al. 2017, section 5.3, but with an explicit peak;
+    cosine: a half cosine from the peak down to final_share · peak at the last step; constant: the peak.
 
     >>> settings = TrainSettings(learning_rate=1.0, warmup=4, steps=100)
     >>> [learning_rate(step, settings) for step in (1, 4, 16)]

@@ -33,7 +33,7 @@ from regard.train.weight_averaging import MovingAverage
 
 @dataclass(frozen=True)
 class Fitted:
-    """How training ended: steps and time, the reason, and which weights the model has."""
+    """The result of `fit`: steps and time, the limit that ended training, and which weights the model has now."""
 
     step: int
     epochs: int
@@ -42,9 +42,10 @@ class Fitted:
     ended: str  # the limit that ended training: "steps", "epochs" or "patience"
     best: float | None
     best_step: int | None
-    figures: dict[str, float]  # figures of the final weights, if they were validated
+    figures: dict[str, float]  # validation metrics of the final weights, if these weights were validated
     weights: str  # which weights are final: "last", "best", "average" or "best average"
-    memory: dict[str, int] = field(default_factory=dict)  # bytes by kind, of the worker with the largest number
+    # Bytes of parameters, gradients, optimiser state and peak memory; each is the largest number of any worker.
+    memory: dict[str, int] = field(default_factory=dict)
 
 
 def fit(
@@ -61,19 +62,21 @@ def fit(
     workers: Workers = ALONE,
     layers: Layers = lambda model: (),
 ) -> Fitted:
-    """Train a model, from the last checkpoint of `run`, and leave the final weights in it and in `run`.
+    """Train a model, from the newest checkpoint of `run` if there is one, and save the final weights in `run`.
 
-    `loss(model, batch)` returns a `Loss(total, count)`; it moves the batch to the device. `held_out` batches are
-    validated by that loss; `validate(model)` returns further figures by name (the model is in eval mode, without
-    gradients, and with averaged weights if configured). `settings.watch` names the figure that determines the best
-    weights. `starting(step)` is called before each update with the number of those before it: a loss that changes
-    during training can be scheduled with it.
+    The final weights are also in `model` afterwards. `loss(model, batch)` moves the batch to the device and returns a
+    `Loss(total, count)`. Validation computes the same loss on the `held_out` batches; `validate(model)` returns further
+    metrics by name, of a model in eval mode, without gradients, and with averaged weights if configured.
+    `settings.watch` names the metric that determines the best weights. `starting(step)` is called before each update
+    with the number of updates so far: it can change a weight of the loss during training, for example.
 
-    With several `workers`, each calls this with its share of the same batches; totals, counts and gradients are summed,
-    and the first worker writes the run. `layers(model)` are the parts that a sharded model gathers one by one.
+    With several `workers`, each worker calls `fit` with its share of the same batches; totals, counts and gradients are
+    summed over the workers, and the first worker writes the run. `layers(model)` returns the modules that a sharded
+    model gathers one by one.
 
-    An interrupted run resumes with the same results: on the CPU, bit for bit. `Interrupted`, `Diverged` and
-    `OutOfMemory` end training early, each with a valid checkpoint.
+    An interrupted run resumes with the same results; on the CPU they are the same bit for bit. `Interrupted`,
+    `Diverged` and `OutOfMemory` end training early; each of these exceptions has the path of a checkpoint from which
+    training can be resumed.
 
     >>> import tempfile
     >>> from regard.train.progress_display import Silent
@@ -113,7 +116,7 @@ def fit(
 
 @dataclass(eq=False)
 class _Loop:
-    """The objects and the state of a run in progress."""
+    """A call of `fit` in progress: the objects it was called with, and the training state."""
 
     model: nn.Module
     loss: LossFunction
@@ -146,9 +149,9 @@ class _Loop:
         )
         self.passes = Passes(self.batches, most=settings.epochs)
         self.signals = Signals(shared=workers.grouped)
-        self.asked: int | None = None  # the signal that any worker received, as of the last update
+        self.asked: int | None = None  # the signal that some worker had received by the last update, or None
         self.state = TrainingState()
-        self.position: Any = None  # position in the data after the last update
+        self.position: Any = None  # the position in the data after the last update, for the next checkpoint
 
     def _shared_gradients(self) -> GradientSums:
         step = Step(self.compiled, self.loss) if self.sharded is None else self.sharded.step
@@ -170,8 +173,8 @@ class _Loop:
         self.show.begin(self.state.step, self.settings.steps)
 
     def train(self) -> str:
-        """Run updates until a limit is reached, and return which one."""
-        self._after_update()  # a resumed run first completes an interrupted validation
+        """Run updates until a limit is reached, and return the limit: "steps", "epochs" or "patience"."""
+        self._after_update()  # a resumed run first runs the validation that an interruption prevented
         while (ended := self._ended()) is None:
             if self._update():
                 self._after_update()
@@ -179,7 +182,7 @@ class _Loop:
         return ended
 
     def finish(self, ended: str) -> Fitted:
-        """Load the final weights into the model, and save them in the run."""
+        """Load the final weights into the model, save them in the run, and return the result of `fit`."""
         self.workers.wait()  # the first worker may still be writing the last checkpoint
         memory = self._memory()
         weights, figures = self._choose()
@@ -193,7 +196,10 @@ class _Loop:
         return Fitted(*counted, ended, state.best, state.best_step, figures, weights, memory)
 
     def _memory(self) -> dict[str, int]:
-        """Return bytes of parameters, gradients and optimiser state, and peak memory, the largest of any worker."""
+        """Return bytes of parameters, gradients, optimiser state and peak memory, each the maximum over workers.
+
+        Without a process group, an empty dictionary is returned.
+        """
         if not self.workers.grouped:
             return {}
         found = self.workers.gather({**state_bytes(self.model, self.optimizer), "peak": peak_bytes(self.device)})
@@ -210,7 +216,10 @@ class _Loop:
         return None
 
     def _update(self) -> bool:
-        """Run one update, and return False at the end of the data. A failed update leaves the state unchanged."""
+        """Run one update, and return False if there was no data left for it.
+
+        An update that fails leaves weights and training state unchanged.
+        """
         began, before, numbers = time.monotonic(), replace(self.state), RandomState.take(self.device)
         self._no_gradients()
         if self.starting is not None:
@@ -222,10 +231,10 @@ class _Loop:
         except Exception as error:
             if not memory_ran_out(error):
                 raise
-            if self.workers.size > 1:  # the others wait for this worker's gradients, so no checkpoint can be written
+            if self.workers.size > 1:  # other workers wait for this worker's gradients: they cannot write a checkpoint
                 raise self._shortage(f"at step {before.step + 1}", error) from error
             shortage = str(error).partition("\n")[0]
-        # Outside the handler: inside it, the traceback would still hold every activation of the batch.
+        # Handled outside the except block: inside it, the traceback would still hold every activation of the batch.
         trouble = shortage or (gradients.trouble() if gradients else None)
         if trouble:
             where = f"at step {before.step + 1}, batch {self.state.batch} of pass {self.state.epoch + 1}"
@@ -242,7 +251,10 @@ class _Loop:
         return True
 
     def _shortage(self, where: str, error: Exception) -> OutOfMemory:
-        """Return the error of a worker without memory. No checkpoint is written, because the other workers wait."""
+        """Return the error of a worker that ran out of memory while other workers wait for its gradients.
+
+        No checkpoint can be written then, so the error names the last one.
+        """
         why = str(error).partition("\n")[0]
         advice = "give a batch fewer tokens, or take more workers"
         return OutOfMemory(f"out of memory {where} ({why}): {advice}", self._last_checkpoint())
@@ -261,7 +273,7 @@ class _Loop:
         return (differentiated(self.loss, self.compiled, one, self.precision, self.device) for one in batches)
 
     def _exchange(self, sums: Tensor) -> Tensor:
-        """Return total and count over all workers, and which signals any of them received."""
+        """Return total loss and count, summed over all workers; with several, also how many received each signal."""
         if self.workers.size == 1:
             return sums
         return self.workers.reduce(torch.cat([sums, sums.new_tensor(self.signals.flags())]))
@@ -294,7 +306,7 @@ class _Loop:
             self.state.new_window()
 
     def _after_update(self) -> None:
-        """Run the work after an update: validation, a checkpoint, and stopping on signals."""
+        """Validate and write a checkpoint if they are due after this update, and stop if a signal was received."""
         state, settings = self.state, self.settings
         ended = self._ended() is not None
         improved = False
@@ -312,11 +324,14 @@ class _Loop:
             raise Interrupted(received, self.state.step, self._save())
 
     def _received(self) -> int | None:
-        """Return the signal to stop for: with several workers, one that all of them have received."""
+        """Return the signal that stops training, or None; with several workers, a signal that any of them received.
+
+        With several workers it is the signal that was exchanged with the last update, so that all stop at one step.
+        """
         return self.asked if self.workers.size > 1 else self.signals.received
 
     def _validate(self) -> bool:
-        """Validate the weights, and return whether they are the best so far. A signal interrupts it."""
+        """Validate the weights, and return whether they are the best so far; False if a signal interrupts it."""
         state, settings = self.state, self.settings
         self._check_weights()
         figures = self._figures()
@@ -334,8 +349,10 @@ class _Loop:
         return improved
 
     def _check_weights(self) -> None:
-        """Check the weights, because finite gradients may give infinite weights, which must not be validated or
-        saved."""
+        """Raise `Diverged` if a weight is NaN or infinite, so that it is neither validated nor saved.
+
+        Finite gradients may still lead to infinite weights.
+        """
         with torch.no_grad():
             parts = [local_part(parameter) for parameter in self.model.parameters()]
             strange = (~torch.stack([part.isfinite().all() for part in parts])).sum()
@@ -350,14 +367,16 @@ class _Loop:
         return checkpoints.path(steps[-1]) if steps else checkpoints.folder
 
     def _tied(self, figures: Mapping[str, float]) -> bool:
-        """Return whether figures equal the best with a lower loss: early in training, while BLEU is 0, the loss
-        decides."""
+        """Return whether the watched metric equals the best one so far, and the loss is lower.
+
+        The loss decides early in training, for example while BLEU is still 0.
+        """
         before = self.state.best_figures
         same = figures[self.settings.watch] == self.state.best and "loss" in figures and "loss" in before
         return same and figures["loss"] < before["loss"]
 
     def _figures(self) -> dict[str, float] | None:
-        """Return the figures of the weights that would be saved now; None if a signal interrupted validation."""
+        """Return validation metrics of the weights that would be saved now; None if a signal interrupts validation."""
         began, figures, shortage = time.monotonic(), None, None
         try:
             with self._as_used() as model:
@@ -376,7 +395,7 @@ class _Loop:
 
     @contextmanager
     def _as_used(self) -> Generator[nn.Module, None, None]:
-        """A context: the whole model with the weights that would be saved now, in eval mode."""
+        """A context that yields the whole, unsharded model in eval mode, with the weights that would be saved now."""
         if self.sharded is None:
             with undisturbed(self.model, self.average, self.device):
                 yield self.model
@@ -386,7 +405,7 @@ class _Loop:
             yield plain
 
     def _choose(self) -> tuple[str, dict[str, float]]:
-        """Return which weights are final, and their figures if they have been validated."""
+        """Load the final weights into the model; return which they are, and their metrics if they were validated."""
         state = self.state
         if self.settings.average == "checkpoints":
             self.checkpointer.put_mean(state.step)

@@ -1,4 +1,4 @@
-"""Checksums of a run's files, so that a damaged file is an error and not a wrong prediction."""
+"""Checksums of a run's files, so that a damaged file raises an error instead of causing wrong predictions."""
 
 import hashlib
 import json
@@ -21,10 +21,10 @@ Entry = tuple[str, int]  # SHA-256 of a file, and its size in bytes
 
 @dataclass(frozen=True)
 class Manifest:
-    """`manifest.json` lists the SHA-256 of the files of a run directory. A directory without one is not checked.
+    """`manifest.json`, which lists the SHA-256 and the size of each file of a run directory.
 
-    While a file is replaced, the manifest lists both versions: a process that is killed at any moment leaves files
-    that agree with it.
+    In a directory without a manifest no file is checked. While a file is being replaced, the manifest lists its old and
+    its new version, so that the files agree with the manifest even if the process is killed at any moment.
     """
 
     folder: Path
@@ -34,7 +34,7 @@ class Manifest:
         return self.folder / NAME
 
     def entries(self) -> dict[str, list[Entry]] | None:
-        """Return the accepted versions of each file; None without a manifest, as in runs of earlier versions."""
+        """Return the listed versions of each file, or None if there is no manifest, as in runs of older releases."""
         try:
             stored: Any = json.loads(self.path.read_bytes())
             if stored["format"] != FORMAT:
@@ -49,9 +49,10 @@ class Manifest:
             raise RunError(f"{self.path} is damaged: {_one_line(error)}") from error
 
     def check(self, name: str) -> None:
-        """Raise `RunError` if a file differs from what was written; one that neither exists nor is listed is accepted.
+        """Raise `RunError` if a file is missing, is not listed, or differs from every version in the manifest.
 
-        The manifest is read again before a file is rejected: another process may have replaced both in between.
+        A file that neither exists nor is listed is accepted. Before a file is rejected, file and manifest are read a
+        second time, because another process may have replaced the file between the two reads.
         """
         fault = self._fault(name)
         if fault and (fault := self._fault(name)):
@@ -73,18 +74,18 @@ class Manifest:
         return None
 
     def adopt(self, names: Iterable[str]) -> None:
-        """List the current files, in a directory that has no manifest yet."""
+        """Write a manifest of the named files as they are now, if the directory has no manifest yet."""
         if self.entries() is None:
             self._write({name: [_entry(self.folder / name)] for name in names})
 
     def write(self, name: str, content: str) -> None:
-        """Write a file of the run atomically, and its checksum."""
+        """Write a file of the run atomically, and its checksum to the manifest."""
         data = content.encode()
         with self._replacing({name: (hashlib.sha256(data).hexdigest(), len(data))}):
             write_whole(self.folder / name, data)
 
     def keep(self, save: Callable[[Path], None]) -> None:
-        """Move the files that `save(folder)` writes into a temporary folder, and list their checksums."""
+        """Call `save` with a temporary folder, move the files written there to the run, and list their checksums."""
         draft = Path(tempfile.mkdtemp(prefix=".draft-", suffix=".tmp", dir=self.folder))
         try:
             save(draft)
@@ -97,19 +98,22 @@ class Manifest:
                 force(self.folder)
         except OSError:
             raise
-        except Exception as error:  # the tokenizers library reports a full disk in this way
+        except Exception as error:  # the tokenizers library raises a plain Exception when the disk is full
             raise as_os_error(error, self.folder) from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove incomplete files of processes that were killed."""
+        """Remove temporary folders left by processes that were killed."""
         for path in self.folder.glob(".draft-*.tmp"):
             shutil.rmtree(path, ignore_errors=True)
 
     @contextmanager
     def _replacing(self, new: dict[str, Entry]) -> Generator[None, None, None]:
-        """A context in which both versions of some files are listed; after its success, the new ones alone."""
+        """A context in which the manifest lists the old and the new versions of the files in `new`.
+
+        If the block succeeds, the manifest afterwards lists their new versions only.
+        """
         known = self.entries() or {}
         both = {name: [*(old for old in known.get(name, []) if old != one), one] for name, one in new.items()}
         self._write({**known, **both})

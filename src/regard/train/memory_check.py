@@ -1,4 +1,4 @@
-"""A check before training whether the memory of this machine suffices for a model; and peak memory."""
+"""A check before training whether this machine has enough memory for a model, and a measure of peak memory."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 _BYTES = 16  # bytes per parameter in training: float32 weight, gradient and AdamW's two moments
-_WHOLE = 8  # bytes per parameter when a sharded model is created: the whole weight, and a copy that is divided
+_WHOLE = 8  # bytes per parameter when a sharded model is created: the whole float32 weight, and a copy to be sharded
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -17,10 +17,10 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def check_capacity(build: Callable[[], nn.Module], device: torch.device, *, shards: int = 1) -> None:
-    """Raise `MemoryError` if the parameters alone exceed the memory of the device.
+    """Raise `MemoryError` if training the parameters alone, without activations, needs more memory than there is.
 
-    With several `shards` a worker holds one, and the whole model at the start and during validation. Trying to allocate
-    is no check: Linux overcommits memory and kills the process when it is used.
+    With several `shards`, a worker stores one shard, and also the whole model at the start and during validation. A
+    trial allocation would not be a check, because Linux overcommits memory and kills the process that uses too much.
 
     >>> check_capacity(lambda: nn.Linear(2**20, 2**24), torch.device("cpu"))
     Traceback (most recent call last):
@@ -47,12 +47,12 @@ def _memory(device: torch.device) -> int | None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Return the peak memory of this process: allocated on a GPU, resident on a CPU; 0 if unknown."""
+    """Return the peak memory of this process in bytes: allocated on a GPU, or resident on a CPU; 0 if unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
         import resource
-    except ImportError:  # Windows has no `resource`
+    except ImportError:  # Windows has no module `resource`
         return 0
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024

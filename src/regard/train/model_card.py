@@ -1,13 +1,14 @@
-"""The model card: a page about a trained model, from a dictionary."""
+"""The model card: a page of markdown that describes a trained model, made from a dictionary."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 def model_card(card: Mapping[str, Any]) -> str:
-    """Return markdown from a dictionary: `title` and `summary` first, then a section for each other key.
+    """Return a dictionary as markdown: `title` and `summary` first, then a section for each other key.
 
-    Text is a paragraph, a dictionary a table, a list a list. `tags` become the front matter that model hubs read.
+    A section shows a string as a paragraph, a dictionary as a table, and a list as a bulleted list. `tags` are written
+    to the YAML front matter, which model hubs read.
 
     >>> print(model_card({"title": "Tiny", "summary": "A toy.", "Figures": {"bleu": 97.25}}))
     # Tiny

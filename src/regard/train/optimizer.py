@@ -1,4 +1,4 @@
-"""AdamW with weight decay on matrices alone, and its state under the names of the parameters."""
+"""AdamW with weight decay on matrices only, and its state as tensors named by parameter."""
 
 from collections.abc import Mapping
 
@@ -10,11 +10,11 @@ from regard.train.train_settings import TrainSettings
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Return the trained parameters in two groups: matrices, with weight decay, and all others, without.
+    """Return the trained parameters in two groups: matrices with weight decay, and all other parameters without it.
 
     Weight decay pulls parameters towards zero. For a matrix this is a preference for simple maps. A gain or
-    a bias has no reason to be near zero, and an embedding has rows that most batches do not use: rare words would
-    decay between their occurrences. An output matrix tied to an embedding counts as an embedding.
+    a bias has no reason to be near zero. An embedding has rows that most batches do not use: the embeddings of rare
+    words would decay between their occurrences. An output matrix tied to an embedding counts as an embedding.
 
     >>> groups = parameter_groups(nn.Sequential(nn.Embedding(7, 3), nn.Linear(3, 2)), 0.1)
     >>> [(group["weight_decay"], [tuple(p.shape) for p in group["params"]]) for group in groups]
@@ -38,7 +38,7 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Ada
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the optimiser's state as named tensors: `exp_avg/encoder.weight` and so on."""
+    """Return the optimiser's state as tensors with names such as `exp_avg/encoder.weight`."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
         f"{key}/{names[id(parameter)]}": value
@@ -48,7 +48,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Load named tensors; learning rate and weight decay stay as the optimiser was constructed."""
+    """Load the optimiser's state from named tensors; its learning rate and weight decay do not change."""
     places = {id(p): place for place, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
     learned = {name: p for name, p in model.named_parameters() if id(p) in places}
     state: dict[int, dict[str, Tensor]] = {}
@@ -63,7 +63,7 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: 
 
 
 def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Return bytes that training holds on this worker: of sharded tensors, only its shard.
+    """Return bytes of parameters, gradients and optimiser state on this worker; only its shard of a sharded tensor.
 
     >>> model = nn.Linear(3, 5)
     >>> state_bytes(model, torch.optim.AdamW(model.parameters()))

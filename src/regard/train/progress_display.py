@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
-_KNOWN_STEPS = 20  # number of steps, or seconds, after which the remaining time is estimated
+_KNOWN_STEPS = 20  # the duration of a run is estimated after this number of steps, or after _KNOWN_SECONDS
 _KNOWN_SECONDS = 3.0
-_LONG = 1200.0  # seconds from which on a faster alternative is suggested
+_LONG = 1200.0  # if a run takes more seconds than this, a faster alternative is suggested
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The current state of training, as it is displayed."""
+    """The state of training after an update, as a progress display shows it."""
 
     step: int
     steps: int
@@ -29,15 +29,15 @@ class Standing:
 
 @runtime_checkable
 class Progress(Protocol):
-    """A display of the progress of training."""
+    """The interface of a progress display, whose methods the training loop calls."""
 
     def begin(self, step: int, steps: int) -> None: ...
 
     def step(self, standing: Standing) -> None:
-        """Called after every update."""
+        """Display the state after an update; the loop calls this after every update."""
 
     def logged(self, standing: Standing) -> None:
-        """Called after every line of metrics."""
+        """Display the state when metrics are logged; the loop calls this after every line of metrics.jsonl."""
 
     def validated(self, step: int, figures: Mapping[str, float], best: str) -> None: ...
 
@@ -47,7 +47,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Displays nothing."""
+    """A progress display that shows nothing."""
 
     def begin(self, step: int, steps: int) -> None:
         pass
@@ -69,7 +69,10 @@ class Silent:
 
 
 class Forecast:
-    """The expected duration of a run, estimated from the first steps; `quicker` is added if it is long."""
+    """The expected duration of a run, estimated from its first steps.
+
+    `quicker` is a hint, such as a faster command, that is added to the message if the run will take long.
+    """
 
     def __init__(self, quicker: str = "") -> None:
         self._quicker = quicker
@@ -80,12 +83,12 @@ class Forecast:
         self._began, self._given = (time.monotonic(), step), False
 
     def left(self, standing: Standing) -> float:
-        """Return seconds until the last step, at the mean pace so far."""
+        """Return the expected number of seconds until the last step, at the mean pace so far."""
         since, first = self._began
         return (time.monotonic() - since) / max(1, standing.step - first) * (standing.steps - standing.step)
 
     def message(self, standing: Standing) -> str | None:
-        """Print the expected duration once, as soon as it can be estimated."""
+        """Return a message with the expected duration, once, as soon as it can be estimated; otherwise None."""
         since, first = self._began
         early = standing.step - first < _KNOWN_STEPS and time.monotonic() - since < _KNOWN_SECONDS
         if self._given or early or standing.step >= standing.steps:
@@ -97,7 +100,10 @@ class Forecast:
 
 
 class Lines:
-    """Prints a line for each line of metrics, and one after the first steps: for logs and pipes."""
+    """A progress display for logs and pipes: it prints a line whenever metrics are logged or validated.
+
+    After the first steps it also prints the expected duration.
+    """
 
     def __init__(self, console: Console, quicker: str = "") -> None:
         self._console = console
@@ -120,7 +126,7 @@ class Lines:
         self.say(f"step {step}  validation  {_list(figures)}{_tail(best)}")
 
     def say(self, text: str) -> None:
-        # Lines are not wrapped: a log has no width.
+        # Lines are not wrapped, because a log file has no width.
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def end(self) -> None:
@@ -128,7 +134,10 @@ class Lines:
 
 
 class Bar:
-    """A bar with the loss, tokens per second, remaining time and the best score; validations stay above it."""
+    """A progress display for terminals: a bar with loss, learning rate, tokens per second and remaining time.
+
+    The best validation follows the bar, and the lines of earlier validations remain above it.
+    """
 
     def __init__(self, console: Console, quicker: str = "") -> None:
         self._forecast = Forecast(quicker)
@@ -171,9 +180,9 @@ class Bar:
 
 
 def default_progress(quicker: str = "") -> Progress:
-    """Return a bar if standard error is a terminal, else lines.
+    """Return a progress bar if standard error is a terminal, else a display that prints lines.
 
-    `quicker` suggests an alternative for a run that will take long.
+    `quicker` is a hint, such as a faster command, that is displayed if the run will take long.
     """
     console = Console(file=sys.stderr)
     return Bar(console, quicker) if console.is_terminal else Lines(console, quicker)
@@ -192,7 +201,7 @@ def _tail(best: str) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Return a duration as text."""
+    """Return a duration as text in seconds, minutes or hours."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

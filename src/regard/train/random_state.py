@@ -1,4 +1,4 @@
-"""The state of all global random generators, saved and restored together."""
+"""The states of the global random generators of Python, NumPy and torch, saved and restored together."""
 
 import random
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class RandomState:
         return RandomState(random.getstate(), tuple(numbers), torch.get_rng_state(), cuda)
 
     def put(self, device: torch.device) -> None:
-        """Restore the states; a generator whose state was not saved is unchanged."""
+        """Restore the states; the CUDA generator does not change if its state was not saved."""
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         torch.set_rng_state(self.cpu)
@@ -33,7 +33,7 @@ class RandomState:
             torch.cuda.set_rng_state(self.cuda, device)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the states as named tensors, for a file."""
+        """Return the states as named tensors, which a safetensors file can hold."""
         version, numbers, gauss = self.python
         _, keys, place, has_gauss, cached = self.numpy
         named = {
@@ -47,7 +47,7 @@ class RandomState:
 
     @staticmethod
     def of(tensors: dict[str, Tensor]) -> "RandomState":
-        """Return the state from named tensors."""
+        """Return the `RandomState` of the named tensors that `tensors()` returned."""
         version, *numbers = tensors["python"].tolist()
         has_python_gauss, gauss = tensors["python_gauss"].tolist()
         *keys, place, has_gauss = tensors["numpy"].tolist()
@@ -57,7 +57,7 @@ class RandomState:
 
 
 def seed_worker(seed: int, rank: int) -> None:
-    """Seed all generators with a different seed on each worker; the first worker has that of a single process."""
+    """Seed all generators with a different seed on each worker; on the first worker it is `seed` itself."""
     seed = (seed + 1_000_003 * rank) % 2**63
     random.seed(seed)
     np.random.seed(seed % 2**32)

@@ -8,10 +8,10 @@ from regard.train.training_state import TrainingState
 
 @runtime_checkable
 class Batches(Protocol):
-    """Training data in an order that can be resumed.
+    """The interface of training data whose order can be resumed.
 
-    Iterating yields the rest of the current epoch; iterating again, the next epoch. `state` is the position after the
-    last batch, as JSON, and `resume` continues from there.
+    Iterating yields the remaining batches of the current epoch; iterating once more yields the next epoch. `state`
+    returns the position after the last batch that was yielded, as a JSON value, and `resume` moves to that position.
     """
 
     def __iter__(self) -> Iterator[Any]: ...
@@ -22,7 +22,7 @@ class Batches(Protocol):
 
 
 class Passes:
-    """Batches in groups, one group for each update; epochs and batches are counted in the training state."""
+    """Divides the batches of all epochs into the groups that the updates use, and counts them in the training state."""
 
     def __init__(self, batches: Batches, *, most: int | None) -> None:
         self._batches = batches
@@ -30,7 +30,7 @@ class Passes:
         self._rest: Iterator[Any] | None = None
 
     def take(self, wanted: int, training: TrainingState) -> Iterator[Any]:
-        """Yield the batches of one update: fewer, or none, at the end of the last epoch."""
+        """Yield the `wanted` batches of one update; fewer, or none, at the end of the last epoch."""
         empty = 0
         while wanted:
             if self._rest is None:
@@ -42,7 +42,7 @@ class Passes:
                 if not wanted:
                     return
             empty += 1
-            if empty > 2:  # the rest of a resumed epoch may be empty, but not a whole epoch
+            if empty > 2:  # a resumed epoch may have no batches left, but the next whole epoch must have some
                 raise ValueError("batches gave nothing: it must give at least one batch in each pass")
             self._rest, training.epoch, training.batch = None, training.epoch + 1, 0
             if self._most is not None and training.epoch >= self._most:

@@ -30,7 +30,10 @@ __all__ = ["Run", "RunError"]
 
 @dataclass(frozen=True)
 class Run:
-    """`config.json  data.json  model.safetensors  metrics.jsonl  result.json  manifest.json  README.md  checkpoints/`.
+    """The directory of a training run, in which `fit` saves its weights and from which training is resumed.
+
+    It holds `config.json`, `data.json`, `model.safetensors`, `metrics.jsonl`, `result.json`, `manifest.json`,
+    `README.md` and the folder `checkpoints`.
 
     >>> import tempfile
     >>> run = Run.create(Path(tempfile.mkdtemp()) / "tiny", {"task": "translation", "train": {"steps": 100}})
@@ -40,7 +43,7 @@ class Run:
 
     path: Path
     accepts_changed_data: bool = field(default=False, compare=False)
-    # One entry for each nested hold of the lock.
+    # One entry while this object holds the lock of the directory, else empty.
     _holds: list[None] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
@@ -53,11 +56,12 @@ class Run:
         changeable: Collection[str] = (),
         renewed: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
     ) -> "Run":
-        """Create a run directory, or open an existing one with `resume`, without holding the lock.
+        """Create a run directory, or with `resume` open an existing one, and release its lock before returning.
 
-        A directory with contents is never overwritten. A run is resumed with the config it was started with;
-        only keys in `changeable` (written `train.steps`) may differ, and the new values are stored. `renewed` converts
-        a config of an earlier version to the current form, including settings that did not exist then.
+        A directory with contents is never overwritten. A run is resumed with the config it was started with; only
+        settings whose dotted names, such as `train.steps`, are in `changeable` may differ, and their new values are
+        stored. `renewed` converts the stored config of an older release to the current form, and adds settings that
+        did not exist then.
         """
         with cls.training(path, config, resume=resume, changeable=changeable, renewed=renewed) as run:
             return run
@@ -75,17 +79,19 @@ class Run:
         inputs: Sequence[Path] = (),
         accept_changed_data: bool = False,
     ) -> Generator["Run", None, None]:
-        """A context like `create`, with the directory locked until its end.
+        """A context that creates or opens a run as `create` does, and locks its directory until the context ends.
 
-        `inputs` are the data files. Their size, modification time and SHA-256 are recorded in data.json; when the run
-        is resumed and the contents differ, that is an error, unless changed data is accepted. An error before the first
-        checkpoint removes a directory that was new: so that the corrected command may use the same name.
+        `inputs` are the data files. Their size, modification time and SHA-256 are recorded in data.json. If their
+        contents differ when the run is resumed, an error is raised, unless `accept_changed_data` is true. If an error
+        occurs before the first checkpoint of a new run, everything written is removed, so that the corrected command
+        may use the same directory.
         """
         run = cls(Path(path), accept_changed_data)
         try:
             run._check_free(resume)
         except RunError:
-            # Another process may have locked the directory and be about to write config.json: the lock decides.
+            # Another process may have locked the directory and not written config.json yet. Taking the lock below then
+            # raises the error that names this reason.
             if not lock_path(run.path).is_file():
                 raise
         new = not run.path.exists()
@@ -97,14 +103,17 @@ class Run:
                 else:
                     run._take_up(config, changeable, renewed, inputs)
                 yield run
-            except BaseException:  # also KeyboardInterrupt and SystemExit
+            except BaseException:  # not only Exception: also KeyboardInterrupt and SystemExit
                 if fresh and not run.checkpoints.steps():
                     run._clear(whole=new)
                 raise
 
     def _check_free(self, resume: bool) -> bool:
-        """Return whether the directory is free for a new run. A directory with other contents is an error."""
-        # Hidden files are leftovers of an interrupted start.
+        """Return True if a new run may use the directory, and False if it holds a run that is to be resumed.
+
+        `RunError` is raised if the directory holds other files, or a run and `resume` is false.
+        """
+        # Hidden files do not count: an interrupted start may have left them.
         if not self.path.exists() or all(entry.name.startswith(".") for entry in self.path.iterdir()):
             return True
         if not (self.path / "config.json").is_file():
@@ -127,7 +136,7 @@ class Run:
         renewed: Callable[[dict[str, Any]], Mapping[str, Any]],
         inputs: Sequence[Path],
     ) -> None:
-        """Compare everything with the existing run, and only then write changes."""
+        """Resume the existing run: compare config and data with the stored ones, and only then write changes."""
         plain = json.loads(json.dumps(dict(config)))
         changed = _differences(json.loads(json.dumps(dict(renewed(self.config())))), plain)
         refused = {key: values for key, values in changed.items() if key not in changeable}
@@ -144,12 +153,12 @@ class Run:
             self._record(inputs)
 
     def _listed(self) -> list[Path]:
-        """Return the files that a manifest would list, for a run that has none."""
+        """Return the files of the run that its manifest must list, for a run without a manifest."""
         files = [*self.path.glob("*.json"), *self.path.glob("*.safetensors")]
         return sorted(path for path in files if not path.name.startswith(".") and path.name != MANIFEST)
 
     def _clear(self, *, whole: bool) -> None:
-        """Remove what was written; the directory too, if it was not there before."""
+        """Remove the files of the run except hidden ones; with `whole`, remove the whole directory."""
         if whole:
             shutil.rmtree(self.path, ignore_errors=True)
             return
@@ -165,7 +174,7 @@ class Run:
     def check_inputs(self, inputs: Sequence[Path], advice: str) -> None:
         """Raise `RunError` if data files have changed since the run was started.
 
-        Runs of earlier versions recorded no fingerprints; for them only a missing file is an error.
+        Runs of older releases have no data.json; for such a run only a missing file is an error.
         """
         if (self.path / "data.json").is_file():
             recorded = self._read_json("data.json").get("files")
@@ -209,7 +218,7 @@ class Run:
         return self._read_json("config.json")
 
     def config_as(self, kind: type[Config]) -> Config:
-        """Return the configuration as the record of a task; a `RunError` names the setting that does not fit."""
+        """Return the configuration as a pydantic model of type `kind`; a `RunError` names an invalid setting."""
         stored = self.config()
         try:
             return kind.model_validate(stored)
@@ -220,7 +229,10 @@ class Run:
 
     @contextmanager
     def reading(self, *names: str) -> Generator[None, None, None]:
-        """Check files of the run; errors of their readers become a `RunError` that names the file."""
+        """A context for reading named files of the run, whose checksums are verified first.
+
+        Any error inside the context is converted to a `RunError` that names the files.
+        """
         for name in names:
             self.manifest.check(name)
         try:
@@ -237,7 +249,7 @@ class Run:
         self.manifest.keep(lambda folder: save_model(model, folder / self.model_path.name))
 
     def load_model(self, model: nn.Module) -> str:
-        """Load the final weights into a model, or the best ones of an interrupted run; return which."""
+        """Load the final weights into a model, or for an interrupted run its best ones; return which, as text."""
         if not self.model_path.is_file():
             return self._load_best(model)
         with self.reading(self.model_path.name):
@@ -257,11 +269,11 @@ class Run:
         return f"weights of step {found.step}: training was interrupted after step {newest.step}"
 
     def save_result(self, result: Mapping[str, Any]) -> None:
-        """Save the final figures."""
+        """Save the final metrics in result.json."""
         self.manifest.write("result.json", _json(result))
 
     def result(self) -> dict[str, Any]:
-        """Return the final figures."""
+        """Return the final metrics, which result.json holds."""
         if not (self.path / "result.json").is_file():
             raise RunError(f"{self.path} has no result.json: its training has not ended")
         return self._read_json("result.json")
@@ -272,9 +284,9 @@ class Run:
 
     @contextmanager
     def held(self) -> Generator[None, None, None]:
-        """Lock the directory against training by other processes; the lock is released when the process ends.
+        """A context in which other processes cannot train in this directory; the lock ends with the process at latest.
 
-        The lock is reentrant: the same object may hold it several times.
+        The lock is reentrant: contexts of the same `Run` object may be nested.
         """
         if self._holds:
             yield
@@ -299,7 +311,7 @@ def _json(value: Mapping[str, Any]) -> str:
 
 
 def _differences(old: Any, new: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
-    """Return the differences of two configs, by dotted name."""
+    """Return the old and the new value of each setting that differs between two configs, by dotted name."""
     if isinstance(old, dict) and isinstance(new, dict):
         found: dict[str, tuple[Any, Any]] = {}
         for key in {**old, **new}:

@@ -12,17 +12,19 @@ from regard.train.gradient_sums import Step
 from regard.train.sharded_tensors import whole
 from regard.train.updates import LossFunction
 
-# layers(model): the parts of a model that are gathered one after another. Each is called as a module.
+# layers(model) returns the modules of a model whose shards are gathered one module at a time. The model must call each
+# of them as a module, because FSDP2 gathers its parameters in the hooks of that call.
 Layers = Callable[[nn.Module], Iterable[nn.Module]]
 
 
 class Sharded:
-    """A sharded copy of a model for training. The unsharded model is empty meanwhile, except inside `whole`.
+    """A sharded copy of a model for training. Meanwhile the unsharded model holds no memory, except inside `filled`.
 
-    Parameters in none of the `layers` are gathered for the duration of a `step`, a batch's loss as a module.
+    `step` is the module that computes the loss of a batch. Parameters that are in none of the `layers` are gathered
+    when `step` is called.
 
-    Decoding calls any method of a model, and the number of calls differs among the workers: it needs the unsharded
-    model.
+    Decoding needs the unsharded model, because it calls any method of a model, and the number of calls differs among
+    the workers.
     """
 
     def __init__(self, plain: nn.Module, workers: Workers, layers: Layers, loss: LossFunction) -> None:
@@ -49,17 +51,17 @@ class Sharded:
 
     @torch.no_grad()
     def fill(self, other: Mapping[str, Tensor] | None = None) -> None:
-        """Give the unsharded model the weights of the sharded one, or others that are given by name."""
+        """Copy the gathered weights of the sharded model to the unsharded one; weights in `other` take precedence."""
         for storage, size in self._storages.values():
             storage.resize_(size)
         wanted = {**self.model.state_dict(), **(other or {})}
         for name, value in [*self.plain.named_parameters(), *self.plain.named_buffers()]:
-            if name in wanted:  # some buffers are not in the state dict
+            if name in wanted:  # non-persistent buffers are not in the state dict
                 value.copy_(whole(wanted[name]))
 
     @contextmanager
     def filled(self, other: Mapping[str, Tensor] | None = None) -> Generator[nn.Module, None, None]:
-        """A context: the unsharded model with the weights; it is emptied afterwards."""
+        """A context that yields the unsharded model with all weights, whose memory is freed afterwards."""
         self.fill(other)
         try:
             yield self.plain

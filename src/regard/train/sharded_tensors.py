@@ -1,4 +1,4 @@
-"""Tensors that are sharded among workers: gathered when they are saved, sharded again when they are loaded."""
+"""Tensors that are sharded among workers: they are gathered for saving, and sharded again after loading."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,13 +7,13 @@ from torch import Tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a sharded tensor gathered on every worker (a collective); any other tensor unchanged."""
+    """Return a sharded tensor as a whole one on every worker (a collective); return any other tensor unchanged."""
     gathered: Any = tensor
     return gathered.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def part_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return this worker's shard of a tensor, sharded as `like` is; the tensor itself if `like` is not sharded."""
+    """Return a whole tensor as a DTensor sharded like `like`; return it unchanged if `like` is not sharded."""
     divided: Any = like
     if not hasattr(like, "device_mesh"):
         return tensor
@@ -24,7 +24,7 @@ def part_of(tensor: Tensor, like: Tensor) -> Tensor:
         raise NotImplementedError(f"expected tensors sharded by their first axis, got {placements} over {mesh}")
     rows = tensor.chunk(mesh.size())
     rank = mesh.get_local_rank()
-    # Cloned: a view of the whole tensor would hold all of it in memory.
+    # The shard is cloned, because a view would keep the whole tensor in memory.
     mine = rows[rank].to(like.device).clone() if rank < len(rows) else tensor[:0].to(like.device)
     return DTensor.from_local(
         mine, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.contiguous().stride()
@@ -32,13 +32,17 @@ def part_of(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return this worker's shard of a tensor."""
+    """Return this worker's shard of a sharded tensor as a plain tensor; return any other tensor unchanged."""
     divided: Any = tensor
     return divided.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
-    """Return tensors gathered one after another, on the CPU; if `keep` is false they are discarded."""
+    """Return all tensors whole, gathered one after another; those that were sharded are copied to the CPU.
+
+    Gathering is a collective, so every worker must call this function. A worker that does not need the tensors passes
+    `keep=False`; then each tensor is discarded at once, and the result is empty.
+    """
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         divided = hasattr(tensor, "full_tensor")

@@ -76,9 +76,10 @@ class TrainSettings(BaseModel):
     """Seed of dropout and of all other randomness in a step."""
 
     def scheduled(self, last: int) -> list[int]:
-        """Return the steps up to `last` whose scheduled checkpoints are averaged, oldest first.
+        """Return the steps whose checkpoints are averaged after step `last`: `last` and scheduled ones, oldest first.
 
-        Checkpoints caused by a signal or a new best are excluded: the mean must not depend on when a signal came.
+        Checkpoints caused by a signal or a new best are excluded, because the mean must not depend on when a signal
+        came.
 
         >>> TrainSettings(average="checkpoints", average_last=3, checkpoint_every=4).scheduled(14)
         [8, 12, 14]
@@ -89,7 +90,7 @@ class TrainSettings(BaseModel):
         return sorted({last, *steps})[-self.average_last :]
 
     def better(self, value: float, best: float | None) -> bool:
-        """Return whether a figure is a new best; NaN never is."""
+        """Return whether a value of the watched metric is better than the best so far; NaN never is."""
         if value != value:
             return False
         return best is None or (value < best if self.watch_for == "lowest" else value > best)

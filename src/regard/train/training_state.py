@@ -1,18 +1,18 @@
-"""The counts of a run: steps, epochs, tokens, time and the best validation, all exact in JSON."""
+"""The counts of a run (steps, epochs, tokens, seconds) and its best validation, all of which JSON stores exactly."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass
 class TrainingState:
-    """Counts from the first step of a run, across interruptions."""
+    """The counts of a run since its first step; an interrupted run continues them when it is resumed."""
 
     step: int = 0
     epoch: int = 0  # number of complete passes over the data
     batch: int = 0  # number of batches of the current epoch so far
     tokens: int = 0
     seconds: float = 0.0
-    # The following fields are since the last line of metrics.
+    # The next three fields count since metrics were last logged.
     window_loss: float = 0.0
     window_tokens: int = 0
     window_seconds: float = 0.0
@@ -20,7 +20,7 @@ class TrainingState:
     best: float | None = None
     best_step: int | None = None
     best_figures: dict[str, float] = field(default_factory=dict)
-    waited: int = 0  # number of validations since the best
+    waited: int = 0  # number of validations since the best one
 
     def count_update(self, loss: float, tokens: int) -> None:
         self.step += 1
@@ -33,7 +33,7 @@ class TrainingState:
         self.window_seconds += seconds
 
     def window(self) -> tuple[float, float]:
-        """Return loss per token, and tokens per second, since the last line of metrics."""
+        """Return loss per token and tokens per second since metrics were last logged."""
         loss = self.window_loss / self.window_tokens if self.window_tokens else float("nan")
         return loss, self.window_tokens / self.window_seconds if self.window_seconds else 0.0
 

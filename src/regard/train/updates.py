@@ -13,24 +13,24 @@ from regard.train.sharded_tensors import whole
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """A loss summed over a batch, and the number of summands (tokens, sentences …): their ratio is minimised."""
+    """A loss summed over a batch, and the number of summands, such as tokens; training minimises total / count."""
 
     total: Tensor
     count: int | Tensor
 
 
-# loss(model, batch): moves the batch to the device, runs the model, and sums.
+# loss(model, batch) moves the batch to the device, runs the model, and returns the loss summed over the batch.
 LossFunction = Callable[[nn.Module, Any], Loss]
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Sums over the batches of an update: loss and count, and the norm of the mean gradient."""
+    """The total loss and count of all batches of an update, and the norm of the mean gradient."""
 
     total: float
     count: float
     norm: float
-    asked: tuple[float, ...] = ()  # the further numbers that `reduce` added
+    asked: tuple[float, ...] = ()  # further numbers that `reduce` appended, summed over the workers
 
     def trouble(self) -> str | None:
         """Return an error message if the loss or the gradient is not finite, else None."""
@@ -44,7 +44,7 @@ class Gradients:
 def differentiated(
     loss: LossFunction, model: nn.Module, batch: Any, precision: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return the total and the count of a batch, on the device; its gradients are added to those in the parameters."""
+    """Return the total loss and count of a batch, on the device, and add its gradients to those of the parameters."""
     with torch.autocast(device.type, precision, enabled=precision != torch.float32):
         result = loss(model, batch)
     if result.total.ndim:
@@ -60,12 +60,13 @@ def gather(
     differentiate: Callable[[Iterable[Any]], Iterable[tuple[Tensor, Tensor]]],
     reduce: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> Gradients | None:
-    """Leave in the parameters the gradient of Σ total / Σ count over the batches; None if there were none.
+    """Run the backward passes of an update, and return total loss, count and gradient norm; None without batches.
 
-    `differentiate(batches)` adds each batch's gradients to those in the parameters, and returns its total and count.
-    Sums are differentiated, and divided at the end: how tokens are divided into batches, and batches into shares of
-    several workers, makes no difference. `reduce` sums total and count over the workers, and may add further numbers.
-    The numbers that the caller needs are fetched from the device together, once.
+    `differentiate(batches)` adds the gradients of each batch's total to the parameters, and yields its total and count.
+    The gradients are those of Σ total; `settle` divides them by Σ count. The result is therefore independent of how
+    tokens are divided into batches, and batches among workers. `reduce` sums total and count over the workers, and may
+    append further numbers. All numbers that the caller needs are copied from the device at once, because each copy
+    waits for the device.
     """
     sums = list(differentiate(batches))
     if not sums:
@@ -84,7 +85,7 @@ def gather(
 
 @torch.no_grad()
 def settle(model: nn.Module, gradients: Gradients, clip: float | None) -> None:
-    """Divide the summed gradients by the count, and clip their norm."""
+    """Divide the summed gradients by the count of the update, and scale them down if their norm exceeds `clip`."""
     scale = 1.0 / gradients.count
     if clip is not None and gradients.norm > clip:
         scale *= clip / gradients.norm

@@ -1,4 +1,4 @@
-"""Validation without side effects: training gives the same results however often it validates."""
+"""Validation without side effects, so that the results of training do not depend on how often it validates."""
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
@@ -14,31 +14,32 @@ from regard.train.random_state import RandomState
 from regard.train.updates import LossFunction
 from regard.train.weight_averaging import MovingAverage
 
-# validate(model): figures by name, of a model in eval mode.
+# validate(model) returns metrics by name; the model is in eval mode.
 Validate = Callable[[nn.Module], Mapping[str, float]]
 
 
 @dataclass(frozen=True, eq=False)
 class Validation:
-    """How weights are validated: by the loss on held-out batches, by the caller's figures, or by both."""
+    """Validates weights: by the loss on held-out batches, by metrics of the caller's `validate`, or by both."""
 
     loss: LossFunction
     held_out: Iterable[Any] | None
     validate: Validate | None
     precision: torch.dtype
-    workers: Workers = ALONE  # each worker takes its share of the batches
+    workers: Workers = ALONE  # each worker computes the loss of its share of the held-out batches
 
     @property
     def possible(self) -> bool:
         return self.held_out is not None or self.validate is not None
 
     def figures(self, model: nn.Module, device: torch.device) -> dict[str, float]:
-        """Return all figures by name; `loss` is the one on held-out batches."""
+        """Return all metrics by name; "loss" is the mean loss on the held-out batches."""
         found = {} if self.held_out is None else {"loss": self._held_out_loss(model, self.held_out, device)}
         if self.validate is not None:
             with self.workers.sharing():
                 found |= {name: float(value) for name, value in self.validate(model).items()}
-        return self.workers.from_first(found)  # all workers must take the same decisions, so all use the same bits
+        # All workers use the first worker's values, because they must decide the same, even if values differ in a bit.
+        return self.workers.from_first(found)
 
     def _held_out_loss(self, model: nn.Module, batches: Iterable[Any], device: torch.device) -> float:
         total = count = 0.0
@@ -55,7 +56,10 @@ class Validation:
 
 @contextmanager
 def undisturbed(model: nn.Module, average: MovingAverage | None, device: torch.device) -> Generator[None, None, None]:
-    """A context: the model with averaged weights, in eval mode, without gradients. It is restored afterwards."""
+    """A context in which the model is in eval mode, without gradients, and with averaged weights if there are any.
+
+    Afterwards the model's weights and mode and all random generators are restored.
+    """
     numbers, training = RandomState.take(device), model.training
     with nullcontext() if average is None else average.in_place(model), torch.no_grad():
         model.eval()

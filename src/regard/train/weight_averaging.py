@@ -1,4 +1,4 @@
-"""Averages of weights: a moving one while training, or the mean of several checkpoints."""
+"""Averages of weights: a moving average during training, or the mean of several checkpoints."""
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +10,10 @@ from regard.train.sharded_tensors import part_of
 
 
 class MovingAverage:
-    """e ← d·e + (1 − d)·w after every update, with d = min(decay, (1 + t) / (10 + t)) so that early weights decay fast.
+    """The exponential moving average e of the weights w: e ← d·e + (1 − d)·w after every update.
+
+    The decay after update t is d = min(decay, (1 + t) / (10 + t)), which is small at first, so that the average soon
+    forgets early weights.
 
     >>> layer = nn.Linear(1, 1, bias=False)
     >>> average = MovingAverage(layer, decay=0.5)
@@ -28,7 +31,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
-        """Add the weights after update number `step` to the average."""
+        """Update the average with the model's weights after update number `step`."""
         decay = min(self._decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(self._mean, [self._of(model, name).detach() for name in self._names], 1 - decay)
 
@@ -44,7 +47,7 @@ class MovingAverage:
 
     @contextmanager
     def in_place(self, model: nn.Module) -> Generator[None, None, None]:
-        """A context: the model with the averaged weights; its own weights are restored afterwards, bit for bit."""
+        """A context in which the model has the averaged weights; its own are restored afterwards, bit for bit."""
         own = [self._of(model, name).detach().clone() for name in self._names]
         self.put(model)
         try:
@@ -66,7 +69,7 @@ class MovingAverage:
 
 
 def mean_weights(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the mean of several states of one model; tensors that are not floating point are taken from the last.
+    """Return the mean of several states of a model; of tensors that are not floating point, the last state's.
 
     >>> mean_weights([{"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])}])
     {'w': tensor([2.5000])}

@@ -1,4 +1,4 @@
-"""A model's weights in a safetensors file: shared tensors are stored once, and shared again when loaded. No pickle."""
+"""A model's weights in a safetensors file, without pickle; a shared tensor is stored once, and shared when loaded."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from regard.train.sharded_tensors import part_of
 
 
 def shared_names(model: nn.Module) -> dict[str, str]:
-    """Return for each additional name of a shared tensor the name under which it is saved.
+    """Return for each further name of a shared tensor (tied weights) the first name, under which it is saved.
 
     >>> model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     >>> model[1].weight = model[0].weight
@@ -31,7 +31,7 @@ def shared_names(model: nn.Module) -> dict[str, str]:
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the model's state, each shared tensor under its first name only."""
+    """Return the model's state dict, with each shared tensor under its first name only."""
     aliases = shared_names(model)
     state = model.state_dict()
     for name, value in state.items():
@@ -52,7 +52,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, aliases: Mapping
 
 
 def _in_order(path: Path) -> None:
-    """Sort the metadata of the header, so that equal weights are equal files: safetensors shuffles it."""
+    """Sort the metadata in the header of a safetensors file, so that equal weights give equal files.
+
+    The safetensors library writes the metadata in random order.
+    """
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -64,13 +67,13 @@ def _in_order(path: Path) -> None:
 
 
 def _alone(tensor: Tensor) -> Tensor:
-    """Return a contiguous copy on the CPU with its own storage: a file has no views."""
+    """Return a contiguous tensor on the CPU that fills its whole storage, because safetensors cannot save views."""
     plain = tensor.detach().cpu().contiguous()
     return plain if plain.untyped_storage().nbytes() == plain.nbytes else plain.clone()
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors of a file, on the CPU, and the additional names of shared tensors."""
+    """Return the tensors of a file, on the CPU, and for each further name of a shared tensor its first name."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -96,13 +99,13 @@ def save_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def load_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Load the weights of a file into a model of the same architecture; shared tensors must be shared in both."""
+    """Load the weights of a file into a model of the same architecture; both must share the same tensors."""
     tensors, aliases = read_tensors(Path(path))
     put_weights(model, tensors, aliases)
 
 
 def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]) -> None:
-    """Copy tensors into a model, or raise an error that lists what does not fit and change nothing."""
+    """Copy tensors into a model; if names or shapes do not fit, raise an error and leave the model unchanged."""
     shared = shared_names(model)
     if shared != dict(aliases):
         raise ValueError(
@@ -115,7 +118,7 @@ def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mappin
         raise ValueError(f"the file does not fit the model: it lacks {missing[:5]} and has {extra[:5]} besides")
     parts: dict[str, Tensor] = {}
     for name, value in wanted.items():
-        stored = tensors[name]  # loaded here, if it comes from a file
+        stored = tensors[name]  # this access loads the tensor if `tensors` reads files lazily
         if stored.shape != value.shape:
             expected, came = tuple(value.shape), tuple(stored.shape)
             raise ValueError(f"the file does not fit the model: {name} must have shape {expected}; got {came}")

@@ -1,9 +1,9 @@
-"""Recurrent encoder and decoder of token sequences. Imports models, nn, core and kernels.
+"""Recurrent encoder and decoder of token sequences. Of regard, they import `models`, `nn`, `core` and `kernels`.
 
 - `encoder`: `RecurrentEncoder`
-- `decoder`: `RecurrentDecoder`: Bahdanau's and Luong's order
+- `decoder`: `RecurrentDecoder`, with attention before or after the recurrent cell (Bahdanau's or Luong's order)
 - `cells`: single steps of GRU and LSTM
-- `gru_sequence`: a GRU over whole sequences on the CPU
-- `additive_loops`: calls of the hand-written loops, and the decoders that can use them
+- `gru_sequence`: runs a GRU over whole sequences with hand-written loops, if they support it
+- `additive_loops`: runs a decoder with additive attention by hand-written loops, if they support it
 - `token_embeddings`: embeddings computed once for each distinct token
 """

@@ -1,4 +1,4 @@
-"""Calls of the hand-written loops with a decoder's parameters, and the condition for a decoder to use them."""
+"""Runs a decoder with additive attention by the hand-written loops of `kernels.recurrent`, where they apply."""
 
 from typing import Any, NamedTuple
 
@@ -16,9 +16,10 @@ from regard.nn.protocol import Projected
 
 
 class Found(NamedTuple):
-    """States, or with feeding the inputs of the output layer, (b, t, d); weights (b, t, k); contexts (b, t, e).
+    """The result of a loop: states (b, t, d), attention weights (b, t, k) and contexts (b, t, e).
 
-    `turned` means that states and contexts have time first, as the CPU code uses them.
+    With input feeding, `states` are the inputs of the output layer, and there are no contexts. If `turned` is true,
+    states and contexts have time first, (t, b, …), as the CPU loop computes them.
     """
 
     states: Tensor
@@ -28,9 +29,10 @@ class Found(NamedTuple):
 
 
 def serves(network: nn.GRU | nn.LSTM, attention: object, *, feeding: bool = False) -> bool:
-    """Return whether the decoder is a GRU of one layer with additive softmax attention, uncompiled and not watched.
+    """Return whether the hand-written loops can run this decoder.
 
-    Under autocast on the CPU it must be bfloat16, without input feeding.
+    It must be a GRU of one layer with additive softmax attention, outside of torch.compile and without observers of
+    attention calls. Under autocast on the CPU, the dtype must be bfloat16, and there must be no input feeding.
     """
     if calls.observers:
         return False
@@ -50,8 +52,10 @@ def serves(network: nn.GRU | nn.LSTM, attention: object, *, feeding: bool = Fals
 def bahdanau(
     network: nn.GRU | nn.LSTM, attention: Any, gates: Tensor, mapping: Tensor, state: Tensor, projected: Projected
 ) -> Found:
-    """Run all steps from the tokens' input gates (t, b, 3d) and the first state (b, d); `mapping` is that of the
-    context."""
+    """Run all steps in Bahdanau's order, from the tokens' input gates (t, b, 3d) and the first state (b, d).
+
+    `mapping` is the matrix that maps a context to the input gates.
+    """
     query = attention.query.weight
     recurrent = torch.cat((network.get_parameter("weight_hh_l0"), query))
     hidden = network.get_parameter("bias_hh_l0")
@@ -63,7 +67,7 @@ def bahdanau(
         given = bahdanau_cpu.Given(gates, keys, score, values, mapping, state, recurrent, bias, projected.mask)
         states, contexts, weights = bahdanau_cpu.unrolled(given)
         return Found(states, weights.transpose(0, 1), contexts, turned=True)
-    # The values are mapped to the gates once, which saves one matrix product per step.
+    # The values are mapped to the input gates once, which saves a matrix product with the context at each step.
     narrow = _narrow(gates, projected.key, score, F.linear(values, mapping), state, recurrent, bias)
     found = _batch_first(bahdanau_loop.unrolled(bahdanau_loop.Given._make([*narrow, projected.mask])))
     return found._replace(contexts=found.weights @ values)
@@ -78,7 +82,7 @@ def feeding(
     state: Tensor,
     projected: Projected,
 ) -> Found:
-    """Run all steps in Luong's order with input feeding; `mapping` is that of the last output."""
+    """Run all steps in Luong's order with input feeding; `mapping` maps the last output to the input gates."""
     values, query = projected.value, attention.query.weight
     context, hidden = readout.weight.split([values.shape[-1], readout.in_features - values.shape[-1]], 1)
     recurrent = torch.cat((network.get_parameter("weight_hh_l0"), query, hidden))
@@ -90,12 +94,12 @@ def feeding(
 
 
 def _narrow(gates: Tensor, *others: Tensor | None) -> list[Any]:
-    """Return all tensors in the dtype of the gates, which under autocast is the autocast dtype."""
+    """Return all tensors in the dtype of `gates`, which under autocast is the autocast dtype."""
     return [gates, *(None if other is None else other.to(gates.dtype) for other in others)]
 
 
 def _wide(gates: Tensor, *others: Tensor) -> list[Any]:
-    """Return all tensors in float32, or in the dtype of the gates if that is wider."""
+    """Return the tensors after `gates` in float32, or in the dtype of `gates` if that is wider."""
     dtype = torch.promote_types(gates.dtype, torch.float32)
     return [other.to(dtype) for other in others]
 

@@ -1,4 +1,4 @@
-"""Single steps of GRU and LSTM with the parameters of torch's modules, which run whole sequences."""
+"""Single steps of GRU and LSTM with the parameters of `nn.GRU` and `nn.LSTM`, which only run whole sequences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from regard.kernels.recurrent import gru
 
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
 
-# (h,) of a GRU or (h, c) of an LSTM, each (layers, b, d), as in torch.
+# The hidden state: (h,) of a GRU or (h, c) of an LSTM, each of shape (layers, b, d) as in torch.
 Hidden = tuple[Tensor, ...]
 
 
@@ -21,7 +21,7 @@ Hidden = tuple[Tensor, ...]
 class Recurrence:
     """The settings of a recurrent decoder, besides its sizes.
 
-    `dropout` is on the embeddings, between layers and before the output layer, in training.
+    In training, `dropout` is applied to the embeddings, between layers and before the output layer.
 
     >>> Recurrence(cell="lstm", layers=2).cell
     'lstm'
@@ -42,11 +42,11 @@ class Recurrence:
 
     @property
     def parts(self) -> int:
-        """Return the number of vectors of a layer's state: h, or h and c."""
+        """Return the number of vectors in a layer's state: 1 for a GRU (h), 2 for an LSTM (h and c)."""
         return 2 if self.cell == "lstm" else 1
 
     def network(self, input_size: int, size: int, *, bidirectional: bool = False) -> nn.GRU | nn.LSTM:
-        """Return torch's network, batch first."""
+        """Return an `nn.GRU` or `nn.LSTM` with these settings, batch first."""
         between = self.dropout if self.layers > 1 else 0.0
         return CELLS[self.cell](
             input_size, size, self.layers, batch_first=True, dropout=between, bidirectional=bidirectional
@@ -54,7 +54,7 @@ class Recurrence:
 
 
 def run(network: nn.GRU | nn.LSTM, inputs: Float[Tensor, "b t i"], hidden: Hidden) -> tuple[Tensor, Hidden]:
-    """Run all steps in one call of torch's network: outputs (b, t, d) and the hidden state after the last."""
+    """Run all steps in one call of torch's network; return outputs (b, t, d) and the hidden state after the last."""
     if isinstance(network, nn.LSTM):
         outputs, (last, cell) = network(inputs, (hidden[0], hidden[1]))
         return outputs, (last, cell)
@@ -63,7 +63,7 @@ def run(network: nn.GRU | nn.LSTM, inputs: Float[Tensor, "b t i"], hidden: Hidde
 
 
 def advance(network: nn.GRU | nn.LSTM, gates: Float[Tensor, "b g"], hidden: Hidden) -> tuple[Tensor, Hidden]:
-    """Run one step from the input gates of the first layer: the top layer's output (b, d) and the new hidden state."""
+    """Run one step, given the first layer's input gates W x + b; return the output (b, d) and new hidden state."""
     found: list[Sequence[Tensor]] = []
     output = gates
     for layer in range(network.num_layers):
@@ -86,7 +86,7 @@ def advance(network: nn.GRU | nn.LSTM, gates: Float[Tensor, "b g"], hidden: Hidd
 
 
 def _lstm(gates: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """Return c' = f c + i g, h' = o tanh c', in torch's order of gates: i, f, g, o."""
+    """Return h' = o tanh c' and c' = f c + i g of an LSTM, whose gates have torch's order i, f, g, o."""
     write, keep, new, show = (gates + recurrent).chunk(4, -1)
     cell = torch.sigmoid(keep) * cell + torch.sigmoid(write) * torch.tanh(new)
     return torch.sigmoid(show) * torch.tanh(cell), cell

@@ -22,16 +22,16 @@ ORDERS = ("bahdanau", "luong")
 
 @dataclass(frozen=True, eq=False)
 class RecurrentState:
-    """The state of the decoder between tokens, and the memory, projected once."""
+    """The state of the decoder between two tokens, with the memory, which is projected once at the start."""
 
     hidden: Hidden
-    feed: Float[Tensor, "b d"]  # the last input of the output layer, for input feeding
-    attention: Any  # the state of the attention mechanism
+    feed: Float[Tensor, "b d"]  # the last input of the output layer, which input feeding adds to the next input
+    attention: Any  # the state of the attention layer
     projected: Projected | None
     summary: Float[Tensor, "b s"]
 
     def reorder(self, index: Int[Tensor, "n"]) -> "RecurrentState":
-        """Return the rows of the batch named by `index`."""
+        """Return the state with the batch rows `index`, which may be repeated or left out."""
         return RecurrentState(
             tuple(part.index_select(1, index) for part in self.hidden),
             self.feed.index_select(0, index),
@@ -42,7 +42,7 @@ class RecurrentState:
 
 
 class _Read(NamedTuple):
-    """The contexts of some queries, (b, t, e), the requested weights, and the mechanism's next state."""
+    """The result of attention: contexts (b, t, e), the requested weights, and the attention layer's next state."""
 
     context: Tensor
     weights: Tensor | Top | None
@@ -53,14 +53,16 @@ class _Read(NamedTuple):
 class RecurrentDecoder(nn.Module):
     """A recurrent network that generates y_i from y_{i-1}, its state, and a context from the memory.
 
-    order="bahdanau" (Bahdanau et al. 2015, appendix A.2): c_i = attend(s_{i-1}), s_i = f(s_{i-1}, [y_{i-1}; c_i]), and
-    the input of the output layer is tanh(W_o [s_i; c_i; y_{i-1}]). order="luong" (Luong et al. 2015, section 3): h_t =
-    f(h_{t-1}, y_{t-1}), c_t = attend(h_t), and the input of the output layer is h~_t = tanh(W_c [c_t; h_t]); with
-    `input_feeding` h~_{t-1} is part of the next input. `attention` is any layer of `regard.nn` that `Attends`; without
-    one, every c_i is C = `memory.summary` (Cho et al. 2014). The first state is tanh(W_s · summary).
+    With order="bahdanau" (Bahdanau et al. 2015, appendix A.2), the previous state attends: c_i = attend(s_{i-1}), s_i =
+    f(s_{i-1}, [y_{i-1}; c_i]), and the input of the output layer is tanh(W_o [s_i; c_i; y_{i-1}]). With order="luong"
+    (Luong et al. 2015, section 3), the new state attends: h_t = f(h_{t-1}, y_{t-1}), c_t = attend(h_t), and the input
+    of the output layer is h~_t = tanh(W_c [c_t; h_t]); with `input_feeding`, h~_{t-1} is part of the next input of the
+    network. `attention` is any layer of `regard.nn` that implements the protocol `Attends`; without attention, every
+    context c_i is `memory.summary` (Cho et al. 2014). The first state is tanh(W_s · summary).
 
-    Training takes one call of the network and one of attention in Luong's order without feeding. Otherwise it is a loop
-    over steps; for one GRU layer with additive attention a hand-written loop, on CUDA replayed as one graph.
+    In Luong's order without input feeding, `forward` calls the network once and attention once. Otherwise it loops over
+    the steps. For one GRU layer with additive attention this is a hand-written loop, which on CUDA is replayed as one
+    graph.
 
     >>> from regard.core.requests import full
     >>> from regard.nn.attention import Attention
@@ -111,7 +113,7 @@ class RecurrentDecoder(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Decoded:
-        """Return states for each token of the prefix: `logits` of state i score token i + 1."""
+        """Return the states of a whole prefix of tokens; `logits` of state i are the scores of token i + 1."""
         state = self.start(memory)
         if self.input_feeding or (self.order == "bahdanau" and self.attention is not None):
             return self._in_steps(state, prefix, weights, generator)
@@ -124,7 +126,7 @@ class RecurrentDecoder(nn.Module):
         return Decoded(self.dropout(states), read.weights, read.log_prob)
 
     def logits(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
-        """Return scores of the next token."""
+        """Return logits of the next token from states before the output layer."""
         return self.output(states)
 
     @property
@@ -138,7 +140,7 @@ class RecurrentDecoder(nn.Module):
         return self.output.bias
 
     def start(self, memory: Memory, *, limit: int | None = None) -> RecurrentState:
-        """Return the state before the first token; the memory is projected here, once. `limit` is not needed."""
+        """Return the state before the first token, with the projected memory; `limit` is ignored."""
         sharding.refuse("a recurrent decoder")
         summary = memory.summary
         first = torch.tanh(self.bridge(summary))
@@ -150,17 +152,17 @@ class RecurrentDecoder(nn.Module):
         return RecurrentState(hidden, torch.zeros_like(hidden[0][0]), None, projected, summary)
 
     def _projected(self, memory: Memory, attention: Attends) -> Projected:
-        """Return keys and values in the form that the mechanism needs."""
+        """Return keys and values, projected as the attention layer needs them."""
         keys, values, mask = memory.keys, memory.values, memory.mask
         same = keys is values
-        if mask is not None:  # NaN in padding times a weight of 0 would be NaN
+        if mask is not None:  # padding is set to zero, because NaN in padding times a weight of 0 would be NaN
             keys = keys.masked_fill(~mask.unsqueeze(-1), 0.0)
             values = keys if same else values.masked_fill(~mask.unsqueeze(-1), 0.0)
         projected = attention.project(keys, mask=mask)
         return projected if same else projected._replace(value=attention.project(values, mask=mask).value)
 
     def step(self, state: RecurrentState, tokens: Int[Tensor, "b"]) -> Step:
-        """Run one decoding step; its results equal those of `forward`."""
+        """Run one decoding step for one token of each row; its logits equal those of `forward` at this token."""
         sharding.refuse("a recurrent decoder")
         words = Tokens(self.dropout(self.embedding(tokens)).unsqueeze(1), None)
         gates, mapping = self._gates(words)
@@ -174,7 +176,7 @@ class RecurrentDecoder(nn.Module):
     def _in_steps(
         self, state: RecurrentState, prefix: Tensor, request: Request | None, generator: torch.Generator | None
     ) -> Decoded:
-        """Loop over steps, where one step's output is the next one's input."""
+        """Return the states of a prefix by a loop over its tokens, where each step needs the result of the last."""
         words = embedded(self.embedding, self.dropout, prefix)
         if additive_loops.serves(self.network, self.attention, feeding=self.input_feeding):
             gates, mapping = self._gates(words.turned())
@@ -187,7 +189,8 @@ class RecurrentDecoder(nn.Module):
             states = states.transpose(0, 1) if found.turned else states
             return Decoded(self.dropout(states), None if request is None else request.of(found.weights))
         gates, mapping = self._gates(words)
-        # Rows are indexed over all steps, and received weight is summed over them: both need all weights.
+        # A request for some rows counts them over all steps, and received weight is summed over all steps. For these
+        # two requests each step therefore computes full weights.
         whole = isinstance(request, (Rows, Received))
         hidden: list[Tensor] = []
         reads: list[_Read] = []
@@ -208,13 +211,16 @@ class RecurrentDecoder(nn.Module):
         return Decoded(self.dropout(states), weights, torch.cat(log_probs, 1) if log_probs else None)
 
     def _by_hand(self, gates: Tensor, mapping: Tensor, state: Tensor, projected: Projected) -> additive_loops.Found:
-        """Run the hand-written loop if this decoder can use it, else return None."""
+        """Run all steps in the hand-written loop for this decoder's order."""
         if self.input_feeding:
             return additive_loops.feeding(self.network, self.attention, self.readout, gates, mapping, state, projected)
         return additive_loops.bahdanau(self.network, self.attention, gates, mapping, state, projected)
 
     def _gates(self, words: Tokens) -> tuple[Tensor, Tensor | None]:
-        """Return the input gates of the tokens, for all steps by one product, and the columns for input feeding."""
+        """Return the tokens' part of the input gates of all steps, and the weight that maps fed-back vectors to gates.
+
+        One matrix product computes the gates of all steps. The weight is None if nothing is fed back.
+        """
         network, size = self.network, words.vectors.shape[-1]
         tokens, fed = network.get_parameter("weight_ih_l0").split([size, network.input_size - size], 1)
         gates = words.mapped(tokens, network.get_parameter("bias_ih_l0"))
@@ -228,8 +234,10 @@ class RecurrentDecoder(nn.Module):
         request: Request | None,
         generator: torch.Generator | None,
     ) -> tuple[Tensor, _Read, RecurrentState]:
-        """Run one step from the token's input gates: the network's output (b, 1, d), the context, and the next
-        state."""
+        """Run one step from the token's input gates (b, g).
+
+        Return the network's output (b, 1, d), the result of attention, and the next state.
+        """
         if self.order == "bahdanau":
             read = self._read(state, state.hidden[0][-1].unsqueeze(1), request, generator)
             top, hidden = advance(self.network, _fed(gates, read.context.squeeze(1), mapping), state.hidden)
@@ -244,7 +252,7 @@ class RecurrentDecoder(nn.Module):
     def _read(
         self, state: RecurrentState, query: Tensor, request: Request | None, generator: torch.Generator | None
     ) -> _Read:
-        """Return the contexts of the queries (b, t, d): by attention, or the memory's summary."""
+        """Return the contexts of the queries (b, t, d), by attention, or without attention the memory's summary."""
         if self.attention is None or state.projected is None:
             return _Read(_spread(state.summary, query), None, None, None)
         found, after = self.attention.attend(
@@ -253,7 +261,11 @@ class RecurrentDecoder(nn.Module):
         return _Read(found.output, found.weights, found.log_prob, after)
 
     def _mixed(self, hidden: Tensor, context: Tensor, words: Tokens | None) -> Tensor:
-        """Return the input of the output layer, for any number of steps; its parts are mapped without concatenation."""
+        """Return the input of the output layer, tanh(W [hidden; context; words]), for any number of steps.
+
+        Each part is multiplied by its own columns of W, which avoids concatenating the parts. Luong's order has the
+        context before the hidden state, and no words.
+        """
         first, second = (hidden, context) if self.order == "bahdanau" else (context, hidden)
         sizes = [first.shape[-1], second.shape[-1]]
         weights = self.readout.weight.split([*sizes, self.readout.in_features - sum(sizes)], 1)
@@ -264,17 +276,17 @@ class RecurrentDecoder(nn.Module):
 
 
 def _fed(gates: Tensor, feed: Tensor, mapping: Tensor | None) -> Tensor:
-    """Return the gates with the fed-back output, if there is input feeding."""
+    """Return the input gates plus the mapped `feed` vector, the context or last output; unchanged if not mapped."""
     return gates if mapping is None else gates + F.linear(feed, mapping)
 
 
 def _spread(summary: Tensor, like: Tensor) -> Tensor:
-    """Return the summary at every step of `like`."""
+    """Return the summary (b, s) repeated for every step of `like` (b, t, …), as a view (b, t, s)."""
     return summary.unsqueeze(1).expand(-1, like.shape[1], -1)
 
 
 def _joined(found: list[Tensor | Top | None]) -> Tensor | Top | None:
-    """Concatenate the results of single steps, as one call would return them."""
+    """Return the weights of single steps concatenated, as one call of attention over all steps would return them."""
     tensors = [one for one in found if isinstance(one, Tensor)]
     if tensors:
         return torch.cat(tensors, 1)
@@ -283,7 +295,7 @@ def _joined(found: list[Tensor | Top | None]) -> Tensor | Top | None:
 
 
 def _reordered(state: Any, index: Tensor) -> Any:
-    """Return a mechanism's state (nested tuples of tensors, batch first) for other rows."""
+    """Return an attention layer's state (nested tuples of tensors, batch first) with the batch rows `index`."""
     if isinstance(state, Tensor):
         return state.index_select(0, index)
     if isinstance(state, tuple):

@@ -16,15 +16,17 @@ from regard.models.recurrent.token_embeddings import embedded
 
 
 class RecurrentEncoder(nn.Module):
-    """h_j = f(x_j, h_{j-1}), in both directions: word j is encoded as [→h_j; ←h_j] (Bahdanau et al. 2015, section 3.2).
+    """A recurrent encoder h_j = f(x_j, h_{j-1}), in one direction or in both (Bahdanau et al. 2015, section 3.2).
 
-    source (b, k) → `Memory` with keys = values (b, k, m), m = size for one direction and 2 · size for two; `summary`
-    is the last state of the top layer, of both directions. Padding changes nothing:
-    the states of a sequence are the same as without the rest of the batch, and padded positions are zeros.
+    In both directions, word j is encoded as [→h_j; ←h_j]. A source (b, k) is encoded as a `Memory` with keys = values
+    (b, k, m), where m = size for one direction and 2 · size for two. `summary` is the last state of the top layer, of
+    all directions. Padding changes no result: the states of a sequence do not depend on the rest of the batch, and
+    states at padded positions are zeros.
 
-    A state depends on its neighbours, so a decoder may attend beside the word it needs. `keys` and `values` are the
-    contents of the memory: the "states" h_j, the "words" alone, W_x x_j, or "both", their
-    sum. With values of words the context contains only the attended words (Nguyen & Chiang 2018, section 4).
+    A state also depends on neighbouring words, so a decoder may attend to a position beside the word that it needs.
+    `keys` and `values` are the contents of the memory: "states" h_j; "words", the mapped embeddings W_x x_j alone; or
+    "both", the sum of the two. If the values are words, the context contains only the attended words (Nguyen & Chiang
+    2018, section 4).
 
     >>> encoder = RecurrentEncoder(11, 4)
     >>> memory = encoder(torch.tensor([[3, 4, 5], [6, 7, 0]]), torch.tensor([3, 2]))
@@ -58,23 +60,24 @@ class RecurrentEncoder(nn.Module):
         self.words = None if plain else nn.Linear(embedding_size or size, self.memory_size, bias=False)
 
     def forward(self, source: Int[Tensor, "b k"], lengths: Int[Tensor, "b"] | None = None) -> Memory:
-        """Return the memory of some sources; `lengths` holds the number of real tokens of each row (None: all)."""
+        """Return the memory of the sources; `lengths` are their numbers of tokens, without padding (None: all)."""
         sharding.refuse("a recurrent encoder")
         memory = self._read(source, lengths)
         if self.words is None:
             return memory
         vectors = self.embedding(source)
-        if memory.mask is not None:  # padding contributes nothing, not even to a gradient
+        if memory.mask is not None:  # padding is set to zero, so that it contributes neither to values nor to gradients
             vectors = torch.where(memory.mask.unsqueeze(-1), vectors, 0)
         words = self.words(self.dropout(vectors))
         return with_words(memory, words, keys=self.keys, values=self.values)
 
     def _read(self, source: Tensor, lengths: Tensor | None) -> Memory:
-        """Return the memory whose keys and values are the states."""
+        """Return the memory whose keys and values are the network's states."""
         mask = None
         captured = gru_sequence.serves_cuda(self.network) and source.numel() > 0
         if lengths is not None:
-            if captured and lengths.is_cuda:  # a CUDA graph is being captured, so lengths cannot be checked
+            # Lengths on CUDA are not checked: that would wait for the device, which fails while a graph is captured.
+            if captured and lengths.is_cuda:
                 _check_shape(source, lengths)
             else:
                 lengths = lengths.cpu()  # pack_padded_sequence needs them on the CPU
@@ -90,7 +93,7 @@ class RecurrentEncoder(nn.Module):
         if lengths is None or mask is None:
             states, last = self.network(vectors)
             return Memory(states, states, None, self._summary(last))
-        # An empty row is encoded as one token and then zeroed: pack_padded_sequence needs at least one.
+        # An empty row is encoded as one token, because pack_padded_sequence needs at least one; then it is set to zero.
         packed = pack_padded_sequence(vectors, lengths.clamp(min=1), batch_first=True, enforce_sorted=False)
         outputs, last = self.network(packed)
         states, _ = pad_packed_sequence(outputs, batch_first=True, total_length=source.shape[1])
@@ -99,12 +102,15 @@ class RecurrentEncoder(nn.Module):
         return Memory(states, states, mask, summary)
 
     def _by_hand(self, source: Tensor, lengths: Tensor | None) -> gru_sequence.Read:
-        """Return the same by the hand-written loop, which takes the longest rows first and time before rows."""
+        """Return the states and last states computed by the hand-written loop, with the rows in their given order.
+
+        The loop needs the rows in descending order of their lengths, and time as the first axis.
+        """
         order = None
         if lengths is not None and bool((lengths[1:] > lengths[:-1]).any()):
             order = lengths.argsort(descending=True, stable=True)
             source, lengths = source[order], lengths[order]
-        if lengths is not None:  # a valid token in place of padding, whose embedding gets zero gradient
+        if lengths is not None:  # padding is replaced by a valid token, whose embedding gets no gradient from padding
             source = torch.where(torch.arange(source.shape[1]) < lengths.unsqueeze(-1), source, source[0, 0])
         words = embedded(self.embedding, self.dropout, source.t())
         found = gru_sequence.read(self.network, words, lengths)
@@ -114,7 +120,7 @@ class RecurrentEncoder(nn.Module):
         return gru_sequence.Read(found.states[places], found.last[places])
 
     def _summary(self, last: Tensor | tuple[Tensor, Tensor]) -> Tensor:
-        """Return the top layer's last state, both directions concatenated."""
+        """Return the top layer's last hidden state, with both directions concatenated."""
         hidden = last if isinstance(last, Tensor) else last[0]
         directions = 2 if self.network.bidirectional else 1
         return torch.cat(tuple(hidden[-directions:]), -1)

@@ -1,4 +1,4 @@
-"""GRUs of one layer over whole sequences by the loops of `kernels.recurrent`, and the condition for using them."""
+"""Runs a GRU of one layer over whole sequences by the loops of `kernels.recurrent`, where they apply."""
 
 from typing import NamedTuple
 
@@ -11,21 +11,27 @@ from regard.models.recurrent.token_embeddings import Tokens
 
 
 class Read(NamedTuple):
-    """States of a source (b, k, directions · d), zeros at padding, and the last states concatenated."""
+    """The result of a GRU: states (b, k, directions · d), zeros at padding, and the last states (b, directions · d)."""
 
     states: Tensor
     last: Tensor
 
 
 def serves(network: nn.GRU | nn.LSTM) -> bool:
-    """Return whether the network is a GRU of one layer on the CPU, outside of torch.compile and float16 autocast."""
+    """Return whether `read` can run the network: a GRU of one layer on the CPU, outside of torch.compile.
+
+    Autocast must be off or bfloat16.
+    """
     plain = isinstance(network, nn.GRU) and network.num_layers == 1 and not torch.compiler.is_compiling()
     known = not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") == torch.bfloat16
     return plain and network.get_parameter("weight_hh_l0").device.type == "cpu" and known
 
 
 def read(network: nn.GRU | nn.LSTM, words: Tokens, lengths: Tensor | None) -> Read:
-    """Run the sources through every direction. `words` has time first, (k, b); `lengths` are in descending order."""
+    """Return the states of the sources in every direction, on the CPU.
+
+    `words` has time first, (k, b), and its rows must be sorted by `lengths` in descending order.
+    """
     states: list[Tensor] = []
     last: list[Tensor] = []
     for way in ("_l0", "_l0_reverse")[: 2 if network.bidirectional else 1]:
@@ -41,7 +47,7 @@ def read(network: nn.GRU | nn.LSTM, words: Tokens, lengths: Tensor | None) -> Re
 
 
 def _counts(gates: Tensor, lengths: Tensor | None) -> list[int]:
-    """Return the number of rows that have a token at each position."""
+    """Return for each position the number of rows that have a token there."""
     steps, batch, _ = gates.shape
     if lengths is None:
         return [batch] * steps
@@ -59,21 +65,25 @@ def _last(states: Tensor, lengths: Tensor | None, back: bool) -> Tensor:
 
 
 def serves_cuda(network: nn.GRU | nn.LSTM) -> bool:
-    """Return whether the network is a GRU of one layer on CUDA, outside of torch.compile."""
+    """Return whether `read_cuda` can run the network: a GRU of one layer on CUDA, outside of torch.compile."""
     plain = isinstance(network, nn.GRU) and network.num_layers == 1 and not torch.compiler.is_compiling()
     return plain and network.get_parameter("weight_hh_l0").is_cuda
 
 
 def read_cuda(network: nn.GRU | nn.LSTM, embedded: Tensor, mask: Tensor | None) -> Read:
-    """Run a sequence (b, k, e) through every direction; `mask` (b, k) is False after the end of a row."""
+    """Return the states of embedded sources (b, k, e) in every direction, on CUDA.
+
+    `mask` (b, k) is False at padding.
+    """
     ways = ["_l0", "_l0_reverse"][: 2 if network.bidirectional else 1]
 
     def each(name: str) -> list[Tensor]:
         return [network.get_parameter(name + way) for way in ways]
 
-    if mask is not None:  # NaN in padding times 0 would be NaN
+    if mask is not None:  # padding is set to zero, because NaN in padding would stay NaN when multiplied by 0
         embedded = embedded.masked_fill(~mask.unsqueeze(-1), 0.0)
-    # One product for both directions, with time first; the backward direction is reversed in time.
+    # One matrix product computes the input gates of both directions, with time first; those of the backward direction
+    # are then reversed in time.
     gates = F.linear(embedded.transpose(0, 1), torch.cat(each("weight_ih")), torch.cat(each("bias_ih"))).chunk(
         len(ways), -1
     )
@@ -81,7 +91,7 @@ def read_cuda(network: nn.GRU | nn.LSTM, embedded: Tensor, mask: Tensor | None) 
     kept = None
     if mask is not None:
         kept = torch.stack([_turned(mask.t(), way) for way in range(len(ways))], 1)
-    recurrent = torch.stack(each("weight_hh")).to(inputs.dtype)  # under autocast the input gates have its dtype
+    recurrent = torch.stack(each("weight_hh")).to(inputs.dtype)  # the input gates have autocast's dtype, if it is on
     bias = torch.stack(each("bias_hh")).unsqueeze(1).to(inputs.dtype)
     states = sequence_cuda.states(inputs, recurrent, bias, kept)
     found = torch.cat([_turned(states[:, way], way) for way in range(len(ways))], -1).transpose(0, 1)

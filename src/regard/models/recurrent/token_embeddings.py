@@ -9,19 +9,23 @@ from torch import Tensor, nn
 
 from regard.kernels.products import linear
 
-_SHARE = 0.6  # up to this fraction of distinct tokens, mapping each once is faster than mapping all tokens
-_FEW = 256  # with fewer tokens than this, all are mapped
+_SHARE = 0.6  # if at most this fraction of the tokens is distinct, mapping each distinct token once is faster
+_FEW = 256  # in a batch of fewer tokens than this, every token is mapped
 
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """Vectors (n, e) of distinct tokens, and the vector of each token, `index` (b, t)."""
+    """Embeddings of a batch of tokens (b, t).
+
+    `vectors` (n, e) are those of the distinct tokens, and `index` (b, t) is the row of each token's vector. If `index`
+    is None, `vectors` (b, t, e) has one vector for each token.
+    """
 
     vectors: Float[Tensor, "*n e"]
     index: Int[Tensor, "b t"] | None
 
     def turned(self) -> "Tokens":
-        """Return the same with time first: (t, b)."""
+        """Return the same embeddings for the tokens with time first, (t, b)."""
         if self.index is None:
             return Tokens(self.vectors.transpose(0, 1), None)
         return Tokens(self.vectors, self.index.t())
@@ -33,9 +37,10 @@ class Tokens:
 
 
 def embedded(embedding: nn.Embedding, dropout: nn.Dropout, tokens: Int[Tensor, "b t"]) -> Tokens:
-    """Return the tokens' embeddings. In a batch of text most words are repeated; on the CPU each is mapped once.
+    """Return the tokens' embeddings, on the CPU once for each distinct token, because most words in a text repeat.
 
-    With dropout every token has its own vector, and on a GPU counting words is slower than mapping them all.
+    With dropout, every token has its own vector. On a GPU, every token has one too, because finding the distinct tokens
+    takes longer than mapping all of them.
     """
     single = dropout.p == 0.0 or not dropout.training
     if single and tokens.device.type == "cpu" and tokens.numel() >= _FEW and not torch.compiler.is_compiling():

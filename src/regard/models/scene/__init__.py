@@ -1,5 +1,5 @@
-"""Models of traffic scenes. Imports models, nn and core.
+"""Models of traffic scenes. Of regard, they import `models`, `nn` and `core`.
 
-- `object_encoder`: `SceneEncoder`
-- `controller`: `Controller`: actions of the ego vehicle
+- `object_encoder`: `SceneEncoder`, which encodes the objects of a scene
+- `controller`: `Controller`, which chooses actions of the ego vehicle
 """

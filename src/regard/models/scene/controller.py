@@ -1,4 +1,4 @@
-"""A driving controller as a decoder: the ego vehicle attends to the objects of the scene."""
+"""A decoder that drives: the ego vehicle attends to the objects of the scene and chooses an action."""
 
 from dataclasses import dataclass
 
@@ -16,11 +16,12 @@ from regard.nn.multihead import MultiHeadAttention
 
 @dataclass(frozen=True, eq=False)
 class Controlled:
-    """Actions or controls, and the attention weights.
+    """The output of a `Controller`: scores of actions, continuous controls, or both, and the attention weights.
 
-    `logits` are scores of the discrete actions, `controls` continuous ones in [−1, 1]; None if not configured.
-    `weights` are those requested, of one query and averaged over heads: (b, 1, k) in full. A `Top` cannot be
-    averaged and stays (b, h, 1, n). `log_prob` is of hard choices, summed over heads.
+    `logits` are the scores of discrete actions, and `controls` are continuous values in [−1, 1], such as steering; each
+    is None if the controller was built without it. `weights` are the requested attention weights of the ego vehicle,
+    averaged over heads; in full they are (b, 1, k). A `Top` cannot be averaged, so it has all heads, (b, h, 1, n).
+    `log_prob` is the log-probability of the keys that hard attention sampled, summed over heads.
     """
 
     logits: Float[Tensor, "b actions"] | None
@@ -30,14 +31,15 @@ class Controlled:
 
 
 class Controller(nn.Module):
-    """Social attention: the ego vehicle attends to all objects (Leurent & Mercat 2019).
+    """Drives by social attention: the ego vehicle attends to all objects of the scene (Leurent & Mercat 2019).
 
-    With the summary s of the memory as the ego: q = relu(W s), r = norm(q + MultiHead(q, keys, values)), then
-    h = relu(W₁ r) and logits = W_a h for `actions` (which may also be used as action values), controls =
-    tanh(W_c h) for `controls` such as steering and throttle. The memory may hold image cells instead of objects.
+    The memory's summary s is the ego vehicle: q = relu(W s), r = norm(q + MultiHead(q, keys, values)) and h =
+    relu(W₁ r). The logits of `actions` are W_a h, which may also be used as action values of reinforcement learning;
+    `controls` such as steering and throttle are tanh(W_c h). The memory may hold image cells instead of objects.
 
-    `attention` is the name of a score, a score record or function, or None: then W'' relu(W' m) with the mean m of the
-    memory replaces it, with a hidden size chosen for about the same number of parameters.
+    `attention` is the name of a score, a score record or function, or None. With None, the two-layer network W''
+    relu(W' m) of the mean m of the memory replaces attention; its hidden size is chosen so that it has about the same
+    number of parameters.
 
     >>> controller = Controller(16, actions=5, controls=1)
     >>> memory = Memory(torch.randn(2, 3, 16), torch.randn(2, 3, 16), None, torch.randn(2, 16))
@@ -78,7 +80,7 @@ class Controller(nn.Module):
     def forward(
         self, memory: Memory, *, weights: Request | None = None, generator: torch.Generator | None = None
     ) -> Controlled:
-        """Return the action for each scene, and the requested weights of objects."""
+        """Return the actions or controls of each scene, and the requested attention weights of its objects."""
         query = F.relu(self.ego(memory.summary)).unsqueeze(1)
         if self.attention is None:
             assert self.mean is not None
@@ -102,7 +104,7 @@ class Controller(nn.Module):
 
 
 def _mean(memory: Memory) -> Tensor:
-    """Return the mean of the values that are not masked; zeros if all are."""
+    """Return the mean of the memory's values that are not masked; zeros if all values are masked."""
     if memory.mask is None:
         return memory.values.mean(1)
     real = memory.mask.unsqueeze(-1)
@@ -110,7 +112,7 @@ def _mean(memory: Memory) -> Tensor:
 
 
 def _mean_reader(memory_size: int, size: int, heads: int) -> nn.Sequential:
-    """Return a network on the mean of a memory, with about as many parameters as attention has."""
+    """Return a two-layer network for the mean of a memory, with about as many parameters as multi-head attention."""
     with torch.device("meta"):
         twin = MultiHeadAttention(size, heads, key_size=memory_size)
     wanted = sum(parameter.numel() for parameter in twin.parameters())

@@ -1,4 +1,4 @@
-"""An encoder of traffic scenes: an unordered set of objects, some of them absent."""
+"""An encoder of traffic scenes; a scene is an unordered set of objects, of which some may be absent."""
 
 import torch
 import torch.nn.functional as F
@@ -12,11 +12,12 @@ from regard.nn.transformer import TransformerEncoderLayer
 
 
 class SceneEncoder(nn.Module):
-    """Objects of a scene as keys and values, embedded by the same network (Leurent & Mercat 2019, section 3).
+    """Encodes the objects of a scene as keys and values, all by the same network (Leurent & Mercat 2019, section 3).
 
-    h_j = W₂ relu(W₁ x_j + b₁) + b₂, then `layers` of self-attention among the objects. There are no positional
-    encodings: a permutation of the objects permutes the memory. Absent objects (`present` False) change nothing and are
-    zeros in the memory. The summary is the first object, the `"ego"` vehicle, or the mean of those present, `"mean"`.
+    h_j = W₂ relu(W₁ x_j + b₁) + b₂, followed by `layers` of self-attention among the objects. There are no positional
+    encodings, so a permutation of the objects permutes the memory. Absent objects (`present` False) do not affect the
+    other objects and are zeros in the memory. The summary is the state of the first object, the ego vehicle
+    (summary="ego"), or the mean of the objects that are present (summary="mean").
 
     >>> encoder = SceneEncoder(7, 16)
     >>> memory = encoder(torch.randn(2, 5, 7), torch.tensor([[True] * 5, [True, True, False, False, False]]))
@@ -52,7 +53,7 @@ class SceneEncoder(nn.Module):
         self.summary = summary
 
     def forward(self, objects: Float[Tensor, "b n f"], present: Bool[Tensor, "b n"] | None = None) -> Memory:
-        """Return the memory of some scenes; `present` is True for rows that are objects (None: all)."""
+        """Return the memory of a batch of scenes; `present` is False for absent objects (None: all are present)."""
         pairs = None
         if present is not None:
             objects = torch.where(present.unsqueeze(-1), objects, 0)

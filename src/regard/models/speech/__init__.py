@@ -1,4 +1,4 @@
-"""Models of speech. Imports models.
+"""Models of speech. Of regard, they import `models` only.
 
-- `pyramidal_encoder`: `SpeechEncoder`
+- `pyramidal_encoder`: `SpeechEncoder`, which encodes frames of audio
 """

@@ -1,4 +1,4 @@
-"""An encoder of speech: a pyramid of recurrent layers that shortens a long recording."""
+"""An encoder of speech: a pyramid of recurrent layers, each of which halves the length of the recording."""
 
 import torch
 import torch.nn.functional as F
@@ -12,11 +12,12 @@ from regard.models.memory import Memory
 class SpeechEncoder(nn.Module):
     """A pyramid of bidirectional LSTMs, the listener of Listen, Attend and Spell (Chan et al. 2016, section 3.1).
 
-    h⁰_t = BLSTM(x_t), then h^l_t = BLSTM([h^{l−1}_{2t}; h^{l−1}_{2t+1}]) for each of `layers`: frames (b, t, features)
-    give a memory (b, ⌈t / 2^layers⌉, 2 · size). An odd last step is paired with zeros. Padding changes nothing: the
-    memory of a recording does not depend on the batch, and padded positions are zeros. The summary is the last state of
-    the top layer in both directions. With `stack` that many neighbouring frames are joined before the first layer,
-    which makes every layer faster: 2 · 2^layers frames are then one step of the memory.
+    h⁰_t = BLSTM(x_t), followed by `layers` layers h^l_t = BLSTM([h^{l−1}_{2t}; h^{l−1}_{2t+1}]). Frames (b, t,
+    features) are encoded as a memory (b, ⌈t / 2^layers⌉, 2 · size). An odd last step is joined with zeros. Padding
+    changes no result: the memory of a recording does not depend on the rest of the batch, and padded positions are
+    zeros. The summary is the last state of the top layer in both directions. With `stack`, that many neighbouring
+    frames are joined before the first layer, which makes every layer faster: with stack=2, a step of the memory
+    represents 2 · 2^layers frames.
 
     >>> encoder = SpeechEncoder(5, 4, layers=2)
     >>> memory = encoder(torch.randn(2, 11, 5), torch.tensor([11, 6]))
@@ -45,12 +46,12 @@ class SpeechEncoder(nn.Module):
         self.reduction = stack * 2**layers  # number of frames in one step of the memory
 
     def forward(self, frames: Float[Tensor, "b t f"], lengths: Int[Tensor, "b"] | None = None) -> Memory:
-        """Return the memory of some recordings; `lengths` holds the number of real frames of each (None: all)."""
+        """Return the memory of the recordings; `lengths` are their numbers of frames, without padding (None: all)."""
         sharding.refuse("a pyramidal encoder")
         if lengths is not None:
             _check(frames, lengths)
             lengths = lengths.to(frames.device)
-            if self.stack > 1:  # padding is zeroed, because the last frame may be joined with it
+            if self.stack > 1:  # padding is set to zero, because the last frame may be joined with padding
                 frames = torch.where(_real(frames.shape[1], lengths).unsqueeze(-1), frames, 0)
                 lengths = (lengths + self.stack - 1) // self.stack
         frames = _joined(frames, self.stack)
@@ -72,9 +73,10 @@ class SpeechEncoder(nn.Module):
 
 
 class BothWays(nn.Module):
-    """A recurrent network in each direction over the real steps of padded sequences: [→h_t; ←h_t], 0 where masked.
+    """A bidirectional recurrent network for sequences with a mask: states are [→h_t; ←h_t], and 0 at masked steps.
 
-    A masked step is skipped, wherever it is. Unlike packing, this does not copy the lengths to the CPU.
+    Masked steps are skipped, at any position in the sequence. Unlike a packed sequence, this needs no copy of the
+    lengths to the CPU.
 
     >>> both = BothWays(nn.GRU(3, 2, batch_first=True), nn.GRU(3, 2, batch_first=True))
     >>> both(torch.randn(1, 4, 3), torch.tensor([[True, False, True, False]]))[0, 1]
@@ -89,7 +91,8 @@ class BothWays(nn.Module):
         if mask is None:
             return torch.cat([self.forwards(x)[0], self.backwards(x.flip(1))[0].flip(1)], -1)
         x = torch.where(mask.unsqueeze(-1), x, 0)
-        # The real steps first, in their order; for the other direction reversed, with padding still last.
+        # Steps are sorted so that unmasked steps come first, in order for the forward network and in reverse order for
+        # the backward network. In both, masked steps are last.
         order = (~mask).byte().sort(stable=True, dim=1).indices
         steps = torch.arange(x.shape[1], device=x.device)
         count = mask.sum(1, keepdim=True)
@@ -100,19 +103,22 @@ class BothWays(nn.Module):
 
 
 def _joined(x: Tensor, count: int) -> Tensor:
-    """Join `count` neighbouring steps of x (b, t, d), the last padded with zeros: (b, ⌈t / count⌉, count · d)."""
+    """Return x (b, t, d) with every `count` neighbouring steps concatenated: (b, ⌈t / count⌉, count · d).
+
+    The last group is padded with zeros.
+    """
     if count == 1:
         return x
     return F.pad(x, (0, 0, 0, -x.shape[1] % count)).unflatten(1, (-1, count)).flatten(2)
 
 
 def _taken(x: Tensor, order: Tensor) -> Tensor:
-    """Return the steps of x (b, t, d) in another order (b, t)."""
+    """Return x (b, t, d) with the steps of each row in the order of the indices `order` (b, t)."""
     return x.gather(1, order.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
 
 def _at(x: Tensor, index: Tensor) -> Tensor:
-    """Return one step of each sequence, (b, d)."""
+    """Return from x (b, t, d) the step `index` (b,) of each sequence, (b, d)."""
     return _taken(x, index.unsqueeze(-1)).squeeze(1)
 
 
@@ -125,7 +131,7 @@ def _check(frames: Tensor, lengths: Tensor) -> None:
         raise ValueError(
             f"lengths must have one number for each of the {len(frames)} recordings, got shape {tuple(lengths.shape)}"
         )
-    # On a GPU checking lengths would synchronise; there the mask excludes what is too long.
+    # Lengths on a GPU are not checked, because this would wait for the device. Too large lengths have no effect there.
     if lengths.device.type == "cpu" and lengths.numel():
         low, high = int(lengths.min()), int(lengths.max())
         if low < 0 or high > frames.shape[1]:

@@ -1,4 +1,4 @@
-"""A camera driver: spatial attention in each frame, temporal attention over the last frames, controls."""
+"""A driver from camera frames: spatial attention in each frame, then temporal attention over the last frames."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ _FULL = full()
 
 @dataclass(frozen=True, eq=False)
 class Driven:
-    """The controls of the last frame, and if requested the gates of each frame's cells and the weights of the frames.
+    """The controls at the last frame, and if requested the gates of each frame's cells and the weights of the frames.
 
-    Gates are independent, from 0 to 1; weights are a distribution over the frames.
+    Each gate is a number from 0 to 1, independent of the other gates. The weights of the frames sum to 1.
     """
 
     controls: Float[Tensor, "b controls"]
@@ -30,10 +30,11 @@ class Driven:
 
 
 class FrameEncoder(nn.Module):
-    """A frame as a vector: v = relu(W flat(P(gate ⊙ CNN(x)))), with one gate for each cell (CBAM's spatial attention).
+    """Encodes a frame as a vector v = relu(W flat(relu(P(gate ⊙ CNN(x))))).
 
-    P is a 1 × 1 convolution to `cell_size` numbers per cell. The cells are not averaged, because steering depends on
-    the position of the road in the image. Without `attention` there are no gates.
+    `gate` has one number for each cell of the feature map (the spatial attention of CBAM); without `attention` there
+    are no gates. P is a 1 × 1 convolution to `cell_size` numbers per cell. The cells are not averaged, because steering
+    depends on the position of the road in the image.
 
     >>> vectors, gates = FrameEncoder((40, 80), size=16, widths=(4, 8, 8))(torch.randn(2, 3, 40, 80))
     >>> vectors.shape, gates.shape
@@ -65,7 +66,7 @@ class FrameEncoder(nn.Module):
     def forward(
         self, frames: Float[Tensor, "n c height width"]
     ) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n rows columns"]]:
-        """Return the vectors of some frames, and the gates of their cells: ones without attention."""
+        """Return the vectors of the frames, and the gates of their cells, which are ones without attention."""
         maps = self.backbone(frames)
         gates = maps.new_ones(len(maps), *maps.shape[-2:])
         if self.spatial is not None:
@@ -75,15 +76,15 @@ class FrameEncoder(nn.Module):
 
 
 class CameraDriver(nn.Module):
-    """Steering, throttle and brake from the last frames of a camera.
+    """Computes steering, throttle and brake from the last frames of a camera.
 
-    Each frame becomes a vector v_t by spatial attention (`FrameEncoder`) to which a learned vector of its time step is
-    added; the last frame is the query, α = softmax_t score(v_T, v_t), and the controls are W₂ relu(W₁ Σ_t α_t v_t).
-    `score` is any of `TemporalAttention`; with None the frames are averaged.
+    Each frame is encoded as a vector v_t by spatial attention (`FrameEncoder`), plus a learned vector of its time step.
+    The last frame is the query: α = softmax_t score(v_T, v_t), and the controls are W₂ relu(W₁ Σ_t α_t v_t). `score` is
+    any score of `TemporalAttention`; with None the frames are averaged.
 
-    With `motion` each frame is joined with its difference from the previous frame, so there is one frame more in the
-    input than in the attention. With `angles` the steering angle before each frame is an input too, and the output is
-    the change of the last angle: an untrained driver repeats the last angle.
+    With `motion`, each frame is concatenated with its difference from the previous frame, so the input has one frame
+    more than the attention. With `angles`, the steering angle before each frame is an input too, and the first control
+    is the predicted change plus the last angle, so that an untrained driver repeats the last angle.
 
     >>> driver = CameraDriver(FrameEncoder((40, 80), channels=6, size=16, widths=(4, 8, 8)), frames=3, motion=True)
     >>> driven = driver(torch.randn(2, 4, 3, 40, 80), weights=full())
@@ -112,16 +113,17 @@ class CameraDriver(nn.Module):
         self.temporal: TemporalAttention | None = None
         if score is not None:
             self.temporal = TemporalAttention(size, score=score, hidden_size=None if score == "bilinear" else size)
-            self.temporal.query.requires_grad_(False)  # the last frame is the query; the layer's own is not used
+            # The last frame is the query, so the learned query of the layer is not used and must not be trained.
+            self.temporal.query.requires_grad_(False)
         self.dropout = nn.Dropout(dropout)
         self.hidden, self.controls = nn.Linear(size, size), nn.Linear(size, controls)
-        # Initial outputs are 0 (or the last angle), so that squared errors start small.
+        # At the start of training the outputs are 0, or with `angles` the last angle, so that squared errors are small.
         nn.init.zeros_(self.controls.weight)
         nn.init.zeros_(self.controls.bias)
 
     @property
     def seen(self) -> int:
-        """Return the number of frames in an input."""
+        """Return the number of frames that `forward` expects: with `motion` one more than it attends to."""
         return self.frames + self.motion
 
     def forward(
@@ -132,8 +134,10 @@ class CameraDriver(nn.Module):
         *,
         weights: Request | None = None,
     ) -> Driven:
-        """Return the controls at the last frame; frames not `known` are excluded, `angles` are those before each
-        frame."""
+        """Return the controls at the last frame.
+
+        Frames where `known` is False are excluded. `angles` are the steering angles before each frame.
+        """
         only_full(weights, "CameraDriver")
         if frames.shape[1] != self.seen:
             raise ValueError(f"expected {self.seen} frames, oldest first, got {frames.shape[1]}")

@@ -7,15 +7,17 @@ from torch import Tensor, nn
 
 
 class ConvolutionalNetwork(nn.Module):
-    """x ← relu(norm(conv(x))), once for each of `widths`; every layer halves the image.
+    """Computes x ← relu(norm(conv(x))) once for each of `widths`; every layer halves the height and width.
 
-    The kernels have 4 × 4 weights and stride 2: an output is centred between the two middle rows and columns, so that
-    cell i of a map with stride s is centred on pixel s·i + (s − 1)/2, the middle of the pixels s·i to s·i + s − 1. With
-    3 × 3 kernels it would be centred on pixel s·i, half a cell away, and so would be the position that attention shows.
-    The norms are over the batch (Ioffe & Szegedy 2015): they need fewer training steps than norms of single images.
+    Kernels have 4 × 4 weights and stride 2, so an output is centred between the two middle rows and columns of its
+    inputs. Cell i of a feature map with stride s is therefore centred on pixel s·i + (s − 1)/2, the middle of the
+    pixels s·i to s·i + s − 1. With 3 × 3 kernels, the cell and the attention that is displayed on it would be centred
+    on pixel s·i, half a cell away. Norms are over the batch (Ioffe & Szegedy 2015), because these need fewer training
+    steps than norms of single images.
 
-    `kernels` has 4 or 2 for each layer. With 2 × 2 weights, which do not overlap, receptive fields are smaller: three
-    layers of 4, 4, 4 have 22 × 22 pixels, 4, 2, 4 have 18 × 18, and 2, 2, 2 have 8 × 8.
+    `kernels` has the kernel size of each layer, 4 or 2. Kernels of 2 × 2 do not overlap, so receptive fields are
+    smaller: three layers with kernels 4, 4, 4 have a receptive field of 22 × 22 pixels, 4, 2, 4 of 18 × 18 pixels, and
+    2, 2, 2 of 8 × 8 pixels.
 
     >>> import torch
     >>> ConvolutionalNetwork(widths=(8, 16))(torch.zeros(1, 3, 32, 32)).shape

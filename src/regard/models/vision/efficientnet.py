@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0, cut at any stage, with ImageNet weights from an optional package."""
+"""EfficientNet-Lite0, whole or its first stages only, with ImageNet weights from an optional package."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -9,14 +9,16 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-# The weights were trained with these norms (batch_norm_epsilon and 1 − batch_norm_momentum of the paper's code).
+# The published weights were trained with batch norms of this epsilon and momentum: batch_norm_epsilon and
+# 1 − batch_norm_momentum of the paper's code.
 _EPSILON, _MOMENTUM = 1e-3, 0.01
-# Lite models take pixels 0..255 as (pixel − 127) / 128, the same for all three channels.
+# Lite models normalise pixels from 0 to 255 as (pixel − 127) / 128, the same for all three channels. Pixels here are
+# from 0 to 1.
 _PIXEL_MEAN, _PIXEL_SCALE = 127 / 255, 128 / 255
 
 
 class _Stage(NamedTuple):
-    """A row of table 1 of the paper: blocks of one kernel and width, the first of which may stride."""
+    """A row of table 1 of the paper: blocks of one kernel size and width; only the first block has the stride."""
 
     blocks: int
     kernel: int
@@ -38,11 +40,12 @@ _STAGES = (
 
 
 class EfficientNetLite0(nn.Module):
-    """A map of an image from EfficientNet-Lite0 (Tan & Le 2019, table 1; Lite: ReLU6, no squeeze-excitation).
+    """EfficientNet-Lite0 (Tan & Le 2019, table 1; the Lite variant has ReLU6 and no squeeze-excitation).
 
-    (b, 3, height, width) with values from 0 to 1 → (b, channels, ⌈height/stride⌉, ⌈width/stride⌉). `stage` is the last
-    stage that is built: 1 to 7 give 16, 24, 40, 80, 112, 192, 320 channels at strides 2, 4, 8, 16, 16, 32, 32; 8 is the
-    head, 1,280 channels at stride 32. A `frozen` network is not trained and keeps its statistics.
+    It maps images (b, 3, height, width) with values from 0 to 1 to a feature map (b, channels, ⌈height/stride⌉,
+    ⌈width/stride⌉). `stage` is the last stage that is built: stages 1 to 7 have 16, 24, 40, 80, 112, 192, 320 channels
+    at strides 2, 4, 8, 16, 16, 32, 32; stage 8 is the head with 1,280 channels at stride 32. A `frozen` network is not
+    trained, and its batch norms do not update their statistics.
 
     >>> network = EfficientNetLite0(stage=3)
     >>> network(torch.zeros(1, 3, 64, 96)).shape, network.channels, network.stride
@@ -80,9 +83,9 @@ class EfficientNetLite0(nn.Module):
         return network
 
     def load_published(self, state: Mapping[str, Tensor]) -> None:
-        """Copy weights under their published names; those of later stages are ignored.
+        """Load a state dict with the published names of the weights; weights of stages not built are ignored.
 
-        Raises if one that is needed is missing or has another shape.
+        An error is raised if a weight that this network needs is missing or has another shape.
         """
         names = {name: published_name(name) for name in self.state_dict()}
         if missing := [old for old in names.values() if old not in state]:
@@ -95,7 +98,7 @@ class EfficientNetLite0(nn.Module):
 
 
 class _Convolution(nn.Module):
-    """Convolution, batch norm, and ReLU6 unless it is `linear`, padded as TensorFlow does."""
+    """A convolution with TensorFlow's "same" padding, a batch norm, and a ReLU6 unless `linear` is true."""
 
     def __init__(
         self,
@@ -116,7 +119,7 @@ class _Convolution(nn.Module):
     def forward(self, x: Float[Tensor, "b c height width"]) -> Float[Tensor, "b e rows columns"]:
         kernel, stride = self.conv.kernel_size[0], self.conv.stride[0]
         bottom, right = (max((-(-n // stride) - 1) * stride + kernel - n, 0) for n in x.shape[-2:])
-        if bottom or right:  # the odd pixel of padding goes to the right and the bottom
+        if bottom or right:  # if the number of padding pixels is odd, TensorFlow adds one more at the right and bottom
             x = F.pad(x, (right // 2, right - right // 2, bottom // 2, bottom - bottom // 2))
         x = self.conv(x)
         norm = self.norm
@@ -128,7 +131,10 @@ class _Convolution(nn.Module):
 
 
 class _Inverted(nn.Module):
-    """Widen, convolve each channel alone, narrow; the input is added where the shape stays (MBConv, no excitation)."""
+    """An inverted residual block (MBConv without squeeze-excitation): widen, convolve each channel alone, narrow.
+
+    The input is added to the output if both have the same shape.
+    """
 
     def __init__(self, size: int, output_size: int, kernel: int, stride: int, expansion: int, *, frozen: bool) -> None:
         super().__init__()
@@ -144,7 +150,7 @@ class _Inverted(nn.Module):
         return x + out if self.residual else out
 
 
-# The published names of a layer's convolution and norm.
+# The published names of the convolution and the norm of each layer: of the stem and head, and of those in a block.
 _OUTER = {"stem": ("_conv_stem", "_bn0"), "head": ("_conv_head", "_bn1")}
 _INNER = {
     "expand": ("_expand_conv", "_bn0"),

@@ -20,13 +20,14 @@ MapAttention = Literal["none", "channel", "spatial", "both", "gate"]
 
 
 class ImageEncoder(nn.Module):
-    """Cells of an image as keys and values (Xu et al. 2015, section 3.1.1), each with its position in the grid.
+    """Encodes the cells of an image's feature map as keys and values (Xu et al. 2015, section 3.1.1).
 
-    h_j = norm(W a_j) + p_j, where a_j is cell j of the map of `backbone`, row by row, and p_j a fixed sinusoid of its
-    row and column (`positions=None`: left out). The summary is the mean of norm(W a_j). `backbone` is any module with
-    `channels` and `stride` that turns images (b, c, height, width) into a map; None is a small `ResidualNetwork`.
-    `attention` gates the map, independently of any query: by channel, by position, by both in sequence (CBAM), or by a
-    gate for every entry of a cell.
+    The state of cell j is h_j = norm(W a_j) + p_j, where a_j is the cell of the feature map that `backbone` computes,
+    in row-major order, and p_j a fixed sinusoid of the cell's row and column, which `positions=None` omits. The summary
+    is the mean of norm(W a_j). `backbone` is any module with attributes `channels` and `stride` that maps images (b, c,
+    height, width) to a feature map; None means a small `ResidualNetwork`. `attention` multiplies the feature map by
+    gates that depend on no query: for each channel, for each position, for both in sequence (CBAM), or for every entry
+    of a cell.
 
     >>> encoder = ImageEncoder(32)
     >>> memory = encoder(torch.zeros(2, 3, 48, 64))
@@ -66,24 +67,25 @@ class ImageEncoder(nn.Module):
     ) -> "ImageEncoder":
         """Return an encoder over EfficientNet-Lite0, by default with ImageNet weights (the extra `vision`).
 
-        `stage` sets the resolution of the map: 3 gives a cell for 8 × 8 pixels, 5 for 16 × 16, 8 for 32 × 32.
+        `stage` sets the resolution of the feature map: a cell represents 8 × 8 pixels with stage 3, 16 × 16 with stage
+        5, and 32 × 32 with stage 8.
         """
         build = EfficientNetLite0.pretrained if pretrained else EfficientNetLite0
         return cls(size, backbone=build(stage=stage, frozen=frozen))
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """Return rows and columns of cells that an image of this size has in the memory."""
+        """Return the numbers of rows and columns of cells in the memory of an image of this size."""
         stride = _whole(self.backbone, "stride")
         return math.ceil(height / stride), math.ceil(width / stride)
 
     def forward(self, images: Float[Tensor, "b c height width"], lengths: None = None) -> Memory:
-        """Return the memory of images of one size: a cell for each position of the map."""
+        """Return the memory of images of one size, with a position for each cell of the feature map."""
         if lengths is not None:
             raise ValueError("lengths must be None for images: all of a batch have one size")
         return self.memory(self.backbone(images))
 
     def memory(self, maps: Float[Tensor, "b c rows columns"]) -> Memory:
-        """Return the memory of maps that the backbone computed, now or earlier."""
+        """Return the memory of feature maps that the backbone has computed, for example cached ones."""
         rows, columns = maps.shape[-2:]
         for gates in (self.channel, self.spatial):
             maps = maps if gates is None else gates(maps)
@@ -99,10 +101,10 @@ class ImageEncoder(nn.Module):
 def grid_positions(
     rows: int, columns: int, size: int, *, device: torch.device | None = None
 ) -> Float[Tensor, "cells {size}"]:
-    """Return sinusoids of the positions of a grid, row by row: half of the features encode the row, half the column.
+    """Return sinusoidal encodings of the cells of a grid, in row-major order: one half for the row, one for the column.
 
-    The features of n in 0, 1, … are sin(n/ω), cos(n/ω) for ω from 1 towards 10,000 (Vaswani et al. 2017, section 3.5,
-    on each axis as in Parmar et al. 2018).
+    A row or column number n is encoded as sin(n/ω) and cos(n/ω) for ω from 1 towards 10,000 (Vaswani et al. 2017,
+    section 3.5, on each axis as in Parmar et al. 2018).
 
     >>> grid_positions(2, 3, 4)[4]  # row 1, column 1
     tensor([0.8415, 0.5403, 0.8415, 0.5403])
@@ -120,12 +122,12 @@ def grid_positions(
 
 
 class ResidualNetwork(nn.Module):
-    """A small residual network (He et al. 2016, section 3.3): each stage halves the image and has its own width.
+    """A small residual network (He et al. 2016, section 3.3), in which each stage halves the height and width.
 
-    x ← relu(x' + norm(conv(relu(norm(conv(x)))))), x' being x, or a strided 1 × 1 convolution of it where the shape
-    changes. The norms are over groups of channels (Wu & He 2018): they do not depend on the rest of the batch, so that
-    training and inference agree. The first convolution has a stride of `patch`: a larger one makes the network faster
-    and its map coarser.
+    A block computes x ← relu(x' + norm(conv(relu(norm(conv(x)))))), where x' is x, or a strided 1 × 1 convolution of x
+    if the shape changes. `widths` are the numbers of channels of the stages. Norms are over groups of channels (Wu & He
+    2018), so they do not depend on the rest of the batch, and training and inference compute the same. The first
+    convolution has stride `patch`; a larger stride makes the network faster and its feature map coarser.
 
     >>> ResidualNetwork(widths=(8, 16))(torch.zeros(1, 3, 32, 32)).shape
     torch.Size([1, 16, 8, 8])
@@ -156,7 +158,7 @@ class ResidualNetwork(nn.Module):
 
 
 class _Residual(nn.Module):
-    """Two 3 × 3 convolutions with a shortcut connection."""
+    """A residual block: two 3 × 3 convolutions with a shortcut connection."""
 
     def __init__(self, size: int, output_size: int, *, stride: int) -> None:
         super().__init__()
@@ -178,7 +180,7 @@ def _group_norm(channels: int) -> nn.GroupNorm:
 
 
 def _whole(module: nn.Module, name: str) -> int:
-    """Return an integer attribute that the backbone must have."""
+    """Return the attribute `name` of the backbone; raise a `TypeError` if it is not an integer."""
     value = getattr(module, name, None)
     if not isinstance(value, int):
         raise TypeError(f"backbone must have a whole number as {name}, {type(module).__name__} has {value!r}")

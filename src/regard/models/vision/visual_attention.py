@@ -1,4 +1,4 @@
-"""Recurrent visual attention: classify an image from glimpses whose locations are learned by REINFORCE."""
+"""Recurrent visual attention: a model that classifies an image from glimpses, whose locations REINFORCE trains."""
 
 import math
 from dataclasses import dataclass
@@ -14,10 +14,11 @@ from regard.nn.glimpse import Glimpse
 
 @dataclass(frozen=True, eq=False)
 class Looked:
-    """The class scores and the path of the gaze: the first location is fixed, the others are sampled.
+    """The result of the model: class logits, and the locations of its glimpses, in order.
 
-    `log_prob` and `baseline` belong to the samples: entry i is for the move from location i to location i + 1.
-    `step_logits` are the class scores after each glimpse, the last of which are `logits`.
+    The first location is fixed, the others are sampled. `log_prob` and `baseline` have an entry for each sampled
+    location: entry i belongs to the move from location i to location i + 1. `step_logits` are the class logits after
+    each glimpse; `logits` are those after the last glimpse.
     """
 
     logits: Float[Tensor, "b classes"]
@@ -29,7 +30,7 @@ class Looked:
 
 @dataclass(frozen=True, eq=False)
 class LookedLoss:
-    """The sum to minimise and its three parts."""
+    """A loss: the total to minimise, and the three terms whose weighted sum it is."""
 
     total: Float[Tensor, ""]
     classification: Float[Tensor, ""]
@@ -38,22 +39,22 @@ class LookedLoss:
 
 
 class RecurrentVisualAttention(nn.Module):
-    """Classify an image from a few glimpses, each located by what the earlier ones contain (Mnih et al. 2014).
+    """Classifies an image from a few glimpses; earlier glimpses determine the location of the next (Mnih et al. 2014).
 
-    With patches ρ(x, l) of the image x at location l:
+    ρ(x, l) are the patches of the image x at location l, at several scales. The model consists of:
 
     - glimpse network: g_t = relu(W₁ relu(W_ρ ρ(x, l_{t−1})) + W₂ relu(W_l l_{t−1}));
     - core: h_t = relu(W_h h_{t−1} + W_g g_t), section 4;
     - location network: l_t ~ N(tanh(W_m h_t), deviation²), clamped to the image; in evaluation it is the mean;
     - action network: logits = W_a h_T; baseline: b_t = W_b h_t.
 
-    Locations are (x, y) in [−1, 1]², the first one is the middle. Sampling cuts the gradient: the location network
-    learns by reward, see `looked_loss` and `stepwise_loss`.
+    Locations are (x, y) in [−1, 1]², and the first location is the middle of the image. No gradient passes through
+    sampled locations, so the location network is trained by a reward: see `looked_loss` and `stepwise_loss`.
 
-    With `cell="gru"` the core is a gated recurrent unit. With `saccade`, the number of its hidden units, the patches
-    are an input of the location network too, and the next location is relative to the current one: the mean of l_t is
-    l_{t−1} + tanh(W_m relu(W_s [h_t, ρ(x, l_{t−1})])). The distance of a dark or bright spot in the coarse patches
-    determines the move, wherever the gaze is, so that a good policy is learned from much less reward.
+    With `cell="gru"` the core is a gated recurrent unit. `saccade` is a number of hidden units; if it is not 0, the
+    patches are another input of the location network, and the next location is relative to the current one: the mean of
+    l_t is l_{t−1} + tanh(W_m relu(W_s [h_t, ρ(x, l_{t−1})])). The same distance to a dark or bright spot in the coarse
+    patches then leads to the same move at every location, so that a good policy is learned from much less reward.
 
     >>> model = RecurrentVisualAttention(10, glimpse=Glimpse(4, scales=2), steps=3).eval()
     >>> looked = model(torch.zeros(2, 1, 12, 12))
@@ -104,9 +105,10 @@ class RecurrentVisualAttention(nn.Module):
         places: Float[Tensor, "b steps 2"] | None = None,
         generator: torch.Generator | None = None,
     ) -> Looked:
-        """Return the path of the gaze and the class scores; in training locations are sampled, by `generator` if given.
+        """Return class logits and the locations of the glimpses.
 
-        With `places` these locations are used and nothing is sampled.
+        In training, locations are sampled with `generator`; in evaluation they are the means. If `places` is given,
+        the glimpses are at these locations, and nothing is sampled.
         """
         if places is not None and places.shape[1] != self.steps:
             raise ValueError(f"places must be {self.steps} for each image, got {places.shape[1]}")
@@ -123,7 +125,8 @@ class RecurrentVisualAttention(nn.Module):
             if step + 1 == self.steps:
                 break
             if places is None:
-                # The state gets no gradient from the location network's reward, nor from the baseline's error (sec. 4).
+                # Detached: neither the reward of the location network nor the error of the baseline gives the core a
+                # gradient (Mnih et al. 2014, section 4).
                 known = hidden.detach()
                 place, log_prob = self._move(known, patches, place, generator)
                 log_probs.append(log_prob)
@@ -143,7 +146,7 @@ class RecurrentVisualAttention(nn.Module):
     def look(
         self, images: Float[Tensor, "b c height width"], place: Float[Tensor, "b 2"], hidden: Float[Tensor, "b d"]
     ) -> Float[Tensor, "b d"]:
-        """Return the state after a glimpse at one location."""
+        """Return the hidden state of the core after a glimpse at one location of each image."""
         return self._seen(self.glimpse(images, place).output.flatten(1), place, hidden)
 
     def _seen(self, patches: Tensor, place: Tensor, hidden: Tensor) -> Tensor:
@@ -155,14 +158,14 @@ class RecurrentVisualAttention(nn.Module):
     def _move(
         self, known: Tensor, patches: Tensor, place: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the next location and the log-probability of the sample, before clamping to the image."""
+        """Return the next location, clamped to the image, and the log-probability of the sample before clamping."""
         if self.saccade is None:
             mean = torch.tanh(self.location(known)).float()
         else:
             hidden = F.relu(self.saccade(torch.cat([known, patches], -1)))
             moved = place.float() + torch.tanh(self.location(hidden)).float()
-            # The location is clamped to the image, with the gradient of the unclamped one: otherwise it could not
-            # return from an edge.
+            # The mean is clamped to the image, but gets the gradient of the unclamped mean. The gradient of the clamped
+            # mean is 0 outside the image, and no reward could move such a mean back.
             mean = moved + (moved.clamp(-1, 1) - moved).detach()
         drawn = mean.detach()
         if self.training:
@@ -178,8 +181,9 @@ def looked_loss(
 ) -> LookedLoss:
     """Return cross-entropy + λ_r · REINFORCE + λ_b · squared error of the baseline (Mnih et al. 2014, section 3.2).
 
-    The reward R is 1 for a right answer, else 0, and belongs to every move before it: the REINFORCE term is
-    −mean_b Σ_t (R − b_t) log π(l_t), in which the baseline b_t is a constant; b_t itself learns to predict R.
+    The reward R is 1 if the predicted class is right, else 0, and is the same for every move. The REINFORCE term is
+    −mean_b Σ_t (R − b_t) log π(l_t), in which the baseline b_t is a constant. The squared error trains b_t to predict
+    R.
 
     >>> looked = Looked(torch.tensor([[0.0, 0.0]]), torch.zeros(1, 2, 2), torch.tensor([[-2.0]]), torch.tensor([[0.5]]))
     >>> loss = looked_loss(looked, torch.tensor([0]))
@@ -205,14 +209,16 @@ def stepwise_loss(
     baseline_weight: float = 1.0,
     counted: Bool[Tensor, "b"] | None = None,
 ) -> LookedLoss:
-    """Return the loss of `looked_loss` with an answer, and so a reward, after every glimpse: a denser signal.
+    """Return a loss like `looked_loss`, but with a classification, and so a reward, after every glimpse.
 
-    The classification term is the mean cross-entropy of the answers after each glimpse. The reward of a glimpse is the
-    log-probability of the right class (Ba et al. 2015, section 3: a bound of the likelihood), or 1 for a right answer;
-    the return of a move is the mean reward of the glimpses after it. Where `samples` rows in a row are gaze paths over
-    the same image, the mean advantage of the other paths is subtracted from the advantage of each: it depends on the
-    image and not on the path, which reduces the variance of the gradient without changing its mean. Rows that are not
-    `counted` are excluded from the loss.
+    The classification term is the mean cross-entropy of the logits after each glimpse. The reward of a glimpse is the
+    log-probability of the right class (Ba et al. 2015, section 3: a bound of the likelihood), or with reward="right" 1
+    for a right prediction and 0 for a wrong one. The return of a move is the mean reward of the glimpses after it.
+
+    `samples` is the number of successive rows that are different sequences of glimpses at the same image. From the
+    advantage of each of these rows, the mean advantage of the other rows is subtracted. This mean depends on the image
+    and not on the row's own locations, so it reduces the variance of the gradient without changing its expectation.
+    Rows where `counted` is False are excluded from the loss.
 
     >>> step_logits = torch.tensor([[[0.0, 0.0], [0.0, 0.0]]])
     >>> places, log_prob = torch.zeros(1, 2, 2), torch.tensor([[-2.0]])
@@ -232,7 +238,8 @@ def stepwise_loss(
     rewards = -losses.detach()
     if reward == "right":
         rewards = (looked.step_logits.argmax(-1) == wanted).to(losses.dtype)
-    # Returns are accumulated from the last glimpse backwards; entry i + 1 follows move i.
+    # Column i of `returns` is the mean reward of glimpse i and all later ones. Glimpse i + 1 follows move i, so the
+    # first column is dropped.
     returns = rewards.flip(1).cumsum(1).flip(1) / torch.arange(steps, 0, -1, device=target.device)
     returns = returns[:, steps - moves :]
     advantage = returns - looked.baseline.detach()
