@@ -257,8 +257,8 @@ def test_biases_of_heads_of_common_sizes(dtype, size, kind, learned):
 @pytest.mark.parametrize("length", [300, 1100], ids=["short", "long"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_learned_table_of_heads_of_odd_sizes(dtype, length):
-    """torch's kernels compute calls of head size 48. The table's gradient is a sum over all pairs, which is too large for
-    half precision."""
+    """torch's kernels compute head sizes of 48. The gradient of the table is a sum over all pairs, too large for half
+    precision."""
     query, key, value = (_seeded(2, 4, length, 48).add(n).cuda().to(dtype).requires_grad_() for n in range(3))
     table = _seeded(4, 9).cuda().requires_grad_()
 
