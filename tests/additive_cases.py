@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.core.scores import ACTIVATIONS
 
-# Sizes are all different and mostly prime; there are more keys than a span of 32.
+# Sizes are all different and mostly prime; the keys fill more than one span of 32 keys, the kernels' unit of padding.
 BATCH, HEADS, GROUPS, QUERIES, KEYS, FEATURES, SIZE = 2, 2, 1, 31, 41, 11, 5
 
 
@@ -21,7 +21,7 @@ def explicit(
     allowed: Tensor,
     bias: Tensor | float,
 ) -> tuple[Tensor, Tensor]:
-    """Compute every pair-feature; a row that attends to nothing gives 0 and a log-sum-exp of -inf."""
+    """Return output and log-sum-exp from the features of all pairs; a fully masked row gives 0 and -inf."""
     repeat = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
     hidden = ACTIVATIONS[activation](query[:, :, :, None] + key[:, :, None])
@@ -74,7 +74,7 @@ def compare(
 ) -> None:
     """Check output, log-sum-exp and every gradient, each within a few roundings of the dtype.
 
-    Without `form`, that of large calls of this dtype is used.
+    `form` defaults to the form of the kernel that large calls of this dtype use.
     """
     from regard.kernels.additive.fused import additive_attention
 
@@ -113,7 +113,7 @@ def _lengths() -> dict[str, Any]:
 
 
 def _segments() -> dict[str, Any]:
-    """Return ids that differ only beyond 32 bits."""
+    """Return segment ids that are equal in their lower 32 bits, so that a conversion to int32 would merge them."""
     ids = {"query_ids": torch.arange(QUERIES) // 17 * 2**32, "key_ids": torch.arange(KEYS) // 13 * 2**32}
     return {name: t.expand(BATCH, -1) for name, t in ids.items()}
 
@@ -134,7 +134,7 @@ CASES: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "float32": (FULL, {}),
     "bfloat16, several tiles": (BRAIN, {"keys": 149}),
     "float16": (HALF, {}),
-    "float16, heavy weights": (HALF, {"heavy": 8.0}),  # tests that weights do not underflow
+    "float16, heavy weights": (HALF, {"heavy": 8.0}),  # attention weights must not underflow
     "float16, heavy weights, exact": (HALF, {"heavy": 8.0, "form": "exact"}),
     "every head its keys": (FULL, {"groups": HEADS}),
     "causal": (FULL, {"settings": lambda: {"band": (None, 0)}}),

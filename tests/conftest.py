@@ -30,12 +30,12 @@ hypothesis.settings.register_profile(
     max_examples=40,
     database=None,
     print_blob=False,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # a slow machine is no fault of a test
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # a test must not fail because the machine is slow
 )
 hypothesis.settings.load_profile("regard")
 
 
-# A script beside the tests, whose examples pytest would look for.
+# This script imports playwright, so pytest can collect its doctests only where playwright is installed.
 collect_ignore = [] if importlib.util.find_spec("playwright") else ["studio/take_screenshots.py"]
 
 
@@ -52,11 +52,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.collect()
-    gc.freeze()  # the items and modules stay until the end: the collector need not visit them after every test
+    gc.freeze()  # test items and modules exist until the end, so the garbage collector need not visit them
 
 
 def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # modules in C report what is not collected at the end
+    gc.unfreeze()  # some C extensions report objects that are not collected at exit
 
 
 APART = pytest.StashKey[dict[str, interpreting.Apart]]()
@@ -71,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Run items marked `interpreted` or `installed` in a second process of their kind; here they are only reported."""
+    """Run items marked `interpreted` or `installed` in a second process, and report their results in this one."""
     kind = next((kind for kind in interpreting.ENVIRONMENTS if item.get_closest_marker(kind)), "")
     inside = {"interpreted": interpreting.INSIDE or interpreting.MISSING, "installed": interpreting.INSTALLED}
     if not kind or inside[kind]:
@@ -79,7 +79,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in item.config.stash[APART][kind].run(item):
         item.ihook.pytest_runtest_logreport(report=report)
-    item.session._setupstate.teardown_exact(nextitem)  # tears down fixtures of a module after its last item
+    item.session._setupstate.teardown_exact(nextitem)  # tears down a module's fixtures after its last item
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
 
@@ -91,7 +91,7 @@ def seed() -> None:
 
 @pytest.fixture
 def as_installed() -> Iterator[None]:
-    """The library as installed, without the checks of shapes and types."""
+    """Disables the run-time checks of shapes and types, which an installed library does not have."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)

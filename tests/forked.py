@@ -27,7 +27,7 @@ PRELOADED = ("torch", "torch._inductor.compile_fx", "regard.tasks.catalog", "reg
 
 
 class Process:
-    """A running process: `[sys.executable, "-m", "regard", …]` or `[sys.executable, "-c", code, …]`."""
+    """A process that runs the command `[sys.executable, "-m", "regard", …]` or `[sys.executable, "-c", code, …]`."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ def run(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run like `subprocess.run(…, capture_output=True, encoding="utf-8")`."""
+    """Run a command like `subprocess.run(…, capture_output=True, encoding="utf-8")`."""
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write(input.encode())
         given.seek(0)
@@ -119,7 +119,7 @@ def run(
 
 
 class _Server:
-    """The client of the forking process, used by the tests."""
+    """The tests' connection to the process that forks: it starts this process and sends it requests."""
 
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair()
@@ -172,7 +172,7 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 
 def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Fork for every request. Returns in a child with its request, and in the parent when the tests have ended."""
+    """Fork a child for every request: return the request in the child, and None in the parent at the tests' end."""
     running: dict[int, socket.socket] = {}
     while True:
         ready, _, _ = select.select([connection], [], [], 0.02 if running else None)
@@ -201,7 +201,7 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None
 
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> None:
-    """Do what Python does before the first line of a command."""
+    """Set signals, streams, environment and directory as Python does before the first line of a command."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)

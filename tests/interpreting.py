@@ -28,7 +28,7 @@ ENVIRONMENTS = {
 }
 MISSING = "TRITON IS NOT INSTALLED: the kernels are not tested at all" if not importlib.util.find_spec("triton") else ""
 
-# One test for both devices: interpreted on the CPU, compiled on a GPU.
+# The devices of a test of Triton kernels, which are interpreted on the CPU and compiled on a GPU.
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.interpreted, id="interpreted"),
     pytest.param("cuda", marks=pytest.mark.cuda, id="cuda"),
@@ -36,7 +36,7 @@ DEVICES = [
 
 
 class Apart:
-    """The client of the second process: it sends the id of an item in one line, and receives one line."""
+    """The client of a second pytest process: sends an item's id as one line, and receives its reports as one line."""
 
     def __init__(self, config: pytest.Config, kind: str) -> None:
         self.config, self.kind = config, kind
@@ -75,7 +75,7 @@ class Apart:
         return self.config.hook.pytest_report_from_serializable(config=self.config, data=data)
 
     def ended(self, item: pytest.Item) -> pytest.TestReport:
-        """Return the report of an item whose process died; the next item starts a new one."""
+        """Return a failed report of an item during which the second process ended; the next item starts another one."""
         assert self.process is not None
         self.close()
         message = f"its process ended with code {self.process.returncode}"
@@ -88,7 +88,7 @@ class Apart:
 
 
 class Server:
-    """The plugin of the second process: collects the file of an item at the first request for it."""
+    """The pytest plugin of the second process: collects an item's file when the item is first requested."""
 
     def __init__(self, requests: Iterable[str], answers: TextIO) -> None:
         self.requests, self.answers = requests, answers
@@ -144,7 +144,7 @@ def serve(options: list[str]) -> int:
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
-    os.dup2(nothing, 1)  # no output here: the test process prints the reports
+    os.dup2(nothing, 1)  # the second process prints nothing: the test process prints the reports
     plugins = ["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:benchmark"]
     return pytest.main([str(Path(__file__).parent), *plugins, *options], plugins=[Server(requests, answers)])
 

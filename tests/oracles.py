@@ -61,7 +61,7 @@ def softmax(scores: Vector) -> list[float]:
 
 
 def sparsemax(scores: Vector) -> list[float]:
-    """Try every support: the right one is where the threshold separates the inside from the outside."""
+    """Try every support (set of keys with a weight): in the right one, exactly its scores exceed the threshold."""
     everything = range(len(scores))
     for size in range(1, len(scores) + 1):
         for support in combinations(everything, size):

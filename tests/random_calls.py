@@ -1,4 +1,4 @@
-"""Random calls: their records, and tensors with new values as often as a test needs them."""
+"""Random calls of `regard.attention`: shapes and options from a seed, and any number of tensors with new values."""
 
 import math
 import random
@@ -13,7 +13,7 @@ import regard
 
 @dataclass(frozen=True)
 class Range:
-    """What the calls are drawn from; a member that is repeated is drawn more often."""
+    """The values from which a random call is sampled; a repeated value is sampled more often."""
 
     batches: tuple[int, ...] = (1, 2, 3)
     queries: tuple[int, ...] = (1, 2, 3, 7, 16, 17, 33, 64)
@@ -41,7 +41,7 @@ CUDA = Range(
 
 
 class Draw:
-    """One random call. All numbers are drawn on the CPU, so a seed means the same call on every device."""
+    """One random call. All numbers are sampled on the CPU, so a seed gives the same call on every device."""
 
     def __init__(self, seed: int, range: Range = CPU) -> None:
         self.range, self.random, self.generator = range, random.Random(seed), torch.Generator().manual_seed(seed)

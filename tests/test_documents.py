@@ -56,7 +56,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 @pytest.mark.slow
 @named([document for document in DOCUMENTS if blocks(document, "python") and document not in PROGRAMS])
 def test_examples_run(document):
-    """The code blocks of a document run in order."""
+    """Runs the Python blocks of a document in order, as one doctest."""
     examples = "\n".join(blocks(document, "python"))
     test = doctest.DocTestParser().get_doctest(examples, {}, document.name, str(document), 0)
     assert test.examples
@@ -68,7 +68,7 @@ def test_examples_run(document):
 
 @pytest.fixture(scope="module")
 def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the sentiment task after a few steps."""
+    """Train the sentiment task for four steps, and return the directory of the run."""
     folder = tmp_path_factory.mktemp("reviews") / "run"
     few = ("steps=4", "validate_every=2", "data.train=60", "data.valid=6", "data.test=6", "model.size=8", "embedding=8")
     arguments = ["train", "sentiment", "--preset", "tiny", "--out", str(folder)]
@@ -83,7 +83,7 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def served(reviews: Path) -> Iterator[int]:
-    """The port of a studio with that run."""
+    """Start a studio that serves the sentiment run, and yield its port."""
     with bind("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
         running = server(create([open_run(reviews)], host="127.0.0.1", port=port))
@@ -99,7 +99,7 @@ def served(reviews: Path) -> Iterator[int]:
 @pytest.mark.slow
 @named(PROGRAMS)
 def test_a_page_of_code_runs_and_prints_what_it_shows(document, tmp_path, monkeypatch, request):
-    """Code blocks of Python run in order; a text block after one is its output."""
+    """Runs the Python blocks of a page in order; a text block after a Python block must be its output."""
     text = document.read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     if "runs/reviews" in text:
@@ -142,7 +142,7 @@ def test_the_stages_are_what_the_demo_prints(demo):
 
 @named(READMES)
 def test_the_readme_shows_a_demo_that_did_well(document):
-    """The block is from the output of a real run; times depend on the machine, these figures do not."""
+    """Checks BLEU and the alignment error rate of the README's example run, which unlike times vary little."""
     [shown] = [block for block in blocks(document, "text") if block.startswith("English → Chinese")]
     figures = dict(re.findall(r"^  (BLEU|alignment error rate) +([\d.]+)", shown, re.MULTILINE))
     assert float(figures["BLEU"]) >= 95

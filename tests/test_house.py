@@ -61,7 +61,7 @@ def imports(path: Path, tree: ast.AST) -> Iterator[str]:
 
 
 def at_import(tree: ast.Module) -> ast.Module:
-    """Return the statements that run when a module is imported: no function bodies, nothing for type checkers alone."""
+    """Return the statements that run when a module is imported: no function bodies, no `if TYPE_CHECKING` blocks."""
 
     class Strip(ast.NodeTransformer):
         def visit_FunctionDef(self, node):
@@ -78,7 +78,7 @@ def at_import(tree: ast.Module) -> ast.Module:
 
 
 def floor_of(name: str) -> str | None:
-    """Return the layer of a name of the package; None for the package itself, whose names all come from core."""
+    """Return the layer (top folder) of a dotted name; None for `regard` itself, whose names all come from core."""
     parts = name.split(".")
     return parts[1] if len(parts) > 1 and (PACKAGE / parts[1]).is_dir() else None
 
@@ -123,7 +123,7 @@ def test_every_folder_is_a_known_floor():
     assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} <= floors
 
 
-# `core`, `nn`, `parallel` and `kernels` have several forms of one mechanism under its name.
+# Layers in which one mechanism has modules of the same name, such as `core/linear.py` and `nn/linear.py`.
 LAYERED = {"core", "nn", "parallel", "kernels"}
 TASK_FOLDERS = sorted(path.parent for path in (PACKAGE / "tasks").glob("*/__init__.py"))
 DESCRIBED = sorted(
@@ -207,7 +207,7 @@ def test_layers_and_models_are_listed(folder):
     "package", [regard, regard.nn, regard.models, regard.parallel], ids=lambda package: package.__name__
 )
 def test_checkers_see_the_same_names(package):
-    """The block for type checkers repeats the list by hand; this test compares the two."""
+    """Compares the imports under `if TYPE_CHECKING`, which are written by hand, with the list of public names."""
     [block] = [
         node
         for node in ast.parse(Path(package.__file__).read_text()).body

@@ -47,8 +47,7 @@ def found(path: str) -> Any:
 
 
 def functions(path: str) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield the callables of a name, with their keys in the file of parameters: a function, or a class and its
-    methods."""
+    """Yield a function, or a class's constructor and methods, each with its key in tools/reference.toml."""
     thing = found(path)
     if inspect.isfunction(thing):
         yield path.rpartition(".")[2], thing
@@ -90,7 +89,7 @@ def test_an_entry_has_a_text_parameters_and_an_example(name: str) -> None:
 @pytest.mark.parametrize("name", PUBLIC)
 def test_no_default_of_a_public_signature_is_private(name: str) -> None:
     for called, function in functions(name):
-        if function.__name__ == "__init__" and is_dataclass(found(name)):  # defaults are those of its fields
+        if function.__name__ == "__init__" and is_dataclass(found(name)):  # a dataclass has the defaults of its fields
             continue
         source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
         arguments = next(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)).args
@@ -108,7 +107,7 @@ def test_an_example_of_the_reference_runs(name: str) -> None:
 
 
 def test_what_is_described_exists() -> None:
-    """Finds entries for parameters, formulas or examples of names that were renamed or removed."""
+    """Fails if tools/reference.toml describes a name that was renamed or removed."""
     called = {key for name, _ in ENTRIES for key, _ in functions(name)}
     called |= {name.rpartition(".")[2] for name, _ in ENTRIES}
     called |= {f"parallel.{name}" for name in parallel.__all__}

@@ -1,4 +1,4 @@
-"""Workers as threads of one process, with a barrier as process group."""
+"""Data-parallel workers as threads of one process, which exchange values at a barrier, not by a process group."""
 
 import threading
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from time_limits import HANG_SECONDS
 
 @dataclass
 class Meeting:
-    """An all-gather: each of the workers' threads passes a value and gets all of them."""
+    """An all-gather: each worker's thread passes a value and receives the values of all workers."""
 
     size: int
     values: dict[int, Any] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Meeting:
 
 
 def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """Return `together(size, work)`: the result or error of `work(workers)` on each of `size` workers."""
+    """Return a function `run(size, work)`: the result or error of `work(workers)` on each of `size` workers."""
 
     def run(size: int, work: Callable[[Workers], Any]) -> list[Any]:
         meeting = Meeting(size)

@@ -1,4 +1,4 @@
-"""`regard bench attention`: its report is complete and the same in every form. No test depends on a time."""
+"""`regard bench attention`: its report is complete, and equal as JSON, text and page. No test depends on a time."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path, str]:
-    """Run one case quickly; return its standard output, its folder, and its standard error."""
+    """Run one case quickly; return the record printed as JSON, the folder of the report, and standard error."""
     folder = tmp_path_factory.mktemp("bench")
     done = run("--quick", "--json", "--only", "overhead", "--out", "docs", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -170,7 +170,7 @@ def test_reasons_stand_below_the_table_and_in_the_chart():
 
 @pytest.mark.parametrize("count", range(1, 9))
 def test_each_comes_after_each_equally_often(count):
-    """Each contender follows each other one equally often, because it changes the clock and the caches."""
+    """Each contender runs equally often after each other one, which changes the processor's clock and caches."""
     found = measure.orders(count)
     assert all(sorted(order) == list(range(count)) for order in found)
     neighbours = [pair for order in found for pair in pairwise(order)]
@@ -180,7 +180,7 @@ def test_each_comes_after_each_equally_often(count):
 
 @pytest.mark.process
 def test_turns_end_when_there_are_enough_or_they_took_long_enough(monkeypatch):
-    """Slow contenders stop early, and short ones run in complete rounds."""
+    """Slow contenders have fewer measurements; fast ones are measured in complete rounds of all orders."""
     ran = []
 
     def seconds(run, number, device):
@@ -214,7 +214,7 @@ def test_those_near_the_fastest_are_read_again_among_themselves(monkeypatch):
 
     def seconds(run, number, device):
         ran.append((run(), number))
-        return times[run()] if number == 5 else 1.05 * times[run()]  # slower beside the slow contender
+        return times[run()] if number == 5 else 1.05 * times[run()]  # slower next to the slow contender
 
     monkeypatch.setattr(measure, "seconds_per_call", seconds)
     times = {"first": 0.001, "slow": 0.002, "second": 0.00104}
@@ -266,7 +266,7 @@ def test_cases_can_be_told_apart_and_chosen(device, quick):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the peers of a GPU compile for minutes")
 @pytest.mark.parametrize("case", cases.cases("cpu", quick=True), ids=lambda case: case.name)
 def test_every_contender_of_every_case_computes_the_same(case):
-    """All contenders are close to float64: they compute the same thing."""
+    """All contenders of a case compute the same function: their results are close to those in float64."""
     field = case.build()
     truth = field.truth()
     for name, make in field.contenders.items():
@@ -304,7 +304,7 @@ def test_units():
 
 
 def test_errors_are_the_largest_and_that_of_all():
-    """The errors are 3 and 4 where the truth is 10 and 20; queries that are not compared have none."""
+    """Two outputs have errors of 3 and 4, and the true numbers are 10 and 20; five further queries are not compared."""
     truth = torch.zeros(64, 2, dtype=torch.float64)
     truth[:2, 0] = torch.tensor([10.0, 20.0])
     output = torch.cat([torch.full((5, 2), 9.0), truth.float()])

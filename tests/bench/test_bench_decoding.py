@@ -20,7 +20,7 @@ PEERS = pytest.importorskip("transformers")
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
-    """Return the output of a quick run, and the page it wrote."""
+    """Run the benchmark quickly; return the record printed as JSON, and the path of the page that it wrote."""
     folder = tmp_path_factory.mktemp("decoding")
     (folder / "docs").mkdir()
     (folder / "docs" / "decoding.md").write_text("# Ours\n\n<!-- cpu -->\nold\n<!-- end -->\n\nThe end.\n")
@@ -36,7 +36,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
         timeout=HANG_SECONDS,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), folder / "docs" / "decoding.md"  # standard output contains the record alone
+    return json.loads(done.stdout), folder / "docs" / "decoding.md"  # nothing else is on standard output
 
 
 @pytest.mark.process
@@ -80,7 +80,7 @@ def test_marian_says_the_same_as_the_model():
 
 
 def test_all_search_alike():
-    """Without early stops the outputs differ in their last token alone, where this library has the end token."""
+    """Without early stops, outputs differ only in their last token, which is the end token in this library."""
     model = decoding_bench.model_of(TINY, "cpu")
     peer = decoding_peers.marian(model, positions=16)
     source = torch.randint(3, TINY.vocabulary, (7, 5), generator=torch.Generator().manual_seed(2))

@@ -1,4 +1,5 @@
-"""`regard bench layers`: steps between both ends, computed by hand; the record, its tables, its drawing. No times."""
+"""`regard bench layers`: numbers of layers between two positions, against counts by hand; the record, its tables and
+its figure. No test depends on a time."""
 
 import json
 import os
@@ -30,10 +31,10 @@ SMALL = Setting(size=8, kernel=3, reach=2)
         ("self-attention, matrix formed", 11, Met(1, 1)),
         ("linear attention", 11, Met(1, 1)),
         ("recurrent (GRU)", 11, Met(1, 11)),
-        ("restricted self-attention", 3, Met(1, 1)),  # a layer reaches two positions to either side: 0 → 2 → 4 → …
+        ("restricted self-attention", 3, Met(1, 1)),  # a layer reaches two positions to each side
         ("restricted self-attention", 4, Met(2, 2)),
         ("restricted self-attention", 11, Met(5, 5)),
-        ("convolution", 3, Met(1, 1)),  # a kernel of 3 covers two positions before its own
+        ("convolution", 3, Met(1, 1)),  # a kernel of 3 covers the two previous positions
         ("convolution", 4, Met(2, 2)),
         ("convolution", 12, Met(6, 6)),
         ("dilated convolution", 3, Met(1, 1)),  # dilations 1, 3, 9 reach 2, 2 + 6, 2 + 6 + 18 positions back
@@ -55,7 +56,7 @@ def test_the_probe_counts_what_the_formula_says(kind, length):
 
 
 def test_a_change_that_fades_still_counts():
-    """Each layer scales its input by 10⁻⁹: after three layers the change would be lost in rounding."""
+    """A change of the first input still counts if each layer scales by 10⁻⁹, which rounding would hide after three."""
 
     class Faint(nn.Module):
         def forward(self, x):
@@ -90,7 +91,7 @@ def test_a_convolution_reads_its_own_position_and_those_before(dilation):
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
-    """Return the output of a tiny run, and the page it wrote."""
+    """Run the benchmark on a tiny scale; return the record printed as JSON, and the path of the page that it wrote."""
     folder = tmp_path_factory.mktemp("layers")
     (folder / "docs").mkdir()
     (folder / "docs" / "layers.md").write_text("# Ours\n\n<!-- cpu -->\nold\n<!-- end -->\n\nThe end.\n")
@@ -106,7 +107,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
         timeout=HANG_SECONDS,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), folder / "docs" / "layers.md"  # standard output contains the record alone
+    return json.loads(done.stdout), folder / "docs" / "layers.md"  # nothing else is on standard output
 
 
 @pytest.mark.process
@@ -175,7 +176,7 @@ def test_the_drawing_is_there_and_linked(measured):
 
 
 def test_a_curve_stands_where_its_figures_are():
-    """Both axes are logarithmic: from 4 to 16 and from 1 to 100, the centre is 8 and 10."""
+    """Both axes are logarithmic: the centre of an axis from 4 to 16 is 8, and that of 1 to 100 is 10."""
     drawn = curves.svg([curves.Panel("t", {"a": [(4.0, 1.0), (8.0, 10.0), (16.0, 100.0)]}, str)], title="t")
     path = ElementTree.fromstring(drawn).findall("{http://www.w3.org/2000/svg}path")[-1].attrib["d"]
     (left, low), (middle, half), (right, top) = (map(float, point.split()) for point in path[1:].split(" L"))

@@ -1,4 +1,4 @@
-"""`regard bench sweep`: cases repeat, contenders compute the same, the report is complete.
+"""`regard bench sweep`: a seed gives the same cases, contenders agree, and the report is complete.
 
 No test depends on a time.
 """
@@ -111,7 +111,7 @@ def test_the_call_of_a_case_is_python_that_runs():
         assert found.output.shape == (case.batch, case.heads, case.queries, case.value_size), case.call
 
 
-# Tests of the eager forms, against loops over numbers.
+# Tests of the contenders in plain torch operations, against loops over numbers.
 
 
 SCORE = {
@@ -238,7 +238,7 @@ def test_all_contenders_of_a_case_compute_the_same(case):
     assert contest.peers
     for name, make in contest.peers.items():
         peer = make()
-        for _ in range(2):  # what the first call caches must be right for the second
+        for _ in range(2):  # the second call uses what the first one cached
             off = error_budgets.budgets(case, contest, peer, truth)
         assert off["output"] <= 1, name
         assert max(off.values()) <= 2, (name, off)
@@ -253,7 +253,7 @@ def test_a_wrong_output_and_a_wrong_gradient_are_beyond_the_budget():
         output, weights = contest.ours.call()
         return output + 1e-3, weights
 
-    def frozen():  # the output is right, but the gradient of the key lacks a part
+    def frozen():  # the output is right, but the key's gradient has an added term
         output, weights = contest.ours.call()
         return output + 0.01 * (contest.given["key"].sum() - contest.given["key"].sum().detach()), weights
 
@@ -438,7 +438,7 @@ def test_an_unknown_device_is_refused():
 
 
 def test_a_gradient_of_nan_is_beyond_the_budget():
-    """NaN compares as false, so that a maximum could lose it."""
+    """NaN compares as false, so that a maximum of errors could lose it."""
     case = CONTESTS["causal"]
     contest = timing.contest(case)
 

@@ -1,4 +1,4 @@
-"""Bilinear scores in float16: query times weight may be beyond its range although the scores are ordinary numbers."""
+"""Bilinear scores in float16, where query · weight may overflow although the scores are in float16's range."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Scores, normalisers, masks and biases on every backend against the oracle, in both precisions."""
+"""Scores, normalisers, masks and biases on every backend against the oracle, in float32 and float64."""
 
 import itertools
 
@@ -17,10 +17,10 @@ TOLERANCE = {torch.float64: {"rtol": 1e-9, "atol": 1e-11}, torch.float32: {"rtol
 
 
 def combinations() -> list[tuple[str, str]]:
-    """Return combinations in which every pair of backend, score, normaliser and mask occurs.
+    """Return combinations of a backend, a score, a normaliser and a mask in which every pair of these occurs.
 
-    Scores, masks and normalisers are computed one after another, so errors arise between two of them. Each score is
-    combined with each mask on each backend that supports it; normalisers are cycled.
+    Pairs suffice: scores, masks and normalisers are computed one after another, so an error involves two of them. Each
+    score is combined with each mask on each backend that supports it; the normalisers alternate.
     """
     found = []
     for backend in BACKENDS:
@@ -58,7 +58,7 @@ def test_every_pair_is_among_the_combinations() -> None:
         assert met == wanted
 
 
-# Masks that FlexAttention supports: functions of one pair of positions, without `|` and `~`.
+# Masks and biases that FlexAttention supports: functions of one pair of positions, without `|` and `~`.
 
 LOWERED = [name for name in PLACES if "|" not in name and "~" not in name]
 
@@ -75,7 +75,7 @@ LOWERED = [name for name in PLACES if "|" not in name and "~" not in name]
     ],
 )
 def test_the_rules_given_to_flex_agree_with_the_oracle(score: str, place: str) -> None:
-    """FlexAttention runs uncompiled on any device: this tests the translation of masks, test_cuda.py the kernel."""
+    """Tests the masks as FlexAttention receives them, uncompiled on the CPU; test_cuda.py tests the compiled kernel."""
     query, key, value, *parameters = SCORES[score].inputs()
     where = PLACES[place]
     problem = build(

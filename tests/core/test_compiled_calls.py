@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import regard
 
-# On CUDA these calls are compiled down to kernels, which takes long; the others stop at the backward graph.
+# On CUDA these calls are compiled to kernels (backend "inductor"), which takes long. For all others, torch.compile only
+# traces the forward and backward graphs (backend "aot_eager").
 TO_KERNELS = ("plain", "window", "additive", "additive, causal")
 
 
@@ -25,7 +26,7 @@ class Place:
 
     @property
     def length(self) -> int:
-        return 150 if self.device == "cpu" else 1100  # flex is chosen from 1,024 keys on
+        return 150 if self.device == "cpu" else 1100  # on CUDA `flex` is chosen from 1,024 keys on
 
     def draw(self, *shape: int) -> Tensor:
         dtype = torch.float32 if self.device == "cpu" else torch.bfloat16
@@ -87,7 +88,7 @@ PLACES = [
 ]
 pytestmark = [
     pytest.mark.installed,
-    # torch's own compiler causes this warning.
+    # This DeprecationWarning comes from torch's own compiler.
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
 ]
 every_place = pytest.mark.parametrize("at", PLACES)
@@ -95,7 +96,7 @@ every_place = pytest.mark.parametrize("at", PLACES)
 
 @pytest.fixture(autouse=True)
 def compiler() -> Iterator[None]:
-    """Start without compiled code; too many recompilations are an error."""
+    """Discard compiled code before each test, and make too many recompilations an error."""
     torch._dynamo.reset()
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
         yield
@@ -112,7 +113,7 @@ def same(found: Tensor, wanted: Tensor) -> None:
 @every_place
 @pytest.mark.parametrize("name", CALLS)
 def test_a_compiled_call(name: str, at: Place) -> None:
-    """The operands are heads that are split from rows: the compiler fixes the strides of their gradients beforehand."""
+    """Query, key and value are transposed tensors: the compiler fixes the strides of their gradients as it traces."""
     options = CALLS[name](at)
     leaves = [at.draw(2, at.length, 3, 32).requires_grad_() for _ in range(3)]
     parameters = [*leaves]
@@ -133,7 +134,7 @@ def test_a_compiled_call(name: str, at: Place) -> None:
     for found, wanted in zip(run(compiled), run(attend), strict=True):
         same(found, wanted)
     if at.device == "cuda" and "mask" not in options:
-        with torch.no_grad():  # a single query has its own kernels
+        with torch.no_grad():  # a single query uses other kernels
             same(compiled(leaves[0][:, :1], *leaves[1:]), attend(leaves[0][:, :1], *leaves[1:]))
 
 
@@ -168,7 +169,7 @@ def test_sparse_normalizers_are_one_graph(normalize: Any, at: Place) -> None:
 
 
 @every_place
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # a warning of torch about its kernels in vmap
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch warns of slow operations under vmap
 @pytest.mark.parametrize("outside", ["vmap", "grad"])
 @pytest.mark.parametrize("mask", [None, regard.causal(), "padding"], ids=["open", "causal", "padding"])
 def test_transforms_inside_of_compiled_code(mask: Any, outside: str, at: Place) -> None:
@@ -202,7 +203,7 @@ def test_biases_of_any_length_take_few_graphs(rule: str, at: Place) -> None:
 
 @every_place
 def test_a_compiled_backward_pass(at: Place) -> None:
-    x = at.draw(1, 1, 20, 8).mul_(2).requires_grad_()  # modified in place before, as parameters are by an optimiser
+    x = at.draw(1, 1, 20, 8).mul_(2).requires_grad_()  # modified in place, as an optimiser modifies parameters
 
     def total() -> Tensor:
         return regard.attention(x, x, x, backend="blocked").output.float().square().sum()

@@ -7,7 +7,7 @@ import regard
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-B, H, G, Q, K, D = 2, 6, 3, 1153, 1307, 32  # prime lengths, from which `auto` chooses flex
+B, H, G, Q, K, D = 2, 6, 3, 1153, 1307, 32  # prime lengths, long enough for `auto` to choose flex
 LENGTHS = torch.tensor([1307, 611])
 IDS = (torch.arange(Q) // 200, torch.arange(K) // 200)
 MASKS = {
@@ -100,7 +100,8 @@ def test_fused_backends_stay_within_the_error_budget(backend, mask, bias, score,
     exact = _run(double, "reference", mask, _double(bias), _double(score))
     plain = _plain(inputs, mask, bias, score)
     for index, (a, b, c) in enumerate(zip(found, exact, plain, strict=True)):
-        # Float32 kernels sum in their own order; the gradient of a learned rule is a sum that cancels, by atomics.
+        # Float32 kernels sum in another order than the reference. The gradients of a learned bias (index > 3) are
+        # atomic sums over all pairs, whose terms cancel.
         least = torch.finfo(dtype).eps * (300 if index > 3 else 4)
         budget = (2 if index == 0 else 3) * max(_error(c, b), least)
         assert a.isfinite().all()
@@ -108,7 +109,7 @@ def test_fused_backends_stay_within_the_error_budget(backend, mask, bias, score,
 
 
 def _plain(inputs, mask, bias, score):
-    """Return the formula as users write it, in the dtype of the inputs."""
+    """Return output and gradients of the formula as users write it, in the dtype of the inputs."""
     query, key, value = inputs
     key, value = (t.repeat_interleave(H // G, 1) for t in (key, value))
     if isinstance(score, regard.Bilinear):
@@ -173,7 +174,7 @@ def test_weights_on_request_equal_the_plain_ones(request_):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(("queries", "keys", "size"), [(53, 71, 24), (1061, 1301, 40)], ids=["few pairs", "many pairs"])
 def test_all_weights_and_their_sum(queries: int, keys: int, size: int, dtype: torch.dtype, mask) -> None:
-    """Few pairs, many, with and without a mask are computed by different code."""
+    """Calls with few and many pairs, with and without a mask, use different kernels for the weights."""
     torch.manual_seed(6)
     query = torch.randn(2, queries, 6, size, device="cuda", dtype=dtype).transpose(1, 2)
     key, value = (torch.randn(2, 2, keys, width, device="cuda", dtype=dtype) for width in (size, 17))
@@ -184,7 +185,7 @@ def test_all_weights_and_their_sum(queries: int, keys: int, size: int, dtype: to
         scores = scores.masked_fill(~allowed, -torch.inf)
     real = scores.softmax(-1).nan_to_num(0.0)
     limit = 1e-5 if dtype == torch.float32 else 1e-2
-    for _ in range(2):  # the second call takes the stored route
+    for _ in range(2):  # the second call uses the route that the first one stored
         found = regard.attention(query, key, value, mask=mask, weights=regard.full())
         assert found.weights.dtype == dtype
         torch.testing.assert_close(found.weights.double(), real, atol=limit / 4, rtol=limit)
@@ -256,7 +257,7 @@ def test_biases_of_heads_of_common_sizes(dtype, size, kind, learned):
 @pytest.mark.parametrize("length", [300, 1100], ids=["short", "long"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_learned_table_of_heads_of_odd_sizes(dtype, length):
-    """Torch's kernels compute these head sizes. A gradient of the table is a sum over all pairs, too large for half
+    """torch's kernels compute head sizes of 48. The gradient of the table is a sum over all pairs, too large for half
     precision."""
     query, key, value = (_seeded(2, 4, length, 48).add(n).cuda().to(dtype).requires_grad_() for n in range(3))
     table = _seeded(4, 9).cuda().requires_grad_()

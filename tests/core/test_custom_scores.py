@@ -1,4 +1,4 @@
-"""Scores given by the caller: any pairwise function, in blocks, with the gradients of `reference`."""
+"""User-defined scores: any function of queries and keys, computed in blocks, has the gradients of `reference`."""
 
 import sys
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import regard
 
 @pytest.mark.parametrize("asked", [None, regard.entropy()], ids=["output", "entropy"])
 def test_a_score_may_keep_statistics(asked: object) -> None:
-    """A buffer that the score itself changes at every call is not reported as changed."""
+    """A buffer that the score itself modifies at every call does not raise the error for tensors changed in place."""
     calls = torch.zeros(())
     x = torch.randn(1, 1, 40, 8, requires_grad=True)
 
@@ -30,7 +30,7 @@ def test_a_score_may_keep_statistics(asked: object) -> None:
 
 
 def of_pairs_in_one_axis(query: Tensor, key: Tensor) -> Tensor:
-    """A score with a hidden layer over all pairs, which it flattens to one axis."""
+    """Return scores from a hidden layer over all pairs, which are flattened to one axis."""
     pairs = (query.unsqueeze(-2) + key.unsqueeze(-3)).reshape(-1, query.shape[-1])
     return pairs.tanh().sum(-1).reshape(*query.shape[:-1], key.shape[-2])
 
@@ -47,7 +47,7 @@ def of_pairs_in_one_axis(query: Tensor, key: Tensor) -> Tensor:
     ids=["product", "cosine", "relu", "distance", "one axis"],
 )
 def test_memory_counts_what_is_stored_for_each_pair_and_no_views_or_rows(score: object, floats: int) -> None:
-    """The estimate is three matrices of scores and weights, plus the matrices that the score itself stores."""
+    """The estimated bytes are three matrices (q, k) of scores and weights, and those that the score itself stores."""
     query, key = torch.randn(2, 4, 20, 8), torch.randn(2, 4, 30, 8)
     plan = regard.explain(query, key, key, score=score, backend="reference")
     assert plan.bytes == (3 + floats) * 2 * 4 * 20 * 30 * 4
@@ -154,7 +154,7 @@ def test_a_score_without_a_derivative_lets_the_values_learn(name: str) -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_the_query_of_an_empty_row_does_not_reach_a_score(backend: str) -> None:
-    """The score divides by the norm of the query, which is 0 in padding."""
+    """The score divides by the norm of the query, and the query of the empty row is 0."""
     mask = torch.ones(60, 60, dtype=torch.bool)
     mask[5] = False
     query, key = torch.rand(1, 2, 60, 8) + 0.1, torch.rand(1, 2, 60, 8) + 0.1

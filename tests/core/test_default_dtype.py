@@ -43,7 +43,7 @@ CALLS: dict[str, Call] = {
 
 @pytest.fixture(params=[("float64", None), ("bfloat16", None), ("float32", "meta")], ids=str)
 def change(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
-    """Return a function that changes the defaults until the end of the test."""
+    """Yield a function that changes torch's default dtype and device until the end of the test."""
     dtype, device = request.param
 
     def changed() -> None:

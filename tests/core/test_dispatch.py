@@ -1,4 +1,4 @@
-"""Dispatch: stored routes give the same results as the table, and plans name the kernels."""
+"""Dispatch: stored routes give the same results as a search of the backends, and `explain` names the kernel."""
 
 import gc
 import random
@@ -20,7 +20,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 def random_call(seed: int, device: str) -> tuple[list[torch.Tensor], dict[str, Any]]:
-    """Return tensors and options of a random call, often a simple one."""
+    """Return tensors and options of a random call; simple options are the most frequent."""
     draw = random.Random(seed)
     generator = torch.Generator(device).manual_seed(seed)
     lengths = (1, 5, 17, 40) if device == "cpu" else (5, 17, 64, 150, 1100)
@@ -59,7 +59,7 @@ def random_call(seed: int, device: str) -> tuple[list[torch.Tensor], dict[str, A
 
 
 def spoiled(tensors: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
-    """Return other numbers in the same shapes, every third time with NaN or Inf in one of them."""
+    """Return tensors of the same shapes with other numbers, for every third seed with a NaN or Inf in one tensor."""
     others = [tensor.detach() * -1.5 for tensor in tensors]
     if seed % 3 == 0:
         others[seed // 3 % 3].view(-1)[0] = (torch.nan, torch.inf)[seed % 2]
@@ -79,7 +79,7 @@ def test_a_signature_that_was_served_before_changes_nothing(seed: int, device: s
         return
     others = spoiled(tensors, seed)
     served = regard.attention(*others, **options)
-    # Calls with a generator are not stored.
+    # The route of a call with a generator is not stored.
     fresh = regard.attention(*others, **options, generator=torch.Generator(device))
     results = [[made.output, *as_tensors(made.weights)] for made in (served, fresh)]
     if tensors[0].requires_grad and device == "cpu":  # on CUDA some kernels sum gradients in no fixed order
@@ -94,7 +94,7 @@ def as_tensors(weights: Any) -> list[torch.Tensor]:
 
 
 def route(*tensors: torch.Tensor, score: Any = regard.ScaledDot(), mask: Any = None) -> dispatch.Route:
-    """Return how such a call is computed after the first time."""
+    """Run a call once, and return the route that is stored for later calls of its signature."""
     regard.attention(*tensors, score=score, mask=mask)
     kept = dispatch.stored(signature(*tensors, score, regard.Softmax(), mask, None, 0.0, None))
     assert kept is not None
@@ -151,7 +151,7 @@ def test_what_is_kept_holds_no_tensor() -> None:
 
 
 def test_gradients_are_wanted_or_not() -> None:
-    """Grad mode, and which tensors require grad, are parts of a signature."""
+    """A call's signature contains the grad mode, and which tensors require gradients."""
     query, key, value = (torch.randn(2, 3, 37, 16) for _ in range(3))
     parameter = torch.nn.Parameter(torch.eye(16))
     for score, learned in ((regard.Bilinear(torch.eye(16)), False), (regard.Bilinear(parameter), True)):
@@ -165,7 +165,7 @@ LONG = [torch.randn(1, 4, 1024, 32) for _ in range(3)]
 VERY_LONG = [torch.randn(1, 4, 3000, 32) for _ in range(3)]
 SOME, FEW = ([t[..., :length, :] for t in LONG] for length in (64, 8))
 WEIGHT = torch.randn(32)
-# A call on the CPU, its backend and the code that runs.
+# Tensors and options of a call on the CPU, its backend, and the kernel that `explain` names.
 KERNELS = {
     "plain": (VERY_LONG, {}, "sdpa", "flash"),
     "short": (SOME, {}, "sdpa", "compiled loops"),

@@ -1,4 +1,4 @@
-"""Every bad input is refused at the call with a message that names it; empty inputs are valid."""
+"""Every invalid argument raises an error that names it, when `attention` is called; empty inputs are valid."""
 
 import math
 import warnings
@@ -327,7 +327,7 @@ def test_empty_inputs_give_the_right_shape(path: str, empty: str, mask: object) 
 
 @pytest.mark.parametrize("shape", [(0, 6, 600, 8), (2, 0, 600, 8)], ids=["batch", "heads"])
 def test_nothing_in_a_window_gives_the_right_shape(shape: tuple[int, ...]) -> None:
-    """The sequences are so long that `sdpa` computes the band alone."""
+    """Empty batches and heads: the sequences are long enough for `sdpa` to compute only the band of the window."""
     x = torch.randn(shape, requires_grad=True)
     output = regard.attention(x, x, x, mask=regard.window(10, 0), backend="sdpa").output
     assert output.shape == torch.autograd.grad(output.sum(), x)[0].shape == shape
@@ -336,7 +336,7 @@ def test_nothing_in_a_window_gives_the_right_shape(shape: tuple[int, ...]) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("normalize", NORMALIZERS)
 def test_a_call_leaves_its_input_alone(normalize: str) -> None:
-    """No path modifies its inputs."""
+    """No backend modifies the tensors of a call in place."""
     for place in PLACES.values():
         inputs = SCORES["scaled"].inputs()
         before = [tensor.clone() for tensor in inputs]
@@ -402,7 +402,7 @@ def test_whole_numbers_may_be_those_of_numpy() -> None:
 
 @pytest.mark.usefixtures("as_installed")
 def test_numbers_go_where_the_queries_are() -> None:
-    """Uses the meta device, the only other device on every machine; nothing is computed on it."""
+    """Numbers in masks and biases become tensors on the queries' device, here `meta`, which every machine has."""
     x = torch.empty(2, 3, 4, 8, device="meta")
     masks = regard.padding([2, 4]) & (regard.segments([0, 0, 1, 1], torch.zeros(4, dtype=torch.long, device="meta")))
     for arguments in (
@@ -420,7 +420,7 @@ def test_numbers_go_where_the_queries_are() -> None:
 @pytest.mark.usefixtures("as_installed")
 def test_nested_tensors_of_the_old_kind_are_named_too() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a deprecation warning of torch
+        warnings.simplefilter("ignore")  # torch warns that strided nested tensors are deprecated
         nested = torch.nested.nested_tensor([torch.ones(6, 2, 13), torch.ones(6, 3, 13)], layout=torch.strided)
     with pytest.raises(TypeError, match="query must be a plain tensor, got a nested one"):
         regard.attention(nested, KEY, VALUE)

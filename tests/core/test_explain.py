@@ -18,7 +18,7 @@ SHORT, LONG = inputs(length=16), inputs(length=1024)
 WEIGHT = torch.randn(32)
 JUDGE = mlp(torch.randn(8, 64), torch.randn(8), torch.randn(8))
 
-# A call, its expected backend on a CPU, and a refused backend with a word of the reason.
+# Tensors and options of a call, its backend on a CPU, and a backend that is refused, with a word of the reason.
 TYPICAL = {
     "plain": (LONG, {}, "sdpa", ("flex", "cuda")),
     "causal": (LONG, {"mask": regard.causal()}, "sdpa", ("flex", "cuda")),
@@ -79,7 +79,7 @@ def test_forcing_a_backend_that_serves(backend: str) -> None:
     assert backend not in plan.refused
 
 
-# A pair takes two operations, a multiplication and an addition, for each entry of the query and of the value.
+# For a pair of a query and a key, each entry of the query and of the value takes two operations: multiply and add.
 
 
 def test_flops_of_a_plain_call() -> None:
@@ -106,7 +106,7 @@ def test_flops_of_a_causal_call() -> None:
 
 
 def test_flops_of_a_window() -> None:
-    """1,024 queries attend themselves and 3 keys before, less 3 + 2 + 1 at the start."""
+    """Each of 1,024 queries attends its own key and the 3 before it; at the start 3 + 2 + 1 pairs are missing."""
     plan = regard.explain(*LONG, mask=regard.window(3, 0))
     assert plan.flops == pytest.approx(4 * (1024 * 4 - 6) * (2 * 32 + 2 * 32), rel=1e-3)
 
@@ -125,7 +125,7 @@ def test_explain_computes_nothing() -> None:
 
 
 def test_tensors_without_data_are_explained() -> None:
-    """The pairs allowed by a mask without tensors are known; for lengths the number is an upper bound."""
+    """The FLOPs of a mask without tensors are exact; for lengths without data they are an upper bound."""
     x, lengths = torch.zeros(1, 2, 300, 8, device="meta"), torch.zeros(1, dtype=torch.long, device="meta")
     real = torch.zeros(1, 2, 300, 8)
     for mask in (regard.causal(), regard.window(3, 3)):
@@ -140,7 +140,7 @@ def test_tensors_without_data_are_explained() -> None:
 @pytest.mark.parametrize(
     ("queries", "mask", "dropped"),
     [
-        (1, regard.causal(offset=20), True),  # one query behind a cache of twenty keys
+        (1, regard.causal(offset=20), True),  # one query after twenty cached keys
         (1, regard.causal(offset=19), False),
         (2, regard.causal(offset=20), True),
         (2, regard.causal(offset=19), False),  # the first query must not attend the last key

@@ -104,7 +104,7 @@ BIASES: dict[str, tuple[tuple[int, ...], Callable[[Tensor], object]]] = {
 
 
 def alone(shape: tuple[int, ...], build: Callable[[Tensor], object], leaf: Tensor) -> Tensor:
-    """Return the bias as a dense tensor."""
+    """Return the bias that `build` makes from a leaf as a dense tensor, by the bias's formula."""
     i, j = torch.arange(5).unsqueeze(1), torch.arange(7)
     if isinstance(build(leaf), Tensor):
         return leaf.expand(2, 6, 5, 7)
@@ -132,12 +132,12 @@ def test_a_learned_bias_learns(path: str, bias: str, masked: bool) -> None:
         return gradient
 
     dense_reference = slope(path.replace(path.split("/")[0], "reference", 1), lambda leaf: alone(shape, build, leaf))
-    # A constant bias has no gradient in a softmax.
+    # Softmax does not change with a constant bias, whose gradient is therefore 0.
     assert torch.count_nonzero(dense_reference) > 0 or bias in ("number", "per head")
     assert_close(slope(path, build), dense_reference)
 
 
-# Tests of the caller's own scores that hold tensors.
+# Tests of user-defined scores that hold tensors.
 
 
 class Judge(nn.Module):
@@ -153,7 +153,7 @@ class Judge(nn.Module):
 
 
 def closure(kind: str) -> tuple[Callable[[Tensor, Tensor], Tensor], list[Tensor]]:
-    """Return a score, and the leaves it depends on."""
+    """Return a score function of the given kind, and the leaf tensors that it depends on."""
     if kind == "module":
         judge = Judge().double()
         return judge, list(judge.parameters())
@@ -188,7 +188,7 @@ def test_a_closure_learns_on_blocked_as_on_reference(kind: str, normalize: str) 
         return list(torch.autograd.grad(loss, leaves))
 
     for gradient, expected in zip(slopes("blocked"), slopes("reference"), strict=True):
-        # Softmax does not depend on the readout's bias.
+        # Softmax does not change with the bias of the readout (shape (1,)), whose gradient is therefore 0.
         assert torch.count_nonzero(expected) > 0 or expected.shape == (1,)
         assert_close(gradient, expected)
 
@@ -211,7 +211,7 @@ def plain_scores(name: str, query: Tensor, key: Tensor, *parameters: Tensor) -> 
 
 
 def plain_weights(name: str, scores: Tensor) -> Tensor:
-    """Return the textbook formula of each normaliser, in the dtype of the scores."""
+    """Return weights by the textbook formula of a normaliser, in the dtype of the scores."""
     if name == "softmax":
         return scores.softmax(dim=-1)
     if name == "sigmoid":
@@ -264,7 +264,7 @@ def test_half_precision_keeps_its_error_budget(path: str, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("score", ["additive", "bilinear"])
 def test_what_is_learned_in_half_precision_is_summed_in_single(score: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are many blocks, so that sums in bfloat16 would stop growing."""
+    """Gradients are sums over many blocks: in bfloat16 such a sum would stop growing."""
     monkeypatch.setattr(blocked, "_BUDGET", 2**14)
     sizes = {"batch": 1, "heads": 1, "groups": 1, "queries": 160, "keys": 160, "size": 16, "value_size": 4}
     inputs = [tensor.to(torch.bfloat16) for tensor in SCORES[score].inputs(**sizes)]
@@ -281,7 +281,7 @@ def test_what_is_learned_in_half_precision_is_summed_in_single(score: str, monke
 
 
 def _changing() -> dict[str, tuple[Tensor, dict[str, object], str]]:
-    """Return a tensor of a call, the call, and the name of the tensor in the error."""
+    """Return, for each name, a tensor of a call, the call's options, and the argument that the error names."""
     lengths, allowed, bias, weight = torch.tensor([4]), torch.ones(6, 6) > 0, torch.zeros(6, 6), torch.ones(8)
     return {
         "lengths": (lengths, {"mask": regard.padding(lengths)}, "mask"),
@@ -320,7 +320,7 @@ def test_a_backward_pass_inside_autocast_is_as_exact_as_outside(score: object, n
 
 
 def test_queries_whose_weights_are_computed_again_must_not_change() -> None:
-    """Values may change, because weights do not depend on them."""
+    """Values may change in place between the passes, because weights do not depend on them; queries may not."""
     x, value = torch.randn(1, 1, 600, 8, requires_grad=True), torch.randn(1, 1, 600, 8)
     weights = regard.attention(x, x, value, weights=regard.entropy(), backend="sdpa").weights
     (wanted,) = torch.autograd.grad(weights.sum(), x, retain_graph=True)
@@ -335,7 +335,7 @@ def test_queries_whose_weights_are_computed_again_must_not_change() -> None:
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 @pytest.mark.parametrize("alpha", [1.0000001, 1.00001, 1.2, 3.0, 4.0])
 def test_entmax_of_any_alpha_in_single_precision(alpha: float, backend: str) -> None:
-    """The power 1 / (α − 1) is steep for α near 1, and so is its derivative."""
+    """Entmax raises scores to the power 1 / (α − 1), which is steep for α near 1, as is its derivative."""
     base = [torch.randn(1, 2, 50, 8, dtype=torch.float64) for _ in range(3)]
 
     def learned(dtype: torch.dtype, backend: str) -> list[Tensor]:

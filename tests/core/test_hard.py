@@ -98,7 +98,7 @@ def test_without_a_generator_the_global_seed_decides(backend: str, estimator: st
 @every_estimator
 @every_backend
 def test_when_it_samples(backend: str, estimator: str) -> None:
-    """A key is sampled in training, with a generator, or on request; otherwise the best key is taken."""
+    """A key is sampled in training, with a generator, or on request; otherwise the best key is chosen."""
 
     def draws(learned: bool = False, sample: bool | None = None, generator: torch.Generator | None = None) -> bool:
         scores = SCORES_GIVEN.expand(300, 5).clone().requires_grad_(learned)
@@ -152,7 +152,7 @@ def test_requests_are_of_the_draw_and_entropy_of_the_distribution(backend: str, 
 @every_estimator
 @every_backend
 def test_log_prob_and_its_gradient(backend: str, estimator: str, temperature: float) -> None:
-    """∂ log p[c] / ∂s = (one_hot(c) − p) / T"""
+    """The gradient of the log-probability of key c is ∂ log p[c] / ∂s = (one_hot(c) − p) / T; for gumbel, T = 1."""
     scores = randn(1, 7, 5, seed=3).requires_grad_()
     mask = torch.ones(7, 5, dtype=torch.bool)
     mask[4] = False
@@ -216,7 +216,7 @@ def test_gradcheck_of_the_best_key(path: str) -> None:
 
 
 def hand_derived(p: Tensor, value: Tensor, slopes: Tensor) -> Tensor:
-    """Return ∂/∂s of slopes · softmax(s) value = p (a − Σ p a) with a = value · slopes."""
+    """Return the gradient of slopes · (softmax(s) value) by s, which is p (a − Σ p a) with a = value · slopes."""
     a = slopes @ value.mT
     return p * (a - (p * a).sum(dim=-1, keepdim=True))
 
@@ -249,7 +249,7 @@ def test_reinforce_sends_nothing_through_the_output_but_to_the_chosen_value(back
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @every_backend
 def test_gumbel_has_the_gradient_of_the_noisy_softmax(backend: str, temperature: float) -> None:
-    """The Jacobian (diag(y) − y yᵀ) / T gives y; y gives the noise; the noise is Gumbel's and determined the choice."""
+    """Recovers y, the softmax of noisy scores, from the Jacobian (diag(y) − y yᵀ) / T, and the Gumbel noise from y."""
     rows, keys = 4000, 3
     scores = SCORES_GIVEN[:keys].expand(rows, keys).clone().requires_grad_()
     hard = regard.Hard("gumbel", temperature=temperature)
@@ -308,7 +308,7 @@ def test_straight_through_learns_as_softmax_does_for_every_score(path: str) -> N
 
 
 def test_queries_that_read_the_expected_value_by_hand() -> None:
-    """Scores 0, 0, ln 2 give p = ¼, ¼, ½: of the values 4, 8, 2 the expected one is 4, with ∂/∂s = p (v − 4)."""
+    """Scores 0, 0, ln 2 give p = ¼, ¼, ½; the expectation of the values 4, 8, 2 is 4, with ∂/∂s = p (v − 4)."""
     scores = torch.tensor([0.0, 0.0, math.log(2)], dtype=torch.float64).expand(1, 4, 3).clone().requires_grad_()
     value = torch.tensor([[4.0], [8.0], [2.0]], dtype=torch.float64)
     reads = torch.tensor([True, False, True, False])
@@ -486,7 +486,7 @@ def test_a_bandit_learns_its_best_arm(backend: str) -> None:
 
 
 def test_each_choice_may_have_a_reward_of_its_own() -> None:
-    """The terms are (3 - 2)(-1) and (1 - 2)(-2), whose mean is 1/2."""
+    """The terms (reward − baseline) log_prob are (3 − 2)(−1) and (1 − 2)(−2); the loss is minus their mean, −½."""
     log_prob = torch.tensor([[[-1.0, -2.0]]], requires_grad=True)
     found = regard.reinforce(log_prob, torch.tensor([[[3.0, 1.0]]]))
     assert_close(found.loss, torch.tensor(-0.5))
@@ -501,7 +501,7 @@ def test_each_choice_may_have_a_reward_of_its_own() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("masked", [False, True], ids=["all keys", "window of lengths"])
 def test_the_best_key_of_short_sequences(masked: bool, dtype: torch.dtype, request_: regard.Request | None) -> None:
-    """A sequence of length 2 leaves the later rows of its window empty; NaN behind it changes nothing."""
+    """With a length of 2, later queries have no key in their window; NaN and Inf at masked keys have no effect."""
     torch.manual_seed(5)
     query, key, value = (torch.randn(3, heads, n, 20).to(dtype) for heads, n in ((4, 37), (2, 41), (2, 41)))
     lengths = torch.tensor([41, 2, 19])
@@ -511,7 +511,7 @@ def test_the_best_key_of_short_sequences(masked: bool, dtype: torch.dtype, reque
     right = regard.attention(query.double(), key.double(), value.double(), backend="reference", **given)
     if masked:
         key[1, :, 2:], value[1, :, 2:] = torch.nan, torch.inf
-    for _ in range(2):  # the second call has a stored route
+    for _ in range(2):  # the second call uses the route that the first one stored
         found = regard.attention(query, key, value, **given)
         assert_close(found.output, right.output.to(dtype))
         assert_close(found.log_prob.double(), right.log_prob, rtol=1e-4, atol=1e-5)

@@ -20,7 +20,7 @@ from regard.core.linear import LinearState, linear_step
 LogMap = Callable[[list[float]], list[float]]
 
 
-# The oracle: explicit loops over Python floats, from the definition. Features are given by their logarithms.
+# The oracle: linear attention from its definition, in loops over Python floats. Features are given by their logarithms.
 
 
 def performer_logs(record: regard.PerformerFeatures) -> LogMap:
@@ -59,7 +59,7 @@ def one_head(
 def oracle(
     query: Tensor, key: Tensor, value: Tensor, logs: LogMap, causal: bool = False, lengths: list[int] | None = None
 ) -> Tensor:
-    """Compute the oracle for (b, h, q, d), (b, g, k, d), (b, g, k, e)."""
+    """Return the oracle's output for query (b, h, q, d), key (b, g, k, d) and value (b, g, k, e)."""
     share = query.shape[1] // key.shape[1]
     batches = []
     for b in range(query.shape[0]):
@@ -90,7 +90,7 @@ def performer(size: int = 5, count: int = 11, seed: int = 3) -> regard.Performer
 
 
 def squared(x: Tensor) -> Tensor:
-    """Return the features of a user-defined map."""
+    """Return the features x² + 0.1 and |x|, as a user-defined feature map."""
     return torch.cat([x.square() + 0.1, x.abs()], -1)
 
 
@@ -206,7 +206,7 @@ def test_half_precision_is_computed_in_float32(causal: bool, dtype: torch.dtype)
     output = regard.linear_attention(query, key, value, features=features, causal=causal)
     exact = regard.linear_attention(query.double(), key.double(), value.double(), features=features, causal=causal)
     assert output.dtype == dtype
-    # Only the final rounding differs.
+    # Only the rounding of the output to half precision differs.
     assert_close(output.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-5)
 
 
@@ -261,7 +261,7 @@ def test_leading_axes_broadcast_and_heads_may_be_missing(name: str, causal: bool
     assert_close(run(query[0, 0], key[0, 0], value[0, 0]), expected[0, 0])
     assert_close(run(query[0], key[0], value[0]), expected[0])
     assert_close(run(query[None], key, value[None, None]), expected[None, None])
-    # One memory for a batch of queries, and one query for a batch of memories.
+    # One sequence of keys and values for a batch of queries, and one query for a batch of keys and values.
     assert_close(run(query, key[:1], value[:1])[1], run(query[1], key[0], value[0]))
     assert_close(run(query[0], key, value)[1], run(query[0], key[1], value[1]))
     assert_close(
@@ -420,7 +420,7 @@ def test_second_gradients(features: feature_maps.Features, causal: bool, length:
 @both_ways
 @pytest.mark.parametrize("repeated", [0, 1, 2], ids=["query", "key", "value"])
 def test_each_repeat_of_an_input_has_its_own_gradient(repeated: int, causal: bool) -> None:
-    """A repeat has stride 0: in a leaf, in a view of one, or in axes that the call itself adds."""
+    """An input may be repeated with stride 0: as an expanded leaf, a view of a leaf, or by the call's broadcasting."""
     plain = inputs(batch=3, queries=5, keys=5)
     one, shape, features = plain[repeated][:1], plain[repeated].shape, performer()
 
@@ -446,7 +446,7 @@ def test_each_repeat_of_an_input_has_its_own_gradient(repeated: int, causal: boo
 
 
 def test_a_memory_that_repeats_is_read_once() -> None:
-    """Features are computed once for all repeats, if the call itself adds them or there are no gradients."""
+    """The features of a repeated key are computed once if the call itself broadcasts it, or without gradients."""
     seen: list[int] = []
 
     def counting(x: Tensor) -> Tensor:
@@ -551,7 +551,7 @@ def test_the_kernel_estimate_is_unbiased() -> None:
 
 
 def softmax_error(count: int, orthogonal: bool, draws: int = 20) -> float:
-    """Return the root mean square distance from softmax attention over some samples."""
+    """Return the root mean square error of Performer features against softmax attention, over several samples."""
     generator = seeded(11)
     query, key, value = (torch.randn(1, n, 16, generator=generator, dtype=torch.float64) / 3 for n in (13, 31, 31))
     exact = torch.softmax(query @ key.mT / 4, -1) @ value
@@ -590,7 +590,7 @@ def test_orthogonal_directions_are_gaussian_one_by_one() -> None:
         one = drawn[:, row]
         assert_close(one.mean(0), torch.zeros(5).double(), rtol=0, atol=0.25)
         assert_close(one.mT.cov(), torch.eye(5).double(), rtol=0, atol=0.35)
-        assert_close(one.square().sum(-1).var(), torch.tensor(10.0).double(), rtol=0.35, atol=0)  # as χ² of 5 degrees
+        assert_close(one.square().sum(-1).var(), torch.tensor(10.0).double(), rtol=0.35, atol=0)  # variance of χ²(5)
 
 
 def test_features_are_the_formula() -> None:
@@ -788,7 +788,7 @@ def test_a_cuda_device_gives_the_same(name: str, causal: bool) -> None:
 @pytest.mark.parametrize("largest", [1.0, 1e15], ids=["moderate", "large value"])
 @both_ways
 def test_many_sequences_are_computed_a_few_at_a_time(causal: bool, largest: float) -> None:
-    """The result and its gradients equal explicit products of all pairs in float64, with the tokens' axis first."""
+    """Output and gradients equal explicit products of all pairs in float64, for transposed tensors (b, n, h, d)."""
     leaves = [torch.randn(450, 20, 2, 8).transpose(1, 2).requires_grad_() for _ in range(3)]
     with torch.no_grad():
         leaves[2][-1, -1, -1, 0] = largest
@@ -811,7 +811,7 @@ def test_many_sequences_are_computed_a_few_at_a_time(causal: bool, largest: floa
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("scale", [1e3, 3e4, 1e6, 1e10, 1e15, 1e18])
 def test_performer_features_are_right_however_large_the_inputs(scale: float, causal: bool) -> None:
-    """One key then has all the weight: float32 determines which, unless two are closer than its precision."""
+    """For large inputs one key has all the weight; which one is clear unless two scores are equal in float32."""
     features = regard.PerformerFeatures.draw(8, 32, generator=torch.Generator().manual_seed(1))
     query, key, value = (torch.randn(2, 70, 8) for _ in range(3))
     query, key = (query * scale).requires_grad_(), key * scale

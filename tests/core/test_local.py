@@ -14,7 +14,7 @@ LEAD, HEADS, QUERIES, KEYS, SIZE, VALUE = 2, 3, 5, 11, 7, 4
 
 
 def by_hand(query, key, value, centre, reach, length, gaussian):
-    """Return one query: the softmax of the window, times the Gaussian, in Python numbers."""
+    """Return the output of one query in Python numbers: the softmax over its window, times the Gaussian."""
     near = [s for s in range(KEYS) if abs(s - centre) <= reach and s < length]
     if not near:
         return torch.zeros(VALUE, dtype=torch.float64)
@@ -94,7 +94,7 @@ def test_all_pairs_give_what_gathered_windows_give(score, gaussian: bool, monkey
 def test_a_value_outside_of_the_window_that_is_not_finite_is_not_multiplied() -> None:
     query, key, value, centre = inputs()
     centre = torch.full_like(centre, 2.0)
-    # With few keys, scores of all pairs are computed.
+    # With few keys, the scores of all pairs are computed, also outside of the window.
     clean = local_attention(query, key, value, centre, reach=4).output
     value[..., 9:, :] = torch.nan
     torch.testing.assert_close(local_attention(query, key, value, centre, reach=4).output, clean)

@@ -1,4 +1,4 @@
-"""Results computed from a mask are cached with the object, and only until its tensors change."""
+"""What is computed from a mask is cached with the mask object, until a tensor of the mask changes."""
 
 import gc
 import weakref

@@ -63,7 +63,7 @@ def test_empty_rows_give_zeros_and_touch_nothing(path: str, how: str) -> None:
     for result in (learned.output, learned.weights, learned.gradients[0]):
         assert torch.count_nonzero(result[:, :, [1, 3]]) == 0
 
-    # The gradients of the other rows are as without the empty rows.
+    # The other rows have the results of a call without the empty rows.
     expected = learn(path, inputs, rows=[0, 2, 4])
     assert_close(learned.output[:, :, [0, 2, 4]], expected.output[:, :, [0, 2, 4]])
     assert_close(learned.weights[:, :, [0, 2, 4]], expected.weights[:, :, [0, 2, 4]])
@@ -101,13 +101,13 @@ def test_the_query_of_an_empty_row_does_not_matter(path: str) -> None:
     assert_same(learn(path, [query, *rest], mask=regard.causal(offset=-2)), clean)
 
 
-# NaN and Inf behind a mask. Torch's own kernels let them through, so `sdpa` refuses and `auto` chooses another backend.
+# NaN and Inf at masked keys. torch's own kernels propagate them, so `sdpa` refuses and `auto` chooses another backend.
 
 CLEAN_PATHS = [path.replace("sdpa", "auto") for path in TYPICAL_PATHS]
 
 
 def closed_keys(how: str) -> tuple[object, torch.Tensor]:
-    """Return a mask, and the keys (batch, group, key) that it hides from every query."""
+    """Return a mask, and the keys (batch, group, key) that it masks for every query."""
     closed = torch.zeros(BATCH, GROUPS, KEYS, dtype=torch.bool)
     if how == "padding":
         closed[0, :, 4:] = closed[1, :, 6:] = True
@@ -132,7 +132,7 @@ def test_what_a_masked_key_holds_has_no_effect(path: str, how: str, poison: str)
     clean = learn(path, [query, key, value, *parameters], mask=mask)
 
     key, value = key.clone(), value.clone()
-    key[closed] = value[closed] = POISONS.get(poison, 1.7e308)  # the largest numbers: their products overflow
+    key[closed] = value[closed] = POISONS.get(poison, 1.7e308)  # near float64's maximum: products overflow
     poisoned = learn(path, [query, key, value, *parameters], mask=mask)
 
     assert_same(poisoned, clean)
@@ -153,7 +153,7 @@ def test_a_future_key_has_no_effect_on_the_past(path: str, mask: object, poison:
     inputs[{"key": 1, "value": 2}[where]][:, :, KEYS - 2] = POISONS[poison]
     poisoned = learn(path, inputs, rows=past, mask=mask)
 
-    # The output, the weights and the gradient of the query are not affected.
+    # NaN or Inf in a later key changes neither output, weights nor gradients of earlier queries.
     for result, expected in zip(poisoned.everything[:3], clean.everything[:3], strict=True):
         assert_close(result[:, :, past], expected[:, :, past])
 
@@ -170,7 +170,7 @@ def test_sdpa_refuses_what_its_kernels_would_let_through(poison: str, where: str
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("how", ["padding", "dense", "window", "bias", "not", "or", "causal and segments"])
 def test_numbers_that_overflow_behind_a_mask_have_no_effect(how: str, dtype: torch.dtype) -> None:
-    """Such numbers occur in an uninitialised cache. `auto` must avoid torch's kernels, which add −inf to +inf."""
+    """Masked keys have the dtype's largest number, as in an uninitialised cache; torch's kernels add −inf to +inf."""
     closed = torch.arange(20) >= 12
     bias = torch.zeros(1, 20).masked_fill(closed, -torch.inf)
     calls = {"padding": {"mask": regard.padding(12)}, "dense": {"mask": ~closed[None]}, "bias": {"bias": bias}}
@@ -180,7 +180,7 @@ def test_numbers_that_overflow_behind_a_mask_have_no_effect(how: str, dtype: tor
     calls["causal and segments"] = {"mask": regard.causal() & regard.segments(*ids)}
     calls |= {"not": {"mask": ~regard.dense(closed[None])}, "or": {"mask": regard.padding(12) | regard.padding(10)}}
     query, key, value = (torch.randn(1, 2, 20, 8).to(dtype) for _ in range(3))
-    # The clean call may use another backend, so the results differ by rounding.
+    # The call with ordinary numbers may use another backend, so the results differ by rounding.
     near = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
 
     def learned() -> tuple[torch.Tensor, ...]:
@@ -198,7 +198,7 @@ def test_numbers_that_overflow_behind_a_mask_have_no_effect(how: str, dtype: tor
 @pytest.mark.parametrize("how", ["causal", "window", "per head", "future"])
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "blocked", "flex", "auto"])
 def test_what_a_masked_key_holds_has_no_effect_on_cuda(backend: str, how: str) -> None:
-    """Keys are masked for every query; on the reference paths, also a key that only the last query may attend."""
+    """NaN is in keys masked for every query; for `reference` and `blocked` also in a key of the last query alone."""
     if how == "future" and backend not in ("reference", "blocked"):
         pytest.skip("fused CUDA kernels multiply whole tiles: docs/attention.md says what that means")
     mask, closed = closed_keys("causal" if how == "future" else how)
@@ -419,7 +419,7 @@ def test_what_autocast_makes_infinite_behind_a_causal_mask_has_no_effect() -> No
 @pytest.mark.parametrize("score", [regard.ScaledDot(), regard.Cosine()], ids=["scaled", "cosine"])
 @pytest.mark.parametrize("heads", [True, False], ids=["heads", "headless"])
 def test_a_query_of_nan_gives_nan_however_few_the_keys(keys: int, score: Any, heads: bool) -> None:
-    """torch's CPU kernels return 0 for such a query if there are fewer keys than a SIMD vector holds."""
+    """For a query with NaN, torch's CPU kernels return 0 if there are fewer keys than a SIMD vector holds."""
     query, key = torch.randn(3, 8), torch.randn(keys, 8)
     query[1, 2] = math.nan
     if heads:
@@ -477,7 +477,7 @@ def by_hand(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 
 
 def lifted(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """A score that is only defined inside a ball of radius 4."""
+    """Return scores that are only defined for vectors of norm up to 4; for others the square root is NaN."""
     rest = [(16 - rows.square().sum(-1, keepdim=True)).sqrt() for rows in (query, key)]
     return query @ key.mT + rest[0] @ rest[1].mT
 
@@ -489,7 +489,7 @@ def lifted(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 def test_padding_does_not_reach_a_score_of_ones_own(
     backend: str, score: object, dtype: torch.dtype, poison: float
 ) -> None:
-    """This holds even for a score that divides by the norm of its key, or that computes in half precision."""
+    """NaN or Inf in padding has no effect, even if a score divides by the norm of a key or uses half precision."""
     query, key, value = (torch.randn(1, 2, 20, 4).clamp(-1.5, 1.5).to(dtype) for _ in range(3))
     query.requires_grad_()
     key[:, :, 15:] = poison
@@ -505,7 +505,7 @@ def test_padding_does_not_reach_a_score_of_ones_own(
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_a_row_with_nothing_to_attend_does_not_reach_a_score_of_ones_own(backend: str) -> None:
-    """A NaN that another row attends does not reach this row either."""
+    """Row 0 attends nothing; a NaN key that only row 7 attends changes no other row, and not row 0."""
     mask = torch.ones(8, 8, dtype=torch.bool)
     mask[0] = mask[7] = mask[1:, 5:] = False
     mask[7, 5] = True

@@ -1,7 +1,7 @@
-"""The semantics of calls on GPU kernels: every rule, on every backend that supports it there.
+"""The semantics of calls on GPU kernels: every rule is tested on every backend that supports it on a GPU.
 
-The rules are functions of a device, and run on the CPU too if its backends support them, so that each rule is known to
-work.
+The rules are functions of a device. They run on the CPU too if its backends support them, so that each rule is tested
+on machines without a GPU.
 """
 
 import math

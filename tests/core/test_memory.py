@@ -1,4 +1,4 @@
-"""Peak memory above that before the call, each measured in a separate process."""
+"""Peak memory of calls, above the memory before the call; each call is measured in a process of its own."""
 
 import sys
 import textwrap
@@ -26,7 +26,7 @@ def extra(call):
 
 
 def extra_peak(body: str) -> float:
-    """Return the MiB that the code's `call` needed above the resident memory before it."""
+    """Run code that defines a function `call`, and return the peak memory of `call()` above that before it, in MiB."""
     script = MEASURE + textwrap.dedent(body) + "\nprint(extra(call))"
     done = forked.run([sys.executable, "-c", script])
     assert done.returncode == 0, done.stderr
@@ -35,7 +35,7 @@ def extra_peak(body: str) -> float:
 
 @pytest.mark.process
 def test_the_measure_sees_memory() -> None:
-    """The measurement itself works: a result of 0 would pass every limit."""
+    """`extra_peak` measures an allocation of 256 MiB: if it always returned 0, every other test would pass."""
     assert extra_peak("def call(): torch.ones(64 * 2**20)") > 250
 
 

@@ -1,4 +1,4 @@
-"""The log-sum-exp of the scores on every backend, against the oracle; attention over parts of the keys, merged."""
+"""The log-sum-exp of the scores on every backend against the oracle, and merged attention over parts of the keys."""
 
 import math
 
@@ -56,7 +56,7 @@ def test_log_sum_exp(path: str, place: str) -> None:
 @pytest.mark.parametrize("place", ["dense", "closed"])
 @pytest.mark.parametrize("path", SOFTMAX_PATHS)
 def test_gradient_of_log_sum_exp(path: str, place: str) -> None:
-    """The loss uses the output too, so both gradients are summed; empty rows have a gradient of 0."""
+    """The loss uses log-sum-exp and output, so their gradients are summed; empty rows have a gradient of 0."""
     inputs = SCORES[path.split("/")[1]].inputs()
 
     def gradients(result: regard.Attended | Tensor, output: Tensor, leaves: list[Tensor]) -> list[Tensor]:
@@ -115,7 +115,7 @@ def test_only_softmax_has_a_log_sum_exp(normalize: object) -> None:
 
 
 def test_a_layer_returns_it_for_each_head() -> None:
-    """A weight is exp(score − log-sum-exp), and a table of zeros adds nothing to the scores."""
+    """The scores are scaled dot products, because a table of relative positions that is 0 adds nothing to them."""
     positions = regard.nn.RelativePositions(4, 3)
     layer = regard.nn.MultiHeadAttention(8, heads=2, positions=positions)
     with torch.no_grad():
@@ -128,7 +128,7 @@ def test_a_layer_returns_it_for_each_head() -> None:
 
 
 def parts_of(path: str, place: str, inputs: list[Tensor], cuts: list[list[int]]) -> list[regard.Attended]:
-    """Compute attention over some of the keys at a time, with the columns of the mask."""
+    """Return attention over each part of the keys (`cuts`), with the columns of the mask that belong to it."""
     where = PLACES[place]
     query, key, value, *parameters = inputs
     shape = (*query.shape[:3], key.shape[2])

@@ -1,4 +1,4 @@
-"""Gradients with a graph where query, key and value are one tensor."""
+"""Gradients with `create_graph=True` of calls whose query, key and value are one tensor."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Calls without a mask on CUDA: the kernel that runs, and its output and gradients beside float64."""
+"""Calls with no mask or a causal one on CUDA: the kernel that runs, its output and gradients against float64."""
 
 from typing import Any
 
@@ -11,7 +11,8 @@ import regard
 pytestmark = pytest.mark.cuda
 
 HALF, SINGLE = torch.bfloat16, torch.float32
-# Batch, query heads, key heads, queries, keys, size, size of values, dtype, whether causal; the kernel in training.
+# Each call: batch, query heads, key heads, queries, keys, size, size of values, dtype, causal or not; then the kernel
+# that a training step uses.
 CALLS: dict[str, tuple[tuple[Any, ...], str]] = {
     "short": ((2, 3, 3, 31, 31, 64, 64, HALF, True), "efficient"),
     "long": ((2, 3, 3, 300, 300, 64, 64, HALF, True), "flash"),
@@ -53,13 +54,13 @@ def test_output_and_gradients_are_those_of_float64(call: str, aligned: bool) -> 
     leaves, options = tensors(call)
     if not aligned:
         leaves = [misaligned(leaf) for leaf in leaves]
-    elif CALLS[call][1] != "products":  # with its gradients; a step without them may have another kernel
+    elif CALLS[call][1] != "products":  # the kernel of a training step, not of inference
         assert regard.explain(*leaves, **options).kernel == CALLS[call][1]
     double = [leaf.detach().double().requires_grad_() for leaf in leaves]
     exact = regard.attention(*double, **options, backend="reference").output
     upstream = torch.randn_like(exact).to(leaves[0].dtype)
     expected = torch.autograd.grad(exact, double, upstream.double())
-    for _ in range(3):  # checked, stored and recalled
+    for _ in range(3):  # the first call is checked; later calls use its route
         output = regard.attention(*leaves, **options).output
         near(output, exact, leaves[0].dtype)
         for found, known in zip(torch.autograd.grad(output, leaves, upstream), expected, strict=True):
@@ -93,7 +94,7 @@ def test_grouped_heads_in_float32_form_no_matrix() -> None:
 @pytest.mark.parametrize("length", [512, 640, 1001])
 @pytest.mark.parametrize("size", [80, 96])
 def test_gradients_of_long_sequences_by_cudnn(size: int, length: int, sharp: float) -> None:
-    """With weights from 0 to 1 over fewer keys cuDNN's gradients had NaN at one of these sizes."""
+    """Over fewer keys, cuDNN's gradients were NaN for one of these head sizes if attention weights are near 0 and 1."""
     torch.manual_seed(length)
     leaves = [torch.randn(40, 9, length, size, device="cuda", dtype=HALF) for _ in range(3)]
     leaves = [t.mul_(sharp if n == 0 else 1.0).requires_grad_() for n, t in enumerate(leaves)]

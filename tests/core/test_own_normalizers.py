@@ -1,5 +1,5 @@
-"""Normalisers of the caller's own: one meaning of masks whatever they do with `allowed`, and errors in what they
-return."""
+"""User-defined normalisers: masks have one meaning whether or not a normaliser uses `allowed`, and invalid results
+raise."""
 
 import math
 from collections.abc import Callable
@@ -91,7 +91,7 @@ class SharperGate(regard.Sigmoid):
 @pytest.mark.parametrize("mask", [None, regard.causal()], ids=["all", "causal"])
 @pytest.mark.parametrize("made", [Sharper, SharperSparse, SharperGate])
 def test_a_subclass_of_a_normaliser_is_called(made: type[regard.Normalizer], mask: regard.Mask | None) -> None:
-    """No fused kernel may replace a subclass. Here the subclass doubles scores, as doubled queries do."""
+    """No fused kernel may replace a subclass. This one doubles the scores, which doubled queries do as well."""
     query, key, value = (torch.randn(1, 2, 40, 8, dtype=torch.float64) for _ in range(3))
     found = regard.attention(query, key, value, normalize=made(), mask=mask).output
     plain = made.__base__()

@@ -19,7 +19,7 @@ OWN = torch.tensor([[3] * 20 + [1] * 33, [7] * 53, [0] * 52 + [2]])
 OTHER = torch.tensor([[1] * 9 + [3] * 30 + [5] * 22, [7] * 61, [4] * 40 + [0] * 21])
 TOGETHER = torch.tensor([[2] * 25 + [0] * 36, [1] * 61, [1, 2, 3] + [4] * 58])
 Rule = Callable[[Tensor, Tensor, Tensor], Tensor]
-# A mask, its rule in Python, and the number of queries.
+# A mask, its rule as a function of batch, query and key, and the number of queries.
 CASES: dict[str, tuple[regard.Mask, Rule, int]] = {
     "padding": (regard.padding(LENGTHS), lambda b, i, j: j < LENGTHS[b], QUERIES),
     "causal padding": (
@@ -76,7 +76,7 @@ def test_outputs_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_pieces_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second and the third row have equal lengths, so they share one call."""
+    """The second and the third sequence of the batch have equal lengths, so they are computed by one call."""
     cut_in_any_case(monkeypatch)
     ids = torch.tensor([[8, 8, 8, 2, 2], [6, 6, 6, 6, 6], [6, 6, 6, 6, 6]])
     mask = (regard.segments(ids, ids) & regard.causal() & regard.padding(torch.tensor([4, 5, 5]))).aligned((3, 1, 5, 5))
@@ -106,7 +106,7 @@ def test_other_masks_are_left_alone(mask: regard.Mask, monkeypatch: pytest.Monke
 
 
 def test_many_small_sequences_stay_together() -> None:
-    """If a further call takes longer than the pairs that it saves, the sequences are not split."""
+    """Sequences are not split if an additional kernel call takes longer than the pairs that it saves."""
     ids = torch.arange(64) // 2
     mask = regard.segments(ids, ids).aligned((2, 1, 64, 64))
     assert per_sequence.packed(clauses(mask, 64, 64), (2, 1, 64, 64)) is None
@@ -119,7 +119,7 @@ def test_many_small_sequences_stay_together() -> None:
     "mask", [regard.padding([20, 7]), regard.window(3, 2), regard.causal(-2)], ids=["padding", "window", "shifted"]
 )
 def test_a_repeated_call_gives_the_same(mask: regard.Mask) -> None:
-    """The second call of a signature takes a shorter path, also for values of another size than keys."""
+    """The second call of a signature uses a stored route, also if values have another size than keys."""
     torch.manual_seed(4)
     query, key = torch.randn(2, 2, 20, 8), torch.randn(2, 2, 20, 8)
     i, j = torch.arange(20)[:, None], torch.arange(20)[None, :]
@@ -162,7 +162,7 @@ SHORT_MASKS: dict[str, tuple[Callable[[], regard.Mask], Rule]] = {
 @pytest.mark.parametrize("learning", [False, True], ids=["forward", "gradients"])
 @pytest.mark.parametrize("name", SHORT_MASKS)
 def test_short_sequences_with_new_masks(name: str, learning: bool, size: int) -> None:
-    """NaN and Inf at a key that nobody attends change nothing, at the first call and at later ones."""
+    """NaN and Inf at a key that no query attends have no effect, at the first call and at later ones."""
     make, rule = SHORT_MASKS[name]
     torch.manual_seed(6)
     tensors = [torch.randn(3, 7, SHORT, d) for d in (8, 8, size)]

@@ -1,4 +1,4 @@
-"""The plain form in few operations, as on a GPU, where values are not inspected: compared with `reference`."""
+"""The plain form (the reference's formula in fewer operations) as on a GPU, where values are not inspected."""
 
 import itertools
 import math
@@ -62,7 +62,7 @@ def computed(tensors: list[Tensor], backend: str, learning: bool, **settings: An
 
 
 def agree(tensors: list[Tensor], learning: bool, **settings: Any) -> None:
-    settings.setdefault("weights", regard.full())  # so that `auto` takes the plain form
+    settings.setdefault("weights", regard.full())  # so that `auto` chooses the plain form
     assert regard.explain(*tensors, **settings).backend == "reference"
     found = computed(tensors, "auto", learning, **settings)
     if isinstance(settings.get("bias"), Tensor):
@@ -101,7 +101,7 @@ def test_every_request(request_: str, normalize: regard.Normalizer) -> None:
 @pytest.mark.parametrize("score", [*SCORES])
 @pytest.mark.parametrize("normalize", NORMALIZERS[:4], ids=lambda record: record.name)
 def test_masked_keys_and_values_have_no_effect(poison: float, score: str, normalize: regard.Normalizer) -> None:
-    """Key 6 is masked for all queries. A value that only the last query may attend has an effect on it alone."""
+    """Key 6 is masked for all queries. A non-finite value that only the last query attends affects that query alone."""
     tensors = drawn(4)
     mask = (torch.arange(11) != 6) & ((torch.arange(11) != 8) | (torch.arange(5)[:, None] == 4))
     settings: dict[str, Any] = {"score": SCORES[score], "normalize": normalize, "mask": mask, "weights": regard.full()}
@@ -127,7 +127,7 @@ def test_attended_nan_is_not_lost(mask: str, request_: str, normalize: regard.No
     """Requested weights are NaN where those of the reference are; some rows are empty, and some attend no NaN."""
     tensors = drawn(6)
     tensors[0][0, 0, 4, 1], tensors[1][1, 1, 2, 3] = math.nan, math.nan
-    tensors[0][:, :, 2, 1] = math.nan  # where a row is empty, its query has no effect
+    tensors[0][:, :, 2, 1] = math.nan  # has no effect under masks for which row 2 is empty
     settings = MASKS[mask] | {"normalize": normalize, "weights": REQUESTS[request_]}
     found = computed(tensors, "auto", False, **settings)[1]
     true = computed([tensor.double() for tensor in tensors], "reference", False, **settings)[1]
@@ -151,7 +151,7 @@ READS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal"}
 @pytest.mark.parametrize("normalize", NORMALIZERS, ids=lambda record: record.name)
 @pytest.mark.parametrize("learning", [False, True], ids=["", "gradients"])
 def test_no_value_is_read_on_the_host(normalize: regard.Normalizer, learning: bool) -> None:
-    """A read would wait for the GPU. Tensors of masks are inspected on the CPU alone, so these masks have none."""
+    """Reading a value would wait for the GPU. These masks have no tensors, which on the CPU would be inspected."""
     for mask, request in itertools.product((regard.causal(-2), regard.window(1, 1)), REQUESTS.values()):
         settings = {"normalize": normalize, "mask": mask, "weights": request}
         computed(drawn(6), "auto", learning, **settings)

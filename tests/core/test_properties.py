@@ -53,11 +53,11 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
 LAYOUTS = ["contiguous", "transposed", "feature first", "every other", "slice"]
 
 
-# Masks: an expression is sampled, then converted to the library's and to the oracle's form
+# Random masks: an expression is sampled, then converted to a mask of the library and to a predicate of the oracle.
 
 
 def expressions(shape: Shape) -> st.SearchStrategy[tuple]:
-    """Return a strategy of expressions: ("causal", offset), …, ("and", left, right), ("or", left, right), ("not",
+    """Return a strategy of mask expressions: ("causal", offset), …, ("and", left, right), ("or", left, right), ("not",
     inner)."""
 
     def ids(count: int) -> st.SearchStrategy[list[list[int]]]:
@@ -82,7 +82,7 @@ def expressions(shape: Shape) -> st.SearchStrategy[tuple]:
 
 
 def written(expression: tuple | None, shape: Shape) -> tuple[Any, oracles.Allowed]:
-    """Return the expression as the library's mask and as the oracle's predicate."""
+    """Return a mask expression as the library's mask and as the oracle's predicate."""
     match expression:
         case None:
             return None, oracles.everywhere
@@ -179,7 +179,7 @@ def test_softmax_weights_are_a_distribution(path: str, problem: Problem) -> None
 
 
 @pytest.mark.slow
-# Ties depend on the order of keys.
+# Hard attention is left out: of equal keys it chooses the first, so the order of keys matters.
 @pytest.mark.parametrize("path", [path for path in paths() if not path.endswith("hard")])
 @settings(max_examples=5)
 @given(problem=problems(), random=st.randoms(use_true_random=False))
@@ -207,7 +207,7 @@ def test_auto_never_changes_the_meaning(score: str, normalize: str, problem: Pro
 
 @pytest.mark.parametrize("path", paths(scores=["scaled", "cosine", "additive", "mlp"]))
 def test_views_of_one_packed_tensor(path: str) -> None:
-    """query, key and value are views of one projection, so their gradients meet in it."""
+    """query, key and value are views of one tensor, as of one projection, so it gets all their gradients."""
     parameters = SCORES[path.split("/")[1]].inputs(size=7, heads=3)[3:]
     packed = randn(2, 5, 3 * 3 * 7, seed=60)
 
@@ -224,7 +224,7 @@ def test_views_of_one_packed_tensor(path: str) -> None:
 
 @pytest.mark.parametrize("path", paths(scores=["scaled", "bilinear", "additive", "mlp"]))
 def test_expanded_keys_have_stride_zero(path: str) -> None:
-    """One memory for a whole batch, as in beam search; its gradient is the sum."""
+    """Keys and values are expanded over the batch, as in beam search; their gradients are summed over it."""
     query, key, value, *parameters = SCORES[path.split("/")[1]].inputs(batch=3)
 
     def run(copy: bool) -> list[Tensor]:
@@ -307,9 +307,9 @@ def test_attention_to_one_key_returns_its_value(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "blocked", "auto"])
 def test_a_score_is_a_function_one_can_call(backend: str) -> None:
-    """A record and a Python function with the same formula are the same mechanism."""
+    """A score record and a Python function with the same formula give the same output."""
     for name, case in SCORES.items():
-        if name.endswith("heads"):  # a function has no weights per head
+        if name.endswith("heads"):  # a user-defined function has no weights per head
             continue
         query, key, value, *parameters = case.inputs(groups=6)
         record = case.build(*parameters)
@@ -328,7 +328,7 @@ def test_mlp_case_is_what_its_oracle_says() -> None:
 
 @pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0, 3.0])
 def test_a_support_wider_than_usual_is_found(alpha: float) -> None:
-    """The threshold is first searched among a row's largest scores; here hundreds of keys share the weight."""
+    """Entmax first searches its threshold among a row's largest scores; here hundreds of keys share the weight."""
     scores = torch.zeros(2, 401, dtype=torch.float64)
     scores[1, :7] = 0.001
     weights = regard.Entmax(alpha)(scores)
@@ -338,7 +338,7 @@ def test_a_support_wider_than_usual_is_found(alpha: float) -> None:
     assert weights[1, 0] > weights[1, -1]
 
 
-# Tests of parts of a bias, as blocks need them.
+# Tests of a bias at some rows and columns, as blocked backends compute it.
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Random calls, each made three times with other values: what the first call stores must be right for the next ones.
 
 Outputs, requested weights and gradients are compared with the reference in float64. Between the calls the tensors of a
-mask may change in place, and closed keys may hold NaN.
+mask may change in place, and masked keys may hold NaN.
 """
 
 import pytest
@@ -42,7 +42,7 @@ def test_calls_on_a_gpu_agree_with_the_reference(seed: int) -> None:
         plain = drawn.call(tensors, "reference")
         true = drawn.call([tensor.double() for tensor in tensors], "reference")
         if any(exact.isnan().any() for exact in true):
-            # The NaN may reach the queries beside those that attend it (docs/attention.md), but it must not be lost.
+            # A NaN may reach queries that do not attend it (docs/attention.md), but those that do must return NaN.
             for one, exact in zip(found, true, strict=True):
                 assert one.isnan()[exact.isnan()].all(), drawn
             continue
@@ -87,7 +87,7 @@ def test_the_first_call_gives_the_bits_of_the_next_ones(mask: regard.Mask) -> No
 
 
 class Near(regard.Mask):
-    """A mask of the caller's own that depends on more than its tensors."""
+    """A user-defined mask that depends on more than its tensors."""
 
     def __init__(self, reach: int) -> None:
         self.reach, self.kept = reach, torch.ones(20, dtype=torch.bool)

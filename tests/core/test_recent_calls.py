@@ -1,4 +1,4 @@
-"""A call is recalled only if everything that a route depends on is as it was, and its result is then the same."""
+"""The route of a recent call is reused only if all that it depends on is unchanged; the result is then the same."""
 
 import weakref
 from collections.abc import Callable
@@ -14,12 +14,12 @@ import regard
 from regard.core.recent_calls import recall
 
 SHAPE = (2, 3, 23, 16)
-OFTEN = 3  # calls after which a call is remembered
+OFTEN = 3  # calls of one signature after which `recall` returns its route
 SOFTMAX = regard.Softmax()
 
 
 class Own(torch.Tensor):
-    """A tensor of the caller's own."""
+    """A user-defined subclass of Tensor."""
 
 
 def recalled(*tensors: Any, mask: Any = None, dropout: Any = 0.0, score: Any = regard.ScaledDot()) -> bool:
@@ -28,7 +28,7 @@ def recalled(*tensors: Any, mask: Any = None, dropout: Any = 0.0, score: Any = r
 
 @pytest.fixture
 def known() -> list[torch.Tensor]:
-    """Return the tensors of a call that ran often."""
+    """Return the tensors of a call that ran so often that `recall` returns its route."""
     tensors = [torch.randn(SHAPE) for _ in range(3)]
     for _ in range(OFTEN):
         regard.attention(*tensors)
@@ -76,7 +76,7 @@ def test_another_tensor_is_not_recalled(known: list[torch.Tensor], change: str, 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["query", "key", "value"])
 def test_a_nested_tensor_is_not_recalled(known: list[torch.Tensor], place: int) -> None:
-    """torch's check would end the process."""
+    """torch's check of tensors would end the process for a nested tensor, which has no strides."""
     tensors = list(known)
     tensors[place] = torch.nested.nested_tensor([known[0][0], known[0][1]])
     assert not recalled(*tensors)

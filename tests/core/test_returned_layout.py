@@ -11,7 +11,7 @@ import torch
 import regard
 from regard.core.backends import returned_layout
 
-seen: list[tuple[int, ...]] = []  # strides of gradients that the kernel received
+seen: list[tuple[int, ...]] = []  # strides of the output's gradients that the kernel received
 
 
 @torch.library.custom_op("returned_layout::kernel", mutates_args=())
@@ -39,7 +39,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.slow
-# torch's own compiler causes this warning.
+# This DeprecationWarning comes from torch's own compiler.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("compiler", [None, "aot_eager"])
 def test_a_kernel_gets_the_gradient_laid_out_like_its_output(compiler: str | None, as_installed: None) -> None:
@@ -54,7 +54,7 @@ def test_a_kernel_gets_the_gradient_laid_out_like_its_output(compiler: str | Non
         seen.clear()
         (found,) = torch.autograd.grad(output, rows, grad, retain_graph=True)
         assert torch.equal(found, grad.transpose(1, 2))
-        # torch copies a gradient whose last axis is not contiguous for cuDNN.
+        # torch itself copies a gradient for cuDNN if its last axis is not contiguous.
         assert seen == [output.stride()] or (len(seen) == 1 and seen[0][-1] != 1)
 
 
@@ -95,7 +95,7 @@ def test_gradients_in_every_layout_on_cuda(call: str, dtype: torch.dtype, by_row
     }
     shape = (2, 1100, 3, 64) if by_rows else (2, 3, 1100, 64)
     leaves = [torch.randn(shape, device="cuda", dtype=torch.bfloat16).to(dtype).requires_grad_() for _ in range(3)]
-    # The reference in float64, with which every layout is compared.
+    # Inputs of the reference in float64, with which every layout is compared.
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
 
     def attend(tensors: list[torch.Tensor], **more: str) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Between the passes: hooks may return saved tensors with other strides, and masks may change in place."""
+"""Between forward and backward, hooks may return saved tensors with other strides, and masks may change in place."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ def leaves(heads: int = 3) -> list[Tensor]:
 
 @pytest.mark.parametrize("kind", CALLS)
 def test_hooks_may_change_the_strides_of_saved_tensors(kind: str) -> None:
-    """As `save_on_cpu` with pinned memory does, which copies tensors to contiguous ones."""
+    """The hook returns contiguous copies of saved tensors, as `save_on_cpu` with pinned memory does."""
     inputs = leaves()
     expected = torch.autograd.grad(CALLS[kind](*inputs).square().sum(), inputs)
     with saved_tensors_hooks(lambda t: t.detach().contiguous(), lambda t: t):
@@ -39,7 +39,7 @@ def test_hooks_may_change_the_strides_of_saved_tensors(kind: str) -> None:
 
 
 def test_lengths_changed_between_the_passes_of_additive_attention() -> None:
-    """With one head the loops could read the lengths of the caller."""
+    """With one head, the backward loops could read the caller's tensor of lengths, which has changed by then."""
     inputs, lengths = leaves(1), torch.tensor([29, 5])
     options = {"score": regard.Additive(torch.linspace(-1, 1, 8)), "mask": regard.padding(lengths)}
     expected = torch.autograd.grad(regard.attention(*inputs, **options).output.square().sum(), inputs)

@@ -1,4 +1,4 @@
-"""torch.func over a call: values that cannot be inspected change neither the result nor the gradients."""
+"""torch.func transforms of a call, in which values cannot be inspected, give the right results and gradients."""
 
 from typing import Any
 
@@ -63,7 +63,7 @@ def same(found: torch.Tensor, wanted: torch.Tensor, place: str = "cpu") -> None:
 @pytest.mark.parametrize("length", [6, 600])
 @pytest.mark.parametrize("call", CALLS)
 def test_mapped_over_an_axis(call: str, length: int, place: str) -> None:
-    """vmap, and gradients inside and outside of it, equal a loop, on fused and blocked backends."""
+    """vmap, and gradients inside and outside of it, equal a loop over the mapped axis, on every backend."""
     arguments = described(call, place)
 
     def attend(x: torch.Tensor) -> torch.Tensor:
@@ -116,7 +116,7 @@ def test_second_and_forward_derivatives(call: str, length: int, place: str) -> N
 )  # a warning of torch about its kernels in vmap
 @pytest.mark.parametrize("call", ["plain", "causal", "padding", "window", "alibi"])
 def test_jacobian(call: str, place: str) -> None:
-    """The backward pass is under vmap, the forward pass is not."""
+    """`torch.func.jacrev` runs the backward pass under vmap, and the forward pass outside of it."""
     arguments, x = described(call, place), drawn(2, 2, 6, 8, place=place)
 
     def attend(x: torch.Tensor) -> torch.Tensor:
@@ -128,7 +128,7 @@ def test_jacobian(call: str, place: str) -> None:
 @derivatives_everywhere
 @pytest.mark.parametrize("call", ["sparsemax", "entmax"])
 def test_entmax_has_derivatives_backwards(call: str, place: str) -> None:
-    """Second derivatives work too; forward mode raises."""
+    """Reverse mode gives first and second derivatives of entmax; forward mode raises."""
     total, x = total_of(call, place), drawn(2, 4, 8, place=place)
     wanted = torch.autograd.functional.hessian(total_of(call, place, backend="reference"), x)
     same(torch.func.jacrev(torch.func.jacrev(total))(x), wanted, place)
@@ -155,7 +155,7 @@ def test_mapped_over_masked_nan(place: str) -> None:
     "ignore:There is a performance drop:UserWarning"
 )  # a warning of torch about its kernels in vmap
 def test_mapped_over_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are several blocks, whose masks cannot be inspected."""
+    """Keys are split into several blocks, whose masks cannot be inspected under vmap."""
     monkeypatch.setattr(mask_blocks, "CPU_NUMBERS", 2**14)
     x, lengths = drawn(1, 2, 200, 8), torch.tensor([3, 120, 200])
 

@@ -1,4 +1,4 @@
-"""Keys that no query may attend are found, by single rules without inspecting pairs: fused kernels rely on it."""
+"""Keys that no query may attend are determined, by single rules without computing pairs; fused kernels need them."""
 
 import math
 import sys
@@ -70,7 +70,7 @@ def test_no_mask_of_keys_no_list_of_them() -> None:
 
 @st.composite
 def ids_and_band(draw: st.DrawFn) -> tuple[Tensor, Tensor, int | None, int | None]:
-    """Return segments of queries and keys in any order, and a band."""
+    """Sample segment ids of queries and keys in any order, and both bounds of a band."""
     queries, keys = (
         torch.tensor(draw(st.lists(st.lists(st.integers(-3, 3), min_size=n, max_size=n), min_size=2, max_size=2)))
         for n in (draw(st.integers(1, 9)), draw(st.integers(1, 9)))
@@ -180,8 +180,8 @@ def test_compiled_attention_is_clean_of_closed_keys_too() -> None:
 def test_what_a_kernel_makes_of_an_empty_row_does_not_change_the_meaning(
     monkeypatch: pytest.MonkeyPatch, how: str, closed_as: float
 ) -> None:
-    """cuDNN replaces masked scores by the lowest number, which gives such a row a mean; other kernels might give
-    NaN."""
+    """cuDNN replaces masked scores by the lowest number, so that an empty row returns the mean of all values; other
+    kernels might return NaN."""
     query, key, value = (torch.randn(2, 3, 600, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     closed = torch.ones(600, 600, dtype=torch.bool).tril(-2)
     closed[40] = False
@@ -190,7 +190,7 @@ def test_what_a_kernel_makes_of_an_empty_row_does_not_change_the_meaning(
         "lengths and dense": regard.padding([0, 500]) & regard.dense(torch.ones(600, 600, dtype=torch.bool).tril()),
         "shifted": regard.causal(-3),
         "window": regard.window(4, 0, offset=-2),
-        "window, all rows see": regard.window(4, 0),  # all rows attend a key, but for the padding of the last block
+        "window, all rows see": regard.window(4, 0),  # all rows attend a key, except the padding of the last block
     }[how]
     calls = []
 
@@ -210,7 +210,7 @@ def test_what_a_kernel_makes_of_an_empty_row_does_not_change_the_meaning(
 
     true = learn("reference")
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", kernel)
-    monkeypatch.setattr(sdpa, "_sequences", lambda problem, found: None)  # only calls on the CPU are split by sequence
+    monkeypatch.setattr(sdpa, "_sequences", lambda problem, found: None)  # as on CUDA: no split by sequence
     spoilt = learn("sdpa")
     monkeypatch.setattr(sdpa, "_wants_full_rows", lambda device: True)
     found = learn("sdpa")

@@ -1,4 +1,4 @@
-"""Requests for weights on every backend, against the oracle; and dropout, which they do not include."""
+"""Requested weights on every backend against the oracle, and dropout, which the returned weights do not include."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ import oracles
 import regard
 from cases import FUSED_PATHS, PLACES, QUERIES, SCORES, TYPICAL_PATHS, answer, attend, slopes_like
 
-# Some of each kind of mask: none, a rule, per batch, per head with an empty row, a bias with −inf.
+# One mask of each kind: none, a rule, one per batch entry, one per head with an empty row, a bias with −inf.
 SOME_PLACES = ["open", "causal", "padding", "dense", "closed"]
 
 every_path = pytest.mark.parametrize("path", TYPICAL_PATHS)
@@ -132,7 +132,7 @@ def test_requests_over_several_blocks(path: str) -> None:
 
 
 def dropped(path: str, probability: float, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the weights that were used (values are one-hot), the gradient of the values, and the returned weights."""
+    """Return the weights after dropout (the output for one-hot values), the values' gradient, and returned weights."""
     query, key, _, *parameters = SCORES[path.split("/")[1]].inputs()
     value = torch.eye(7, dtype=torch.float64).repeat(2, 3, 1, 1).requires_grad_()
     torch.manual_seed(seed)
@@ -202,7 +202,7 @@ def test_a_score_of_minus_infinity_closes_in_the_weights_too(normalize: object, 
 
 @pytest.mark.parametrize("place", range(3), ids=["query", "key", "value"])
 def test_the_log_sum_exp_beside_an_output_of_transposed_tensors(place: int) -> None:
-    """torch's kernel on the CPU reads rows as if their numbers were adjacent in memory."""
+    """torch's CPU kernel that returns a log-sum-exp reads rows as if their numbers were adjacent in memory."""
     tensors = [torch.randn(2, 3, 17, 16) for _ in range(3)]
     tensors[place] = tensors[place].mT.contiguous().mT
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]

@@ -1,4 +1,4 @@
-"""The cost of a window is proportional to its width: only the band is computed, with the result of the reference."""
+"""The time of a window grows with its width, because only the band is computed; results equal the reference's."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Models without parameters: the next token's scores are a fixed function of the row and of all tokens before it."""
+"""Models without parameters: the next token's logits are a fixed function of the source and all earlier tokens."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ CAPACITY = 11
 
 @dataclass(frozen=True)
 class History:
-    """All tokens so far, and the source of each row."""
+    """The state of a table model: all tokens so far, and the source, of each row."""
 
     source: Tensor
     tokens: Tensor
@@ -30,7 +30,7 @@ class Step:
 
 @dataclass
 class Table:
-    """logits_v = sharpness · sin(hash of source, history and v); the weights encode the history."""
+    """A model with logits_v = sharpness · sin(hash of source, history and v); its weights encode the history."""
 
     seed: int
     vocabulary: int = 4
@@ -58,7 +58,7 @@ class Table:
         return Step(logits, History(state.source, history), weights if self.looks else None)
 
     def log_probs(self, source: int, history: tuple[int, ...]) -> list[float]:
-        """Return the same in Python numbers, one history at a time."""
+        """Return the log-probabilities of the next token after one history, in Python numbers."""
         state = History(torch.tensor([source]), torch.tensor([history[:-1]], dtype=torch.long))
         logits = self(state, torch.tensor([history[-1]])).logits[0].tolist()
         total = math.log(math.fsum(math.exp(logit) for logit in logits))
@@ -66,5 +66,5 @@ class Table:
 
 
 def asked_by(source: int, history: tuple[int, ...]) -> list[float]:
-    """Return the weights of the step with this history."""
+    """Return the attention weights that the table model returns for this history."""
     return [float(source), *map(float, history), *[-1.0] * (CAPACITY - 1 - len(history))]

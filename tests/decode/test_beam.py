@@ -1,4 +1,4 @@
-"""Beam search against Python code: exhaustive search, and a simple beam search, one row at a time."""
+"""Beam search against exhaustive search and a simple beam search in Python, one row at a time."""
 
 import math
 from collections.abc import Callable
@@ -23,7 +23,7 @@ PENALTIES: dict[str, tuple[Callable | None, Callable[[int], float]]] = {
 
 
 def exhaustive(table: Table, source: int, limit: int, minimum: int, penalty: Callable[[int], float]):
-    """Return every output within the limits, best first, as (score, tokens)."""
+    """Return every output of allowed length with its score, best first, as (score, tokens)."""
     found = []
 
     def extend(tokens: tuple[int, ...], total: float) -> None:
@@ -64,7 +64,7 @@ def run(table: Table, sources: list[int], **options) -> list[list[Hypothesis]]:
 
 
 def same(found: list[Hypothesis], other: list[Hypothesis]) -> None:
-    """Compare bit for bit."""
+    """Assert that two lists of hypotheses are equal bit for bit."""
     assert [each.tokens for each in found] == [each.tokens for each in other]
     for one, two in zip(found, other, strict=True):
         assert (one.score, one.log_prob) == (two.score, two.log_prob)
@@ -114,7 +114,7 @@ def test_a_search_leaves_when_nothing_can_improve():
     table = Sure(0)
     [[found]] = run(table, [1], limit=9, width=4, length_penalty=None)
     assert found.tokens == ()
-    assert table.calls == 1  # stopping at once is almost certain, so no other hypothesis can win
+    assert table.calls == 1  # the end token is almost certain, so no other hypothesis can win
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -229,7 +229,7 @@ def test_ties_go_to_the_higher_slot_then_the_lower_token():
             return step
 
     [found] = run(Flat(0, vocabulary=300), [1], limit=2, width=4, n_best=4, length_penalty=None, minimum=1)
-    # The stop token is 2: after 0 and 1 it is not allowed yet, then all are equal.
+    # All tokens are equally likely. The stop token 2 is not allowed at first, and ends every hypothesis later.
     assert [each.tokens for each in found] == [(0,), (0, 0), (0, 1), (0, 3)]
 
 

@@ -1,4 +1,4 @@
-"""The kernels of captured decoding: under Triton's interpreter, and on CUDA with a GPU."""
+"""The kernels that captured decoding uses, under Triton's interpreter on the CPU, and compiled on a GPU."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from interpreting import DEVICES
 
-# The interpreter only supports float32.
+# Device, dtype and tolerance; under Triton's interpreter only float32 is tested, because it supports no other.
 KINDS = [
     pytest.param("cpu", torch.float32, 1e-5, marks=pytest.mark.interpreted, id="interpreted-float32"),
     pytest.param("cuda", torch.float32, 1e-5, marks=pytest.mark.cuda, id="cuda-float32"),
@@ -15,7 +15,7 @@ KINDS = [
 
 
 def plain_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, keys: int) -> Tensor:
-    """Return softmax(scale · q k + bias) v over the first keys, in float64, head by head."""
+    """Return softmax(scale · q kᵀ + bias) v over the first `keys` keys, in float64, one head after another."""
     rows, heads, slots, size = query.shape
     out = torch.zeros(rows, slots, heads * size, dtype=torch.float64, device=query.device)
     for b in range(rows):
@@ -112,8 +112,8 @@ def test_ranking(vocabulary: int, count: int, device: str, dtype: torch.dtype, t
 )
 @torch.no_grad()
 def test_front(width: int, n_best: int, vocabulary: int, steps: int, device: str) -> None:
-    """Compare the kernel with the reference, over searches of random logits with ties, limits and small
-    vocabularies."""
+    """Compare the kernel of a beam-search step with its reference, over searches of random logits with ties, length
+    limits and small vocabularies."""
     from regard.decode.beam_state import Front, advance
     from regard.decode.graph_search import copy_front
     from regard.decode.penalties import Gnmt, best_divisors, divisors

@@ -1,4 +1,4 @@
-"""CUDA graphs are captured on the device of their tensors, whatever the current device is."""
+"""CUDA graphs are captured on the device of their tensors, even if another device is the current one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
 class Cuda:
-    """Two fake devices that record the current one, and which streams wait for which."""
+    """Two fake CUDA devices, which record the current device, and which stream waits for which."""
 
     def __init__(self) -> None:
         self.current = 0
@@ -35,7 +35,7 @@ class Cuda:
 
 
 class Graph:
-    """A fake capture that records where it begins."""
+    """A fake CUDA graph, which records the device on which its capture begins."""
 
     def __init__(self, cuda: Cuda) -> None:
         self.cuda = cuda

@@ -1,4 +1,4 @@
-"""Translators in other precisions: nearly the same answers, with the exact model unchanged."""
+"""Translators in lower precisions return nearly the same answers, and leave the float32 model unchanged."""
 
 import contextlib
 from dataclasses import replace
@@ -78,7 +78,7 @@ def test_the_exact_model_comes_back(as_installed):
 
 
 class Saved:
-    """A run whose model is the one built for its settings."""
+    """A stand-in for a run, whose model has its initial weights."""
 
     path = None
 
@@ -98,7 +98,7 @@ class Saved:
 
 @pytest.fixture
 def made(monkeypatch) -> list[str]:
-    """Records the prepared precisions, in order; codecs need no files."""
+    """Return a list of the preparations made ("quantize", "pack"), in order; the codec is a stand-in without files."""
     calls: list[str] = []
     for name in ("quantize", "pack"):
         real = getattr(module, name)

@@ -1,4 +1,4 @@
-"""Grouped hypotheses, and those with fixed shapes, against ungrouped ones."""
+"""Beam search with the hypotheses of a row grouped, and with fixed shapes, against search without grouping."""
 
 import math
 from types import SimpleNamespace
@@ -31,13 +31,13 @@ def model(positions: str | None = "sinusoidal", norm: str = "pre", device: str =
     torch.manual_seed(31)
     common = {"heads": 2, "layers": 2, "positions": positions, "norm": norm}
     made = EncoderDecoder(TransformerEncoder(13, 8, **common), TransformerDecoder(WORDS, 8, **common, **options))
-    for parameter in made.parameters():  # larger than initial weights, for varied outputs
+    for parameter in made.parameters():  # larger than initial weights, so that outputs vary
         nn.init.normal_(parameter, std=0.7)
     return made.double().eval().to(device)
 
 
 def batch(rows: int = 19, device: str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
-    """Return sources, their lengths (one of them 0), and the limit of each output."""
+    """Return sources, their lengths (one is 0), and the maximal length of each output."""
     generator = torch.Generator().manual_seed(5)
     source = torch.randint(3, 13, (19, 7), generator=generator)
     lengths, limit = (torch.randint(1, high, (19,), generator=generator) for high in (8, MOST + 1))
@@ -47,7 +47,7 @@ def batch(rows: int = 19, device: str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
 
 @torch.no_grad()
 def search(made: EncoderDecoder, way: str, rows: int = 19, captures: Captures | None = None, **options):
-    """Run a search by the named method: ungrouped, grouped, or with fixed shapes."""
+    """Run beam search by the named method: hypotheses one by one, grouped, or with fixed shapes."""
     device = str(next(made.parameters()).device)
     source, lengths, limit = batch(rows, device)
     state = made.decoder.start(made.encoder(source, lengths), limit=MOST + 1, weights=True)
@@ -67,7 +67,7 @@ def search(made: EncoderDecoder, way: str, rows: int = 19, captures: Captures | 
 
 
 def same(found: list[list[Hypothesis]], wanted: list[list[Hypothesis]]) -> None:
-    """Compare: equal tokens, and numbers equal up to float64 rounding."""
+    """Assert that hypotheses have equal tokens, and scores and weights equal up to float64 rounding."""
     assert [[one.tokens for one in row] for row in found] == [[one.tokens for one in row] for row in wanted]
     for row, other in zip(found, wanted, strict=True):
         for one, two in zip(row, other, strict=True):
@@ -87,7 +87,7 @@ def test_the_same_hypotheses_as_one_by_one(positions, norm, way):
     options = {"n_best": WIDTH, "minimum": 2, "never": (0, BEGIN)}
     wanted = search(made, "one by one", **options)
     lengths = {len(one.tokens) for row in wanted for one in row}
-    assert len(lengths) > 3  # some end early, some at their limit
+    assert len(lengths) > 3  # some hypotheses end early, some at their limit
     same(search(made, way, **options), wanted)
 
 
@@ -170,7 +170,7 @@ def test_a_search_that_broke_leaves_nothing_behind(rows):
         for name, parameter in made.named_parameters():
             parameter.copy_(kept[name])
     same(search(made, "fixed", rows, captures), search(made, "one by one", rows))
-    assert len(captures.held) == 1  # the same storage is reused
+    assert len(captures.held) == 1  # the search uses the same storage again
 
 
 def test_the_memory_that_graphs_share_ends_with_the_last_of_them(monkeypatch):
@@ -236,7 +236,7 @@ def test_samples_are_those_of_the_plain_step():
 
 
 class Plain:
-    """A state with only the required methods."""
+    """A decoder state with only the methods that beam search requires."""
 
     def __init__(self, state: TransformerState) -> None:
         self.state = state
@@ -260,7 +260,7 @@ def test_a_search_may_begin_behind_a_prefix():
             for token in (BEGIN, 5, 7):
                 state = made.step(state, torch.full((19,), token)).state
             start = torch.full((19,), 9)
-            captures = Captures(devices=EVERYWHERE)  # captures must decline: their storage starts at position 0
+            captures = Captures(devices=EVERYWHERE)  # must not be used: its storage starts at position 0
             found.append(beam(made.step, state, start=start, stop=END, limit=limit, width=WIDTH, captures=captures))
             assert captures.held == []
     same(found[0], found[1])
@@ -359,7 +359,7 @@ def test_autocast_and_observers_go_one_by_one():
 
 
 def test_keys_that_nobody_sees_are_dropped():
-    """All four hypotheses repeatedly continue one parent, so only shared keys and their own are kept."""
+    """All four hypotheses repeatedly continue one parent, so the cache drops the keys of the three others."""
     made = model()
     source, lengths, _ = batch(3)
     with torch.no_grad():
@@ -372,12 +372,12 @@ def test_keys_that_nobody_sees_are_dropped():
             step, other = made.step(state, tokens), made.step(plain, tokens[2::4])
             torch.testing.assert_close(step.logits[2::4], other.logits)
             state, plain = step.state.regroup(torch.full((3, 4), 2)), other.state
-    assert state.seen.shape[2] < 13 + 12  # unused ones of the 49 written keys were removed
+    assert state.seen.shape[2] < 13 + 12  # of 49 written keys, unused ones were removed
     assert state.seen.sum(-1).tolist() == [[13] * 4] * 3
 
 
 def test_what_was_written_is_what_the_cache_holds():
-    """Grouped keys and values equal those of the caches, hypothesis by hypothesis."""
+    """For each hypothesis, grouped keys and values equal those of the ungrouped caches."""
     made = model("rotary")
     source, lengths, _ = batch(2)
     with torch.no_grad():
@@ -443,7 +443,7 @@ def test_captured_is_one_by_one(positions):
         for parameter in made.parameters():
             parameter.mul_(0.9)
     same(search(made, "captured", captures=captures), search(made, "one by one"))
-    same(search(made, "captured"), search(made, "one by one"))  # the same without a cached search
+    same(search(made, "captured"), search(made, "one by one"))  # without captures of earlier searches
 
 
 @pytest.mark.cuda
@@ -467,7 +467,7 @@ def test_captured_is_one_by_one_in_float32():
 
 @pytest.mark.cuda
 def test_captured_greedy_in_bfloat16_stays_close_to_the_model():
-    """A captured search reports the same log-probabilities as the model over its whole output."""
+    """Captured greedy search returns the log-probabilities that the model gives for the whole output at once."""
     made = model("sinusoidal", device="cuda").to(torch.bfloat16)
     source, lengths, limit = batch(device="cuda")
     state = made.decoder.start(made.encoder(source, lengths), limit=MOST + 1)

@@ -1,4 +1,4 @@
-"""Greedy decoding and sampling against Python code, one row at a time; and the ranking of tokens."""
+"""Greedy decoding, sampling and the ranking of tokens, against Python code for one row at a time."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Decoding with the library's models: step by step equals the whole model."""
+"""Decoding with the library's models: single steps give the log-probabilities of the model over the whole output."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def transformer() -> EncoderDecoder:
 def model(request: pytest.FixtureRequest) -> EncoderDecoder:
     torch.manual_seed(31)
     model = request.param().double().eval()
-    for parameter in model.parameters():  # larger than initial weights, for varied outputs
+    for parameter in model.parameters():  # larger than initial weights, so that outputs vary
         nn.init.normal_(parameter, std=0.7)
     return model
 
@@ -53,7 +53,7 @@ def search(model: EncoderDecoder, source: Tensor, lengths: Tensor, **options) ->
 
 
 def check(model: EncoderDecoder, source: Tensor, length: int, hypothesis: Hypothesis) -> None:
-    """Compare log-probabilities and weights with the model run once over the whole output."""
+    """Compare a hypothesis's log-probabilities and weights with those of the model over the whole output."""
     with torch.no_grad():
         prefix = torch.tensor([[BEGIN, *hypothesis.tokens]])
         decoded = model(source[None, :length], prefix, torch.tensor([length]), weights=full())

@@ -1,4 +1,4 @@
-"""The camera driver: its inputs, unknown frames, and its initial outputs."""
+"""The model that drives from camera images: its inputs, missing frames, and its outputs before training."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def test_unknown_frames_change_nothing(motion, attention):
 
 
 def test_motion_is_the_difference_from_the_frame_before():
-    """Checked by hand: the encoder must get the frame and its change, and 0 if the previous frame is unknown."""
+    """The encoder's input is a frame and its difference from the previous one, 0 if the previous one is missing."""
     made = driver(motion=True, frames=2)
     given = pictures(1, 3)
     seen = []

@@ -1,4 +1,4 @@
-"""Classifiers: the context of a learned query, in loops; padding, order, questions, several labels."""
+"""Classifiers: the context of a learned query against loops; padding, word order, questions, several labels."""
 
 import math
 
@@ -142,7 +142,7 @@ def test_the_gradient_is_right():
 
 
 def sentences(words, count):
-    """Return memories of seven words, one of which determines the class."""
+    """Return memories of seven words, the class of each memory, and the position of the word that determines it."""
     kinds, places = torch.arange(count) % CLASSES, torch.randint(KEYS, (count,))
     index = torch.randint(3, (count, KEYS))
     index[torch.arange(count), places] = 3 + kinds
@@ -175,7 +175,7 @@ def test_attention_finds_the_word_that_matters():
     memory, kinds, places = sentences(words, 101)
     found = classifier(memory, weights=full())
     assert torch.equal(found.logits.argmax(-1), kinds)
-    # One of three classes can be recognised by the absence of the two others, so it needs no word of its own.
+    # One of three classes can be recognised without attending its word: the words of the two others are absent.
     pointed = (found.weights[:, 0].argmax(-1) == places).float().mean()
     assert pointed > 0.6
 

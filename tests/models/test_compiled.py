@@ -1,4 +1,4 @@
-"""The Transformer under torch.compile and torch.export: one graph, few compilations, the same numbers."""
+"""The Transformer under torch.compile and torch.export: one graph, few compilations, the results of eager mode."""
 
 import copy
 import math
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.installed, pytest.mark.slow]
 
 
 def sequence_loss(model, source, prefix, target, lengths=None, *, smoothing=0.0):
-    """Return mean cross-entropy of the target tokens."""
+    """Return the mean cross-entropy of the target tokens."""
     states = model(source, prefix, lengths).states
     loss, count = linear_cross_entropy(states, model.output_weight, target, bias=model.output_bias, smoothing=smoothing)
     return loss / count.clamp(min=1)
@@ -56,7 +56,7 @@ def test_forward_and_loss_have_no_graph_break():
 
 @pytest.mark.filterwarnings(
     "ignore:.*should not be instantiated:DeprecationWarning"
-)  # a warning of torch about its own function
+)  # a warning from torch's own compiler
 @pytest.mark.parametrize("positions", ["relative", "rotary", "alibi"])
 def test_no_graph_break_with_other_positions(positions):
     model = pair(positions=positions, dropout=0.1).train()
@@ -118,7 +118,7 @@ def test_layers_of_a_kind_share_a_compilation():
     expected = sequence_loss(model, source, prefix, target, lengths)
     compile_layers(model, backend=counter, fullgraph=True)
     torch.testing.assert_close(sequence_loss(model, source, prefix, target, lengths), expected)
-    # Three encoder layers share one graph, three decoder layers another, plus two for the inputs.
+    # Three encoder layers share one graph, three decoder layers another; the two token embeddings need one each.
     assert counter.frame_count <= 4
 
 
@@ -149,7 +149,7 @@ def test_the_encoder_is_exported_for_inference():
     [("cosine", math.nan), ("cosine", -math.inf), ("bilinear", math.nan), ("bilinear", math.inf), ("scaled", math.nan)],
 )
 def test_what_padding_holds_reaches_no_gradient(score, poison):
-    """If values cannot be inspected, keys are cleaned before they are used."""
+    """Compiled code cannot inspect values, so it replaces masked keys and values before it uses them."""
     records = {"cosine": regard.Cosine(), "bilinear": regard.Bilinear(torch.eye(8)), "scaled": regard.ScaledDot()}
     key, value, mask = torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 8), regard.padding(torch.tensor([4, 6]))
     key[0, :, 4:] = value[0, :, 4:] = poison

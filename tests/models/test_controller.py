@@ -1,4 +1,4 @@
-"""Controllers: one query of the ego over all objects, in loops; actions and weights."""
+"""Controllers: the attention of the ego's query over all objects against loops; actions and weights."""
 
 import math
 import sys
@@ -25,7 +25,7 @@ def a_memory(mask=MASK, dtype=torch.float64):
 
 
 def identity_heads(attention, size, heads):
-    """Return a layer whose heads are slices of its inputs, so that a loop over lists is its oracle."""
+    """Return an attention layer with identity projections: its heads are slices of its inputs, as in the oracle."""
     eye = torch.eye(size, dtype=torch.float64)
     made = torch.nn.MultiheadAttention(size, heads, batch_first=True).double()
     with torch.no_grad():
@@ -102,7 +102,7 @@ def test_a_top_stays_by_head_and_nothing_to_see_is_finite():
 
 
 def scenes(count):
-    """Return scenes whose action is brake (1) if the object in the ego's lane is near; the ego's row has its lane."""
+    """Return scenes, their actions (1, brake, if the object in the ego's lane is near) and the ego's lanes."""
     lanes = torch.arange(3.0).repeat(count, 1)
     ego = torch.randint(3, (count, 1)).float()
     near = torch.rand(count, 3)
@@ -161,7 +161,7 @@ def test_errors_say_what_was_expected():
         Controller(SIZE)
 
 
-# Runs in a separate process, because the shape checks of these tests cannot be compiled.
+# This code runs in a separate process, because the shape checks of these tests cannot be compiled.
 COMPILED = """
 import torch
 from regard.models.classifier import Classifier

@@ -1,4 +1,4 @@
-"""The frame: any encoder with any decoder, connected by a memory alone."""
+"""`EncoderDecoder`: any encoder works with any decoder, because only a `Memory` connects them."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ B, K, T, VOCABULARY = 3, 7, 5, 11
 
 
 class Pictures(nn.Module):
-    """An encoder of inputs other than tokens."""
+    """An encoder of vectors instead of tokens."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Image encoders: cells in reading order, distinct positions, EfficientNet's names and shapes."""
+"""Image encoders: cells in reading order, distinct positions; EfficientNet's parameter names and shapes."""
 
 import importlib.util
 import math
@@ -140,7 +140,7 @@ def test_the_whole_network_has_the_published_number_of_parameters():
 
 
 def test_padding_is_at_the_right_and_the_bottom():
-    """A convolution of stride 2 over an even image is padded by one pixel after its end, none before its start."""
+    """A convolution of stride 2 over an even size pads the image by one pixel at the right and at the bottom only."""
     network = EfficientNetLite0(stage=1).eval()
     image = torch.rand(1, 3, 8, 8)
     stem = network.stem
@@ -164,7 +164,7 @@ def test_a_frozen_network_keeps_its_statistics_and_weights():
 
 
 def published_names():
-    """Return the names and shapes of the published weights, written from the paper's table 1."""
+    """Return the names and shapes of the published weights, from table 1 of the EfficientNet paper."""
     rows = [(1, 3, 1, 16), (2, 3, 6, 24), (2, 5, 6, 40), (3, 3, 6, 80), (3, 5, 6, 112), (4, 5, 6, 192), (1, 3, 6, 320)]
     shapes = {}
 

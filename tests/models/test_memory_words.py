@@ -1,4 +1,4 @@
-"""Memories with words as keys or values, through both kinds of encoder and decoder."""
+"""Memories whose keys or values include word embeddings, for recurrent and Transformer encoders and decoders."""
 
 import pytest
 import torch
@@ -67,7 +67,7 @@ def test_states_are_as_they_were(make):
     assert before.keys is before.values
     assert torch.equal(before.keys, after.keys)
     assert torch.equal(before.summary, after.summary)
-    assert "words.weight" not in plain.state_dict()  # so that runs of earlier versions can be loaded
+    assert "words.weight" not in plain.state_dict()  # so that checkpoints of earlier versions load
 
 
 def test_words_know_nothing_of_their_neighbours(make):
@@ -87,7 +87,7 @@ def test_words_know_nothing_of_their_neighbours(make):
 
 
 def make_states(encoder: RecurrentEncoder | TransformerEncoder, source: Tensor) -> Tensor:
-    """Return the states of an encoder, whatever the contents of its memory."""
+    """Return the states of an encoder whose memory may contain words instead of states."""
     plain = recurrent() if isinstance(encoder, RecurrentEncoder) else transformer()
     plain.load_state_dict({name: part for name, part in encoder.state_dict().items() if name != "words.weight"})
     return plain(source, LENGTHS).keys

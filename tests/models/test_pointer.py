@@ -1,4 +1,4 @@
-"""Span pointers: alignment and matching in loops, exact spans against exhaustive search, padding, empty passages."""
+"""Span pointers: attention against loops, the best span against exhaustive search, padding, empty passages."""
 
 import math
 
@@ -29,7 +29,7 @@ def linear(layer, vector):
 
 
 def test_each_passage_word_sees_its_own_question():
-    """a_ij ∝ exp⟨relu(W p_i), relu(W q_j)⟩, the weights of Chen et al. 2017."""
+    """The weights of passage word i over question words j are ∝ exp⟨relu(W p_i), relu(W q_j)⟩ (Chen et al. 2017)."""
     pointer = SpanPointer(PASSAGE, size=SIZE).double()
     passage, question = a_memory(WORDS, PASSAGE, [11, 6]), a_memory(ASKED, PASSAGE, [3, 5])
     weights = pointer(passage, question, weights=full()).weights
@@ -62,7 +62,7 @@ def test_products_need_one_size():
 
 
 def gru(network, steps):
-    """Return a GRU in a loop over vectors; torch's order of gates is r, z, n."""
+    """Return the states of a GRU by a loop over vectors; torch's order of gates is r, z, n."""
     hidden, found = torch.zeros(network.hidden_size, dtype=torch.float64), []
     for x in steps:
         a, b = network.weight_ih_l0 @ x + network.bias_ih_l0, network.weight_hh_l0 @ hidden + network.bias_hh_l0

@@ -1,4 +1,4 @@
-"""Options of a span pointer for question and passage: other scores, hard choices, or the mean alone."""
+"""Options of a span pointer for question and passage: other scores, hard attention, or the mean instead."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def a_memory(count, size, lengths):
 
 
 def inputs_of(module, call):
-    """Return the inputs of a module during a call."""
+    """Return the first input that a module receives during a call."""
     given = []
     handle = module.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0]))
     call()

@@ -1,4 +1,4 @@
-"""The source position of a known word: Bayes' rule by hand, and memories of one position."""
+"""The posterior of the source position of a known word: Bayes' rule, computed by hand and from single positions."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def memory_of(*, same: bool = True) -> Memory:
 @pytest.mark.parametrize("same", [True, False], ids=["states", "words"])
 @pytest.mark.parametrize("kind", DECODERS)
 def test_each_position_is_read_alone(kind, same, monkeypatch):
-    monkeypatch.setattr("regard.models.posterior.LOGITS", 11 * VOCABULARY)  # so small that parts end within a sentence
+    monkeypatch.setattr("regard.models.posterior.LOGITS", 11 * VOCABULARY)  # parts end within a sentence
     decoder, memory, prefix, target = DECODERS[kind](), memory_of(same=same), tokens(B, T), tokens(B, T)
     found = log_likelihood(decoder, memory, prefix, target)
     for row in range(B):
@@ -104,7 +104,8 @@ def test_what_has_no_weight_has_no_say():
     weights = torch.tensor([[[0.75, 0.25, 0.0], [0.0, 0.0, 0.0], [0.5, 0.5, 0.0]]], requires_grad=True)
     likely = torch.tensor([[[0.0, 0.0, torch.nan], [0.0, 0.0, 0.0], [-torch.inf, -torch.inf, 0.0]]])
     found = posterior(weights, likely)
-    # A position without weight may have any likelihood; a row of zeros stays; an impossible word changes nothing.
+    # The likelihood of a position with weight 0 has no effect. Weights of 0 stay 0; if the word is impossible at every
+    # position, the weights are returned unchanged.
     expected = torch.tensor([[[0.75, 0.25, 0.0], [0.0, 0.0, 0.0], [0.5, 0.5, 0.0]]])
     torch.testing.assert_close(found.detach(), expected)
     (gradient,) = torch.autograd.grad(found[0, 0, 0], weights)

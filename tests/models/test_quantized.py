@@ -1,4 +1,4 @@
-"""int8 copies: as close to the model as their rounding allows, independent of other rows; the model is unchanged."""
+"""int8 copies of models: errors within rounding, no effect of other rows, and no change of the model itself."""
 
 import copy
 import re
@@ -36,7 +36,7 @@ def transformer(**options) -> EncoderDecoder:
 
 
 def by_hand(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, most: int) -> torch.Tensor:
-    """Round both operands, multiply integers, scale back: in float64, one row and output at a time."""
+    """Return the product of both operands rounded to integers and scaled back, one row and output at a time."""
     out = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.float64)
     for i, row in enumerate(x):
         reach = row.abs().max()
@@ -77,7 +77,7 @@ def test_one_scale_for_all_is_products_of_whole_numbers_too():
     assert 0 < error < 0.03
     torch.testing.assert_close(layer.weight, weight, rtol=0, atol=float(weight.abs().max()) / 254)
     assert layer(x[:0]).shape == (0, 5, 17)
-    # The expected numbers: 256 steps from the minimum to the maximum.
+    # Expected: inputs are rounded to one of 256 equally spaced numbers from their minimum to their maximum.
     low, high = float(x.min()), float(x.max())
     step = (high - low) / 255
     zero = round(-low / step)

@@ -1,5 +1,5 @@
-"""Recurrent encoder and decoder: padding, whole prefix against single steps, hand-written loops against a simple
-loop."""
+"""Recurrent encoder and decoder: padding, a whole prefix against single steps, and the library's hand-written loops
+against a simple loop."""
 
 import sys
 
@@ -80,7 +80,7 @@ def close(actual: Tensor, expected: Tensor) -> None:
 
 
 def gru_by_loop(cells: dict[str, Tensor], inputs: Tensor, order: list[int]) -> dict[int, Tensor]:
-    """Return one direction over one sequence (k, e), from the formulas: the state after each position."""
+    """Return the GRU's state after each position of one sequence (k, e), in one direction, from the formulas."""
     size = cells["weight_hh"].shape[1]
     state, found = torch.zeros(size, dtype=inputs.dtype), {}
     for j in order:
@@ -239,7 +239,7 @@ def test_without_attention_only_the_summary_is_seen():
 
 
 class Loop(nn.Module):
-    """A simple loop for both orders: torch's cell, tanh of every pair, and autograd, with the decoder's parameters."""
+    """The decoder as a simple loop with its parameters, in both orders: torch's GRU cell, tanh per pair, autograd."""
 
     def __init__(self, decoder: RecurrentDecoder) -> None:
         super().__init__()
@@ -277,7 +277,7 @@ class Loop(nn.Module):
 
 
 def gradients(module: nn.Module, memory: Memory, prefix: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Return states and weights, and every gradient of a function of both."""
+    """Return states and weights, and the gradients of a loss that uses both by memory and parameters."""
     values, summary = (tensor.detach().clone().requires_grad_() for tensor in (memory.values, memory.summary))
     memory = Memory(values, values, memory.mask, summary)
     if isinstance(module, Loop):
@@ -317,7 +317,7 @@ def test_the_fast_loop_has_the_gradients_of_differences(order):
 
 @pytest.mark.parametrize("order", ["bahdanau", "feeding"])
 def test_words_that_come_again_are_mapped_once(order):
-    """The batch is so large that each distinct word is mapped once; outputs and gradients are the same."""
+    """In a large batch each distinct word is embedded and mapped once; outputs and gradients are the same."""
     decoder, rows = decoder_of("additive", order), 67
     memory = memory_of()
     values, summary = (x[torch.arange(rows) % B] for x in (memory.values, memory.summary))
@@ -341,7 +341,7 @@ def test_an_empty_memory_reads_zeros_and_nan_does_not_leak(order):
 
 @pytest.mark.slow
 def test_the_compiled_scores_are_those_of_tanh(as_installed):
-    """The call is large enough for the exponential form, and one key is out of its range."""
+    """The call is large enough for scores by exponentials instead of tanh, and one key is out of their range."""
     size, features, length = 8, 256, 64
     decoder = RecurrentDecoder(
         VOCABULARY, size, memory_size=size, attention=Attention(size, size, hidden_size=features)
@@ -365,7 +365,8 @@ def test_the_compiled_scores_are_those_of_tanh(as_installed):
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("features", [32, 19])
 def test_the_compiled_loop_is_the_loop(features, precision, monkeypatch, as_installed):
-    """Small calls are compiled too, with and without blocks of 16 features, and in bfloat16 by autocast."""
+    """The compiled loop, here also used for small calls, agrees with the plain loop in float64: with and without
+    blocks of 16 features, and in bfloat16 by autocast."""
     for module in (bahdanau_cpu, gru, query_scores):
         monkeypatch.setattr(module, "_WORTH", 0)
     decoder = RecurrentDecoder(VOCABULARY, D, memory_size=M, attention=Attention(D, M, hidden_size=features))
@@ -414,7 +415,7 @@ def test_the_kernels_are_the_loop(masked, monkeypatch):
 @pytest.mark.parametrize("order", ["bahdanau", "feeding"])
 @pytest.mark.parametrize("keys", [K, 150])
 def test_cuda_graphs_are_the_loop(keys, order):
-    """Calls of the same shapes are first eager, then captured, then replayed with other numbers."""
+    """Calls of the same shapes run eagerly at first, then are captured as a CUDA graph, then replayed."""
     decoder = decoder_of("additive", order).cuda().float()
     exact = decoder_of("additive", order).cuda()
     exact.load_state_dict(decoder.state_dict())

@@ -1,4 +1,4 @@
-"""The hand-written GRUs over a source, on the CPU and as a CUDA graph, against torch's."""
+"""The library's hand-written GRU loops over a source, on the CPU and as a CUDA graph, against torch's GRU."""
 
 import copy
 from typing import Any
@@ -17,7 +17,7 @@ LENGTHS = [None, [7, 3, 0], [5, 5, 2]]
 
 
 def by_torch(network: nn.GRU, inputs: Tensor, lengths: list[int] | None) -> Read:
-    """Encode each row alone and without padding, (b, k, e)."""
+    """Return states and last states by torch's GRU, for each row of the inputs (b, k, e) alone, without padding."""
     states, last = [], []
     for row, length in enumerate([K] * B if lengths is None else lengths):
         alone, end = network(inputs[row : row + 1, : max(length, 1)])
@@ -83,7 +83,7 @@ def test_the_encoder_gives_rows_back_in_their_order(lengths: list[int]) -> None:
 
 
 def test_words_that_come_again_are_mapped_once_to_the_same_numbers() -> None:
-    """There are many tokens of few words; the gradient of a word is the sum over its occurrences."""
+    """Each of few distinct words is embedded once for its many tokens; its gradient is the sum over the tokens."""
     encoder = RecurrentEncoder(VOCABULARY, D, embedding_size=E).double()
     source = torch.randint(VOCABULARY, (41, K))
     results = []
@@ -136,7 +136,7 @@ def test_the_kernels_are_the_loop_in_the_interpreter(masked: bool, monkeypatch: 
 
 @pytest.mark.cuda
 def test_the_encoder_on_cuda_is_that_on_the_cpu() -> None:
-    """There are enough calls for the loop to be captured, each with other tokens and lengths."""
+    """Five calls with other tokens and lengths: after the first ones the loop is a captured CUDA graph."""
     encoder, device = RecurrentEncoder(VOCABULARY, D), RecurrentEncoder(VOCABULARY, D).cuda()
     device.load_state_dict(encoder.state_dict())
     for round_ in range(5):
@@ -153,7 +153,7 @@ def test_the_encoder_on_cuda_is_that_on_the_cpu() -> None:
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_under_autocast_the_gradients_are_those_of_float64(lengths: list[int] | None) -> None:
-    """The recurrent state is float32: the error is at most that of torch under the same autocast."""
+    """The recurrent state stays in float32, so the gradients' error is at most that of torch under autocast."""
     torch.manual_seed(0)
     encoder = RecurrentEncoder(29, 16)
     source = torch.randint(29, (3, 7))

@@ -1,5 +1,5 @@
-"""Reversal of long sequences: a fixed C cannot store them (Cho et al. 2014), attention need not (Bahdanau et al.
-2015)."""
+"""Reversal of long sequences: a context vector of fixed size cannot store them (Cho et al. 2014); with attention it
+does not have to (Bahdanau et al. 2015)."""
 
 import pytest
 import torch
@@ -50,6 +50,6 @@ def test_attention_reverses_what_its_twin_cannot():
         )
     assert right > 0.9
     assert other < 0.5
-    # The most attended position is that of the generated word.
+    # The most attended source position is (up to one) that of the generated word.
     looked = decoded.weights.argmax(-1)
     assert float(((looked - torch.arange(LENGTH - 1, -1, -1)).abs() <= 1).double().mean()) > 0.8

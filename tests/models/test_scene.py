@@ -1,4 +1,4 @@
-"""Scenes: objects in any order, and absent ones without effect."""
+"""The scene encoder: objects may be in any order, and absent objects have no effect."""
 
 import math
 

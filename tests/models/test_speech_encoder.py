@@ -1,4 +1,4 @@
-"""The pyramid of the speech encoder: halving, odd lengths, and padding that changes nothing."""
+"""The pyramidal speech encoder: halved lengths, odd lengths, and padding without effect."""
 
 import math
 
@@ -12,8 +12,8 @@ FEATURES, SIZE = 5, 3
 
 
 def plain_lstm(network, steps):
-    """Return an LSTM in a Python loop over a list of vectors, from its equations; torch's order of gates is i, f, g,
-    o."""
+    """Return the states of an LSTM from its equations, by a loop over a list of vectors; torch's order of gates is
+    i, f, g, o."""
     hidden = cell = torch.zeros(network.hidden_size, dtype=steps[0].dtype)
     found = []
     for x in steps:

@@ -27,7 +27,7 @@ def model(**settings) -> StackedClassifier:
 
 
 def by_hand(stacked: StackedClassifier, values: Tensor, query: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Compute the docstring's formulas, one question at a time, with the scaled dot as score."""
+    """Return logits and weights by the formulas in StackedClassifier's docstring, one question at a time."""
     logits = torch.zeros(*query.shape[:2], 7, dtype=torch.float64)
     weights = [torch.zeros(*query.shape[:2], values.shape[1], dtype=torch.float64) for _ in stacked.hops]
     for row in range(len(values)):
@@ -85,7 +85,7 @@ def test_questions_about_one_memory_do_not_see_one_another():
 
 
 def test_the_answer_is_read_by_the_last_hop_alone():
-    """If the last hop's weights are uniform, the context of the first hop changes nothing."""
+    """If the last hop has uniform weights, its context, and so the answer, does not depend on the first hop."""
     stacked, source, query = model(), memory(), questions()
     seeing = stacked(source, query, weights=full())
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Transformer encoder and decoder: order, padding, causality, single steps, training."""
+"""Transformer encoder and decoder: positions, padding, causal masks, single steps, training."""
 
 from collections.abc import Iterator
 
@@ -31,7 +31,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def sequence_loss(model, source, prefix, target, lengths=None, *, smoothing=0.0):
-    """Return mean cross-entropy of the target tokens."""
+    """Return the mean cross-entropy of the target tokens."""
     states = model(source, prefix, lengths).states
     loss, count = linear_cross_entropy(states, model.output_weight, target, bias=model.output_bias, smoothing=smoothing)
     return loss / count.clamp(min=1)
@@ -231,7 +231,7 @@ def test_the_fused_loss_is_the_plain_one():
 
 
 def eight() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return eight sources to reverse, with an end mark."""
+    """Return eight sources, their lengths, prefixes and targets: the reversed sources with an end mark."""
     lengths = torch.tensor([6, 5, 3, 6, 4, 2, 5, 6])
     source = torch.randint(3, OTHERS, (8, 6)) * (torch.arange(6) < lengths[:, None])
     target = torch.full((8, 7), -100)
@@ -245,7 +245,7 @@ def eight() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def written(model: EncoderDecoder, source: Tensor, lengths: Tensor) -> Iterator[Tensor]:
-    """Generate the most likely word, repeatedly."""
+    """Yield the most likely words of seven steps, each the input of the next step (greedy decoding)."""
     state, word = model.start(source, lengths, limit=7), torch.ones(8, dtype=torch.long)
     for _ in range(7):
         step = model.step(state, word)
@@ -300,6 +300,6 @@ def test_inner_dropout_falls_inside_the_parts_alone():
         first = encoder(source).values
         assert (not torch.equal(first, encoder(source).values)) == random
     torch.manual_seed(6)
-    # There is no dropout before the attention: the embeddings are the same in training and evaluation.
+    # `inner_dropout` does not apply to embeddings, which are the same in training and evaluation.
     encoder = TransformerEncoder(11, 8, layers=1, heads=2, dropout=0.0, inner_dropout=0.6)
     assert torch.equal(encoder.train().input(source), encoder.eval().input(source))

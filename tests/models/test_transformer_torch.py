@@ -1,4 +1,4 @@
-"""Torch's encoders and decoders, converted: the same weights give the same outputs, with masks and without."""
+"""Encoders and decoders converted from torch's modules return the outputs of the originals, with and without masks."""
 
 import pytest
 import torch
@@ -13,12 +13,12 @@ BATCH, SOURCE, TARGET, SIZE, HEADS, HIDDEN, LAYERS, WORDS = 3, 7, 5, 12, 2, 17, 
 LENGTHS = torch.tensor([7, 2, 4])
 MISSING = torch.arange(SOURCE) >= LENGTHS[:, None]
 AHEAD = torch.ones(TARGET, TARGET, dtype=torch.bool).triu(1)
-# float32 rounding of a few layers, in any order of the sums
+# Tolerances for float32 rounding over a few layers, in any order of the sums.
 CLOSE = {"rtol": 1e-5, "atol": 2e-6}
 
 
 def perturbed(module: nn.Module) -> nn.Module:
-    """Return the module with biases and normalisations away from 0 and 1, so that none can be missed."""
+    """Return the module with noise on all parameters: a bias of 0 or a norm's scale of 1 would hide errors."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)

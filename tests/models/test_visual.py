@@ -1,4 +1,4 @@
-"""Recurrent visual attention: its equations, the gradients of its losses, and a gaze trained by reward."""
+"""Recurrent visual attention: equations, gradients of each loss, and glimpse locations trained by reward."""
 
 import math
 import sys
@@ -90,7 +90,7 @@ def test_the_loss_is_its_three_parts_worked_by_hand():
 
 
 def test_what_learns_from_what():
-    """Reward only trains the location network, the baseline's error only the baseline; the rest learns by class."""
+    """The reward trains only the location network, the baseline's error only the baseline, cross-entropy the rest."""
     model = small()
     loss = looked_loss(model(torch.rand(4, 2, 13, 17)), torch.tensor([0, 1, 2, 3]))
 
@@ -107,7 +107,7 @@ def test_what_learns_from_what():
 
 
 def test_the_gradient_of_the_reward_is_the_one_of_reinforce():
-    """∇ = −(R − b) (l − μ) / σ² · dμ, so for the bias and one sample it is known in closed form."""
+    """For a bias μ and a sampled location l, the gradient −(R − b) (l − μ) / σ² · dμ is known in closed form."""
     model = small(steps=2, deviation=0.1).double()
     with torch.no_grad():
         model.location.weight.zero_()
@@ -132,7 +132,7 @@ def test_one_step_has_no_moves():
 def cued(count):
     """Return images with a dot in the centre, left or right; the class is the shade of the square on that side.
 
-    A first glimpse contains the dot alone. A gaze to a fixed side is right three times in four.
+    The first glimpse contains only the dot. A model that always looks to one side is right in three of four cases.
     """
     side, shades = torch.randint(2, (count,)), torch.randint(2, (count, 2))
     images, row = torch.zeros(count, 1, 16, 16), torch.arange(count)
@@ -162,7 +162,7 @@ def test_the_gaze_learns_to_follow_a_cue(reinforce_weight, steps):
     if reinforce_weight:
         assert accuracy > 0.95
         assert followed > 0.95
-    else:  # without reward nothing trains the gaze
+    else:  # without a reward nothing trains the glimpse locations
         assert accuracy < 0.85
 
 
@@ -194,7 +194,7 @@ def test_state_dict_round_trip_and_autocast():
     torch.testing.assert_close(low.logits.float(), second(images).logits, atol=0.05, rtol=0.05)
 
 
-# Runs in a separate process, because the shape checks of these tests cannot be compiled.
+# This code runs in a separate process, because the shape checks of these tests cannot be compiled.
 COMPILED = """
 import torch
 from regard.models.vision.visual_attention import RecurrentVisualAttention
@@ -241,7 +241,7 @@ def test_a_saccade_moves_from_the_place_by_what_the_patches_show():
 
 
 def test_the_gaze_can_come_back_from_an_edge():
-    """The mean is clamped to the image, and reward still reaches the network that moved it there."""
+    """A location's mean is clamped to the image; the location network still gets a gradient from the reward."""
     model = small(saccade=5, deviation=0.1)
     with torch.no_grad():
         model.location.weight.zero_()
@@ -268,7 +268,7 @@ def test_given_places_are_looked_at_without_a_choice():
 
 @pytest.mark.parametrize("reward", ["log_probability", "right"])
 def test_the_stepwise_loss_is_worked_by_hand(reward):
-    """Two gaze paths over one image, three glimpses each; class 0 is right."""
+    """Two sampled sequences of three glimpses of one image, whose class is 0."""
     logits = torch.tensor([[[0.0, 0.0], [1.0, 0.0], [3.0, 0.0]], [[0.0, 1.0], [0.0, 2.0], [1.0, 0.0]]])
     log_prob, baseline = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]), torch.tensor([[0.5, 0.25], [0.0, 0.75]])
     looked = Looked(logits[:, -1], torch.zeros(2, 3, 2), log_prob, baseline, logits)
@@ -279,7 +279,7 @@ def test_the_stepwise_loss_is_worked_by_hand(reward):
     advantages = [
         [gain - base for gain, base in zip(*pair, strict=True)] for pair in zip(returns, baseline.tolist(), strict=True)
     ]
-    differences = [a - b for a, b in zip(*advantages, strict=True)]  # minus the advantage of the other path
+    differences = [a - b for a, b in zip(*advantages, strict=True)]  # minus the other sample's advantage
     reinforce = -sum(d * (p - q) for d, p, q in zip(differences, *log_prob.tolist(), strict=True)) / 2
     mistake = (
         sum(

@@ -1,4 +1,4 @@
-"""One head over a memory: each score against a loop, the protocol of decoders, padding, hard choices."""
+"""The layer `Attention`, one head over a memory: scores against loops, use in decoders, padding, hard attention."""
 
 import math
 
@@ -27,7 +27,7 @@ def weight_of(layer: nn.Module, name: str) -> list[list[float]]:
 
 
 def by_loops(layer: Attention, score: str, query: Tensor, memory: Tensor, allowed: oracles.Allowed) -> oracles.Answer:
-    """Compute the formulas of the papers on lists of numbers."""
+    """Return the result of the layer's formulas, as the papers give them, in loops over lists of numbers."""
     parts = dict(layer.named_parameters())
     queries, keys, values = query.tolist(), memory.tolist(), memory.tolist()
 
@@ -67,7 +67,7 @@ def test_each_score_is_its_formula(score: str, value_size: int | None) -> None:
 
 
 def test_additive_attention_by_hand() -> None:
-    """With w = (1, 1) and W_q = W_k = 1 the scores are 0 and 2 tanh 1, so the weights are 1 : e^(2 tanh 1)."""
+    """With w = (1, 1) and W_q = W_k = I the scores are 0 and 2 tanh 1, so the weights are as 1 to e^(2 tanh 1)."""
     layer = Attention(2, score="additive")
     assert layer.query is not None
     assert layer.key is not None
@@ -104,7 +104,7 @@ def test_bilinear_projects_the_memory_to_the_query() -> None:
 
 @pytest.mark.parametrize("score", SCORES)
 def test_it_is_what_a_decoder_asks_for(score: str) -> None:
-    """Queries give the same result at once and one by one, with a memory that is projected once, and its mask."""
+    """All queries at once give the result of one query after another; the memory is projected once, with its mask."""
     layer: Attends = Attention(5, 7, score=score, hidden_size=6, value_size=3).double()
     query, memory = rand(2, 4, 5), rand(2, 11, 7)
     mask = torch.arange(11) < torch.tensor([[11], [6]])
@@ -187,7 +187,8 @@ def test_hard_attention_samples_in_training_and_decides_after() -> None:
 
 
 def test_all_queries_of_a_sequence_read_the_expected_value_or_none_does() -> None:
-    """All queries agree within a call, and between calls through the state; the fraction is as configured."""
+    """The state stores, for each sequence, whether its queries return the expected value; `expected` is the fraction
+    of sequences that do."""
     layer = Attention(5, 7, normalize=Hard("reinforce", expected=0.3))
     query, projected = torch.randn(300, 2, 5), layer.project(torch.randn(300, 11, 7))
     first, state = layer.attend(query, projected, generator=torch.Generator().manual_seed(1))
@@ -230,7 +231,7 @@ def test_a_record_or_a_function_serves_as_score() -> None:
 
 
 class _Pairs(nn.Module):
-    """A learned score given by the caller."""
+    """A user-defined score with learned parameters."""
 
     def __init__(self, inner: nn.Bilinear) -> None:
         super().__init__()
@@ -242,7 +243,7 @@ class _Pairs(nn.Module):
 
 
 def test_a_loaded_weight_is_the_one_that_scores() -> None:
-    """The layer uses weights that were replaced from outside: by assignment, a functional call, or another dtype."""
+    """The layer uses weights that replace its own by assignment, by a functional call, or by a change of dtype."""
     one, two = Attention(5, 7), Attention(5, 7)
     query, memory = torch.randn(2, 3, 5), torch.randn(2, 11, 7)
     right = one(query, memory).output

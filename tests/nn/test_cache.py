@@ -1,4 +1,4 @@
-"""Single steps equal the whole pass; beams, limits and errors; the memory projected once; fixed shapes."""
+"""KeyValueCache: single steps equal the whole pass; beams, capacity, errors, encoder memories and fixed shapes."""
 
 import copy
 import sys
@@ -36,7 +36,7 @@ def layer_of(score: str = "scaled_dot", kind: str = "none") -> MultiHeadAttentio
 def step_by_step(
     layer: MultiHeadAttention, x: Tensor, cache: KeyValueCache, mask: Mask | None = None, first: int = 1
 ) -> Tensor:
-    """Process the first few positions at once, then one after another."""
+    """Return the outputs of a layer with a cache: the `first` positions at once, then one after another."""
     parts = [x[:, :first], *x[:, first:].split(1, 1)]
     return torch.cat([layer(part, mask=mask, cache=cache).output for part in parts], 1)
 
@@ -112,7 +112,7 @@ def test_a_bias_of_distance_moves_and_tensors_stay(static: bool) -> None:
 
 @torch.no_grad()
 def test_padded_prompts_go_on() -> None:
-    """A mask over all keys so far hides the padding of shorter prompts, at every step."""
+    """At every step, a mask over all keys so far masks the padding before a shorter prompt."""
     layer, x = layer_of(), rand(2, 9, 10)
     real = torch.arange(9) >= torch.tensor([[0], [3]])  # the second prompt is padded on its left
     cache = KeyValueCache()
@@ -163,7 +163,7 @@ def test_an_empty_cache_reorders_to_itself() -> None:
 
 
 def test_room_doubles_and_copies_seldom() -> None:
-    """Of 1000 single steps, few reallocate the storage; the result always contains all positions."""
+    """Of 1000 single steps, at most six reallocate the storage, and the result contains all positions."""
     cache = KeyValueCache()
     places, keys, values = set(), [], []
     for _ in range(1000):
@@ -264,7 +264,7 @@ SHIFTED: dict[str, Callable[[int], dict[str, object]]] = {
 @pytest.mark.parametrize("static", [False, True])
 @torch.no_grad()
 def test_lengths_of_whole_sequences_serve_at_every_step(static: bool) -> None:
-    """A length may exceed the current length of the cache, which without a cache is an error."""
+    """With a cache, a padding length may exceed the number of cached keys; without a cache this is an error."""
     layer, x, mask = layer_of(), rand(2, 9, 10), causal() & padding(torch.tensor([9, 5]))
     found = step_by_step(layer, x, KeyValueCache(9, static), mask, 3)
     assert_close(found, layer(x, mask=mask).output, rtol=0, atol=1e-12)
@@ -274,7 +274,7 @@ def test_lengths_of_whole_sequences_serve_at_every_step(static: bool) -> None:
 @pytest.mark.parametrize("kind", SHIFTED)
 @torch.no_grad()
 def test_an_offset_beside_a_cache_is_refused(kind: str, static: bool) -> None:
-    """The layer adds the cache's length itself: a mask that is shifted twice would reveal later positions."""
+    """The layer shifts the mask by the cache's length itself; shifted twice, it would allow later positions."""
     layer, x = layer_of(), rand(2, 9, 10)
     cache = KeyValueCache(9, static)
     layer(x[:, :3], mask=causal(offset=0), cache=cache)
@@ -346,7 +346,7 @@ def test_an_encoders_memory_is_projected_once(monkeypatch: pytest.MonkeyPatch) -
     assert_close(found, whole, rtol=0, atol=1e-12)
     assert lengths.count(11) == 1  # keys and values in one product, at the first step only
     assert lengths.count(1) == 12  # one product for the queries and one for the output, in each of six steps
-    assert_close(layer(x, cache=cache).output, whole, rtol=0, atol=1e-12)  # the memory itself is no longer needed
+    assert_close(layer(x, cache=cache).output, whole, rtol=0, atol=1e-12)  # from the cached projections of the memory
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Channel and spatial gates against their formulas, in Python numbers."""
+"""Channel and spatial attention, whose weights are gates, against their formulas in Python numbers."""
 
 import math
 import sys
@@ -53,7 +53,7 @@ def test_a_channel_layer_worked_by_hand():
     with torch.no_grad():
         layer.squeeze.weight.copy_(torch.tensor([[1.0, -1.0]]))
         layer.excite.weight.copy_(torch.tensor([[1.0], [-2.0]]))
-    x = torch.tensor([[[1.0, 3.0], [0.0, 1.0]]])  # means 2 and 0.5, maxima 3 and 1: hidden 1.5 and 2, together 3.5
+    x = torch.tensor([[[1.0, 3.0], [0.0, 1.0]]])  # means 2, ½ and maxima 3, 1: hidden 1.5 + 2 = 3.5
     gates = torch.tensor([[sigmoid(3.5), sigmoid(-7.0)]])
     torch.testing.assert_close(layer.gates(x), gates)
     torch.testing.assert_close(layer(x), x * gates[..., None])

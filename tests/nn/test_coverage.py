@@ -23,7 +23,7 @@ def dot(a: list[float], b: list[float]) -> float:
 
 
 def by_hand(layer: CoverageAttention, query: list, memory: list) -> tuple[list, list, float]:
-    """Compute one sequence: outputs, final coverage, and the coverage loss of the paper's eq. 12."""
+    """Return outputs, final coverage, and the coverage loss of the paper's eq. 12 for one sequence."""
     covered = [0.0] * len(memory)
     allowed = [1.0] * len(memory)
     if layer.fertile is not None:
@@ -68,7 +68,7 @@ def test_it_is_the_papers_loop(fertility):
 
 
 def test_coverage_turns_attention_away_from_what_was_read():
-    """With u far below 0 in the direction of w, a key that was attended gets a lower score."""
+    """With negative coverage weights and a positive w, a key that was attended gets a lower score."""
     layer = CoverageAttention(1, 2, hidden_size=1)
     with torch.no_grad():
         layer.query.weight.zero_()
@@ -84,7 +84,7 @@ def test_coverage_turns_attention_away_from_what_was_read():
 
 @pytest.mark.slow
 def test_a_long_sum_keeps_small_readings_in_half_precision():
-    """A sum in bfloat16 would stop at 256 · 2⁻⁸ = 1 for equal weights."""
+    """The coverage sums 600 weights of 2⁻⁸ per key; in bfloat16 the sum would stop at 256 · 2⁻⁸ = 1."""
     layer = CoverageAttention(2, 2).bfloat16()
     memory, query = torch.zeros(1, 256, 2).bfloat16(), torch.zeros(1, 600, 2).bfloat16()
     with torch.no_grad():

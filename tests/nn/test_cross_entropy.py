@@ -1,4 +1,4 @@
-"""Output layer and loss in one: against loops in float64, in parts of any size, without tokens × vocabulary numbers."""
+"""Output layer and cross-entropy in one function: against float64 loops, in blocks that never store all logits."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def oracle(
     target: Sequence[int],
     smoothing: float,
 ) -> tuple[float, list[list[float]], list[list[float]], list[float]]:
-    """Return the summed loss and its three gradients, in Python numbers."""
+    """Return the summed loss and its gradients by states, weight and bias, in Python numbers."""
     words, size = len(weight), len(weight[0])
     loss = 0.0
     to_states = [[0.0] * size for _ in states]
@@ -171,7 +171,7 @@ def test_under_autocast_products_are_narrow_and_gradients_have_their_leaves_dtyp
 
 
 class Largest(TorchDispatchMode):
-    """Records the largest number of entries of any result of an operation."""
+    """Records the number of entries of the largest tensor that an operation returned."""
 
     def __init__(self) -> None:
         super().__init__()

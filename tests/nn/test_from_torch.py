@@ -1,4 +1,4 @@
-"""Converted weights give the same outputs as torch's multi-head attention, over its options, in both directions."""
+"""`from_torch` and loaded checkpoints of torch's multi-head attention give its outputs, over all its options."""
 
 import copy
 import itertools
@@ -21,7 +21,7 @@ from regard.nn.transformer import TransformerDecoderLayer, TransformerEncoderLay
 BATCH, QUERIES, KEYS, SIZE, HEADS = 3, 5, 7, 12, 4
 SIZES = [{}, {"kdim": 10}, {"vdim": 11}, {"kdim": 10, "vdim": 11}, {"kdim": 10, "vdim": 10}]
 OPTIONS = list(itertools.product(SIZES, (True, False), (True, False)))
-LOWER = torch.ones(QUERIES, KEYS).triu(2).bool()  # True = masked, as in torch; every row keeps a key
+LOWER = torch.ones(QUERIES, KEYS).triu(2).bool()  # True = masked, as in torch; every query may attend a key
 LATE = torch.arange(KEYS) >= torch.tensor([[7], [4], [1]])  # True = padding; the first key is always real
 PAIR_MASKS: dict[str, Tensor | None] = {
     "none": None,
@@ -46,7 +46,7 @@ MASKS = [
 
 def theirs_of(sizes: dict[str, int], bias: bool, batch_first: bool, **more: Any) -> nn.MultiheadAttention:
     layer = nn.MultiheadAttention(SIZE, HEADS, bias=bias, batch_first=batch_first, **sizes, **more)
-    with torch.no_grad():  # biases start at zero: set them, so that errors are visible
+    with torch.no_grad():  # random biases, because biases of 0 would hide errors
         for name, parameter in layer.named_parameters():
             if "bias" in name:
                 parameter.normal_()
@@ -68,7 +68,7 @@ def turned(layer: nn.MultiheadAttention, tensors: tuple[Tensor, ...]) -> tuple[T
 @pytest.mark.slow
 @pytest.mark.parametrize(("pair_mask", "key_mask"), MASKS)
 def test_the_same_outputs_and_weights(pair_mask: str, key_mask: str) -> None:
-    """All sizes, biases and layouts are tested with each kind of mask."""
+    """For one kind of mask, tests all sizes, with and without biases, in both layouts."""
     attn_mask, padding = PAIR_MASKS[pair_mask], KEY_MASKS[key_mask]
     worst = 0.0
     for sizes, bias, batch_first in OPTIONS:
@@ -91,7 +91,7 @@ def test_the_same_outputs_and_weights(pair_mask: str, key_mask: str) -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_self_attention_in_training_and_inference(bias: bool) -> None:
-    """torch's inference uses another path than training; both are tested, with the gradients."""
+    """torch uses other code in inference than in training; both are tested, and the gradients."""
     theirs = theirs_of({}, bias, True)
     ours = MultiHeadAttention.from_torch(theirs)
     x = torch.randn(BATCH, QUERIES, SIZE, requires_grad=True)
@@ -134,7 +134,7 @@ def test_back_to_torch_every_number_is_the_same(sizes: dict[str, int], bias: boo
 
 @pytest.mark.parametrize(("sizes", "bias", "batch_first"), OPTIONS)
 def test_a_checkpoint_of_torch_loads(sizes: dict[str, int], bias: bool, batch_first: bool) -> None:
-    """A checkpoint also loads in a larger model and after a copy; the given state dict is not changed."""
+    """A checkpoint also loads as a part of a larger model that was copied; the given state dict is not changed."""
     theirs = theirs_of(sizes, bias, batch_first)
     key_size, value_size = sizes.get("kdim", SIZE), sizes.get("vdim", SIZE)
     ours = MultiHeadAttention(SIZE, HEADS, key_size=key_size, value_size=value_size, bias=bias)
@@ -190,7 +190,7 @@ SEQUENCE_FIRST: dict[str, tuple[Callable[..., nn.Module], Callable[..., nn.Modul
 
 @pytest.mark.parametrize("kind", SEQUENCE_FIRST)
 def test_a_layer_that_takes_the_length_first_is_refused_until_told(kind: str) -> None:
-    """The same call would confuse batch and length, and if the shapes fit, give other numbers without an error."""
+    """Inputs of shape (length, batch, size) would be read as (batch, length, size), without an error if they fit."""
     made, from_torch = SEQUENCE_FIRST[kind]
     theirs = made(SIZE, HEADS)
     message = r"batch_first=False .* \(length, batch, size\): .* \(batch, length, size\); write .*batch_first=True"
@@ -226,7 +226,7 @@ def test_layers_torch_does_not_have_stay_here(arguments: dict[str, Any], message
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_what_is_frozen_stays_frozen(sizes: dict[str, int]) -> None:
-    """Modules or single maps are frozen. Keys and values may share one weight, which is trained if either is."""
+    """Frozen parameters stay frozen. A converted weight of keys and values is trained if one of both was trained."""
     theirs = theirs_of(sizes, True, True).requires_grad_(False)
     assert not [name for name, p in MultiHeadAttention.from_torch(theirs).named_parameters() if p.requires_grad]
     theirs.out_proj.bias.requires_grad_()

@@ -1,4 +1,4 @@
-"""Glimpses against a loop over pixels."""
+"""Glimpses (patches at a location, of several sizes) against a loop over pixels."""
 
 import math
 
@@ -17,7 +17,7 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def between(image: list[list[float]], y: float, x: float) -> float:
-    """Return bilinear interpolation at a point, zeros outside."""
+    """Return the bilinear interpolation of an image at a point; pixels outside of the image are 0."""
     total = 0.0
     for row in (math.floor(y), math.floor(y) + 1):
         for column in (math.floor(x), math.floor(x) + 1):
@@ -27,7 +27,7 @@ def between(image: list[list[float]], y: float, x: float) -> float:
 
 
 def by_hand(image: list[list[float]], x: float, y: float, size: int, scale: int, factor: int) -> list[list[float]]:
-    """Return one patch: every fine point is interpolated, then cells of factorˢ × factorˢ points are averaged."""
+    """Return the patch of one scale s: every pixel is the mean of factorˢ × factorˢ interpolated points."""
     height, width, fine = len(image), len(image[0]), factor**scale
     left = (x + 1) / 2 * width - size * fine / 2  # pixel p covers p … p + 1, so its centre is p + ½
     upper = (y + 1) / 2 * height - size * fine / 2
@@ -57,7 +57,7 @@ def test_it_is_the_loop(size, scales, factor):
 
 def test_on_whole_pixels_it_is_a_crop():
     image, _ = inputs()
-    # Columns 2 … 5 have their centre at 4 of 13 pixels, rows 5 … 8 at 7 of 11.
+    # The centre of columns 2 … 5 is at 4 of a width of 13 pixels, the centre of rows 5 … 8 at 7 of a height of 11.
     location = torch.tensor([[4 / 13 * 2 - 1, 7 / 11 * 2 - 1]], dtype=torch.float64).expand(BATCH, 2)
     found = Glimpse(4)(image, location).output[:, 0]
     torch.testing.assert_close(found, image[:, :, 5:9, 2:6])
@@ -94,7 +94,7 @@ def test_gradients_for_image_and_location():
 
 
 def test_half_precision_keeps_the_place():
-    """On a wide image, a location rounded to half precision would be wrong by pixels."""
+    """On an image 1,000 pixels wide, a location rounded to half precision would move the patch."""
     image = torch.arange(1000.0).div(1000).expand(1, 1, 8, 1000)
     location = torch.tensor([[0.3337, 0.0]])
     expected = Glimpse(4)(image, location).output

@@ -1,4 +1,4 @@
-"""The linear layer against its definition pair by pair, its steps, and its use in a Transformer."""
+"""The layer of linear attention against its definition pair by pair, in single steps, and in a Transformer."""
 
 import sys
 
@@ -28,7 +28,7 @@ def a_layer(**options: object) -> LinearAttention:
 
 
 def by_hand(layer, query, key, allowed):
-    """Compute weights φ(q)·φ(k) / Σ φ(q)·φ(k) pair by pair, then concatenate heads and apply the output map."""
+    """Return the layer's output from the weights φ(q)·φ(k) / Σ φ(q)·φ(k), computed pair by pair for each head."""
     parts = zip(layer.projection.weight.chunk(3), layer.projection.bias.chunk(3), (query, key, key), strict=True)
     q, k, v = (x @ weight.T + bias for weight, bias, x in parts)
     weights = torch.zeros(BATCH, HEADS, query.shape[1], key.shape[1], dtype=torch.float64)
@@ -148,7 +148,7 @@ def test_a_memory_without_a_real_place_reads_nothing():
 def test_with_many_features_it_comes_near_softmax_attention():
     features = PerformerFeatures.draw(HEAD, 20_000, generator=torch.Generator().manual_seed(3))
     exact, (x, _) = MultiHeadAttention(SIZE, HEADS).double(), inputs()
-    x = x / 2  # the variance of the features grows with the exponential of the squares
+    x = x / 2  # the variance of the features grows exponentially with |x|²
     layer = a_layer(features=features)
     missing = layer.load_state_dict(exact.state_dict(), strict=False)
     assert missing.missing_keys == ["directions"]

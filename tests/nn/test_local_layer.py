@@ -39,7 +39,7 @@ def times(linear: torch.nn.Linear, vector: list[float]) -> list[float]:
 
 
 def by_hand(layer: LocalAttention, query: list, memory: list) -> tuple[list, list]:
-    """Return weights over the whole memory and outputs of one sequence, by scaled dot products of projections."""
+    """Return outputs, and weights over all keys, of one sequence, by scaled dot products in Python numbers."""
     outputs, rows = [], []
     for t, q in enumerate(query):
         if layer.kind == "predictive":
@@ -138,7 +138,7 @@ def test_only_the_window_is_scored():
 
 
 def test_a_state_may_place_each_sequence_by_itself():
-    """Positions differ after beams are reordered, or if sequences began at different times."""
+    """The state holds a position for each sequence: they differ if beams are reordered or sequences start later."""
     layer = a_layer("monotonic")
     query, memory, _ = inputs()
     projected = layer.project(memory)
@@ -209,7 +209,7 @@ def test_it_runs_in_half_precision(kind, how):
 
 
 def test_places_are_counted_exactly_in_half_precision():
-    """bfloat16 has 8 binary digits: query 1,000 would be at 1,000 or 1,008, not at 1,001."""
+    """bfloat16 has 8 binary digits: it would round the position 1,001 to 1,000."""
     layer = LocalAttention(2, reach=1).bfloat16()
     query, memory = torch.zeros(1, 1, 2).bfloat16(), torch.zeros(1, 1009, 2).bfloat16()
     found, _ = layer.attend(query, layer.project(memory), state=(torch.tensor([1001]),), weights=full())
@@ -251,7 +251,7 @@ def window_of(place: int, length: int) -> set[int]:
 @pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize("estimator", ["straight_through", "gumbel", "reinforce"])
 def test_hard_locking_learns_by_each_estimator(estimator):
-    """With a reward for one key of the memory, its weight increases."""
+    """A reward for one key of the memory increases the weight of this key."""
     torch.manual_seed(3)
     layer = a_layer("hard", lock=Hard(estimator))
     query, memory, _ = inputs()

@@ -1,4 +1,4 @@
-"""Location-aware attention against a loop; and properties of every attention with a state."""
+"""Location-aware attention against a loop, and properties of all attention layers with a state."""
 
 import math
 
@@ -26,7 +26,7 @@ def times(matrix: list[list[float]], vector: list[float]) -> list[float]:
 
 
 def by_hand(layer: LocationAttention, query: list, memory: list, normalize: str) -> tuple[list, list]:
-    """Compute one sequence, query by query, in Python numbers."""
+    """Return outputs and weights of one sequence, computed query by query in Python numbers."""
     kernels = layer.convolution.weight.squeeze(1).tolist()
     half = len(kernels[0]) // 2
     last = [0.0] * len(memory)
@@ -73,7 +73,7 @@ def test_it_is_the_papers_loop(normalize):
 
 
 def test_it_sees_where_it_looked_last():
-    """The query is given twice, so only the location can make a difference."""
+    """Two equal queries get different weights, because the weights of the first are an input of the second."""
     layer = LocationAttention(SIZE, MEMORY, kernel_size=3).double()
     query, memory, _ = inputs()
     twice = layer(query[:, :1].expand(-1, 2, -1), memory, weights=full()).weights
@@ -151,7 +151,7 @@ def test_a_memory_without_a_real_place_gives_zeros(name):
     found = layer(query, memory.fill_(torch.nan).requires_grad_(), mask=mask & (torch.arange(BATCH) != 0)[:, None])
     found.output.sum().backward()
     assert not found.output.any()
-    assert query.grad is None or not query.grad.any()  # hard stops have no gradient
+    assert query.grad is None or not query.grad.any()  # a hard alignment has no gradient
     assert not memory.grad.any()
     assert layer(query, memory[:, :0], weights=full()).weights.shape == (BATCH, QUERIES, 0)
     assert not layer(query, memory[:, :0]).output.any()

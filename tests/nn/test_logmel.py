@@ -1,4 +1,4 @@
-"""Log-mel features against the numbers of librosa 0.11, and their invariances."""
+"""Log-mel features against numbers computed with librosa 0.11, and their invariances."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import torch
 from regard.nn.logmel import LogMel, level, mel_filters
 
 # log₁₀ of librosa.feature.melspectrogram(y=y, sr=rate, n_fft=…, hop_length=…, win_length=…, n_mels=…), not below −10,
-# of the sound below: by frame and band, then the mean and the standard deviation of all.
+# of the sound that `sound` returns: values by (frame, band), then the mean and the standard deviation of all values.
 LIBROSA = {
     (8000, 40): (
         {(0, 0): -0.832224, (3, 7): 1.0794, (10, 20): -6.952259, (12, 39): -9.179043, (20, 20): -1.658414},

@@ -62,7 +62,7 @@ def test_doubly_stochastic_by_hand():
     first = 0.2**2 + 0.2**2 + 1
     second = 0.5**2 + 0.75**2 + 0.75**2
     torch.testing.assert_close(doubly_stochastic(weights), torch.tensor((first + second) / 2))
-    keys = torch.tensor([[True, True, False], [True, True, True]])[:, None, :]  # padding should get no attention
+    keys = torch.tensor([[True, True, False], [True, True, True]])[:, None, :]  # the last key is padding
     torch.testing.assert_close(doubly_stochastic(weights, keys), torch.tensor((first - 1 + second) / 2))
     queries = torch.tensor([[True, True], [True, False]])[:, :, None]
     torch.testing.assert_close(doubly_stochastic(weights, queries), torch.tensor((first + 2.0) / 2))
@@ -79,7 +79,7 @@ def test_weight_penalty_by_hand():
 
 
 def test_weight_penalty_with_squares_in_bars_is_the_same():
-    """Σα² and |α²| of real weights are the same penalty."""
+    """The two formulas Σ α² and Σ |α²| give the same penalty, because weights are real numbers."""
     weights, log_prob = some_weights(), -torch.rand(BATCH, QUERIES, dtype=torch.float64)
     bars = (-log_prob * weights.square().abs().sum(-1)).mean()
     torch.testing.assert_close(weight_penalty(weights, log_prob), bars)
@@ -109,10 +109,10 @@ def test_guided_alignment_is_finite_where_a_gold_key_got_nothing():
 
 def test_coverage_penalty_by_hand():
     weights = torch.tensor([[[0.6, 0.4], [0.5, 0.5], [0.9, 0.1]]], dtype=torch.float64)
-    # The coverage before each row is (0, 0), (0.6, 0.4), (1.1, 0.9).
+    # The coverage (sum of earlier weights) before each query is (0, 0), (0.6, 0.4), (1.1, 0.9).
     torch.testing.assert_close(coverage_penalty(weights), number((0 + 0.9 + 1.0) / 3))
     began = torch.tensor([[0.1, 1.0]], dtype=torch.float64)
-    # With earlier weights the coverage is (0.1, 1), (0.7, 1.4), (1.2, 1.9).
+    # From an initial coverage of (0.1, 1) it is (0.1, 1), (0.7, 1.4), (1.2, 1.9).
     torch.testing.assert_close(coverage_penalty(weights, coverage=began), number((0.5 + 1.0 + 1.0) / 3))
 
 
@@ -127,7 +127,7 @@ PENALTIES = {
 
 @pytest.mark.parametrize("name", PENALTIES)
 def test_what_does_not_count_has_no_effect(name):
-    """Padded keys and queries, even NaN, change neither value nor gradient."""
+    """Padded keys and queries, even with NaN, change neither a penalty's value nor its gradient."""
     weights = some_weights().requires_grad_()
     clean = PENALTIES[name](weights)
     (expected,) = torch.autograd.grad(clean, weights)

@@ -1,4 +1,4 @@
-"""Monotonic attention: the expected alignment against its definition, the hard one against the paper's algorithm."""
+"""Monotonic attention: expected alignment against its definition, hard alignment against the paper's algorithm."""
 
 import math
 import sys
@@ -32,7 +32,7 @@ def energy(layer: MonotonicAttention, s: list[float], h: list[float]) -> float:
 
 
 def soft(energies: list[list[float]]) -> list[list[float]]:
-    """Return α_ij = p_ij Σ_{l≤j} α_{i−1,l} Π_{l≤m<j} (1 − p_im), with explicit sum and product."""
+    """Return the expected alignment α_ij = p_ij Σ_{l≤j} α_{i−1,l} Π_{l≤m<j} (1 − p_im), by explicit loops."""
     last = [1.0] + [0.0] * (len(energies[0]) - 1)
     rows = []
     for row in energies:
@@ -46,7 +46,8 @@ def soft(energies: list[list[float]]) -> list[list[float]]:
 
 
 def hard(energies: list[list[float]]) -> list[int | None]:
-    """Run algorithm 1: from the last position, stop at the first key with p > ½; past the end it stays there."""
+    """Return the key of each query by the paper's algorithm 1: from the last key on, the first with p > ½; None if no
+    key is left, also for all later queries."""
     at: int | None = 0
     stops = []
     for row in energies:
@@ -92,7 +93,7 @@ def test_in_evaluation_it_is_the_papers_algorithm(offset):
 
 
 def test_it_stops_where_the_chance_is_above_a_half():
-    """Energies are −0.1, 0, 0.1 and 0.2: at 0 the probability is one half, and the query moves on."""
+    """The energies of the keys are −0.1, 0, 0.1 and 0.2: a probability above one half is first at the third key."""
     layer = MonotonicAttention(1, hidden_size=1, offset=0.0).eval()
     with torch.no_grad():
         layer.query.weight.zero_()
@@ -126,7 +127,7 @@ def test_holes_and_padding_in_front_are_passed_over():
 
 @pytest.mark.parametrize("scale", [0.1, 3.0, 60.0])
 def test_a_thousand_steps_stay_finite_and_right(scale):
-    """Values and gradients in float32, over 1,009 keys with probabilities down to e⁻¹⁰⁰, agree with float64."""
+    """Alignments and gradients over 1,009 keys, with probabilities down to e⁻¹⁰⁰, agree in float32 and float64."""
     energies = torch.randn(3, 1009) * scale
     last = torch.rand(3, 1009)
     last = last / last.sum(-1, keepdim=True)

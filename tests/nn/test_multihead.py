@@ -1,4 +1,4 @@
-"""Multi-head attention: every score against a loop, shared heads, packed products, masks, gradients, compilation."""
+"""Multi-head attention: scores against loops, shared key heads, packed products, masks, gradients, compilation."""
 
 import copy
 import math
@@ -37,7 +37,7 @@ def positions_of(kind: str, heads: int, head_size: int) -> Rotary | Alibi | Rela
 def by_loops(
     layer: MultiHeadAttention, score: str, query: Tensor, key: Tensor, value: Tensor, allowed: oracles.Allowed
 ) -> tuple[Tensor, Tensor]:
-    """Compute multi-head attention: project, split into heads, attend in loops, concatenate, project."""
+    """Return output and weights of multi-head attention: projections, one loop per head, and the output projection."""
     q_rows, kv_rows = layer.heads * layer.head_size, layer.kv_heads * layer.head_size
     parameters = dict(layer.named_parameters())
     if "projection.weight" in parameters:
@@ -71,7 +71,7 @@ def by_loops(
 
 
 def with_biases(layer: MultiHeadAttention) -> MultiHeadAttention:
-    """Set biases, which start at zero, so that errors are visible."""
+    """Set the biases of a layer to random numbers, because biases of 0 would hide errors."""
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             if name.endswith("bias"):
@@ -133,7 +133,7 @@ def test_projections_are_packed_and_nothing_is_copied(kind: str) -> None:
     for products, call in ((2, lambda: layer(x)), (2, lambda: layer(x, x, x)), (3, lambda: layer(x, memory))):
         with Operations() as seen:
             call()
-        assert seen.names.count("addmm") == products  # self: (q, k, v), output; cross: q, (k, v), output
+        assert seen.names.count("addmm") == products  # self: qkv, output; cross: q, kv, output
         assert "clone" not in seen.names
         assert kind == "rotary" or "cat" not in seen.names
 
@@ -198,7 +198,7 @@ def test_relative_positions_act_inside_the_layer() -> None:
     assert_close(layer(x).output, bare(x).output, rtol=0, atol=1e-12)
 
 
-# Tests of properties that every layer has.
+# Tests of properties that the layer has with every score and every positional encoding.
 
 
 @pytest.mark.parametrize(("score", "kind"), PAIRS)
@@ -444,7 +444,7 @@ def test_inputs_without_a_batch_are_named(as_installed: None) -> None:
 
 
 def compiled_once_or_twice(layer: MultiHeadAttention, call: Callable[[Tensor], Tensor]) -> None:
-    """Check the output and gradients at each of several lengths, from at most two graphs."""
+    """Check the compiled layer's output and gradients at several lengths, for which at most two graphs compile."""
     graphs = []
 
     def count(graph: Any, example: Any) -> Any:
@@ -484,7 +484,7 @@ def test_compiled_over_a_memory() -> None:
 @pytest.mark.installed
 @pytest.mark.filterwarnings(
     "ignore:.*should not be instantiated:DeprecationWarning"
-)  # a warning of torch about its own function
+)  # a warning from torch's own compiler
 @pytest.mark.parametrize("positions", [None, "alibi", "relative"])
 def test_compiled_with_its_weights(positions: str | None) -> None:
     made = {None: lambda: None, "alibi": lambda: Alibi(3), "relative": lambda: RelativePositions(4, 2)}
@@ -498,7 +498,7 @@ def test_compiled_with_its_weights(positions: str | None) -> None:
 
 
 class Only(nn.Module):
-    """Return the output alone."""
+    """A module that returns only the output of a layer, without its weights."""
 
     def __init__(self, layer: MultiHeadAttention, mask: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Positional encodings against formulas written as loops; the shift property; attention without them."""
+"""Positional encodings against formulas in loops, sinusoids under shifts, and attention with and without positions."""
 
 import cmath
 import math
@@ -33,7 +33,7 @@ def test_sinusoids_of_late_positions_keep_their_digits() -> None:
 
 @pytest.mark.parametrize("shift", [1, 5, 37])
 def test_a_shift_is_one_linear_map_for_all_positions(shift: int) -> None:
-    """p(t + k) = M_k p(t): the map fitted to some positions holds for all others, and it is a rotation."""
+    """p(t + k) = M_k p(t): a linear map fitted to 50 positions holds for all others, and it is a rotation."""
     size = 6
     table = SinusoidalPositions(size).table(400, dtype=torch.float64)
     before, after = table[: 400 - shift], table[shift:]
@@ -48,7 +48,7 @@ def test_a_shift_is_one_linear_map_for_all_positions(shift: int) -> None:
 
 
 def test_learned_positions_have_no_such_map() -> None:
-    """Only sinusoids have the property: a table of random vectors fails the same test."""
+    """For a table of random vectors, no linear map shifts all positions, as one does for sinusoids."""
     table = LearnedPositions(6, 400).table(400).detach().double()
     found = torch.linalg.lstsq(table[:50], table[1:51]).solution
     assert (table[:-1] @ found - table[1:]).abs().max() > 0.01
@@ -147,7 +147,7 @@ def test_rotary_in_half_precision_keeps_late_angles() -> None:
 
 def test_slopes_are_the_papers() -> None:
     assert Alibi(8).slopes.tolist() == [1 / 2**i for i in range(1, 9)]
-    # Twelve heads have the slopes of eight heads, then every other slope of sixteen, as in the paper's code.
+    # As in the paper's code, twelve heads have the slopes of eight heads, then every other slope of sixteen heads.
     assert_close(Alibi(12).slopes[8:], torch.tensor([2.0**-0.5, 2.0**-1.5, 2.0**-2.5, 2.0**-3.5]))
     assert len(Alibi(1).slopes) == 1
 
@@ -191,7 +191,7 @@ def test_a_sequence_without_positions_moves_with_its_order() -> None:
 
 @pytest.mark.parametrize("positions", [Rotary(4), Alibi(3), RelativePositions(4, 2)])
 def test_relative_kinds_see_distances_alone(positions: Rotary | Alibi | RelativePositions) -> None:
-    """The same tokens further back in a sequence, after masked tokens, give the same outputs."""
+    """Tokens after five masked tokens have the outputs of the same tokens at the start of a sequence."""
     layer = MultiHeadAttention(12, 3, positions=positions).double()
     x = torch.randn(2, 7, 12, dtype=torch.float64)
     behind = torch.cat((torch.randn(2, 5, 12, dtype=torch.float64), x), 1)

@@ -1,4 +1,4 @@
-"""Relative positions (Shaw et al. 2018) against loops over every pair, in value, gradient, memory and requests."""
+"""Relative positions (Shaw et al. 2018) against loops over pairs: outputs, gradients, memory, requested weights."""
 
 import math
 from typing import Any
@@ -19,7 +19,7 @@ from regard.nn.positions import RelativePositions
 def shaw(
     query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, allowed: Tensor, offset: int
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """Compute equations 3 and 4 pair by pair: every pair has its own key and value."""
+    """Return outputs and weights by equations 3 and 4 of Shaw et al., with a key and a value for each pair."""
     reach, group = len(keys) // 2, query.shape[1] // key.shape[1]
     outputs: list[list[float]] = []
     all_weights: list[list[float]] = []
@@ -67,7 +67,7 @@ def test_every_pair_has_its_key_and_value(reach: int, offset: int) -> None:
 def plain(
     positions: RelativePositions, query: Tensor, key: Tensor, value: Tensor, normalize: Normalizer, mask: Mask
 ) -> tuple[Tensor, Tensor]:
-    """Compute the same with a key and a value for each pair, as tensors (q, k, d)."""
+    """Return output and weights by tensor operations, with a key and a value for each pair, (b, h, q, k, d)."""
     queries, keys = query.shape[-2], key.shape[-2]
     index = (torch.arange(keys) - torch.arange(queries)[:, None]).clamp(-positions.reach, positions.reach)
     each_key = key.unsqueeze(-3) + positions.key_table[index + positions.reach]
@@ -81,7 +81,7 @@ def plain(
 @pytest.mark.slow
 @pytest.mark.parametrize("normalize", [Softmax(), Sparsemax(), Sigmoid()])
 def test_long_inputs_go_in_blocks_that_change_nothing(normalize: Normalizer) -> None:
-    """There are several blocks; outputs and gradients equal those of one (n, n, d) tensor."""
+    """Long inputs are computed in blocks; outputs and gradients equal those of one (b, h, n, n, d) tensor."""
     positions = RelativePositions(2, 3).double()
     query, key, value = (t.requires_grad_() for t in random((1, 3, 997, 2), (1, 3, 997, 2), (1, 3, 997, 2)))
     mask, upstream = causal() & padding(torch.tensor([991])), torch.randn(1, 3, 997, 2, dtype=torch.float64)
@@ -103,14 +103,14 @@ def test_requests_are_answered_across_blocks(request_: Request) -> None:
     right = request_.of(plain(positions, query, key, value, Softmax(), causal())[1])
     if isinstance(found, Top):
         assert isinstance(right, Top)
-        # At earlier steps there are fewer keys than requested.
+        # The first three queries attend fewer keys than the request's count.
         assert torch.equal(found.indices[:, :, 3:], right.indices[:, :, 3:])
         found, right = found.values, right.values
     assert_close(found, right, rtol=0, atol=1e-12)
 
 
 class Largest(TorchDispatchMode):
-    """Records the largest number of entries of any operation's result, without views."""
+    """Records the number of entries of the largest tensor that an operation returned, except views."""
 
     numel = 0
 
@@ -123,7 +123,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_no_tensor_for_each_pair_of_positions() -> None:
-    """For 1009 positions of size 64 no tensor of both passes has n · n · d numbers, only a block of scores."""
+    """For n = 1009 positions of size d = 64, neither pass has a tensor of n · n · d numbers, only blocks of scores."""
     positions = RelativePositions(64, 5)
     query, key, value = (torch.randn(1, 8, 1009, 64, requires_grad=True) for _ in range(3))
     with Largest() as forward:
@@ -162,7 +162,7 @@ class _Attends(torch.nn.Module):
 
 
 def test_dropout_takes_key_and_position_together() -> None:
-    """Each value cancels the vector of its distance: both are dropped together, so the sum stays 0."""
+    """A value of −3 and the position's vector of 3 cancel; dropout drops both or none, so the output stays 0."""
     positions = RelativePositions(4, 2)
     with torch.no_grad():
         positions.value_table.fill_(3.0)

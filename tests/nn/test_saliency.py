@@ -1,4 +1,4 @@
-"""Bottom-up attention: max pooling as attention, and gates."""
+"""Saliency (bottom-up attention, without a query): max pooling as attention, and gates."""
 
 import math
 
@@ -27,7 +27,7 @@ def test_the_largest_and_where_it_was():
 
 
 def test_max_pooling_is_attention():
-    """The output is the weighted sum of the values, with separate weights for each feature."""
+    """The output of max pooling is a weighted sum of the values, with separate weights for each feature."""
     x = inputs()
     seen = MaxSaliency()(x, weights=full())
     torch.testing.assert_close(torch.einsum("bdk,bkd->bd", seen.weights, x), seen.output)

@@ -1,4 +1,4 @@
-"""SpecAugment: which entries are masked, how many, and when."""
+"""SpecAugment: which entries of the features are masked, how many, and only in training."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Temporal attention: one weight for each frame."""
+"""Temporal attention, which has one weight for each frame of a video."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Transformer layers against their formulas, torch's own layers, and themselves step by step."""
+"""Transformer layers against their formulas and torch's own layers, and whole passes against single steps."""
 
 import math
 
@@ -17,7 +17,7 @@ BATCH, QUERIES, KEYS, SIZE, HEADS, HIDDEN, MEMORY = 2, 5, 7, 6, 3, 11, 13
 
 
 def doubled(layer: nn.Module) -> nn.Module:
-    """Return the layer in float64, with every parameter, biases and norms too, away from its initial value."""
+    """Return the layer in float64 with noise added to all parameters, because biases of 0 would hide errors."""
     layer = layer.double()
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -44,7 +44,7 @@ def decoder_layer(dropout: float = 0.0, **options) -> TransformerDecoderLayer:
 
 
 def attended(layer: MultiHeadAttention, query: Tensor, memory: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute every head separately, in matrix products; `allowed` is (q, k)."""
+    """Return output and weights of multi-head attention, one head after another; `allowed` is (q, k)."""
     matrices, width = layer.projection.parts(), SIZE // HEADS
     shifts = layer.projection.bias.split([SIZE, SIZE, SIZE])
     q, k, v = (x @ w.T + b for x, w, b in zip((query, memory, memory), matrices, shifts, strict=True))
@@ -167,7 +167,7 @@ def test_an_encoder_layer_of_torch(norm_first, activation, bias):
     x = torch.randn(BATCH, QUERIES, SIZE)
     lengths = torch.tensor([3, 5])
     missing = torch.arange(QUERIES) >= lengths[:, None]
-    # With gradients torch uses its general path, the one of training.
+    # With gradients, torch uses the code of training, not that of inference.
     expected = theirs(x, src_key_padding_mask=missing)
     torch.testing.assert_close(ours(x, mask=padding(lengths)).output, expected, rtol=1e-5, atol=1e-5)
     ahead = torch.ones(QUERIES, QUERIES, dtype=torch.bool).triu(1)
@@ -201,7 +201,7 @@ def test_gradients_of_a_converted_layer_are_torchs():
     ours = TransformerEncoderLayer.from_torch(theirs)
     x = torch.randn(BATCH, QUERIES, SIZE)
     for layer, run in ((theirs, theirs), (ours, lambda x: ours(x).output)):
-        assert all(p.grad is None for p in layer.parameters())  # the copy shares nothing
+        assert all(p.grad is None for p in layer.parameters())  # the copy shares no parameters
         run(x).pow(2).sum().backward()
     torch.testing.assert_close(ours.feed_forward.inner.weight.grad, theirs.linear1.weight.grad, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(
@@ -274,7 +274,7 @@ def test_dropout_falls_in_training_only():
     torch.testing.assert_close(layer.eval()(x).output, layer(x).output, rtol=0, atol=0)
     still = encoder_layer(dropout=0.0)
     still.load_state_dict(layer.state_dict())
-    torch.testing.assert_close(still(x).output, layer(x).output)  # training and inference use one path
+    torch.testing.assert_close(still(x).output, layer(x).output)  # training and inference use the same code
 
 
 def test_dropout_keeps_the_mean():

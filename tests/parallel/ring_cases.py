@@ -1,7 +1,7 @@
 """The cases of attention over process groups, and their references in simple torch operations.
 
-Only the records of a call come from the library: positions, masks, scores and formulas of the bytes sent are written
-again.
+Only the arguments of a call (scores, masks, biases) are the library's. The references for positions, masks, scores and
+bytes sent do not use the library.
 """
 
 import math
@@ -75,14 +75,14 @@ SCORES = {
     "cosine": Score(lambda: regard.Cosine(scale=3.0), _cosine),
     "additive": Score(lambda weight: regard.Additive(weight), _additive, ((SIZE,),)),
     "additive-heads": Score(lambda weight: regard.Additive(weight), _additive, ((HEADS, SIZE),)),
-    "function": Score(  # a function given by the caller, with a parameter
+    "function": Score(  # a user-defined function with a parameter
         lambda w: lambda query, key: -torch.cdist(query * w, key), lambda query, key, w: -torch.cdist(query * w, key),
         ((SIZE,),),
     ),
     "bilinear": Score(lambda w: regard.Bilinear(w), lambda query, key, w: query @ w @ key.mT, ((SIZE, SIZE),)),
 }  # fmt: skip
 
-# The library's mask for a process's part of the ids, and the same pair by pair.
+# The library's mask, from one process's part of the segment ids, and the same mask for all pairs.
 MASKS: dict[str, tuple[Callable[[Tensor], Any], Allowed]] = {
     "none": (lambda part: None, everything),
     "causal": (lambda part: regard.causal(), causal),
@@ -99,7 +99,7 @@ MASKS: dict[str, tuple[Callable[[Tensor], Any], Allowed]] = {
         lambda part: regard.causal() | regard.segments(part, part), lambda i, j: causal(i, j) | segments(i, j),
     ),
     "not window": (lambda part: ~regard.window(5, 5), lambda i, j: ~window(5, 5)(i, j)),
-    "empty rows": (  # the first 10 queries of all, and every query of the second sequence, attend nothing
+    "empty rows": (  # the first 10 queries, and all of the second sequence, attend nothing
         lambda part: regard.causal(-10) & regard.padding([40, 0]),
         lambda i, j: (j <= i - 10)[None] & torch.tensor([True, False])[:, None, None, None],
     ),
@@ -147,7 +147,7 @@ CASES = [
 
 
 def positions(rank: int, size: int, length: int, balanced: bool) -> Tensor:
-    """Return the positions that a process holds."""
+    """Return the positions of the sequence that a process holds; balanced: a chunk from each end (zigzag)."""
     if not balanced:
         return torch.arange(rank * length // size, (rank + 1) * length // size)
     chunk = length // (2 * size)
@@ -173,7 +173,7 @@ class Expected(NamedTuple):
 
 
 def expected(case: Case, dtype: torch.dtype = torch.float64) -> Expected:
-    """Compute the whole sequences on one process, by a matrix of all pairs."""
+    """Return output, log-sum-exp and gradients for whole sequences on one process, from a matrix of all pairs."""
     query, key, value, slopes, total_slopes, *learned = (t.to(dtype) for t in inputs(case))
     leaves = [t.requires_grad_() for t in (query, key, value, *learned)]
     repeated = [t.repeat_interleave(HEADS // GROUPS, 1) for t in (key, value)]
@@ -201,7 +201,7 @@ def unit(case: Case) -> int:
 
 
 def keys_sent(case: Case, rank: int, size: int) -> int | None:
-    """Return the number of positions whose keys a process sends forward; None if there is no simple formula."""
+    """Return of how many positions a process sends keys in the forward pass; None if there is no simple formula."""
     part, chunk = LENGTH // size, LENGTH // (2 * size)
     match case.mask:
         case "none":
@@ -221,7 +221,7 @@ def keys_sent(case: Case, rank: int, size: int) -> int | None:
 
 
 def keys_received(case: Case, rank: int, size: int) -> int | None:
-    """Return the number of positions that a process receives, whose gradients it sends back."""
+    """Return of how many positions a process receives keys, whose gradients it sends in the backward pass."""
     part, chunk = LENGTH // size, LENGTH // (2 * size)
     match case.mask:
         case "causal" if case.balanced:

@@ -1,9 +1,9 @@
-"""A program: every case on 2 and on 4 processes, which write their results into a folder. The tests run it.
+"""A program that test_ring.py runs: it computes every case on 2 and on 4 processes, and writes results to a folder.
 
     python ring_processes.py FOLDER
 
-Each process writes SIZE-RANK.json: for each case the largest differences from one process, and the bytes it sent; for
-each bad call its error message.
+Each process writes SIZE-RANK.json, which holds for each case the largest differences from the result of one process and
+the bytes that it sent, and for each invalid call its error message.
 """
 
 import json
@@ -26,7 +26,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 
 
 def difference(found: Tensor, wanted: Tensor, dtype: torch.dtype = torch.float64) -> float:
-    """Return the largest difference, for narrow dtypes relative to the largest number; infinities must match."""
+    """Return the largest difference, unless in float64 relative to the largest number; infinities must match."""
     found, wanted = found.detach().cpu().double(), wanted.detach().cpu().double()
     finite = wanted.isfinite()
     if not torch.equal(found[~finite], wanted[~finite]):
@@ -38,7 +38,7 @@ def difference(found: Tensor, wanted: Tensor, dtype: torch.dtype = torch.float64
 
 
 def run_case(case: Case, rank: int, size: int, group: Any = None, device: str = "cpu") -> dict[str, float | int]:
-    """Compute attention over the group, forward and backward, and compare with one process on the CPU."""
+    """Return how much attention over the group differs from that on one CPU process, forward and backward."""
     dtype = DTYPES[case.dtype]
     mine = [positions(rank, size, length, case.balanced) for length in (case.queries, LENGTH, LENGTH)]
     query, key, value, slopes, total_slopes, *learned = (t.to(device, dtype) for t in inputs(case))
@@ -75,7 +75,7 @@ def run_case(case: Case, rank: int, size: int, group: Any = None, device: str = 
 
 
 def layers(rank: int, size: int) -> dict[str, dict[str, float]]:
-    """Compute layers under `context`, and compare with the same layers over whole sequences on one process."""
+    """Return how much layers under `regard.parallel.context` differ from the same layers on one process."""
     return {
         **{name: _layer(make, rank, size) for name, make in LAYERS.items()},
         "transformer with positions": _stack(rank, size),
@@ -98,7 +98,7 @@ LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
 
 
 def _compared(layer: torch.nn.Module, run: Callable[[Tensor], Tensor], rank: int, size: int) -> dict[str, float]:
-    """Return output and gradients of input and parameters, of the whole on one process and of the parts on all."""
+    """Return how much output and gradients differ between whole sequences on one process and parts on all."""
     torch.manual_seed(3)
     whole = torch.randn(2, LENGTH, 12, dtype=torch.float64)
     slopes = torch.randn(2, LENGTH, 12, dtype=torch.float64)
@@ -151,7 +151,7 @@ def _unshard(rank: int, size: int) -> dict[str, float]:
 
 
 def _nan(rank: int, size: int) -> dict[str, float]:
-    """Check that keys and values beyond a sequence's length may hold anything."""
+    """Return how much NaN in keys and values beyond a sequence's length changes output and gradients."""
     torch.manual_seed(4)
     query, key, value = (torch.randn(2, 3, LENGTH, 5, dtype=torch.float64) for _ in range(3))
     found = []
@@ -165,7 +165,7 @@ def _nan(rank: int, size: int) -> dict[str, float]:
 
 
 def bad_calls(rank: int, size: int) -> dict[str, Callable[[], object]]:
-    """Return calls that every process must refuse, whichever of them is wrong."""
+    """Return calls that every process must refuse, even if only one process has invalid arguments."""
     x = torch.randn(2, 2, 8, 4)
     odd = torch.randn(2, 2, 7, 4)
     first = rank == 0
@@ -218,7 +218,7 @@ def message(call: Callable[[], object]) -> str:
 
 
 def process(rank: int, size: int, folder: Path) -> None:
-    """Run one process of a group."""
+    """Run all cases, layers and invalid calls in one process of a group, and write the results."""
     torch.set_num_threads(1)
     where = {"init_method": f"file://{folder}/meeting-{size}", "rank": rank, "world_size": size}
     dist.init_process_group("gloo", **where)
@@ -235,7 +235,7 @@ def process(rank: int, size: int, folder: Path) -> None:
 
 
 def main(folder: Path) -> int:
-    """Run the groups, one after another; a process that fails ends the others of its group."""
+    """Run groups of 2 and 4 processes, one after another; if a process fails, the others of its group are ended."""
     fork = multiprocessing.get_context("fork")  # forked processes share the import of torch
     for size in (2, 4):
         group = [fork.Process(target=process, args=(rank, size, folder)) for rank in range(size)]

@@ -1,4 +1,4 @@
-"""Models that process a whole sequence, or token by token, refuse to run over a process group."""
+"""Models that need whole sequences, or decode token by token, refuse to run over a process group."""
 
 from collections.abc import Callable
 
@@ -33,6 +33,6 @@ CALLS: dict[str, tuple[str, Callable[[], object]]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_it_is_refused(name, monkeypatch):
     what, call = CALLS[name]
-    monkeypatch.setattr(sharding, "current", object())  # has the effect of regard.parallel.context
+    monkeypatch.setattr(sharding, "current", object())  # as in regard.parallel.context
     with pytest.raises(NotImplementedError, match=f"^{what} is not computed over a process group"):
         call()

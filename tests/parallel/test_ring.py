@@ -1,4 +1,4 @@
-"""Attention over 2 and 4 processes equals one process: values, gradients, bytes sent; and bad calls end everywhere."""
+"""Attention over 2 and 4 processes equals that of one process, sends few bytes, and invalid calls raise everywhere."""
 
 import json
 import os
@@ -19,7 +19,7 @@ LAYERS = (
     "multihead", "multihead, rotary", "multihead, alibi", "multihead, additive", "multihead, grouped heads",
     "transformer with positions", "unshard", "NaN in padding",
 )  # fmt: skip
-# Largest differences; for narrow dtypes relative to the largest number.
+# The largest allowed differences; unless in float64 relative to the largest number.
 LARGEST = {"float64": 1e-12, "float32": 2e-6, "bfloat16": 3e-2}
 
 every_size = pytest.mark.parametrize("size", SIZES)
@@ -30,7 +30,7 @@ Found = dict[int, list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Return the results of each process, by the number of processes and its rank."""
+    """Return the results that each process wrote, by the number of processes and the rank."""
     folder = tmp_path_factory.mktemp("ring")
     source = Path(regard.__file__).parent.parent
     path = os.pathsep.join([str(source), str(HERE)])
@@ -62,7 +62,8 @@ COUNTED = [case for case in CASES if case.queries == LENGTH and keys_sent(case, 
 @every_size
 @pytest.mark.parametrize("case", COUNTED, ids=lambda case: case.name)
 def test_bytes_sent(found: Found, case: Case, size: int) -> None:
-    """Forward, a process sends the keys and values that others need; backward, these and gradients of received ones."""
+    """A process sends the keys and values that others need in the forward pass; in the backward pass it sends them
+    again, and the gradients of those it received."""
     for rank in range(size):
         sent, received = keys_sent(case, rank, size), keys_received(case, rank, size)
         counted = found[size][rank]["cases"][case.name]
@@ -83,7 +84,7 @@ def test_ids_of_segments_are_sent_once(found: Found, size: int) -> None:
 @pytest.mark.process
 @every_size
 def test_all_processes_send_alike_in_zigzag(found: Found, size: int) -> None:
-    """The pairs of a causal mask are balanced, so all processes send the same number of bytes backward."""
+    """Zigzag chunks balance the pairs of a causal mask, so all processes send equally many bytes backward."""
     sent = {rank["cases"][Case(mask="causal").name]["sent backward"] for rank in found[size]}
     assert sent == {3 * (size - 1) * LENGTH // (2 * size) * unit(Case())}
 

@@ -1,4 +1,4 @@
-"""Attention over a group of one process by NCCL, on a GPU: the values and gradients of torch."""
+"""Attention over an NCCL group of one process, on a GPU: output and gradients are those of plain torch operations."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from ring_processes import run_case
 
 import regard
 
-# Largest differences; for narrow dtypes relative to the largest number.
+# The largest allowed differences; unless in float64 relative to the largest number.
 LARGEST = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 3e-2}
 
 pytestmark = pytest.mark.cuda

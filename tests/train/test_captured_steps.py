@@ -1,4 +1,4 @@
-"""Batches of few shapes change nothing in training, and replayed steps equal the steps themselves."""
+"""Training steps as CUDA graphs: batches padded to few shapes give the same gradients, and replayed steps do too."""
 
 import copy
 import json
@@ -76,7 +76,7 @@ def test_the_order_of_another_grid_is_not_taken_up():
 
 
 def steps(model: nn.Module, device: str, *, captured: bool) -> list[list[torch.Tensor]]:
-    """Return gradients after each of some updates of one or two batches, with repeated shapes."""
+    """Return the gradients of seven updates of one or two batches, whose shapes occur repeatedly."""
     batches = [collate(PAIRS, grid=4, rows=4), collate(PAIRS[1:], grid=4, rows=4), collate(PAIRS[:1], grid=4, rows=3)]
     place = torch.device(device)
 

@@ -1,4 +1,4 @@
-"""The training loop: updates, exact resumption, averages, early ends, output and files."""
+"""The training loop: updates, exact resumption, averaged weights, early stopping, printed output and files."""
 
 import functools
 import io
@@ -42,7 +42,7 @@ def train(folder: Path, model: nn.Module | None = None, *, batches=None, resume:
 
 
 def figures(folder: Path) -> list[dict]:
-    """Return the lines of metrics without times."""
+    """Return the lines of a run's metrics file, without the fields that hold times."""
     lines = Run.open(folder).metrics.read()
     return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines]
 
@@ -52,11 +52,11 @@ def held_out() -> list[Tensor]:
 
 
 class Cut(Exception):  # noqa: N818
-    """Raised to simulate the end of the process."""
+    """Raised by a loss function to simulate that the process is killed."""
 
 
 def cut_at(calls: int):
-    """Return a loss function that raises `Cut` after this number of calls."""
+    """Return a loss function that raises `Cut` after this number of calls in training."""
     count = 0
 
     def cutting(model: nn.Module, batch: Tensor) -> Loss:
@@ -71,7 +71,7 @@ def cut_at(calls: int):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("as_installed")  # the type checks use Python's random numbers
+@pytest.mark.usefixtures("as_installed")  # the run-time type checks use Python's random numbers
 @pytest.mark.parametrize("average", ["none", "ema", "checkpoints"])
 @pytest.mark.parametrize("cuts", [[9], [15, 3, 11], [33]])
 def test_a_run_that_was_cut_ends_as_one_that_was_not(tmp_path, average, cuts):
@@ -135,7 +135,7 @@ def test_an_update_is_adamw_on_the_mean_over_tokens(tmp_path):
     for name, parameter in twin.named_parameters():
         gradient = parameter.grad * (0.01 / norm)
         start = parameter.data * (1 - rate * 0.5) if name == "hidden.weight" else parameter.data
-        # After one update both moments, without their bias, are the gradient and its square.
+        # After one update, Adam's bias-corrected moments are the gradient and its square.
         expected = start - rate * gradient / (gradient.abs() + 1e-9)
         torch.testing.assert_close(model.get_parameter(name).data, expected, rtol=1e-9, atol=1e-9)
 
@@ -203,7 +203,7 @@ def test_the_best_weights_are_kept(tmp_path):
 
 
 def test_going_back_finds_what_was_the_best_then(tmp_path):
-    """The newest checkpoint is the best, and damaged: the one before it still refers to its own best."""
+    """If the newest and best checkpoint is damaged, the previous one still names the best checkpoint of its time."""
     scores = {2: 5.0, 4: 1.0, 6: 2.0, 8: 9.0}
     seen = iter(scores.values())
     options = {"watch": "score", "watch_for": "highest", "validate_every": 2, "checkpoint_every": 2, "keep_last": 2}
@@ -294,7 +294,7 @@ def test_a_checkpoint_that_a_signal_wrote_does_not_join_the_mean(tmp_path, momen
 @pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize(("average", "step"), [("none", 5), ("checkpoints", 8), ("checkpoints", 12)])
 def test_a_damaged_checkpoint_that_the_end_relies_on_is_made_again(tmp_path, average, step):
-    """The best checkpoint, or one that is averaged, is damaged: the run goes back, and ends with the same weights."""
+    """If the best or an averaged checkpoint is damaged, the run resumes before it and ends with the same weights."""
     scores = {5: 3.0, 10: 1.0, 13: 2.0}
     options = {"steps": 13, "average": average, "average_last": 3, "watch": "score", "watch_for": "highest"}
     if average == "none":
@@ -328,7 +328,7 @@ def test_a_mean_that_is_worse_is_not_taken(tmp_path):
 def test_epochs_end_a_run(tmp_path):
     batches = Shuffled(7)
     fitted = train(tmp_path, batches=batches, steps=1000, epochs=3, accumulate=4, held_out=held_out())
-    assert (fitted.ended, fitted.epochs, fitted.step) == ("epochs", 3, 6)  # 21 batches: five groups of four, and one
+    assert (fitted.ended, fitted.epochs, fitted.step) == ("epochs", 3, 6)  # 21 batches: five updates of four, and one
     assert fitted.tokens == 3 * sum(batch[:, 1:].numel() for batch in batches.batches)
     assert figures(tmp_path)[-1]["kind"] == "validation"
 

@@ -69,7 +69,7 @@ def test_damage_is_noticed(checkpoints, name, fault):
     assert "step-000012" in said[0]
     with pytest.raises(CheckpointError, match="step-000012"):
         checkpoints.at(12)
-    save(checkpoints, 12)  # a damaged checkpoint is replaced
+    save(checkpoints, 12)  # replaces the damaged checkpoint
     assert checkpoints.at(12).step == 12
 
 
@@ -255,7 +255,7 @@ def test_random_numbers_go_on_where_they_were(gauss):
 
 
 def json_round(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Convert to JSON text and back, as a file would."""
+    """Return tensors after conversion to JSON text and back, as if read from a file."""
     return {
         name: torch.tensor(json.loads(json.dumps(tensor.tolist())), dtype=tensor.dtype)
         for name, tensor in tensors.items()

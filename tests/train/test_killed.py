@@ -1,4 +1,4 @@
-"""Processes that are really killed: at any moment, files on the disk are complete, and nothing is lost or changed."""
+"""Training processes killed at random moments: their files are complete, and resumed runs equal undisturbed ones."""
 
 import json
 import multiprocessing
@@ -21,7 +21,7 @@ STEPS = 120
 
 
 def start(folder: Path, slow_after: int = 16) -> ForkServerProcess:
-    """Start a process that trains, forked from one that has imported everything, which saves seconds."""
+    """Start a training process, forked from a server that has imported torch, which saves seconds."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tiny_training", "torch._dynamo"])
     process = context.Process(target=tiny_training.main, args=(str(folder), STEPS, slow_after))
@@ -34,14 +34,14 @@ def said(folder: Path) -> str:
 
 
 def finished(folder: Path) -> None:
-    """Train to the end, without pauses."""
+    """Run a training process in `folder` to its end, without pauses."""
     process = start(folder, 0)
     process.join(HANG_SECONDS)
     assert process.exitcode == 0, said(folder)
 
 
 def wait_for_step(folder: Path, step: int, process: ForkServerProcess) -> None:
-    """Wait until a checkpoint of that step, or a later one, exists."""
+    """Wait until the process has written a checkpoint of this step or of a later one."""
     checkpoints = Run(folder).checkpoints
     while not any(each >= step for each in checkpoints.steps()):
         assert process.is_alive(), said(folder)
@@ -56,7 +56,7 @@ def kill(process: ForkServerProcess) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run without interruptions."""
+    """Return the directory of a run that was not interrupted."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
     finished(folder)
     return folder

@@ -1,4 +1,4 @@
-"""The cost model of `regard bench scaling`: by hand, and against the bytes and tensors of two processes."""
+"""The cost model of `regard bench scaling`: against costs by hand, and bytes and tensors of two real processes."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from time_limits import HANG_SECONDS
 WAYS = ("ddp", "fsdp2", "context")
 MODEL = Model(64, 2, 101)
 TOKENS, LENGTH = 64, 32
-# A machine of 10 FLOP/s that sends a byte per second, and has no other costs.
+# A machine of 10 FLOP/s that sends a byte per second within a node and half a byte between nodes, without other costs.
 FREE = {"per_layer": 0.0, "per_parameter": 0.0, "per_logit": 0.0, "activation": 0.0, "output": 0.0}
 SIMPLE = Machine("simple", flops=10.0, near=Link(1.0, 0.0), far=Link(0.5, 0.0), node=2, width=4, **FREE)
 
@@ -31,21 +31,23 @@ def test_the_formula_counts_the_parameters_of_the_model(model):
 
 
 def test_costs_worked_by_hand():
-    """For d = 2 and v = 3 a layer has 12·4 + 26 = 74 parameters (296 bytes), the model 74 + 12 + 4 = 90 (360 bytes)."""
+    """For size d = 2 and vocabulary v = 3, a layer has 12·4 + 26 = 74 parameters (296 bytes), and the model
+    74 + 12 + 4 = 90 (360 bytes)."""
     work = Work(Model(2, 1, 3), tokens=8, length=4)
     flops = 6 * (48 + 6) + 6 * 4 * 2  # operations per token: weights, and causal attention over 4 positions
     alone = cost("plain", work, SIMPLE, 1)
     assert (alone.seconds, alone.sent, alone.states) == (8 * flops / 10, 0, 4 * 360)
-    # Two devices of one node: an all-reduce sends as many bytes as the gradients, half of them in each pass.
+    # Two devices of one node: in an all-reduce each device sends as many bytes as the gradients have, in two halves.
     two = cost("ddp", work, replace(SIMPLE, overlaps=False), 2)
     assert (two.sent, two.seconds, two.states) == (360, 4 * flops / 10 + 360, 4 * 360)
-    # FSDP2 sends half of all parameters in one gather, half of the layer in another, and half of the gradients.
+    # FSDP2 sends half of all parameters in the forward pass, half of the layer's parameters in the backward pass, and
+    # half of the gradients.
     sharded = cost("fsdp2", work, replace(SIMPLE, overlaps=False), 2)
     assert (sharded.sent, sharded.states) == (180 + 148 + 180, 2 * 360)
     # Four devices in two nodes send half of the bytes within a node, and half of that between nodes at half the speed.
     four = cost("ddp", work, replace(SIMPLE, overlaps=False), 4)
     assert (four.sent, four.seconds) == (540, 2 * flops / 10 + 2 * (180 + 180))
-    # In a ring of two, 9/4 of 4 positions with 2·2·4 bytes are sent, and the gradients.
+    # A context-parallel ring of two sends 9/4 of 4 positions (2·2·4 bytes each: key and value), and the gradients.
     assert cost("context", work, SIMPLE, 2).sent == 2.25 * 4 * 16 + 360
 
 
@@ -76,7 +78,7 @@ def test_constants_are_found_again():
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
-    """Return the measurements of each of two processes, by kind of parallelism."""
+    """Return the measurements of two processes for each kind of parallelism."""
     folder = tmp_path_factory.mktemp("scaling")
     model = {"size": MODEL.size, "layers": MODEL.layers, "vocabulary": MODEL.vocabulary}
     cases = [{"way": way, "model": model, "tokens": TOKENS, "length": LENGTH} for way in WAYS]
@@ -119,7 +121,7 @@ def test_forecasts_say_what_does_not_fit():
     large = scaling_bench.LARGE[-1].name
     assert not rows[large, "ddp", 1024]["fits"]
     assert rows[large, "fsdp2", 1024]["fits"]
-    # Sharding divides the work of the optimiser too; otherwise a device is never faster than alone.
+    # Only FSDP2, which also divides the optimiser's work, may have an efficiency above 1.
     assert all(0 < row["efficiency"] <= 1 + 1e-9 for (_, way, _), row in rows.items() if way != "fsdp2")
 
 

@@ -1,4 +1,4 @@
-"""The best weights if the watched figure does not change."""
+"""Which weights count as the best if the watched figure stays equal between validations."""
 
 from tiny_training import Shuffled, make, summed
 

@@ -1,4 +1,4 @@
-"""Several workers train one model: the same losses as one, one checkpoint format, and a common end."""
+"""Several workers train one model: the losses of one worker, one checkpoint format, and a common end."""
 
 import json
 import os
@@ -19,11 +19,11 @@ from regard.train.weight_files import read_tensors
 
 TINY = (
     *("steps=6", "validate_every=2", "log_every=1", "warmup=1", "keep_last=3", "data.train=60", "data.valid=5"),
-    # Batches have few rows: with three workers some get no row of a batch.
+    # Batches have so few rows that with three workers some get no row.
     *("data.test=5", "longer=0", "lengths=[3, 8]", "model.size=8", "batch_tokens=24", "learning_rate=1e-3"),
 )
-# Adam divides by the root of the second moment: where a gradient is only rounding error, so is the direction of the
-# step. With a larger epsilon such steps are small, and weights can be compared.
+# Adam divides by the root of the second moment. If a gradient is only a rounding error, its step has a random direction
+# and the usual size; with a larger epsilon such steps are small, so that weights can be compared.
 EXACT = ("dropout=0", "epsilon=1e-3")
 RECURRENT = (*EXACT, "embedding=8", "accumulate=2")
 PIECES = "train.pieces=true"  # each worker writes its part of a checkpoint
@@ -41,7 +41,7 @@ def settings(*given: str) -> list[str]:
 
 
 def trains(folder: Path, size: int, given: Sequence[str]) -> Path:
-    """Train a run on `size` workers; 0 is the command without torchrun."""
+    """Train on `size` workers (0: the command without torchrun), and return the run's directory."""
     out = folder / "run"
     done = start(folder, size, "train", "translation", "--preset", "tiny", *settings(*TINY, *given), "--out", out)
     assert set(done.ended().codes) == {0}, done.everything()
@@ -50,7 +50,7 @@ def trains(folder: Path, size: int, given: Sequence[str]) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Runs, each trained once."""
+    """Return a function that trains a run with the given settings, at most once, and returns its directory."""
     made: dict[tuple[object, ...], Path] = {}
 
     def get(size: int, *given: str) -> Path:
@@ -153,7 +153,7 @@ def test_a_killed_worker_is_started_again_and_nothing_changes(trained, tmp_path)
 
 @pytest.fixture(scope="module")
 def asked_to_end(tmp_path_factory: pytest.TempPathFactory) -> tuple[Started, Path]:
-    """Two workers, of which the second gets SIGTERM while they train."""
+    """Send SIGTERM to the second of two workers during training; return both processes and the run's directory."""
     folder = tmp_path_factory.mktemp("asked")
     given = settings(*TINY, *RECURRENT, "steps=1000000", "validate_every=1000000", "checkpoint_every=2")
     started = start(folder, 2, "train", "translation", "--preset", "tiny", *given, "--out", folder / "run")
@@ -215,7 +215,7 @@ def test_a_worker_that_fails_ends_all(tmp_path):
 
 @pytest.fixture(scope="module")
 def figures(trained, tmp_path_factory) -> dict:
-    """The result of `regard evaluate` by two workers."""
+    """Return the figures that `regard evaluate` prints, computed by two workers."""
     folder = tmp_path_factory.mktemp("evaluated")
     done = start(folder, 2, "evaluate", trained(0, *RECURRENT), "--json").ended()
     assert set(done.codes) == {0}, done.everything()
@@ -230,7 +230,7 @@ def test_two_workers_evaluate_as_one_process_did(figures, trained, part):
 
 @pytest.mark.process
 def test_answers_keep_the_order_of_the_lines(trained, tmp_path):
-    """A run of few steps gives nearly the same answer to everything: the sources identify the answers."""
+    """Sources are compared instead of answers, because a run of few steps gives nearly equal answers to all lines."""
     sources = ["Tom chases Jerry", "Jerry chases Tom", "Mary sees the cat", "the cat sees Mary", "Tom sees Mary"]
     text = "\n".join(sources) + "\n"
     done = start(tmp_path, 2, "predict", trained(0, *RECURRENT), "--json", lines=text).ended()

@@ -1,4 +1,4 @@
-"""Collectives of workers, each in its own thread, with a barrier as process group."""
+"""Collective operations of workers, which are threads of one process here."""
 
 import json
 import socket
@@ -21,7 +21,7 @@ from regard.train.errors import RunError
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """Return `together(size, work)`: the result or error of `work(workers)` on each of `size` workers."""
+    """Return a function `together(size, work)`: the result or error of `work(workers)` on each of `size` workers."""
     return worker_threads.started(monkeypatch)
 
 
@@ -112,7 +112,7 @@ OPTIMIZER = {"optimizer/step/weight": torch.tensor(4.0), "average/weight": torch
 
 @pytest.fixture
 def pieces(together, tmp_path) -> Checkpoints:
-    """A checkpoint that three workers wrote: 3, 3 and 1 rows of the weight."""
+    """Return the checkpoints of a folder in which three workers wrote one, with 3, 3 and 1 rows of the weight."""
     checkpoints = Checkpoints(tmp_path)
 
     def work(workers: Workers) -> Any:
@@ -181,7 +181,7 @@ def test_a_piece_that_cannot_be_written_leaves_no_checkpoint(together, tmp_path,
 
 
 def test_workers_with_other_contents_of_a_file_end_before_anything_is_written(together, tmp_path, monkeypatch):
-    """Each worker has a different file under the same name."""
+    """Each worker's data file has the same name and other contents (a different checksum)."""
     file, out = tmp_path / "pairs.tsv", tmp_path / "run"
     file.write_text("one\tun\ntwo\tdeux\n")
     task = TASKS["translation"]

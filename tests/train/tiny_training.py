@@ -1,4 +1,4 @@
-"""A small training set-up: words to map, batches in their own order, a model with dropout."""
+"""A small training set-up for tests: random tokens, shuffled batches, and a model with dropout."""
 
 import itertools
 import random
@@ -22,7 +22,7 @@ WORDS = 13
 
 
 class Shuffled:
-    """Batches of different sizes; every pass has its own order, given by the seed."""
+    """Batches of different sizes, in an order that depends on the seed and the epoch."""
 
     def __init__(self, count: int = 7, seed: int = 3) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -45,7 +45,7 @@ class Shuffled:
 
 
 class Tied(nn.Module):
-    """A model of an embedding, dropout, a hidden layer, and the same embedding as output matrix."""
+    """A model of an embedding, dropout and a hidden layer, whose output matrix is the embedding (tied weights)."""
 
     def __init__(self, size: int = 8, dropout: float = 0.3) -> None:
         super().__init__()

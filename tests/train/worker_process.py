@@ -1,4 +1,4 @@
-"""Processes that run the `regard` command as torchrun starts them, from a server that has imported everything."""
+"""Processes that run the `regard` command as under torchrun; they are forked from a server that has imported torch."""
 
 import contextlib
 import io
@@ -28,13 +28,13 @@ from regard.train.errors import RunError
 from regard.train.updates import Loss
 from time_limits import HANG_SECONDS
 
-FAIL_AT = 2  # number of batches after which a worker with a simulated failure fails
+FAIL_AT = 2  # number of batches after which a worker fails, if its failure is simulated
 
 
 def run(
     arguments: Sequence[str], environment: dict[str, str], log: Path, lines: str | None, fails: bool = False
 ) -> None:
-    """Run the command in this process; its output goes to a file. `lines` are its standard input."""
+    """Run the `regard` command in this process, with standard output in the file `log` and standard input `lines`."""
     os.environ.update(environment)
     torch.set_num_threads(1)
     if environment.get("WORLD_SIZE") == "3":  # groups of three workers use DDP; others sum all gradients at once
@@ -48,7 +48,7 @@ def run(
 
 
 def fail_in_training(*, by_signal: bool = False) -> None:
-    """Make the loss fail after some batches: by an error, or by SIGKILL."""
+    """Replace the loss by one that fails after FAIL_AT batches, by an error or by SIGKILL."""
     plain = training.TaskLoss.__call__
     seen = []
 
@@ -65,7 +65,7 @@ def fail_in_training(*, by_signal: bool = False) -> None:
 
 @dataclass
 class Started:
-    """The processes of one command, by rank."""
+    """The worker processes of one command, in the order of their ranks."""
 
     processes: list[ForkServerProcess]
     logs: list[Path]
@@ -73,7 +73,7 @@ class Started:
     codes: list[int | None] = field(default_factory=list)
 
     def ended(self) -> "Started":
-        """Wait until all processes have ended."""
+        """Wait until all processes have ended, store their exit codes, and return self."""
         for process in self.processes:
             process.join(HANG_SECONDS)
         self.codes = [process.exitcode for process in self.processes]
@@ -89,11 +89,14 @@ class Started:
 def start(
     folder: Path, size: int, *arguments: str | Path, own: dict[int, Sequence[str]] | None = None, **more: object
 ) -> Started:
-    """Start the command on `size` workers; 0 is the command alone. `own` are further arguments of single workers."""
+    """Start the command on `size` workers (0: one process without torchrun's environment).
+
+    `own` holds further arguments of single workers, by rank.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tiny_training", "torch._dynamo", "worker_process"])
-    # As under torchrun, the store belongs to no worker: it has a free port, which no other test can take.
+    # As under torchrun, no worker owns the store. Its port was free, and no other test can use it now.
     store = TCPStore("localhost", 0, is_master=True, timeout=timedelta(seconds=HANG_SECONDS)) if size else None
     processes, logs = [], []
     for rank in range(max(1, size)):
@@ -113,7 +116,7 @@ def start(
 
 
 def killed_once(arguments: Sequence[str], folder: Path) -> None:
-    """Run the command as a worker of torchrun's agent; worker 1 is killed at its first start."""
+    """Run the command as a worker of torchrun's agent; worker 1 kills itself after its first start."""
     if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         fail_in_training(by_signal=True)
     run(arguments, {}, folder / f"{os.environ['RANK']}-{os.environ['TORCHELASTIC_RESTART_COUNT']}.log", None)
