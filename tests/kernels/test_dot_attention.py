@@ -1,6 +1,7 @@
 """Short sequences by compiled C on the CPU, against float64 attention over a dense mask."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -38,6 +39,19 @@ CALLS: dict[str, tuple[dict[str, Any], Limits]] = {
     "entmax": ({"normalizer": "entmax", "band": (-9, 4)}, Limits(slopes=torch.tensor([0.1, 1.0, 0.0, 0.5]))),
     "negative scale": ({"scale": -0.3}, Limits()),
 }
+
+REPEATED = [1, 0, 1]  # positions of requested rows: not sorted, and one of them twice
+# What a call can request, as a function of its weights.
+REQUESTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "weights": lambda weights: weights,
+    "received": lambda weights: weights.sum(-2),
+    "entropy": lambda weights: -(weights * torch.where(weights > 0, weights, 1.0).log()).sum(-1),
+    "rows": lambda weights: weights[:, :, REPEATED],
+}
+
+
+def rows(request: str, queries: int) -> Any:
+    return dot_attention.rows(torch.tensor(REPEATED), queries) if request == "rows" else None
 
 
 def drawn(size: int, value_size: int, queries: int, dtype: torch.dtype, tokens_first: bool) -> list[Tensor]:
@@ -97,6 +111,7 @@ def normalised(name: str, scores: Tensor, allowed: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("request_name", REQUESTS)
 @pytest.mark.parametrize(
     ("size", "value_size", "queries", "dtype", "tokens_first"),
     [
@@ -110,7 +125,7 @@ def normalised(name: str, scores: Tensor, allowed: Tensor) -> Tensor:
     ids=["few queries", "odd sizes", "whole vectors", "bfloat16", "few in bfloat16", "wide in bfloat16"],
 )
 def test_output_and_gradients(
-    call: str, size: int, value_size: int, queries: int, dtype: torch.dtype, tokens_first: bool
+    call: str, request_name: str, size: int, value_size: int, queries: int, dtype: torch.dtype, tokens_first: bool
 ) -> None:
     options, limits = CALLS[call]
     if limits.bias is not None:
@@ -118,20 +133,29 @@ def test_output_and_gradients(
     if limits.query_ids is not None:
         limits = limits._replace(query_ids=limits.query_ids[:, :queries].contiguous())
     tensors = drawn(size, value_size, queries, dtype, tokens_first)
-    form = dot_attention.form(tensors[0], tensors[1], tensors[2], **{"scale": 0.3, **options})
+    options_of_call = {"scale": 0.3, **options}
+    form = dot_attention.form(tensors[0], tensors[1], tensors[2], **options_of_call)
     alone = dot_attention.attention(tensors[0], tensors[1], tensors[2], form, limits, learning=False)
     leaves = [t.detach().requires_grad_() for t in tensors]
-    result = dot_attention.with_weights(leaves[0], leaves[1], leaves[2], form, limits, learning=True)
+    form = dot_attention.form(tensors[0], tensors[1], tensors[2], request=request_name, **options_of_call)
+    chosen = rows(request_name, queries)
+    result = dot_attention.with_request(leaves[0], leaves[1], leaves[2], form, limits, learning=True, rows=chosen)
+    inferred = dot_attention.with_request(tensors[0], tensors[1], tensors[2], form, limits, False, chosen)
     assert result is not None
-    assert result.weights is not None
+    assert inferred is not None
+    assert result.requested is not None
+    assert inferred.requested is not None
     assert alone is not None
-    made = (result.output, result.weights)
+    made = (result.output, result.requested)
+    assert torch.equal(inferred.output, alone)
+    assert torch.equal(inferred.requested, made[1])
     assert torch.equal(made[0], alone)
     directions = [torch.arange(t.numel()).cos().reshape(t.shape).to(t.dtype) for t in made]
     doubles = [t.double().requires_grad_() for t in tensors]
-    right = exact(doubles, options, limits)
+    output, weights = exact(doubles, options, limits)
+    right = (output, REQUESTS[request_name](weights))
     found, true = list(made), list(right)
-    # The output alone, then output and weights together.
+    # The output alone, then output and what is requested together.
     for number in (1, 2):
         found += torch.autograd.grad(made[:number], leaves, directions[:number], retain_graph=True)
         wide = [t.double() for t in directions[:number]]
@@ -214,39 +238,47 @@ def test_keys_between_those_of_two_queries(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("band", [(None, None), (None, 0), (-70, 0)], ids=str)
-def test_more_rows_and_keys_than_a_block(dtype: torch.dtype, band: tuple[int | None, int | None]) -> None:
+@pytest.mark.parametrize("request_name", REQUESTS)
+def test_more_rows_and_keys_than_a_block(
+    dtype: torch.dtype, band: tuple[int | None, int | None], request_name: str
+) -> None:
     torch.manual_seed(4)
     tensors = [torch.randn(1, 2, 301, size).to(dtype).requires_grad_() for size in (48, 48, 40)]
     doubles = [t.detach().double().requires_grad_() for t in tensors]
     query, key, value = tensors
-    output = dot_attention.attention(
-        query, key, value, dot_attention.form(query, key, value, scale=0.1, band=band), Limits(), True
-    )
-    assert output is not None
+    form = dot_attention.form(query, key, value, scale=0.1, band=band, request=request_name)
+    result = dot_attention.with_request(query, key, value, form, Limits(), True, rows(request_name, 301))
+    assert result is not None
+    assert result.requested is not None
+    made = (result.output, result.requested)
     distance = torch.arange(301) - torch.arange(301)[:, None]
     masked = (distance < (-301 if band[0] is None else band[0])) | (distance > (301 if band[1] is None else band[1]))
     scores = (doubles[0] @ doubles[1].mT * 0.1).masked_fill(masked, -math.inf)
-    right = scores.softmax(-1) @ doubles[2]
-    direction = torch.arange(right.numel()).cos().reshape(right.shape)
-    found = (output, *torch.autograd.grad(output, tensors, direction.to(dtype)))
-    true = (right, *torch.autograd.grad(right, doubles, direction.to(dtype).double()))
+    weights = scores.softmax(-1)
+    right = (weights @ doubles[2], REQUESTS[request_name](weights))
+    directions = [torch.arange(t.numel()).cos().reshape(t.shape).to(t.dtype) for t in made]
+    found = (*made, *torch.autograd.grad(made, tensors, directions))
+    true = (*right, *torch.autograd.grad(right, doubles, [t.double() for t in directions]))
     near = 1e-5 if dtype == torch.float32 else 2e-2
     for one, other in zip(found, true, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=near, atol=near * float(other.detach().abs().max()))
 
 
+@pytest.mark.parametrize("request_name", REQUESTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_number_of_threads_changes_nothing(dtype: torch.dtype) -> None:
+def test_the_number_of_threads_changes_nothing(dtype: torch.dtype, request_name: str) -> None:
     torch.manual_seed(2)
     query, key, value = (torch.randn(1, heads, 201, 32).to(dtype).requires_grad_() for heads in (4, 2, 2))
-    form, before = dot_attention.form(query, key, value, scale=0.3, band=(-50, 0)), torch.get_num_threads()
-    found = []
+    form = dot_attention.form(query, key, value, scale=0.3, band=(-50, 0), request=request_name)
+    before, found = torch.get_num_threads(), []
     for threads in (1, 3):
         torch.set_num_threads(threads)
         try:
-            output = dot_attention.attention(query, key, value, form, Limits(), learning=True)
-            assert output is not None
-            found.append((output, *torch.autograd.grad(output.sum(), (query, key, value))))
+            result = dot_attention.with_request(query, key, value, form, Limits(), True, rows(request_name, 201))
+            assert result is not None
+            assert result.requested is not None
+            total = result.output.sum() + result.requested.square().sum()
+            found.append((*result[:2], *torch.autograd.grad(total, (query, key, value))))
         finally:
             torch.set_num_threads(before)
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
@@ -268,19 +300,28 @@ def test_gradients_of_keys_that_several_heads_share() -> None:
         torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("request_name", REQUESTS)
 @pytest.mark.parametrize("call", CALLS)
-def test_second_derivatives(call: str) -> None:
+def test_second_derivatives(call: str, request_name: str) -> None:
     options, limits = CALLS[call]
     if limits.bias is not None:
         limits = limits._replace(bias=limits.bias.nan_to_num(-math.inf, neginf=-math.inf))
     tensors = drawn(5, 3, QUERIES, torch.float32, False)
-    form = dot_attention.form(tensors[0], tensors[1], tensors[2], **{"scale": 0.3, **options})
+    options = {"scale": 0.3, "request": request_name, **options}
+    form = dot_attention.form(tensors[0], tensors[1], tensors[2], **options)
     leaves, doubles = [t.requires_grad_() for t in tensors], [t.detach().double().requires_grad_() for t in tensors]
-    output = dot_attention.attention(leaves[0], leaves[1], leaves[2], form, limits, learning=True)
-    assert output is not None
+    chosen = rows(request_name, QUERIES)
+    result = dot_attention.with_request(leaves[0], leaves[1], leaves[2], form, limits, learning=True, rows=chosen)
+    assert result is not None
+    assert result.requested is not None
+    output, weights = exact(doubles, options, limits)
+    totals = (
+        (result.output.sum() + result.requested.square().sum(), leaves),
+        (output.sum() + REQUESTS[request_name](weights).square().sum(), doubles),
+    )
     found, true = (
-        torch.autograd.grad(sum(g.square().sum() for g in torch.autograd.grad(y.sum(), x, create_graph=True)), x)
-        for y, x in ((output, leaves), (exact(doubles, options, limits)[0], doubles))
+        torch.autograd.grad(sum(g.square().sum() for g in torch.autograd.grad(y, x, create_graph=True)), x)
+        for y, x in totals
     )
     for one, other in zip(found, true, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4 * max(1.0, float(other.abs().max())))

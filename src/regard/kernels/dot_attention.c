@@ -22,6 +22,9 @@
 #define LOWEST -86.0f        /* the sigmoid of anything less is 0 */
 
 enum { SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX, HARD }; /* entmax with alpha = 1.5; hard: the best key, forward only */
+/* What is returned beside the output: all weights w, their sums over the queries, -sum w ln w of each query, or the
+ * weights of some queries. */
+enum { NOTHING, ALL_WEIGHTS, RECEIVED, ENTROPY, SOME_ROWS };
 
 /* What calls with one signature have in common; Python fills an array of `long` in this order. */
 typedef struct {
@@ -31,6 +34,7 @@ typedef struct {
     long bias[4], allowed[4];                   /* strides of batch, head, query and key */
     long query_ids, key_ids;                    /* strides of the batch */
     long offset;                                /* of the distances that `slopes` multiply */
+    long request, rows;                         /* one of the constants above; number of rows of SOME_ROWS */
 } shape;
 
 typedef struct {
@@ -41,13 +45,16 @@ typedef struct {
     const float *bias, *slopes;
     const unsigned char *allowed;
     char *output, *dquery, *dkey, *dvalue; /* gradients are contiguous */
-    float *weights, *dscores;              /* (batch, heads, queries, keys), if requested */
+    float *dscores;                        /* (batch, heads, queries, keys), if the bias has a gradient */
+    float *requested; /* ALL_WEIGHTS (batch, heads, queries, keys), RECEIVED (batch, heads, keys),
+                         ENTROPY (batch, heads, queries), SOME_ROWS (batch, heads, rows, keys) */
+    const float *drequested; /* its gradient */
+    const long *place_of;    /* of SOME_ROWS: the place of each query among the rows, or -1 */
     float *log_prob;                       /* (batch, heads, queries) of the best keys, and their indices */
     long *index;
-    const float *dweights;
     float scale, softcap, shift;
     long parts; /* of the rows of a head; the last ones, under a causal mask the longest, are computed first */
-    float *sums; /* backward, with several parts: the gradients of keys and values from each part */
+    float *sums; /* with several parts, from each part: RECEIVED; backward: the gradients of keys and values */
     int *bad;
 } call;
 
@@ -494,11 +501,85 @@ static int packed(long half, int few, long rows, long size) {
     return !half && !few && (rows > BLOCK || size < whole(size));
 }
 
+/* The sums over the queries of a unit: in the result itself if the unit has all rows of a head. */
+static float *received_of(const call *c, long unit) {
+    return (c->parts > 1 ? c->sums : c->requested) + unit * c->s->keys;
+}
+
+/* Writes what is requested from the weights of a block, row i times by[i], whose first columns are keys first, .... */
+static void give(const call *c, long unit, const block *at, long count, const float *scores, long width,
+                 const float *by) {
+    const shape *s = c->s;
+    long z = at->b * s->heads + at->h, keys = s->keys, columns = whole(count);
+    if (s->request == RECEIVED) {
+        float *to = received_of(c, unit) + at->first;
+        for (long x = 0; x < columns; x += LANES) {
+            vec total = ALL(0.0f);
+            for (long i = 0; i < at->rows; i++) total = FMA(LOAD(scores + i * width + x), ALL(by[i]), total);
+            float part[LANES];
+            STORE(part, total);
+            for (long u = 0; u < least(LANES, count - x); u++) to[x + u] += part[u];
+        }
+        return;
+    }
+    for (long i = 0; i < at->rows; i++, scores += width) {
+        long query = z * s->queries + at->row + i, place = query;
+        if (s->request == ENTROPY) {
+            vec total = ALL(0.0f), least_weight = ALL(LEAST_NORMAL);
+            for (long x = 0; x < columns; x += LANES) {
+                vec w = MUL(LOAD(scores + x), ALL(by[i]));
+                total = ADD(total, ABOVE(w, least_weight, MUL(w, logarithm(MAX(w, least_weight)))));
+            }
+            c->requested[query] = 0.0f - sum(total);
+            continue;
+        }
+        if (s->request == SOME_ROWS) {
+            if (c->place_of[at->row + i] < 0) continue;
+            place = z * s->rows + c->place_of[at->row + i];
+        }
+        float *to = c->requested + place * keys;
+        memset(to, 0, (size_t)keys * sizeof(float));
+        for (long x = 0; x < count; x++) to[at->first + x] = scores[x] * by[i];
+    }
+}
+
+/* Adds the sums over the queries of all parts of a head, in the order of the rows. */
+static void combine_received(const call *c, long z) {
+    long keys = c->s->keys;
+    for (long j = 0; j < keys; j++) {
+        float total = 0.0f;
+        for (long part = 0; part < c->parts; part++) total += c->sums[(z * c->parts + part) * keys + j];
+        c->requested[z * keys + j] = total;
+    }
+}
+
+/* Adds the gradient of what is requested to the gradients of the weights w of row i, `count` keys from at->first on. */
+static void add_requested(const call *c, const block *at, long i, long count, const float *w, float *changes) {
+    const shape *s = c->s;
+    long z = at->b * s->heads + at->h, place = z * s->queries + i;
+    if (s->request == ENTROPY) {
+        vec by = ALL(-c->drequested[place]), least_weight = ALL(LEAST_NORMAL);
+        for (long x = 0; x < whole(count); x += LANES) {
+            vec y = LOAD(w + x), slope = ADD(logarithm(MAX(y, least_weight)), ALL(1.0f));
+            STORE(changes + x, ADD(LOAD(changes + x), ABOVE(y, ALL(0.0f), MUL(by, slope))));
+        }
+        return;
+    }
+    if (s->request == RECEIVED) place = z;
+    if (s->request == SOME_ROWS) {
+        if (c->place_of[i] < 0) return;
+        place = z * s->rows + c->place_of[i];
+    }
+    const float *given = c->drequested + place * s->keys + at->first;
+    for (long x = 0; x < count; x++) changes[x] += given[x];
+}
+
 /* The output of a part of the rows of a head. */
 static void forward_unit(const call *c, long unit) {
     const shape *s = c->s;
     long part = c->parts - 1 - unit % c->parts, z = unit / c->parts, b = z / s->heads, h = z % s->heads, half = s->half;
     long share = (s->queries + c->parts - 1) / c->parts, start = part * share, stop = least(start + share, s->queries);
+    if (s->request == RECEIVED) memset(received_of(c, unit), 0, (size_t)s->keys * sizeof(float));
     if (start >= stop) return;
     block all = block_of(c, b, h, start, stop - start, 0);
     long n = all.last - all.first, width = spread(n), out_width = whole(s->value_size), size = s->size;
@@ -543,11 +624,7 @@ static void forward_unit(const call *c, long unit) {
                 *c->bad = 1;
         }
         if (*c->bad) return;
-        for (long i = 0; c->weights && i < at.rows; i++) {
-            float *to = c->weights + (z * s->queries + row + i) * s->keys;
-            memset(to, 0, (size_t)s->keys * sizeof(float));
-            for (long x = 0; x < count; x++) to[at.first + x] = scores[i * width + x] * by[i];
-        }
+        if (s->request != NOTHING) give(c, unit, &at, count, scores, width, by);
         if (s->normalizer == HARD)
             pick(c, &at, scores, width, v + shift * value_row, value_row, out, out_width);
         else
@@ -585,6 +662,11 @@ static void differentiate(long normalizer, const float *weights, float *changes,
     }
 }
 
+/* Multiplies `width` numbers by a factor, in place. */
+static void multiply_row(float *numbers, long width, float by) {
+    for (long x = 0; x < width; x += LANES) STORE(numbers + x, MUL(LOAD(numbers + x), ALL(by)));
+}
+
 /* Weights, and the gradients of the products from those of the weights, after `weigh_simply`. */
 static void differentiate_simply(float *weights, float *changes, long width, float by, float factor) {
     vec delta = ALL(0.0f), scale = ALL(by);
@@ -604,17 +686,23 @@ static void differentiate_simply(float *weights, float *changes, long width, flo
 static void gradients_of_row(const call *c, const block *at, long i, long columns, int simple, float *weights,
                              float *changes, float *slope) {
     const shape *s = c->s;
+    long count = at->last - at->first;
     if (simple) {
         float by;
         weigh_simply(c, at, i, columns, weights, &by);
+        if (c->drequested) {
+            multiply_row(weights, columns, by);
+            add_requested(c, at, i, count, weights, changes);
+            by = 1.0f;
+        }
         differentiate_simply(weights, changes, columns, by, c->scale);
         return;
     }
     weigh(c, at, i, columns, weights, slope);
-    long place = ((at->b * s->heads + at->h) * s->queries + i) * s->keys, count = at->last - at->first;
-    for (long x = 0; c->dweights && x < count; x++) changes[x] += c->dweights[place + at->first + x];
+    if (c->drequested) add_requested(c, at, i, count, weights, changes);
     differentiate(s->normalizer, weights, changes, columns);
     if (c->dscores) {
+        long place = ((at->b * s->heads + at->h) * s->queries + i) * s->keys;
         memset(c->dscores + place, 0, (size_t)s->keys * sizeof(float));
         memcpy(c->dscores + place + at->first, changes, (size_t)count * sizeof(float));
     }
@@ -685,7 +773,7 @@ static void backward_unit(const call *c, long unit) {
     portion own = portion_of(c, unit);
     block all = own.all;
     long b = own.b, g = own.g, group = s->heads / s->kv_heads, half = s->half;
-    int simple = is_simple(c) && !c->dweights;
+    int simple = is_simple(c);
     long n = all.last - all.first, width = spread(n), size = s->size, wide = whole(size), e = s->value_size;
     long out = whole(e);
     int packs = packed(half, 0, s->queries, size);
@@ -739,6 +827,7 @@ static void forward_half(const call *c, long unit) {
     long part = c->parts - 1 - unit % c->parts, z = unit / c->parts, b = z / s->heads, h = z % s->heads;
     long g = h / (s->heads / s->kv_heads);
     long share = (s->queries + c->parts - 1) / c->parts, start = part * share, stop = least(start + share, s->queries);
+    if (s->request == RECEIVED) memset(received_of(c, unit), 0, (size_t)s->keys * sizeof(float));
     if (start >= stop) return;
     block all = block_of(c, b, h, start, stop - start, 0);
     long n = all.last - all.first, width = in_tiles(n, 32) * 32, size = s->size, deep = in_tiles(size, 32) * 32;
@@ -776,11 +865,8 @@ static void forward_half(const call *c, long unit) {
                 return;
             }
             if (!few) narrow(weights, columns, p + i * width);
-            if (!c->weights) continue;
-            float *to = c->weights + (z * s->queries + row + i) * s->keys;
-            memset(to, 0, (size_t)s->keys * sizeof(float));
-            for (long x = 0; x < count; x++) to[at.first + x] = weights[x] * by[i];
         }
+        if (s->request != NOTHING) give(c, unit, &at, count, scores, width, by);
         if (few)
             sum_few(at.rows, scores, width, count, v + shift * s->value[2], s->value[2], e, out, out_width);
         else
@@ -805,7 +891,7 @@ static void backward_half(const call *c, long unit) {
     portion own = portion_of(c, unit);
     block all = own.all;
     long b = own.b, g = own.g, group = s->heads / s->kv_heads, size = s->size, e = s->value_size;
-    int simple = is_simple(c) && !c->dweights;
+    int simple = is_simple(c);
     long n = all.last - all.first, width = in_tiles(n, 32) * 32, wide = in_tiles(size, 16) * 16;
     long out = in_tiles(e, 16) * 16, deep = in_tiles(size, 32) * 32, deep_out = in_tiles(e, 32) * 32;
     size_t floats = (size_t)(width * (wide + out) + BLOCK * (2 * width + wide) + width);
@@ -900,31 +986,36 @@ int regard_dot_amx(void) {
 /* Returns 0, or 1 if a number was not finite or a length is out of range. */
 int regard_dot_attention(const shape *s, const void *query, const void *key, const void *value, const long *lengths,
                          const long *query_ids, const long *key_ids, const float *bias, const float *slopes,
-                         const unsigned char *allowed, void *output, float *weights, float *log_prob, long *index,
-                         double scale, double softcap, double shift, long threads) {
+                         const unsigned char *allowed, const long *place_of, void *output, float *requested,
+                         float *log_prob, long *index, double scale, double softcap, double shift, long threads) {
     int bad = 0;
     call c = {.s = s, .query = query, .key = key, .value = value, .lengths = lengths, .query_ids = query_ids,
-              .key_ids = key_ids, .bias = bias, .slopes = slopes, .allowed = allowed, .output = output, .weights = weights,
-              .log_prob = log_prob, .index = index, .scale = (float)scale, .softcap = (float)softcap, .shift = (float)shift, .parts = 1, .bad = &bad};
+              .key_ids = key_ids, .bias = bias, .slopes = slopes, .allowed = allowed, .place_of = place_of,
+              .output = output, .requested = requested, .log_prob = log_prob, .index = index, .scale = (float)scale,
+              .softcap = (float)softcap, .shift = (float)shift, .parts = 1, .bad = &bad};
     for (long b = 0; lengths && b < s->batch; b++)
         if (lengths[b] < 0 || lengths[b] > s->keys) return 1;
     find_ranges(&c);
     long slices = s->batch * s->heads;
     /* Only the shape decides, so that the result does not depend on the number of threads. */
     while (slices * c.parts < UNITS && c.parts * BLOCK < s->queries) c.parts++;
+    int combined = s->request == RECEIVED && c.parts > 1;
+    if (combined) c.sums = extend(&results, (size_t)(slices * c.parts * s->keys));
     run(&c, slices * c.parts, threads, s->half ? forward_half : forward_unit);
+    for (long z = 0; combined && z < slices; z++) combine_received(&c, z);
     free(c.ranges);
     return bad;
 }
 
 void regard_dot_gradients(const shape *s, const void *query, const void *key, const void *value, const long *lengths,
                           const long *query_ids, const long *key_ids, const float *bias, const float *slopes,
-                          const unsigned char *allowed, const void *change, const float *dweights, void *dquery, void *dkey,
-                          void *dvalue, float *dscores, double scale, double softcap, double shift, long threads) {
+                          const unsigned char *allowed, const long *place_of, const void *change,
+                          const float *drequested, void *dquery, void *dkey, void *dvalue, float *dscores,
+                          double scale, double softcap, double shift, long threads) {
     int bad = 0;
     call c = {.s = s, .query = query, .key = key, .value = value, .lengths = lengths, .query_ids = query_ids,
-              .key_ids = key_ids, .bias = bias, .slopes = slopes, .allowed = allowed, .change = change,
-              .dweights = dweights, .dscores = dscores, .dquery = dquery, .dkey = dkey, .dvalue = dvalue,
+              .key_ids = key_ids, .bias = bias, .slopes = slopes, .allowed = allowed, .place_of = place_of,
+              .change = change, .drequested = drequested, .dscores = dscores, .dquery = dquery, .dkey = dkey, .dvalue = dvalue,
               .scale = (float)scale, .softcap = (float)softcap, .shift = (float)shift, .parts = 1, .bad = &bad};
     find_ranges(&c);
     long slices = s->batch * s->kv_heads, blocks = s->heads / s->kv_heads * ((s->queries + BLOCK - 1) / BLOCK);

@@ -4,6 +4,9 @@ The products, the mask, the bias and softmax of a block of rows are computed whi
 Products of bfloat16 are those of the processor where it has them, with sums in float32; weights and gradients of scores
 are then rounded. For short sequences torch's kernels and separate operations spend most of their time outside of the
 products. Reference implementation: `regard.core.backends.reference`.
+
+What a call requests beside the output is computed in the same loops: all weights, those of some rows, their sums over
+the queries or the entropy of each query. Only the first stores all weights.
 """
 
 import ctypes
@@ -21,6 +24,7 @@ _FILE = "dot_attention.c"
 _PARALLEL, _PARALLEL_KEYS = 2**20, 2**18
 # Entmax with α = 1.5; `hard` is the best key, without gradients.
 _NORMALIZERS = {"softmax": 0, "sigmoid": 1, "sparsemax": 2, "entmax": 3, "hard": 4}
+_REQUESTS = {"nothing": 0, "weights": 1, "received": 2, "entropy": 3, "rows": 4}
 
 
 class Limits(NamedTuple):
@@ -38,11 +42,21 @@ class Limits(NamedTuple):
     allowed: Tensor | None = None
 
 
-class Found(NamedTuple):
-    """The output (b, h, q, e), the weights (b, h, q, k) and, with `hard`, the log-probability and index of each row."""
+class Rows(NamedTuple):
+    """The queries whose weights are requested: their positions, and for each query its place among them, or −1."""
+
+    positions: Tensor
+    places: Tensor
+
+
+class Results(NamedTuple):
+    """The output (b, h, q, e), what is requested and, with `hard`, the log-probability and index of each row.
+
+    `requested` is in float32: weights (b, h, q, k), received (b, h, k), entropy (b, h, q) or rows (b, h, r, k).
+    """
 
     output: Tensor
-    weights: Tensor | None
+    requested: Tensor | None
     log_prob: Tensor | None = None
     index: Tensor | None = None
 
@@ -60,11 +74,13 @@ class Form(NamedTuple):
     normalizer: str
     band: tuple[int | None, int | None]
     offset: int
+    request: str
 
 
 NO_LIMITS = Limits()
 _ANY = ctypes.c_void_p
-_QUERY, _BIAS, _IDS = 13, 25, 33  # the index of the strides of `query`, `bias` and `query_ids` in the numbers
+# The index of the strides of `query`, `bias` and `query_ids`, and of the request, in the numbers.
+_QUERY, _BIAS, _IDS, _REQUEST = 13, 25, 33, 36
 
 
 @functools.cache
@@ -91,11 +107,12 @@ def form(
     normalizer: str = "softmax",
     band: tuple[int | None, int | None] = (None, None),
     offset: int = 0,
+    request: str = "nothing",
 ) -> Form:
     """Return the form of calls with query (b, h, q, d), key (b, g, k, d) and value (b, g, k, e).
 
     Scores are scale · q · k, with a softcap softcap · tanh(score / softcap), plus `shift`; a band is
-    low ≤ j − i ≤ high.
+    low ≤ j − i ≤ high. The request is one of nothing, weights, received, entropy and rows.
     """
     batch, heads, queries, size = query.shape
     kv_heads, keys, value_size = *key.shape[1:3], value.shape[3]
@@ -105,7 +122,7 @@ def form(
     numbers += [int(query.dtype == torch.bfloat16), _NORMALIZERS[normalizer]]
     numbers += [int(low is not None), low or 0, int(high is not None), high or 0]
     numbers += [*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *strides[:3]]
-    numbers += [0] * 8 + [queries, keys, offset]
+    numbers += [0] * 8 + [queries, keys, offset, _REQUESTS[request], 0]
     numbers_read = batch * kv_heads * keys * (size + value_size)
     work = batch * heads * queries * keys * (size + value_size)
     return Form(
@@ -119,62 +136,101 @@ def form(
         normalizer,
         band,
         offset,
+        request,
     )
+
+
+def rows(positions: Tensor, queries: int) -> Rows:
+    """Return the record of requested rows; a position that is given several times has one place."""
+    places = torch.full((queries,), -1, dtype=torch.long, device="cpu")
+    places[positions] = torch.arange(len(positions), device="cpu")
+    return Rows(positions, places)
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, learning: bool) -> Tensor | None:
     """Return the output (b, h, q, e); None if a number is not finite, or a length is out of range."""
     if not learning:
         return _forward(query, key, value, form, limits)
-    output = cast(Tensor, _Attention.apply(query, key, value, limits.bias, form, limits, False))
+    output = cast(Tensor, _Attention.apply(query, key, value, limits.bias, form, limits, None))
     return None if output.numel() == 0 else output
 
 
-def with_weights(
-    query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, learning: bool, weighted: bool = True
-) -> Found | None:
-    """Return all results, the weights in float32 and only if `weighted`, or None as `attention` does."""
+def with_request(
+    query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, learning: bool, rows: Rows | None = None
+) -> Results | None:
+    """Return all results, or None as `attention` does; a call with the request "rows" needs `rows`."""
     if learning:
-        pair = cast(tuple[Tensor, Tensor], _Attention.apply(query, key, value, limits.bias, form, limits, True))
-        return None if pair[0].numel() == 0 else Found(*pair)
-    rows = form.shape[:3]
-    weights = _rows_of(query, *rows, key.shape[2]) if weighted else None
-    hard = form.normalizer == "hard"
-    choice = (_rows_of(query, *rows).zero_(), query.new_zeros(rows, dtype=torch.long)) if hard else (None, None)
-    output = _forward(query, key, value, form, limits, weights, *choice)
-    return None if output is None else Found(output, weights, *choice)
+        both = _Attention.apply(query, key, value, limits.bias, form, limits, rows)
+        output, requested = cast(tuple[Tensor, Tensor], both)
+        return None if output.numel() == 0 else Results(output, _in_order(requested, rows))
+    requested, choice = _new_request(query, key, form, rows), (None, None)
+    if form.normalizer == "hard":
+        choice = _floats(query, *form.shape[:3]).zero_(), query.new_zeros(form.shape[:3], dtype=torch.long)
+    output = _forward(query, key, value, form, limits, rows, requested, *choice)
+    return None if output is None else Results(output, _in_order(requested, rows), *choice)
+
+
+def _in_order(requested: Tensor | None, rows: Rows | None) -> Tensor | None:
+    """Return the requested rows with those that were requested several times repeated."""
+    if requested is None or rows is None:
+        return requested
+    places = rows.places[rows.positions]
+    return requested if bool((places == torch.arange(len(places))).all()) else requested.index_select(2, places)
+
+
+def _new_request(query: Tensor, key: Tensor, form: Form, rows: Rows | None) -> Tensor | None:
+    """Return new memory for what a call requests; None without a request."""
+    batch, heads, queries = form.shape[:3]
+    if form.request == "nothing":
+        return None
+    if form.request == "entropy":
+        return _floats(query, batch, heads, queries)
+    if form.request == "received":
+        return _floats(query, batch, heads, key.shape[2])
+    # A row that is requested several times is written in one place only.
+    made = _floats(query, batch, heads, queries if rows is None else len(rows.positions), key.shape[2])
+    return made if rows is None else made.zero_()
 
 
 def _forward(
-    query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, *more: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    form: Form,
+    limits: Limits,
+    rows: Rows | None = None,
+    *more: Tensor | None,
 ) -> Tensor | None:
-    """Return the output; `more` are weights, log-probabilities and indices, as far as they are needed."""
+    """Return the output; `more` are the request's result, log-probabilities and indices, as far as they are needed."""
     output, more = query.new_empty_strided(form.shape, form.strides), (*more, None, None, None)[:3]
     bad = _functions()[0](
-        _numbers(form, limits), query.data_ptr(), key.data_ptr(), value.data_ptr(), *_pointers(limits),
+        _numbers(form, limits, rows), query.data_ptr(), key.data_ptr(), value.data_ptr(), *_pointers(limits, rows),
         output.data_ptr(), *[None if t is None else t.data_ptr() for t in more], *form.factors,
         torch.get_num_threads() if form.parallel else 1,
     )  # fmt: skip
     return None if bad else output
 
 
-def _rows_of(query: Tensor, *shape: int) -> Tensor:
+def _floats(query: Tensor, *shape: int) -> Tensor:
     """Return a new tensor in float32, whatever torch's default dtype and device are."""
     return query.new_empty(shape, dtype=torch.float32)
 
 
-def _pointers(limits: Limits) -> tuple[int | None, ...]:
-    if limits is NO_LIMITS:
-        return (None,) * 6
-    return tuple([None if tensor is None else tensor.data_ptr() for tensor in limits])
+def _pointers(limits: Limits, rows: Rows | None) -> tuple[int | None, ...]:
+    if limits is NO_LIMITS and rows is None:
+        return (None,) * 7
+    tensors = (*limits, None if rows is None else rows.places)
+    return tuple([None if tensor is None else tensor.data_ptr() for tensor in tensors])
 
 
-def _numbers(form: Form, limits: Limits) -> Any:
-    """Return the numbers of the form with the strides of bias, mask and ids."""
+def _numbers(form: Form, limits: Limits, rows: Rows | None) -> Any:
+    """Return the numbers of the form with the strides of bias, mask and ids, and the number of requested rows."""
     bias, allowed, ids = limits.bias, limits.allowed, limits.query_ids
-    if bias is None and allowed is None and ids is None:
+    if bias is None and allowed is None and ids is None and rows is None:
         return form.numbers
     numbers = type(form.numbers).from_buffer_copy(form.numbers)
+    if rows is not None:
+        numbers[_REQUEST + 1] = len(rows.positions)
     for place, tensor in ((_BIAS, bias), (_BIAS + 4, allowed)):
         if tensor is not None:
             for axis, (length, step) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
@@ -190,14 +246,19 @@ def _functions() -> tuple[Any, Any]:
     loaded = library(__package__ or "", _FILE)
     assert loaded is not None  # checked by available()
     forward, backward = loaded.regard_dot_attention, loaded.regard_dot_gradients
-    forward.argtypes = [_ANY] * 14 + [ctypes.c_double] * 3 + [ctypes.c_long]
-    backward.argtypes = [_ANY] * 16 + [ctypes.c_double] * 3 + [ctypes.c_long]
+    forward.argtypes = [_ANY] * 15 + [ctypes.c_double] * 3 + [ctypes.c_long]
+    backward.argtypes = [_ANY] * 17 + [ctypes.c_double] * 3 + [ctypes.c_long]
     forward.restype, backward.restype = ctypes.c_int, None
     return forward, backward
 
 
-def formula(query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits) -> tuple[Tensor, Tensor]:
-    """Return output and weights of a call that the loops did not refuse, in operations that differentiate again."""
+def formula(
+    query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, rows: Rows | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the output and the request's result (all weights if there is none) of a call that the loops computed.
+
+    All operations can be differentiated again.
+    """
     scale, softcap, shift = form.factors
     group, device = query.shape[1] // key.shape[1], query.device
     key_given, value_given = key, value
@@ -220,14 +281,24 @@ def formula(query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limit
     if form.normalizer == "sigmoid":
         weights = torch.sigmoid(torch.where(allowed, scores, 0.0) + shift)
     elif form.normalizer != "softmax":
-        weights = _rows_of(query, *scores.shape)
-        _forward(query.detach(), key_given.detach(), value_given.detach(), form, limits, weights)
+        weights, detached = _floats(query, *scores.shape), (query.detach(), key_given.detach(), value_given.detach())
+        numbers = type(form.numbers).from_buffer_copy(form.numbers)
+        numbers[_REQUEST] = _REQUESTS["weights"]
+        _forward(*detached, form._replace(numbers=numbers, request="weights"), limits, None, weights)
         weights = _on_support(torch.where(allowed, scores, 0.0), weights > 0, form.normalizer == "entmax")
     else:
         lowest = torch.where(allowed.any(-1, keepdim=True), -math.inf, 0.0)
         weights = torch.softmax(torch.where(allowed, scores, lowest), -1)
     weights = torch.where(allowed, weights, 0.0)
-    return (weights @ value).to(query.dtype), weights
+    return (weights @ value).to(query.dtype), _requested_of(weights, form.request, rows)
+
+
+def _requested_of(weights: Tensor, request: str, rows: Rows | None) -> Tensor:
+    if request == "received":
+        return weights.sum(2)
+    if request == "entropy":
+        return -(weights * torch.where(weights > 0, weights, 1.0).log()).sum(-1)
+    return weights if rows is None else weights.index_select(2, rows.positions)
 
 
 def _on_support(scores: Tensor, support: Tensor, square: bool) -> Tensor:
@@ -256,7 +327,7 @@ def _laid_out(query: Tensor, key: Tensor, value: Tensor, form: Form) -> tuple[Te
 
 
 class _Attention(torch.autograd.Function):
-    """Output, and weights if requested; `bias` is that of the limits, which has a gradient."""
+    """Output, and the request's result if there is one; `bias` is that of the limits, which has a gradient."""
 
     @staticmethod
     def forward(
@@ -267,33 +338,33 @@ class _Attention(torch.autograd.Function):
         bias: Tensor | None,
         form: Form,
         limits: Limits,
-        weighted: bool,
+        rows: Rows | None,
     ) -> Any:
-        weights = _rows_of(query, *form.shape[:3], key.shape[2]) if weighted else None
-        output = _forward(query, key, value, form, limits, weights)
+        requested = _new_request(query, key, form, rows)
+        output = _forward(query, key, value, form, limits, rows, requested)
         if output is None:
-            return (query.new_empty(0), query.new_empty(0)) if weighted else query.new_empty(0)
+            return query.new_empty(0) if requested is None else (query.new_empty(0), query.new_empty(0))
         # Tensors of the limits are saved too: torch raises if one was changed in place before the backward pass.
         ctx.save_for_backward(query, key, value, *(() if limits is NO_LIMITS else limits))
-        ctx.form, ctx.weighted = form, weighted
+        ctx.form, ctx.rows = form, rows
         ctx.set_materialize_grads(False)
-        return output if weights is None else (output, weights)
+        return output if requested is None else (output, requested)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         query, key, value, *given = ctx.saved_tensors
         query, key, value, form = _laid_out(query, key, value, ctx.form)
-        limits, learned = Limits(*given) if given else NO_LIMITS, ctx.needs_input_grad[:4]
+        limits, learned, rows = Limits(*given) if given else NO_LIMITS, ctx.needs_input_grad[:4], ctx.rows
         if torch.is_grad_enabled():  # the gradients are differentiated again
-            return *_again(query, key, value, form, limits, learned, upstream), None, None, None
+            return *_again(query, key, value, form, limits, rows, learned, upstream), None, None, None
         change = upstream[0]
         change = query.new_zeros(form.shape) if change is None else change.contiguous()
-        dweights = upstream[1].contiguous() if ctx.weighted and upstream[1] is not None else None
+        drequested = upstream[1].contiguous() if len(upstream) > 1 and upstream[1] is not None else None
         grads = [t.new_empty(t.shape) for t in (query, key, value)]
-        dscores = _rows_of(query, *form.shape[:3], key.shape[2]) if learned[3] else None
+        dscores = _floats(query, *form.shape[:3], key.shape[2]) if learned[3] else None
         _functions()[1](
-            _numbers(form, limits), query.data_ptr(), key.data_ptr(), value.data_ptr(), *_pointers(limits),
-            change.data_ptr(), None if dweights is None else dweights.data_ptr(), *[grad.data_ptr() for grad in grads],
+            _numbers(form, limits, rows), query.data_ptr(), key.data_ptr(), value.data_ptr(), *_pointers(limits, rows),
+            change.data_ptr(), None if drequested is None else drequested.data_ptr(), *[t.data_ptr() for t in grads],
             None if dscores is None else dscores.data_ptr(), *form.factors,
             torch.get_num_threads() if form.parallel else 1,
         )  # fmt: skip
@@ -307,16 +378,18 @@ def _again(
     value: Tensor,
     form: Form,
     limits: Limits,
+    rows: Rows | None,
     learned: tuple[bool, ...],
     upstream: tuple[Tensor | None, ...],
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of query, key, value and bias with a graph."""
     # Views, because one tensor may be query, key and value, and each has its own gradient.
     query, key, value = (tensor.view_as(tensor) for tensor in (query, key, value))
-    pairs = [(y, g) for y, g in zip(formula(query, key, value, form, limits), upstream, strict=False) if g is not None]
+    results = formula(query, key, value, form, limits, rows)
+    pairs = [(y, g) for y, g in zip(results, upstream, strict=False) if g is not None]
     leaves = [t for t, one in zip((query, key, value, limits.bias), learned, strict=True) if one and t is not None]
     if not pairs or not leaves:
         return (None,) * 4
     outputs, changes = zip(*pairs, strict=True)
-    found = iter(torch.autograd.grad(outputs, leaves, changes, create_graph=True, allow_unused=True))
-    return tuple([next(found) if one else None for one in learned])
+    grads = iter(torch.autograd.grad(outputs, leaves, changes, create_graph=True, allow_unused=True))
+    return tuple([next(grads) if one else None for one in learned])

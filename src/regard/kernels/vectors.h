@@ -27,6 +27,13 @@ typedef __m512 vec;
 #define ABOVE(x, y, p) _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, y, _CMP_GT_OQ), p) /* p where x > y, else 0 */
 #define ROOT(x) _mm512_sqrt_ps(x)
 #define ANY_NAN(x) (_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0)
+/* Returns m and sets n for normal x > 0 with x = m 2^n and sqrt(1/2) <= m < sqrt(2). */
+static inline vec split(vec x, vec *n) {
+    __m512i bits = _mm512_castps_si512(x), root = _mm512_set1_epi32(0x3f3504f3);
+    __m512i power = _mm512_srai_epi32(_mm512_sub_epi32(bits, root), 23);
+    *n = _mm512_cvtepi32_ps(power);
+    return _mm512_castsi512_ps(_mm512_sub_epi32(bits, _mm512_slli_epi32(power, 23)));
+}
 static inline float sum(vec x) { return _mm512_reduce_add_ps(x); }
 static inline float largest(vec x) { return _mm512_reduce_max_ps(x); }
 /* Returns x in the lanes low <= lane < high, and `other` in all other lanes. */
@@ -85,6 +92,12 @@ static inline vec inverse_guess(vec x) { /* rcp_ps is accurate to 12 bits; this 
 #define ABOVE(x, y, p) _mm256_and_ps(_mm256_cmp_ps(x, y, _CMP_GT_OQ), p)
 #define ROOT(x) _mm256_sqrt_ps(x)
 #define ANY_NAN(x) (_mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0)
+static inline vec split(vec x, vec *n) {
+    __m256i bits = _mm256_castps_si256(x), root = _mm256_set1_epi32(0x3f3504f3);
+    __m256i power = _mm256_srai_epi32(_mm256_sub_epi32(bits, root), 23);
+    *n = _mm256_cvtepi32_ps(power);
+    return _mm256_castsi256_ps(_mm256_sub_epi32(bits, _mm256_slli_epi32(power, 23)));
+}
 static inline float sum(vec x) {
     float part[8], total = 0.0f;
     _mm256_storeu_ps(part, x);
@@ -123,6 +136,13 @@ typedef float vec;
 #define ABOVE(x, y, p) ((x) > (y) ? (p) : 0.0f)
 #define ROOT(x) sqrtf(x)
 #define ANY_NAN(x) ((x) != (x))
+static inline vec split(vec x, vec *n) {
+    int power;
+    float m = frexpf(x, &power);
+    if (m < 0.707106769f) m *= 2.0f, power--;
+    *n = (float)power;
+    return m;
+}
 static inline float sum(vec x) { return x; }
 static inline float largest(vec x) { return x; }
 static inline vec between(vec x, long low, long high, float other) { return low <= 0 && 0 < high ? x : other; }
@@ -171,6 +191,24 @@ static inline vec exponential(vec x) { return moderate_exponential(MIN(MAX(x, AL
 /* Returns e^x for x <= 0, and 0 for x <= -86. */
 static inline vec exponential_below(vec x) {
     return ABOVE(x, ALL(-86.0f), LANES > 1 ? moderate_exponential(x) : exponential(x));
+}
+
+#define LEAST_NORMAL 1.17549435e-38f
+
+/* Returns the natural logarithm of normal x > 0, by the polynomial of the Cephes library. */
+static inline vec logarithm(vec x) {
+    vec n, r = ADD(split(x, &n), ALL(-1.0f)), square = MUL(r, r), p = ALL(7.0376836292e-2f);
+    p = FMA(p, r, ALL(-1.1514610310e-1f));
+    p = FMA(p, r, ALL(1.1676998740e-1f));
+    p = FMA(p, r, ALL(-1.2420140846e-1f));
+    p = FMA(p, r, ALL(1.4249322787e-1f));
+    p = FMA(p, r, ALL(-1.6668057665e-1f));
+    p = FMA(p, r, ALL(2.0000714765e-1f));
+    p = FMA(p, r, ALL(-2.4999993993e-1f));
+    p = FMA(p, r, ALL(3.3333331174e-1f));
+    p = FMA(n, ALL(-2.12194440e-4f), MUL(MUL(p, r), square));
+    p = FNMA(square, ALL(0.5f), p);
+    return FMA(n, ALL(0.693359375f), ADD(r, p));
 }
 
 /* Returns tanh(x) by the rational function of the Eigen library, accurate to a few units in the last place. */

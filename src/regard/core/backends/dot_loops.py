@@ -2,8 +2,8 @@
 
 `auto` tries it before the chosen backend, which computes the calls that it refuses: those with a number that is not
 finite. Softmax, sigmoid, sparsemax, entmax with α = 1.5, the best key of hard attention, lengths, bands, segments, mask
-tensors, a softcap and biases are evaluated in the loops. Where weights are requested, all of them are stored, and the
-request is computed from them.
+tensors, a softcap and biases are evaluated in the loops, and so are requests. Only for `top(k)` all weights are stored
+and the largest are then selected.
 """
 
 import functools
@@ -21,7 +21,7 @@ from regard.core.masks import And, Band, Dense, Mask, Padding, Segments
 from regard.core.nonfinite import harmless
 from regard.core.normalizers import Entmax, Hard, Sigmoid, Softmax, Sparsemax
 from regard.core.problem import Problem
-from regard.core.requests import Entropy, LogSumExp, Request, Top, returned
+from regard.core.requests import Entropy, Full, Received, Request, Rows, Top, TopWeights, returned
 from regard.core.scores import Bilinear, Cosine, Dot, ScaledDot, Score
 from regard.core.spans import all_of
 from regard.core.transforms import eager, resolved
@@ -40,7 +40,8 @@ _WIDEST = 256  # the largest size of a vector
 _TINY = 2**21  # number of products up to which the host takes longer than the gradients of a call
 _LEARNED = 2**15  # numbers in the keys of a head from which on torch's gradients of several heads are faster
 _SEEN = 16  # number of keys from which on torch's kernels need no inspection of the values
-_STORED = 2**23  # number of pairs up to which weights are stored for a request
+_STORED = 2**23  # number of pairs up to which all weights are stored for top(k)
+_REQUESTS = {Full: "weights", TopWeights: "weights", Received: "received", Entropy: "entropy", Rows: "rows"}
 _KINDS = (Band, Padding, Segments, Dense)
 
 
@@ -51,7 +52,9 @@ def serves(problem: Problem) -> bool:
         return False
     if problem.bad_keys is not None or not eager(tensors):
         return False
-    if isinstance(problem.request, LogSumExp) or (problem.request and math.prod(problem.shape) > _STORED):
+    if problem.request is not None and type(problem.request) not in _REQUESTS:
+        return False
+    if isinstance(problem.request, TopWeights) and math.prod(problem.shape) > _STORED:
         return False
     if query.dtype not in (torch.float32, torch.bfloat16) or any(t.dtype != query.dtype for t in tensors):
         return False
@@ -80,11 +83,16 @@ def attend(problem: Problem) -> Result | None:
     run = _prepared(problem)
     if run is None:
         return None
-    made = run(problem.query, problem.key, problem.value, problem.score, problem.mask, problem.bias)
+    tensors, request = (problem.query, problem.key, problem.value), problem.request
+    made = run(*tensors, problem.score, problem.mask, problem.bias, request)
     if made is None or isinstance(made, Tensor):
         return None if made is None else Result(made)
-    weights = None if problem.request is None else problem.request.of(made.weights)
-    return Result(made.output, weights, made.log_prob, made.index)
+    return Result(made.output, _requested(made, request), made.log_prob, made.index)
+
+
+def _requested(made: dot_attention.Results, request: Request | None) -> Tensor | Top | None:
+    """Return the result of a request, in float32."""
+    return request.of(made.requested) if isinstance(request, TopWeights) else made.requested
 
 
 def _short(problem: Problem) -> bool:
@@ -161,11 +169,10 @@ def asked(problem: Problem) -> Asked | None:
     def computed(
         query: Tensor, key: Tensor, value: Tensor, score: object, mask: Any, bias: Any, request: Request | None
     ) -> tuple[Tensor, Tensor | Top | None, Tensor | None] | None:
-        made = run(query, key, value, score, mask, bias)
+        made = run(query, key, value, score, mask, bias, request)
         if made is None:
             return None
-        found = None if request is None else returned(request.of(made.weights), request, query.dtype)
-        return made.output, found, made.log_prob
+        return made.output, returned(_requested(made, request), request, query.dtype), made.log_prob
 
     return computed
 
@@ -190,20 +197,30 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
         normalizer=_normalizer(problem) or "softmax",
         band=band,
         offset=bias.offset if isinstance(bias, Alibi) else 0,
+        request="nothing" if problem.request is None else _REQUESTS[type(problem.request)],
     )
     free = bias is None and all(type(part) is Band for part in _parts(problem.mask))
     limits, masked, strides = functools.partial(_limits, problem.shape), problem.masked, (query.stride(), key.stride())
-    run: Callable[..., Any] = dot_attention.attention
+    queries, run = problem.shape[-2], dot_attention.attention
     if problem.request is not None or isinstance(problem.normalize, Hard):
-        run = functools.partial(dot_attention.with_weights, weighted=problem.request is not None)
+        run = dot_attention.with_request
+
+    def computed(query: Tensor, key: Tensor, value: Tensor, mask: Any, bias: Any, request: Request | None) -> Any:
+        more = (dot_attention.rows(request.positions(queries).cpu(), queries),) if type(request) is Rows else ()
+        return run(query, key, value, form, NO_LIMITS if free else limits(mask, bias), learning, *more)
+
     if product is None:
 
-        def attended(query: Tensor, key: Tensor, value: Tensor, _: object, mask: Any, bias: Any) -> Any:
-            return run(query, key, value, form, NO_LIMITS if free else limits(mask, bias), learning)
+        def attended(
+            query: Tensor, key: Tensor, value: Tensor, _: object, mask: Any, bias: Any, request: Any = None
+        ) -> Any:
+            return computed(query, key, value, mask, bias, request)
 
         return attended
 
-    def by_product(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, bias: Any) -> Any:
+    def by_product(
+        query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, bias: Any, request: Any = None
+    ) -> Any:
         # The backward pass of the product reads masked keys too.
         if learning and masked and not harmless(query, key, value, True):
             return None
@@ -211,7 +228,7 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
         assert made is not None  # checked by serves()
         if (made.query.stride(), made.key.stride()) != strides:
             return None
-        return run(made.query, made.key, value, form, NO_LIMITS if free else limits(mask, bias), learning)
+        return computed(made.query, made.key, value, mask, bias, request)
 
     return by_product
 
