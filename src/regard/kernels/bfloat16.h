@@ -81,20 +81,26 @@ static void pack(const uint16_t *from, long stride, long rows, long size, uint32
         }
 }
 
-/* Packs 32 rows of float32, rounded to bfloat16, as a right operand of depth 32. */
-static void pack_block(const float *from, long stride, long columns, uint32_t *to) {
-    for (long x = 0; x < columns; x += 16)
-        for (long i = 0; i < 32; i += 2, to += 16)
-            _mm512_store_si512(to, pairs_of(LOAD(from + i * stride + x), LOAD(from + (i + 1) * stride + x)));
+/* Packs 32 rows of float32, rounded to bfloat16, as 32 rows of a right operand that has `depth` tiles of them. */
+static void pack_block(const float *from, long stride, long columns, uint32_t *to, long depth) {
+    for (long x = 0; x < columns; x += 16, to += depth * TILE_SIZE)
+        for (long i = 0; i < 16; i++)
+            _mm512_store_si512(to + i * 16,
+                               pairs_of(LOAD(from + 2 * i * stride + x), LOAD(from + (2 * i + 1) * stride + x)));
 }
 
-/* Writes the transpose of up to 32 rows as a left operand (size, 32). */
-static void turn_block(const uint16_t *from, long stride, long rows, long size, uint16_t *to) {
+/* Sets 32 rows of a right operand that has `depth` tiles of them to 0. */
+static void clear_block(long columns, uint32_t *to, long depth) {
+    for (long x = 0; x < columns; x += 16, to += depth * TILE_SIZE) memset(to, 0, TILE_SIZE * sizeof(uint32_t));
+}
+
+/* Writes the transpose of up to 32 rows as 32 columns of a left operand (size, to_row). */
+static void turn_block(const uint16_t *from, long stride, long rows, long size, uint16_t *to, long to_row) {
     for (long x = 0; x < size; x += 16) {
         vec square[16];
         load_pairs(from + x, stride, rows, size - x, square);
         turn(square);
-        for (long u = 0; u < 16; u++, to += DEPTH) _mm512_store_si512(to, (__m512i)square[u]);
+        for (long u = 0; u < 16; u++, to += to_row) _mm512_store_si512(to, (__m512i)square[u]);
     }
 }
 

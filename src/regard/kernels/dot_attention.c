@@ -821,6 +821,13 @@ static void backward_unit(const call *c, long unit) {
 }
 
 #ifdef BFLOAT16_PRODUCTS
+#define TOGETHER 8        /* blocks, of at most MOST_TOGETHER pairs, that are the depth of one product in the backward pass */
+#define MOST_TOGETHER 131072
+
+/* The distance of rows of n numbers, of which `line` are a line of the cache: an odd number of lines, so that the same
+ * columns of several rows are not in the same few sets of the cache. */
+static inline long odd_lines(long n, long line) { return (in_tiles(n, line) | 1) * line; }
+
 /* `forward_unit` in bfloat16: weights are rounded before the product with the values. */
 static void forward_half(const call *c, long unit) {
     const shape *s = c->s;
@@ -833,10 +840,11 @@ static void forward_half(const call *c, long unit) {
     long n = all.last - all.first, width = in_tiles(n, 32) * 32, size = s->size, deep = in_tiles(size, 32) * 32;
     long e = s->value_size, out_width = in_tiles(e, 32) * 32;
     int few = stop - start <= FEW / 2, simple = is_simple(c);
-    long packed = few ? 0 : width * (deep + in_tiles(e, 16) * 16) / 2;
-    float *scores = reserve((size_t)(packed + BLOCK * (width + width / 2 + deep / 2 + out_width)));
-    float *out = scores + BLOCK * width;
-    uint16_t *p = (uint16_t *)(out + BLOCK * out_width), *q = p + BLOCK * width;
+    long packed = few ? 0 : width * (deep + in_tiles(e, 16) * 16) / 2, line = odd_lines(width, 16);
+    long half_line = odd_lines(width, 32);
+    float *scores = reserve((size_t)(packed + BLOCK * (line + half_line / 2 + deep / 2 + out_width)));
+    float *out = scores + BLOCK * line;
+    uint16_t *p = (uint16_t *)(out + BLOCK * out_width), *q = p + BLOCK * half_line;
     uint32_t *kt = (uint32_t *)(q + BLOCK * deep), *vt = kt + width * deep / 2;
     const uint16_t *k = (const uint16_t *)slice(c->key, s->key, 1, b, g) + all.first * s->key[2];
     const uint16_t *v = (const uint16_t *)slice(c->value, s->value, 1, b, g) + all.first * s->value[2];
@@ -852,25 +860,26 @@ static void forward_half(const call *c, long unit) {
         const uint16_t *given = (const uint16_t *)slice(c->query, s->query, 1, b, h) + row * s->query[2];
         copy_rows(given, s->query[2], at.rows, size, q, deep);
         if (few)
-            score_few(at.rows, q, deep, k + shift * s->key[2], s->key[2], count, size, scores, width);
+            score_few(at.rows, q, deep, k + shift * s->key[2], s->key[2], count, size, scores, line);
         else
-            multiply_tiles(m, columns / 16, deep / 32, q, deep, kt + shift * deep / 2, deep / 32, scores, width, 0);
+            multiply_tiles(m, columns / 16, deep / 32, q, deep, kt + shift * deep / 2, deep / 32, scores, line, 0);
         float by[BLOCK];
         for (long i = 0; i < at.rows; i++) {
-            float *weights = scores + i * width;
+            float *weights = scores + i * line;
             by[i] = 1.0f;
             if (simple ? !weigh_simply(c, &at, row + i, columns, weights, by + i)
                        : !weigh(c, &at, row + i, columns, weights, 0)) {
                 *c->bad = 1;
                 return;
             }
-            if (!few) narrow(weights, columns, p + i * width);
+            if (!few) narrow(weights, columns, p + i * half_line);
         }
-        if (s->request != NOTHING) give(c, unit, &at, count, scores, width, by);
+        if (s->request != NOTHING) give(c, unit, &at, count, scores, line, by);
         if (few)
-            sum_few(at.rows, scores, width, count, v + shift * s->value[2], s->value[2], e, out, out_width);
+            sum_few(at.rows, scores, line, count, v + shift * s->value[2], s->value[2], e, out, out_width);
         else
-            multiply_tiles(m, in_tiles(e, 16), columns / 32, p, width, vt + shift * 8, width / 32, out, out_width, 0);
+            multiply_tiles(m, in_tiles(e, 16), columns / 32, p, half_line, vt + shift * 8, width / 32, out, out_width,
+                           0);
         uint16_t *to = (uint16_t *)slice(c->output, s->output, 1, b, h) + row * s->output[2];
         for (long i = 0; i < at.rows; i++) {
             vec check = ALL(0.0f);
@@ -885,7 +894,8 @@ static void forward_half(const call *c, long unit) {
 }
 
 /* `backward_unit` in bfloat16. The gradients of keys and values are computed transposed: their left operands are then
- * the queries and the gradient of the output. */
+ * the queries and the gradient of the output. Several blocks of rows of a head are the depth of one product, because each
+ * product reads and writes the whole sums. */
 static void backward_half(const call *c, long unit) {
     const shape *s = c->s;
     portion own = portion_of(c, unit);
@@ -894,57 +904,72 @@ static void backward_half(const call *c, long unit) {
     int simple = is_simple(c);
     long n = all.last - all.first, width = in_tiles(n, 32) * 32, wide = in_tiles(size, 16) * 16;
     long out = in_tiles(e, 16) * 16, deep = in_tiles(size, 32) * 32, deep_out = in_tiles(e, 32) * 32;
-    size_t floats = (size_t)(width * (wide + out) + BLOCK * (2 * width + wide) + width);
-    size_t halves = (size_t)(width * (deep + deep_out + wide) + BLOCK * (3 * width + deep + deep_out + wide + out));
-    float *p = reserve(floats + halves / 2), *ds = p + BLOCK * width, *slope = ds + BLOCK * width;
-    float *dk = slope + width, *dv = dk + width * wide, *dq = dv + width * out;
+    long line = odd_lines(width, 16), half_line = odd_lines(width, 32);
+    long most = most_of(1, least(TOGETHER, MOST_TOGETHER / (BLOCK * most_of(width, 1)))), turned = most * BLOCK;
+    size_t floats = (size_t)(line * (wide + out) + BLOCK * (2 * line + wide) + width);
+    size_t halves = (size_t)(width * (deep + deep_out + wide + 2 * turned) + BLOCK * (half_line + deep + deep_out)
+                             + turned * (wide + out));
+    float *p = reserve(floats + halves / 2), *ds = p + BLOCK * line, *slope = ds + BLOCK * line;
+    float *dk = slope + width, *dv = dk + line * wide, *dq = dv + line * out;
     uint32_t *kt = (uint32_t *)(dq + BLOCK * wide), *vt = kt + width * deep / 2, *kp = vt + width * deep_out / 2;
-    uint32_t *pp = kp + width * wide / 2, *dsp = pp + BLOCK * width / 2;
-    uint16_t *ds_rows = (uint16_t *)(dsp + BLOCK * width / 2), *q = ds_rows + BLOCK * width, *change = q + BLOCK * deep;
-    uint16_t *qt = change + BLOCK * deep_out, *change_t = qt + BLOCK * wide;
+    uint32_t *pp = kp + width * wide / 2, *dsp = pp + turned * width / 2;
+    uint16_t *ds_rows = (uint16_t *)(dsp + turned * width / 2), *q = ds_rows + BLOCK * half_line;
+    uint16_t *change = q + BLOCK * deep, *qt = change + BLOCK * deep_out, *change_t = qt + turned * wide;
     const uint16_t *k = (const uint16_t *)slice(c->key, s->key, 1, b, g) + all.first * s->key[2];
     const uint16_t *v = (const uint16_t *)slice(c->value, s->value, 1, b, g) + all.first * s->value[2];
     pack_rows(k, s->key[2], n, size, kt, width);
     pack(k, s->key[2], n, size, kp, width);
     pack_rows(v, s->value[2], n, e, vt, width);
-    memset(dk, 0, (size_t)(width * (wide + out)) * sizeof(float));
-    for (long t = own.from; t < own.to; t++) {
-        long h = g * group + t / own.blocks, row = t % own.blocks * BLOCK;
-        block at = block_of(c, b, h, row, least(BLOCK, s->queries - row), all.first);
-        long shift = (at.first - all.first) / 32 * 32, z = b * s->heads + h, m = in_tiles(at.rows, 16);
-        at.first = all.first + shift;
-        long count = at.last - at.first, columns = in_tiles(count, 32) * 32;
-        const uint16_t *rows = (const uint16_t *)slice(c->query, s->query, 1, b, h) + row * s->query[2];
-        const uint16_t *given = (const uint16_t *)c->change + (z * s->queries + row) * e;
-        copy_rows(rows, s->query[2], at.rows, size, q, deep);
-        turn_block(rows, s->query[2], at.rows, size, qt);
-        copy_rows(given, e, at.rows, e, change, deep_out);
-        turn_block(given, e, at.rows, e, change_t);
-        multiply_tiles(m, columns / 16, deep / 32, q, deep, kt + shift * deep / 2, deep / 32, p, width, 0);
-        multiply_tiles(m, columns / 16, deep_out / 32, change, deep_out, vt + shift * deep_out / 2, deep_out / 32,
-                       ds, width, 0);
-        for (long i = 0; i < BLOCK; i++) {
-            float *weights = p + i * width, *changes = ds + i * width;
-            if (i < at.rows)
-                gradients_of_row(c, &at, row + i, columns, simple, weights, changes, slope);
-            else {
-                memset(weights, 0, (size_t)columns * sizeof(float));
-                memset(changes, 0, (size_t)columns * sizeof(float));
+    memset(dk, 0, (size_t)(line * (wide + out)) * sizeof(float));
+    for (long t = own.from, together; t < own.to; t += together) {
+        long h = g * group + t / own.blocks, begin = t % own.blocks * BLOCK, z = b * s->heads + h;
+        together = least(least(most, own.to - t), own.blocks - t % own.blocks);
+        block span = block_of(c, b, h, begin, least(together * BLOCK, s->queries - begin), all.first);
+        long origin = (span.first - all.first) / 32 * 32;
+        long span_columns = in_tiles(span.last - all.first - origin, 32) * 32;
+        for (long u = 0; u < together; u++) {
+            long row = begin + u * BLOCK;
+            block at = block_of(c, b, h, row, least(BLOCK, s->queries - row), span.first);
+            long shift = (at.first - all.first) / 32 * 32, m = in_tiles(at.rows, 16);
+            at.first = all.first + shift;
+            long count = at.last - at.first, columns = in_tiles(count, 32) * 32;
+            const uint16_t *rows = (const uint16_t *)slice(c->query, s->query, 1, b, h) + row * s->query[2];
+            const uint16_t *given = (const uint16_t *)c->change + (z * s->queries + row) * e;
+            copy_rows(rows, s->query[2], at.rows, size, q, deep);
+            turn_block(rows, s->query[2], at.rows, size, qt + u * BLOCK, turned);
+            copy_rows(given, e, at.rows, e, change, deep_out);
+            turn_block(given, e, at.rows, e, change_t + u * BLOCK, turned);
+            multiply_tiles(m, columns / 16, deep / 32, q, deep, kt + shift * deep / 2, deep / 32, p, line, 0);
+            multiply_tiles(m, columns / 16, deep_out / 32, change, deep_out, vt + shift * deep_out / 2, deep_out / 32,
+                           ds, line, 0);
+            for (long i = 0; i < BLOCK; i++) {
+                float *weights = p + i * line, *changes = ds + i * line;
+                if (i < at.rows)
+                    gradients_of_row(c, &at, row + i, columns, simple, weights, changes, slope);
+                else {
+                    memset(weights, 0, (size_t)columns * sizeof(float));
+                    memset(changes, 0, (size_t)columns * sizeof(float));
+                }
+                narrow(changes, columns, ds_rows + i * half_line);
             }
-            narrow(changes, columns, ds_rows + i * width);
+            long before = shift - origin, after = span_columns - before - columns, tile = TILE_SIZE / 16 * together;
+            for (int w = 0; w < 2; w++) {
+                uint32_t *to = (w ? dsp : pp) + u * TILE_SIZE;
+                clear_block(before, to, together);
+                pack_block(w ? ds : p, line, columns, to + before * tile, together);
+                clear_block(after, to + (before + columns) * tile, together);
+            }
+            multiply_tiles(m, wide / 16, columns / 32, ds_rows, half_line, kp + shift * 8, width / 32, dq, wide, 0);
+            for (long i = 0; i < at.rows; i++)
+                save_row(dq + i * wide, size, 1.0f, (uint16_t *)c->dquery + (z * s->queries + row + i) * size);
         }
-        pack_block(p, width, columns, pp);
-        pack_block(ds, width, columns, dsp);
-        multiply_tiles(m, wide / 16, columns / 32, ds_rows, width, kp + shift * 8, width / 32, dq, wide, 0);
-        multiply_tiles(wide / 16, columns / 16, 1, qt, 32, dsp, 1, dk + shift, width, 1);
-        multiply_tiles(out / 16, columns / 16, 1, change_t, 32, pp, 1, dv + shift, width, 1);
-        for (long i = 0; i < at.rows; i++)
-            save_row(dq + i * wide, size, 1.0f, (uint16_t *)c->dquery + (z * s->queries + row + i) * size);
+        multiply_tiles(wide / 16, span_columns / 16, together, qt, turned, dsp, together, dk + origin, line, 1);
+        multiply_tiles(out / 16, span_columns / 16, together, change_t, turned, pp, together, dv + origin, line, 1);
     }
     char *to_key, *to_value;
     long half = targets(c, unit, &own, &to_key, &to_value);
-    save_turned(dk, width, n, size, half, to_key);
-    save_turned(dv, width, n, e, half, to_value);
+    save_turned(dk, line, n, size, half, to_key);
+    save_turned(dv, line, n, e, half, to_value);
 }
 #else
 #define forward_half forward_unit
