@@ -212,6 +212,35 @@ static void end_tiles(const char *saved) {
 #endif
 }
 
+/* Computes 8 rows and `v` tiles of 16 columns of c = a b, or c += a b if `more`, from `pairs` pairs of the depth.
+ * Their sums are in registers: each number that is loaded takes part in 8 or `v` products. */
+static inline __attribute__((always_inline)) void multiply_eight(
+    const int v, long pairs, const uint16_t *a, long a_row, const uint32_t *b, long b_column, float *c, long c_row,
+    int more) {
+    vec t[8][2];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++)
+#pragma GCC unroll 2
+        for (int u = 0; u < v; u++) t[i][u] = more ? LOAD(c + i * c_row + u * 16) : ALL(0.0f);
+    for (long p = 0; p < pairs; p++) {
+        __m512bh right[2];
+#pragma GCC unroll 2
+        for (int u = 0; u < v; u++) right[u] = as_pairs(_mm512_load_si512(b + u * b_column + p * 16));
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) {
+            int pair;
+            memcpy(&pair, a + i * a_row + p * 2, sizeof pair);
+            __m512bh left = as_pairs(_mm512_set1_epi32(pair));
+#pragma GCC unroll 2
+            for (int u = 0; u < v; u++) t[i][u] = _mm512_dpbf16_ps(t[i][u], left, right[u]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++)
+#pragma GCC unroll 2
+        for (int u = 0; u < v; u++) STORE(c + i * c_row + u * 16, t[i][u]);
+}
+
 /* Computes c = a b, or c += a b if `more`, for m tiles of 16 rows, `columns` tiles of 16 columns and `depth` tiles of
  * 32. `b_column` is the number of tiles of b that hold 16 of its columns. */
 static void multiply_tiles(long m, long columns, long depth, const uint16_t *a, long a_row, const uint32_t *b,
@@ -258,24 +287,13 @@ static void multiply_tiles(long m, long columns, long depth, const uint16_t *a, 
         return;
     }
 #endif
-    for (long x = 0; x < columns; x++)
-        for (long i = 0; i < m * 16; i += 16) {
+    for (long x = 0; x < columns; x += 2)
+        for (long i = 0; i < m * 16; i += 8) {
             const uint16_t *left = a + i * a_row;
+            const uint32_t *right = b + x * b_column;
             float *to = c + i * c_row + x * 16;
-            vec t[16];
-#pragma GCC unroll 16
-            for (int u = 0; u < 16; u++) t[u] = more ? LOAD(to + u * c_row) : ALL(0.0f);
-            for (long p = 0; p < depth * 16; p++) {
-                __m512bh right = as_pairs(_mm512_load_si512(b + x * b_column + p * 16));
-#pragma GCC unroll 16
-                for (int u = 0; u < 16; u++) {
-                    int pair;
-                    memcpy(&pair, left + u * a_row + p * 2, sizeof pair);
-                    t[u] = _mm512_dpbf16_ps(t[u], as_pairs(_mm512_set1_epi32(pair)), right);
-                }
-            }
-#pragma GCC unroll 16
-            for (int u = 0; u < 16; u++) STORE(to + u * c_row, t[u]);
+            if (x + 1 < columns) multiply_eight(2, depth * 16, left, a_row, right, b_column, to, c_row, more);
+            else multiply_eight(1, depth * 16, left, a_row, right, b_column, to, c_row, more);
         }
 }
 #endif
