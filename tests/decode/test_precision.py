@@ -98,7 +98,7 @@ class Saved:
 
 @pytest.fixture
 def made(monkeypatch) -> list[str]:
-    """Return a list of the preparations made ("quantize", "pack"), in order; the codec is a stand-in without files."""
+    """Return a list of the calls of `quantize` and `pack`, by name and in order; the codec is replaced by `Numbers`."""
     calls: list[str] = []
     for name in ("quantize", "pack"):
         real = getattr(module, name)

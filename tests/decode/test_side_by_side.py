@@ -1,4 +1,4 @@
-"""Beam search with the hypotheses of a row grouped, and with fixed shapes, against search without grouping."""
+"""Beam search with the hypotheses of a row grouped, and with fixed shapes, compared with search without grouping."""
 
 import math
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The library's hand-written GRU loops over a source, on the CPU and as a CUDA graph, against torch's GRU."""
+"""The library's hand-written GRU loops over a source, on the CPU and as a CUDA graph, compared with torch's GRU."""
 
 import copy
 from typing import Any
@@ -124,7 +124,7 @@ def test_the_kernels_are_the_loop_in_the_interpreter(masked: bool, monkeypatch: 
     inputs = torch.randn(3, 5, 4)
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]]).bool() if masked else None
     found = []
-    for dtype in (torch.float32, torch.float64):  # float64 runs without a kernel
+    for dtype in (torch.float32, torch.float64):  # in float64 the loop runs without the kernel
         network.to(dtype).zero_grad()
         x = inputs.clone().to(dtype).requires_grad_()
         states = read_cuda(network, x, mask)

@@ -96,7 +96,8 @@ def start(
     folder.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tiny_training", "torch._dynamo", "worker_process"])
-    # As under torchrun, no worker owns the store. Its port was free, and no other test can use it now.
+    # This process owns the store, and no worker does, as under torchrun. With port 0 the store gets a free port, which
+    # stays reserved for it.
     store = TCPStore("localhost", 0, is_master=True, timeout=timedelta(seconds=HANG_SECONDS)) if size else None
     processes, logs = [], []
     for rank in range(max(1, size)):

@@ -132,9 +132,9 @@ def _search(
 
 
 def _reorder(parents: Tensor, rows: Tensor, kept: Tensor | None, slots: int, state: Any) -> tuple[Tensor, Any]:
-    """Return the indices of the rows that continue, and the state with each hypothesis in the place of its parent.
+    """Return the indices of the batch rows that continue, and the state in which hypotheses continue their `parents`.
 
-    `kept` are the places of the rows that continue among `rows`; None: all continue.
+    `kept` are indices into `rows`, of the rows that continue; None: all continue.
     """
     places = torch.arange(rows.numel(), device=rows.device) if kept is None else kept
     going = rows[places]
@@ -143,6 +143,7 @@ def _reorder(parents: Tensor, rows: Tensor, kept: Tensor | None, slots: int, sta
     index = (places[:, None] * slots + parents[going]).flatten()
     same = index.device.type == "cpu" and slots == parents.shape[1] and kept is None
     if same and torch.equal(index, torch.arange(index.numel())):
-        # The order is unchanged, so the caches are not copied. On CUDA this test would make the host wait.
+        # The order is unchanged, so the caches are not copied. On CUDA the order is not compared, because the
+        # comparison would make the host wait for the device.
         return going, state
     return going, state.reorder(index)

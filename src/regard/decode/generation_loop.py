@@ -66,7 +66,8 @@ def spread(values: Tensor, rows: Tensor, batch: int) -> Tensor:
 def _hypotheses(trail: list[tuple[Tensor, Tensor]], looked: list[Tensor], stop: int) -> list[Hypothesis]:
     tokens = torch.stack([tokens for tokens, _ in trail], 1).cpu()
     log_probs = torch.stack([values for _, values in trail], 1).cpu()
-    # Summed in float64 from the first token to the last, as in beam search, so that both give the same bits.
+    # Log-probabilities are summed in float64 from the first token to the last, as in beam search, so that greedy
+    # decoding and beam search return the same bits.
     totals = log_probs.double().cumsum(1)[:, -1].tolist()
     weights = torch.stack(looked, 1).cpu() if looked else None
     lengths = (tokens != stop).sum(1).tolist()

@@ -103,7 +103,7 @@ class Checkpointer:
         return {step for step in needed if step is not None}
 
     def _relies_on(self, training: TrainingState) -> set[int]:
-        """Return the steps before this one that the final weights may use: the best, and those to be averaged."""
+        """Return earlier steps whose checkpoints the final weights may use: the best step, and those to be averaged."""
         mean = self.settings.scheduled(training.step) if self.settings.average == "checkpoints" else []
         there = set(self.run.checkpoints.steps())
         steps = {training.best_step, *(step for step in mean if step in there)}

@@ -43,7 +43,7 @@ class Run:
 
     path: Path
     accepts_changed_data: bool = field(default=False, compare=False)
-    # One entry while this object holds the lock of the directory, else empty.
+    # The list has one entry while this object holds the lock of the directory, else it is empty.
     _holds: list[None] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
