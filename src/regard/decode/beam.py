@@ -16,7 +16,7 @@ from regard.decode.ranking import best
 from regard.decode.records import Bounds, Hypothesis, StepFunction, bounds, check_step, grouped, refuse_broken
 
 # In a grouped state every hypothesis computes scores with the keys of all hypotheses of its row, most of them masked.
-# For beams wider than this, a separate cache for each hypothesis is faster.
+# For beams wider than this number, a separate cache for each hypothesis is faster.
 GROUPED_WIDTH = 16
 
 

@@ -28,7 +28,7 @@ class Front:
     def tensors(self) -> tuple[Tensor, ...]:
         """Return the tensors that the kernel `regard.kernels.triton.beam_update` changes in place.
 
-        Their order is that of the kernel's arguments.
+        The tensors have the order of the kernel's arguments.
         """
         going = (self.sums, self.tokens, self.parents)
         return *going, self.done_score, self.done_sum, self.done_time, self.done_slot, self.count, self.closed

@@ -20,7 +20,7 @@ def ranked(
     The third result is the log-probability of the stop token, even while it is excluded.
     """
     if kernels and logits.dtype in _KERNEL and count <= _LONGEST:
-        from regard.kernels.triton.token_ranking import rank  # imported here, because it imports Triton
+        from regard.kernels.triton.token_ranking import rank  # imported late, because the module needs Triton
 
         return rank(logits, limits.never, time, stop=limits.stop, minimum=limits.minimum, count=count)
     log_probs, at_stop = limits.distribution(logits, time)

@@ -231,7 +231,7 @@ class _Loop:
         except Exception as error:
             if not memory_ran_out(error):
                 raise
-            if self.workers.size > 1:  # other workers wait for this worker's gradients: they cannot write a checkpoint
+            if self.workers.size > 1:  # the other workers wait for gradients and cannot write a checkpoint
                 raise self._shortage(f"at step {before.step + 1}", error) from error
             shortage = str(error).partition("\n")[0]
         # Handled outside the except block: inside it, the traceback would still hold every activation of the batch.
@@ -326,7 +326,7 @@ class _Loop:
     def _received(self) -> int | None:
         """Return the signal that stops training, or None; with several workers, a signal that any of them received.
 
-        With several workers it is the signal that was exchanged with the last update, so that all stop at one step.
+        Several workers return the signal that they exchanged with the last update, so that all stop at the same step.
         """
         return self.asked if self.workers.size > 1 else self.signals.received
 

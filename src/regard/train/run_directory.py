@@ -249,7 +249,7 @@ class Run:
         self.manifest.keep(lambda folder: save_model(model, folder / self.model_path.name))
 
     def load_model(self, model: nn.Module) -> str:
-        """Load the final weights into a model, or for an interrupted run its best ones; return which, as text."""
+        """Load the final weights into a model, or the best weights of an interrupted run; return which, as text."""
         if not self.model_path.is_file():
             return self._load_best(model)
         with self.reading(self.model_path.name):
@@ -284,7 +284,7 @@ class Run:
 
     @contextmanager
     def held(self) -> Generator[None, None, None]:
-        """A context in which other processes cannot train in this directory; the lock ends with the process at latest.
+        """A context in which other processes cannot train in this directory, because this process holds its lock.
 
         The lock is reentrant: contexts of the same `Run` object may be nested.
         """

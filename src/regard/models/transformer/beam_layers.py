@@ -79,7 +79,7 @@ def _left(around: Any, x: Tensor, added: Tensor, fused: bool) -> Tensor:
     if around.first:
         return x + added
     if fused and type(norm) is nn.LayerNorm and norm.weight is not None and norm.weight.dtype == x.dtype == added.dtype:
-        from regard.kernels.triton.beam_attention import added_norm  # imported here, because it imports Triton
+        from regard.kernels.triton.beam_attention import added_norm  # imported late, because the module needs Triton
 
         return added_norm(x, added, norm)
     return norm(x + added)
@@ -97,7 +97,7 @@ def _read(
     """Return the attention output of the hypotheses; given the step number `time`, the kernel skips unused keys."""
     scale = _scale(attention)
     if fused and query.shape[-1] <= _LARGEST:
-        from regard.kernels.triton.beam_attention import attend  # imported here, because it imports Triton
+        from regard.kernels.triton.beam_attention import attend  # imported late, because the module needs Triton
 
         return attention.output(attend(query, key, value, bias, scale=scale, time=time))
     found = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
@@ -126,7 +126,7 @@ def _scale(attention: MultiHeadAttention) -> float:
 def _turned(attention: MultiHeadAttention, packed: Tensor, offset: int | Tensor) -> Tensor:
     """Return packed queries, keys and values; if the layer has rotary positions, queries and keys are rotated.
 
-    All tokens are at position `offset`.
+    The queries and keys of all hypotheses are rotated by the same position, `offset`.
     """
     if not isinstance(attention.positions, Rotary):
         return packed

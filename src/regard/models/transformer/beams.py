@@ -26,13 +26,13 @@ from regard.nn.transformer import TransformerDecoderLayer
 
 _FIRST = 64  # the smallest initial capacity, in keys
 _TIDY = 4  # unused keys are removed every _TIDY steps
-_ROUND = 8  # rows of a mask are padded to a multiple of this, for aligned loads
+_ROUND = 8  # rows of a mask are padded to a multiple of this number, for aligned loads
 
 
 def why_not(decoder: Any) -> str | None:
     """Return why `TransformerBeams` cannot be used with this decoder, or None if it can.
 
-    Without it, each hypothesis is a row of the batch.
+    If `TransformerBeams` cannot be used, each hypothesis is a row of the batch.
     """
     if core.observers:
         return "somebody watches: every attention goes the way it is watched"
@@ -122,7 +122,7 @@ class TransformerBeams:
     def _tidy(self) -> "TransformerBeams":
         """Remove the keys that no hypothesis of a row attends to any more, every `_TIDY` steps.
 
-        There are many such keys, because most hypotheses share parents. On CUDA nothing is removed: to read the number
+        Many keys are not needed, because most hypotheses share parents. On CUDA nothing is removed: to read the number
         of remaining keys would synchronise the device.
         """
         count = self.seen.shape[2]
@@ -148,7 +148,7 @@ class TransformerBeams:
     def static(self, width: int, steps: int) -> "StaticBeams | None":
         """Return a state with fixed shapes for a search with `width` hypotheses per row; None if it is not supported.
 
-        It is not supported after the first token, or if there are fewer learned positions than steps.
+        Fixed shapes are not supported after the first token, or if there are fewer learned positions than steps.
         """
         positions = self.decoder.input.positions
         if self.length or (isinstance(positions, LearnedPositions) and positions.capacity < _rounded(steps, 16)):

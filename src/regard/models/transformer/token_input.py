@@ -38,7 +38,7 @@ def positions_of(positions: str | Added | Inside | None, size: int, heads: int) 
 def inside(positions: Added | Inside | None) -> Inside | None:
     """Return a copy of the positions for the self-attention of one layer; None if they are added to the embeddings.
 
-    Each layer has its own copy, because its parameters are learned separately.
+    Each layer has its own copy of the positions, because it learns their parameters separately.
     """
     return copy.deepcopy(positions) if isinstance(positions, (Rotary, Alibi, RelativePositions)) else None
 

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-# The published weights were trained with batch norms of this epsilon and momentum: batch_norm_epsilon and
+# Epsilon and momentum of the batch norms with which the published weights were trained: batch_norm_epsilon and
 # 1 − batch_norm_momentum of the paper's code.
 _EPSILON, _MOMENTUM = 1e-3, 0.01
-# Lite models normalise pixels from 0 to 255 as (pixel − 127) / 128, the same for all three channels. Pixels here are
-# from 0 to 1.
+# Lite models normalise pixels from 0 to 255 as (pixel − 127) / 128, the same for all three channels. The constants
+# below are for pixels from 0 to 1.
 _PIXEL_MEAN, _PIXEL_SCALE = 127 / 255, 128 / 255
 
 
