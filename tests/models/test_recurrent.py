@@ -394,7 +394,7 @@ def test_the_kernels_are_the_loop(masked, monkeypatch):
     from regard.kernels.triton import few_row_products
 
     torch.manual_seed(0)
-    monkeypatch.setattr(few_row_products, "_SHARE", 16)  # so small that products are split into several parts
+    monkeypatch.setattr(few_row_products, "_SHARE", 16)  # so small that sums are split into several parts
     t, b, k, f, d = 3, 2, 5, 37, 21
     shapes = [(t, b, 3 * d), (b, k, f), (f,), (b, k, 3 * d), (b, d), (3 * d + f, d), (3 * d + f,)]
     given = [torch.randn(shape) / 2 for shape in shapes]
@@ -523,7 +523,7 @@ print("equal")
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_compiler_changes_nothing():
-    """Runs in a separate process, because the type checks of these tests cannot be compiled.
+    """The code runs in a separate process, because the type checks of these tests cannot be compiled.
 
     Dynamo does not compile torch's recurrent networks, only the code around them.
     """

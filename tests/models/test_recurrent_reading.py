@@ -119,7 +119,7 @@ def test_the_kernels_are_the_loop_in_the_interpreter(masked: bool, monkeypatch: 
     from regard.kernels.triton import few_row_products
 
     torch.manual_seed(0)
-    monkeypatch.setattr(few_row_products, "_SHARE", 16)  # splits products into several parts
+    monkeypatch.setattr(few_row_products, "_SHARE", 16)  # so small that sums are split into several parts
     network = nn.GRU(4, 21, batch_first=True, bidirectional=True)
     inputs = torch.randn(3, 5, 4)
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]]).bool() if masked else None

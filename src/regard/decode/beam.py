@@ -96,7 +96,7 @@ def _search(
 ) -> list[list[Hypothesis]]:
     """Return the hypotheses of each row, by a loop over the tokens.
 
-    The search state `front` has all rows until the end; `rows` are the indices of those that the model still processes.
+    The search state `front` has all rows until the end; `rows` are the indices of the rows that the model processes.
     """
     batch, width = limits.start.shape[0], front.width
     rows = torch.arange(batch, device=limits.start.device)

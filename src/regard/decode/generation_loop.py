@@ -16,8 +16,9 @@ Choose = Callable[[Tensor, Tensor], Tensor]
 def follow(step: StepFunction, state: Any, choose: Choose, bounds: Bounds, shrink: float | None) -> list[Hypothesis]:
     """Return one hypothesis for each row, with the tokens that `choose` selects until the row stops.
 
-    When a fraction `shrink` of the rows that the model processes has stopped, the state continues without them. The
-    stored tokens have all rows until the end; `rows` are the indices of those that the model still processes.
+    When a fraction `shrink` of the rows that the model processes has stopped, the stopped rows are removed from the
+    state. The stored tokens have all rows until the end; `rows` are the indices of the rows that the model still
+    processes.
     """
     batch = bounds.start.shape[0]
     if batch == 0:

@@ -123,7 +123,11 @@ class _Session:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def fits(self, step: StepFunction, state: Any, limits: Bounds, width: int, n_best: int) -> bool:
-        """Return whether step function, rules and number of results are the same, and the storage fits the state."""
+        """Return whether this session can run a search with these arguments.
+
+        The step function, the limits of tokens and the number of results must be the same, and `state` must fit the
+        storage.
+        """
         mine, theirs = self.limits.never, limits.never
         never = mine is theirs or (mine is not None and theirs is not None and torch.equal(mine, theirs))
         return (

@@ -32,8 +32,8 @@ __all__ = ["Run", "RunError"]
 class Run:
     """The directory of a training run, in which `fit` saves its weights and from which training is resumed.
 
-    It holds `config.json`, `data.json`, `model.safetensors`, `metrics.jsonl`, `result.json`, `manifest.json`,
-    `README.md` and the folder `checkpoints`.
+    A run directory holds `config.json`, `data.json`, `model.safetensors`, `metrics.jsonl`, `result.json`,
+    `manifest.json`, `README.md` and the folder `checkpoints`.
 
     >>> import tempfile
     >>> run = Run.create(Path(tempfile.mkdtemp()) / "tiny", {"task": "translation", "train": {"steps": 100}})
@@ -111,7 +111,7 @@ class Run:
     def _check_free(self, resume: bool) -> bool:
         """Return True if a new run may use the directory, and False if it holds a run that is to be resumed.
 
-        `RunError` is raised if the directory holds other files, or a run and `resume` is false.
+        `RunError` is raised if the directory holds other files, or if it holds a run and `resume` is false.
         """
         # Hidden files do not count: an interrupted start may have left them.
         if not self.path.exists() or all(entry.name.startswith(".") for entry in self.path.iterdir()):

@@ -42,7 +42,7 @@ _STAGES = (
 class EfficientNetLite0(nn.Module):
     """EfficientNet-Lite0 (Tan & Le 2019, table 1; the Lite variant has ReLU6 and no squeeze-excitation).
 
-    It maps images (b, 3, height, width) with values from 0 to 1 to a feature map (b, channels, ⌈height/stride⌉,
+    The network maps images (b, 3, height, width) of values from 0 to 1 to a feature map (b, channels, ⌈height/stride⌉,
     ⌈width/stride⌉). `stage` is the last stage that is built: stages 1 to 7 have 16, 24, 40, 80, 112, 192, 320 channels
     at strides 2, 4, 8, 16, 16, 32, 32; stage 8 is the head with 1,280 channels at stride 32. A `frozen` network is not
     trained, and its batch norms do not update their statistics.
