@@ -93,7 +93,7 @@ class Saved:
         return contextlib.nullcontext()
 
     def load_model(self, model: nn.Module) -> None:
-        """Loading leaves the initial weights unchanged."""
+        """Load nothing, so that the model has its initial weights."""
 
 
 @pytest.fixture

@@ -40,8 +40,8 @@ def test_costs_worked_by_hand():
     # Two devices of one node: in an all-reduce each device sends 2 · 1/2 of the bytes of the gradients.
     two = cost("ddp", work, replace(SIMPLE, overlaps=False), 2)
     assert (two.sent, two.seconds, two.states) == (360, 4 * flops / 10 + 360, 4 * 360)
-    # FSDP2 sends half of all parameters in the forward pass, half of the layer's parameters in the backward pass, and
-    # half of the gradients.
+    # With FSDP2 on two devices, each device sends half of all parameters in the forward pass, half of the layer's
+    # parameters in the backward pass, and half of the gradients.
     sharded = cost("fsdp2", work, replace(SIMPLE, overlaps=False), 2)
     assert (sharded.sent, sharded.states) == (180 + 148 + 180, 2 * 360)
     # Four devices in two nodes: in each of the two passes of an all-reduce, a device sends half of the bytes within its

@@ -234,7 +234,7 @@ class _Loop:
             if self.workers.size > 1:  # the other workers wait for gradients and cannot write a checkpoint
                 raise self._shortage(f"at step {before.step + 1}", error) from error
             shortage = str(error).partition("\n")[0]
-        # Handled outside the except block: inside it, the traceback would still hold every activation of the batch.
+        # The error is handled outside the except block: inside, the traceback would still hold the batch's activations.
         trouble = shortage or (gradients.trouble() if gradients else None)
         if trouble:
             where = f"at step {before.step + 1}, batch {self.state.batch} of pass {self.state.epoch + 1}"
@@ -369,7 +369,8 @@ class _Loop:
     def _tied(self, figures: Mapping[str, float]) -> bool:
         """Return whether the watched metric equals the best one so far, and the loss is lower.
 
-        The loss decides early in training, for example while BLEU is still 0.
+        While the watched metric does not change, such as a BLEU of 0 early in training, the loss determines the best
+        weights.
         """
         before = self.state.best_figures
         same = figures[self.settings.watch] == self.state.best and "loss" in figures and "loss" in before

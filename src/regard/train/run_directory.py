@@ -239,7 +239,7 @@ class Run:
             yield
         except RunError:
             raise
-        except Exception as error:  # the tokenizers library raises nothing more specific
+        except Exception as error:  # the tokenizers library raises a plain Exception
             first = str(error).partition("\n")[0]
             files = " or ".join(str(self.path / name) for name in names if (self.path / name).exists())
             raise RunError(f"{files or self.path / names[0]} cannot be read: {first}") from error
