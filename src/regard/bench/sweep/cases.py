@@ -7,7 +7,7 @@ import torch
 
 Kind = Literal["attention", "linear", "local", "multihead", "block"]
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
-# The code of each record of a call; `t` is a placeholder for the tensors of the case.
+# The Python code of the arguments of `regard.attention`, by their names in `Case`.
 SCORES = {
     "scaled_dot": "regard.ScaledDot()",
     "softcap": "regard.ScaledDot(softcap=30.0)",

@@ -1,6 +1,7 @@
 """Ordinary calls at fixed sizes: `regard bench sweep --ordinary` measures these in place of random ones.
 
-They were once slower than what one would write instead; a change that makes one of them slow again shows here.
+All were once slower than torch's operations for the same computation; the sweep shows if a change makes one of them
+slow again.
 """
 
 from dataclasses import replace
@@ -44,6 +45,6 @@ def ordinary(device: str) -> list[Case]:
     for mask in ("none", "causal"):
         add(64, mask=mask, **linear)
     requested: dict[str, Any] = {"mask": "causal", "heads": 16 if cuda else 4, "queries": 16384 if cuda else 1024}
-    for request in ("none", "top", "received", "entropy"):  # the first is the call without weights, for comparison
+    for request in ("none", "top", "received", "entropy"):  # "none" does not return weights, for comparison
         add(128, request=request, gradients=False, **requested)
     return found

@@ -20,11 +20,11 @@ Run = Callable[[], None]
 SECONDS = {"cpu": 1.5, "cuda": 0.25}  # time limit for the rounds of a case in seconds
 ROUNDS = {"cpu": (3, 25), "cuda": (7, 60)}  # smallest and largest number of rounds
 READING = 1e-3  # smallest duration of a measurement on a CPU in seconds: shorter calls are repeated
-SHORT = 0.05  # calls shorter than this, in seconds, take the best of three as first measurement
+SHORT = 0.05  # the first measurement of a call shorter than these seconds is the shortest of three
 BEHIND = 3.0  # a peer slower than the best peer by this factor is not measured again
 CACHE = {"cpu": 2**26, "cuda": 2**28}  # bytes that are overwritten before a cold call
 WRONG = 50.0  # a peer with errors beyond this number of budgets computes something else and is excluded
-SLOW = 20.0  # seconds of a single call after which a case ends
+SLOW = 20.0  # seconds after which no further round of a case begins, even below the smallest number of rounds
 
 
 @dataclass
@@ -33,13 +33,13 @@ class Measured:
 
     case: Case
     seconds: float | None = None  # median seconds of regard's call
-    first: float | None = None  # seconds of its first call, which loads libraries and compiles kernels
+    first: float | None = None  # seconds of regard's first call, which loads libraries and compiles kernels
     peers: dict[str, float] = field(default_factory=dict)  # seconds of each peer
     left_out: dict[str, str] = field(default_factory=dict)  # peers that did not take part, with the reason
     errors: dict[str, float] = field(default_factory=dict)  # errors divided by their budgets
     host: float | None = None  # seconds until regard's call returns on CUDA
     kernels: int | None = None  # number of kernels on CUDA
-    synchronisations: int | None = None
+    synchronisations: int | None = None  # number of times that the host waits for the device on CUDA
     memory: int | None = None  # bytes above those before the call, at the peak
     peer_memory: int | None = None  # bytes of the best peer above those before its call, at the peak
     failed: str | None = None  # the reason why regard's call did not run
@@ -82,7 +82,7 @@ def measure(case: Case) -> Measured:
 
 def _measure(case: Case, found: Measured) -> None:
     if case.compiled:
-        torch.compiler.reset()  # compilations of earlier cases count towards torch's limit for one function
+        torch.compiler.reset()  # else compilations of earlier cases count towards torch's limit for a function
     field = contest(case)
     truth = error_budgets.truth(case, field)
     found.first = _clock(lambda: _run(case, field.ours)(), case.device)
