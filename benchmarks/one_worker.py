@@ -34,7 +34,9 @@ MODELS = {
         ["model.size=128", "model.layers=4", "model.heads=4", "batch_tokens=4096", "train.graphs=true"],
     ),
 }
-# plain twice, to measure the noise; a group of one, as in `torchrun -m regard train`; wrapped by DDP anyway; sharded
+# "plain" and "again" have no process group, and their difference is noise; "group" has a process group of one worker,
+# as in `torchrun -m regard train`; "DDP" also wraps the model in DDP, which `regard train` does not do for one worker;
+# "FSDP2" shards the model.
 WAYS: dict[str, list[str]] = {"plain": [], "again": [], "group": [], "DDP": [], "FSDP2": ["train.shard=true"]}
 
 
