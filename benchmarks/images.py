@@ -98,7 +98,7 @@ def cached(folder: Path, size: int) -> int:
 
 
 def read(folder: Path, size: int) -> int:
-    """Run an epoch: the second pass, with every picture loaded once."""
+    """Run the second pass, and then load every picture once, as in an epoch of training."""
     store = stored(folder, size)
     order = list(range(len(store)))
     random.Random(1).shuffle(order)

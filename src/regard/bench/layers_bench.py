@@ -56,7 +56,7 @@ class Point:
     forward: float | None = None  # seconds of one layer, without gradients
     training: float | None = None  # seconds of one layer, forward and backward
     stack: float | None = None  # `training` times `layers`
-    memory: int | None = None  # bytes above the initial use, at the peak of one layer's training call
+    memory: int | None = None  # peak memory of one layer's training call, in bytes above the use before it
     reason: str | None = None
 
 

@@ -33,9 +33,9 @@ class Found:
 
     name: str
     seconds: float | None = None
-    ratio: float | None = None  # its time divided by that of the first contender, regard
+    ratio: float | None = None  # the contender's time divided by regard's
     rate: float | None = None  # work per second, in the case's unit
-    memory: int | None = None  # bytes above the use before the call, at the peak
+    memory: int | None = None  # peak memory of the call, in bytes above the use before it
     error: float | None = None  # the largest error, relative to the largest output, against float64
     error_by_norm: float | None = None  # the norm of all errors divided by the norm of the outputs
     reason: str | None = None
@@ -197,7 +197,7 @@ def relative_errors(output: Tensor, truth: Tensor | None) -> tuple[float | None,
 
 
 def cuda_memory(run: Run) -> int:
-    """Return bytes beyond what was allocated before the call, at its peak."""
+    """Return the peak memory of a call on CUDA, in bytes above what was allocated before it."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -217,7 +217,7 @@ def why(problem: Exception) -> str:
 
 
 def _with_memory(case: Case, found: list[Found], quick: bool, say: Callable[[str], None]) -> list[Found]:
-    """Return the result with peaks of memory from a separate process."""
+    """Return the measurements with peaks of memory, which are measured in a separate process."""
     names = {one.name: (one.seconds or 0.0) < LARGE for one in found if one.seconds is not None}
     arguments = [case.name, json.dumps(names), json.dumps(quick)]
     apart = peaks_apart("regard.bench.measurement", arguments, say) if names else {}

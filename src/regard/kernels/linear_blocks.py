@@ -316,7 +316,7 @@ class _Blocks(torch.autograd.Function):
         change: Tensor = upstream[0]
         query, key, value, output, divisor = ctx.saved_tensors
         features, plan, again = ctx.settings
-        with torch.autocast(query.device.type, enabled=False):  # a backward pass may run inside autocast
+        with torch.autocast(query.device.type, enabled=False):  # the caller may run backward() inside autocast
             if torch.is_grad_enabled():  # for second derivatives: autograd differentiates `again`
                 learned = [
                     t for t, needed in zip((query, key, value), ctx.needs_input_grad[1:4], strict=True) if needed

@@ -55,7 +55,7 @@ class Loops:
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, centre: Tensor, lengths: Tensor | None, learning: bool
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]] | None:
-        """Return output, weights, and the tensors that the gradients need besides the inputs, of which there are none.
+        """Return output, weights, and the tensors that the gradients need besides the inputs: an empty tuple here.
 
         Return None if a centre is not finite.
         """

@@ -122,7 +122,7 @@ def _step(rng: Random, case: Case) -> Case:
 
 
 def _mechanism(rng: Random, kind: str, case: Case) -> dict[str, Any]:
-    """Return score, normaliser, mask, bias and request."""
+    """Return the sampled score, normaliser, mask, bias and requested weights, as fields of `Case`."""
     masks = {"causal": 35, "none": 20, "padding": 15, "documents": 12, "window": 12, "causal_padding": 4, "segments": 2}
     found: dict[str, Any] = {"before": min(_length(rng, 4, 1024), case.keys)}
     if kind == "itself":

@@ -75,7 +75,7 @@ def prepared(case: Case, query: Tensor, key: Tensor, weight: Tensor | None) -> t
 
 
 def normalize(name: str, scores: Tensor) -> Tensor:
-    """Compute the textbook form of each normaliser; sparse ones sort."""
+    """Apply the normaliser `name` by its textbook formula; sparse normalisers sort the scores."""
     if name == "softmax":
         return scores.softmax(-1)
     if name == "sigmoid":

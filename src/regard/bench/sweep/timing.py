@@ -40,8 +40,8 @@ class Measured:
     host: float | None = None  # seconds until regard's call returns on CUDA
     kernels: int | None = None  # number of kernels on CUDA
     synchronisations: int | None = None  # number of times that the host waits for the device on CUDA
-    memory: int | None = None  # bytes above those before the call, at the peak
-    peer_memory: int | None = None  # bytes of the best peer above those before its call, at the peak
+    memory: int | None = None  # peak memory of regard's call, in bytes above the use before it
+    peer_memory: int | None = None  # peak memory of the best peer's call, in bytes above the use before it
     failed: str | None = None  # the reason why regard's call did not run
 
     @property
@@ -119,7 +119,7 @@ def call_once(case: Case, contender: Contender) -> None:
 
 
 def _run(case: Case, contender: Contender) -> Run:
-    """Return a call with or without its gradients."""
+    """Return a function that calls a contender and, if the case has gradients, computes them."""
     if not case.gradients:
 
         def forward() -> None:
@@ -217,7 +217,7 @@ def launches(run: Run) -> tuple[int, int]:
 
 
 def peak(run: Run, device: str) -> int:
-    """Return bytes of torch's allocator above those before the call, at the peak."""
+    """Return the peak memory of a call in torch's allocator, in bytes above the use before it."""
     if device == "cuda":
         return cuda_memory(run)  # pyrefly: ignore[bad-argument-type]
     with _silent(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:

@@ -215,7 +215,7 @@ def packed(target: str, dtype: str, direction: str) -> tuple[tuple[float, ...], 
 
     def numbers(fit: Series, together: float) -> tuple[float, ...]:
         waves = (*fit.waves, *none[fit.harmonics :])
-        turns = 1.0 / (4.0 * fit.period)  # π / (2P) over 2π
+        turns = 1.0 / (4.0 * fit.period)  # the base frequency π / (2P), divided by 2π
         lowest = 2.0 if fit.slope else 1.0
         head = (fit.reach, float(fit.harmonics), turns, fit.slope, fit.constant, lowest, together, 0.0)
         first, second = (waves, none) if TARGETS[target][1] else (none, waves)

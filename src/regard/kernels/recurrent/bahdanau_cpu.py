@@ -37,28 +37,31 @@ class Unrolled(NamedTuple):
 
 
 class Given(NamedTuple):
-    """The inputs of the loop; all but keys, score, state and mask have the dtype of the matrices."""
+    """The inputs of the loop: t steps, b rows of the batch, k keys of f features, states of size d, values of size e.
+
+    All but keys, score, state and mask have the dtype of the matrices.
+    """
 
     inputs: Tensor  # (t, b, 3d): input gates from the tokens, bias included
-    keys: Tensor  # (b, k, f)
+    keys: Tensor  # (b, k, f): the keys of the score
     score: Tensor  # (f,): the vector v of the score
-    values: Tensor  # (b, k, e)
+    values: Tensor  # (b, k, e): the vectors that the weights sum
     mapping: Tensor  # (3d, e): W_c
     state: Tensor  # (b, d): the state before the first step
     recurrent: Tensor  # (3d + f, d): W_hh above W_q
-    bias: Tensor  # (3d + f,)
+    bias: Tensor  # (3d + f,): the bias of the product with `recurrent`
     mask: Tensor | None  # (b, k): True where a key may be attended to
 
 
 class _Kept(NamedTuple):
     """The tensors that the forward pass stores for the backward pass."""
 
-    states: Tensor  # (t + 1, b, d), with the state before the first step
-    contexts: Tensor  # (t, b, e)
+    states: Tensor  # (t + 1, b, d): the state before the first step, and that after each step
+    contexts: Tensor  # (t, b, e): weighted sums of the values
     weights: Tensor  # (t, b, k): attention weights
     gates: Tensor  # (t, b, 3d): r, z, n after their nonlinearities
     hidden: Tensor  # (t, b, d): the part of h that r multiplies
-    queries: Tensor  # (t, b, f)
+    queries: Tensor  # (t, b, f): the query of each step
 
 
 def unrolled(given: Given) -> Unrolled:
