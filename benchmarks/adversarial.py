@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not work in forked processes
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads of tokenizers fail in forked processes
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import regard.cli.page_commands
@@ -82,7 +82,7 @@ class Done:
 
     @property
     def refused(self) -> bool:
-        """Return whether the command failed properly: in one line, with exit status 2."""
+        """Return whether the command failed as required: with one line and exit status 2."""
         lines = self.err.strip().splitlines()
         return self.code == 2 and "Traceback" not in self.err and any(line.startswith("regard: ") for line in lines)
 
@@ -158,7 +158,7 @@ def command(arguments: Sequence[str], log: Path) -> Done:
 
 @dataclass(frozen=True)
 class Place:
-    """The folder of the trials, and the training of runs in it."""
+    """The folder of the trials, with functions that write its files and give commands to its runs."""
 
     folder: Path
 

@@ -60,7 +60,7 @@ def grey_copy(folder: Path, out: Path) -> Path:
 
 
 def trained(folder: Path, out: Path, angles: str, split: int, seed: int, others: list[str]) -> dict[str, Any]:
-    """Return the figures of a run of the preset `camera`."""
+    """Train a network with the preset `camera`, and return the metrics of its run."""
     settings = [f"model.angles={angles}", f"data.seed={split}", f"train.seed={seed}", *others]
     command = [sys.executable, "-m", "regard", "train", "driving", "--preset", "camera", "--data", str(folder)]
     command += [word for one in settings for word in ("--set", one)]

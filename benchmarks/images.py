@@ -123,7 +123,7 @@ def array(folder: Path, size: int) -> int:
 
 
 def captioning(folder: Path, size: int) -> int:
-    """Load all training data of captioning, with the pictures in the store."""
+    """Load all training data of captioning; the pictures come from the cache."""
     from regard.tasks.captioning.config import CaptioningConfig, DataSettings
     from regard.tasks.captioning.files import make_material
 
@@ -132,7 +132,7 @@ def captioning(folder: Path, size: int) -> int:
 
 
 def vqa(folder: Path, size: int) -> int:
-    """Load all training data of visual questions, with the pictures in the store."""
+    """Load all training data of visual question answering; the pictures come from the cache."""
     from regard.tasks.vqa.config import DataSettings, VqaConfig
     from regard.tasks.vqa.material import make_material
 

@@ -25,7 +25,7 @@ Truth = dict[str, list[Tensor]]  # for a pattern of names, the weights (b, h, q,
 
 @dataclass(frozen=True)
 class Case:
-    """A model, a function that runs it, and its true weights."""
+    """A model to watch; `build` returns the model, a function that runs it, and its true weights."""
 
     family: str
     implementation: str

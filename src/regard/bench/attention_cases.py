@@ -18,7 +18,7 @@ from regard.bench.attention_peers import Run
 from regard.kernels import cuda_graphs
 from regard.kernels.additive import pair_loops
 
-Make = Callable[[], Run]  # prepares a contender (loads, compiles, builds masks); raises if it cannot run
+Make = Callable[[], Run]  # prepares a contender (loads, compiles, builds masks); raises an error if it cannot run
 ROWS = slice(-64, None)  # the queries whose outputs are compared with float64: the last ones attend the most keys
 
 

@@ -1,7 +1,7 @@
 """`regard bench decoding`: beam search of a Transformer against HF `generate` and CTranslate2, the same weights in all.
 
-Weights are random, so all contenders generate sentences of one length: the same number of steps. Measurements are
-interleaved, in one process.
+Weights are random. All contenders generate sentences of the same fixed length, in the same number of steps.
+Measurements are interleaved, in one process.
 """
 
 import functools
@@ -152,7 +152,7 @@ def run(setting: Setting, *, device: str, quick: bool, say: Callable[[str], None
             if len(outputs) != setting.sentences or any(len(each) != setting.tokens for each in outputs):
                 raise ValueError(f"wrote {len(outputs)} sentences of {sorted({len(each) for each in outputs})} tokens")
             sides[name] = decode
-        except Exception as problem:  # the failure of a contender is a result, not the end of the run
+        except Exception as problem:  # a contender that fails is reported, and the run continues
             found[name].reason = why(problem)
     readings: dict[str, list[float]] = {name: [] for name in sides}
     order = list(sides.items())

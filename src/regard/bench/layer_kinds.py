@@ -47,7 +47,7 @@ class Kind:
     sequential: str
     path: str
     expected: Callable[[int, Setting], int]
-    forms_matrix: bool = False  # an h × n × n matrix is materialised
+    forms_matrix: bool = False  # whether the layer materialises an h × n × n matrix
 
 
 class Attending(nn.Module):

@@ -24,7 +24,7 @@ from regard.bench.attention_cases import ROWS, Case, Run, cases
 BATCH = 0.02  # smallest duration of one measurement in seconds: shorter calls are repeated
 NEAR = 1.1  # contenders within this factor of the fastest are measured again
 SLOW = 10.0  # seconds above which one call suffices
-LARGE = 3.0  # seconds above which a call uses so much memory that that of libraries loaded in it is negligible
+LARGE = 3.0  # seconds above which a call uses much more memory than the libraries that it loads
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _measure(case: Case, quick: bool, say: Callable[[str], None]) -> list[Found]
             errors = relative_errors(run(), truth)  # the first call loads libraries and compiles kernels
             readings[name] = [seconds_per_call(run, 1, case.device)]
             memory = cuda_memory(run) if case.memory and case.device == "cuda" else None
-        except Exception as problem:  # the failure of a contender is a result, not the end of the run
+        except Exception as problem:  # a contender that fails is reported, and the run continues
             found[name] = Found(name, reason=why(problem))
             gc.collect()
             if case.device == "cuda":
@@ -149,7 +149,7 @@ def times(runs: dict[str, Run], device: str) -> dict[str, float]:
 
 
 def orders(count: int) -> list[list[int]]:
-    """Return orders in which each item follows each other one equally often (Williams 1949).
+    """Return orders in which each item follows every other item equally often (Williams 1949).
 
     A call that heats the processor changes the clock speed of the next one, and in rotated or seeded lists the same
     calls always follow the same ones.

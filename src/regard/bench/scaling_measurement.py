@@ -217,7 +217,7 @@ def memory_now(device: torch.device) -> int:
 
 
 def main(plan: Path, rank: int, size: int) -> None:
-    """Run one process of a group."""
+    """Run one process of a process group: measure all cases of the plan and write the results."""
     wanted = json.loads(plan.read_text())
     torch.set_num_threads(wanted["threads"])
     device = torch.device("cpu")
@@ -227,7 +227,7 @@ def main(plan: Path, rank: int, size: int) -> None:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{plan.parent}/meeting-{size}", rank=rank, world_size=size)
     workers = Workers(rank, size, device, grouped=True)
-    for way in WAYS:  # a small step of each kind first, to load libraries
+    for way in WAYS:  # a small step of each kind of parallelism runs first, to load libraries
         measured(way, Work(Model(64, 1, 50), 8 * size * size, 8 * size), workers, device, 1)
     found: dict[str, Any] = {"probes": probes(workers, device), "cases": []}
     for case in wanted["cases"]:

@@ -23,7 +23,7 @@ class Contender:
     leaves: tuple[Tensor, ...]
 
 
-Make = Callable[[], Contender]  # prepares a contender (compiles, builds reusable masks); raises if it cannot run
+Make = Callable[[], Contender]  # prepares a contender (compiles, builds masks); raises an error if it cannot run
 
 
 @dataclass(frozen=True)

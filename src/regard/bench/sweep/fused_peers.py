@@ -59,7 +59,8 @@ def sdpa(case: Case, given: Tensors, *, repeat: bool = False) -> Call:
         lead = case.heads if case.bias != "none" else 1
         room(case, case.batch * lead * case.queries * case.keys)
     kept_mask, kept_bias = (None, None) if causal else dense_parts(case, given)
-    learned = case.gradients and case.bias in ("relative", "tensor")  # joined anew: a graph has one backward pass
+    # A learned bias is joined with the mask in every call, because an autograd graph can run backward only once.
+    learned = case.gradients and case.bias in ("relative", "tensor")
     kept = None if case.new_mask or learned else _joined(kept_mask, kept_bias)
     rows = torch.tensor([0, case.queries - 1], device=case.device)
     grouped = case.heads != case.kv_heads

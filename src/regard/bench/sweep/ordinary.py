@@ -28,7 +28,7 @@ def ordinary(device: str) -> list[Case]:
             found.append(replace(Case(None, len(found), device, size=size, gradients=both), **given))
 
     additive: dict[str, Any] = {"score": "additive"}
-    add(512, 1024, batch=32, queries=50, keys=60, **additive)  # the size of Bahdanau et al. 2015
+    add(512, 1024, batch=32, queries=50, keys=60, **additive)  # the sizes of Bahdanau et al. 2015
     add(64, batch=64 if cuda else 8, heads=8, queries=128, **additive)
     add(96, 80, batch=2, heads=3, queries=1000 if cuda else 250, keys=777 if cuda else 190, dtype="float32", **additive)
     add(64, batch=4, heads=4, queries=200, **additive)

@@ -43,7 +43,7 @@ def attend(
 
 
 def reference(case: Case, given: Tensors, rows: Tensor) -> Outcome:
-    """Compute some rows of a case of any kind but a layer."""
+    """Compute the output and the weights of the queries `rows`, for a case of any kind except layers."""
     if case.kind == "linear":
         return linear_rows(case, given, rows), None
     if case.kind == "local":
@@ -110,7 +110,7 @@ def _entmax(scores: Tensor) -> Tensor:
 
 
 def requested(request: str, weights: Tensor, scores: Tensor) -> Tensor | None:
-    """Return the result of a request for the weights."""
+    """Return what `request` selects or computes from the weights, such as the entropy; None for "none"."""
     if request == "full":
         return weights
     if request == "rows":

@@ -12,7 +12,7 @@ from regard.core.features import PerformerFeatures
 Tensors = dict[str, Tensor]
 BATCHED = ("query", "key", "value", "centre", "lengths", "ids", "x")  # their first axis is the batch
 LEARNED = ("query", "key", "value", "centre", "weight", "table", "bias", "x")  # tensors that get gradients
-REACH = 128  # range of the learned table of relative positions
+REACH = 128  # largest relative position in the learned table
 
 
 def make(case: Case) -> Tensors:
@@ -120,7 +120,7 @@ def blocked(case: Case, given: Tensors, rows: Tensor | None = None) -> Tensor | 
 
 
 def bias(case: Case, given: Tensors, dtype: torch.dtype, rows: Tensor | None = None) -> Tensor | None:
-    """Return the bias, (h, rows, keys), or None."""
+    """Return the bias of a case as a tensor (h, rows, keys); None without a bias."""
     if case.bias == "none":
         return None
     if case.bias == "tensor":

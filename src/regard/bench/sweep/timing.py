@@ -34,7 +34,7 @@ class Measured:
     case: Case
     seconds: float | None = None  # median seconds of regard's call
     first: float | None = None  # seconds of regard's first call, which loads libraries and compiles kernels
-    peers: dict[str, float] = field(default_factory=dict)  # seconds of each peer
+    peers: dict[str, float] = field(default_factory=dict)  # median seconds of each peer's call
     left_out: dict[str, str] = field(default_factory=dict)  # peers that did not take part, with the reason
     errors: dict[str, float] = field(default_factory=dict)  # errors divided by their budgets
     host: float | None = None  # seconds until regard's call returns on CUDA
@@ -96,7 +96,7 @@ def _measure(case: Case, found: Measured) -> None:
                 raise ValueError(f"its output is off by {off:.0f} budgets")
             _run(case, peer)()  # results cached by the first call must be valid in a second one
             contenders[name] = peer
-        except Exception as problem:  # the failure of a peer is a result
+        except Exception as problem:  # a peer that fails is reported, and the case continues
             found.left_out[name] = why(problem)
             gc.collect()
             if case.device == "cuda":
@@ -138,7 +138,7 @@ def _run(case: Case, contender: Contender) -> Run:
 
 
 def _clock(run: Run, device: str, number: int = 1) -> float:
-    """Return seconds of a call until the device has finished."""
+    """Return the mean seconds of `number` calls, until the device has finished."""
     if device == "cuda":
         torch.cuda.synchronize()
     begin = time.perf_counter()
@@ -162,7 +162,7 @@ def turns(case: Case, runs: dict[str, Run]) -> dict[str, float]:
 
     numbers = dict.fromkeys(runs, 1)
     readings = {}
-    for name, run in runs.items():  # the second call, because the first one compiled
+    for name, run in runs.items():  # times the second call, because the first one includes compilation
         second = _clock(run, device)
         if device == "cpu" and not case.cold:
             numbers[name] = max(1, min(100, round(READING / second)))
