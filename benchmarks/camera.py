@@ -25,7 +25,7 @@ from PIL import Image
 
 from regard.data.driving.driving_log import DrivingLog, load_driving_log, log_file, split_blocks
 
-ANGLES = 4  # number of angles of the linear driver
+ANGLES = 4  # number of previous angles that the linear driver uses
 NETWORKS = {"frames": "false", "frames and angles": "true", "grey frames and angles": "true"}
 
 

@@ -70,7 +70,7 @@ def joined(pairs: Iterator[tuple[list[str], list[str]]]) -> Iterator[tuple[list[
 
 
 def write(corpus: Path, out: Path) -> None:
-    """Write the folder: train, val and test in both languages, and test.links."""
+    """Write the folder: train, val and test in both languages, and the gold links of test."""
     out.mkdir(parents=True)
     rows = list(joined(debates(corpus)))
     for name, part in (("val", rows[:HELD]), ("train", rows[HELD:])):

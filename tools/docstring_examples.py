@@ -8,7 +8,7 @@ from typing import Any
 import griffe
 
 _TOLD = tomllib.loads(Path(__file__).with_name("reference.toml").read_text(encoding="utf-8"))
-_HIDDEN = ("self", "cls", "unknown", "args", "kwargs")  # `unknown` receives PyTorch's names, which raise an error
+_HIDDEN = ("self", "cls", "unknown", "args", "kwargs")  # `unknown` collects arguments of PyTorch, to refuse them
 
 
 class DocstringExamples(griffe.Extension):

@@ -1,4 +1,4 @@
-"""Contenders of the decoding benchmark: a regard Transformer's weights in HF Marian and CTranslate2."""
+"""Contenders of the decoding benchmark: HF Marian and CTranslate2 with the weights of a Transformer of regard."""
 
 import copy
 import tempfile

@@ -151,8 +151,8 @@ def times(runs: dict[str, Run], device: str) -> dict[str, float]:
 def orders(count: int) -> list[list[int]]:
     """Return orders in which each item follows every other item equally often (Williams 1949).
 
-    A call that heats the processor changes the clock speed of the next one, and in rotated or seeded lists the same
-    calls always follow the same ones.
+    A call that heats the processor changes the clock speed of the next one. In rotated lists, and in lists shuffled
+    with one seed, a call would always follow the same other call.
 
     >>> orders(4)
     [[0, 1, 3, 2], [1, 2, 0, 3], [2, 3, 1, 0], [3, 0, 2, 1]]

@@ -25,7 +25,7 @@ def _forward(
     keys = logarithms(key)
     if keep is not None:
         keys.masked_fill_(~keep.unsqueeze(-1), -torch.inf)
-    shift = keys.amax(1, keepdim=True).clamp_min_(torch.finfo(keys.dtype).min / 4)  # finite if all keys are masked
+    shift = keys.amax(1, keepdim=True).clamp_min_(torch.finfo(keys.dtype).min / 4)  # not −inf if all keys are masked
     keys.sub_(shift).exp_()
     queries = logarithms(query).add_(shift)
     queries.sub_(queries.amax(-1, keepdim=True)).exp_()

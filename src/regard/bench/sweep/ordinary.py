@@ -11,7 +11,7 @@ from regard.bench.sweep.cases import Case
 
 
 def ordinary(device: str) -> list[Case]:
-    """Return the calls for a kind of device, each forward and then with gradients; on a CPU they are smaller.
+    """Return the calls for a kind of device, each without and then with gradients; sizes are smaller on a CPU.
 
     >>> cases = ordinary("cpu")
     >>> cases[0].call, cases[1].gradients

@@ -39,14 +39,14 @@ class Unrolled(NamedTuple):
 class Given(NamedTuple):
     """The inputs of the loop: t steps, b rows of the batch, k keys of f features, states of size d, values of size e.
 
-    All but keys, score, state and mask have the dtype of the matrices.
+    All tensors except keys, score, state and mask have the dtype of the matrices.
     """
 
     inputs: Tensor  # (t, b, 3d): input gates from the tokens, bias included
     keys: Tensor  # (b, k, f): the keys of the score
     score: Tensor  # (f,): the vector v of the score
-    values: Tensor  # (b, k, e): the vectors that the weights sum
-    mapping: Tensor  # (3d, e): W_c
+    values: Tensor  # (b, k, e): their weighted sum is the context
+    mapping: Tensor  # (3d, e): the matrix W_c, applied to the context
     state: Tensor  # (b, d): the state before the first step
     recurrent: Tensor  # (3d + f, d): W_hh above W_q
     bias: Tensor  # (3d + f,): the bias of the product with `recurrent`
@@ -188,7 +188,7 @@ def _spread_back(dcontext: Tensor, values: Tensor, weights: Tensor, upstream: Te
 
 
 def _spread_plainly(dcontext: Tensor, values: Tensor, weights: Tensor, upstream: Tensor) -> Tensor:
-    """Return what `_spread_back` returns, by a matrix product, without storing the products of all elements."""
+    """Return what `_spread_back` returns, by a matrix product, which does not store dcontext times each value."""
     # The product is written as row times matrix: on the CPU, matrix times column would be four times slower.
     dweights = upstream + torch.bmm(dcontext.unsqueeze(1), values.mT).squeeze(1)
     share = weights * dweights

@@ -1,6 +1,6 @@
 """The loop of a GRU decoder with additive attention in Luong's order with input feeding, and its own backward pass.
 
-It is built like the loop in `bahdanau`, and carries one more tensor from step to step: f, the input of the output
+This loop is built like that of `bahdanau`, and carries one more tensor from step to step: f, the input of the output
 layer. For each step i:
 
     s_i = gru(x_i + W_f f_{i-1}, h_{i-1}, s_{i-1})
@@ -36,7 +36,7 @@ class Given(NamedTuple):
     keys: Tensor  # (b, k, f): the keys of the score
     score: Tensor  # (f,): the vector v of the score
     values: Tensor  # (b, k, d): the values multiplied by W_c
-    feeding: Tensor  # (3d, d): W_f
+    feeding: Tensor  # (3d, d): the matrix W_f, applied to f
     state: Tensor  # (b, d): the state before the first step
     recurrent: Tensor  # (3d + f + d, d): W_hh above W_q above W_r
     bias: Tensor  # (3d + f + d,): the bias of the product with `recurrent`
