@@ -92,7 +92,7 @@ class Done:
 
 @dataclass
 class Tally:
-    """The results of the trials of one part."""
+    """The results of the trials of one part: damaged, settings or kills."""
 
     name: str
     counts: Counter[str] = field(default_factory=Counter)

@@ -3,7 +3,8 @@
     torchrun --standalone --nproc-per-node=1 benchmarks/one_worker.py [--turns 12] [--steps 20]
 
 Each variant is a separate training loop over the same batches, in one process. Blocks of updates of the variants are
-interleaved, so that other load affects all of them; the median over the turns of the ratio of blocks is printed.
+interleaved, so that other load affects all of them. The time of a block relative to that of "plain" is printed, as the
+median over the turns.
 """
 
 import argparse

@@ -316,7 +316,7 @@ def main() -> None:
     for side in sides:
         try:
             row = measured(side, setting, given.device, given.steps, given.profile)
-        except Exception as error:  # a failure does not stop the other contenders
+        except Exception as error:  # a contender that fails does not stop the others
             print(f"{side:<16} failed: {type(error).__name__}: {str(error)[:300]}", flush=True)
             continue
         finally:

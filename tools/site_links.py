@@ -1,4 +1,4 @@
-"""Links of the built site: linked files of the repository are copied beside the pages, and every link must be valid.
+"""Links of the built site: linked files of the repository are copied into the site, and every link must be valid.
 
 python tools/site_links.py site
 """

@@ -226,7 +226,7 @@ def markdown(record: dict[str, Any]) -> str:
 
 
 def write(record: dict[str, Any], out: Path) -> Path:
-    """Write the table to decoding.md of a folder, between the marks of its device; the rest of the page is
+    """Write the table to decoding.md of a folder, between the marks of its device; other text of the page is
     unchanged."""
     return write_part(out / PAGE, record["device"], markdown(record), title="Decoding")
 

@@ -53,7 +53,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Link:
-    """A link between processes: bytes per second that one sends, and latency of a message in seconds."""
+    """A link between processes: bytes per second that a process sends, and latency of a message in seconds."""
 
     bandwidth: float
     latency: float

@@ -82,7 +82,7 @@ def measure(case: Case) -> Measured:
 
 def _measure(case: Case, found: Measured) -> None:
     if case.compiled:
-        torch.compiler.reset()  # else compilations of earlier cases count towards torch's limit for a function
+        torch.compiler.reset()  # torch limits the compilations of a function over all cases of the process
     field = contest(case)
     truth = error_budgets.truth(case, field)
     found.first = _clock(lambda: _run(case, field.ours)(), case.device)

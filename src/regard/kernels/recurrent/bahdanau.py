@@ -1,4 +1,4 @@
-"""The loop of a GRU decoder with additive attention in Bahdanau's order, with a backward pass written by hand.
+"""The loop of a GRU decoder with additive attention in Bahdanau's order, with its own backward pass.
 
 Everything that does not depend on the previous state is computed for all steps before the loop. Then, for each step i:
 
@@ -146,7 +146,7 @@ def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
 
 
 def _forward_by_kernels(given: Given) -> tuple[Tensor, ...]:
-    """Return what `_forward` returns, by two launches per step: a matrix product, and one kernel for the rest."""
+    """Return what `_forward` returns, by two launches per step: a matrix product, and one kernel for all else."""
     from regard.kernels.triton import few_row_products  # imported here, because it imports Triton
     from regard.kernels.triton.gru_attention_step import forward_step
 

@@ -1,4 +1,4 @@
-"""The step of a GRU: its definition, and implementations of it for loops whose backward pass is written by hand.
+"""The step of a GRU: its definition, and implementations of it for loops with their own backward passes.
 
 `step` is the definition. Every other implementation in this package must return the same, the Triton kernels included
 (`triton/gru_step.py`, `triton/gru_attention_step.py`). `forth` and `back` are for the CPU, where torch.compile compiles
