@@ -1,4 +1,4 @@
-"""`regard bench attention`: regard and other libraries in one run, as a table, a chart and JSON."""
+"""`regard bench attention`: measure regard and other libraries in one run; write a table, a chart and JSON."""
 
 import json
 import re

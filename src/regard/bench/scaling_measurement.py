@@ -187,7 +187,7 @@ def synchronize(device: torch.device, workers: Workers) -> None:
 def sent_bytes() -> int | None:
     """Return bytes that the TCP sockets of this process have sent: gloo's traffic.
 
-    None if the system does not count them.
+    Return None if the system does not count these bytes.
     """
     if not sys.platform.startswith("linux"):
         return None
