@@ -21,7 +21,7 @@ export class Playback {
     this.tell();
   }
 
-  // Seconds from the beginning; null while nothing plays.
+  // The position of the sound in seconds from its beginning; null while nothing plays.
   get time() {
     return this.source ? Math.max(0, this.context.currentTime - this.began) : null;
   }

@@ -35,8 +35,8 @@ import { mostOf } from "./colors.js";
 import { halves } from "./halves.js";
 
 export class MemorySource {
-  // A trace compressed in the page. `packs` has one gzip file in base64 per record, decompressed at first use. `others`
-  // are the sources of all sequences of the batch, including this one.
+  // The data source of a trace whose compressed data is in the page. `packs` has one gzip file in base64 for each
+  // record, decompressed at first use. `others` are the sources of all sequences of the batch, including this one.
   constructor(about, packs, pictures, others) {
     this.about = about;
     this.others = others;
@@ -44,7 +44,7 @@ export class MemorySource {
     this.packs = packs;
     this.pictures = pictures;
     this.unpacked = new Map();
-    this.maps = new Map(); // cache of the most recent heads
+    this.maps = new Map(); // cache of the maps of recently shown heads
   }
 
   async sequence(n) {
@@ -123,7 +123,7 @@ export class MemorySource {
     return picture ? new Blob([decode(picture)], { type: "image/png" }) : null;
   }
 
-  // The largest weights of one stored row, largest first.
+  // The largest weights of a row for which they are stored, in descending order, with their indices.
   largest(pack, head, at) {
     const start = (head * pack.rowsKept + at) * pack.kept;
     const indices = pack.indices.subarray(start, start + pack.kept);
@@ -135,12 +135,13 @@ export class MemorySource {
   unpack(record) {
     if (!this.unpacked.has(record)) {
       const { pack } = this.about.records[record];
-      const { heads } = pack; // includes their mean
+      const { heads } = pack; // number of heads, including the mean of all heads
       const views = decompress(decode(this.packs[record])).then(({ buffer }) => {
         let start = 0;
         const take = (type, length) => {
           const view = new type(buffer, start, length);
-          start += Math.ceil((length * type.BYTES_PER_ELEMENT) / 4) * 4; // every array begins at a multiple of four
+          // Every array begins at a multiple of four bytes.
+          start += Math.ceil((length * type.BYTES_PER_ELEMENT) / 4) * 4;
           return view;
         };
         const rows = heads * pack.rowsKept;
@@ -160,7 +161,7 @@ export class MemorySource {
   }
 }
 
-// The cells of a grid that cover the requested weights.
+// The cells of a grid that cover the given range of rows and columns.
 export function part(grid, row0, column0, rows, columns) {
   const top = Math.floor(row0 / grid.rowBlock);
   const left = Math.floor(column0 / grid.columnBlock);
@@ -173,7 +174,7 @@ export function part(grid, row0, column0, rows, columns) {
   return { ...grid, row0: row, column0: column, rows: bottom - top, columns: right - left, values };
 }
 
-// The weights of a query as { index, value } pairs: non-finite ones first, then the largest.
+// The weights of a query as { index, value } pairs: the non-finite weights first, then the others in descending order.
 export function ranked(row) {
   const pairs = Array.from(row.values, (value, n) => ({ index: row.indices ? row.indices[n] : n, value }));
   const rank = ({ value }) => (Number.isFinite(value) ? 0 : 1);
