@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 class RefusedError(Exception):
-    """A request is rejected: it exceeds a limit or names something unknown. The message states what was expected."""
+    """A request exceeds a limit or names something unknown; the message states what was expected."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
