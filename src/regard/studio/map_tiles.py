@@ -88,8 +88,7 @@ def tile(record: Record, head: int, row: int, column: int, rows: int, columns: i
 
 
 def thumbnail(record: Record, head: int, batch: int = 0) -> Grid:
-    """Return a map as at most 32 × 32 cells, each with the largest weight in it: means would hide the weights of a
-    sharp head.
+    """Return a map as at most 32 × 32 cells, each with the largest weight in it: means would hide a sharp head.
 
     For a large map only one row of each block is computed, so that the thumbnails of all heads appear fast.
     """

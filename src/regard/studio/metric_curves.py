@@ -16,8 +16,7 @@ _SERIES = 64  # largest number of curves of a run
 
 @dataclass
 class Curve:
-    """One metric over the steps, in a bounded number of points: each is the mean of the same number of consecutive
-    values.
+    """One metric over the steps, as a bounded number of points, each the mean of equally many consecutive values.
 
     >>> curve = Curve(most=4)
     >>> for step in range(6):

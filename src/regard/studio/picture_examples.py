@@ -31,8 +31,7 @@ CAPTION: list[tuple[str, dict[int, float]]] = [
 
 
 def image() -> Example:
-    """Return an example of a caption over 14 × 14 patches; a patch's features are the fractions of the objects in
-    it."""
+    """Return an example of a caption over 14 × 14 patches; a patch's features are its fractions of each object."""
     pixels = _things()
     shares = torch.stack([(pixels == thing).float() for thing in range(len(COLOURS))])
     step = SIDE // PATCHES

@@ -144,7 +144,7 @@ def _value(one: "Input", text: str, limits: Limits) -> Any:
 
 def _decoded(name: str, text: str, most: int) -> bytes:
     size = len(text) * 3 // 4
-    if size > most + 2:  # The size is checked before decoding, to save memory; base64 padding adds up to two bytes.
+    if size > most + 2:  # checked before decoding, to save memory; base64 padding adds up to two bytes
         raise RefusedError(f"{name} must have at most {most} bytes, got about {size}", 413)
     try:
         data = base64.b64decode(text.encode("ascii"), validate=True)

@@ -31,8 +31,7 @@ def serve(
     traces: "Sequence[Trace]" = (),
     say: Callable[[str], None] = print,
 ) -> None:
-    """Run the server until it is interrupted. `paths` are trace files and run directories; port 0 chooses any free
-    port.
+    """Run the server until it is interrupted. `paths` are trace files and run directories; port 0 is any free port.
 
     Raises OSError if the port is in use, and ValueError if a path is neither a trace nor a run.
     """

@@ -77,8 +77,7 @@ class Toy:
         return Answer(tuple(source), tuple(sentence.told(list(forced), steps, hypothesis) for hypothesis in found))
 
     def score(self, text: str, target: Sequence[str], place: int, kept: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
-        """Return the probability of the word at index `place` of the translation `target`, for each mask of source
-        words.
+        """Return the probability of word `place` of the translation `target`, for each mask of source words.
 
         A row of `kept` is True at the source words that the translator reads; other source words are removed.
         """

@@ -1,5 +1,4 @@
-"""The traces of a studio: examples, files from the command line or from the browser, and traces of predictions and
-runs.
+"""The traces of a studio: examples, files from the command line or the browser, traces of predictions and runs.
 
 The studio gives each trace a short id. No text from HTTP is ever used as a path.
 """
