@@ -268,7 +268,7 @@ class Modified:
 
 
 def _over_pairs(function: Callable[..., Tensor], scores: int) -> Callable[..., Tensor]:
-    """Return the function of the scalars batch, head, query and key, mapped over tensors of these indices.
+    """Return a function of the scalars (batch, head, query, key), mapped by vmap over tensors of these indices.
 
     `scores` is 1 if the function takes a score before the indices, else 0.
     """

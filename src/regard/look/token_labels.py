@@ -138,7 +138,7 @@ def _readable(tokenizer: object, numbers: list[int]) -> list[str]:
     elif isinstance(tokenizer, NamesToken):
         pieces = [tokenizer.id_to_token(number) or f"<{number}>" for number in numbers]
     else:
-        of_bytes = getattr(tokenizer, "decode_single_token_bytes", None)  # the method of tiktoken
+        of_bytes = getattr(tokenizer, "decode_single_token_bytes", None)  # a method of the tokenizers of tiktoken
         if of_bytes is not None:
             return from_bytes([of_bytes(number) for number in numbers])
         decode = getattr(tokenizer, "decode", None)
@@ -153,7 +153,8 @@ def _readable(tokenizer: object, numbers: list[int]) -> list[str]:
 
 def _special(tokenizer: object) -> set[int]:
     """Return the ids of the tokenizer's special and added tokens, which are shown unchanged."""
-    added = getattr(tokenizer, "added_tokens_decoder", None)  # a dict in transformers, a function in tokenizers
+    # A dict in the transformers library, a function in the tokenizers library.
+    added = getattr(tokenizer, "added_tokens_decoder", None)
     if added is None:
         added = getattr(tokenizer, "get_added_tokens_decoder", dict)()
     return {*added, *getattr(tokenizer, "all_special_ids", ())}

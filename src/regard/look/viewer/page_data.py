@@ -23,7 +23,7 @@ from regard.look.trace import Trace
 
 THUMBNAIL = 32  # largest number of cells per side of a thumbnail
 WHOLE = 512  # largest number of queries or keys of a map that is stored whole; larger maps are pooled
-KEPT = 8  # number of largest weights of each row that a whole map stores in 16 bits
+KEPT = 8  # number of the largest weights of each row that are stored in 16 bits if the map is stored whole
 # Weights in 8 bits are multiples of a step. If the maps that a page stores whole have more than FINE weights together,
 # the step of each row is at least COARSE; otherwise 255 steps reach exactly the largest weight of the row.
 FINE = 4_000_000
@@ -71,7 +71,7 @@ class Budget:
 
 
 class Odd(NamedTuple):
-    """The numbers of NaN, infinite and negative weights in a map."""
+    """The counts of NaN, infinite and negative weights in a map."""
 
     nan: int
     infinite: int
@@ -86,7 +86,7 @@ class Odd(NamedTuple):
         return Odd(self.nan + other.nan, self.infinite + other.infinite, self.negative + other.negative)
 
     def told(self) -> str | None:
-        """Return a sentence that states these counts; None if all are 0.
+        """Return a sentence that states the counts; None if all are 0.
 
         >>> Odd(3, 0, 1).told()
         'Of the weights 3 are NaN, 1 negative.'
@@ -301,7 +301,8 @@ def _peak(values: Tensor) -> float:
 def _pack_whole(record: Record, budget: Budget, swept: _Swept, cells: Tensor) -> tuple[Json, bytes]:
     """Return the entry and the bytes of a map that is stored whole.
 
-    The largest weights of each row have 16 bits. The others have 8 bits: 255 steps up to the largest of them.
+    The largest weights of each row are stored in 16 bits. All others are stored in 8 bits: 255 steps from 0 to the
+    largest of them.
     """
     weights = _sane(record.weights())
     kept = min(KEPT, record.keys)
@@ -399,7 +400,7 @@ def _swept(record: Record, heads: int) -> _Swept:
 
 
 class _Largest:
-    """Thumbnails of all heads, in which each cell is the weight of the largest magnitude among those that it covers.
+    """Thumbnails of all heads; each cell has the weight of the largest magnitude among those that it covers.
 
     A mean would make the large weights of a sharp head invisible.
     """

@@ -4,32 +4,36 @@
 //   source.thumbnail(record, head)              -> Grid of at most 32 × 32 cells: each has the largest weight in it
 //   source.map(record, head)                    -> Grid of the whole map, pooled if it is too large to store
 //   source.tile(record, head, row0, column0, rows, columns)
-//                                               -> Grid of that part, in weights; pooled if it is too large
+//                                               -> Grid of that part of the map; pooled if it is too large
 //   source.rows(record, head, row)              -> Row, the weights of one query
 //   source.received(record, head)               -> Float32Array: the mean weight that each key receives
 //   source.picture(label)                       -> Blob of a PNG, or null
-//   source.finer                                -> true if tile() can show more than map() does
+//   source.finer                                -> true if tile() can have a higher resolution than map()
 //   source.sequence(n)                          -> the source of the n-th of about.sequences
 //
-// `record`, `head` and `label` are positions in the lists of About. If a record has several heads, the head after the
-// last is their mean.
+// `record`, `head` and `label` are indices in the lists of About. If a record has several heads, the head after the
+// last is their mean. In the objects below, `?` marks a field that may be missing.
 //
-// About  { title, parts: { en, zh } | null: the heading of the records, dropped: [sentence], labels: [Labels], records: [{
-//            group: the answer it belongs to, or "", layer: [word] | null,
-//            name, call, kind, heads, queries, keys, scale, note, check, rows, columns,   (these two: labels or null)
-//            entropy: [per head] | null, distance: [per head] | null }],    (null for a head: unknown)
-//          sequence, sequences: [{ number, text }] }     (those of the batch in the page; text: the first words)
+// About  { title, parts: { en, zh } or null (the heading of the records), dropped: [sentence], labels: [Labels],
+//          records: [{
+//            group: the title of the answer that the record belongs to, or "", layer: [word] or null,
+//            name, call, kind, heads, queries, keys, scale, note, check,
+//            rows, columns: indices in `labels`, or null,
+//            entropy: [number for each head] or null, distance: [number for each head] or null }],
+//          sequence, sequences: [{ number, text }]: the sequences of the batch in the page, and their first words }
 // Labels { kind: "tokens" | "patches" | "frames" | "objects" | "glimpses" | "list", items: [string], grid: [h, w]?,
-//            picture: bool, seconds?: number per frame, sound?: a WAV file in base64, x?, y?, heading?, speed?: [per object],
-//            length?, width?, present?: [per object], ego?: [x, y, heading, speed per row]: then x, y, … have a number for
-//            each object of each row; lanes?, crossings?, zebras?, ramps?: [metres],
-//            sides?: [per scale], width of a glimpse as a fraction of the image's; x and y are fractions then too,
-//            probability?: [per item], of a generated word }
+//            picture: bool, seconds?: the length of a frame, sound?: a WAV file in base64,
+//            x?, y?, heading?, speed?, length?, width?, present?: [number for each object],
+//            ego?: [x, y, heading, speed for each row]; then x, y, … have a number for each object of each row,
+//            lanes?, crossings?, zebras?, ramps?: [metres],
+//            sides?: [width of a glimpse at each scale]; with it, x, y and sides are fractions of the image's size,
+//            probability?: [probability of each generated word] }
 // Grid   { row0, column0, rows, columns, rowBlock, columnBlock, values: Float32Array, highest, error }
 //            A cell is the mean of rowBlock × columnBlock weights; `error` bounds the storage error.
 //            Values may be negative, infinite or NaN; `highest` is the largest finite |value|.
-// Row    { row, indices: Uint32Array | null, values: Float32Array, rest, error }
-//            With indices null there is a value for every key; else the largest ones, and the sum of all others.
+// Row    { row, indices: Uint32Array or null, values: Float32Array, rest, error }
+//            If `indices` is null, there is a value for every key. Otherwise there are only the largest weights, and
+//            `rest` is the sum of the others.
 
 import { mostOf } from "./colors.js";
 import { halves } from "./halves.js";
