@@ -193,9 +193,9 @@ def test_a_cell_has_the_hue_of_the_head_that_has_most_there(visit):
         tab.color(x + 20, y - 20) for x, y in (tab.places(2, 0), tab.places(1, 1), tab.places(0, 2))
     )
     assert len({first, itself, uniform}) == 3
-    assert uniform[2] > uniform[0]  # head 0 is blue
-    assert first[1] > max(first[0], first[2])  # head 2 is green
-    assert itself[0] > max(itself[1], itself[2])  # head 1 is red
+    assert uniform[2] > uniform[0]  # the hue of head 0 is blue
+    assert first[1] > max(first[0], first[2])  # the hue of head 2 is green
+    assert itself[0] > max(itself[1], itself[2])  # the hue of head 1 is red
     tab.point(1, 0)
     assert "0: 0.33 1: 0.00 2: 1.00" in " ".join(tab.text(".readout").split())
     assert float(tab.text(".readout strong").removeprefix("mean ")) == pytest.approx(4 / 9, abs=5e-4)

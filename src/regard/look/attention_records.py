@@ -284,7 +284,7 @@ class Record:
     def overview(self, size: int = 256, *, head: int, batch: int = 0, pool: Literal["mean", "max"] = "mean") -> Tensor:
         """Return the attention map of a head, pooled to at most size × size cells.
 
-        Each cell is the mean (or the maximum) of the weights that it covers.
+        Each cell of the pooled map is the mean (or the maximum) of the weights that it covers.
         """
         if size < 1:
             raise ValueError(f"size must be at least 1, got {size}")

@@ -27,7 +27,7 @@ class _Path(NamedTuple):
     sides: Words  # the side of the model: ("encoder",), ("decoder",) or ()
     numbers: Words
     role: str | None  # the kind of attention: "self", "cross" or None
-    others: Words  # all other parts of the path
+    others: Words  # all other parts of the module path
 
 
 def layer_names(names: Sequence[str]) -> list[Words | None]:

@@ -290,7 +290,7 @@ def _over_pairs(function: Callable[..., Tensor], scores: int) -> Callable[..., T
 class Joined:
     """A source that stacks the rows of several sources, such as the steps of generation, into one attention map.
 
-    Keys that a call did not have yet have weight 0 in its rows.
+    Keys that did not exist yet when a call was recorded have weight 0 in the rows of that call.
     """
 
     def __init__(self, parts: Sequence[Source]) -> None:

@@ -41,7 +41,7 @@ class Answering:
         return found
 
     def logit(self, inputs: Float[Tensor, "k d"], row: int, kept: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
-        """Return the logit of query `row` under n masks; `kept` is True at the inputs that it may attend to."""
+        """Return the logit of query `row` under n masks; `kept` is True at the inputs that the query may attend to."""
         queries = self.query[:, row : row + 1].expand(len(kept), -1, -1, -1)
         memory = inputs.expand(len(kept), 1, -1, -1)
         output = attention(queries, memory, memory, mask=kept[:, None, None, :]).output

@@ -20,9 +20,9 @@ from regard.look.head_mean import WithMean, with_mean
 from regard.studio.limits import LIMITS, RefusedError, within
 
 CELLS = LIMITS.tile  # largest number of rows, and of columns, of a picture that is sent
-AT_ONCE = 2**21  # number of weights in memory at a time
-WORK = 2**23  # number of weights computed for one tile: less than 0.1 s on two cores
-OVERVIEW = 2**24  # number of weights computed for a whole map
+AT_ONCE = 2**21  # largest number of weights in memory at a time
+WORK = 2**23  # largest number of weights computed for one tile: less than 0.1 s on two cores
+OVERVIEW = 2**24  # largest number of weights computed for a picture of the whole map
 THUMBNAIL = 32
 Block = tuple[int | float, int | float]
 Pool = Callable[[Tensor, tuple[int, int]], Tensor]

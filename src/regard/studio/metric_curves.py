@@ -28,7 +28,7 @@ class Curve:
     most: int
     width: int = 1  # number of lines of the metrics file that one point averages
     means: list[tuple[float, float]] = field(default_factory=list)
-    # Values of the last point, for which more lines are expected.
+    # Values that will be averaged to the next point, as soon as there are `width` of them.
     open: list[tuple[float, float]] = field(default_factory=list)
     last: tuple[float, float] | None = None
 

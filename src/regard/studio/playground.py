@@ -144,7 +144,7 @@ def _split(vectors: list[list[float]], heads: int) -> "Tensor":
 
 
 def _score(question: Question, size: int) -> tuple["Score", dict[str, "Tensor"]]:
-    """Return the score, divided by the temperature, and its parameters."""
+    """Return a score function, whose scores are divided by the temperature, and its parameters by name."""
     import torch
 
     from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot

@@ -86,7 +86,7 @@ def server(app: "FastAPI") -> "uvicorn.Server":
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket, or raise an OSError with advice."""
+    """Return a listening socket, or raise an OSError that names the address and the reason."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:

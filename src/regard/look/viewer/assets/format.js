@@ -1,4 +1,4 @@
-// Numbers and labels as displayed text.
+// Functions that convert numbers and labels to displayed text.
 
 // A weight as text: three significant digits and at least three decimals, but no more than its storage error allows.
 // Weights of one list get the number of decimals of the weight `like`.

@@ -127,7 +127,7 @@ export class MemorySource {
     return picture ? new Blob([decode(picture)], { type: "image/png" }) : null;
   }
 
-  // The largest weights of a row for which they are stored, in descending order, with their indices.
+  // The stored largest weights of a row, in descending order, with the indices of their keys.
   largest(pack, head, at) {
     const start = (head * pack.rowsKept + at) * pack.kept;
     const indices = pack.indices.subarray(start, start + pack.kept);

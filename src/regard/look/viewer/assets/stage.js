@@ -160,7 +160,7 @@ export class Stage {
       return;
     }
     this.bitmaps.clear();
-    this.state.set({ hover: null, locked: null }); // the positions belong to other words now
+    this.state.set({ hover: null, locked: null }); // the selected positions belong to other words now
     this.render();
     this.load();
   }
