@@ -31,7 +31,7 @@ COARSE = 2e-4
 POOLED_CELLS = 3_000_000  # largest number of cells in all pooled maps of a page
 KEPT_WEIGHTS = 1_200_000  # largest number of separately stored largest weights in all pooled maps of a page
 SOUND = 2**20  # largest size in bytes of a sound in a page; a larger one is omitted
-BLOCK = 2**22  # number of weights that are in memory at a time
+BLOCK = 2**22  # largest number of weights that are in memory at a time
 NUMBERS = (  # the entries of `Labels.extra` that are lists of numbers
     *("x", "y", "heading", "speed", "sides", "probability", "length", "width", "present", "ego"),
     *("lanes", "crossings", "zebras", "ramps"),
@@ -99,14 +99,15 @@ class Odd(NamedTuple):
 class _Swept(NamedTuple):
     """Statistics of the weights of one sequence of a record, which `_swept` computes in one pass."""
 
-    sums: Tensor  # (heads, queries), the sum of each row
-    received: Tensor  # (heads, keys), the sum of each column
-    entropy: Tensor  # (heads,), the mean entropy of the rows
+    sums: Tensor  # the sum of each row of weights, (heads, queries)
+    received: Tensor  # the sum of each column of weights, (heads, keys)
+    entropy: Tensor  # the mean entropy of the rows of each head, (heads,)
     # For each head, the mean distance between query and key; None if rows and columns are not the same positions, or
     # some weights are unknown.
     distance: list[float | None] | None
     odd: Odd
-    small: Tensor  # (heads, rows, columns) of thumbnails, each cell the weight of the largest magnitude in it
+    # Thumbnails of the heads, (heads, rows, columns): each cell has the weight of the largest magnitude in it.
+    small: Tensor
 
 
 @dataclass(frozen=True)
@@ -351,7 +352,8 @@ def _written(
     largest: Tensor,
     codes: Tensor,
 ) -> tuple[Json, bytes]:
-    """Return the completed entry and the bytes of all arrays, each aligned to four bytes, in the order of source.js."""
+    """Return the completed entry and the bytes of all arrays, each aligned to four bytes, in the order of
+    `source.js`."""
     *steps, received = rows
     places = indices.to(torch.uint32 if record.keys > 65536 else torch.uint16)
     arrays = [*(row.float() for row in steps), received.float() / max(1, record.queries), places, largest, codes]
@@ -402,7 +404,7 @@ def _swept(record: Record, heads: int) -> _Swept:
 class _Largest:
     """Thumbnails of all heads; each cell has the weight of the largest magnitude among those that it covers.
 
-    A mean would make the large weights of a sharp head invisible.
+    The mean of the weights in a cell would make the large weights of a sharp head invisible.
     """
 
     def __init__(self, record: Record) -> None:

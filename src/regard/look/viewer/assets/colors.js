@@ -94,8 +94,8 @@ export function css(share, theme) {
   return `rgb(${red},${green},${blue})`;
 }
 
-// The colour of text on the colour of a share: black on light and white on dark colours. It changes at the lightness at
-// which both have a contrast of 4.5 : 1.
+// The colour of text on the colour of a share: black on light and white on dark colours. The text changes from black to
+// white at the lightness at which both have a contrast of 4.5 : 1.
 export function ink(share, theme) {
   return between(SCALES[theme].lightness, Math.min(1, Math.max(0, share))) > 0.565 ? "#000000" : "#ffffff";
 }

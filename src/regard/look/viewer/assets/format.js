@@ -33,7 +33,7 @@ export function compact(value) {
   return value.toExponential(1).replace("e-", "e−").replace("e+", "e");
 }
 
-// Control characters, and marks without width that could change the direction of the text.
+// A pattern of control characters, and of invisible marks that could change the direction of the text.
 const UNSEEN = /[\u0000-\u001f\u007f\u200b-\u200f\u202a-\u202e\u2066-\u2069]/g;
 
 // A token as visible text: blanks and line ends are replaced by symbols.
@@ -48,7 +48,7 @@ export function short(label, longest = 24) {
   return letters.length > longest ? `${letters.slice(0, longest - 1).join("")}…` : letters.join("");
 }
 
-// The i-th label; without labels its number, from 0.
+// The label at an index; without labels, the index itself.
 export function labelOf(labels, index) {
   return labels?.items[index] ?? String(index);
 }

@@ -1,11 +1,11 @@
-// The map of weights: rows are queries, columns are keys, darker cells have larger weights.
+// The view of a map as cells: rows are queries, columns are keys, and darker cells have larger weights.
 
 import { colorOf, headColor, headInk, headTable, inkOf, mostOf, palette, stretch, table } from "./colors.js";
 import { compact, labelOf, nice, odd, short, textWidth } from "./format.js";
 import { inside } from "./model.js";
 import { pixels } from "./painter.js";
 
-const SIZE = 12; // font size of labels
+const SIZE = 12; // font size of the labels in pixels
 const LONGEST = 140; // largest width of a label in pixels
 const READABLE = 34; // smallest cell in pixels that shows a number
 const painted = new WeakMap(); // cache of drawn maps: the cells of a grid as a picture, for one scale and theme
@@ -20,7 +20,7 @@ export const heatmap = {
 
 function layout(model, look) {
   const { record } = model;
-  const most = Math.max(60, Math.min(LONGEST, look.width * 0.24)); // largest width of a label
+  const most = Math.max(60, Math.min(LONGEST, look.width * 0.24)); // largest width of a label in pixels
   const left = 14 + Math.min(most, longest(model.rows, record.queries));
   const widest = Math.min(most, longest(model.columns, record.keys));
   const after = Math.max(12, ...overhang(model.columns, record.keys, widest, look.width - left));

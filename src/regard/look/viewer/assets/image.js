@@ -1,4 +1,5 @@
-// An image with attention as an overlay: large for the chosen word, small for every word.
+// The view of attention over an image: a large picture with the chosen word's weights as an overlay, and a small one
+// for every word.
 
 import { inkOf, mostOf, tint } from "./colors.js";
 import { labelOf, short, textWidth, weight } from "./format.js";
@@ -197,7 +198,8 @@ function largest(values) {
   return values?.find((value) => !Number.isFinite(value)) ?? mostOf(values);
 }
 
-// The weight at which the overlay is transparent: the largest weight of this word, or of all words and both traces.
+// The weight at which the overlay is transparent: the largest weight of this word, or of all words of all compared
+// traces.
 function brightest(own, look, word) {
   return look.scale === "row" || word === null ? mostOf(own) : Math.max(look.highest, 1e-12);
 }

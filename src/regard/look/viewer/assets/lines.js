@@ -1,4 +1,4 @@
-// Queries at the left, keys at the right, and a line for each weight above a threshold.
+// The view of a map as lines: queries at the left, keys at the right, and a line for each weight above a threshold.
 
 import { headColor, palette, stretch, tint } from "./colors.js";
 import { labelOf, short, textWidth, weight } from "./format.js";

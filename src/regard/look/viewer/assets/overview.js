@@ -1,4 +1,4 @@
-// All heads: a row of small maps for each layer, or a point for each head.
+// The overview of all heads: a row of small maps for each layer, or a point for each head.
 
 import { colorOf, headColor, MOST_HEADS } from "./colors.js";
 import { choice, el } from "./dom.js";

@@ -6,7 +6,8 @@ const LATER = /^.⟨(?!1\/)\d+\/\d+⟩/u;
 const WIDE = /[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60]/;
 const CLOSING = /^[.,;:!?)\]}%»”’]/;
 
-// The words along an axis as { start, stop, name } in positions of pieces; null if every piece is a whole word.
+// The words along an axis as { start, stop, name }, where start and stop count pieces; null if every piece is a whole
+// word.
 export function wordsOf(labels) {
   if (labels?.kind !== "tokens") return null;
   const words = [];
