@@ -68,7 +68,7 @@ def test_alignments_are_of_words_and_of_pieces(run):
 
 
 def test_pieces_of_a_word_attend_together():
-    """The sub-word with the largest weight is in "der"; the word with the largest sum is "Hund"; the end is no word."""
+    """The largest weight is on the sub-word "der", the largest sum on the word "Hund"; the end token is not a word."""
     subwords = train_bpe(["der sieht 了"] * 4, size=300)
     coder = PieceCoder(Codes(subwords, subwords))
     source, numbers = coder.read("der Hund"), tuple(coder.target("看了 Hm"))

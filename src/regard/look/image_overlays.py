@@ -116,7 +116,7 @@ def svg(record: Record, *, title: str, head: int = 0, batch: int = 0, cells: boo
 
 
 def png(record: Record, path: str | Path, *, title: str, head: int = 0, batch: int = 0, cells: bool = False) -> Path:
-    """Write a PNG file of the picture once for each row of the map, as in `svg`, and return its path."""
+    """Write a PNG file that shows the picture once for each row of the map, as `svg` does, and return its path."""
     from PIL import Image, ImageDraw
     from PIL.Image import Resampling
 

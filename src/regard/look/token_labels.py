@@ -132,7 +132,7 @@ def _shown(mask: Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 def _readable(tokenizer: object, numbers: list[int]) -> list[str]:
-    """Return the readable text of each token id, by whichever of four methods the tokenizer has."""
+    """Return the readable text of each token id, with the first of four methods that the tokenizer has."""
     if isinstance(tokenizer, NamesTokens):
         pieces = [str(token) for token in tokenizer.convert_ids_to_tokens(numbers)]
     elif isinstance(tokenizer, NamesToken):

@@ -212,7 +212,7 @@ def sentences(*parts: str | None) -> str | None:
 
 
 def pictures(trace: Trace, *, batch: int = 0) -> dict[str, bytes]:
-    """Return the PNG files of labels with pictures, by the index of the labels in the description of `about`."""
+    """Return the PNG files of labels with pictures, by the index of the labels in the description (`about`)."""
     labels: list[Labels] = []
     for record in trace.records:
         _, one = one_of(record, batch)
@@ -352,8 +352,7 @@ def _written(
     largest: Tensor,
     codes: Tensor,
 ) -> tuple[Json, bytes]:
-    """Return the completed entry and the bytes of all arrays, each aligned to four bytes, in the order of
-    `source.js`."""
+    """Return the completed entry and the bytes of all arrays, aligned to four bytes, in the order of `source.js`."""
     *steps, received = rows
     places = indices.to(torch.uint32 if record.keys > 65536 else torch.uint16)
     arrays = [*(row.float() for row in steps), received.float() / max(1, record.queries), places, largest, codes]
