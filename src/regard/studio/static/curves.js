@@ -7,7 +7,7 @@ import { named, say } from "./words.js";
 
 const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT] = [480, 230, 52, 26, 12, 14];
 const KNOWN = { loss: "loss", learning_rate: "learningRate", gradient_norm: "gradientNorm", tokens_per_second: "tokensPerSecond" };
-// The charts of these metrics come last.
+// The charts of the learning rate, the gradient norm and the throughput come last.
 const LAST = ["learning_rate", "gradient_norm", "tokens_per_second"];
 
 // `series` is a list of { kind, name, points, last, mean_of }; `labels` has the display names of the task's metrics.
