@@ -183,8 +183,7 @@ def _shape_of(tensor: Tensor) -> Tensor:
 
 
 def _of_heads(score: Score, heads: range, count: int) -> Score:
-    """Return the score function for some heads: with only their vectors or matrices, if each of `count` heads has its
-    own."""
+    """Return the score with only the parameters of some heads, if each of `count` heads has its own parameters."""
     axes = 2 if isinstance(score, Additive) else 3 if isinstance(score, Bilinear) else math.inf
     return score.holding(
         lambda tensor: tensor[heads.start : heads.stop] if tensor.ndim == axes and tensor.shape[0] == count else tensor
