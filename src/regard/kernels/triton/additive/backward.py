@@ -112,7 +112,7 @@ def backward(
     if form != "exact" and series_serves(inputs):
         choice = choice or choose(inputs, "backward")
         turns = _turns(inputs)
-        made = room_for_features(s, turns[-1], device, dtype, "backward")  # the last has the most heads
+        made = room_for_features(s, turns[-1], device, dtype, "backward")  # for the largest range of heads
     else:
         turns = [range(s.b * s.g)]
     plan, found = choice.plan if choice else None, ranges(inputs) if inputs.factored else None
