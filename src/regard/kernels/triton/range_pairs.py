@@ -18,8 +18,8 @@ class Rules(NamedTuple):
     Fields with the suffixes _b, _h, _q, _n and _k are the strides of the tensor before them.
     """
 
-    low: Any = None  # smallest j - i that may attend
-    high: Any = None  # largest j - i that may attend
+    low: Any = None  # query i may attend key j only if j - i >= low
+    high: Any = None  # query i may attend key j only if j - i <= high
     lengths: Any = None  # (b,): key j may be attended if j < lengths[b]
     lengths_b: Any = None
     query_ids: Any = None  # (b, q): segment ids; a query attends only keys with its id
