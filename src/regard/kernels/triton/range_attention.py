@@ -263,7 +263,7 @@ def range_keys(
 
 
 class Tuning(NamedTuple):
-    """The tile sizes of the three kernels."""
+    """The tile sizes of the forward kernel and of the two backward kernels."""
 
     forward: Block
     rows: Block
@@ -291,7 +291,7 @@ class Kind(NamedTuple):
     native: bool  # whether the kernels run on a GPU, not in Triton's interpreter
     scale: float
     special: bool = False  # whether there is a table, a bias, a mask of pairs, a softcap or a sigmoid
-    holes: int = 0  # 1 if a table may mask pairs; 2 if a bias or mask of pairs may, even one key for all queries
+    holes: int = 0  # 1 if a table may mask pairs; 2 if a bias or mask may, even a key for all queries
 
 
 @functools.lru_cache(maxsize=1024)
@@ -301,7 +301,7 @@ def _tiles(d: int, e: int, kind: Kind) -> tuple[Tuning, dict[str, Any]]:
     blocks = [max(16, triton.next_power_of_2(size)) for size in (d, e)]
     tuning = (SINGLE if single else HALF)[max(64, *blocks)]
     if kind.special:
-        # Numbers loaded for each pair (a bias, a mask) are prefetched too: three stages of them exceed shared memory.
+        # Numbers loaded for each pair (a bias, a mask) are prefetched too: three stages would exceed shared memory.
         tuning = Tuning(*(block._replace(stages=min(block.stages, 2)) for block in tuning))
         forward = tuning.forward
         if forward.rows == 128:
@@ -402,8 +402,8 @@ class Plan:
         unit, sizes = _unit(*self.strides, call[0]), (self.constants["BD"], self.constants["BE"])
         if len(self.sums) >= _LAYOUTS:
             self.sums.clear()
-        # Tiles of 32 for small sizes, where Hopper's asynchronous matrix products may be wrong, and for large sizes and
-        # float32, where tiles of 64 spill registers.
+        # Tiles have 32 rows for small sizes, where Hopper's asynchronous matrix products may be wrong, and for large
+        # sizes and float32, where tiles of 64 rows spill registers.
         size = 64 if self.dtype != torch.float32 and min(sizes) >= 64 and max(sizes) <= 128 else 32
         self.sums[call] = PairSums(
             self.shapes, learned, rules, (*_steps(unit, *self.strides, call[0]), *self.numbers),
@@ -433,7 +433,7 @@ _plan = functools.lru_cache(maxsize=1024)(Plan)
 
 
 def plan_of(query: Tensor, key: Tensor, value: Tensor, scale: float, rules: Rules) -> Plan:
-    """Return the cached plan for tensors of these shapes, strides and dtype, and for rules with the same parts."""
+    """Return the cached plan for tensors of these shapes, strides and dtype, and for rules with the same fields set."""
     shapes, strides = (query.shape, key.shape, value.shape), (query.stride(), key.stride(), value.stride())
     holes = 2 if rules.bias is not None or rules.mask is not None else int(rules.table is not None)
     special = holes > 0 or rules.cap is not None or rules.shift is not None

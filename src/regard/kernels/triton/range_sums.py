@@ -27,7 +27,7 @@ from regard.kernels.triton.range_pairs import (
     weights_of,
 )
 
-_PROGRAMS = 528  # the batch is split up to this number of programs: four per multiprocessor of an H200
+_PROGRAMS = 528  # the batch is split into parts for at most this many programs: four per multiprocessor of an H200
 
 
 @triton.jit
@@ -72,8 +72,8 @@ def range_sums(
 ):  # fmt: skip
     """Sum dS over the heads that share an output and over a part of the batch.
 
-    With DIAGONAL, also sum along a diagonal of tiles; `near` is the first diagonal that is stored, `nears` their
-    number.
+    With DIAGONAL, also sum along a diagonal of tiles; `near` is the first diagonal that is stored, `nears` the
+    number of stored diagonals.
     """
     tile, chunk = tl.program_id(0), tl.program_id(2)
     head = tl.program_id(1)
@@ -138,7 +138,7 @@ def table_sums(sums, grad, offset, reach, near, nears, tiles, B: tl.constexpr, C
     n = (distance - beside) // B - near
     r = tl.arange(0, B)[None, :]
     total = tl.zeros((COUNT,), tl.float32)
-    for half in tl.static_range(2):  # within a tile, j - i is `beside`, or `beside` - B in the next
+    for half in tl.static_range(2):  # distances `beside` of a tile and `beside` - B of the next
         c = beside[:, None] - half * B + r
         tile = (n + half)[:, None]
         inside = (c >= 0) & (c < B) & (tile >= 0) & (tile < nears)

@@ -156,14 +156,14 @@ def window_keys(
 
 
 class Tuning(NamedTuple):
-    """The tile sizes of the three kernels."""
+    """The tile sizes of the forward kernel and of the two backward kernels."""
 
     forward: Block
     rows: Block
     keys: Block
 
 
-SMALL = Tuning(Block(128, 64, warps=4), Block(128, 64, warps=8), Block(64, 128, warps=8))  # sizes d and e up to 64
+SMALL = Tuning(Block(128, 64, warps=4), Block(128, 64, warps=8), Block(64, 128, warps=8))  # for d and e up to 64
 LARGE = Tuning(Block(64, 64, warps=4), Block(64, 64, warps=4, stages=2), Block(64, 64, warps=4, stages=2))
 
 
@@ -233,7 +233,7 @@ def window_attention(query: Tensor, key: Tensor, value: Tensor, low: int, high: 
     `regard.window`.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
-    scale = float(scale)  # Triton would compile other kernels for an integer
+    scale = float(scale)  # for an integer scale, Triton would compile other kernels
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return _Window.apply(query, key, value, low, high, scale)
     return _attended(query, key, value, low, high, scale)[0]
