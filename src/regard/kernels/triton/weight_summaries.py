@@ -1,6 +1,6 @@
 """Summaries of softmax weights in one pass over the pairs: log-sum-exp, entropy, and received weight.
 
-None of them needs the values, so each costs about half of a forward pass of attention. With the scores s, their
+The summaries do not need the values, so each costs about half of a forward pass of attention. With the scores s, their
 log-sum-exp L and the weights p = exp(s − L), the entropy of row i is H_i = Σ_j p_ij (L_i − s_ij), and key j receives
 the weight R_j = Σ_i p_ij. The gradient of each summary with respect to s_ij is p_ij (a_ij − c_i):
 
@@ -94,7 +94,7 @@ def column_sums(
     j = j0 + tl.arange(0, BN)
     k = tile_rows(key + b.to(tl.int64) * k_b + (h // group) * k_h, j, n_k, k_n, SIZE, D)
     query += b.to(tl.int64) * q_b + h * q_h
-    acc = tl.zeros((BM, BN), tl.float32)  # summed over its BM rows once, after the loop
+    acc = tl.zeros((BM, BN), tl.float32)  # the BM rows are summed once, after the loop
     spoilt = tl.zeros((ROWS,), tl.float32)
     for i0 in range(0, n_q, ROWS):
         i = i0 + tl.arange(0, ROWS)
@@ -123,7 +123,7 @@ def _gradient(s, row, change, key_change, entropy, centre, KIND: tl.constexpr, P
         ds = p * change[:, None] * (-x * LN2 - entropy[:, None])
     else:
         ds = p * change[:, None]
-    return tl.where((p == 0.0) | (s == float("-inf")), 0.0, ds)  # masked pairs of a row with NaN give 0
+    return tl.where((p == 0.0) | (s == float("-inf")), 0.0, ds)  # 0 for masked pairs of a row with NaN
 
 
 @triton.jit

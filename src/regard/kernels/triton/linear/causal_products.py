@@ -17,7 +17,7 @@ from regard.kernels.triton.additive.plan import Block, Prepared
 from regard.kernels.triton.linear.elu_chunks import causal_pairs, causal_quotients, key_chunks, sums_before
 from regard.kernels.triton.linear.elu_rows import elu_features, elu_gradients, upstream
 
-_BLOCK, _NUMBERS = Block(16, 128, warps=4, stages=1), 4096  # number of entries of a tile
+_BLOCK, _NUMBERS = Block(16, 128, warps=4, stages=1), 4096  # _NUMBERS: number of entries of a tile
 _SUMS = Block(1, 128, warps=1, stages=1)
 CHUNK = 128  # largest number of positions of a chunk
 
@@ -27,7 +27,7 @@ class _Signature(NamedTuple):
 
     query: torch.Size
     value: torch.Size
-    strides: tuple[tuple[int, ...], ...]  # of query, key and value
+    strides: tuple[tuple[int, ...], ...]  # strides of query, key and value
     keep: tuple[int, ...] | None  # strides of the mask of keys
     chunk: int
 
@@ -66,7 +66,7 @@ class _Plan:
         self.key_gradients = Prepared(elu_gradients, tiles, (*at_key, padded, 1, c, d), of_keys, _BLOCK)
         self.before = {width: self._before(width, False) for width in (d * e, d + e)}
         self.after = {width: self._before(width, True) for width in (d * e, d)}
-        self.upstream = functools.lru_cache(maxsize=16)(  # by the strides of the output gradient
+        self.upstream = functools.lru_cache(maxsize=16)(  # cached by strides of the output's gradient
             lambda change: Prepared(upstream, tiles, (h, *change, q, padded), {**value, "R": tile}, _BLOCK)
         )
 
@@ -80,14 +80,15 @@ _plan = functools.lru_cache(maxsize=512)(_Plan)
 
 
 def _forward(plan: _Plan, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> tuple[Tensor, ...]:
-    """Return the output and, divided into chunks: φ(q), φ(k), the finite values, the pairs, and their divisors.
+    """Return the output, and the tensors that the backward pass needs, divided into chunks.
 
-    Between the pairs and the divisors are the sums of the keys before each chunk: matrices (or None) and totals.
+    These are φ(q), φ(k), the values with NaN and Inf as 0, the weights of all pairs within each chunk, the sums of the
+    keys before each chunk (matrices, or None if there is a single chunk, and totals), and the divisors of the queries.
     """
     (d, e), c, chunks, heads = plan.sizes, plan.chunk, plan.chunks, plan.heads
     count, hidden = heads * chunks, key if keep is None else keep
     queries, keys, values = (query.new_empty(count, c, n) for n in (d, d, e))
-    stats = torch.empty(2, count, d + e, device=query.device)  # of each chunk, and of all chunks before it
+    stats = torch.empty(2, count, d + e, device=query.device)  # sums of each chunk, and of all chunks before it
     divisor = torch.empty(count, c, device=query.device)
     plan.queries(query, query, queries)
     plan.keys(key, value, hidden, keys, values, stats[0])

@@ -50,8 +50,8 @@ class Places(NamedTuple):
     n_k: Any
     chunk: Any
     chunks: Any  # number of chunks of keys
-    slots: Any  # number of sums stored for each key head: those of the chunks, and one of all
-    plane: Any  # offset in `rows` from the totals to the shifts, and to the logarithms of each chunk's first key
+    slots: Any  # number of sums stored for each key head: one for each chunk, and one of all chunks
+    plane: Any  # offset in `rows` from totals to shifts, and from shifts to logarithms of each chunk's first key
     scale: Any  # scale of Performer's directions
     half: Any  # scale of the squared lengths of keys
 
@@ -128,7 +128,7 @@ def chunk_sums(
 def far_apart(rows, plane, slot, M: tl.constexpr, MP: tl.constexpr):
     """Return whether the pairs of a chunk must be computed one by one.
 
-    They must if the features of its keys span more than 2^SPAN, or if a key or value is not finite.
+    This is necessary if the features of its keys span more than 2^SPAN, or if a key or value is not finite.
     """
     m = tl.arange(0, MP)
     at = rows + slot.to(tl.int64) * M + m

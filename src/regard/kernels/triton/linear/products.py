@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from regard.kernels.triton.additive.plan import Block, Prepared
 from regard.kernels.triton.linear.elu_rows import elu_features, elu_gradients, quotients, upstream
 
-_BLOCK, _NUMBERS = Block(16, 128, warps=4, stages=1), 4096  # number of entries of a tile
+_BLOCK, _NUMBERS = Block(16, 128, warps=4, stages=1), 4096  # _NUMBERS: number of entries of a tile
 
 
 class _Signature(NamedTuple):
@@ -23,7 +23,7 @@ class _Signature(NamedTuple):
 
     query: torch.Size
     value: torch.Size
-    strides: tuple[tuple[int, ...], ...]  # of query and key
+    strides: tuple[tuple[int, ...], ...]  # strides of query and key
     keep: tuple[int, ...] | None  # strides of the mask of keys
 
 
@@ -48,7 +48,7 @@ class _Plan:
         self.query_gradients = Prepared(elu_gradients, queries, (*at_query, q, h // g, q, d), of_queries, _BLOCK)
         self.key_gradients = Prepared(elu_gradients, keys, (*at_key, k, 1, k, d), of_keys, _BLOCK)
         self.rest = queries, (h, q), {**value, "R": tile}
-        self.upstream = functools.lru_cache(maxsize=16)(self._upstream)  # by the strides of the output gradient
+        self.upstream = functools.lru_cache(maxsize=16)(self._upstream)  # cached by strides of the output's gradient
 
     def _upstream(self, change: tuple[int, ...]) -> Prepared:
         grid, (h, q), constants = self.rest
@@ -61,7 +61,7 @@ _plan = functools.lru_cache(maxsize=512)(_Plan)
 def _forward(plan: _Plan, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> tuple[Tensor, ...]:
     """Return the output, φ(q), φ(k), S = Σ φ(k) vᵀ, z = Σ φ(k) and the divisors.
 
-    In all but the output, the query heads that share a key head are one sequence.
+    In all tensors but the output, the query heads that share a key head are joined to one sequence.
     """
     (b, h, q, d), (_, g, k, e) = plan.call.query, plan.call.value
     queries, keys = query.new_empty(b * g, plan.rows, d), key.new_empty(b * g, k, d)
