@@ -1,7 +1,7 @@
 """One step of beam search in one kernel: `advance` updates the beam in place, with a program for each row.
 
 With PyTorch operations, the two hundred small launches of a step would take longer than the model. A program
-writes no memory before it has loaded it, because a program has one warp and its writes depend on all its loads.
+loads all its inputs before it overwrites them, because it has one warp and its writes depend on all its loads.
 """
 
 from collections.abc import Sequence

@@ -21,7 +21,7 @@ _TILE = 2**14  # bytes of keys or values that a program loads at a time
 _FEW = 128  # with at most this many keys and wide values, a program loads twice as many bytes at a time
 _LEAST = 2**17  # smallest cost of a query row, in multiplications, for which its keys are split
 _PART = 2**15  # smallest cost of a range of keys, in multiplications
-_WAVES = 8  # keys are split into at most so many ranges that this many programs run per multiprocessor
+_WAVES = 8  # keys are split into ranges for at most this many programs per multiprocessor
 _COLUMNS = 128  # number of value columns that one program of the merge computes
 # The largest number of query rows that one program of `_shared_step` computes, at most 64. With 0, `_shared_step` is
 # never used: it has not been run on a GPU yet.
@@ -243,7 +243,7 @@ def layout(rows: int, keys: int, f_size: int, e_size: int, additive: bool, items
 class Steps(NamedTuple):
     """All properties of a decoding step that its launch depends on, except the tensors themselves."""
 
-    shapes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # of query, key, value: see `prepare`
+    shapes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # shapes of query, key and value, as in `prepare`
     strides: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # strides of query, key and value
     itemsize: int  # number of bytes of each entry of the keys
     weight_step: int | None  # stride of the heads of the additive weight, 0 if they share it; None for dot scores

@@ -24,7 +24,7 @@ from regard.kernels.triton.score_tiles import (
 )
 
 _HALF = Block(128, 128, warps=8, stages=3)
-_LARGE = Block(64, 64, warps=4, stages=2)  # d > 128, or d or e > 64 with values: two programs fit a multiprocessor
+_LARGE = Block(64, 64, warps=4, stages=2)  # d > 128, or d or e > 64 with values; two programs fit a multiprocessor
 _VALUES = Block(64, 64, warps=4, stages=3)
 _SINGLE = Block(64, 32, warps=4, stages=2)
 

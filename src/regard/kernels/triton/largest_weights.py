@@ -12,10 +12,10 @@ from regard.kernels.triton.additive.pairs import LOG2E, add_bias, key_range, til
 from regard.kernels.triton.additive.plan import Block
 from regard.kernels.triton.score_tiles import Scored, known_sums, over_rows, tile_rows, tile_scores
 
-USED = tl.constexpr(-3.0e38)  # replaces a score that has been selected; smaller than any finite score
+USED = tl.constexpr(-3.0e38)  # replaces a score that has already been selected; smaller than all other finite scores
 FEW = tl.constexpr(8)  # largest number of weights for which `_streamed` or `_ranked` is used
 MISSING = tl.constexpr(-(2**31))  # rank of a place in which no score was stored
-TAKEN = tl.constexpr(1 - 2**31)  # replaces a rank that has been selected
+TAKEN = tl.constexpr(1 - 2**31)  # replaces a rank that has already been selected
 _BITS = 10  # largest number of bits of a rank that may hold the number of its tile
 _LARGEST = Block(32, 128, warps=8, stages=3), Block(32, 64, warps=4, stages=2)
 _RANKED = Block(64, 64, warps=4, stages=3), Block(64, 64, warps=4, stages=2)
@@ -191,7 +191,7 @@ def largest(
         weight = tl.exp2(tl.max(best, 1) - row)
         chosen = tl.sum(tl.where(here, which, 0), 1)
         tl.store(values + at + c, weight, mask=i < n_q)
-        chosen = tl.where(row == row, chosen, c)  # a row with NaN has weights of NaN, for which any keys will do
+        chosen = tl.where(row == row, chosen, c)  # a row with NaN has weights of NaN, and its keys are arbitrary
         tl.store(indices + at + c, tl.where(weight == 0.0, -1, chosen).to(tl.int64), mask=i < n_q)
         best = tl.where(here, float("-inf"), best)
 

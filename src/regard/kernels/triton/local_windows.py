@@ -139,7 +139,8 @@ def local_forward(
     total = tl.where(filled, total, 1.0)
     put_rows(output + b * o_b + h * o_h, row, n_q, o_n, acc / total[:, None], E, BE)
     row_lse = tl.where(filled, most + tl.log2(total), float("inf"))
-    if lse is not None:  # in base 2; inf for a row without keys, whose weights are then 0 in the backward pass
+    # The log-sum-exp is in base 2. It is inf for a row without keys, which makes its weights in the backward pass 0.
+    if lse is not None:
         tl.store(lse + z * n_q + row, row_lse, mask=i < n_q)
     # A row of the weights starts at the first position of its window, which may lie before the first key.
     weights += z * n_q * window
@@ -166,7 +167,7 @@ def _row_pairs(
 ):  # fmt: skip
     """Return for each pair of a tile: its softmax, its weight times the weight's gradient, and key − centre.
 
-    All three are 0 outside the query's window.
+    All three results are 0 outside the query's window.
     """
     zero = tl.zeros((q.shape[0], k.shape[0]), tl.float32)
     seen = (j[None, :] >= lo[:, None]) & (j[None, :] <= hi[:, None])

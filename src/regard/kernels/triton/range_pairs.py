@@ -36,12 +36,12 @@ class Rules(NamedTuple):
     table: Any = None  # (h, 2 * reach + 1): adds table[clip(j - i - offset, -reach, reach) + reach] to the score
     table_h: Any = None
     reach: Any = None
-    bias: Any = None  # added to the score; indexed (b, h, q, k) by strides, 0 where it broadcasts; -inf masks a pair
+    bias: Any = None  # bias of the score, indexed (b, h, q, k) by strides, 0 where it broadcasts; -inf masks a pair
     bias_b: Any = None
     bias_h: Any = None
     bias_q: Any = None
     bias_k: Any = None
-    mask: Any = None  # bytes, indexed (b, h, q, k) by strides; 0 masks a pair
+    mask: Any = None  # mask: bytes, indexed (b, h, q, k) by strides; a byte of 0 masks a pair
     mask_b: Any = None
     mask_h: Any = None
     mask_q: Any = None

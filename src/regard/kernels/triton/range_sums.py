@@ -138,7 +138,8 @@ def table_sums(sums, grad, offset, reach, near, nears, tiles, B: tl.constexpr, C
     n = (distance - beside) // B - near
     r = tl.arange(0, B)[None, :]
     total = tl.zeros((COUNT,), tl.float32)
-    for half in tl.static_range(2):  # distances `beside` of a tile and `beside` - B of the next
+    # A diagonal crosses two tiles: j - i is `beside` within the first, and `beside` - B within the second.
+    for half in tl.static_range(2):
         c = beside[:, None] - half * B + r
         tile = (n + half)[:, None]
         inside = (c >= 0) & (c < B) & (tile >= 0) & (tile < nears)
@@ -159,7 +160,7 @@ def table_sums(sums, grad, offset, reach, near, nears, tiles, B: tl.constexpr, C
 class PairSums:
     """The prepared launches for the gradient of a table or bias, for tensors of given shapes and strides.
 
-    Tiles are (size, size).
+    Tiles have `size` rows and columns.
     """
 
     def __init__(
@@ -204,7 +205,7 @@ class PairSums:
         self, query: Tensor, key: Tensor, value: Tensor, change: Tensor, lse: Tensor | None, delta: Tensor | None,
         rules: Rules, learned: Tensor, known: Any,
     ) -> Tensor:  # fmt: skip
-        """Return the gradient of the table or bias of the rules."""
+        """Return the gradient of the table or bias in `rules`."""
         sums = torch.empty(self.shape, dtype=self.dtype, device=query.device)
         known = None if known is None else (known, learned.dtype)
         self.launch(query, key, value, change, lse, delta, sums, rules, known=known)

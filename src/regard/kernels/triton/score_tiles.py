@@ -114,7 +114,7 @@ def known_sums(lse, at, inside):
 
 
 class Scored(NamedTuple):
-    """Queries (b, h, q, d), keys (b, g, k, d), the pairs that may attend, and the scale of the dot products."""
+    """Queries (b, h, q, d), keys (b, g, k, d), masks and biases of pairs, and the scale of the dot products."""
 
     query: Tensor
     key: Tensor

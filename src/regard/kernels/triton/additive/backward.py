@@ -112,7 +112,8 @@ def backward(
     if form != "exact" and series_serves(inputs):
         choice = choice or choose(inputs, "backward")
         turns = _turns(inputs)
-        made = room_for_features(s, turns[-1], device, dtype, "backward")  # for the largest range of heads
+        # Features are allocated once, for the last range of heads, which is the largest.
+        made = room_for_features(s, turns[-1], device, dtype, "backward")
     else:
         turns = [range(s.b * s.g)]
     plan, found = choice.plan if choice else None, ranges(inputs) if inputs.factored else None
@@ -170,7 +171,7 @@ def backward(
 def _rows_to_fill(inputs: Inputs, *, partial: bool, split: bool) -> tuple[Tensor, Tensor]:
     """Allocate the gradients of query and key.
 
-    They are zeros if the kernels do not write all rows, or if several slabs add to the same keys.
+    The tensors are filled with zeros if the kernels do not write all rows, or if several slabs add to the same keys.
     """
     query, key = inputs.query, inputs.key
     grad_query = (torch.zeros if partial else torch.empty)(query.shape, device=query.device, dtype=query.dtype)
@@ -181,7 +182,7 @@ def _rows_to_fill(inputs: Inputs, *, partial: bool, split: bool) -> tuple[Tensor
 def _turns(inputs: Inputs) -> list[range]:
     """Return the key heads whose features are computed at a time: all heads, or halves.
 
-    Half of the features leave more memory for dS.
+    Computing half of the features at a time leaves more memory for dS.
     """
     s = inputs.sizes
     count = s.b * s.g

@@ -38,7 +38,7 @@ def _operands(inputs: Inputs, *, value: bool) -> list[Any]:
 class Ranges(NamedTuple):
     """The minimum and maximum of every feature of each head, over each of several groups of rows."""
 
-    lows: Tensor  # minima, (b * h + b * g, PARTS, f): of the query heads, then of the key heads
+    lows: Tensor  # minima, shape (b * h + b * g, PARTS, f): query heads first, then key heads
     highs: Tensor
 
 
@@ -95,7 +95,7 @@ class Features(NamedTuple):
     """Sine-series features of the key heads `units` and of the query heads that share them."""
 
     units: range
-    query: Tensor  # shape (heads * q_pad, 32 * f_pad)
+    query: Tensor  # features of the queries, shape (heads * q_pad, 32 * f_pad)
     key: Tensor
     raw: tuple[Tensor, Tensor]  # float32 copies of query and key, for heads without a series
     # What the slopes and constants of the fits add to the scores of each query, and the slopes to those of each key;

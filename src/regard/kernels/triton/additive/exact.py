@@ -37,7 +37,7 @@ QUIET = tl.constexpr(11.0)  # if x + ln(u) / 2 is at most this, a product of fou
 # Up to this x + ln(u) / 2, a product of two u (1 + e^{2x}) fits float32. Beyond it, the gradient kernel uses a formula
 # in which the derivative of a saturated tanh is 0, not a rounding error.
 CALM = tl.constexpr(12.0)
-CAP = tl.constexpr(1e18)  # limit of denominators |D'|, whose product does not overflow for two features
+CAP = tl.constexpr(1e18)  # limit of |D'|: a product of two denominators within this limit does not overflow
 TWO_LOG2E = tl.constexpr(2.8853900817779268)
 CALM_REACH = tl.constexpr(34.0)  # if Σ|w| is below this, scores span less than a hundred powers of two
 CALM_FLOAT16 = tl.constexpr(8.3)  # if Σ|w| is below this, scores span less than 24 powers of two
@@ -149,7 +149,10 @@ def _factored_sum(a_at, b_at, u_at, f_pad, FORM: tl.constexpr, NATIVE: tl.conste
 
 @triton.jit
 def even_part(x, ACT: tl.constexpr, NATIVE: tl.constexpr):
-    """Return the activation of x = query + key without its part linear in x, which `fused` adds as separate terms."""
+    """Return the activation of x = query + key without its part that is linear in x.
+
+    `regard.kernels.additive.fused` adds the linear part as separate terms of query and key.
+    """
     if ACT == "tanh":
         if NATIVE:
             return tl.inline_asm_elementwise(
@@ -181,7 +184,7 @@ def tile_scores(raw, powers, tops, sizes, weight_at, scale, z_q, z_k, i0, j0, q_
                 ACT: tl.constexpr, FACTORED: tl.constexpr, NATIVE: tl.constexpr,
                 BM: tl.constexpr, BN: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
     """Return scores of a tile (keys, queries) in base 2; FACTORED omits the term Σw, which cancels in a softmax."""
-    q_at = (z_q.to(tl.int64) * q_pad + i0) * f_pad  # a tile begins at the beginning of a span
+    q_at = (z_q.to(tl.int64) * q_pad + i0) * f_pad  # a tile begins with the first row of a span
     k_at = (z_k.to(tl.int64) * k_pad + j0) * f_pad
     if FACTORED:
         form = tile_form(tops, sizes, z_q, z_k, i0, j0, q_pad, k_pad, BM, BN)
@@ -389,7 +392,7 @@ def exact_score(
                     if PRECISION == "three":
                         high = coarse(kept)
                         low = remainder(kept, high)
-                        fresh = tl.zeros((EB, BN), tl.float32)  # `product_parts` explains why a sum starts from 0
+                        fresh = tl.zeros((EB, BN), tl.float32)  # starts from 0, as in `product_parts`
                         for step in tl.range(0, 3, num_stages=1):
                             do = tl.load(columns_at + tl.where(step == 1, g_low_step, 0))
                             fresh = tl.dot(do, tl.where(step == 0, low, high), fresh, input_precision="tf32")

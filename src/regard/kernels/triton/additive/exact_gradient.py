@@ -207,7 +207,7 @@ def exact_feature(
                 grad1 += 4.0 * gain * w1 * u1 * slope1
                 grad2 += 4.0 * gain * w2 * u2 * slope2
                 if QUERY:
-                    # Σ dS is the sum that this kernel has computed, so that its rounding error cancels
+                    # Σ dS is the sum computed in this kernel, so that its rounding error cancels against that of Σ dS ρ
                     to = weight_part + (zz.to(tl.int64) * parts + row0 // BM * SEGMENTS + segment) * f_size
                     part1 = tl.sum(tl.where(row_in[:, None], change - 2.0 * u1 * sum1, 0.0), 0)
                     part2 = tl.sum(tl.where(row_in[:, None], change - 2.0 * u2 * sum2, 0.0), 0)

@@ -47,7 +47,7 @@ def _tuned(inputs: Inputs, pairs: Pairs, form: str, learning: bool) -> Tuning:
     where = _where(kind, s, query.dtype, query.device)
     choices, number = (_SERIES if s.e_block <= 64 else _SERIES[:1]) if series_first else _EXACT, _TILES.known(where)
     if number is None:
-        if torch.cuda.is_current_stream_capturing():  # time cannot be measured in a graph capture
+        if torch.cuda.is_current_stream_capturing():  # no timing is possible in a graph capture
             return DEFAULT
 
         def seconds(number: int) -> float:

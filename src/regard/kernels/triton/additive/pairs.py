@@ -19,13 +19,13 @@ class Pairs(NamedTuple):
     low: Any = None  # query i may attend key j only if j - i >= low
     high: Any = None  # query i may attend key j only if j - i <= high
     lengths: Any = None  # (b,), integers: key j may be attended if j < lengths[b]
-    query_ids: Any = None  # (b, q): segment ids; a query attends only keys with its id
-    key_ids: Any = None  # (b, k): segment ids, integers of the same width as query_ids
+    query_ids: Any = None  # (b, q): segment ids of the queries; a query attends only keys with the same id
+    key_ids: Any = None  # (b, k): segment ids of the keys, integers of the same width as query_ids
     query_least: Any = None  # (b, q / SPAN) or None: smallest segment id of each span of SPAN queries
     query_most: Any = None  # (b, q / SPAN) or None: largest segment id of each span of SPAN queries
     key_least: Any = None
     key_most: Any = None
-    mask: Any = None  # bytes, indexed (b, h, q, k) by strides, which are 0 where it broadcasts; 0 masks a pair
+    mask: Any = None  # mask: bytes, indexed (b, h, q, k) by strides, 0 where it broadcasts; a byte of 0 masks a pair
     mask_b: Any = None
     mask_h: Any = None
     mask_q: Any = None
@@ -41,7 +41,7 @@ class Pairs(NamedTuple):
     seed: Any = None
 
 
-EVERY = Pairs()  # no pair is masked, biased or dropped
+EVERY = Pairs()  # without conditions, biases and dropout: every query attends every key
 
 
 @triton.jit
@@ -81,14 +81,14 @@ def query_range(pairs, b, j0, n_q, n_k, COLS: tl.constexpr, STEP: tl.constexpr):
 @triton.jit
 def _span_least(ptr, b, at, n, COUNT: tl.constexpr):
     spans = (n + SPAN - 1) // SPAN
-    index = tl.minimum(at // SPAN + tl.arange(0, COUNT), spans - 1)  # at most the last span, to load within bounds
+    index = tl.minimum(at // SPAN + tl.arange(0, COUNT), spans - 1)  # limited to the last span, to load within bounds
     return tl.min(tl.load(ptr + b * spans + index), 0)
 
 
 @triton.jit
 def _span_most(ptr, b, at, n, COUNT: tl.constexpr):
     spans = (n + SPAN - 1) // SPAN
-    index = tl.minimum(at // SPAN + tl.arange(0, COUNT), spans - 1)  # at most the last span, to load within bounds
+    index = tl.minimum(at // SPAN + tl.arange(0, COUNT), spans - 1)  # limited to the last span, to load within bounds
     return tl.max(tl.load(ptr + b * spans + index), 0)
 
 

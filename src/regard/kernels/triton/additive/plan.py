@@ -101,14 +101,14 @@ def launch(
     kernel, or None in Triton's interpreter.
     """
     options = {} if block is None else block.options
-    if not isinstance(kernel, triton.runtime.JITFunction):  # Triton's interpreter
+    if not isinstance(kernel, triton.runtime.JITFunction):  # Triton's interpreter runs the kernel
         kernel[grid](*args, **constants, **options)
         return None
     traits = tuple(map(trait, args)) if known is None else known
     key = (kernel, availability.current_device(), block, traits, *constants.values())
     found = _compiled.get(key)
     if found is None:
-        if len(_compiled) >= _MANY:  # every new sequence length adds entries
+        if len(_compiled) >= _MANY:  # every new sequence length adds cache entries
             _compiled.clear()
         compiled = kernel[grid](*args, **constants, **options)
         _compiled[key] = compiled, launcher(compiled), tuple(kernel.arg_names[len(args) :])
@@ -119,7 +119,7 @@ def launch(
 
 
 class Prepared:
-    """A launch whose grid, numbers and constants are fixed: only its tensors, or tuples of them, are given.
+    """A launch whose grid, numbers and constants are fixed: a call gives only tensors, or tuples of them.
 
     Triton's dispatcher inspects every argument, which takes 0.1 ms; this class inspects only the tensors.
     """
@@ -132,7 +132,7 @@ class Prepared:
 
     def __call__(self, *tensors: Tensor | tuple[Any, ...] | None, known: Any = None) -> None:
         """Launch the kernel; `known` is a cache key for the properties of all tensors, if the caller can provide it."""
-        if not isinstance(self.kernel, triton.runtime.JITFunction):  # Triton's interpreter
+        if not isinstance(self.kernel, triton.runtime.JITFunction):  # Triton's interpreter runs the kernel
             self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.block.options)
             return
         key = availability.current_device(), *(map(trait, tensors) if known is None else known)

@@ -152,7 +152,7 @@ def _exp(x):
     """Return e^x accurate to float32 rounding: the rounding error of the argument is carried separately."""
     high = x * LOG2E
     whole = tl.floor(high + 0.5)
-    # x * log2(e) - whole, with log2(e) as the sum of two numbers
+    # the remainder x * log2(e) - whole, in which log2(e) is the sum of two float32 numbers
     part = tl.fma(x, 1.44269502162933349609, -whole) + x * 1.92596299112661746887e-8
     return tl.exp2(whole) * tl.exp2(part)
 

@@ -158,7 +158,7 @@ def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, row_at, fits_at, 
         # are rotated instead of computed again.
         s, c = sine_cosine(turns * (lowest + (2 * member).to(tl.float32)[None, None, :, None]), NATIVE)
         turn_s, turn_c = sine_cosine(turns * (2.0 * GROUP), NATIVE)
-        scale = inside.to(tl.float32)  # scaling commutes with the rotation; padding is scaled to 0
+        scale = inside.to(tl.float32)  # sine and cosine are scaled before the rotation; padding becomes 0
         if QUERY:
             scale *= tl.load(weight + f, mask=f < f_size, other=0.0).to(tl.float32)[None, :] * LOG2E
         scale = tl.reshape(scale, (ROWS, FB // 4, 1, 4))

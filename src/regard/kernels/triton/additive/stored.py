@@ -14,7 +14,7 @@ from regard.kernels.triton.additive.plan import Block, Gradients, Inputs, launch
 _WARPS = 4
 _KEYS = 64  # largest number of keys in a tile of the kernels that multiply matrices
 _PROGRAMS = 264  # number of programs that fill a device: two for each multiprocessor of an H200
-_MOST_ROWS = 4096  # largest number of parts of the weight's gradient that a kernel adds up; PyTorch adds up more
+_MOST_ROWS = 4096  # a kernel adds up at most this many parts of the weight's gradient; more are added by PyTorch
 
 
 class Tiles(NamedTuple):
@@ -112,7 +112,7 @@ class Recipe:
             "features": (
                 stored_gradient.feature_gradients, (b * g * self.parts, _up(f, 32), 1),
                 {**pairwise, "QB": min(tiles.rows, queries), "KQ": tiles.quads, "WARPS": _WARPS},
-                Block(tiles.rows, 32, registers=128),  # so that a multiprocessor runs four programs
+                Block(tiles.rows, 32, registers=128),  # 128 registers: four programs per multiprocessor
             ),
             "dV": (
                 stored_gradient.value_gradient, (b * g + _up(chunks, by_keys * by_values), by_keys, by_values),
@@ -133,7 +133,7 @@ class Recipe:
         kernel, grid, constants, block = self.plans[name]
         compiled = kernel[grid](*args, **constants, **block.options)
         if isinstance(kernel, triton.runtime.JITFunction):  # Triton's interpreter returns no compiled kernel
-            if len(self.compiled) >= _MANY_KINDS:  # every new layout of a gradient adds entries
+            if len(self.compiled) >= _MANY_KINDS:  # every new layout of a gradient adds cache entries
                 self.compiled.clear()
             self.compiled[name, kind] = launcher(compiled), grid, tuple(constants.values())
 
@@ -217,7 +217,7 @@ def recipe(inputs: Inputs, pairs: Pairs, tiles: Tiles = DEFAULT) -> Recipe:
     key = inputs.traits, None if pairs is EVERY else trait(pairs), inputs.query.device, tiles
     found = _recipes.get(key)
     if found is None:
-        if len(_recipes) >= _MANY:  # every new sequence length adds entries
+        if len(_recipes) >= _MANY:  # every new sequence length adds cache entries
             _recipes.clear()
         found = _recipes[key] = Recipe(inputs, tiles)
     return found

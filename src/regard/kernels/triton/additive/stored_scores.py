@@ -245,6 +245,7 @@ def weighted_values(
                 inside = (i < n_q)[:, None] & (j < n_k)[None, :]
                 s = tl.load(s_at + j[None, :], mask=inside, other=float("-inf"))
                 p = power_of_two(s - tl.where(most == float("-inf"), 0.0, most)[:, None], NATIVE)
-                p = p / tl.where(empty, 1.0, total)[:, None]  # NaN for all pairs if the total is NaN
+                # If the total of a row is NaN, all its weights are NaN, also those of masked pairs.
+                p = p / tl.where(empty, 1.0, total)[:, None]
                 to = weights + (z.to(tl.int64) * n_q + i)[:, None] * n_k + j[None, :]
                 tl.store(to, p.to(weights.dtype.element_ty), mask=inside)

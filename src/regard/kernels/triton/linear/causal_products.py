@@ -23,7 +23,7 @@ CHUNK = 128  # largest number of positions of a chunk
 
 
 class _Signature(NamedTuple):
-    """The properties of a call that determine its launches."""
+    """The properties of a call that determine its kernel launches."""
 
     query: torch.Size
     value: torch.Size
@@ -33,7 +33,7 @@ class _Signature(NamedTuple):
 
 
 class _Plan:
-    """The prepared launches of all calls with one signature."""
+    """The prepared kernel launches of all calls with the same signature."""
 
     def __init__(self, call: _Signature) -> None:
         (b, h, q, d), (_, _, k, e), c = call.query, call.value, min(call.chunk, 1 << (call.query[2] - 1).bit_length())

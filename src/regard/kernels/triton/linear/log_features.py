@@ -95,7 +95,7 @@ def elu_slope(x):
 
 @triton.jit
 def with_sums(a, sums, acc, WHOLE: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """Return acc + a @ sums in float32 with the precision WHOLE; "dot" means the dtype and precision of pairs."""
+    """Return acc + a @ sums in float32 with the precision WHOLE; "dot" means the dtype DOT and PRECISION."""
     if WHOLE == "dot":
         return product(a.to(DOT), sums.to(DOT), acc, PRECISION)
     else:

@@ -36,13 +36,13 @@ class Tuning(NamedTuple):
 
     causal: Block = Block(32, 32, warps=4, stages=2)
     full: Block = Block(128, 64, warps=8, stages=2)
-    wide: Block = Block(64, 64, warps=4, stages=2)  # `full` in float32 for sizes above 64, where shared memory is short
+    wide: Block = Block(64, 64, warps=4, stages=2)  # `full` in float32 for sizes above 64: less shared memory
     sums: Block = Block(32, 64, warps=2, stages=1)
     gradient: Block = Block(32, 32, warps=4, stages=2)
-    features: int = 64  # number of features per step
-    paired_features: int = 32  # number of features per step in a causal pass, where pairs take registers too
-    project: str = "split"  # how half-precision inputs are multiplied by Performer's random directions
-    whole: str = "dot"  # how half-precision features are multiplied by float32 sums
+    features: int = 64  # number of features that a step of a loop processes
+    paired_features: int = 32  # `features` with a causal mask, where pairs need registers too
+    project: str = "split"  # precision of products of half-precision inputs and Performer's random directions
+    whole: str = "dot"  # precision of products of half-precision features and float32 sums
 
 
 TUNING = Tuning()
@@ -50,14 +50,14 @@ SUMS = 4 << 30  # largest size in bytes of the sums of all chunks in a forward p
 
 
 class _Signature(NamedTuple):
-    """The properties of a call that determine its launches."""
+    """The properties of a call that determine its kernel launches."""
 
     query: torch.Size
     value: torch.Size
     strides: tuple[tuple[int, ...], ...]  # strides of query, key and value
     keep: tuple[int, ...] | None  # strides of the mask of keys
     dtype: torch.dtype
-    cuda: bool  # False in Triton's interpreter
+    cuda: bool  # whether the kernels run on a GPU, not in Triton's interpreter
     directions: int | None  # number of Performer's directions; None for elu features
     causal: bool
     tuning: Tuning
@@ -67,7 +67,7 @@ _SUMS = ("PERFORMER", "PROJECT", "DOT", "PRECISION", "M", "SIZE", "E", "D", "EB"
 
 
 class _Plan:
-    """The prepared launches of all calls with one signature."""
+    """The prepared kernel launches of all calls with the same signature."""
 
     def __init__(self, call: _Signature) -> None:
         self.call = call

@@ -19,7 +19,7 @@ _BLOCK, _NUMBERS = Block(16, 128, warps=4, stages=1), 4096  # _NUMBERS: number o
 
 
 class _Signature(NamedTuple):
-    """The properties of a call that determine its launches."""
+    """The properties of a call that determine its kernel launches."""
 
     query: torch.Size
     value: torch.Size
@@ -28,7 +28,7 @@ class _Signature(NamedTuple):
 
 
 class _Plan:
-    """The prepared launches of all calls with one signature."""
+    """The prepared kernel launches of all calls with the same signature."""
 
     def __init__(self, call: _Signature) -> None:
         (b, h, q, d), (_, g, k, e) = call.query, call.value
