@@ -167,7 +167,7 @@ def _row_pairs(
 ):  # fmt: skip
     """Return for each pair of a tile: its softmax, its weight times the weight's gradient, and key − centre.
 
-    All three results are 0 outside the query's window.
+    These numbers are 0 for keys outside the query's window.
     """
     zero = tl.zeros((q.shape[0], k.shape[0]), tl.float32)
     seen = (j[None, :] >= lo[:, None]) & (j[None, :] <= hi[:, None])

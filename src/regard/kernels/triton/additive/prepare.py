@@ -166,7 +166,7 @@ def factors(
     PARTS: tl.constexpr, ROW_MAJOR: tl.constexpr, FACTORED: tl.constexpr, COPY: tl.constexpr, SPLIT: tl.constexpr,
     FB: tl.constexpr, EB: tl.constexpr,
 ):  # fmt: skip
-    """Write float32 copies of query a and key b and, for tanh, e^{2(a+c)} / w and e^{2(b-c)}, by feature or by row.
+    """Write float32 copies of query a and key b and, for tanh, e^{2(a+c)} / w and e^{2(b-c)}, feature- or row-major.
 
     The constant c of each feature centres the ranges of query and key: it cancels in tanh(a + b) but limits the
     exponentials.

@@ -23,8 +23,8 @@ class Tiles(NamedTuple):
     queries: int = 8  # number of queries in the registers of a thread
     keys: int = 2
     lanes: int = 8  # number of lanes that share the hidden units of a pair
-    rows: int = 2  # number of queries that a thread processes at a time in the gradients
-    quads: int = 4  # number of groups of four keys that a thread holds in the gradients
+    rows: int = 2  # number of queries that a thread of the gradient kernel processes at a time
+    quads: int = 4  # number of groups of four keys that a thread of the gradient kernel holds
     columns: int = 128  # number of value columns in a tile
 
 
@@ -112,7 +112,7 @@ class Recipe:
             "features": (
                 stored_gradient.feature_gradients, (b * g * self.parts, _up(f, 32), 1),
                 {**pairwise, "QB": min(tiles.rows, queries), "KQ": tiles.quads, "WARPS": _WARPS},
-                Block(tiles.rows, 32, registers=128),  # 128 registers: four programs per multiprocessor
+                Block(tiles.rows, 32, registers=128),  # with 128 registers, four programs fit a multiprocessor
             ),
             "dV": (
                 stored_gradient.value_gradient, (b * g + _up(chunks, by_keys * by_values), by_keys, by_values),

@@ -136,7 +136,7 @@ def put_state(sums, rows, plane, slot, m, state, total, shift, live, M: tl.const
 def get_state(sums, rows, plane, slot, m, live, M: tl.constexpr, E: tl.constexpr, EB: tl.constexpr):
     """Return the sum of a chunk (matrix, totals and shifts).
 
-    For features m from `live` on, it is an empty sum: zeros with shifts of −inf.
+    The result for features m from `live` on is an empty sum: zeros with shifts of −inf.
     """
     e = tl.arange(0, EB)
     inside = m < live
