@@ -163,7 +163,7 @@ class Tuning(NamedTuple):
     keys: Block
 
 
-SMALL = Tuning(Block(128, 64, warps=4), Block(128, 64, warps=8), Block(64, 128, warps=8))  # for d and e up to 64
+SMALL = Tuning(Block(128, 64, warps=4), Block(128, 64, warps=8), Block(64, 128, warps=8))  # tiles for d, e <= 64
 LARGE = Tuning(Block(64, 64, warps=4), Block(64, 64, warps=4, stages=2), Block(64, 64, warps=4, stages=2))
 
 

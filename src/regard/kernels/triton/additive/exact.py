@@ -33,14 +33,14 @@ from regard.kernels.triton.additive.prepare import LIMIT, reciprocal, span_place
 
 # D' = u D is the denominator D = 1 + e^{2x} of a tanh times a reciprocal weight u of at most 1e8; x is the largest sum
 # query + key of a tile.
-QUIET = tl.constexpr(11.0)  # if x + ln(u) / 2 is at most this, a product of four u (1 + e^{2x}) fits float32
-# Up to this x + ln(u) / 2, a product of two u (1 + e^{2x}) fits float32. Beyond it, the gradient kernel uses a formula
-# in which the derivative of a saturated tanh is 0, not a rounding error.
+QUIET = tl.constexpr(11.0)  # largest x + ln(u) / 2 for which a product of four u (1 + e^{2x}) fits float32
+# The largest x + ln(u) / 2 for which a product of two u (1 + e^{2x}) fits float32. Beyond it, the gradient kernel uses
+# a formula in which the derivative of a saturated tanh is 0, not a rounding error.
 CALM = tl.constexpr(12.0)
 CAP = tl.constexpr(1e18)  # limit of |D'|: a product of two denominators within this limit does not overflow
 TWO_LOG2E = tl.constexpr(2.8853900817779268)
-CALM_REACH = tl.constexpr(34.0)  # if Σ|w| is below this, scores span less than a hundred powers of two
-CALM_FLOAT16 = tl.constexpr(8.3)  # if Σ|w| is below this, scores span less than 24 powers of two
+CALM_REACH = tl.constexpr(34.0)  # largest Σ|w| for which scores span less than a hundred powers of two
+CALM_FLOAT16 = tl.constexpr(8.3)  # largest Σ|w| for which scores span less than 24 powers of two
 WARPS = tl.constexpr(4)  # warps of a program; a warp computes a part of a tile's keys, a thread one query of each span
 SATURATED = tl.constexpr(34.6)  # log2(e^24): for larger exponents, 1 - tanh is below float32 rounding
 

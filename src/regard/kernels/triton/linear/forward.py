@@ -65,7 +65,7 @@ def chunk_sums(
 ):  # fmt: skip
     """Compute S and z of each chunk of keys, or T and t of each chunk of queries, for a block of features.
 
-    The module `operator` defines these sums. With a causal mask, the sums of chunks of queries are stored in reverse
+    The module `operator` defines S, z, T and t. With a causal mask, the sums of chunks of queries are stored in reverse
     order, so that a running sum starts from the last chunk.
     """
     f0, c, yy = tl.program_id(0) % NF * MB, tl.program_id(0) // NF, tl.program_id(1)
