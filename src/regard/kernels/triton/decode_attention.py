@@ -114,7 +114,7 @@ def _step(
         # torch.compile may pass the scale as float64.
         scores = tl.where(inside, (scores * scale).to(tl.float32), float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, 0))
-        pivot = tl.where(new_best == float("-inf"), 0.0, new_best)  # -inf if every key so far is masked
+        pivot = tl.where(new_best == float("-inf"), 0.0, new_best)  # `new_best` is -inf if all keys so far are masked
         weights = tl.exp(scores - pivot)
         fade = tl.exp(best - pivot)
         acc = acc * fade + tl.sum(weights[:, None] * v.to(tl.float32), 0)
@@ -173,7 +173,7 @@ def _shared_step(
         scores = tl.dot(q, k.T, input_precision="ieee") * scale
         scores = tl.where(inside[None, :], scores.to(tl.float32), float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, 1))
-        pivot = tl.where(new_best == float("-inf"), 0.0, new_best)  # -inf if every key so far is masked
+        pivot = tl.where(new_best == float("-inf"), 0.0, new_best)  # `new_best` is -inf if all keys so far are masked
         weights = tl.exp(scores - pivot[:, None])
         fade = tl.exp(best - pivot)
         total = total * fade + tl.sum(weights, 1)

@@ -37,7 +37,7 @@ def _slopes_of_tile(
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, B: tl.constexpr, UNIT: tl.constexpr,
     NATIVE: tl.constexpr, PRECISION: tl.constexpr, HOLES: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradient of the scores with bias of a tile: B queries from i0 on and B keys from j0 on."""
+    """Return the gradient of the scores (with bias) of a tile of B queries from i0 on and B keys from j0 on."""
     i = i0 + tl.arange(0, B)
     j = j0 + tl.arange(0, B)
     q = rows_of(query + (b * q_b + h * q_h) * UNIT, i, 0, n_q, q_n * UNIT, D, BD, True)

@@ -33,7 +33,7 @@ def _parts(
     cells = (row * parts + part) * COUNT
     for rank in tl.static_range(COUNT):
         most = tl.max(x, 0)
-        where = tl.min(tl.where(x == most, place, vocabulary - 1), 0)  # a valid token even if the row is NaN
+        where = tl.min(tl.where(x == most, place, vocabulary - 1), 0)  # a valid token even if all are NaN
         tl.store(values + cells + rank, most)
         tl.store(tokens + cells + rank, where)
         x = tl.where(place == where, -float("inf"), x)

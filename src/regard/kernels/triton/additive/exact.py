@@ -392,7 +392,8 @@ def exact_score(
                     if PRECISION == "three":
                         high = coarse(kept)
                         low = remainder(kept, high)
-                        fresh = tl.zeros((EB, BN), tl.float32)  # starts from 0, as in `product_parts`
+                        # As in `product_parts`, the sum starts from 0, because tensor cores truncate their sums.
+                        fresh = tl.zeros((EB, BN), tl.float32)
                         for step in tl.range(0, 3, num_stages=1):
                             do = tl.load(columns_at + tl.where(step == 1, g_low_step, 0))
                             fresh = tl.dot(do, tl.where(step == 0, low, high), fresh, input_precision="tf32")

@@ -136,7 +136,7 @@ def key_gradients(
     half = half_squares(k, p.half)
     acc = tl.zeros((BM, D), tl.float32)
     grad_v = tl.zeros((BM, EB), tl.float32)
-    whole = tl.zeros((BM,), tl.float32)  # gradient of −|k|²/2: the sum of dl over the features
+    whole = tl.zeros((BM,), tl.float32)  # sum of dl over the features: the gradient of −|k|²/2
     slot = yy * later_slots + later_chunks
     far = False
     count = 1

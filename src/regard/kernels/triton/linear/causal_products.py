@@ -66,7 +66,8 @@ class _Plan:
         self.key_gradients = Prepared(elu_gradients, tiles, (*at_key, padded, 1, c, d), of_keys, _BLOCK)
         self.before = {width: self._before(width, False) for width in (d * e, d + e)}
         self.after = {width: self._before(width, True) for width in (d * e, d)}
-        self.upstream = functools.lru_cache(maxsize=16)(  # cached by strides of the output's gradient
+        # The kernel launches are cached by the strides of the output's gradient.
+        self.upstream = functools.lru_cache(maxsize=16)(
             lambda change: Prepared(upstream, tiles, (h, *change, q, padded), {**value, "R": tile}, _BLOCK)
         )
 

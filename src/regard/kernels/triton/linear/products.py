@@ -48,7 +48,8 @@ class _Plan:
         self.query_gradients = Prepared(elu_gradients, queries, (*at_query, q, h // g, q, d), of_queries, _BLOCK)
         self.key_gradients = Prepared(elu_gradients, keys, (*at_key, k, 1, k, d), of_keys, _BLOCK)
         self.rest = queries, (h, q), {**value, "R": tile}
-        self.upstream = functools.lru_cache(maxsize=16)(self._upstream)  # cached by strides of the output's gradient
+        # The kernel launches are cached by the strides of the output's gradient.
+        self.upstream = functools.lru_cache(maxsize=16)(self._upstream)
 
     def _upstream(self, change: tuple[int, ...]) -> Prepared:
         grid, (h, q), constants = self.rest
