@@ -278,7 +278,7 @@ def _prepared(
 def _known(lengths: Tensor | None, mask: Tensor | None, *tensors: Tensor) -> tuple[Any, ...] | None:
     """Return a cache key for the properties of all tensors, or None if the launch must inspect them.
 
-    The key needs no entry for the tensors that are allocated for the call: these are aligned to 16 bytes.
+    The cache key needs no entry for tensors that are allocated for the call, because they are aligned to 16 bytes.
     """
     if mask is not None or any(tensor.data_ptr() & 15 for tensor in tensors):
         return None

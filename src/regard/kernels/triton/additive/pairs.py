@@ -81,14 +81,14 @@ def query_range(pairs, b, j0, n_q, n_k, COLS: tl.constexpr, STEP: tl.constexpr):
 @triton.jit
 def _span_least(ptr, b, at, n, COUNT: tl.constexpr):
     spans = (n + SPAN - 1) // SPAN
-    index = tl.minimum(at // SPAN + tl.arange(0, COUNT), spans - 1)  # limited to the last span, to load within bounds
+    index = tl.minimum(at // SPAN + tl.arange(0, COUNT), spans - 1)  # the minimum prevents loads beyond the last span
     return tl.min(tl.load(ptr + b * spans + index), 0)
 
 
 @triton.jit
 def _span_most(ptr, b, at, n, COUNT: tl.constexpr):
     spans = (n + SPAN - 1) // SPAN
-    index = tl.minimum(at // SPAN + tl.arange(0, COUNT), spans - 1)  # limited to the last span, to load within bounds
+    index = tl.minimum(at // SPAN + tl.arange(0, COUNT), spans - 1)  # the minimum prevents loads beyond the last span
     return tl.max(tl.load(ptr + b * spans + index), 0)
 
 
