@@ -94,7 +94,7 @@ def column_sums(
     j = j0 + tl.arange(0, BN)
     k = tile_rows(key + b.to(tl.int64) * k_b + (h // group) * k_h, j, n_k, k_n, SIZE, D)
     query += b.to(tl.int64) * q_b + h * q_h
-    acc = tl.zeros((BM, BN), tl.float32)  # sum of tiles, whose BM rows are summed after the loop
+    acc = tl.zeros((BM, BN), tl.float32)  # a sum of tiles; its BM rows are summed after the loop
     spoilt = tl.zeros((ROWS,), tl.float32)
     for i0 in range(0, n_q, ROWS):
         i = i0 + tl.arange(0, ROWS)
@@ -123,7 +123,8 @@ def _gradient(s, row, change, key_change, entropy, centre, KIND: tl.constexpr, P
         ds = p * change[:, None] * (-x * LN2 - entropy[:, None])
     else:
         ds = p * change[:, None]
-    return tl.where((p == 0.0) | (s == float("-inf")), 0.0, ds)  # masked pairs: 0, not NaN
+    # The gradient of masked pairs is 0, also in rows with NaN.
+    return tl.where((p == 0.0) | (s == float("-inf")), 0.0, ds)
 
 
 @triton.jit

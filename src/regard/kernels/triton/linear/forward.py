@@ -52,8 +52,8 @@ class Places(NamedTuple):
     chunks: Any  # number of chunks of keys
     slots: Any  # number of sums stored for each key head: one for each chunk, and one of all chunks
     plane: Any  # offset in `rows` from totals to shifts, and from shifts to logarithms of each chunk's first key
-    scale: Any  # factor of Performer's random directions
-    half: Any  # factor of the squared norms of keys
+    scale: Any  # factor by which Performer's random directions are multiplied
+    half: Any  # factor by which the squared norms of keys are multiplied
 
 
 @triton.jit
