@@ -281,7 +281,10 @@ def _visible(found: Clauses | None, shape: tuple[int, ...]) -> native_attention.
 
 
 def _direct_stored(problem: Problem) -> Direct:
-    """Return `direct` for calls on CUDA that store their scores; the kernel arguments of a mask are cached for it."""
+    """Return the result of `direct` for calls on CUDA that store their scores.
+
+    The kernel arguments of a mask are cached for the mask object.
+    """
     from regard.kernels.triton.additive.operator import (  # imported here, because it imports Triton
         kernel_pairs,
         stored_call,
