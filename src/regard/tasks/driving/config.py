@@ -20,7 +20,7 @@ from regard.tasks.config import (
 
 Pixels = Annotated[int, Field(gt=0, le=4096)]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
-_MOST = 4_000_000  # the largest number of scenes in a part; with more, parts would share roads
+_MOST = 4_000_000  # the largest number of scenes in a split; with more scenes, two splits would share roads
 
 
 class DataSettings(TaskData):
