@@ -35,7 +35,7 @@ _ABANDONED = 24 * 3600
 class TextCorpus:
     """Pairs of sentences on disk: `corpus[i]` is (source, target), `len(corpus)` is the number of pairs.
 
-    Created by `index`; `report` counts the lines read and the pairs kept and skipped.
+    The function `index` creates such a corpus; `report` counts the lines read and the pairs kept and skipped.
     """
 
     directory: Path
@@ -58,7 +58,7 @@ class TextCorpus:
 class TokenCorpus:
     """Pairs of sentences as token numbers on disk: `corpus[i]` is (source, target), each an array.
 
-    Created by `encode`.
+    The function `encode` creates such a corpus.
     """
 
     directory: Path

@@ -110,7 +110,7 @@ def written(words: Sequence[str]) -> str:
 def question_words(text: str) -> tuple[str, ...]:
     """Return the words of a question in the form that this module generates.
 
-    They are in lower case and in British spelling, with the question mark as a word.
+    The words are in lower case and in British spelling, with the question mark as a word.
 
     >>> question_words("What color is the star?")
     ('what', 'colour', 'is', 'the', 'star', '?')

@@ -78,7 +78,7 @@ def sacrebleu_figures(captions: Sequence[str], references: Sequence[Sequence[str
 def judge(predictor: CaptionPredictor, examples: Sequence[Example], config: CaptioningConfig, explain: bool) -> Judged:
     """Return the metrics of the captions: BLEU, exact match, and pointing accuracy if gold regions are known.
 
-    With `explain`, return the faithfulness too.
+    With `explain`, the faithfulness of the attention is measured too.
     """
     images = predictor.images(examples)
     captions = predictor.search(images)

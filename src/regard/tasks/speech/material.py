@@ -49,7 +49,7 @@ class Example:
 
 
 def world_material(config: SpeechConfig, codec: SpeechCodec | None) -> Material:
-    """Return the data of the built-in world: synthesised utterances with the times of their words and characters."""
+    """Return the built-in data: synthesised utterances with the times of their words and characters."""
     settings, most = config.data, config.data.words[1]
     parts = parts_of(
         utterances.splits,

@@ -1,6 +1,6 @@
 """Adverbials of place, time and manner in English and Chinese.
 
-In English they follow the verb, in Chinese they precede it.
+In English, these adverbials follow the verb; in Chinese, they precede it.
 """
 
 from collections.abc import Sequence

@@ -37,7 +37,7 @@ class Nominal:
     kind: str
     lead: list[Made] = field(default_factory=list)
     open: bool = False  # whether a relative clause may follow the noun
-    heavy: bool = False  # whether it ends in a clause; adverbials after it would seem to belong to that clause
+    heavy: bool = False  # whether the phrase ends in a clause, to which adverbials after it would seem to belong
 
     def words(self) -> list[Made]:
         """Return the whole noun phrase in Chinese."""

@@ -38,7 +38,7 @@ class Predicate:
     pre: list[Made] = field(default_factory=list)
     settled: bool = False
     placed: bool = False  # whether the predicate already contains a place, so that no other place is added
-    heavy: bool = False  # whether it ends in a clause; adverbials after it would seem to belong to that clause
+    heavy: bool = False  # whether the object ends in a clause, to which adverbials after it would seem to belong
     short: bool = False  # whether no adverbials may be added
 
 
