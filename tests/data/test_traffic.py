@@ -150,7 +150,7 @@ def test_the_ego_vehicle_moves_as_it_is_told():
     assert traffic.ego[0, :4].tolist() == pytest.approx(expected)
     for _ in range(40):
         traffic.step(np.array([1]), np.array([1.0]))
-    assert traffic.ego[0, 1] <= 0.8  # the limit at the kerb
+    assert traffic.ego[0, 1] <= 0.8  # the kerb limits the lateral position of the ego vehicle
 
 
 def test_a_script_has_three_velocities():

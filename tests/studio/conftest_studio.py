@@ -85,7 +85,8 @@ def studio() -> Iterator[Studio]:
         yield found
 
 
-@pytest.fixture(scope="module")  # Playwright allows one driver at a time, and other test folders start their own
+# The scope is not "session": Playwright allows one driver at a time, and the tests of other folders start drivers too.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("NO CHROMIUM: the studio was not tested in a browser. Install chromium and run again.")

@@ -12,7 +12,7 @@ import forked
 from regard.tasks.live_runs import open_run
 from regard.train.run_directory import Run, RunError
 
-pytestmark = pytest.mark.slow  # the fixtures train models
+pytestmark = pytest.mark.slow  # the tests are slow because their fixtures train models
 
 
 TEXT = "the lazy dog 7"

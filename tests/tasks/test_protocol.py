@@ -24,7 +24,7 @@ from regard.tasks.inputs import from_arguments, named
 from regard.tasks.task import Input, InputError, SettingError
 from regard.train.run_directory import Run
 
-pytestmark = pytest.mark.slow  # the fixtures train models
+pytestmark = pytest.mark.slow  # the tests are slow because their fixtures train models
 
 
 LOADED = """

@@ -15,7 +15,7 @@ from regard.train.run_directory import Run, RunError
 from regard.train.weight_files import read_tensors
 from time_limits import HANG_SECONDS
 
-pytestmark = pytest.mark.slow  # the fixtures train models
+pytestmark = pytest.mark.slow  # the tests are slow because their fixtures train models
 
 
 @pytest.fixture(scope="module")

@@ -251,7 +251,7 @@ def _name(kind: str, *facts: object) -> str:
 def _made(cache: Path, name: str, write: Callable[[Path], None]) -> Path:
     """Return the folder `name` in the cache; if it does not exist, it is created by `write(folder)`.
 
-    It is written under a temporary name and renamed when it is complete.
+    A new folder is written under a temporary name and renamed when it is complete.
     """
     folder = cache / name
     if folder.is_dir():

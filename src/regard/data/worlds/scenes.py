@@ -82,7 +82,7 @@ def around(boxes: Iterable[Box]) -> Box:
 
 
 def relation(first: Box, second: Box) -> str | None:
-    """Return the relation of the first box to the second; None if it is ambiguous.
+    """Return the relation of the first box to the second, such as "left of"; None if the relation is ambiguous.
 
     >>> relation((2, 10, 8, 16), (20, 8, 30, 18)), relation((2, 30, 8, 36), (4, 8, 12, 18))
     ('left of', 'below')

@@ -28,7 +28,8 @@ COLOURS = {
     "purple": (138, 62, 176),
 }
 SIZES = ("small", "large")
-# Radii as fractions of the picture's side. Small and large do not overlap, and the smallest is visible at 48 pixels.
+# Ranges of radii as fractions of the picture's side. The ranges of small and large shapes do not overlap, and the
+# smallest shape is visible in a picture of 48 pixels.
 RADII = {"small": (0.105, 0.122), "large": (0.168, 0.198)}
 
 _SMALLEST_PICTURE = 32

@@ -71,7 +71,7 @@ class Traffic:
         )
 
     def step(self, action: Action, steering: NDArray[Any]) -> None:
-        """Advance every drive that has not ended by `STEP` seconds."""
+        """Advance every running drive by `STEP` seconds."""
         running = self.running
         x, y, heading, speed, _ = self.ego.T
         speed = np.clip(speed + np.asarray(CHANGES)[action] * STEP, 0, _FASTEST)

@@ -64,9 +64,10 @@ class Scenes:
 
 @dataclass(frozen=True, eq=False)
 class Decisions:
-    """The decision in each scene.
+    """The expert's decision in each scene: the action, the steering, and the objects that force this decision.
 
-    `forced` (n, s) is True for the objects without which the action or the steering would differ.
+    `action` and `steering` are (n,). `forced` (n, s) is True for the objects without which the action or the steering
+    would differ.
     """
 
     action: NDArray[np.int64]
@@ -121,7 +122,7 @@ def _least(values: NDArray[Any], free: NDArray[Any]) -> tuple[NDArray[Any], NDAr
 
 
 def _targets(scenes: Scenes) -> Values:
-    """Return the lateral position y ≤ 0 that each object alone would require (n, s)."""
+    """Return the lateral position y ≤ 0 (n, s) to which the ego vehicle would have to steer to pass each object."""
     x, speed = scenes.ego[:, 0, None], scenes.velocity
     ahead = scenes.place[..., 0] - x
     edge = scenes.place[..., 1] - scenes.extent[..., 1] / 2

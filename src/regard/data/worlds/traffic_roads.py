@@ -24,7 +24,7 @@ LANE = 3.5  # width of a lane in metres
 LENGTH = 450.0  # length of a road in metres
 FAR = 1e6
 _AHEAD, _APART = 70.0, 75.0  # metres to the first event, and between events
-_AGILE = 12.0  # acceleration of pedestrians and cyclists in m/s²: nearly instant
+_AGILE = 12.0  # acceleration of pedestrians and cyclists in m/s², with which they change their velocity almost at once
 
 
 class Mover(NamedTuple):
@@ -181,8 +181,10 @@ def _crossing(random: Random, limit: float, busy: float) -> tuple[list[Mover], M
 
 
 def _merge(random: Random, limit: float, busy: float) -> tuple[list[Mover], Markings]:
-    """Return a road with ramps on the right; each vehicle on a ramp starts to merge at a random distance of the ego
-    vehicle."""
+    """Return a road with ramps on the right, each with a vehicle that merges into the lane in front of the ego vehicle.
+
+    The vehicle starts when the ego vehicle is at a random distance.
+    """
     movers: list[Mover] = []
     ramps: list[float] = []
     for x in _events(random, busy)[::2]:

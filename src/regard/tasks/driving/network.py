@@ -33,7 +33,7 @@ class Driver(nn.Module):
         *,
         weights: Request | None = None,
     ) -> Controlled:
-        """Return the decisions in scenes (b, 1 + objects, features).
+        """Return the decisions for scenes (b, 1 + objects, features).
 
         The attention weights are (b, 1, 1 + objects); the weight of the ego vehicle is 0.
         """

@@ -27,7 +27,8 @@ def agreement(chances: NDArray[Any], recorded: Recorded) -> float:
 def pointing(weights: NDArray[Any], recorded: Recorded) -> tuple[float, int] | None:
     """Return the pointing accuracy, and the number of decisions it was computed from.
 
-    It is the fraction of the decisions forced by an object in which such an object has the largest weight.
+    Pointing accuracy is the fraction of the forced decisions (those forced by an object) in which such an object has
+    the largest attention weight.
     """
     forced = recorded.decisions.forced
     judged = forced.any(1)

@@ -53,7 +53,7 @@ class Gazer(nn.Module):
 def places_of(images: UInt8[Tensor, "b 1 height width"], steps: int) -> Float[Tensor, "b steps 2"]:
     """Return pseudo-random locations, computed from the pixels of each image.
 
-    Therefore the model looks at the same locations of an image in every batch and on every device.
+    The locations of an image are the same in every batch and on every device.
 
     >>> image = torch.arange(16, dtype=torch.uint8).reshape(1, 1, 4, 4)
     >>> torch.equal(places_of(image, 3), places_of(image.expand(2, -1, -1, -1), 3)[1:])

@@ -19,7 +19,7 @@ from regard.tasks.world_examples import parts_of
 Record = dict[str, Any]
 Say = Callable[[str], Any]
 _BEYOND = 3  # the utterances in `Material.longer` have up to this number of words more than training utterances
-_NONE = -100  # target number of padding, which the loss ignores
+_NONE = -100  # the number that marks padding in targets; the loss ignores it
 
 
 @dataclass(frozen=True, eq=False)
