@@ -33,7 +33,7 @@ _TEST_SEED = 1_000_000  # test episodes have seeds from this number on
 _EXPLORE = 0.1
 _TEMPERATURE = 0.05  # softmax temperature that converts action values to targets
 _MOST_LOST = 5.0  # upper bound of the regret: the value of the best action minus the value of the chosen one
-_LOST_WEIGHT = 4.0  # weight of the expected regret, relative to the cross-entropy, so that crashes matter more
+_LOST_WEIGHT = 4.0  # weight of the expected regret in the loss, relative to the cross-entropy
 
 
 @dataclass(frozen=True)
