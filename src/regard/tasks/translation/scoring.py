@@ -179,8 +179,8 @@ def _likelihood(translator: Translator, pairs: Sequence[tuple[Sequence[int], Seq
 def faithfulness(translator: Translator, translations: Sequence[Translation], *, seed: int = 1) -> dict[str, float]:
     """Return how much a target token's log-probability falls when its most attended source token is deleted.
 
-    "random" is the same for the deletion of a random other source token. For faithful weights, "attended" is much
-    larger than "random". Both are means over the target tokens.
+    "attended" is this decrease; "random" is the decrease if a random other source token is deleted. For faithful
+    weights, "attended" is much larger than "random". Both are means over the target tokens.
     """
     drops: dict[str, list[float]] = {"attended": [], "random": []}
     source_of_chance = torch.Generator().manual_seed(seed)
