@@ -1,4 +1,4 @@
-"""Linear attention with elu and Performer features by compiled C on the CPU, against all pairs in float64."""
+"""Linear attention with elu and Performer features by compiled C on the CPU, against a sum of all pairs in float64."""
 
 import pytest
 import torch
