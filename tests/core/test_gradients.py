@@ -41,7 +41,7 @@ def closed() -> Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", paths(normalizers=SMOOTH))
 def test_gradcheck(path: str) -> None:
-    """Check every element of the Jacobian for typical paths; for the others, one random direction."""
+    """Check every element of the Jacobian for typical paths, and one random direction for all other paths."""
     leaves = leaves_of(path.split("/")[1])
     assert gradcheck(lambda *inputs: attend(path, inputs).output, leaves, fast_mode=path not in WHOLE_JACOBIAN)
     assert gradcheck(lambda *inputs: attend(path, inputs, mask=closed()).output, leaves, fast_mode=True)
@@ -57,7 +57,7 @@ def test_gradgradcheck(path: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "request_name"),
-    # Each path is tested with two requests, chosen so that each request occurs with every backend and normaliser.
+    # Each path is tested with two requests for weights, so that each request occurs with every backend and normaliser.
     [(path, name) for n, path in enumerate(SMOOTH_PATHS) for m, name in enumerate(REQUESTS) if (m - n) % 5 < 2],
 )
 def test_gradcheck_through_the_weights(path: str, request_name: str) -> None:
@@ -67,7 +67,7 @@ def test_gradcheck_through_the_weights(path: str, request_name: str) -> None:
 
     leaves = leaves_of(path.split("/")[1])
     assert gradcheck(asked, leaves, fast_mode=True)
-    # The weights do not depend on the values.
+    # Attention weights do not depend on the values: this gradient is 0.
     slope = torch.autograd.grad(asked(*leaves)[1].sum(), leaves[2], materialize_grads=True)[0]
     assert torch.count_nonzero(slope) == 0
 
@@ -169,7 +169,8 @@ def closure(kind: str) -> tuple[Callable[[Tensor, Tensor], Tensor], list[Tensor]
     if kind == "made from leaves":
         return mlp(layer, shift, readout), leaves
     parts = {"parts": [mlp(layer, shift, readout)], "scale": leaves[1].exp().sum()}
-    return lambda query, key: parts["parts"][0](query, key) * parts["scale"] / 10, leaves  # tensors in containers
+    # A score whose closure holds tensors in a dict and in a list.
+    return lambda query, key: parts["parts"][0](query, key) * parts["scale"] / 10, leaves
 
 
 @pytest.mark.parametrize("normalize", SMOOTH)
@@ -218,7 +219,7 @@ def plain_weights(name: str, scores: Tensor) -> Tensor:
         return (scores - 0.5).sigmoid()
     ordered = scores.sort(dim=-1, descending=True).values
     count = torch.arange(1, scores.shape[-1] + 1).to(scores)
-    if name == "sparsemax":  # Martins and Astudillo 2016, algorithm 1
+    if name == "sparsemax":  # algorithm 1 of Martins and Astudillo 2016
         sums = ordered.cumsum(dim=-1) - 1
         support = (count * ordered > sums).sum(dim=-1, keepdim=True)
         return (scores - sums.gather(-1, support - 1) / support).clamp(min=0)

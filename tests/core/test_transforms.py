@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 import regard
 from regard.core.backends import mask_blocks
 
-# Device, dtype and relative tolerance: a loop may use a fused kernel where a transform uses the reference.
+# Device, dtype and relative tolerance. A mapped call uses the reference where the equivalent loop uses a fused kernel.
 PLACES = {"cpu": ("cpu", torch.float64, 1e-12)}
 PLACES |= {"cuda": ("cuda", torch.float32, 2e-4), "cuda in bfloat16": ("cuda", torch.bfloat16, 2e-2)}
 everywhere = pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_lengths_under_the_interpreter(queries: int, keys: int, workers: int, na
     query, key = torch.randn(3, 4, queries, f_size), torch.randn(3, groups, keys, f_size)
     value, weight = torch.randn(3, groups, keys, e_size), WEIGHTS[name](f_size)
     key[2, :, 5:], value[2, :, 5:], key[1] = torch.nan, torch.inf, torch.nan
-    lengths = torch.tensor([keys, 0, 5])  # the first sequence attends all keys
+    lengths = torch.tensor([keys, 0, 5])  # all keys, none and five keys are attended
     tensors = [tensor.double() for tensor in (query, key, value)]
     mask = regard.padding(lengths)
     plain = regard.attention(*tensors, score=score_of(weight), mask=mask, backend="reference").output
@@ -195,7 +195,7 @@ def test_a_weight_may_lie_in_memory_as_it_likes(queries: int, shape: str) -> Non
         "vector": weight[:, 0].contiguous(), "row": weight[:, 0].contiguous()[None], "column": weight[:, 1],
         "of each head, turned": weight.T,
     }[shape]  # fmt: skip
-    for lead in (2, 1):  # with and without a batch axis
+    for lead in (2, 1):  # number of leading axes: tensors with and without a batch axis
         tensors = (query, key, key) if lead == 2 else (query[0], key[0], key[0])
         found, plain = (
             regard.attention(*tensors, score=regard.Additive(weight), backend=backend).output

@@ -112,7 +112,7 @@ MASKS = {
     "none": lambda device: None,
     "causal": lambda device: regard.causal(),
     "window": lambda device: regard.window(9, 4),
-    "ahead": lambda device: regard.window(2, 3, offset=28),  # the last rows have nothing to attend
+    "ahead": lambda device: regard.window(2, 3, offset=28),  # the last queries attend no key
     "lengths": lambda device: regard.padding(torch.tensor([0, 23], device=device)),
     "both": lambda device: regard.causal() & regard.padding(torch.tensor([5, 37], device=device)),
 }

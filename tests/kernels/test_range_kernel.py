@@ -105,7 +105,7 @@ def extras(case: Case) -> Extras:
         bias = torch.where(torch.rand(case.bias) < 0.1, -torch.inf, bias)
         if case.bias[-2] > 1:
             bias[..., 11, :] = -3e38  # a large finite bias does not mask
-        bias[..., 5], bias[..., -2:, :] = -torch.inf, -torch.inf  # masks a key for all queries, and two whole rows
+        bias[..., 5], bias[..., -2:, :] = -torch.inf, -torch.inf  # masks key 5, and all keys of two queries
     if case.dense is not None:
         dense = torch.rand(case.dense) < 0.7
         dense[..., 3], dense[..., 7, :] = False, False
@@ -282,7 +282,7 @@ def test_masks_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     from regard.core.clauses import clauses
     from regard.core.problem import build
 
-    monkeypatch.setattr(availability, "current_device", lambda: None)  # so that a check of the device passes on the CPU
+    monkeypatch.setattr(availability, "current_device", lambda: None)  # so that the check of a GPU passes on the CPU
     mask, may = MASKS[name]
     torch.manual_seed(5)
     query, key, value = (torch.randn(2, 2, 131, 16).half().requires_grad_() for _ in range(3))
@@ -504,7 +504,7 @@ def test_no_call_waits_for_the_device() -> None:
 
     mask = documents()
     assert regard.explain(query, key, value, mask=mask).kernel == "triton ranges"
-    for _ in range(2):  # the second call with the same signature uses a stored route
+    for _ in range(2):  # the second call reuses the choice of a kernel that the first one stored
         regard.attention(query, key, value, mask=documents())
     torch.cuda.synchronize()
     try:

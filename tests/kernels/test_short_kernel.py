@@ -58,14 +58,14 @@ def test_the_kernels_agree_with_float64(
 ) -> None:
     torch.manual_seed(queries)
     packed = torch.randn(BATCH, max(queries, keys), 3, HEADS, SIZE, device=device).to(dtype)
-    query, key, value = (t.transpose(1, 2) for t in packed.unbind(2))  # strided views, as in a layer
+    query, key, value = (t.transpose(1, 2) for t in packed.unbind(2))  # views with the strides of a layer's heads
     leaves = [query[:, :, :queries], key[:, :, :keys], value[:, :, :keys]]
     allowed = torch.ones(BATCH, HEADS, queries, keys, dtype=torch.bool, device=device)
     lengths = mask = None
     if causal:
         allowed = allowed & torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
     if "lengths" in masked:
-        lengths = torch.tensor([[0, 1], [keys - 2, 1]], device=device)[:, 0]  # a strided view
+        lengths = torch.tensor([[0, 1], [keys - 2, 1]], device=device)[:, 0]  # a tensor with stride 2
         allowed = allowed & (torch.arange(keys, device=device) < lengths[:, None, None, None])
     if "mask" in masked:
         mask = torch.rand(BATCH, keys, device=device) > 0.3

@@ -341,7 +341,8 @@ def test_largest_weights_at_equal_distances(dtype: torch.dtype, count: int, step
     from regard.kernels.triton.score_tiles import Scored
 
     length = 6 * step + 1
-    scores = (torch.randperm(length, device=device) / 1024).reshape(1, 1, length, 1)  # exact in half precision
+    # Multiples of 1/1024 below 1 are exact in float16.
+    scores = (torch.randperm(length, device=device) / 1024).reshape(1, 1, length, 1)
     scores[0, 0, 7::step] = 2.0 + torch.arange(scores[0, 0, 7::step].shape[0], device=device).unsqueeze(-1)
     query = torch.ones(1, 1, 3, 1, device=device, dtype=dtype)
     lse = scores.squeeze(-1).logsumexp(-1, keepdim=True).expand(1, 1, 3).contiguous()
