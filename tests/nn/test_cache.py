@@ -223,7 +223,7 @@ def test_an_error_leaves_the_cache_as_it_was(
     assert after[0] == before[0]
     assert torch.equal(after[1], before[1])
     assert torch.equal(after[2], before[2])
-    cache.update(torch.randn(2, 3, 2, 4), torch.randn(2, 3, 2, 5))  # the cache still works
+    cache.update(torch.randn(2, 3, 2, 4), torch.randn(2, 3, 2, 5))  # after an error, the cache still works
     assert cache.length == 7
 
 
@@ -344,9 +344,10 @@ def test_an_encoders_memory_is_projected_once(monkeypatch: pytest.MonkeyPatch) -
     cache = KeyValueCache()
     found = torch.cat([layer(x[:, t : t + 1], memory, cache=cache).output for t in range(6)], 1)
     assert_close(found, whole, rtol=0, atol=1e-12)
-    assert lengths.count(11) == 1  # keys and values in one product, at the first step only
-    assert lengths.count(1) == 12  # one product for the queries and one for the output, in each of six steps
-    assert_close(layer(x, cache=cache).output, whole, rtol=0, atol=1e-12)  # from the cached projections of the memory
+    assert lengths.count(11) == 1  # one product projects keys and values, at the first step
+    assert lengths.count(1) == 12  # each of six steps projects the query and the output
+    # Without a memory as argument, the layer uses the cached projections of the memory.
+    assert_close(layer(x, cache=cache).output, whole, rtol=0, atol=1e-12)
 
 
 @torch.no_grad()

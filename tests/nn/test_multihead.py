@@ -1,4 +1,4 @@
-"""Multi-head attention: scores against loops, shared key heads, packed products, masks, gradients, compilation."""
+"""Multi-head attention: scores, shared key heads, packed projections, masks, gradients, compilation."""
 
 import copy
 import math
@@ -133,7 +133,7 @@ def test_projections_are_packed_and_nothing_is_copied(kind: str) -> None:
     for products, call in ((2, lambda: layer(x)), (2, lambda: layer(x, x, x)), (3, lambda: layer(x, memory))):
         with Operations() as seen:
             call()
-        assert seen.names.count("addmm") == products  # self: qkv, output; cross: q, kv, output
+        assert seen.names.count("addmm") == products  # qkv and output, or for a memory q, kv and output
         assert "clone" not in seen.names
         assert kind == "rotary" or "cat" not in seen.names
 
@@ -373,7 +373,7 @@ def test_records_serve_as_scores() -> None:
     for score in (ScaledDot(scale=0.5), lambda q, k: q @ k.mT / 2):
         layer = MultiHeadAttention(12, 3, score=score)
         layer.load_state_dict(plain.state_dict())
-        assert_close(layer(x).output, plain(x).output)  # with heads of size 4 the default scale is 1/√4
+        assert_close(layer(x).output, plain(x).output)  # the default scale for heads of size 4 is 1/√4 = 0.5
     sharper = MultiHeadAttention(12, 3, score=Cosine(scale=20.0))
     named = MultiHeadAttention(12, 3, score="cosine")
     named.load_state_dict(sharper.state_dict())
