@@ -104,7 +104,7 @@ def run(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command like `subprocess.run(…, capture_output=True, encoding="utf-8")`."""
+    """Run a command in a forked process, like `subprocess.run(…, capture_output=True, encoding="utf-8")`."""
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write(input.encode())
         given.seek(0)
@@ -158,7 +158,7 @@ def close() -> None:
         _started.pop().close()
 
 
-# The functions below run in the forking process.
+# The functions below run in the process that forks a child for each request.
 
 
 def _read(connection: socket.socket, size: int) -> bytes:

@@ -238,7 +238,7 @@ def test_all_contenders_of_a_case_compute_the_same(case):
     assert contest.peers
     for name, make in contest.peers.items():
         peer = make()
-        for _ in range(2):  # the second call uses what the first one cached
+        for _ in range(2):  # the second call uses results cached by the first
             off = error_budgets.budgets(case, contest, peer, truth)
         assert off["output"] <= 1, name
         assert max(off.values()) <= 2, (name, off)
@@ -317,7 +317,7 @@ def test_sequences_end_to_end_give_the_same_output(name, monkeypatch):
 
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limit measurements to one round, because these tests do not depend on times."""
+    """Limit measurements of time to one round, because no test depends on times."""
     monkeypatch.setattr(timing, "ROUNDS", {"cpu": (1, 1)})
 
 
@@ -438,7 +438,7 @@ def test_an_unknown_device_is_refused():
 
 
 def test_a_gradient_of_nan_is_beyond_the_budget():
-    """NaN compares as false, so that a maximum of errors could lose it."""
+    """A gradient of NaN is an error: comparisons with NaN are false, so a maximum of errors could lose it."""
     case = CONTESTS["causal"]
     contest = timing.contest(case)
 
