@@ -134,7 +134,7 @@ CASES: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "float32": (FULL, {}),
     "bfloat16, several tiles": (BRAIN, {"keys": 149}),
     "float16": (HALF, {}),
-    "float16, heavy weights": (HALF, {"heavy": 8.0}),  # attention weights must not underflow
+    "float16, heavy weights": (HALF, {"heavy": 8.0}),  # attention weights of large scores must not underflow
     "float16, heavy weights, exact": (HALF, {"heavy": 8.0, "form": "exact"}),
     "every head its keys": (FULL, {"groups": HEADS}),
     "causal": (FULL, {"settings": lambda: {"band": (None, 0)}}),

@@ -234,7 +234,7 @@ def _command(request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the tests, which then close the connection
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the test process ends and closes the connection
     for module in PRELOADED:
         importlib.import_module(module)
     _found = _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -61,10 +61,7 @@ def softmax(scores: Vector) -> list[float]:
 
 
 def sparsemax(scores: Vector) -> list[float]:
-    """Return sparsemax, whose support is the set of keys with the property that only their scores exceed its threshold.
-
-    All sets are tried.
-    """
+    """Return sparsemax: every set of keys is tried as its support, whose scores alone must exceed the threshold."""
     everything = range(len(scores))
     for size in range(1, len(scores) + 1):
         for support in combinations(everything, size):
@@ -141,7 +138,7 @@ def relative(table: Sequence[Vector]) -> Bias:
 class Answer(NamedTuple):
     output: list  # output (b, h, q, e)
     weights: list  # weights (b, h, q, k)
-    log_sum_exp: list  # (b, h, q), −inf for an empty row
+    log_sum_exp: list  # log-sum-exp (b, h, q), −inf for an empty row
     entropy: list  # entropy (b, h, q)
     received: list  # received weight (b, h, k)
 

@@ -104,7 +104,7 @@ def test_the_table_has_the_numbers_of_the_record(measured):
         assert float(ratio) == float(f"{one['ratio']:.3g}")
         assert float(error) == float(f"{one['error']:.2e}")
         assert float(by_norm) == float(f"{one['error_by_norm']:.2e}")
-        assert (rate, memory) == ("–", "–")  # this case measures the overhead of a call: no rate and no memory
+        assert (rate, memory) == ("–", "–")  # a case that measures the overhead of a call has no rate and no memory
 
 
 @pytest.mark.process

@@ -31,7 +31,7 @@ SMALL = Setting(size=8, kernel=3, reach=2)
         ("self-attention, matrix formed", 11, Met(1, 1)),
         ("linear attention", 11, Met(1, 1)),
         ("recurrent (GRU)", 11, Met(1, 11)),
-        ("restricted self-attention", 3, Met(1, 1)),  # window of two positions to each side
+        ("restricted self-attention", 3, Met(1, 1)),  # each layer sees two positions to each side
         ("restricted self-attention", 4, Met(2, 2)),
         ("restricted self-attention", 11, Met(5, 5)),
         ("convolution", 3, Met(1, 1)),  # a kernel of 3 reads two earlier positions
@@ -149,7 +149,7 @@ def test_the_tables_are_on_the_screen_and_on_the_page(measured, figure, capsys, 
     monkeypatch.setenv("COLUMNS", "200")
     layers_bench.show(record)
     printed, text = capsys.readouterr().out, page.read_text(encoding="utf-8")
-    assert layers_bench.FIGURES[figure][0] in " ".join(printed.split())  # a long title is broken into lines
+    assert layers_bench.FIGURES[figure][0] in " ".join(printed.split())  # the terminal breaks long titles into lines
     for row in layers_bench.rows(record, figure):
         assert f"| {' | '.join(row)} |" in text
 
@@ -163,7 +163,7 @@ def test_the_rest_of_the_page_stays(measured):
     assert "old" not in text
     assert (
         layers_bench.write(record, page.parent)[0].read_text(encoding="utf-8") == text
-    )  # writing again changes nothing
+    )  # writing a page again changes nothing
 
 
 @pytest.mark.process

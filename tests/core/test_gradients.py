@@ -35,7 +35,7 @@ def closed() -> Tensor:
     return mask.expand(1, 2, 3, 4)
 
 
-# Tests against finite differences.
+# Tests of gradients against finite differences.
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_blocks_and_grouped_heads_learn_as_the_reference(path: str) -> None:
         assert_close(result, expected, rtol=1e-8, atol=1e-9)
 
 
-# Tests of learned biases.
+# Tests of the gradients of learned biases.
 
 
 BIASES: dict[str, tuple[tuple[int, ...], Callable[[Tensor], object]]] = {
@@ -137,7 +137,7 @@ def test_a_learned_bias_learns(path: str, bias: str, masked: bool) -> None:
     assert_close(slope(path, build), dense_reference)
 
 
-# Tests of user-defined scores that hold tensors.
+# Tests of the gradients of tensors that user-defined scores hold.
 
 
 class Judge(nn.Module):
@@ -223,7 +223,7 @@ def plain_weights(name: str, scores: Tensor) -> Tensor:
         sums = ordered.cumsum(dim=-1) - 1
         support = (count * ordered > sums).sum(dim=-1, keepdim=True)
         return (scores - sums.gather(-1, support - 1) / support).clamp(min=0)
-    ordered, scores = ordered / 2, scores / 2  # Peters, Niculae and Martins 2019, algorithm 2
+    ordered, scores = ordered / 2, scores / 2  # algorithm 2 of Peters, Niculae and Martins 2019
     mean, square = ordered.cumsum(dim=-1) / count, ordered.square().cumsum(dim=-1) / count
     threshold = mean - ((1 - count * (square - mean.square())) / count).clamp(min=torch.finfo(scores.dtype).tiny).sqrt()
     support = (threshold <= ordered).sum(dim=-1, keepdim=True)

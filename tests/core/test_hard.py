@@ -46,7 +46,7 @@ def seeded(seed: int = 7) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-# Tests of the samples.
+# Tests of the keys that hard attention samples.
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
@@ -145,7 +145,7 @@ def test_requests_are_of_the_draw_and_entropy_of_the_distribution(backend: str, 
     assert_close(asked, expected(one_hot, distribution(scores, 2.0).reshape(1, 1, 7, 5)))
 
 
-# Tests of the log-probabilities.
+# Tests of the log-probabilities of sampled keys.
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
@@ -212,7 +212,7 @@ def test_gradcheck_of_the_best_key(path: str) -> None:
     assert gradcheck(best, leaves, fast_mode=True)
 
 
-# Tests of the gradients of each estimator.
+# Tests of the gradients of each estimator of hard attention.
 
 
 def hand_derived(p: Tensor, value: Tensor, slopes: Tensor) -> Tensor:
@@ -392,7 +392,7 @@ def test_reinforce_by_hand() -> None:
     assert_close(result.loss, torch.tensor(2 * 0.625 - 0.25))
     assert_close(result.baseline, torch.tensor(0.8 * 1.0 + 0.2 * 1.25))
     (gradient,) = torch.autograd.grad(result.loss, log_prob)
-    assert_close(gradient, torch.tensor([[-1.0, -1.0], [0.5, 0.5]]))  # −reward_weight (reward − baseline) / batch
+    assert_close(gradient, torch.tensor([[-1.0, -1.0], [0.5, 0.5]]))  # the formula is −λ (reward − baseline) / batch
 
 
 def test_reinforce_leaves_out_what_is_masked() -> None:
@@ -411,7 +411,7 @@ def test_the_first_baseline_is_the_mean_reward() -> None:
     log_prob, reward = torch.tensor([-1.0, -2.0]), torch.tensor([3.0, 1.0])
     result = regard.reinforce(log_prob, reward)
     assert_close(result.baseline, torch.tensor(2.0))
-    assert_close(result.loss, torch.tensor(-0.5))  # the mean of −(reward − baseline) log_prob
+    assert_close(result.loss, torch.tensor(-0.5))  # the loss is the mean of −(reward − baseline) log_prob
     assert_close(regard.reinforce(log_prob, reward, baseline=result.baseline).baseline, torch.tensor(2.0))
 
 

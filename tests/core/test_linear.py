@@ -114,7 +114,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "ROWS", 16)
 
 
-# Tests against the formula.
+# Tests of linear attention against its formula.
 
 
 @every_map
@@ -242,7 +242,7 @@ def test_autocast_casts_the_inputs_and_computes_in_float32() -> None:
     assert_close(output, plain, rtol=0, atol=0)
 
 
-# Tests of shapes and strides.
+# Tests of linear attention of tensors with other shapes and strides.
 
 
 @every_map
@@ -291,7 +291,7 @@ def test_strides_do_not_matter(causal: bool) -> None:
     assert_close(output, regard.linear_attention(*plain, features=performer(), causal=causal))
 
 
-# Tests of masks.
+# Tests of masks in linear attention.
 
 
 @every_map
@@ -359,7 +359,7 @@ def test_causal_rows_before_the_first_key_kept_give_zeros() -> None:
     assert_close(output[..., 3:, :], regard.linear_attention(*rest, features=performer(), causal=True))
 
 
-# Tests of the state of earlier positions.
+# Tests that outputs of causal linear attention depend on earlier positions only.
 
 
 @every_map
@@ -386,7 +386,7 @@ def test_the_future_is_not_touched_by_the_past_gradient() -> None:
         assert torch.count_nonzero(gradient[..., :10, :]) > 0
 
 
-# Tests of gradients.
+# Tests of the gradients of linear attention.
 
 
 @pytest.mark.slow
@@ -689,7 +689,7 @@ def test_vectors_without_entries_see_all_keys_alike(causal: bool) -> None:
     assert torch.autograd.grad(output.sum(), query)[0].shape == query.shape
 
 
-# Tests of invalid calls.
+# Tests of invalid calls of linear attention.
 
 QUERY, KEY, VALUE = inputs()
 BAD_CALLS = {
@@ -807,7 +807,7 @@ def test_many_sequences_are_computed_a_few_at_a_time(causal: bool, largest: floa
         assert_close(mine[-1], exact[-1].float(), rtol=1e-4, atol=1e-5 * largest)
 
 
-# Tests of extreme values.
+# Tests of linear attention with inputs of extreme values.
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -38,7 +38,7 @@ def assert_same(learned: Learned, expected: Learned) -> None:
         assert_close(result, wanted)
 
 
-# Tests of rows with nothing to attend.
+# Tests of queries with no key to attend (empty rows).
 
 
 def rows_closed_by(how: str) -> dict:
@@ -429,7 +429,7 @@ def test_a_query_of_nan_gives_nan_however_few_the_keys(keys: int, score: Any, he
     assert output[..., 0::2, :].isfinite().all()
 
 
-# Tests of values at the limits of the range.
+# Tests of scales of 0 or less, and of NaN and Inf in inputs.
 
 
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "blocked", "reference"])

@@ -338,7 +338,7 @@ def test_a_support_wider_than_usual_is_found(alpha: float) -> None:
     assert weights[1, 0] > weights[1, -1]
 
 
-# Tests of a bias at some rows and columns, as blocked backends compute it.
+# Tests of a block (some rows and columns) of a bias, as backends that compute in blocks read it.
 
 
 @pytest.mark.slow

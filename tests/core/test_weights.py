@@ -128,7 +128,7 @@ def test_requests_over_several_blocks(path: str) -> None:
         )
 
 
-# Tests of dropout.
+# Tests of dropout of attention weights.
 
 
 def dropped(path: str, probability: float, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

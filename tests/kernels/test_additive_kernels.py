@@ -14,7 +14,8 @@ from interpreting import DEVICES
 
 # Triton's interpreter is slow, so cases that differ from another case only in dtype or mask run on a GPU only.
 ON_GPUS = ("float16", "every head its keys", "causal", "key bias", "segments", "everything bfloat16", "gelu bfloat16")
-ALIKE = ("window", "float32", "times 10", "times 10 bfloat16")  # "everything float32" and "times 100" test these too
+# The interpreted cases "everything float32" and "times 100" test what these cases test.
+ALIKE = ("window", "float32", "times 10", "times 10 bfloat16")
 INTERPRETED = [name for name in CASES if name not in (*ON_GPUS, *ALIKE)]
 
 

@@ -159,7 +159,7 @@ def test_an_empty_cache_reorders_to_itself() -> None:
         cache.read()
 
 
-# Tests of the capacity.
+# Tests of the capacity of a key-value cache.
 
 
 def test_room_doubles_and_copies_seldom() -> None:
@@ -380,7 +380,7 @@ def test_positions_have_no_place_in_a_cached_memory() -> None:
         layer(rand(1, 2, 10), rand(1, 3, 10), cache=KeyValueCache())
 
 
-# Tests of gradients, copies and compiled graphs.
+# Tests of gradients through a key-value cache, copies of a cache, and compiled graphs.
 
 
 @pytest.mark.parametrize("kind", KINDS)

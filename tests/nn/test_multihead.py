@@ -133,7 +133,7 @@ def test_projections_are_packed_and_nothing_is_copied(kind: str) -> None:
     for products, call in ((2, lambda: layer(x)), (2, lambda: layer(x, x, x)), (3, lambda: layer(x, memory))):
         with Operations() as seen:
             call()
-        assert seen.names.count("addmm") == products  # qkv and output, or for a memory q, kv and output
+        assert seen.names.count("addmm") == products  # one product projects q, k and v; with a memory, k and v
         assert "clone" not in seen.names
         assert kind == "rotary" or "cat" not in seen.names
 
@@ -147,7 +147,7 @@ def test_a_query_given_three_times_is_self_attention() -> None:
         assert_close(layer(x, x.clone()).output, alone, rtol=0, atol=1e-12)
 
 
-# Tests of positional encodings inside the layer.
+# Tests of positional encodings inside of multi-head attention.
 
 
 def test_rotary_turns_queries_and_keys_not_values() -> None:
@@ -334,7 +334,7 @@ def test_gradients_of_a_cross_call() -> None:
     assert torch.autograd.gradcheck(run, (query, memory, *parameters), fast_mode=True)
 
 
-# Tests of the parameters.
+# Tests of the names, the initial values and the copying of parameters.
 
 
 def test_parameters_are_named_and_travel() -> None:
@@ -484,7 +484,7 @@ def test_compiled_over_a_memory() -> None:
 @pytest.mark.installed
 @pytest.mark.filterwarnings(
     "ignore:.*should not be instantiated:DeprecationWarning"
-)  # a warning from torch's own compiler
+)  # this warning comes from torch's own compiler
 @pytest.mark.parametrize("positions", [None, "alibi", "relative"])
 def test_compiled_with_its_weights(positions: str | None) -> None:
     made = {None: lambda: None, "alibi": lambda: Alibi(3), "relative": lambda: RelativePositions(4, 2)}

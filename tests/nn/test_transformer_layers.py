@@ -40,7 +40,7 @@ def decoder_layer(dropout: float = 0.0, **options) -> TransformerDecoderLayer:
     )
 
 
-# ---------------------------------------------------------------- tests against written-out formulas
+# Tests of Transformer layers against their formulas.
 
 
 def attended(layer: MultiHeadAttention, query: Tensor, memory: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,7 +147,7 @@ def test_feed_forward_by_loops(activation):
     torch.testing.assert_close(layer(x), torch.tensor(outer, dtype=torch.float64))
 
 
-# ---------------------------------------------------------------- tests against torch's own layers
+# Tests of Transformer layers against torch's own layers.
 
 
 def perturbed(layer: nn.Module) -> nn.Module:
@@ -215,7 +215,7 @@ def test_other_activations_of_torch_are_refused():
         TransformerEncoderLayer.from_torch(layer)
 
 
-# ---------------------------------------------------------------- tests of masks, caches and training
+# Tests of masks, caches and training of Transformer layers.
 
 
 def test_padding_changes_nothing():
@@ -246,7 +246,7 @@ def test_token_by_token_equals_the_whole():
     for at in range(QUERIES):
         part = layer(
             x[:, at : at + 1],
-            memory if at == 0 else None,  # projected and cached at the first token
+            memory if at == 0 else None,  # the first call caches its projections
             mask=causal(),
             memory_mask=allowed,
             cache=cache,

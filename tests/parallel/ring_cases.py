@@ -206,7 +206,7 @@ def keys_sent(case: Case, rank: int, size: int) -> int | None:
     match case.mask:
         case "none":
             return (size - 1) * part
-        case "causal" if case.balanced:  # later processes need one chunk, earlier ones both
+        case "causal" if case.balanced:  # later ranks need one of the two chunks, earlier ranks both
             return (size - 1 - rank) * chunk + rank * 2 * chunk
         case "causal":
             return (size - 1 - rank) * part

@@ -26,10 +26,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 
 
 def difference(found: Tensor, wanted: Tensor, dtype: torch.dtype = torch.float64) -> float:
-    """Return the largest difference of two tensors: absolute in float64, else relative to the largest number.
-
-    Infinities must be equal.
-    """
+    """Return the difference, absolute in float64, else relative to the largest number; infinities must match."""
     found, wanted = found.detach().cpu().double(), wanted.detach().cpu().double()
     finite = wanted.isfinite()
     if not torch.equal(found[~finite], wanted[~finite]):
@@ -239,7 +236,7 @@ def process(rank: int, size: int, folder: Path) -> None:
 
 def main(folder: Path) -> int:
     """Run groups of 2 and 4 processes, one after another; if a process fails, the others of its group are ended."""
-    fork = multiprocessing.get_context("fork")  # forked processes share the import of torch
+    fork = multiprocessing.get_context("fork")  # forked processes need not import torch again
     for size in (2, 4):
         group = [fork.Process(target=process, args=(rank, size, folder)) for rank in range(size)]
         for each in group:
