@@ -58,7 +58,7 @@ def same(found: torch.Tensor, wanted: torch.Tensor, place: str = "cpu") -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:There is a performance drop:UserWarning"
-)  # torch warns of slow kernels under vmap
+)  # torch warns that it has only slow kernels for some operations under vmap
 @everywhere
 @pytest.mark.parametrize("length", [6, 600])
 @pytest.mark.parametrize("call", CALLS)
@@ -113,7 +113,7 @@ def test_second_and_forward_derivatives(call: str, length: int, place: str) -> N
 @derivatives_everywhere
 @pytest.mark.filterwarnings(
     "ignore:There is a performance drop:UserWarning"
-)  # torch warns of slow kernels under vmap
+)  # torch warns that it has only slow kernels for some operations under vmap
 @pytest.mark.parametrize("call", ["plain", "causal", "padding", "window", "alibi"])
 def test_jacobian(call: str, place: str) -> None:
     """`torch.func.jacrev` runs the backward pass under vmap, and the forward pass outside of it."""
@@ -153,7 +153,7 @@ def test_mapped_over_masked_nan(place: str) -> None:
 
 @pytest.mark.filterwarnings(
     "ignore:There is a performance drop:UserWarning"
-)  # torch warns of slow kernels under vmap
+)  # torch warns that it has only slow kernels for some operations under vmap
 def test_mapped_over_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys are split into several blocks, whose masks cannot be inspected under vmap."""
     monkeypatch.setattr(mask_blocks, "CPU_NUMBERS", 2**14)
