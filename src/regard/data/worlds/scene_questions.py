@@ -207,8 +207,8 @@ def _alike(dice: Dice, look: Look, by_kind: bool) -> Look:
 def _ask_presence(dice: Dice, placed: list[Spot], size: int) -> _Draft:
     """Return a question of presence, such as "is there a red star".
 
-    Where the colour is named, the scene often has another red shape and another star, so that a model must combine
-    both.
+    If the question names a colour and a kind, the scene often has another red shape and another star, so that a model
+    must combine colour and kind.
     """
     colour, kind = _some_look(dice)
     named = dice.chance(0.5)

@@ -116,7 +116,8 @@ def doubted(
 def faithfulness(predictor: SpeechPredictor, transcripts: Sequence[Transcript]) -> dict[str, float]:
     """Return how much a symbol's log-probability falls if its most attended encoder step is silenced.
 
-    "random" is the decrease if a random other encoder step is silenced instead.
+    "attended" is the decrease of the log-probability if the most attended encoder step is silenced, "random" the
+    decrease if a random other encoder step is silenced.
     """
     places = (
         (transcript.weights[place], predictor.score_of(transcript, place))
