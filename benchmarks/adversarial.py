@@ -1,15 +1,18 @@
-"""Damaged run directories, hostile settings and kills: the outcome must be right, or one line and exit status 2.
+"""Commands of regard on damaged run directories, with hostile settings, and killed while they run. Each must give the
+right result, or print one line and exit with status 2.
 
     python benchmarks/adversarial.py [--damaged 300] [--settings 60] [--kills 40] [--seed 1]
 
-Small runs are trained first: a recurrent model on the built-in world, a Transformer on files with sub-words, one with
-averaged checkpoints, and one with merge_dropout. Then
-  damaged   one file of a copy of a run is truncated, emptied, flipped, swapped or replaced; a command on it must answer
-    as for the undamaged run, or print one line and exit with status 2;
-  settings  a run with a hostile setting must train one step, or print one line and exit with status 2;
+Small runs are trained first: a recurrent model on the built-in sentences, a Transformer on files with sub-words, one
+with averaged checkpoints, and one with merge_dropout. Then
+  damaged   one file of a copy of a run is truncated, emptied, replaced or removed, or some of its bits are flipped; a
+            command on the copy must give the same output as on the undamaged run, or print one line and exit with
+            status 2;
+  settings  training with a hostile setting (invalid or extreme) must run one step, or print one line and exit with
+            status 2;
   kills     a training that gets SIGKILL, SIGTERM or SIGINT at random moments, each time resumed, must end with the
             same model.safetensors, to the byte.
-Every failure is listed with the seed that repeats it. The exit status is 1 if there was any.
+Every failure is listed with the seed that repeats it. The exit status is 1 if there was any failure.
 """
 
 import argparse
@@ -28,7 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # forked processes must not use its threads
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads of tokenizers fail in forked processes
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import regard.cli.page_commands
@@ -79,7 +82,7 @@ class Done:
 
     @property
     def refused(self) -> bool:
-        """Return whether the command failed properly: in one line, with exit status 2."""
+        """Return whether the command failed as required: with one line and exit status 2."""
         lines = self.err.strip().splitlines()
         return self.code == 2 and "Traceback" not in self.err and any(line.startswith("regard: ") for line in lines)
 
@@ -89,7 +92,7 @@ class Done:
 
 @dataclass
 class Tally:
-    """The results of the trials of one part."""
+    """The results of the trials of one part: damaged, settings or kills."""
 
     name: str
     counts: Counter[str] = field(default_factory=Counter)
@@ -132,7 +135,7 @@ def begin(arguments: Sequence[str], log: Path) -> int:
 
 
 def end(child: int, log: Path) -> Done:
-    """Wait for a command; one that hangs is killed."""
+    """Wait until a command ends, and return its result; after SLOWEST seconds the command is killed."""
     until = time.monotonic() + SLOWEST
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -155,7 +158,7 @@ def command(arguments: Sequence[str], log: Path) -> Done:
 
 @dataclass(frozen=True)
 class Place:
-    """The folder of the trials, and the training of runs in it."""
+    """The folder of the trials, with functions that write its files and give commands to its runs."""
 
     folder: Path
 
@@ -177,7 +180,8 @@ class Place:
         (self.folder / "text.de").write_text("\n".join(line[::-1] for line in lines) + "\n")
 
     def ask(self, what: str, kind: str, run: Path) -> tuple[Done, str]:
-        """Return the output of a command on a run, and the files it wrote."""
+        """Run the command `what` on a run; return its result, and the text to compare: checksums of the model, the
+        page, or the standard output."""
         page = self.folder / "page.html"
         page.unlink(missing_ok=True)
         if what == "resume":
@@ -193,7 +197,7 @@ class Place:
 
 
 def weights(run: Path) -> str:
-    """Return the checksums of the files that a run needs to answer."""
+    """Return the checksums of the files that a run needs for predictions."""
     names = ("model.safetensors", "tokenizer.json", "tokenizer.target.json")
     found = (run / name for name in names)
     return " ".join(hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "-" for path in found)
@@ -238,14 +242,14 @@ def damage(dice: random.Random, run: Path, others: Sequence[Path]) -> str:
 
 
 def damaged(place: Place, count: int, seed: int, runs: dict[str, Path]) -> Tally:
-    """Run one command on each of several copies of runs, each with one damaged file."""
+    """Run a random command on each of `count` copies of runs; one file of each copy is damaged."""
     tally = Tally("damaged")
     right: dict[tuple[str, str], str] = {}
     for number in range(count):
         dice = random.Random(f"damaged {seed} {number}")
         kind, what = dice.choice([*runs]), dice.choice(("predict", "evaluate", "look", "resume"))
         if (kind, what) not in right:
-            shutil.copytree(runs[kind], place.folder / "copy")  # named "copy", because pages contain the name
+            shutil.copytree(runs[kind], place.folder / "copy")  # all copies have one name, because pages contain it
             done, right[kind, what] = place.ask(what, kind, place.folder / "copy")
             shutil.rmtree(place.folder / "copy")
             if done.code != 0:
@@ -265,7 +269,7 @@ def damaged(place: Place, count: int, seed: int, runs: dict[str, Path]) -> Tally
 
 
 def settings(place: Place, count: int, seed: int) -> Tally:
-    """Train runs of one step, each with one hostile setting."""
+    """Train `count` runs for one step, each with one hostile setting."""
     tally = Tally("settings")
     order = random.Random(f"settings {seed}").sample(HOSTILE, len(HOSTILE))
     for number in range(count):
@@ -281,7 +285,7 @@ def settings(place: Place, count: int, seed: int) -> Tally:
 
 
 def kills(place: Place, count: int, seed: int, runs: dict[str, Path], seconds: dict[str, float]) -> Tally:
-    """Train runs that are ended at random moments and resumed until they finish."""
+    """Train runs that are killed at random moments and resumed until they finish."""
     tally = Tally("kills")
     for number in range(count):
         dice = random.Random(f"kills {seed} {number}")

@@ -1,12 +1,13 @@
-"""How well a trained translator's attention aligns words, in one direction or in two joined.
+"""Alignment error rates of the word links from a trained translation model's attention weights.
 
     python benchmarks/alignments.py RUN [REVERSED]
 
-RUN is a run of `regard train translation` whose test part has gold links. Each line is an alignment error rate: of a
-layer's mean over heads or of one head, from the step that predicts a word, or from the step whose input it is;
-"posterior" is the first, corrected by the likelihood of the known word given each position alone. REVERSED is a run in
-the other direction on the same folder: the links of both are combined, each with its best weights. The best is chosen
-by the gold links.
+RUN is a run of `regard train translation` whose test part has gold links. Each printed line has the error rates of one
+layer: of the mean weights over its heads, and of each head. "predicted" are the weights of the step that predicts a
+word, "read" those of the next step, whose input is the word; "posterior" are the weights of "predicted" after a
+correction by the likelihood of the word given each source position alone. REVERSED is a run in the other translation
+direction on the same folder: the links of the two runs are combined, each from the weights with its lowest error rate
+on the gold links.
 """
 
 import sys
@@ -58,7 +59,7 @@ def show(run: Path) -> tuple[list[Example], All]:
 
 
 def main(runs: list[Path]) -> None:
-    """Print the rates of one run, or of two and of both combined."""
+    """Print the error rates of each run, and of the combined links if there are two runs."""
     examples, forward = show(runs[0])
     if len(runs) == 1:
         return

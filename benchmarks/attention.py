@@ -1,4 +1,5 @@
-"""Ten typical calls: the backend of each and why, its estimated cost, and its measured time.
+"""Ten typical calls of `regard.attention`: the backend of each, the reasons against other backends, its estimated cost,
+and its measured time.
 
 python benchmarks/attention.py                the table with times
 python benchmarks/attention.py --no-time      the plan alone: nothing is computed, so any length is fast
@@ -17,7 +18,8 @@ HEADS, SIZE = 8, 64
 
 
 def calls(length: int, device: str) -> dict[str, Callable[[], tuple[tuple[torch.Tensor, ...], dict[str, Any]]]]:
-    """Return for each name the arguments of attention; created one at a time, so that only one is in memory."""
+    """Return for each name a function that creates the arguments of `regard.attention`, so that only those of one call
+    are in memory."""
 
     def draw(queries: int = length, heads: int = HEADS) -> torch.Tensor:
         return torch.randn(1, heads, queries, SIZE, device=device, requires_grad=True)
@@ -51,7 +53,7 @@ def calls(length: int, device: str) -> dict[str, Callable[[], tuple[tuple[torch.
 
 
 def milliseconds(tensors: tuple[torch.Tensor, ...], options: dict[str, Any]) -> tuple[float, float]:
-    """Return the median time of the forward pass, and of both passes."""
+    """Return the median time of the forward pass, and that of the forward and backward pass together."""
 
     def forward() -> torch.Tensor:
         return regard.attention(*tensors, **options).output

@@ -1,12 +1,13 @@
-"""What a camera adds to the steering angles that came before, on contiguous blocks of a driving log.
+"""How much better a steering angle is predicted from camera frames than from previous angles alone, on contiguous
+blocks of a driving log.
 
     python benchmarks/camera.py driving_sim --out runs/camera                      # six splits of the log
     python benchmarks/camera.py driving_sim --out runs/camera --splits 1 2 --seeds 1 2 3
 
 Three drivers without a camera are compared: steering straight ahead, repeating the last angle, and a linear function of
 the last four angles for the change of the angle, fitted to the training blocks. Networks are trained on the frames
-alone, on the frames and the angles before them, and on the same with every frame grey: then the angles are the only
-information. The output is one JSON line for each split, seed and driver.
+alone, on the frames and the angles before them, and on grey frames and the angles before them, so that the angles are
+the only information. The output is one JSON line for each split, seed and driver.
 """
 
 import argparse
@@ -24,27 +25,27 @@ from PIL import Image
 
 from regard.data.driving.driving_log import DrivingLog, load_driving_log, log_file, split_blocks
 
-ANGLES = 4  # number of angles of the linear driver
+ANGLES = 4  # number of previous angles that the linear driver uses
 NETWORKS = {"frames": "false", "frames and angles": "true", "grey frames and angles": "true"}
 
 
 def linear(log: DrivingLog, train: list[int], test: list[int]) -> float:
-    """Return the error of last angle + Σ w_k · angle k frames ago, with w fitted to the training frames and their
-    mirror."""
+    """Return the mean squared error of the linear driver: last angle + Σ_k w_k · (angle k frames ago), with w fitted to
+    the training frames and their mirror images."""
     steering = np.array([frame.controls[0] for frame in log.frames])
     past = np.zeros((len(steering), ANGLES))
     for place, frame in enumerate(log.frames):
         for back in range(1, ANGLES + 1):
             past[place, back - 1] = steering[place - back] if place - back >= frame.first else 0.0
     change = steering - past[:, 0]
-    # There is no constant term, because left and right are symmetric, as for the networks, which train on mirrored
-    # frames too.
+    # There is no constant term: it would be 0, because a mirrored frame has the negative angle. The networks train on
+    # mirrored frames too.
     weights = np.linalg.lstsq(past[train], change[train], rcond=None)[0]
     return float(np.square(change[test] - past[test] @ weights).mean())
 
 
 def grey_copy(folder: Path, out: Path) -> Path:
-    """Return the log with one grey picture instead of all frames."""
+    """Return the folder of a copy of the log in which every frame is the same grey picture."""
     log = load_driving_log(folder)
     out.mkdir(parents=True, exist_ok=True)
     (out / "driving_log.csv").write_bytes(log_file(folder).read_bytes())
@@ -59,7 +60,7 @@ def grey_copy(folder: Path, out: Path) -> Path:
 
 
 def trained(folder: Path, out: Path, angles: str, split: int, seed: int, others: list[str]) -> dict[str, Any]:
-    """Return the figures of a run of the preset `camera`."""
+    """Train a network with the preset `camera`, and return the metrics of its run."""
     settings = [f"model.angles={angles}", f"data.seed={split}", f"train.seed={seed}", *others]
     command = [sys.executable, "-m", "regard", "train", "driving", "--preset", "camera", "--data", str(folder)]
     command += [word for one in settings for word in ("--set", one)]

@@ -1,10 +1,10 @@
-"""Two claims about Transformers on the built-in translation world, each over several seeds: a table.
+"""Tests of two claims about Transformers on the built-in translation data, with several seeds each; prints a table.
 
 python benchmarks/claims.py positions --out runs/positions     # sinusoidal against learned positions
 python benchmarks/claims.py depth --out runs/depth             # six layers with and without residuals and layer norm
 python benchmarks/claims.py depth --only neither --seeds 1 --out runs/trial --set train.steps=20
 
-The runs of one kind train side by side, one process a seed; further settings go to all of them.
+The runs of one row of the table train at the same time, in one process for each seed; `--set` applies to all runs.
 """
 
 import argparse
@@ -48,7 +48,8 @@ def command(settings: dict[str, str], seed: int, out: Path) -> list[str]:
 
 
 def figures(run: Path) -> dict[str, float] | None:
-    """Return BLEU on sentences of trained lengths and on longer ones, and the last training loss; None: it failed."""
+    """Return BLEU on sentences of trained lengths and on longer ones, and the last training loss; None if the run
+    failed."""
     if not (run / "result.json").exists():
         return None
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))

@@ -1,10 +1,10 @@
-"""Where the time of one beam search of a Transformer-base goes. `regard bench decoding` has the comparison.
+"""A profile of one beam search of a Transformer-base. `regard bench decoding` compares its time with other libraries.
 
     python benchmarks/decoding_profile.py --device cpu           beam 4, 16 sentences × 24 tokens, vocabulary 8,000
     python benchmarks/decoding_profile.py --device cuda          beam 4, 128 sentences × 48 tokens, vocabulary 32,000
     python benchmarks/decoding_profile.py --tiny                 a check that everything runs
 
-Prints operations, or on CUDA kernels, by their own time. Weights are random.
+Prints operations, on CUDA kernels, sorted by their time without the operations that they call. Weights are random.
 """
 
 import sys
@@ -24,7 +24,7 @@ from regard.models.quantized import quantize
 
 
 def profiled(setting: bench.Setting, device: str, precision: str, rows: int) -> None:
-    """Run searches until it is warm; then one under the profiler."""
+    """Run three searches as a warm-up, then one under the profiler, and print its operations."""
     model = bench.model_of(setting, device)
     if precision == "int8":
         model = quantize(model)

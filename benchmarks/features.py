@@ -1,4 +1,5 @@
-"""Log-mel features per second, on the CPU and on a GPU if there is one; with one thread, in processor time.
+"""Log-mel features per second, on the CPU and on a GPU if there is one; with one CPU thread, per second of processor
+time.
 
 python benchmarks/features.py [--rate 16000] [--bands 80] [--minutes 10]
 """

@@ -7,7 +7,7 @@
 
 The test part has the takes 0 to 4, as the dataset's page says, the validation part 5 and 6, the training part the
 others; strings of a part only contain its own takes. `--speeds` adds copies of the training part that are played
-slower and faster. The parts are JSON lines with the seconds in which each digit is said.
+slower and faster. The parts are JSON lines with the start and end of each digit in seconds.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def clips(folder: Path) -> list[Clip]:
 
 
 def joined(digits: list[Clip], dice: random.Random) -> tuple[Samples, list[list[float]]]:
-    """Return concatenated digits with pauses between them, and the seconds of each."""
+    """Return concatenated digits with pauses between them, and the start and end of each digit in seconds."""
     parts: list[Samples] = []
     times = []
     count = 0

@@ -50,7 +50,7 @@ def _cut(text: str) -> list[str]:
 
 
 def debates(corpus: Path) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield pairs of the debates in their order."""
+    """Yield the tokenised sentence pairs of the debates in their order."""
     folder = corpus / "train"
     with gzip.open(folder / "train.en.gz", "rt") as left, gzip.open(folder / "train.fr.gz", "rt") as right:
         for source, target in zip(left, right, strict=True):
@@ -60,7 +60,7 @@ def debates(corpus: Path) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def joined(pairs: Iterator[tuple[list[str], list[str]]]) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield two single pairs, then two joined to one, and so on."""
+    """Yield two sentence pairs as they are, then the next two joined into one pair, and so on."""
     for first in pairs:
         group = [first, *islice(pairs, 3)]
         yield from group[:2]
@@ -70,7 +70,7 @@ def joined(pairs: Iterator[tuple[list[str], list[str]]]) -> Iterator[tuple[list[
 
 
 def write(corpus: Path, out: Path) -> None:
-    """Write the folder: train, val and test in both languages, and test.links."""
+    """Write the folder: train, val and test in both languages, and the gold links of test."""
     out.mkdir(parents=True)
     rows = list(joined(debates(corpus)))
     for name, part in (("val", rows[:HELD]), ("train", rows[HELD:])):

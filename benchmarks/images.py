@@ -1,13 +1,14 @@
-"""Speed and memory of the image loaders: pictures with captions, with questions, and idx files. Table of docs/vqa.md.
+"""Speed and memory of the image loaders: pictures with captions, with questions, and idx files. Prints the table of
+docs/vqa.md.
 
 python benchmarks/images.py                              # 1,000, 10,000 and 100,000 pictures of 128 × 96 pixels
 python benchmarks/images.py --count 2000 --width 500     # larger pictures, fewer of them
 python benchmarks/images.py --json images.json           # the figures as JSON too
 
-For each count a temporary folder gets that number of JPEG and PNG files, copies of a few hundred distinct ones. Each
-row of the table is a separate process. Memory is its peak above the use after the imports, so it includes the lists of
-files. Reading is in random order, in batches of 64. The files were just written: the first pass reads them from the
-system's page cache, not from the disk.
+For each count a temporary folder gets that number of JPEG and PNG files, copies of 200 distinct ones. Each row of the
+table is measured in a separate process. Memory is the peak of this process above its use after the imports, so it
+includes the lists of files. Reading is in random order, in batches of 64. The files were just written: the first pass
+reads them from the system's page cache, not from the disk.
 """
 
 import argparse
@@ -79,7 +80,7 @@ def memory(name: str) -> float:
 
 
 def stored(folder: Path, size: int) -> ImageStore:
-    """Return the pictures of the captions, decoded or found in the cache."""
+    """Return the pictures of the captions file; those that are not in the cache are decoded."""
     paths = [one.image for one in load_captions(folder).train]
     return store_images(paths, folder / "cache", size=(size, size))
 
@@ -90,14 +91,14 @@ def first(folder: Path, size: int) -> int:
 
 
 def cached(folder: Path, size: int) -> int:
-    """Run the second pass: every picture is found in the store."""
+    """Run the second pass: every picture comes from the cache."""
     store = stored(folder, size)
     assert not store.decoded
     return len(store)
 
 
 def read(folder: Path, size: int) -> int:
-    """Run an epoch: the second pass, with every picture loaded once."""
+    """Run the second pass, and then load every picture once, as in an epoch of training."""
     store = stored(folder, size)
     order = list(range(len(store)))
     random.Random(1).shuffle(order)
@@ -117,12 +118,12 @@ def questions(folder: Path, size: int) -> int:
 
 
 def array(folder: Path, size: int) -> int:
-    """Load the same questions as one JSON array."""
+    """Load questions, all in one JSON array."""
     return len(load_image_questions(folder / "array.json").train)
 
 
 def captioning(folder: Path, size: int) -> int:
-    """Load all training data of captioning, with the pictures in the store."""
+    """Load all training data of captioning; the pictures come from the cache."""
     from regard.tasks.captioning.config import CaptioningConfig, DataSettings
     from regard.tasks.captioning.files import make_material
 
@@ -131,7 +132,7 @@ def captioning(folder: Path, size: int) -> int:
 
 
 def vqa(folder: Path, size: int) -> int:
-    """Load all training data of visual questions, with the pictures in the store."""
+    """Load all training data of visual question answering; the pictures come from the cache."""
     from regard.tasks.vqa.config import DataSettings, VqaConfig
     from regard.tasks.vqa.material import make_material
 

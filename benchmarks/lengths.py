@@ -1,4 +1,4 @@
-"""BLEU by the length of the source, of several runs: a table, and a drawing.
+"""BLEU of several runs by the length of the source sentence, as a table and a drawing.
 
 regard train translation --preset tiny --out runs/additive
 regard train translation --preset tiny --set attention=none --set model.size=170 --out runs/none
@@ -15,7 +15,7 @@ WIDTH, HEIGHT, LEFT, TOP = 560, 320, 48, 40
 
 
 def points(run: Path) -> list[tuple[str, float]]:
-    """Return (words of the source, BLEU) pairs, with sentences longer than trained on last."""
+    """Return pairs (range of source lengths in words, BLEU); lengths beyond those of training come last."""
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     parts = [*result["metrics"]["by_length"], *result.get("longer", {}).get("metrics", {}).get("by_length", [])]
     return [("–".join(map(str, part["words"])), part["bleu"]) for part in parts]

@@ -1,4 +1,5 @@
-"""Linear attention beside scaled_dot_product_attention: time, extra memory, accuracy. The tables of docs/linear.md.
+"""Linear attention compared with scaled_dot_product_attention: time, extra memory, accuracy. Prints the tables of
+docs/linear.md.
 
 OMP_NUM_THREADS=1 python benchmarks/linear.py cost                # each case in a process of its own
 OMP_NUM_THREADS=1 python benchmarks/linear.py cost --device cuda --lengths 1024 8192 65536
@@ -38,7 +39,8 @@ def peak(device: str) -> int:
 
 
 def clock(device: str) -> float:
-    """Return processor seconds on the CPU, which other programs disturb less than wall-clock time."""
+    """Return a time in seconds. On the CPU it is processor time, which other programs disturb less than wall-clock
+    time."""
     if device == "cuda":
         torch.cuda.synchronize()
         return time.perf_counter()
@@ -111,7 +113,8 @@ def fastest(call: Callable[[], object], repeats: int, device: str) -> float:
 
 
 def accuracy(length: int = 1024, draws: int = 5) -> None:
-    """Print the relative distance from softmax attention, for increasing spread of the scores."""
+    """Print the relative distance of Performer attention from softmax attention, for increasing standard deviation of
+    the scores."""
     counts = (64, 266, 1024, 4096)
     print("| spread of the scores | mean of the values | " + " | ".join(f"m = {count}" for count in counts) + " |")
     print("|---:|---:|" + "---:|" * len(counts))

@@ -3,7 +3,8 @@
     torchrun --standalone --nproc-per-node=1 benchmarks/one_worker.py [--turns 12] [--steps 20]
 
 Each variant is a separate training loop over the same batches, in one process. Blocks of updates of the variants are
-interleaved, so that other load affects all of them; the median over the turns of the ratio of blocks is printed.
+interleaved, so that other load affects all of them. The time of a block relative to that of "plain" is printed, as the
+median over the turns.
 """
 
 import argparse
@@ -34,7 +35,9 @@ MODELS = {
         ["model.size=128", "model.layers=4", "model.heads=4", "batch_tokens=4096", "train.graphs=true"],
     ),
 }
-# plain twice, to measure the noise; a group of one, as in `torchrun -m regard train`; wrapped by DDP anyway; sharded
+# "plain" and "again" have no process group, and their difference is noise; "group" has a process group of one worker,
+# as in `torchrun -m regard train`; "DDP" also wraps the model in DDP, which `regard train` does not do for one worker;
+# "FSDP2" shards the model.
 WAYS: dict[str, list[str]] = {"plain": [], "again": [], "group": [], "DDP": [], "FSDP2": ["train.shard=true"]}
 
 

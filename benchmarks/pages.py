@@ -1,4 +1,5 @@
-"""Sizes of standalone pages: 12 layers of 12 heads over increasing numbers of tokens. The table of docs/look.md.
+"""Sizes of standalone pages with the attention weights of 12 layers of 12 heads, for increasing numbers of tokens.
+Prints the table of docs/look.md.
 
 python benchmarks/pages.py                        # size, seconds to write, worst error of a stored weight
 python benchmarks/pages.py --open                 # and seconds until Chromium shows the first map (needs playwright)
@@ -23,7 +24,8 @@ BERTVIZ = {32: "6.4", 128: "104", 256: "421"}  # megabytes of bertviz's model vi
 
 
 def weights(layer: int, tokens: int, generator: torch.Generator) -> Tensor:
-    """Return heads like those of trained encoders: local, to the previous token, to the first token, broad, sharp."""
+    """Return random attention weights of a layer, with heads like those of trained encoders: local, to the previous
+    token, to the first token, broad, sharp."""
     place = torch.arange(tokens)
     apart = (place[:, None] - place).abs().float()
     heads = []

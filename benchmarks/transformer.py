@@ -1,4 +1,4 @@
-"""Training step of a Transformer-base: ours against nn.Transformer and HF Marian, eager and compiled, in one run.
+"""Training step of a Transformer-base of regard, nn.Transformer and HF Marian, eager and compiled, in one run.
 
     python benchmarks/transformer.py --device cuda            all contenders, about three minutes (most of it compiling)
     python benchmarks/transformer.py --device cuda --only regard-compiled,torch-compiled
@@ -6,10 +6,10 @@
 
 All contenders do the same work: 6 + 6 layers of size 512, 8 heads, feed-forward 2048 with ReLU, dropout 0.1 on weights,
 activations, residuals and embeddings, one embedding for source, target and output, label smoothing 0.1, AdamW (fused),
-bfloat16 autocast over float32 parameters, 256 × 32 source and 256 × 32 target tokens of a vocabulary of 32,000. Peers
-are compiled whole by torch.compile; `torch-graphed` is also given the CUDA graph that ours uses. `regard-compiled` is
-`compile_layers` and one CUDA graph a step, `regard-whole` compiles the whole loss instead. A line is printed as soon as
-it is measured.
+bfloat16 autocast over float32 parameters, 256 × 32 source and 256 × 32 target tokens of a vocabulary of 32,000.
+torch.compile compiles the whole loss of nn.Transformer and of Marian; `torch-graphed` also runs the step as one CUDA
+graph, as regard does. `regard-compiled` is `compile_layers` and one CUDA graph for each step, `regard-whole` compiles
+the whole loss instead. The line of a contender is printed as soon as it is measured.
 """
 
 import argparse
@@ -140,7 +140,7 @@ def in_bfloat16(loss: Callable[..., Tensor], device: str) -> Callable[..., Tenso
 
 
 def made(side: str, setting: Setting, device: str) -> tuple[nn.Module, Callable[..., Tensor]]:
-    """Return a model and its loss; compiled if its name says so."""
+    """Return the model and the loss function of the contender `side`, compiled as its name says."""
     peer, _, how = side.partition("-")
     if peer == "regard":
         ours = regard_model(setting, device)
@@ -239,7 +239,7 @@ def timed(step: Callable[[], Any], count: int, device: str) -> Iterator[float]:
 
 
 def measured(side: str, setting: Setting, device: str, count: int, shown: int) -> Row:
-    """Return the row of a contender; for ours also the `shown` longest kernels."""
+    """Return the row of a contender; for `regard-compiled`, also print the `shown` longest kernels."""
     cuda = device == "cuda"
     torch.manual_seed(11)
     if cuda:
@@ -279,12 +279,13 @@ def kernels(side: str, step: Callable[[], Any], most: int) -> None:
 
 
 def agreement(setting: Setting, device: str) -> dict[str, float]:
-    """Compare our training loss with the reference in float32 on the same weights, without dropout."""
+    """Return regard's training loss under bfloat16 autocast, and the loss from all logits in float32, of the same
+    weights, without dropout."""
     torch.manual_seed(11)
     model = regard_model(setting, device).eval()
     source, prefix, target = batch_of(setting, device)
     with torch.no_grad():
-        rows = [slice(i, i + 32) for i in range(0, setting.batch, 32)]  # the reference stores all logits of these rows
+        rows = [slice(i, i + 32) for i in range(0, setting.batch, 32)]  # all logits of these rows are stored at once
         plain = [
             plain_loss(model.logits(model(source[r], prefix[r]).states).float(), target[r]) * len(source[r])
             for r in rows
@@ -315,7 +316,7 @@ def main() -> None:
     for side in sides:
         try:
             row = measured(side, setting, given.device, given.steps, given.profile)
-        except Exception as error:  # a failure does not stop the other contenders
+        except Exception as error:  # a contender that fails does not stop the others
             print(f"{side:<16} failed: {type(error).__name__}: {str(error)[:300]}", flush=True)
             continue
         finally:

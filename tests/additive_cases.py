@@ -1,4 +1,4 @@
-"""Calls of the additive kernels, their reference in float64, and the comparison."""
+"""Test cases of the additive attention kernels, their reference in float64, and the comparison with it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -72,9 +72,9 @@ def compare(
     heavy: float = 1.0,
     batch: int = BATCH,
 ) -> None:
-    """Check output, log-sum-exp and every gradient, each within a few roundings of the dtype.
+    """Compare output, log-sum-exp and every gradient of a kernel with the reference, within a few rounding errors.
 
-    `form` defaults to the form of the kernel that large calls of this dtype use.
+    `form` is the kernel's form; its default is the one that large calls of this dtype use.
     """
     from regard.kernels.additive.fused import additive_attention
 
@@ -134,7 +134,7 @@ CASES: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "float32": (FULL, {}),
     "bfloat16, several tiles": (BRAIN, {"keys": 149}),
     "float16": (HALF, {}),
-    "float16, heavy weights": (HALF, {"heavy": 8.0}),  # attention weights must not underflow
+    "float16, heavy weights": (HALF, {"heavy": 8.0}),  # attention weights of large scores must not underflow
     "float16, heavy weights, exact": (HALF, {"heavy": 8.0, "form": "exact"}),
     "every head its keys": (FULL, {"groups": HEADS}),
     "causal": (FULL, {"settings": lambda: {"band": (None, 0)}}),

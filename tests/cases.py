@@ -1,4 +1,4 @@
-"""The mechanisms under test: each score, normaliser and mask as the library's record and as its oracle."""
+"""The mechanisms under test: each score, normaliser and mask as the library's record and as a function of `oracles`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ class Score(NamedTuple):
 
 
 def mlp(layer: Tensor, shift: Tensor, readout: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the score function readout · tanh(layer [query; key] + shift), written as a user would write it."""
+    """Return the score readout · tanh(layer [query; key] + shift) as a Python function, as a user would write it."""
 
     def score(query: Tensor, key: Tensor) -> Tensor:
         left, right = layer.split((query.shape[-1], key.shape[-1]), dim=-1)
@@ -116,7 +116,7 @@ NORMALIZERS = {
 
 
 class Place(NamedTuple):
-    """A mask and a bias for the sizes of this module (BATCH, HEADS, …), each with its oracle."""
+    """A mask and a bias for the sizes of this module (BATCH, HEADS, …), and the equivalent functions for `oracles`."""
 
     mask: Any = None
     allowed: oracles.Allowed = oracles.everywhere
@@ -202,7 +202,7 @@ def paths(scores: Sequence[str] = tuple(SCORES), normalizers: Sequence[str] = tu
     ]
 
 
-# Every normaliser with the scaled dot product, and every score with softmax, on each backend that supports them.
+# Paths with every normaliser of the scaled dot product, and with softmax of every score, on each backend.
 TYPICAL_PATHS = sorted({*paths(scores=["scaled"]), *paths(normalizers=["softmax"])})
 # Paths that are tested over several blocks. Entmax with α = 1.2 is left out: it is slower than α = 1.5, and its
 # threshold is computed by the same code.
@@ -240,6 +240,6 @@ def learn(path: str, inputs: Sequence[Tensor], rows: Any = slice(None), **argume
 
 
 def slopes_like(result: Tensor) -> Tensor:
-    """Return a different factor for each element, so that errors do not cancel in a sum."""
+    """Return a tensor of different factors, by which outputs are multiplied so that errors do not cancel in a sum."""
     slopes = torch.linspace(-1, 1, result.numel(), dtype=torch.float64) + 0.3
     return slopes.reshape(result.shape).to(result)

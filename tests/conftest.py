@@ -13,14 +13,14 @@ import torch
 import forked
 import interpreting
 
-# One compile thread: each worker process of the compiler would import torch for only a few kernels.
+# torch.compile uses one thread, because each of its worker processes would import torch for only a few kernels.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
-# Nothing above imports the library: from here on, its modules are checked as they load. There are three exceptions: a
+# No import above loads the library, so the checks are added to all its modules. There are three exceptions: a
 # CUDA machine, where FlexAttention would have to compile the checks; Triton's interpreter, which runs kernels from
 # their source; and items for which torch.compile traces the library.
 if not torch.cuda.is_available() and not interpreting.INSIDE and not interpreting.INSTALLED:
-    shaped = ("core", "decode", "kernels", "models", "nn", "parallel")  # packages whose signatures have shapes
+    shaped = ("core", "decode", "kernels", "models", "nn", "parallel")  # packages with shapes in their annotations
     jaxtyping.install_import_hook([f"regard.{name}" for name in shaped], "beartype.beartype")
 
 hypothesis.settings.register_profile(
@@ -98,7 +98,7 @@ def as_installed() -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the number of combinations that agreed with the oracle, and the largest error, over all workers."""
+    """Print how many combinations of mechanisms agreed with the oracle, and the largest error, over all workers."""
     measured: dict[str, list[float]] = {}
     for report in terminalreporter.getreports("passed"):
         for name, value in report.user_properties:

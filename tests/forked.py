@@ -104,7 +104,7 @@ def run(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command like `subprocess.run(…, capture_output=True, encoding="utf-8")`."""
+    """Run a command in a forked process, like `subprocess.run(…, capture_output=True, encoding="utf-8")`."""
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write(input.encode())
         given.seek(0)
@@ -158,7 +158,7 @@ def close() -> None:
         _started.pop().close()
 
 
-# The functions below run in the forking process.
+# The functions below run in the process that forks a child for each request.
 
 
 def _read(connection: socket.socket, size: int) -> bytes:
@@ -234,7 +234,7 @@ def _command(request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the tests, which then close the connection
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the test process ends and closes the connection
     for module in PRELOADED:
         importlib.import_module(module)
     _found = _serve(socket.socket(fileno=int(sys.argv[1])))

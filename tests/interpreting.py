@@ -127,7 +127,7 @@ def patch_once() -> None:
     def patched(fn: Callable[..., Any]) -> Any:
         nonlocal scope, done
         seen = {module.__name__ for module in fn.__globals__.values() if module is language or module is language.core}
-        if scope._changes and seen <= done:  # a kernel is running, and restores the language when it ends
+        if scope._changes and seen <= done:  # a running kernel restores Triton's language when it ends
             return interpreter._LangPatchScope()
         if scope._changes:
             done |= seen

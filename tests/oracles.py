@@ -61,7 +61,7 @@ def softmax(scores: Vector) -> list[float]:
 
 
 def sparsemax(scores: Vector) -> list[float]:
-    """Try every support (set of keys with a weight): in the right one, exactly its scores exceed the threshold."""
+    """Return sparsemax: every set of keys is tried as its support, whose scores alone must exceed the threshold."""
     everything = range(len(scores))
     for size in range(1, len(scores) + 1):
         for support in combinations(everything, size):
@@ -97,7 +97,7 @@ def hard(scores: Vector) -> list[float]:
     return [1.0 if j == best else 0.0 for j in range(len(scores))]
 
 
-# Masks are predicates: whether query i may attend key j.
+# Masks: each is a predicate that returns whether query i may attend key j.
 
 
 def causal(offset: int = 0) -> Allowed:
@@ -120,7 +120,7 @@ def everywhere(b: int, h: int, i: int, j: int) -> bool:
     return True
 
 
-# Biases are functions whose values are added to the scores.
+# Biases: each is a function whose values are added to the scores.
 
 
 def alibi(slopes: Vector) -> Bias:
@@ -138,7 +138,7 @@ def relative(table: Sequence[Vector]) -> Bias:
 class Answer(NamedTuple):
     output: list  # output (b, h, q, e)
     weights: list  # weights (b, h, q, k)
-    log_sum_exp: list  # (b, h, q), −inf for an empty row
+    log_sum_exp: list  # log-sum-exp (b, h, q), −inf for an empty row
     entropy: list  # entropy (b, h, q)
     received: list  # received weight (b, h, k)
 
@@ -152,7 +152,7 @@ def attend(
     allowed: Allowed = everywhere,
     bias: Bias | None = None,
 ) -> Answer:
-    """Attend query[b][h][i] to key[b][g][j], value[b][g][j]; query head h uses key head h // (heads / groups)."""
+    """Return attention of query[b][h][i] to key[b][g][j] and value[b][g][j]; g is the key head of query head h."""
     rows = [
         [
             [

@@ -13,7 +13,7 @@ import regard
 
 @dataclass(frozen=True)
 class Range:
-    """The values from which a random call is sampled; a repeated value is sampled more often."""
+    """The option values from which a random call is sampled; a value that is listed twice is sampled more often."""
 
     batches: tuple[int, ...] = (1, 2, 3)
     queries: tuple[int, ...] = (1, 2, 3, 7, 16, 17, 33, 64)
@@ -69,7 +69,7 @@ class Draw:
         return tensor.to(self.range.device)
 
     def change(self) -> None:
-        """Change the tensors of the masks in place."""
+        """Change the tensors that the call's masks hold in place."""
         lengths = torch.randint(self.keys + 1, (self.batch,), generator=self.generator)
         ids = torch.randint(3, (self.batch, self.keys), generator=self.generator).sort(-1).values
         kept = torch.rand(self.batch, 1, 1, self.keys, generator=self.generator) < 0.6

@@ -1,4 +1,4 @@
-"""The documents are correct: their examples run, their links are valid, and their output is that of the commands."""
+"""The documents are correct: examples run, links are valid, and the output that they show is that of the commands."""
 
 import contextlib
 import doctest
@@ -72,7 +72,7 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reviews") / "run"
     few = ("steps=4", "validate_every=2", "data.train=60", "data.valid=6", "data.test=6", "model.size=8", "embedding=8")
     arguments = ["train", "sentiment", "--preset", "tiny", "--out", str(folder)]
-    jaxtyping.config.update("jaxtyping_disable", True)  # no checks of shapes and types, as in an installed library
+    jaxtyping.config.update("jaxtyping_disable", True)  # an installed library has no shape checks
     try:
         done = CliRunner().invoke(app, [*arguments, *(word for setting in few for word in ("--set", setting))])
     finally:
@@ -142,7 +142,7 @@ def test_the_stages_are_what_the_demo_prints(demo):
 
 @named(READMES)
 def test_the_readme_shows_a_demo_that_did_well(document):
-    """Checks BLEU and the alignment error rate of the README's example run, which unlike times vary little."""
+    """Checks BLEU and the alignment error rate in the README's example output; times vary too much to be checked."""
     [shown] = [block for block in blocks(document, "text") if block.startswith("English → Chinese")]
     figures = dict(re.findall(r"^  (BLEU|alignment error rate) +([\d.]+)", shown, re.MULTILINE))
     assert float(figures["BLEU"]) >= 95

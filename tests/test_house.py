@@ -1,4 +1,4 @@
-"""The structure of the code: imports go downwards, imports are light, and the public names are complete."""
+"""The structure of the code: which folder may import which, what an import loads, and the list of public names."""
 
 import ast
 import re
@@ -18,7 +18,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # The layers from top to bottom. A layer may import the layers below it, and its own modules.
 FLOORS = ["cli", "studio", "bench", "tasks", "train decode data", "models", "look", "nn", "parallel", "core", "kernels"]
-# train, decode and data take callables and records instead of models; look needs the mathematics but no layers.
+# train, decode and data take callables and records instead of models; look imports core, but no layers.
 NARROWER = {"train": {"kernels"}, "decode": {"kernels"}, "data": {"kernels"}, "look": {"core", "kernels"}}
 
 # A module of Triton kernels imports Triton at its top, so it must be imported inside of functions.

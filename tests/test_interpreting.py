@@ -17,7 +17,7 @@ def test_a_marked_item_meets_the_interpreter(tmp_path):
     from regard.kernels.triton.relu_dropout import _relu_dropout
 
     assert isinstance(_relu_dropout, InterpretedFunction)
-    assert tmp_path.is_dir()  # fixtures are available in the second process too
+    assert tmp_path.is_dir()  # pytest's fixtures are available in the second process too
 
 
 def test_an_unmarked_item_does_not():

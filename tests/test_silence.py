@@ -1,4 +1,4 @@
-"""Importing and using the package gives no warning, and prints nothing unrequested."""
+"""Importing and using the package causes no warning, and prints nothing that was not requested."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Additions to docstrings in the reference: parameters and formulas from `reference.toml`, examples as code."""
+"""Additions to docstrings in the API reference: parameters and formulas from `reference.toml`, examples as code."""
 
 import tomllib
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Any
 import griffe
 
 _TOLD = tomllib.loads(Path(__file__).with_name("reference.toml").read_text(encoding="utf-8"))
-_HIDDEN = ("self", "cls", "unknown", "args", "kwargs")  # `unknown` catches PyTorch's names, for a helpful error
+_HIDDEN = ("self", "cls", "unknown", "args", "kwargs")  # `unknown` collects arguments of PyTorch, to refuse them
 
 
 class DocstringExamples(griffe.Extension):
@@ -66,6 +66,6 @@ def _complete(obj: griffe.Object) -> None:
 
 
 def described(key: str, name: str) -> str | None:
-    """Return the description of a parameter: of this class or function, or of the name in general."""
+    """Return the description of a parameter: that of this class or function, else that of the name in `everywhere`."""
     own = _TOLD["parameters"].get(key, {}).get(name)
     return own if own is not None else _TOLD["everywhere"].get(name)

@@ -24,7 +24,7 @@ def _drawn(found: re.Match[str]) -> str:
 
 
 class Formulas(Extension):
-    """Runs after arithmatex has put its elements back into the page."""
+    """Converts formulas to MathML; it runs after arithmatex has put its elements back into the page."""
 
     def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802
         md.postprocessors.register(_Formulas(md), "mathml", -10)

@@ -1,4 +1,4 @@
-"""Links of the built site: linked files of the repository are copied beside the pages, and every link must be valid.
+"""Links of the built site: linked files of the repository are copied into the site, and every link must be valid.
 
 python tools/site_links.py site
 """
@@ -15,7 +15,7 @@ _LINK = re.compile(r'(<a [^>]*?href=")([^"#?][^"]*|#[^"]*)(")')
 
 
 def mend(site: Path) -> list[str]:
-    """Copy files that are linked from outside of the site into `sources/`; return the broken links."""
+    """Copy files outside of the site that pages link to into `sources/`; return the broken links."""
     pages = {page: page.read_text(encoding="utf-8") for page in sorted(site.rglob("*.html"))}
     anchors = {page: set(re.findall(r'\b(?:id|name)="([^"]+)"', text)) for page, text in pages.items()}
     broken: list[str] = []

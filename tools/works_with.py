@@ -2,7 +2,7 @@
 
     python tools/works_with.py            prints the table in Markdown
 
-The truth is the weights that the model itself returns with eager attention.
+The captured weights are compared with those that the model itself returns with eager attention.
 """
 
 import copy
@@ -25,7 +25,7 @@ Truth = dict[str, list[Tensor]]  # for a pattern of names, the weights (b, h, q,
 
 @dataclass(frozen=True)
 class Case:
-    """A model, a function that runs it, and its true weights."""
+    """A model to watch; `build` returns the model, a function that runs it, and its true weights."""
 
     family: str
     implementation: str
@@ -34,8 +34,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of watching: calls captured, the largest error of the weights, of the output, and of the built-in
-    check."""
+    """The result of watching a model: the number of captured calls, the largest error of the weights and of the output,
+    and the largest value of `Record.check`."""
 
     calls: int
     expected: int
@@ -46,7 +46,8 @@ class Outcome:
 
 
 def outcome(case: Case, *, compiling: bool = True) -> Outcome:
-    """Watch a case and compare; without `compiling`, the comparison runs uncompiled, which is faster."""
+    """Watch the model of a case, and compare weights and output with the expected ones. Without `compiling`, the run
+    that is not watched is not compiled, which is faster."""
     torch.manual_seed(5)
     model, run, truth = case.build()
     with torch.no_grad():
@@ -89,7 +90,7 @@ def _tensor(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
-# Hugging Face transformers
+# Models of Hugging Face transformers
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 37}
 BATCH, LENGTH, VOCABULARY = 2, 11, 61
@@ -117,7 +118,8 @@ def _hugging(
     *,
     compiled: bool = False,
 ) -> Callable[[], tuple[nn.Module, Run, Truth]]:
-    """Return a model of transformers; its truth comes from eager attention with `output_attentions`."""
+    """Return a function that builds a model of transformers; the expected weights come from eager attention with
+    `output_attentions`."""
 
     def build() -> tuple[nn.Module, Run, Truth]:
         import transformers
@@ -137,7 +139,7 @@ def _hugging(
         with torch.no_grad():
             found = plain(**given, output_attentions=True)
         truth = {pattern: list(getattr(found, field)) for pattern, field in patterns.items()}
-        if implementation == KERNEL and "attention_mask" in given:  # packing: padded rows are zeros
+        if implementation == KERNEL and "attention_mask" in given:  # the kernel gives padding queries no weights
             rows = given["attention_mask"].bool()[:, None, :, None]
             truth = {pattern: [weights * rows for weights in tensors] for pattern, tensors in truth.items()}
         return (torch.compile(model) if compiled else model), (lambda net: net(**given)), truth
@@ -146,7 +148,8 @@ def _hugging(
 
 
 def spread_out(model: nn.Module) -> None:
-    """Set larger weights than initial ones, so that attention is far from uniform and errors are visible."""
+    """Set the parameters to larger values than the initial ones, so that attention is far from uniform and errors are
+    visible."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -159,7 +162,7 @@ KERNEL = "regard_opaque"
 
 
 def register_kernel() -> None:
-    """An opaque attention kernel, called as flash kernels are."""
+    """Register an opaque attention kernel in transformers, which calls it like flash kernels."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import flash_attention_mask
 
@@ -302,7 +305,7 @@ PARTS = {
 }
 
 
-# Models of torch alone
+# Models of torch without other libraries
 
 
 class Lookers:
@@ -351,7 +354,8 @@ def _states(*shape: int) -> Tensor:
 
 
 def multihead(need_weights: bool) -> Callable[[], tuple[nn.Module, Run]]:
-    """Return one layer, with and without requested weights: two different paths of torch."""
+    """Return a function that builds one layer. With and without `need_weights`, torch computes attention by different
+    functions."""
 
     def make() -> tuple[nn.Module, Run]:
         x, memory = _states(2, 7, 32), _states(2, 5, 32)
@@ -365,7 +369,7 @@ def multihead(need_weights: bool) -> Callable[[], tuple[nn.Module, Run]]:
 
 
 def encoder() -> tuple[nn.Module, Run]:
-    """Return a case in eval mode with padding: the fast path on nested tensors."""
+    """Return an encoder and its call with padding; in eval mode, torch uses its fast path on nested tensors."""
     layer = nn.TransformerEncoderLayer(32, 4, 37, batch_first=True)
     x, padding = _states(2, 7, 32), torch.zeros(2, 7, dtype=torch.bool)
     padding[1, 5:] = True
@@ -373,14 +377,14 @@ def encoder() -> tuple[nn.Module, Run]:
 
 
 def unpadded_encoder() -> tuple[nn.Module, Run]:
-    """Return the same case on whole sequences."""
+    """Return an encoder and its call on sequences without padding."""
     model, _ = encoder()
     x = _states(2, 7, 32)
     return model, lambda net: net(x)
 
 
 def transformer() -> tuple[nn.Module, Run]:
-    """Return an encoder and a decoder with a causal mask."""
+    """Return an nn.Transformer, encoder and decoder, and its call with a causal mask."""
     source, target = _states(2, 7, 32), _states(2, 5, 32)
     mask = nn.Transformer.generate_square_subsequent_mask(5)
     model = nn.Transformer(32, 4, 2, 2, 37, batch_first=True)
@@ -388,7 +392,7 @@ def transformer() -> tuple[nn.Module, Run]:
 
 
 class Written(nn.Module):
-    """softmax(QKᵀ/√d) V by hand, in one of several common forms."""
+    """softmax(QKᵀ/√d) V in torch operations, in one of several common forms."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -452,7 +456,7 @@ class Bahdanau(nn.Module):
 
 
 def bahdanau() -> tuple[nn.Module, Run, Truth]:
-    """Return the weights as rows, one for each step."""
+    """Return a recurrent decoder, its call and the expected weights, one row for each step."""
     model, memory = Bahdanau().eval(), _states(2, 5, 16)
     spread_out(model)
     with torch.no_grad():
@@ -460,11 +464,11 @@ def bahdanau() -> tuple[nn.Module, Run, Truth]:
     return model, (lambda net: net(memory)), {"": model.weights}
 
 
-# Other libraries
+# Models of other libraries
 
 
 def x_transformers(flash: bool) -> Callable[[], tuple[nn.Module, Run, Truth]]:
-    """Return a decoder of x-transformers."""
+    """Return a function that builds a decoder of x-transformers."""
 
     def build() -> tuple[nn.Module, Run, Truth]:
         from x_transformers import Decoder, TransformerWrapper
@@ -485,7 +489,7 @@ def x_transformers(flash: bool) -> Callable[[], tuple[nn.Module, Run, Truth]]:
 
 
 def diffusers_unet(plain: bool) -> Callable[[], tuple[nn.Module, Run, Truth]]:
-    """Return a small UNet with cross-attention to text."""
+    """Return a function that builds a small UNet of diffusers with cross-attention to text."""
 
     def build() -> tuple[nn.Module, Run, Truth]:
         from diffusers import UNet2DConditionModel
@@ -532,7 +536,7 @@ def diffusers_unet(plain: bool) -> Callable[[], tuple[nn.Module, Run, Truth]]:
 
 
 def of_regard(score: str) -> Callable[[], tuple[nn.Module, Run, Truth]]:
-    """Return a multi-head layer of regard."""
+    """Return a function that builds a multi-head layer of regard."""
 
     def build() -> tuple[nn.Module, Run, Truth]:
         from regard.core.masks import causal

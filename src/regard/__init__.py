@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-# Every public name and its module.
+# Every public name, and the module that defines it.
 _HOME = {
     "attention": "regard.core.attention",
     "explain": "regard.core.attention",
@@ -58,8 +58,8 @@ _HOME = {
     "Labels": "regard.look.labels",
     "load": "regard.tasks.loading",
 }
-_FOLDERS = ("nn", "models", "parallel")  # imported at first use, like the names
-# Imported at first use too, but not listed by dir().
+_FOLDERS = ("nn", "models", "parallel")  # public subpackages, imported at first use
+# More subpackages that are imported at first use; dir() does not list them.
 _MORE = ("bench", "cli", "core", "data", "decode", "look", "studio", "tasks", "train")
 
 __all__ = ["__version__", *_HOME, *_FOLDERS]
@@ -112,7 +112,7 @@ if TYPE_CHECKING:  # repeats the public names for type checkers and editors
     from regard.look.trace import Trace as Trace
     from regard.look.watch import watch as watch
     from regard.tasks.loading import load as load
-else:  # hidden from type checkers, for which __getattr__ would make every name valid
+else:  # for type checkers this branch does not exist: with __getattr__, they would accept any name
 
     def __getattr__(name: str) -> object:
         if name in (*_FOLDERS, *_MORE):
@@ -121,7 +121,7 @@ else:  # hidden from type checkers, for which __getattr__ would make every name 
             # With `name` and `obj`, Python's own traceback suggests the nearest public name.
             raise AttributeError(f"module 'regard' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
         value = getattr(import_module(_HOME[name]), name)
-        globals()[name] = value  # later accesses do not call __getattr__
+        globals()[name] = value  # later accesses find the global variable and do not call __getattr__
         return value
 
 

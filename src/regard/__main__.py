@@ -1,4 +1,4 @@
-"""`python -m regard` is the `regard` command."""
+"""`python -m regard` runs the `regard` command."""
 
 from regard.cli import main
 

@@ -1,4 +1,4 @@
-"""`regard bench attention`: its report is complete, and equal as JSON, text and page. No test depends on a time."""
+"""`regard bench attention`: the report is complete, and the same as JSON, text and page. No test depends on times."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path, str]:
-    """Run one case quickly; return the record printed as JSON, the folder of the report, and standard error."""
+    """Run the benchmark on one small case; return the JSON that it prints, the report's folder, and standard error."""
     folder = tmp_path_factory.mktemp("bench")
     done = run("--quick", "--json", "--only", "overhead", "--out", "docs", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -44,7 +44,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path, str]
 
 
 def record(*found: measure.Found) -> dict:
-    """Return a record as `--json` prints it, of one case with the given results."""
+    """Return a benchmark record with one case and the given results, as `--json` prints it."""
     contenders = [vars(one) for one in found]
     case = {"name": "a-case", "what": "some <attention>", "device": "cpu", "work": 2.0, "unit": "pairs"}
     return {
@@ -104,7 +104,7 @@ def test_the_table_has_the_numbers_of_the_record(measured):
         assert float(ratio) == float(f"{one['ratio']:.3g}")
         assert float(error) == float(f"{one['error']:.2e}")
         assert float(by_norm) == float(f"{one['error_by_norm']:.2e}")
-        assert (rate, memory) == ("–", "–")  # this case measures the overhead of a call: no rate and no memory
+        assert (rate, memory) == ("–", "–")  # a case that measures the overhead of a call has no rate and no memory
 
 
 @pytest.mark.process
@@ -170,7 +170,7 @@ def test_reasons_stand_below_the_table_and_in_the_chart():
 
 @pytest.mark.parametrize("count", range(1, 9))
 def test_each_comes_after_each_equally_often(count):
-    """Each contender runs equally often after each other one, which changes the processor's clock and caches."""
+    """Each contender runs equally often after every other one, which changes the clock rate and the caches."""
     found = measure.orders(count)
     assert all(sorted(order) == list(range(count)) for order in found)
     neighbours = [pair for order in found for pair in pairwise(order)]
@@ -180,7 +180,7 @@ def test_each_comes_after_each_equally_often(count):
 
 @pytest.mark.process
 def test_turns_end_when_there_are_enough_or_they_took_long_enough(monkeypatch):
-    """Slow contenders have fewer measurements; fast ones are measured in complete rounds of all orders."""
+    """Slow contenders are measured fewer times; fast ones are measured in complete rounds, in every order."""
     ran = []
 
     def seconds(run, number, device):
@@ -214,7 +214,7 @@ def test_those_near_the_fastest_are_read_again_among_themselves(monkeypatch):
 
     def seconds(run, number, device):
         ran.append((run(), number))
-        return times[run()] if number == 5 else 1.05 * times[run()]  # slower next to the slow contender
+        return times[run()] if number == 5 else 1.05 * times[run()]  # slower in rounds with "slow"
 
     monkeypatch.setattr(measure, "seconds_per_call", seconds)
     times = {"first": 0.001, "slow": 0.002, "second": 0.00104}
@@ -232,7 +232,7 @@ def test_a_longer_bar_is_slower_and_ten_times_is_one_step():
     bars = [chart.Bar(name, ratio, "") for name, ratio in (("a", 1.0), ("b", 10.0), ("c", 100.0))]
     drawing = ElementTree.fromstring(chart.svg([chart.Group("times", bars)], title="t"))
     a, b, c = [float(bar.get("width")) for bar in drawing.iter(f"{SVG}rect") if bar.get("height") == "16.0"]
-    assert c - b == pytest.approx(b - a, abs=0.2)  # widths are written with one decimal
+    assert c - b == pytest.approx(b - a, abs=0.2)  # widths of bars have one decimal
     assert b > a
 
 
@@ -304,7 +304,7 @@ def test_units():
 
 
 def test_errors_are_the_largest_and_that_of_all():
-    """Two outputs have errors of 3 and 4, and the true numbers are 10 and 20; five further queries are not compared."""
+    """Largest and total errors of two outputs with errors of 3 and 4; five further queries are not compared."""
     truth = torch.zeros(64, 2, dtype=torch.float64)
     truth[:2, 0] = torch.tensor([10.0, 20.0])
     output = torch.cat([torch.full((5, 2), 9.0), truth.float()])

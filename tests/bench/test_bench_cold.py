@@ -1,4 +1,4 @@
-"""`regard bench cold`: each mechanism runs, and a new process reports the seconds of its first call."""
+"""`regard bench cold`: for each mechanism, a new process runs a first call and reports its time in seconds."""
 
 import pytest
 

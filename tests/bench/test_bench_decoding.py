@@ -36,7 +36,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
         timeout=HANG_SECONDS,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), folder / "docs" / "decoding.md"  # nothing else is on standard output
+    return json.loads(done.stdout), folder / "docs" / "decoding.md"  # standard output is the JSON alone
 
 
 @pytest.mark.process
@@ -65,7 +65,7 @@ def test_the_table_is_on_the_screen_and_on_the_page(measured, capsys, monkeypatc
     for row in decoding_bench.rows(record):
         assert f"| {' | '.join(row)} |" in text
         assert row[0] in printed
-    assert decoding_bench.write(record, page.parent).read_text() == text  # writing again changes nothing
+    assert decoding_bench.write(record, page.parent).read_text() == text  # a second call leaves the page as it is
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_marian_says_the_same_as_the_model():
 
 
 def test_all_search_alike():
-    """Without early stops, outputs differ only in their last token, which is the end token in this library."""
+    """If no contender stops early, outputs differ only in the last token, which is the end token in this library."""
     model = decoding_bench.model_of(TINY, "cpu")
     peer = decoding_peers.marian(model, positions=16)
     source = torch.randint(3, TINY.vocabulary, (7, 5), generator=torch.Generator().manual_seed(2))

@@ -1,4 +1,4 @@
-"""`regard bench layers`: numbers of layers between two positions, against counts by hand; the record, its tables and
+"""`regard bench layers`: the number of layers between two positions, against known counts; the record, its tables and
 its figure. No test depends on a time."""
 
 import json
@@ -31,10 +31,10 @@ SMALL = Setting(size=8, kernel=3, reach=2)
         ("self-attention, matrix formed", 11, Met(1, 1)),
         ("linear attention", 11, Met(1, 1)),
         ("recurrent (GRU)", 11, Met(1, 11)),
-        ("restricted self-attention", 3, Met(1, 1)),  # a layer reaches two positions to each side
+        ("restricted self-attention", 3, Met(1, 1)),  # each layer sees two positions to each side
         ("restricted self-attention", 4, Met(2, 2)),
         ("restricted self-attention", 11, Met(5, 5)),
-        ("convolution", 3, Met(1, 1)),  # a kernel of 3 covers the two previous positions
+        ("convolution", 3, Met(1, 1)),  # a kernel of 3 reads two earlier positions
         ("convolution", 4, Met(2, 2)),
         ("convolution", 12, Met(6, 6)),
         ("dilated convolution", 3, Met(1, 1)),  # dilations 1, 3, 9 reach 2, 2 + 6, 2 + 6 + 18 positions back
@@ -56,7 +56,7 @@ def test_the_probe_counts_what_the_formula_says(kind, length):
 
 
 def test_a_change_that_fades_still_counts():
-    """A change of the first input still counts if each layer scales by 10⁻⁹, which rounding would hide after three."""
+    """A changed input is detected through layers that scale by 10⁻⁹: rounding would hide the change after three."""
 
     class Faint(nn.Module):
         def forward(self, x):
@@ -107,7 +107,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
         timeout=HANG_SECONDS,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), folder / "docs" / "layers.md"  # nothing else is on standard output
+    return json.loads(done.stdout), folder / "docs" / "layers.md"  # standard output is the JSON alone
 
 
 @pytest.mark.process
@@ -149,7 +149,7 @@ def test_the_tables_are_on_the_screen_and_on_the_page(measured, figure, capsys, 
     monkeypatch.setenv("COLUMNS", "200")
     layers_bench.show(record)
     printed, text = capsys.readouterr().out, page.read_text(encoding="utf-8")
-    assert layers_bench.FIGURES[figure][0] in " ".join(printed.split())  # a long title is broken into lines
+    assert layers_bench.FIGURES[figure][0] in " ".join(printed.split())  # the terminal breaks long titles into lines
     for row in layers_bench.rows(record, figure):
         assert f"| {' | '.join(row)} |" in text
 
@@ -163,7 +163,7 @@ def test_the_rest_of_the_page_stays(measured):
     assert "old" not in text
     assert (
         layers_bench.write(record, page.parent)[0].read_text(encoding="utf-8") == text
-    )  # writing again changes nothing
+    )  # writing a page again changes nothing
 
 
 @pytest.mark.process
@@ -191,7 +191,7 @@ def test_what_fails_or_is_too_large_keeps_its_place(monkeypatch):
     attention, formed = BY_NAME["self-attention"], BY_NAME["self-attention, matrix formed"]
 
     def only_narrow(setting, depth):
-        if setting.size > 2:  # layers of two features count steps and must still work
+        if setting.size > 2:  # layers of size 2, which count the steps, must work
             raise RuntimeError("no such layer\nat all")
         return attention.make(setting, depth)
 

@@ -38,7 +38,7 @@ SMALL = Case(3, 7, "cpu", batch=2, heads=3, kv_heads=3, queries=11, keys=11, siz
 DRAWN = {device: [drawing.draw(11, index, device) for index in range(400)] for device in ("cpu", "cuda")}
 
 
-# Tests of the random cases.
+# Tests of the random attention calls that a sweep measures.
 
 
 def test_a_case_depends_on_seed_index_and_device_alone():
@@ -111,7 +111,7 @@ def test_the_call_of_a_case_is_python_that_runs():
         assert found.output.shape == (case.batch, case.heads, case.queries, case.value_size), case.call
 
 
-# Tests of the contenders in plain torch operations, against loops over numbers.
+# Tests of the peers of `regard.attention` written in plain torch operations, against loops over numbers.
 
 
 SCORE = {
@@ -197,7 +197,7 @@ def test_the_forms_of_linear_attention_agree(features):
     torch.testing.assert_close(plain_forms.linear_chunks(causal, given), plain_forms.linear_rows(causal, given))
 
 
-# Tests of the contenders.
+# Tests of all contenders (`regard.attention` and its peers), which must compute the same results.
 
 
 CONTESTS = {
@@ -238,7 +238,7 @@ def test_all_contenders_of_a_case_compute_the_same(case):
     assert contest.peers
     for name, make in contest.peers.items():
         peer = make()
-        for _ in range(2):  # the second call uses what the first one cached
+        for _ in range(2):  # the second call uses results cached by the first
             off = error_budgets.budgets(case, contest, peer, truth)
         assert off["output"] <= 1, name
         assert max(off.values()) <= 2, (name, off)
@@ -307,17 +307,17 @@ def test_sequences_end_to_end_give_the_same_output(name, monkeypatch):
     given = tensors.make(case)
     output, _ = fused_peers.varlen(case, given)()
     right, _ = plain_forms.attend(case, given, tensors.blocked(case, given), None)
-    for b in range(2):  # queries in the padding are not computed
+    for b in range(2):  # only queries before the padding are compared
         real = int(given["lengths"][b]) if name == "padding" else 11
         torch.testing.assert_close(output[b, :, :real], right[b, :, :real])
 
 
-# Tests of the measurements.
+# Tests of the measurements of time and memory in a sweep.
 
 
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limit measurements to one round, because these tests do not depend on times."""
+    """Limit measurements of time to one round, because no test depends on times."""
     monkeypatch.setattr(timing, "ROUNDS", {"cpu": (1, 1)})
 
 
@@ -354,7 +354,7 @@ def test_a_case_that_fails_does_not_end_the_sweep(monkeypatch):
 def test_peak_memory_is_what_is_held_at_once():
     def run():
         for _ in range(3):
-            one = torch.empty(2**18)  # 1 MiB in float32
+            one = torch.empty(2**18)  # a tensor of 1 MiB
             two = torch.empty(2**18)
             del one, two
 
@@ -367,7 +367,7 @@ def test_memory_beyond_the_room_of_a_peer_is_said():
         contests.room(case, case.pairs)
 
 
-# Tests of the report.
+# Tests of the report that a sweep writes.
 
 
 def measured(index: int, ratio: float, error: float = 0.5) -> timing.Measured:
@@ -393,7 +393,7 @@ def test_only_the_worst_ten_are_listed():
     assert [one.case.index for one in report.worst(sweep)] == list(range(1, 11))
 
 
-# Tests of the command.
+# Tests of the command `regard bench sweep`.
 
 
 def small_index() -> int:
@@ -438,7 +438,7 @@ def test_an_unknown_device_is_refused():
 
 
 def test_a_gradient_of_nan_is_beyond_the_budget():
-    """NaN compares as false, so that a maximum of errors could lose it."""
+    """A gradient of NaN is an error: comparisons with NaN are false, so a maximum of errors could lose it."""
     case = CONTESTS["causal"]
     contest = timing.contest(case)
 

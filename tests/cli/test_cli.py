@@ -50,7 +50,7 @@ def test_help_imports_nothing_heavy(arguments, tmp_path):
     done = run(*arguments, cwd=tmp_path, python=("-X", "importtime"))
     assert done.returncode == 0
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
-    assert "typer" in imported  # checks that the list of imported modules is not empty
+    assert "typer" in imported  # the list of imported modules must not be empty
     assert imported.isdisjoint(SLOW_TO_IMPORT)
 
 
@@ -97,10 +97,11 @@ def test_demo_scores_are_products_summed(demo):
 @pytest.mark.process
 def test_demo_weights_are_softmax(demo):
     printed, _ = demo
-    assert row(printed, "softmax(scores / 1)") == ["1.000", "2.9e-20", "2.9e-20"]  # the scores differ by 45: e^−45
-    assert row(printed, "softmax(scores / √3)") == ["1.000", "5.2e-12", "5.2e-12"]  # scaled, the scores differ by 45/√3
-    assert row(printed, "softmax(scores / 10)") == ["0.978", "0.011", "0.011"]  # the scores differ by 4.5
-    assert row(printed, "softmax(scores / 30)") == ["0.691", "0.154", "0.154"]  # the scores differ by 1.5
+    # The scores 60 and 15 differ by 45, so the small weights are e^−45.
+    assert row(printed, "softmax(scores / 1)") == ["1.000", "2.9e-20", "2.9e-20"]
+    assert row(printed, "softmax(scores / √3)") == ["1.000", "5.2e-12", "5.2e-12"]  # scores differ by 45/√3
+    assert row(printed, "softmax(scores / 10)") == ["0.978", "0.011", "0.011"]  # the divided scores differ by 4.5
+    assert row(printed, "softmax(scores / 30)") == ["0.691", "0.154", "0.154"]  # the divided scores differ by 1.5
 
 
 @pytest.mark.process
@@ -115,7 +116,8 @@ def test_demo_context_by_hand_and_by_call_agree(demo):
 def test_demo_mechanisms(demo):
     printed, _ = demo
     assert row(printed, "ScaledDot()") == ["1.00", "0.00", "0.00", "1.00", "0", "0", "1.00", "0", "0"]
-    # The scores are 10 times the cosines 60/(15√26), 1/√2 and 1/√2, which differ by 0.774.
+    # The cosines of the query with the three keys are 60/(15√26), 1/√2 and 1/√2. Multiplied by the scale 10, the first
+    # score is 0.774 above the others.
     assert row(printed, "Cosine(scale=10)")[:6] == ["0.52", "0.24", "0.24", "0.85", "0.08", "0.08"]
 
 

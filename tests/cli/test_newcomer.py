@@ -40,7 +40,7 @@ def regard(*arguments: str) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory) -> tuple[Path, list[str]]:
-    """Return a folder with a run on two user files, without attention, and the source lines."""
+    """Return a folder with two text files and a run trained on them without attention, and the source lines."""
     folder, draw = tmp_path_factory.mktemp("own"), random.Random(3)
     pairs = [(draw.choice(NOUNS), draw.randrange(10**6), draw.choice("追逐看见")) for _ in range(90)]
     lines = [f"der {noun} sieht {number} Bäume" for noun, number, _ in pairs]
@@ -94,7 +94,7 @@ def test_labels_of_sub_words():
     subwords = train_bpe(["追逐 追逐 追 é �"] * 4, size=300)
     labels = [subwords.label(number) for number in range(3, subwords.size)]
     assert {"追", "é", "�", "a", " "} <= set(labels)
-    assert len(set(labels)) == len(labels)  # all labels differ
+    assert len(set(labels)) == len(labels)  # no two tokens have the same label
     assert [subwords.label(number) for number in subwords.encode("ü🐭")] == [
         "<C3>",
         "<BC>",

@@ -21,7 +21,7 @@ from regard.tasks.translation.codec import PieceCoder
 from regard.tasks.translation.predictor import Translation, Translator
 from regard.train.run_directory import Run
 
-pytestmark = pytest.mark.slow  # the fixtures train models
+pytestmark = pytest.mark.slow  # slow because the fixtures train models
 
 
 FEW = (
@@ -41,7 +41,7 @@ def regard(*arguments: object, stdin: bytes | None = None):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on user files, German to Chinese, with learned positions."""
+    """A run that was trained on the user's own files, German to Chinese, with learned position embeddings."""
     folder, draw = tmp_path_factory.mktemp("own"), random.Random(3)
     pairs = [(draw.choice(NOUNS), draw.randrange(10**6), draw.choice("追逐看见")) for _ in range(90)]
     lines = [f"der {noun} sieht {number} Bäume" for noun, number, _ in pairs]
@@ -68,7 +68,7 @@ def test_alignments_are_of_words_and_of_pieces(run):
 
 
 def test_pieces_of_a_word_attend_together():
-    """The most attended sub-word belongs to der, the most attended word is Hund, and the end mark is not a word."""
+    """The largest weight is on the sub-word "der", the largest sum on the word "Hund"; the end token is not a word."""
     subwords = train_bpe(["der sieht 了"] * 4, size=300)
     coder = PieceCoder(Codes(subwords, subwords))
     source, numbers = coder.read("der Hund"), tuple(coder.target("看了 Hm"))
@@ -77,7 +77,7 @@ def test_pieces_of_a_word_attend_together():
     assert len(numbers) == 3 + 1 + 3
     weights = torch.zeros(len(numbers), len(source.numbers) + 1)
     weights[:, 0], weights[:, 1:6], weights[:, 6] = 0.2, 0.1, 0.3
-    weights[3] = torch.tensor([0.5, 0, 0, 0, 0.4, 0, 0.1])  # the row of 了
+    weights[3] = torch.tensor([0.5, 0, 0, 0, 0.4, 0, 0.1])  # weights of the target token 了
     words = coder.source_words(source.numbers, source.labels), coder.written_words(numbers, labels)
     record = Translation(source, "看了 Hm", numbers, labels, weights, -1.0, (), *words).record()
     assert record["source_words"] == ("der", "Hund")
@@ -137,8 +137,8 @@ def test_arguments_that_cannot_be_translated(run):
 
 
 def test_a_text_that_fills_the_positions_of_the_model_is_translated(run):
-    """The run has 1,024 learned positions; the translation may not have more either."""
-    line = b"\xc3\xa4" * 500  # each of the 500 letters is two tokens
+    """The model has 1,024 learned positions, so the translation cannot have more than 1,024 tokens either."""
+    line = b"\xc3\xa4" * 500  # 500 letters, each of which is two tokens
     done = regard("predict", run, "--longest", 10**6, stdin=line + b"\n" + line * 2 + b"\n")
     assert done.exit_code == 1
     assert done.stderr == "regard: line 2: 2,000 tokens, at most 1,024: not answered\n"
@@ -146,7 +146,7 @@ def test_a_text_that_fills_the_positions_of_the_model_is_translated(run):
 
 
 class Endless:
-    """A line of zeros that is too long for memory, and a line after it."""
+    """A stream with one line of zeros that is too long for memory, and a second, short line."""
 
     def __init__(self, length: int) -> None:
         self.left, self.after = length, io.BytesIO(b"\nlast\n")
@@ -174,13 +174,13 @@ def test_many_hypotheses_leave_room_for_shorter_texts(run, width, tokens, most):
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the built-in data whose target words are patterns of file names and line breaks."""
+    """A run on the built-in data whose target words were edited to contain patterns of file names and line breaks."""
     folder = tmp_path_factory.mktemp("odd")
     done = regard("train", "translation", *FEW, "--set", "data.train=60", "--out", folder / "run")
     assert done.exit_code == 0, done.output
     words = Vocabulary.load(folder / "run/tokenizer.target.json").words
     Vocabulary(tuple(f"[{word}]*\n" for word in words)).save(folder / "run/tokenizer.target.json")
-    (folder / "run/manifest.json").unlink()  # the manifest would report the edited tokenizer
+    (folder / "run/manifest.json").unlink()  # the checksums in the manifest would reveal that the tokenizer was edited
     return folder / "run"
 
 

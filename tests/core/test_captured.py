@@ -75,7 +75,7 @@ def test_parameters_nobody_can_know_of_are_an_error_and_not_a_silence() -> None:
 
 @pytest.mark.parametrize("backend", ["blocked", "additive"])
 def test_second_derivatives_are_refused_where_they_would_vanish(backend: str, monkeypatch) -> None:
-    monkeypatch.setattr(native_attention, "_AGAIN", 0)  # every call counts as large
+    monkeypatch.setattr(native_attention, "_AGAIN", 0)  # the size up to which calls have second derivatives
     query, key, value = (tensor.requires_grad_() for tensor in inputs())
     output = regard.attention(query, key, value, score=regard.Additive(torch.ones(5)), backend=backend).output
     with pytest.raises(RuntimeError, match=r"differentiable once: use backend='reference'"):
@@ -103,7 +103,7 @@ def test_entmax_of_equal_scores_shares_equally(alpha: float, level: float, count
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "blocked"])
 def test_a_relative_bias_of_minus_infinity_masks(backend: str) -> None:
-    table = torch.tensor([0.0, 0.0, -torch.inf])  # masks keys after the query's position
+    table = torch.tensor([0.0, 0.0, -torch.inf])  # -inf masks keys after the query's position
     tensors = inputs()
     found = regard.attention(*tensors, bias=regard.relative(table), backend=backend).output
     torch.testing.assert_close(found, regard.attention(*tensors, mask=regard.causal(), backend="reference").output)

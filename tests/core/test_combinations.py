@@ -28,7 +28,7 @@ def combinations() -> list[tuple[str, str]]:
         for p, place in enumerate(PLACES):
             for s, score in enumerate(scores):
                 normalizers = [name for name in NORMALIZERS if serves(backend, score, name)]
-                count = -(-len(normalizers) // len(scores))  # number of normalisers for each score
+                count = -(-len(normalizers) // len(scores))  # how many normalisers each score is tested with
                 chosen = {(s + p + n * len(scores)) % len(normalizers) for n in range(count)}
                 found += [(f"{backend}/{score}/{normalizers[n]}", place) for n in sorted(chosen)]
     return found
@@ -64,7 +64,7 @@ LOWERED = [name for name in PLACES if "|" not in name and "~" not in name]
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("as_installed")  # FlexAttention cannot trace the checks of shapes
+@pytest.mark.usefixtures("as_installed")  # FlexAttention cannot trace the shape checks of the tests
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(
     ("score", "place"),

@@ -134,7 +134,7 @@ def test_a_compiled_call(name: str, at: Place) -> None:
     for found, wanted in zip(run(compiled), run(attend), strict=True):
         same(found, wanted)
     if at.device == "cuda" and "mask" not in options:
-        with torch.no_grad():  # a single query uses other kernels
+        with torch.no_grad():  # calls with a single query use other kernels
             same(compiled(leaves[0][:, :1], *leaves[1:]), attend(leaves[0][:, :1], *leaves[1:]))
 
 
@@ -203,7 +203,7 @@ def test_biases_of_any_length_take_few_graphs(rule: str, at: Place) -> None:
 
 @every_place
 def test_a_compiled_backward_pass(at: Place) -> None:
-    x = at.draw(1, 1, 20, 8).mul_(2).requires_grad_()  # modified in place, as an optimiser modifies parameters
+    x = at.draw(1, 1, 20, 8).mul_(2).requires_grad_()  # changed in place, as optimisers change parameters
 
     def total() -> Tensor:
         return regard.attention(x, x, x, backend="blocked").output.float().square().sum()

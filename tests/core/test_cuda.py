@@ -7,7 +7,7 @@ import regard
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-B, H, G, Q, K, D = 2, 6, 3, 1153, 1307, 32  # prime lengths, long enough for `auto` to choose flex
+B, H, G, Q, K, D = 2, 6, 3, 1153, 1307, 32  # the lengths Q and K are prime; `auto` chooses flex for them
 LENGTHS = torch.tensor([1307, 611])
 IDS = (torch.arange(Q) // 200, torch.arange(K) // 200)
 MASKS = {
@@ -185,7 +185,7 @@ def test_all_weights_and_their_sum(queries: int, keys: int, size: int, dtype: to
         scores = scores.masked_fill(~allowed, -torch.inf)
     real = scores.softmax(-1).nan_to_num(0.0)
     limit = 1e-5 if dtype == torch.float32 else 1e-2
-    for _ in range(2):  # the second call uses the route that the first one stored
+    for _ in range(2):  # the second call reuses the choice of a kernel that the first one stored
         found = regard.attention(query, key, value, mask=mask, weights=regard.full())
         assert found.weights.dtype == dtype
         torch.testing.assert_close(found.weights.double(), real, atol=limit / 4, rtol=limit)
@@ -291,6 +291,6 @@ def test_kernels_read_rules_and_learn_tables_but_no_slopes():
     slopes.requires_grad_()
     table.requires_grad_()
     assert taken() == taken(regard.window(100, 0)) == ["sdpa", "flex"]
-    assert taken(score=regard.ScaledDot(softcap=30.0)) == ["flex", "flex"]  # only flex supports a softcap
+    assert taken(score=regard.ScaledDot(softcap=30.0)) == ["flex", "flex"]  # only `flex` computes a softcap
     with torch.no_grad():
         assert taken() == ["flex", "flex"]

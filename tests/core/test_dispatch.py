@@ -1,4 +1,4 @@
-"""Dispatch: stored routes give the same results as a search of the backends, and `explain` names the kernel."""
+"""Dispatch: later calls use a stored route (the function chosen for a signature); `explain` names the kernel."""
 
 import gc
 import random
@@ -73,16 +73,16 @@ def test_a_signature_that_was_served_before_changes_nothing(seed: int, device: s
     tensors, options = random_call(seed, device)
     try:
         regard.attention(*tensors, **options)
-    except ValueError as error:  # invalid calls raise each time
+    except ValueError as error:  # a repeated invalid call raises the same error
         with pytest.raises(ValueError, match=re.escape(str(error))):
             regard.attention(*tensors, **options)
         return
     others = spoiled(tensors, seed)
     served = regard.attention(*others, **options)
-    # The route of a call with a generator is not stored.
+    # Calls with a generator use no stored route: all backends are tried.
     fresh = regard.attention(*others, **options, generator=torch.Generator(device))
     results = [[made.output, *as_tensors(made.weights)] for made in (served, fresh)]
-    if tensors[0].requires_grad and device == "cpu":  # on CUDA some kernels sum gradients in no fixed order
+    if tensors[0].requires_grad and device == "cpu":  # some CUDA kernels sum in no fixed order
         results = [[*made, *torch.autograd.grad(made[0].sum(), others)] for made in results]
     near = 0.0 if device == "cpu" else 1e-2
     for one, other in zip(*results, strict=True):

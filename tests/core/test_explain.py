@@ -18,7 +18,7 @@ SHORT, LONG = inputs(length=16), inputs(length=1024)
 WEIGHT = torch.randn(32)
 JUDGE = mlp(torch.randn(8, 64), torch.randn(8), torch.randn(8))
 
-# Tensors and options of a call, its backend on a CPU, and a backend that is refused, with a word of the reason.
+# Tensors and options of a call, its backend on a CPU, a backend that cannot compute it, and a word of the reason.
 TYPICAL = {
     "plain": (LONG, {}, "sdpa", ("flex", "cuda")),
     "causal": (LONG, {"mask": regard.causal()}, "sdpa", ("flex", "cuda")),
@@ -114,7 +114,7 @@ def test_flops_of_a_window() -> None:
 def test_blocked_needs_less_memory_than_the_matrix() -> None:
     blocked, plain = (regard.explain(*LONG, score=regard.Additive(WEIGHT), backend=b) for b in ("blocked", "reference"))
     assert blocked.bytes < plain.bytes / 4
-    assert plain.bytes >= 4 * 4 * 1024 * 1024 * 32  # the reference stores a hidden layer for each pair
+    assert plain.bytes >= 4 * 4 * 1024 * 1024 * 32  # 32 hidden units of each of 4 · 1024² pairs
 
 
 def test_explain_computes_nothing() -> None:
@@ -143,7 +143,7 @@ def test_tensors_without_data_are_explained() -> None:
         (1, regard.causal(offset=20), True),  # one query after twenty cached keys
         (1, regard.causal(offset=19), False),
         (2, regard.causal(offset=20), True),
-        (2, regard.causal(offset=19), False),  # the first query must not attend the last key
+        (2, regard.causal(offset=19), False),  # masks the last key for the first query
         (3, regard.window(2, 20), True),
         (3, regard.window(1, 20), False),
     ],

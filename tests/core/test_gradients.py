@@ -35,13 +35,13 @@ def closed() -> Tensor:
     return mask.expand(1, 2, 3, 4)
 
 
-# Tests against finite differences.
+# Tests of gradients against finite differences.
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", paths(normalizers=SMOOTH))
 def test_gradcheck(path: str) -> None:
-    """Check every element of the Jacobian for typical paths; for the others, one random direction."""
+    """Check every element of the Jacobian for typical paths, and one random direction for all other paths."""
     leaves = leaves_of(path.split("/")[1])
     assert gradcheck(lambda *inputs: attend(path, inputs).output, leaves, fast_mode=path not in WHOLE_JACOBIAN)
     assert gradcheck(lambda *inputs: attend(path, inputs, mask=closed()).output, leaves, fast_mode=True)
@@ -57,7 +57,7 @@ def test_gradgradcheck(path: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "request_name"),
-    # Each path is tested with two requests, chosen so that each request occurs with every backend and normaliser.
+    # Each path is tested with two requests for weights, so that each request occurs with every backend and normaliser.
     [(path, name) for n, path in enumerate(SMOOTH_PATHS) for m, name in enumerate(REQUESTS) if (m - n) % 5 < 2],
 )
 def test_gradcheck_through_the_weights(path: str, request_name: str) -> None:
@@ -67,7 +67,7 @@ def test_gradcheck_through_the_weights(path: str, request_name: str) -> None:
 
     leaves = leaves_of(path.split("/")[1])
     assert gradcheck(asked, leaves, fast_mode=True)
-    # The weights do not depend on the values.
+    # Attention weights do not depend on the values: this gradient is 0.
     slope = torch.autograd.grad(asked(*leaves)[1].sum(), leaves[2], materialize_grads=True)[0]
     assert torch.count_nonzero(slope) == 0
 
@@ -88,7 +88,7 @@ def test_blocks_and_grouped_heads_learn_as_the_reference(path: str) -> None:
         assert_close(result, expected, rtol=1e-8, atol=1e-9)
 
 
-# Tests of learned biases.
+# Tests of the gradients of learned biases.
 
 
 BIASES: dict[str, tuple[tuple[int, ...], Callable[[Tensor], object]]] = {
@@ -137,7 +137,7 @@ def test_a_learned_bias_learns(path: str, bias: str, masked: bool) -> None:
     assert_close(slope(path, build), dense_reference)
 
 
-# Tests of user-defined scores that hold tensors.
+# Tests of the gradients of tensors that user-defined scores hold.
 
 
 class Judge(nn.Module):
@@ -169,7 +169,8 @@ def closure(kind: str) -> tuple[Callable[[Tensor, Tensor], Tensor], list[Tensor]
     if kind == "made from leaves":
         return mlp(layer, shift, readout), leaves
     parts = {"parts": [mlp(layer, shift, readout)], "scale": leaves[1].exp().sum()}
-    return lambda query, key: parts["parts"][0](query, key) * parts["scale"] / 10, leaves  # tensors in containers
+    # A score whose closure holds tensors in a dict and in a list.
+    return lambda query, key: parts["parts"][0](query, key) * parts["scale"] / 10, leaves
 
 
 @pytest.mark.parametrize("normalize", SMOOTH)
@@ -218,11 +219,11 @@ def plain_weights(name: str, scores: Tensor) -> Tensor:
         return (scores - 0.5).sigmoid()
     ordered = scores.sort(dim=-1, descending=True).values
     count = torch.arange(1, scores.shape[-1] + 1).to(scores)
-    if name == "sparsemax":  # Martins and Astudillo 2016, algorithm 1
+    if name == "sparsemax":  # algorithm 1 of Martins and Astudillo 2016
         sums = ordered.cumsum(dim=-1) - 1
         support = (count * ordered > sums).sum(dim=-1, keepdim=True)
         return (scores - sums.gather(-1, support - 1) / support).clamp(min=0)
-    ordered, scores = ordered / 2, scores / 2  # Peters, Niculae and Martins 2019, algorithm 2
+    ordered, scores = ordered / 2, scores / 2  # algorithm 2 of Peters, Niculae and Martins 2019
     mean, square = ordered.cumsum(dim=-1) / count, ordered.square().cumsum(dim=-1) / count
     threshold = mean - ((1 - count * (square - mean.square())) / count).clamp(min=torch.finfo(scores.dtype).tiny).sqrt()
     support = (threshold <= ordered).sum(dim=-1, keepdim=True)

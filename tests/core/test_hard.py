@@ -46,7 +46,7 @@ def seeded(seed: int = 7) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-# Tests of the samples.
+# Tests of the keys that hard attention samples.
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
@@ -61,7 +61,7 @@ def test_frequencies_are_those_of_softmax(backend: str, estimator: str, temperat
         weights=regard.received(), generator=seeded(), backend=backend,
     )  # fmt: skip
     counts = attended.weights.squeeze()
-    sharpness = 1.0 if estimator == "gumbel" else 1 / temperature  # the temperature of gumbel only affects the gradient
+    sharpness = 1.0 if estimator == "gumbel" else 1 / temperature  # "gumbel" uses the temperature in the gradient only
     expected = draws * torch.tensor(oracles.softmax([SCORES_GIVEN[j].item() * sharpness for j in open_keys]))
 
     assert counts.sum() == draws
@@ -145,7 +145,7 @@ def test_requests_are_of_the_draw_and_entropy_of_the_distribution(backend: str, 
     assert_close(asked, expected(one_hot, distribution(scores, 2.0).reshape(1, 1, 7, 5)))
 
 
-# Tests of the log-probabilities.
+# Tests of the log-probabilities of sampled keys.
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
@@ -189,7 +189,7 @@ def test_the_best_key_s_log_prob_is_its_score_less_the_log_sum_exp(backend: str,
         query, key, value, SCORES[score].oracle(*parameters), lambda scores: scores, PLACES["dense"].allowed
     )
     scores, totals = (torch.tensor(given, dtype=torch.float64) for given in (answer.weights, answer.log_sum_exp))
-    best = scores.masked_fill(scores == 0, -math.inf).amax(dim=-1)  # the oracle has 0 for masked pairs
+    best = scores.masked_fill(scores == 0, -math.inf).amax(dim=-1)  # the oracle's scores of masked pairs are 0
     assert_close(attended.log_prob, torch.where(totals > -math.inf, best - totals, 0))
 
 
@@ -212,7 +212,7 @@ def test_gradcheck_of_the_best_key(path: str) -> None:
     assert gradcheck(best, leaves, fast_mode=True)
 
 
-# Tests of the gradients of each estimator.
+# Tests of the gradients of each estimator of hard attention.
 
 
 def hand_derived(p: Tensor, value: Tensor, slopes: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ def test_straight_through_has_the_gradient_of_the_expectation(backend: str, temp
 
     p = distribution(scores, temperature)
     assert_close(gradient[0], hand_derived(p, value.detach(), slopes) / temperature)
-    assert_close(value_gradient, attended.weights[0, 0].mT @ slopes)  # only the chosen value gets a gradient
+    assert_close(value_gradient, attended.weights[0, 0].mT @ slopes)  # only values of sampled keys have a gradient
 
 
 @every_backend
@@ -257,7 +257,7 @@ def test_gumbel_has_the_gradient_of_the_noisy_softmax(backend: str, temperature:
     jacobian = torch.stack(
         [torch.autograd.grad(attended.output[..., c].sum(), scores, retain_graph=True)[0] for c in range(keys)], dim=1
     )
-    product = -temperature * jacobian  # its off-diagonal entries are y_i y_j
+    product = -temperature * jacobian  # the off-diagonal entries are y_i y_j
     ab, ac, bc = product[:, 0, 1], product[:, 0, 2], product[:, 1, 2]
     y = torch.stack(((ab * ac / bc).sqrt(), (ab * bc / ac).sqrt(), (ac * bc / ab).sqrt()), dim=1)
 
@@ -287,7 +287,7 @@ def test_every_estimator_gives_values_the_same_gradient(backend: str, estimator:
 
 @pytest.mark.parametrize("path", paths(normalizers=["hard"]))
 def test_straight_through_learns_as_softmax_does_for_every_score(path: str) -> None:
-    """The call has several blocks, grouped heads, and a mask with empty rows."""
+    """The scores are computed in several blocks; heads are grouped, and the mask has empty rows."""
     score = path.split("/")[1]
     sizes = {"queries": 11, "keys": 1301, "size": 3, "value_size": 2}
     mask = regard.causal(offset=1200) & regard.padding(torch.tensor([1301, 0]))
@@ -384,7 +384,7 @@ def test_the_expected_value_has_no_blockwise_form() -> None:
 def test_reinforce_by_hand() -> None:
     log_prob = torch.tensor([[-1.0, -2.0], [-3.0, -0.5]], requires_grad=True)
     reward = torch.tensor([2.0, 0.5])
-    # −½ [(2 − 1)(−3) + (0.5 − 1)(−3.5)] = 0.625; entropy 0.1 · mean(1, 2, 3, 4) = 0.25
+    # The REINFORCE term is −½ [(2 − 1)(−3) + (0.5 − 1)(−3.5)] = 0.625, the entropy term 0.1 · mean(1, 2, 3, 4) = 0.25.
     result = regard.reinforce(
         log_prob, reward, baseline=1.0, entropy=torch.tensor([[1.0, 2.0], [3.0, 4.0]]), decay=0.8, reward_weight=2.0,
         entropy_weight=0.1,
@@ -392,7 +392,7 @@ def test_reinforce_by_hand() -> None:
     assert_close(result.loss, torch.tensor(2 * 0.625 - 0.25))
     assert_close(result.baseline, torch.tensor(0.8 * 1.0 + 0.2 * 1.25))
     (gradient,) = torch.autograd.grad(result.loss, log_prob)
-    assert_close(gradient, torch.tensor([[-1.0, -1.0], [0.5, 0.5]]))  # −λ (reward − baseline) / batch
+    assert_close(gradient, torch.tensor([[-1.0, -1.0], [0.5, 0.5]]))  # the formula is −λ (reward − baseline) / batch
 
 
 def test_reinforce_leaves_out_what_is_masked() -> None:
@@ -411,7 +411,7 @@ def test_the_first_baseline_is_the_mean_reward() -> None:
     log_prob, reward = torch.tensor([-1.0, -2.0]), torch.tensor([3.0, 1.0])
     result = regard.reinforce(log_prob, reward)
     assert_close(result.baseline, torch.tensor(2.0))
-    assert_close(result.loss, torch.tensor(-0.5))  # −½ [(3 − 2)(−1) + (1 − 2)(−2)]
+    assert_close(result.loss, torch.tensor(-0.5))  # the loss is the mean of −(reward − baseline) log_prob
     assert_close(regard.reinforce(log_prob, reward, baseline=result.baseline).baseline, torch.tensor(2.0))
 
 
@@ -457,7 +457,8 @@ def test_reinforce_climbs_the_expected_reward(backend: str, baseline: float | No
     p = torch.tensor(oracles.softmax(SCORES_GIVEN.tolist()), dtype=torch.float64)
     exact = p * (rewards - p @ rewards)
     level = p @ rewards if baseline is None else baseline
-    one_pull = (rewards - level).unsqueeze(1) * (torch.eye(5, dtype=torch.float64) - p)  # gradient of a sample, by arm
+    # Row a is the gradient of a sample that chooses arm a.
+    one_pull = (rewards - level).unsqueeze(1) * (torch.eye(5, dtype=torch.float64) - p)
     spread = (p @ one_pull.square() - (p @ one_pull).square()).sqrt()
     assert (((-gradient - exact) / (spread / math.sqrt(pulls))).abs() < 5).all()
 
@@ -494,7 +495,7 @@ def test_each_choice_may_have_a_reward_of_its_own() -> None:
     assert_close(torch.autograd.grad(found.loss, log_prob)[0], torch.tensor([[[-0.5, 0.5]]]))
 
 
-# Short sequences at inference, by compiled loops on the CPU.
+# Tests of hard attention over short sequences at inference, which compiled loops compute on the CPU.
 
 
 @pytest.mark.parametrize("request_", [None, regard.full(), regard.top(3), regard.received(), regard.entropy()], ids=str)
@@ -511,7 +512,7 @@ def test_the_best_key_of_short_sequences(masked: bool, dtype: torch.dtype, reque
     right = regard.attention(query.double(), key.double(), value.double(), backend="reference", **given)
     if masked:
         key[1, :, 2:], value[1, :, 2:] = torch.nan, torch.inf
-    for _ in range(2):  # the second call uses the route that the first one stored
+    for _ in range(2):  # the second call reuses the choice of a kernel that the first one stored
         found = regard.attention(query, key, value, **given)
         assert_close(found.output, right.output.to(dtype))
         assert_close(found.log_prob.double(), right.log_prob, rtol=1e-4, atol=1e-5)

@@ -114,7 +114,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "ROWS", 16)
 
 
-# Tests against the formula.
+# Tests of linear attention against its formula.
 
 
 @every_map
@@ -206,7 +206,7 @@ def test_half_precision_is_computed_in_float32(causal: bool, dtype: torch.dtype)
     output = regard.linear_attention(query, key, value, features=features, causal=causal)
     exact = regard.linear_attention(query.double(), key.double(), value.double(), features=features, causal=causal)
     assert output.dtype == dtype
-    # Only the rounding of the output to half precision differs.
+    # The only rounding to half precision is that of the output.
     assert_close(output.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-5)
 
 
@@ -242,7 +242,7 @@ def test_autocast_casts_the_inputs_and_computes_in_float32() -> None:
     assert_close(output, plain, rtol=0, atol=0)
 
 
-# Tests of shapes and strides.
+# Tests of linear attention of tensors with other shapes and strides.
 
 
 @every_map
@@ -261,7 +261,7 @@ def test_leading_axes_broadcast_and_heads_may_be_missing(name: str, causal: bool
     assert_close(run(query[0, 0], key[0, 0], value[0, 0]), expected[0, 0])
     assert_close(run(query[0], key[0], value[0]), expected[0])
     assert_close(run(query[None], key, value[None, None]), expected[None, None])
-    # One sequence of keys and values for a batch of queries, and one query for a batch of keys and values.
+    # Keys and values of one sequence serve a batch of queries, and one query attends a batch of keys and values.
     assert_close(run(query, key[:1], value[:1])[1], run(query[1], key[0], value[0]))
     assert_close(run(query[0], key, value)[1], run(query[0], key[1], value[1]))
     assert_close(
@@ -284,14 +284,14 @@ def test_empty_inputs_give_the_right_shape(name: str, causal: bool) -> None:
 
 @both_ways
 def test_strides_do_not_matter(causal: bool) -> None:
-    packed = torch.randn(2, 13, 3, 4, 5, dtype=torch.float64)  # (b, n, 3, h, d), as one projection gives them
+    packed = torch.randn(2, 13, 3, 4, 5, dtype=torch.float64)  # (b, n, 3, h, d), the output of one projection
     query, key, value = (packed[:, :, i].transpose(1, 2) for i in range(3))
     output = regard.linear_attention(query, key, value, features=performer(), causal=causal)
     plain = (x.contiguous() for x in (query, key, value))
     assert_close(output, regard.linear_attention(*plain, features=performer(), causal=causal))
 
 
-# Tests of masks.
+# Tests of masks in linear attention.
 
 
 @every_map
@@ -359,7 +359,7 @@ def test_causal_rows_before_the_first_key_kept_give_zeros() -> None:
     assert_close(output[..., 3:, :], regard.linear_attention(*rest, features=performer(), causal=True))
 
 
-# Tests of the state of earlier positions.
+# Tests that outputs of causal linear attention depend on earlier positions only.
 
 
 @every_map
@@ -386,7 +386,7 @@ def test_the_future_is_not_touched_by_the_past_gradient() -> None:
         assert torch.count_nonzero(gradient[..., :10, :]) > 0
 
 
-# Tests of gradients.
+# Tests of the gradients of linear attention.
 
 
 @pytest.mark.slow
@@ -457,7 +457,8 @@ def test_a_memory_that_repeats_is_read_once() -> None:
     for memory in (key[:1].requires_grad_(), key[:1].detach().expand_as(key)):
         seen.clear()
         regard.linear_attention(query, memory, value, features=counting)
-        assert sorted(seen) == [3 * 7, 3 * 6 * 5]  # 3 key heads of 7 keys; 3 · 6 heads of 5 queries
+        # The features of 7 keys in 3 key heads of one sequence, and of 5 queries in 6 heads of 3 sequences.
+        assert sorted(seen) == [3 * 7, 3 * 6 * 5]
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -499,7 +500,7 @@ def test_training_keeps_no_features(monkeypatch: pytest.MonkeyPatch) -> None:
         output.sum().backward()
 
 
-# Tests of single steps.
+# Tests of `linear_step`, which continues causal linear attention from the state of earlier positions.
 
 
 @every_map
@@ -585,12 +586,13 @@ def test_orthogonal_directions_are_gaussian_one_by_one() -> None:
             products = block @ block.mT
             assert_close(products, products.diagonal().diag(), rtol=0, atol=1e-12)
         rows.append(projection)
-    drawn = torch.stack(rows)  # (sample, row, entry)
+    drawn = torch.stack(rows)  # sampled projections: (sample, row, entry)
     for row in (0, 4, 11):
         one = drawn[:, row]
         assert_close(one.mean(0), torch.zeros(5).double(), rtol=0, atol=0.25)
         assert_close(one.mT.cov(), torch.eye(5).double(), rtol=0, atol=0.35)
-        assert_close(one.square().sum(-1).var(), torch.tensor(10.0).double(), rtol=0.35, atol=0)  # variance of χ²(5)
+        # The squared norm of five Gaussian entries has the distribution χ²(5), whose variance is 10.
+        assert_close(one.square().sum(-1).var(), torch.tensor(10.0).double(), rtol=0.35, atol=0)
 
 
 def test_features_are_the_formula() -> None:
@@ -636,7 +638,7 @@ def test_the_default_features_are_the_same_every_time() -> None:
     second.sum().backward()
     assert_close(first, second.detach(), rtol=0, atol=0)
     drawn = regard.PerformerFeatures.draw(16, generator=seeded(0), dtype=torch.float64)
-    assert drawn.projection.shape == (44, 16)  # 16 · ln 16 is 44.4
+    assert drawn.projection.shape == (44, 16)  # a projection has d ln d rows: 16 · ln 16 is 44.4
     assert_close(second.detach(), regard.linear_attention(query, key, value, features=drawn).detach(), rtol=0, atol=0)
 
 
@@ -687,7 +689,7 @@ def test_vectors_without_entries_see_all_keys_alike(causal: bool) -> None:
     assert torch.autograd.grad(output.sum(), query)[0].shape == query.shape
 
 
-# Tests of invalid calls.
+# Tests of invalid calls of linear attention.
 
 QUERY, KEY, VALUE = inputs()
 BAD_CALLS = {
@@ -805,7 +807,7 @@ def test_many_sequences_are_computed_a_few_at_a_time(causal: bool, largest: floa
         assert_close(mine[-1], exact[-1].float(), rtol=1e-4, atol=1e-5 * largest)
 
 
-# Tests of extreme values.
+# Tests of linear attention with inputs of extreme values.
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -832,7 +834,7 @@ def test_features_without_logarithms_do_not_overflow_by_their_products(name: str
     features = regard.EluFeatures() if name == "elu" else lambda x: torch.relu(x) + 1e-3
     query, key, value = (torch.randn(2, 70, 8) for _ in range(3))
     query, key = (t.sign() * t.abs().add(0.1) * scale for t in (query, key))
-    query[..., 0], key[..., 0] = query[..., 0].abs(), key[..., 0].abs()  # no denominator vanishes
+    query[..., 0], key[..., 0] = query[..., 0].abs(), key[..., 0].abs()  # so that no denominator is 0
     found = regard.linear_attention(query, key, value, features=features, causal=causal)
     weights = features(query.double()) @ features(key.double()).mT
     weights = weights.tril() if causal else weights

@@ -11,7 +11,7 @@ import torch
 import regard
 from regard.core.mask_cache import aligned, stored
 
-DEVICE = torch.device("meta")  # on the CPU the cache compares contents; on other devices, version counters
+DEVICE = torch.device("meta")  # on the CPU the cache compares the contents of masks; elsewhere, version counters
 CPU = torch.device("cpu")
 
 
@@ -46,7 +46,7 @@ def test_a_change_in_place_is_seen(name: str) -> None:
     ids = torch.ones(5, dtype=torch.long)
     mask = masks(ids[1:4])[name]
     first = make(mask)
-    ids[2] = 7  # the mask holds a view of this tensor
+    ids[2] = 7  # `mask` holds a view of `ids`, so it changes too
     second = make(mask)
     assert second is not first
     assert make(mask) is second
@@ -78,7 +78,7 @@ def test_a_change_through_numpy_is_seen_on_the_cpu() -> None:
         output = regard.attention(
             scores[..., :2], torch.zeros(2, 1, 4, 2), torch.ones(2, 1, 4, 1).cumsum(-2), mask=mask
         )
-        assert output.output[1].item() == (length + 1) / 2  # the mean of 1 … length
+        assert output.output[1].item() == (length + 1) / 2  # the mean of the values 1 … length
 
 
 def test_what_cannot_be_followed_is_not_stored() -> None:

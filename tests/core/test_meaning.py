@@ -33,12 +33,12 @@ def inputs_of(path: str, **sizes: int) -> list[torch.Tensor]:
 
 
 def assert_same(learned: Learned, expected: Learned) -> None:
-    """Compare output, weights and gradients."""
+    """Compare output, weights and gradients of two calls."""
     for result, wanted in zip(learned.everything, expected.everything, strict=True):
         assert_close(result, wanted)
 
 
-# Tests of rows with nothing to attend.
+# Tests of queries with no key to attend (empty rows).
 
 
 def rows_closed_by(how: str) -> dict:
@@ -63,7 +63,7 @@ def test_empty_rows_give_zeros_and_touch_nothing(path: str, how: str) -> None:
     for result in (learned.output, learned.weights, learned.gradients[0]):
         assert torch.count_nonzero(result[:, :, [1, 3]]) == 0
 
-    # The other rows have the results of a call without the empty rows.
+    # The rows that attend keys have the same results as in a call without the empty rows.
     expected = learn(path, inputs, rows=[0, 2, 4])
     assert_close(learned.output[:, :, [0, 2, 4]], expected.output[:, :, [0, 2, 4]])
     assert_close(learned.weights[:, :, [0, 2, 4]], expected.weights[:, :, [0, 2, 4]])
@@ -132,7 +132,7 @@ def test_what_a_masked_key_holds_has_no_effect(path: str, how: str, poison: str)
     clean = learn(path, [query, key, value, *parameters], mask=mask)
 
     key, value = key.clone(), value.clone()
-    key[closed] = value[closed] = POISONS.get(poison, 1.7e308)  # near float64's maximum: products overflow
+    key[closed] = value[closed] = POISONS.get(poison, 1.7e308)  # products of 1.7e308 overflow
     poisoned = learn(path, [query, key, value, *parameters], mask=mask)
 
     assert_same(poisoned, clean)
@@ -213,7 +213,7 @@ def test_what_a_masked_key_holds_has_no_effect_on_cuda(backend: str, how: str) -
     assert_close(poisoned.cpu()[:, :, past], clean[:, :, past], rtol=2e-3, atol=2e-3)
 
 
-# Padded, packed and single sequences give the same results
+# Tests that sequences give the same results padded, packed into one row, and one by one.
 
 LENGTHS = [3, 5, 2]
 
@@ -274,7 +274,7 @@ def test_masks_intersect(path: str) -> None:
     expected = learn(path, inputs, mask=random & near & short & (key <= query))
     assert_same(learn(path, inputs, mask=together), expected)
 
-    # A bias of −inf is one more mask.
+    # The mask is also intersected with a bias of −inf.
     closed = torch.zeros(BATCH, HEADS, QUERIES, KEYS, dtype=torch.float64).masked_fill(~random, -math.inf)
     most = regard.causal() & regard.window(2, 1) & regard.padding(torch.tensor([4, 6]))
     assert_same(learn(path, inputs, mask=most, bias=closed), expected)
@@ -408,7 +408,7 @@ def test_scores_of_1e5_stay_finite(path: str, dtype: torch.dtype) -> None:
 
 def test_what_autocast_makes_infinite_behind_a_causal_mask_has_no_effect() -> None:
     query, key, value = (torch.randn(1, 2, 4, 8) for _ in range(3))
-    value[:, :, 3] = 1e6  # becomes infinite in float16
+    value[:, :, 3] = 1e6  # 1e6 becomes infinite in float16
     with torch.autocast("cpu", dtype=torch.float16):
         found = regard.attention(query, key, value, mask=regard.causal()).output
     assert found[:, :, :3].isfinite().all()
@@ -429,7 +429,7 @@ def test_a_query_of_nan_gives_nan_however_few_the_keys(keys: int, score: Any, he
     assert output[..., 0::2, :].isfinite().all()
 
 
-# Tests of values at the limits of the range.
+# Tests of scales of 0 or less, and of NaN and Inf in inputs.
 
 
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "blocked", "reference"])

@@ -1,7 +1,6 @@
 """The semantics of calls on GPU kernels: every rule is tested on every backend that supports it on a GPU.
 
-The rules are functions of a device. They run on the CPU too if its backends support them, so that each rule is tested
-on machines without a GPU.
+Each rule is also tested on the CPU if a CPU backend supports it, so that machines without a GPU test it too.
 """
 
 import math
@@ -14,7 +13,7 @@ from torch import Tensor
 
 import regard
 
-SIZE = 32  # a power of two, for FlexAttention
+SIZE = 32  # FlexAttention's kernel requires a power of two
 
 
 @dataclass(frozen=True)
@@ -239,7 +238,7 @@ def test_scores_of_1e5_stay_finite(way: Way, device: str, causal: bool, length: 
         weight = torch.full_like(weight, 1e5 / SIZE)
     else:
         query, key = (torch.full_like(x, (1e5 / math.sqrt(SIZE)) ** 0.5) * x.sign() for x in (query, key))
-        # All entries have the signs of the query, so the score is 1e5.
+        # The entries of key 0 have the signs of the query's entries, so that its score is 1e5.
         key[:, :, 0] = query[:, :, 0].sign() * key[:, :, 0].abs()
         assert float((query.double() @ key.double().mT).max() / math.sqrt(SIZE)) > 0.98e5
     tensors = [x.requires_grad_() for x in (query, key, value, weight)]
@@ -253,7 +252,7 @@ def test_scores_of_1e5_stay_finite(way: Way, device: str, causal: bool, length: 
 @pytest.mark.parametrize("backend", ["reference", "blocked", "auto"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_the_first_of_equal_keys_wins(backend: str, device: str) -> None:
-    # Integers: their products are exact in any order of summation, so that equal keys have equal scores
+    # Dot products of integers are exact in any order of summation, so equal keys have equal scores.
     query, key = (torch.randint(-2, 3, (1, 2, n, SIZE), device=device).float() for n in (5, 1))
     key, value = key.expand(1, 2, 9, SIZE), torch.randn(1, 2, 9, SIZE, device=device)
     normalize = regard.Hard(sample=False)

@@ -21,7 +21,7 @@ def negated(*shape: int) -> Tensor:
 @pytest.mark.parametrize("normalize", [regard.Softmax(), regard.Sparsemax()], ids=str)
 def test_query_key_and_value(place: int, normalize: regard.Normalizer) -> None:
     tensors = [torch.randn(SHAPE) for _ in range(3)]
-    for _ in range(2):  # stores the route of calls with these shapes and strides
+    for _ in range(2):  # stores the choice of a kernel for calls with these shapes and strides
         regard.attention(*tensors, normalize=normalize)
     tensors[place] = torch._neg_view(tensors[place])
     exact = [tensor.resolve_neg().double() for tensor in tensors]

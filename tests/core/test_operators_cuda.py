@@ -54,13 +54,13 @@ def test_output_and_gradients_are_those_of_float64(call: str, aligned: bool) -> 
     leaves, options = tensors(call)
     if not aligned:
         leaves = [misaligned(leaf) for leaf in leaves]
-    elif CALLS[call][1] != "products":  # the kernel of a training step, not of inference
+    elif CALLS[call][1] != "products":  # the name in CALLS is that of the kernel of a training step
         assert regard.explain(*leaves, **options).kernel == CALLS[call][1]
     double = [leaf.detach().double().requires_grad_() for leaf in leaves]
     exact = regard.attention(*double, **options, backend="reference").output
     upstream = torch.randn_like(exact).to(leaves[0].dtype)
     expected = torch.autograd.grad(exact, double, upstream.double())
-    for _ in range(3):  # the first call is checked; later calls use its route
+    for _ in range(3):  # the first call chooses a kernel, which later calls reuse
         output = regard.attention(*leaves, **options).output
         near(output, exact, leaves[0].dtype)
         for found, known in zip(torch.autograd.grad(output, leaves, upstream), expected, strict=True):

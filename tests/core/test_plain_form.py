@@ -1,4 +1,4 @@
-"""The plain form (the reference's formula in fewer operations) as on a GPU, where values are not inspected."""
+"""The plain form (the reference's formula in fewer operations), run as on a GPU, where no value is inspected."""
 
 import itertools
 import math
@@ -127,7 +127,7 @@ def test_attended_nan_is_not_lost(mask: str, request_: str, normalize: regard.No
     """Requested weights are NaN where those of the reference are; some rows are empty, and some attend no NaN."""
     tensors = drawn(6)
     tensors[0][0, 0, 4, 1], tensors[1][1, 1, 2, 3] = math.nan, math.nan
-    tensors[0][:, :, 2, 1] = math.nan  # has no effect under masks for which row 2 is empty
+    tensors[0][:, :, 2, 1] = math.nan  # no effect if the mask leaves query 2 no key
     settings = MASKS[mask] | {"normalize": normalize, "weights": REQUESTS[request_]}
     found = computed(tensors, "auto", False, **settings)[1]
     true = computed([tensor.double() for tensor in tensors], "reference", False, **settings)[1]

@@ -34,18 +34,18 @@ def shapes(draw: st.DrawFn) -> Shape:
     return Shape(draw(st.integers(1, 3)), heads, groups, draw(sizes), draw(sizes))
 
 
-# Memory layouts.
+# Tensors with other memory layouts, to test that strides do not matter.
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
     """Return the same numbers in another memory layout."""
-    if layout == "transposed":  # the layout of projections: (batch, length, heads, size)
+    if layout == "transposed":  # projections are stored as (batch, length, heads, size)
         return tensor.transpose(1, 2).contiguous().transpose(1, 2)
     if layout == "feature first":
         return tensor.mT.contiguous().mT
     if layout == "every other":
         return torch.stack((tensor, torch.full_like(tensor, torch.nan)), dim=-1).flatten(-2)[..., ::2]
-    if layout == "slice":  # an offset into a larger tensor
+    if layout == "slice":  # the tensor is a part of a larger one
         return torch.nn.functional.pad(tensor, (2, 3, 1, 1), value=torch.nan)[..., 1:-1, 2:-3]
     return tensor
 
@@ -338,7 +338,7 @@ def test_a_support_wider_than_usual_is_found(alpha: float) -> None:
     assert weights[1, 0] > weights[1, -1]
 
 
-# Tests of a bias at some rows and columns, as blocked backends compute it.
+# Tests of a block (some rows and columns) of a bias, as backends that compute in blocks read it.
 
 
 @pytest.mark.slow

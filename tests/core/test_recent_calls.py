@@ -14,7 +14,7 @@ import regard
 from regard.core.recent_calls import recall
 
 SHAPE = (2, 3, 23, 16)
-OFTEN = 3  # calls of one signature after which `recall` returns its route
+OFTEN = 3  # `recall` returns the stored route of a signature after so many calls
 SOFTMAX = regard.Softmax()
 
 
@@ -28,7 +28,7 @@ def recalled(*tensors: Any, mask: Any = None, dropout: Any = 0.0, score: Any = r
 
 @pytest.fixture
 def known() -> list[torch.Tensor]:
-    """Return the tensors of a call that ran so often that `recall` returns its route."""
+    """Return the tensors of a call that ran so often that `recall` returns its stored route."""
     tensors = [torch.randn(SHAPE) for _ in range(3)]
     for _ in range(OFTEN):
         regard.attention(*tensors)

@@ -11,7 +11,7 @@ import torch
 import regard
 from regard.core.backends import returned_layout
 
-seen: list[tuple[int, ...]] = []  # strides of the output's gradients that the kernel received
+seen: list[tuple[int, ...]] = []  # the strides of the upstream gradients that the kernel received
 
 
 @torch.library.custom_op("returned_layout::kernel", mutates_args=())
@@ -95,7 +95,7 @@ def test_gradients_in_every_layout_on_cuda(call: str, dtype: torch.dtype, by_row
     }
     shape = (2, 1100, 3, 64) if by_rows else (2, 3, 1100, 64)
     leaves = [torch.randn(shape, device="cuda", dtype=torch.bfloat16).to(dtype).requires_grad_() for _ in range(3)]
-    # Inputs of the reference in float64, with which every layout is compared.
+    # The gradients for every layout of the upstream gradient are compared with those of these inputs in float64.
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
 
     def attend(tensors: list[torch.Tensor], **more: str) -> torch.Tensor:

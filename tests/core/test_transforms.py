@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 import regard
 from regard.core.backends import mask_blocks
 
-# Device, dtype and relative tolerance: a loop may use a fused kernel where a transform uses the reference.
+# Device, dtype and relative tolerance. A mapped call uses the reference where the equivalent loop uses a fused kernel.
 PLACES = {"cpu": ("cpu", torch.float64, 1e-12)}
 PLACES |= {"cuda": ("cuda", torch.float32, 2e-4), "cuda in bfloat16": ("cuda", torch.bfloat16, 2e-2)}
 everywhere = pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def same(found: torch.Tensor, wanted: torch.Tensor, place: str = "cpu") -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:There is a performance drop:UserWarning"
-)  # a warning of torch about its kernels in vmap
+)  # torch warns that it has only slow kernels for some operations under vmap
 @everywhere
 @pytest.mark.parametrize("length", [6, 600])
 @pytest.mark.parametrize("call", CALLS)
@@ -113,7 +113,7 @@ def test_second_and_forward_derivatives(call: str, length: int, place: str) -> N
 @derivatives_everywhere
 @pytest.mark.filterwarnings(
     "ignore:There is a performance drop:UserWarning"
-)  # a warning of torch about its kernels in vmap
+)  # torch warns that it has only slow kernels for some operations under vmap
 @pytest.mark.parametrize("call", ["plain", "causal", "padding", "window", "alibi"])
 def test_jacobian(call: str, place: str) -> None:
     """`torch.func.jacrev` runs the backward pass under vmap, and the forward pass outside of it."""
@@ -153,7 +153,7 @@ def test_mapped_over_masked_nan(place: str) -> None:
 
 @pytest.mark.filterwarnings(
     "ignore:There is a performance drop:UserWarning"
-)  # a warning of torch about its kernels in vmap
+)  # torch warns that it has only slow kernels for some operations under vmap
 def test_mapped_over_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys are split into several blocks, whose masks cannot be inspected under vmap."""
     monkeypatch.setattr(mask_blocks, "CPU_NUMBERS", 2**14)

@@ -1,4 +1,4 @@
-"""Keys that no query may attend are determined, by single rules without computing pairs; fused kernels need them."""
+"""The keys that no query may attend: they are computed from the mask, so that NaN in them has no effect on a kernel."""
 
 import math
 import sys
@@ -190,7 +190,7 @@ def test_what_a_kernel_makes_of_an_empty_row_does_not_change_the_meaning(
         "lengths and dense": regard.padding([0, 500]) & regard.dense(torch.ones(600, 600, dtype=torch.bool).tril()),
         "shifted": regard.causal(-3),
         "window": regard.window(4, 0, offset=-2),
-        "window, all rows see": regard.window(4, 0),  # all rows attend a key, except the padding of the last block
+        "window, all rows see": regard.window(4, 0),  # only rows that pad the last block attend no key
     }[how]
     calls = []
 
@@ -210,7 +210,7 @@ def test_what_a_kernel_makes_of_an_empty_row_does_not_change_the_meaning(
 
     true = learn("reference")
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", kernel)
-    monkeypatch.setattr(sdpa, "_sequences", lambda problem, found: None)  # as on CUDA: no split by sequence
+    monkeypatch.setattr(sdpa, "_sequences", lambda problem, found: None)  # only CPU calls are split
     spoilt = learn("sdpa")
     monkeypatch.setattr(sdpa, "_wants_full_rows", lambda device: True)
     found = learn("sdpa")

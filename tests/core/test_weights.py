@@ -8,7 +8,7 @@ import oracles
 import regard
 from cases import FUSED_PATHS, PLACES, QUERIES, SCORES, TYPICAL_PATHS, answer, attend, slopes_like
 
-# One mask of each kind: none, a rule, one per batch entry, one per head with an empty row, a bias with −inf.
+# Masks of each kind: no mask, a causal one, one for each sequence, one for each head, and a bias with −inf.
 SOME_PLACES = ["open", "causal", "padding", "dense", "closed"]
 
 every_path = pytest.mark.parametrize("path", TYPICAL_PATHS)
@@ -128,7 +128,7 @@ def test_requests_over_several_blocks(path: str) -> None:
         )
 
 
-# Tests of dropout.
+# Tests of dropout of attention weights.
 
 
 def dropped(path: str, probability: float, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -150,7 +150,7 @@ def test_dropout_keeps_or_drops_each_weight(path: str) -> None:
     assert 0.15 < (~kept & (weights > 0)).sum() / (weights > 0).sum() < 0.35
     assert not torch.equal(kept[0], kept[1])
 
-    # The backward pass drops the same weights as the forward pass.
+    # The gradient of the values shows that the backward pass drops the same weights as the forward pass.
     by_head = used.mT @ slopes_like(used)
     assert_close(gradient, by_head.unflatten(1, (3, 2)).sum(dim=2))
 
@@ -211,7 +211,7 @@ def test_the_log_sum_exp_beside_an_output_of_transposed_tensors(place: int) -> N
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
     expected = regard.attention(*exact, **options, backend="reference")
     torch.testing.assert_close(found.output.double(), expected.output, rtol=0, atol=1e-5)
-    change = torch.randn(2, 3, 16, 17).mT  # transposed too
+    change = torch.randn(2, 3, 16, 17).mT  # a transposed upstream gradient
     grads = torch.autograd.grad(found.output, leaves, change)
     for one, other in zip(grads, torch.autograd.grad(expected.output, exact, change.double()), strict=True):
         torch.testing.assert_close(one.double(), other, rtol=0, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Word alignments: gold files of the shared tasks, links from weights, and the error rate computed by hand."""
+"""Tests of word alignments: reading gold files, links from attention weights, and the alignment error rate."""
 
 import pytest
 import torch
@@ -44,7 +44,8 @@ def test_error_rate_by_hand():
     sure = [{(0, 0), (1, 1), (2, 2)}, {(0, 0)}]
     possible = [{(0, 0), (1, 1), (2, 2), (3, 2)}, {(0, 0), (1, 0)}]
     found = [{(0, 0), (1, 1), (3, 2), (3, 3)}, {(1, 0)}]
-    # |A ∩ S| = 2 + 0, |A ∩ P| = 3 + 1, |A| = 4 + 1 and |S| = 3 + 1, so the rate is 1 − 6/9.
+    # For the predicted links A, sure links S and possible links P of both sentences: |A ∩ S| = 2 + 0, |A ∩ P| = 3 + 1,
+    # |A| = 4 + 1 and |S| = 3 + 1, so the alignment error rate is 1 − 6/9.
     assert alignment_error_rate(found, sure, possible) == pytest.approx(1 / 3)
     assert alignment_error_rate(sure, sure, possible) == 0.0
     assert alignment_error_rate([set()], [{(0, 0)}], [set()]) == 1.0
@@ -62,7 +63,7 @@ def test_links_are_the_best_source_word_of_each_target_word():
 
 
 def test_pieces_are_summed_over_the_source_and_averaged_over_the_target():
-    # The source words are the pieces 0 | 1 2 | 3, the target words 0 1 | 2; both sides have an end mark.
+    # The source has three words, of the sub-words 0 | 1 2 | 3, the target two, of 0 1 | 2; both end with an end symbol.
     weights = torch.tensor(
         [
             [0.40, 0.25, 0.25, 0.05, 0.05],
@@ -75,7 +76,8 @@ def test_pieces_are_summed_over_the_source_and_averaged_over_the_target():
     merged = words_of_weights(weights, source=[0, 1, 1, 2], target=[0, 0, 1])
     expected = torch.tensor([[0.25, 0.45, 0.125], [0.30, 0.10, 0.20]], dtype=torch.float64)
     torch.testing.assert_close(merged, expected)
-    # The first target piece attends source piece 0 most, but the two pieces of source word 1 have more weight together.
+    # In the first target row, source sub-word 0 has the largest weight, but the two sub-words of source word 1 have a
+    # larger sum.
     assert links_from_weights(weights, source=[0, 1, 1, 2], target=[0, 0, 1]) == {(1, 0), (0, 1)}
     with pytest.raises(ValueError, match=r"weights are \(4, 5\), but 4 × 6 pieces are given"):
         words_of_weights(weights, source=[0, 1, 2, 3, 4, 5])
@@ -91,15 +93,16 @@ def test_links_of_two_directions_joined():
     forward, backward = {(0, 0), (1, 1), (5, 2)}, {(0, 0), (1, 1), (2, 2), (4, 1)}
     assert joined_links(forward, backward, way="intersection") == {(0, 0), (1, 1)}
     assert joined_links(forward, backward, way="union") == forward | backward
-    # (2, 2) is adjacent to (1, 1); (5, 2) and (4, 1) are adjacent to nothing, and the target of (4, 1) has a link.
+    # The link (2, 2) is adjacent to (1, 1); (5, 2) and (4, 1) are adjacent to no link, and target word 1 of (4, 1)
+    # already has a link.
     assert joined_links(forward, backward) == {(0, 0), (1, 1), (2, 2)}
 
 
 def test_joined_links_grow_from_what_has_grown():
     assert joined_links({(0, 0), (1, 1), (2, 2)}, {(0, 0)}) == {(0, 0), (1, 1), (2, 2)}
-    # Both words of (1, 0) have a link once (1, 1) is added; before that its source has none.
+    # The link (1, 0) is not added: after (1, 1) is added, both words of (1, 0) already have a link.
     assert joined_links({(0, 0), (1, 1)}, {(0, 0), (1, 1), (1, 0)}) == {(0, 0), (1, 1)}
-    assert joined_links({(0, 1)}, {(1, 0)}) == set()  # the two models agree on no link, so none can grow
+    assert joined_links({(0, 1)}, {(1, 0)}) == set()  # no link is in both directions, so none can be added
 
 
 @pytest.mark.usefixtures("as_installed")

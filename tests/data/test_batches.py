@@ -1,4 +1,4 @@
-"""Batches: every pair once per epoch, within the limit of tokens, in an order that a state continues exactly."""
+"""Tests of token batches: every pair once per epoch, at most the given number of tokens, resuming from a state."""
 
 import json
 
@@ -32,7 +32,7 @@ def test_every_pair_once_an_epoch_within_the_budget():
 
 
 def test_like_lengths_stand_together():
-    """Padding is less than a tenth, where random batches would waste nearly half."""
+    """In batches of similar lengths, less than a tenth of the tokens is padding; in random batches, nearly half is."""
     real = padded = 0
     for batch in batches(bucket=997):
         real += int(TARGET[batch].sum())

@@ -1,4 +1,4 @@
-"""Captions of pictures from TSV, JSONL and Flickr8k's files; missing pictures are named or counted."""
+"""Tests of reading captions from TSV, JSONL and Flickr8k's files; missing pictures are reported or counted."""
 
 import gzip
 import json
@@ -12,7 +12,7 @@ from regard.data.vision.captions import load_captions
 
 @pytest.fixture
 def folder(tmp_path):
-    """Five pictures in a separate folder."""
+    """Return a folder with five pictures in its sub-folder `images`."""
     (tmp_path / "images").mkdir()
     for name in "abcde":
         Image.new("RGB", (4, 4)).save(tmp_path / "images" / f"{name}.jpg")
@@ -94,7 +94,7 @@ def test_flickr8k_is_read_with_its_lists(folder):
 
 
 def test_captions_of_missing_pictures_that_no_list_names_do_no_harm(folder):
-    """Flickr8k's file contains such lines: 2258277193_586949ec62.jpg.1#0."""
+    """Flickr8k's caption file contains lines for a picture that does not exist: 2258277193_586949ec62.jpg.1#0."""
     flickr(folder)
     with (folder / "Flickr8k.token.txt").open("a") as stream:
         stream.write("gone.jpg.1#0\tSome people .\n")

@@ -1,4 +1,4 @@
-"""Corpora on disk: random access, constant memory, no incomplete files."""
+"""Tests of corpora on disk: random access, constant memory, no incomplete files after an interruption."""
 
 import json
 import os
@@ -133,6 +133,6 @@ def test_memory_stays_flat(tmp_path):
     found, length, made, used = json.loads(done.stdout)
     assert found == count
     assert length == sum(len(line.format(number)) - 1 for number in range(count))
-    assert size > 35  # MiB on disk; the process needs 6 MiB for offsets and a permutation
+    assert size > 35  # MiB on disk; of the process's memory, the offsets and a permutation take 6 MiB
     assert made < 16
     assert used < 20

@@ -1,4 +1,4 @@
-"""Drawn digits: the box contains the strokes, clutter stays outside of it, and the seed determines everything."""
+"""Tests of drawn digits: the box contains the strokes, clutter is outside the box, the seed determines the result."""
 
 from collections import Counter
 from random import Random
@@ -91,7 +91,7 @@ def test_cluttered_digits_have_clutter():
 
 
 def test_a_picture_of_any_kind_is_put_on_a_canvas():
-    """MNIST's pictures use this function; here a picture with two bright pixels."""
+    """`on_canvas`, which also places MNIST's pictures, places a picture with two bright pixels."""
     image = np.zeros((1, 28, 28), np.uint8)
     image[0, 5, 11:13] = 200
     canvas, (left, top, right, bottom) = digits.on_canvas(image, Random(1), side=41)

@@ -1,4 +1,4 @@
-"""Driving logs: parsing, errors with file and line, and parts that do not overlap."""
+"""Tests of driving logs: parsing, errors with file and line, training and test parts that do not overlap."""
 
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def test_a_bad_line_is_named_or_skipped_and_counted(tmp_path, bad, message):
     assert [one.line for one in log.frames] == [2, 4]
     assert sum(log.skipped.values()) == 1
     assert "skipped: 1 " in log.about
-    assert history(log.frames, 1, 5) == [1]  # the frame before the gap is not part of the history
+    assert history(log.frames, 1, 5) == [1]  # the frame before the skipped line is not part of the history
 
 
 @pytest.mark.parametrize(

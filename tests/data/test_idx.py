@@ -1,4 +1,4 @@
-"""idx files are read exactly, and other files are refused by name."""
+"""Tests of reading idx files (MNIST's format): exact values, and error messages that name an invalid file."""
 
 import gzip
 import struct

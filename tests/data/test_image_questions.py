@@ -1,4 +1,4 @@
-"""Questions about pictures in easy-VQA's layout, JSON and JSONL; missing pictures are named or counted."""
+"""Tests of reading questions about pictures: easy-VQA's layout, JSON and JSONL, and reports of missing pictures."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ def pictures(folder, names):
 
 @pytest.fixture
 def easy(tmp_path):
-    """easy-VQA's layout with two pictures per part."""
+    """Return a folder in easy-VQA's layout, with two pictures in each part."""
     for part in ("train", "test"):
         pictures(tmp_path / part / "images", ["0.png", "1.png"])
         entries = [["what colour is it?", "blue", 0], ["is there a circle?", "yes", 1], ["is there a star?", "no", 1]]

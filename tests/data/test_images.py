@@ -1,4 +1,4 @@
-"""Pictures of every kind are decoded to RGB at the requested size, faults name the file, and a store decodes once."""
+"""Tests of decoding pictures to RGB at a requested size, of errors that name the file, and of the image store."""
 
 import io
 import os
@@ -32,7 +32,7 @@ def saved(image, suffix, **options):
 
 
 def png_header(width, height):
-    """Return the header of a picture that claims this size, without its pixels."""
+    """Return a PNG file whose header declares this size, without the pixels."""
     body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     data = b"IDAT" + zlib.compress(b"\0" * 1000)
     parts = [struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in (body, data)]
@@ -208,7 +208,7 @@ def test_wrong_settings_are_refused(options):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Seven pictures, each of one grey value."""
+    """Return a folder with seven pictures, each of a single grey value."""
     for number in range(7):
         Image.new("RGB", (20, 30), (number * 10,) * 3).save(tmp_path / f"{number}.png")
     return tmp_path
@@ -275,7 +275,7 @@ def test_another_size_or_fit_is_another_store(folder, other):
 
 def test_a_pass_that_was_killed_goes_on_where_it_stopped(folder):
     made = store_images(files(folder), folder / "cache", size=(5, 7))
-    # The state after a kill: rows of three pictures and half a row, and pixels of five and a half.
+    # The files after a killed process: rows.bin with 3.5 of 7 rows, pixels.bin with 5.5 of 7 pictures.
     with (made.folder / "rows.bin").open("r+b") as rows:
         rows.truncate(3 * 20 + 9)
     with (made.folder / "pixels.bin").open("r+b") as pixels:
@@ -335,7 +335,7 @@ def test_no_pictures_make_an_empty_store(tmp_path):
 
 
 def test_reading_does_not_grow_with_the_store(tmp_path):
-    """Every picture of a large store is loaded; the memory of the process does not grow."""
+    """While every picture of a large store is loaded in turn, the memory of the process does not grow."""
     statm = Path("/proc/self/statm")
     if not statm.exists():
         pytest.skip("this system does not report the memory of a process")
@@ -345,6 +345,6 @@ def test_reading_does_not_grow_with_the_store(tmp_path):
     store = store_images(paths, tmp_path / "cache", size=(256, 256))
     assert store[0].shape == (3, 256, 256)
     before = int(statm.read_text().split()[1])
-    for number, picture in enumerate(store):  # all pictures take 59 MB
+    for number, picture in enumerate(store):  # all 300 pictures together have 59 MB of pixels
         assert int(picture[0, 0, 0]) == number % 256
     assert (int(statm.read_text().split()[1]) - before) * os.sysconf("SC_PAGE_SIZE") < 20 << 20

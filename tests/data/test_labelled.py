@@ -1,4 +1,4 @@
-"""Labelled texts: common layouts, guessed formats, and errors that name the file and the line."""
+"""Tests of reading labelled texts: common layouts, detected formats, and errors that name the file and the line."""
 
 import gzip
 

@@ -1,4 +1,4 @@
-"""Texts, lists of numbers and lazy items in few arrays behave as the lists that they replace."""
+"""Tests of packed sequences (texts, lists of numbers, lazy items), which behave like the lists that they replace."""
 
 import json
 import random
@@ -75,7 +75,7 @@ def _questions(folder: Path, names: list[str]) -> Path:
     ("write", "load"), [(_captions, load_captions), (_questions, load_image_questions)], ids=["captions", "questions"]
 )
 def test_a_picture_more_takes_few_bytes(tmp_path, write, load):
-    """With Python objects for path, record and texts, a picture would take about 1,000 bytes."""
+    """Each further picture takes few bytes; as Python objects, its path, record and texts would take about 1,000."""
     kept = {}
     for count in (50, 250):
         folder = tmp_path / str(count)
@@ -84,7 +84,7 @@ def test_a_picture_more_takes_few_bytes(tmp_path, write, load):
         for name in names:
             (folder / "images" / name).touch()
         path = write(folder, names)
-        load(path)  # fills the caches
+        load(path)  # fills caches, so that they are not measured
         tracemalloc.start()
         loaded = load(path)
         kept[count] = tracemalloc.get_traced_memory()[0]

@@ -1,4 +1,4 @@
-"""Parallel text of users: faults are named with file and line, expected ones are skipped and counted."""
+"""Tests of reading parallel text: errors name file and line, and faulty pairs are skipped and counted if allowed."""
 
 import gzip
 import json
@@ -75,7 +75,7 @@ def test_utf16_is_named(tmp_path):
 
 
 def test_a_damaged_gzip_names_the_line(tmp_path):
-    # Random text does not compress, so the cut is in the middle of the lines.
+    # Pseudo-random numbers compress little, so that the truncated gzip file ends in the middle of the lines.
     text = "".join(f"{number * 7919 % 104729}\n" for number in range(20000)).encode()
     rows = two(tmp_path, gzip.compress(text)[:-3000], text)
     with pytest.raises(DataError, match=r"a\.en:\d\d+: the gzip file is damaged"):
@@ -227,7 +227,7 @@ def jsonl(*pairs: tuple[str, str]) -> str:
 
 
 def three(folder: Path, kind: str, text: str) -> TwoFiles | Tsv | Jsonl:
-    """Return three pairs, of which the second has the given text."""
+    """Write three sentence pairs, the second with the given text, to files of this kind; return their reader."""
     table = f"a\t1\nc\t{text}\nb\t3"
     match kind:
         case "source":

@@ -1,4 +1,5 @@
-"""Questions of users: answers as spans of words, faults with file and place, skipped ones counted."""
+"""Tests of reading questions about passages: answers as spans of words, errors with file and position, skipped lines
+are counted."""
 
 import gzip
 import json
@@ -80,7 +81,7 @@ def test_an_answer_that_cuts_a_word_is_widened_and_counted(tmp_path):
 
 
 def test_a_wrong_start_moves_to_the_nearest_occurrence(tmp_path):
-    """ "in" occurs at 15 and at 44."""
+    """The answer "in" occurs at characters 15 and 44 of the passage."""
     asked, report = load_questions(write(tmp_path / "a.json", squad(qa("in", 40), qa("in", 14), qa("in", -3))))
     assert [item.span for item in asked] == [(10, 10), (3, 3), (3, 3)]
     assert dict(report.answers) == {"moved to where the answer is": 3}

@@ -1,4 +1,4 @@
-"""Padded batches of records with any fields, and their order."""
+"""Tests of padded batches of records with any fields, and of the order of the batches."""
 
 import dataclasses
 from typing import Any

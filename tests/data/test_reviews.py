@@ -1,4 +1,4 @@
-"""The built-in reviews: gold words, parts without common texts, reproducible by seed."""
+"""Tests of the generated reviews: gold words, splits without common texts, reproducibility by seed."""
 
 from itertools import pairwise
 
@@ -8,7 +8,7 @@ from regard.data.text.tokens import cut
 from regard.data.worlds import review_words, reviews
 from regard.data.worlds.reviews import CLASSES, splits, text_of, unseen
 
-_AGREEING = "scarcely sincere cheap"  # negation and words of two opinions that agree: both are decisive
+_AGREEING = "scarcely sincere cheap"  # a negation and the words of two opinions with the same label: all are decisive
 _NEVER = "never excellent"
 LANGUAGES = ("en", "zh")
 
@@ -22,7 +22,7 @@ def made(language="en", labels="sentiment", count=200, seed=5):
 
 
 def said_by(words, language):
-    """Return the label of the gold words of one opinion by the lexicon alone; None for two opinions."""
+    """Return the label that the lexicon gives to gold words; None if they are not those of exactly one opinion."""
     entries = review_words.GRAMMARS[language].entries
     text = "".join(words)
     opinions = [
@@ -74,7 +74,7 @@ def test_the_gold_words_alone_say_the_label(language):
     ],
 )
 def test_the_gold_of_given_sentences(written, language, text, label, expected):
-    """Label and gold were determined by hand from the text."""
+    """The expected labels and gold words were determined by hand from the texts of the reviews."""
     review = written[language][text]
     assert review.label == label
     assert (" " if language == "en" else "").join(gold(review)) == expected

@@ -1,4 +1,4 @@
-"""Drawn scenes: captions and questions agree with the shapes, and gold boxes contain their pixels."""
+"""Tests of drawn scenes: captions and questions agree with the shapes, and gold boxes contain the shapes' pixels."""
 
 from collections import Counter, defaultdict
 from random import Random
@@ -20,7 +20,7 @@ def inside(box, others):
 
 
 def lies(first, second):
-    """Return the relation of two boxes by their centres alone."""
+    """Return the relation of the first box to the second, computed only from their centres."""
     dx = first[0] + first[2] - second[0] - second[2]
     dy = first[1] + first[3] - second[1] - second[3]
     if abs(dx) > abs(dy):
@@ -69,7 +69,7 @@ def test_shapes_stand_inside_the_picture_and_apart(items):
 
 
 def described(words):
-    """Return the groups in a caption: number, size (or None), colour and kind, and the words between."""
+    """Return the groups of shapes in a caption (number, size or None, colour, kind), and the relations between them."""
     groups, between = [], []
     for place, word in enumerate(words):
         if word in SINGULAR:
@@ -132,7 +132,7 @@ def test_no_caption_where_no_relation_is_clear():
 
 
 def answer(item):
-    """Return the answer and its boxes, from the words of the question and the shapes alone."""
+    """Return the answer to a question and the shapes it is about, computed from the question's words and the shapes."""
     words, shapes = item.question, item.scene.objects
 
     def matching(*names):

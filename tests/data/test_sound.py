@@ -1,4 +1,4 @@
-"""Sound files as samples: formats, channels, rates, and files that cannot be used."""
+"""Tests of reading sound files as samples: formats, channels, sampling rates, and errors for unsupported files."""
 
 import math
 import struct
@@ -16,7 +16,7 @@ RATE = 8000
 def wav(
     data: bytes, *, kind: int = 1, channels: int = 1, bits: int = 16, rate: int = RATE, extended: bool = False
 ) -> bytes:
-    """Return a WAV file written by hand."""
+    """Return the bytes of a WAV file, assembled without a library."""
     block = channels * bits // 8
     form = struct.pack("<HHIIHH", 0xFFFE if extended else kind, channels, rate, rate * block, block, bits)
     if extended:
@@ -61,7 +61,7 @@ def test_a_tone_stays_the_tone_at_another_rate(old, new):
     found = resampled(np.sin(2 * np.pi * 700 * time).astype(np.float32), old, new)
     wanted = np.sin(2 * np.pi * 700 * np.arange(len(found)) / new)
     assert abs(len(found) - new / 2) <= 1
-    ratio_error = 2e-3 if old != 8001 else 0.4  # 8,001 Hz is treated as 8,000 Hz, so the phase drifts
+    ratio_error = 2e-3 if old != 8001 else 0.4  # 8,001 Hz is treated as 8,000 Hz, so the phase error grows over time
     np.testing.assert_allclose(found[100:-100], wanted[100:-100], atol=ratio_error)
 
 

@@ -1,4 +1,4 @@
-"""The built-in stories: the answer follows from the sentences, its words occur twice, splits share no story."""
+"""Tests of the generated stories: the answer follows from the sentences, its words occur twice, splits are disjoint."""
 
 import re
 
@@ -15,7 +15,10 @@ COUNT = re.compile(r"There are (?:now )?(\w+) (\w+) in the (\w+) \.")
 
 
 def facts(story: Story) -> dict[str, tuple[str, int]]:
-    """Return every possible question with its answer and sentence, by processing the story line by line."""
+    """Return every possible question about a story with its answer and the number of the sentence with the answer.
+
+    The story is processed line by line, independently of the generator.
+    """
     known: dict[str, tuple[str, int]] = {}
     visits: dict[str, list[tuple[str, int]]] = {}
     holder: dict[str, tuple[str, int]] = {}
@@ -68,7 +71,7 @@ def test_the_words_of_the_answer_occur_in_another_sentence_too():
 
 
 def test_the_answer_is_often_neither_the_first_nor_the_last_occurrence():
-    """A fixed rule about positions must not find the answers."""
+    """A rule that always selects the first or the last occurrence must not find most answers."""
     first = last = 0
     for story in MADE:
         words, answer = story.words, story.answer

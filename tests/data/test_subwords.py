@@ -1,4 +1,4 @@
-"""Words and sub-words as numbers: nothing is unknown, encoding is invertible, files are equivalent."""
+"""Tests of word and sub-word tokenisers: BPE has no unknown tokens, decoding inverts encoding, files restore them."""
 
 import json
 
@@ -67,7 +67,7 @@ def test_pieces_of_words_written_together():
         ("Tom chases Przybylski .", ("Tom", "chases", "Przybylski", ".")),
         ("der Hund läuft", ("der", "Hund", "läuft")),
         ("汤姆 追逐 杰瑞", ("汤姆", "追逐", "杰瑞")),  # each word is one sub-word
-        ("天空 是蓝色的", ("天", "空", "是", "蓝", "色", "的")),  # characters that no sub-word joins
+        ("天空 是蓝色的", ("天", "空", "是", "蓝", "色", "的")),  # no merge joins these characters
         ("猫追Tom。", ("猫", "追", "Tom。")),
         ("  two  blanks\u3000here \t", ("two", "blanks", "here")),
         ("🐭 e\u0301", ("🐭", "e\u0301")),
@@ -185,8 +185,8 @@ def test_long_words_come_back(name):
 
 
 def test_no_sub_word_is_learned_of_a_word_without_end():
-    """A sub-word of a repeated text doubles with every merge: without splitting words, it would have thousands of
-    characters."""
+    """In a long repeated text, each merge doubles the length of a sub-word: without a limit on the length of words, a
+    sub-word would have thousands of characters."""
     learned = train_bpe(["ab" * 20_000] * 2, size=400)
     assert max(len(token) for token in learned.model.get_vocab()) <= 500
 

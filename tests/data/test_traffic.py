@@ -1,4 +1,4 @@
-"""The built-in traffic: times to collision computed by hand, the expert, the simulator, and forced decisions."""
+"""Tests of the traffic simulator: times to collision, the expert's actions, the motion of objects, forced decisions."""
 
 import dataclasses
 import json
@@ -35,12 +35,12 @@ def seconds(apart, closing, reach):
         ((35, 0), (10, 0), math.inf),  # the object moves away
         ((35, 2.5), (-10, 0), math.inf),  # the object passes at the side
         ((25, 8), (-10, -3), 2.0),  # the boxes overlap in x from 2 to 3 s, in y from 2 to 3.33 s
-        ((25, 8), (-10, -1), math.inf),  # they overlap in y from 6 s on, when the object is behind
-        ((25, 17), (-5, -3), 5.0),  # they overlap in x from 4 to 6 s, in y from 5 s on
+        ((25, 8), (-10, -1), math.inf),  # the boxes overlap in y from 6 s on, when the object is behind
+        ((25, 17), (-5, -3), 5.0),  # the boxes overlap in x from 4 to 6 s, in y from 5 s on
         ((3, 1), (0, 0), 0.0),  # the boxes already overlap, without relative motion
         ((3, 1), (-1, 0), 0.0),  # the boxes already overlap
         ((-20, 0), (-1, 0), math.inf),  # the object is already behind
-        ((20, 0), (0, 0), math.inf),  # both have the same velocity
+        ((20, 0), (0, 0), math.inf),  # the ego vehicle and the object have the same velocity
     ],
 )
 def test_the_time_to_a_collision_of_two_boxes(apart, closing, expected):
@@ -58,18 +58,20 @@ def decided(*objects, speed=10.0, limit=10.0, y=0.0, heading=0.0):
         (10.0, [], "hold"),
         (8.0, [], "accelerate"),
         (12.0, [], "brake"),
-        # Half lengths and the gap take 4.5 + 1.5 metres: at 36.1 metres and 10 m/s, 3.01 seconds remain.
+        # The half lengths of both cars and the safety gap take 4.5 + 1.5 metres, so that the time to collision at 36.1
+        # metres and 10 m/s is 3.01 seconds.
         (10.0, [{**LEAD, "x": 36.1}], "hold"),
         (10.0, [{**LEAD, "x": 35.9}], "brake"),
-        (8.0, [{**LEAD, "x": 33.1}], "accelerate"),  # 27.1 metres remain: 3.01 s at 9 m/s
+        (8.0, [{**LEAD, "x": 33.1}], "accelerate"),  # 27.1 metres to the safety gap: 3.01 s at 9 m/s
         (8.0, [{**LEAD, "x": 32.9}], "hold"),
-        (8.0, [{**LEAD, "x": 29.9}], "brake"),  # 23.9 metres remain: 2.99 s at 8 m/s
+        (8.0, [{**LEAD, "x": 29.9}], "brake"),  # 23.9 metres to the safety gap: 2.99 s at 8 m/s
         (10.0, [{**LEAD, "x": 20, "speed": 10}], "hold"),
         (10.0, [{**LEAD, "x": 5.9, "speed": 10}], "brake"),  # the vehicle ahead is too near, whatever its speed
-        (10.0, [{**LEAD, "x": -8, "speed": 14}], "hold"),  # a faster vehicle behind
-        (10.0, [{**LEAD, "x": 20, "y": -LANE, "heading": math.pi, "speed": 12}], "hold"),  # in the oncoming lane
+        (10.0, [{**LEAD, "x": -8, "speed": 14}], "hold"),  # a faster vehicle behind forces no action
+        (10.0, [{**LEAD, "x": 20, "y": -LANE, "heading": math.pi, "speed": 12}], "hold"),  # a car in the oncoming lane
         (10.0, [{"kind": "pedestrian", "x": 20, "y": 2.9, "heading": -math.pi / 2, "speed": 0}], "hold"),
-        # In y the gap is 1.5 metres (half widths 0.95 and 0.25, margin 0.3), closed after 0.93 s; in x after 1.6 s.
+        # The distance in y without the half widths 0.95 and 0.25 and the margin 0.3 is 1.4 metres, which the pedestrian
+        # covers in 0.93 s. The ego vehicle covers the distance in x in 1.6 s.
         (10.0, [{"kind": "pedestrian", "x": 20, "y": 2.9, "heading": -math.pi / 2, "speed": 1.5}], "brake"),
     ],
 )
@@ -79,7 +81,8 @@ def test_the_expert_acts_by_time_to_collision(speed, objects, action):
 
 
 def test_the_expert_steers_around_what_stands_at_the_side():
-    parked = {**LEAD, "x": 25, "y": 1.95}  # its edge is at y = 1.0; the ego passes it at 1.0 − 0.8 − 0.95 = −0.75
+    # The left edge of the parked car is at y = 1.0, so the ego vehicle must pass it at y = 1.0 − 0.8 − 0.95 = −0.75.
+    parked = {**LEAD, "x": 25, "y": 1.95}
     found = decided(parked)
     assert found.steering[0] == pytest.approx(-0.75 / 12 / 4 / 0.05)
     assert ACTIONS[found.action[0]] == "hold"
@@ -93,9 +96,11 @@ def test_who_forces_a_decision_is_known_by_leaving_it_out():
     walker = {"kind": "pedestrian", "x": 20, "y": 1.0, "heading": -math.pi / 2, "speed": 1.5}
     other = {**LEAD, "y": -LANE, "heading": math.pi, "speed": 9}
     assert decided(other, walker).forced.tolist() == [[False, True]]
-    assert decided({**LEAD, "x": 20}, walker).forced.tolist() == [[False, False]]  # braking is forced twice
+    # Each of the two objects alone already requires braking: without one of them the decision stays the same.
+    assert decided({**LEAD, "x": 20}, walker).forced.tolist() == [[False, False]]
     parked = {**LEAD, "x": 12, "y": 1.95}
-    assert decided(walker, parked).forced.tolist() == [[True, True]]  # the first forces braking, the second steering
+    # The pedestrian forces the braking, the parked car the steering.
+    assert decided(walker, parked).forced.tolist() == [[True, True]]
 
 
 def without(scenes: Scenes, column: int) -> Scenes:
@@ -145,7 +150,7 @@ def test_the_ego_vehicle_moves_as_it_is_told():
     assert traffic.ego[0, :4].tolist() == pytest.approx(expected)
     for _ in range(40):
         traffic.step(np.array([1]), np.array([1.0]))
-    assert traffic.ego[0, 1] <= 0.8  # the limit at the kerb
+    assert traffic.ego[0, 1] <= 0.8  # the kerb limits the lateral position of the ego vehicle
 
 
 def test_a_script_has_three_velocities():
@@ -159,7 +164,7 @@ def test_a_script_has_three_velocities():
     assert {tuple(one[1:3]) for one in seen if one[0] < 10} == {(1.0, 0.0)}
     assert any(one[1:3] == (0.0, -2.0) for one in seen)
     assert seen[-1][1:3] == (0.0, 0.0)
-    assert seen[-1][3] == pytest.approx(1.0, abs=0.41)  # within a step of its last y
+    assert seen[-1][3] == pytest.approx(1.0, abs=0.41)  # `until` is y = 1; the pedestrian moves 0.4 m in one step
 
 
 def test_a_collision_ends_a_drive_and_is_counted_once():

@@ -1,4 +1,4 @@
-"""Recordings with transcripts: layouts and faults."""
+"""Tests of reading lists of recordings with transcripts: file layouts and error messages."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The synthesised utterances: reproducible by seed, with sound at the times of each word."""
+"""Tests of the synthesised utterances: reproducibility by seed, and sound at the times of each word."""
 
 import numpy as np
 import pytest

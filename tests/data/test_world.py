@@ -1,4 +1,5 @@
-"""The built-in sentences: correct English, valid links, Chinese determined by the English, and no leaks."""
+"""Tests of the generated sentence pairs: correct English, valid links, Chinese determined by the English sentence,
+splits without common sentences."""
 
 import hashlib
 import os
@@ -22,7 +23,8 @@ def sample() -> list[Pair]:
     return written(11, 6000)
 
 
-# Base, third person, past, past participle, -ing: written by hand, not by the rules under test.
+# Five forms of each verb: base, third person, past, past participle, -ing. They are written out here, independently of
+# the rules under test.
 FORMS = """
 chase chases chased chased chasing / bite bites bit bitten biting / see sees saw seen seeing
 find finds found found finding / catch catches caught caught catching / meet meets met met meeting
@@ -114,7 +116,7 @@ def test_auxiliaries_are_followed_by_the_right_form(sample):
 
 
 def test_verbs_agree_with_pronouns_and_names(sample):
-    """The first two words of each sentence are checked."""
+    """Check the agreement of subject and verb in the first two words of each generated sentence."""
     singular_verbs = (THIRD | {"is", "has", "does", "was", "wants", "plans"}) - BASE
     plural_verbs = BASE | {"are", "have", "do", "were", "am"}
     past = {entry[2] for entry in TABLE} | {"was", "were"}

@@ -1,4 +1,4 @@
-"""Beam search against exhaustive search and a simple beam search in Python, one row at a time."""
+"""Beam search compared with exhaustive search, and with a simple beam search in Python of one row at a time."""
 
 import math
 from collections.abc import Callable

@@ -82,7 +82,8 @@ def test_ranking(vocabulary: int, count: int, device: str, dtype: torch.dtype, t
     from regard.kernels.triton.token_ranking import rank
 
     generator, rows = torch.Generator().manual_seed(5), 3
-    logits = (torch.randint(-40, 40, (rows, vocabulary), generator=generator) / 8).to(device, dtype)  # with many ties
+    # The logits are multiples of 1/8, so that many of them are equal.
+    logits = (torch.randint(-40, 40, (rows, vocabulary), generator=generator) / 8).to(device, dtype)
     logits[0, 5:] = -torch.inf
     for never in ((), (0, 3), (vocabulary - 1,)):
         for minimum, time in ((0, 0), (3, 2), (3, 3)):

@@ -93,12 +93,12 @@ class Saved:
         return contextlib.nullcontext()
 
     def load_model(self, model: nn.Module) -> None:
-        """Loading leaves the initial weights unchanged."""
+        """Load nothing, so that the model has its initial weights."""
 
 
 @pytest.fixture
 def made(monkeypatch) -> list[str]:
-    """Return a list of the preparations made ("quantize", "pack"), in order; the codec is a stand-in without files."""
+    """Return a list of the calls of `quantize` and `pack`, by name and in order; the codec is replaced by `Numbers`."""
     calls: list[str] = []
     for name in ("quantize", "pack"):
         real = getattr(module, name)
@@ -116,7 +116,7 @@ def test_nothing_is_made_ready_twice(made, as_installed):
     packed = Translator.load(Saved("int8"), precision="float32")
     assert packed.in_precision("float32") is packed
     assert made == ["quantize", "pack"]
-    assert Translator.load(Saved()).exact is None  # float32 uses the model as trained, without a copy
+    assert Translator.load(Saved()).exact is None  # with float32 the trained model is used, not a copy of it
     assert made == ["quantize", "pack"]
 
 

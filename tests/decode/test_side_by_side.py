@@ -1,4 +1,4 @@
-"""Beam search with the hypotheses of a row grouped, and with fixed shapes, against search without grouping."""
+"""Beam search with the hypotheses of a row grouped, and with fixed shapes, compared with search without grouping."""
 
 import math
 from types import SimpleNamespace
@@ -372,7 +372,7 @@ def test_keys_that_nobody_sees_are_dropped():
             step, other = made.step(state, tokens), made.step(plain, tokens[2::4])
             torch.testing.assert_close(step.logits[2::4], other.logits)
             state, plain = step.state.regroup(torch.full((3, 4), 2)), other.state
-    assert state.seen.shape[2] < 13 + 12  # of 49 written keys, unused ones were removed
+    assert state.seen.shape[2] < 13 + 12  # 49 keys were written, and unused keys removed
     assert state.seen.sum(-1).tolist() == [[13] * 4] * 3
 
 
@@ -443,7 +443,7 @@ def test_captured_is_one_by_one(positions):
         for parameter in made.parameters():
             parameter.mul_(0.9)
     same(search(made, "captured", captures=captures), search(made, "one by one"))
-    same(search(made, "captured"), search(made, "one by one"))  # without captures of earlier searches
+    same(search(made, "captured"), search(made, "one by one"))  # a search without cached captures
 
 
 @pytest.mark.cuda

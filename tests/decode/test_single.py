@@ -1,4 +1,4 @@
-"""Greedy decoding, sampling and the ranking of tokens, against Python code for one row at a time."""
+"""Greedy decoding, sampling and the ranking of tokens, compared with Python code for one row at a time."""
 
 import math
 from collections import Counter

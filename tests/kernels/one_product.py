@@ -1,4 +1,4 @@
-"""A kernel of one product of matrices, (16, 16) each, for the tests of the products that all kernels share."""
+"""A Triton kernel that multiplies two 16 × 16 matrices, to test the `product` function that other kernels call."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The CPU forms of additive scores: as accurate as tanh, for any shape."""
+"""The exponential and the logistic form of additive scores on the CPU: as accurate as tanh, for any shape."""
 
 import functools
 import math
@@ -12,12 +12,14 @@ import regard
 from regard.core.backends.additive import Logistic
 from regard.kernels.additive import pair_loops
 
-FEW = (2, 2, 7, 31, 16)  # sizes of the exponential form, if the backend is chosen by name
-SOME = (2, 2, 16, 64, 64)  # sizes of the logistic form
+# Sizes (batch, heads, queries, keys, size) of calls that `backend="additive"` computes in the exponential form (`FEW`)
+# and in the logistic form (`SOME`).
+FEW = (2, 2, 7, 31, 16)
+SOME = (2, 2, 16, 64, 64)
 
 
 def drawn(shape: tuple[int, ...], scale: float = 1.0, heavy: float = 1.0, seed: int = 0) -> list[Tensor]:
-    """Return query, key, value, and a weight with a norm of about `heavy`."""
+    """Return query, key, value, and the weight of an additive score, with a norm of about `heavy`."""
     source = torch.Generator().manual_seed(seed)
     batch, heads, queries, keys, size = shape
     query, key, value = (torch.randn(batch, heads, n, size, generator=source) for n in (queries, keys, keys))
@@ -25,7 +27,7 @@ def drawn(shape: tuple[int, ...], scale: float = 1.0, heavy: float = 1.0, seed: 
 
 
 def learned(tensors: list[Tensor], backend: str, **settings: object) -> list[Tensor]:
-    """Return output and gradients."""
+    """Return the output of additive attention, and the gradients of query, key, value and weight."""
     query, key, value, weight = (x.detach().requires_grad_() for x in tensors)
     output = regard.attention(query, key, value, score=regard.Additive(weight), backend=backend, **settings).output
     direction = torch.arange(output.numel(), dtype=output.dtype).cos().reshape(output.shape)
@@ -37,7 +39,7 @@ def learned(tensors: list[Tensor], backend: str, **settings: object) -> list[Ten
 @pytest.mark.parametrize("scale", [1e-3, 0.1, 0.3, 1.0, 3.0, 100.0])
 @pytest.mark.parametrize("shape", [FEW, SOME], ids=["exponential", "logistic"])
 def test_every_form_is_as_exact_as_tanh(shape: tuple[int, ...], scale: float, heavy: float) -> None:
-    """The mean error over a few samples is at most twice that of the reference, three times in gradients."""
+    """The error against float64 is at most twice that of the reference for the output, and three times in gradients."""
     errors: dict[str, list[list[float]]] = {"additive": [], "reference": []}
     for seed in range(4):
         tensors = drawn(shape, scale, heavy, seed)
@@ -46,13 +48,13 @@ def test_every_form_is_as_exact_as_tanh(shape: tuple[int, ...], scale: float, he
             each = zip(learned(tensors, backend), true, strict=True)
             found.append([float((a.double() - b).norm() / b.norm()) for a, b in each])
     ours, plain = (torch.tensor(found).mean(0) for found in errors.values())
-    plain = plain.clamp_min(torch.finfo(torch.float32).eps)  # summing in blocks alone has this error
+    plain = plain.clamp_min(torch.finfo(torch.float32).eps)  # a sum in blocks has this rounding error
     assert ours[0] <= 2 * plain[0]
     assert (ours[1:] <= 3 * plain[1:]).all(), (ours, plain)
 
 
 def test_which_form_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_loops, "available", lambda: False)  # as without a C compiler
+    monkeypatch.setattr(pair_loops, "available", lambda: False)  # simulates a machine without a C compiler
     few, some = (regard.explain(*drawn(s)[:3], score=regard.Additive(torch.ones(s[-1]))) for s in (FEW, SOME))
     assert (few.backend, some.backend) == ("reference", "additive")
     assert "small" in few.refused["additive"]
@@ -69,13 +71,13 @@ def test_which_form_serves(monkeypatch: pytest.MonkeyPatch) -> None:
         return bool(called)
 
     assert used(*drawn(SOME))
-    assert not used(*drawn(SOME, scale=0.05))  # small inputs would lose digits
+    assert not used(*drawn(SOME, scale=0.05))  # the logistic form loses digits of small inputs
     assert used(*drawn(SOME, scale=0.3))
     assert not used(*drawn(SOME, scale=0.3, heavy=25.0))
     query, key, value, weight = drawn(SOME, scale=1e-3)
-    key[:, :, 60:] = 10.0  # masked keys do not change the choice of the form
+    key[:, :, 60:] = 10.0  # the form is chosen by the size of the inputs, and masked keys do not count
     assert not used(query, key, value, weight, mask=regard.padding([60, 60]))
-    key[:, :, 0, 0] = 1e4  # one large number does not change the form
+    key[:, :, 0, 0] = 1e4  # one large number among small inputs does not change the form
     assert not used(query, key, value, weight)
 
 
@@ -120,7 +122,7 @@ def test_small_calls_have_second_derivatives_and_can_be_mapped(monkeypatch: pyte
         return torch.autograd.grad(first.square().sum(), leaf)[0]
 
     torch.testing.assert_close(curved("additive"), curved("reference"), rtol=1e-3, atol=1e-4)
-    monkeypatch.setattr(pair_loops, "available", lambda: False)  # as without a C compiler
+    monkeypatch.setattr(pair_loops, "available", lambda: False)  # simulates a machine without a C compiler
     torch.testing.assert_close(curved("additive"), curved("reference"), rtol=1e-3, atol=1e-4)
     score = regard.Additive(weight)
     queries, keys, values = (torch.stack((x, x.flip(2))) for x in (query, key, value))
@@ -145,7 +147,7 @@ def test_second_derivatives_of_compiled_loops(causal: bool, padded: bool) -> Non
 
     broken = tensors[1].clone()
     if padded:
-        broken[0, :, 60:] = math.nan  # masked keys
+        broken[0, :, 60:] = math.nan  # the mask allows 50 keys of this sequence
     for found, wanted in zip(curved("additive", broken), curved("reference", tensors[1]), strict=True):
         torch.testing.assert_close(found, wanted, rtol=2e-3, atol=2e-4)
 

@@ -1,4 +1,4 @@
-"""The Triton kernels of additive attention against explicit pairs in float64: interpreted here, compiled on CUDA."""
+"""The Triton kernels of additive attention against explicit pairs in float64: interpreted, and compiled on CUDA."""
 
 import importlib.resources
 import json
@@ -12,9 +12,10 @@ import regard
 from additive_cases import BATCH, BRAIN, CASES, FULL, HALF, compare, explicit
 from interpreting import DEVICES
 
-# The interpreter is slow: cases that differ from another only in dtype or mask shape run on a GPU only.
+# Triton's interpreter is slow, so cases that differ from another case only in dtype or mask run on a GPU only.
 ON_GPUS = ("float16", "every head its keys", "causal", "key bias", "segments", "everything bfloat16", "gelu bfloat16")
-ALIKE = ("window", "float32", "times 10", "times 10 bfloat16")  # parts of "everything float32" and "times 100"
+# The interpreted cases "everything float32" and "times 100" test what these cases test.
+ALIKE = ("window", "float32", "times 10", "times 10 bfloat16")
 INTERPRETED = [name for name in CASES if name not in (*ON_GPUS, *ALIKE)]
 
 
@@ -49,7 +50,8 @@ def test_dropout(device: str, form: str) -> None:
     torch.testing.assert_close(runs[0].mean(), torch.ones((), device=device), rtol=0.03, atol=0)
     grads = [torch.autograd.grad(run.sum(), value)[0] for run in runs[:2]]
     torch.testing.assert_close(grads[0], grads[1], rtol=0, atol=0)
-    # Σ over keys and columns of dL/dV · V is the loss, if both passes drop the same pairs
+    # The loss L is a sum of outputs, which are linear in the values V: Σ dL/dV · V is L if both passes drop the same
+    # pairs.
     torch.testing.assert_close((grads[0] * value).sum(), runs[0].sum(), rtol=1e-5, atol=0)
 
 
@@ -57,7 +59,7 @@ def test_dropout(device: str, form: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("closed_by", ["mask", "bias"])
 def test_poison(device: str, dtype: torch.dtype, form: str, closed_by: str) -> None:
-    """NaN and Inf at masked positions change nothing; at attended ones they give NaN."""
+    """NaN and Inf in masked keys and values have no effect; an attended value of NaN gives an output of NaN."""
     from regard.kernels.additive.fused import additive_attention
 
     torch.manual_seed(3)
@@ -68,7 +70,7 @@ def test_poison(device: str, dtype: torch.dtype, form: str, closed_by: str) -> N
     mask[..., 11] = False
     closing = {"mask": mask} if closed_by == "mask" else {"bias": torch.where(mask, 0.0, -torch.inf)}
     settings = {"lengths": torch.tensor([37], device=device), "form": form, **closing}
-    # Both calls need gradients, because in half precision calls without gradients use another fit of the series.
+    # Both calls compute gradients: in half precision, calls without gradients use another fit of the series for tanh.
     clean = additive_attention(query.clone().requires_grad_(), key, value, weight, **settings)[0]
     for what in (float("nan"), float("inf")):
         bad_key, bad_value = key.clone(), value.clone()
@@ -86,7 +88,7 @@ def test_poison(device: str, dtype: torch.dtype, form: str, closed_by: str) -> N
     assert additive_attention(query, key, value, weight, **settings)[0].isnan().all()
 
 
-UNLIKE = torch.logspace(-1.5, 0.5, 67)  # more units than one tile processes
+UNLIKE = torch.logspace(-1.5, 0.5, 67)  # a scale for each of 67 hidden units, more than one tile processes
 
 
 @pytest.mark.parametrize(
@@ -102,9 +104,9 @@ UNLIKE = torch.logspace(-1.5, 0.5, 67)  # more units than one tile processes
     [("tanh", 17, 1.0), ("tanh", 17, 2.5), ("gelu", 17, 1.5), pytest.param("tanh", 67, UNLIKE, id="unlike ranges")],
 )
 def test_forward_alone(device: str, dtype: torch.dtype, activation: str, units: int, scale: float | Tensor) -> None:
-    """Without gradients half precision uses separate series, whose slopes and constants enter the log-sum-exp.
+    """Without gradients, half precision approximates the activation by other series, each with a slope and a constant.
 
-    Each hidden unit uses the fit of its own range, so that units of different ranges do not affect each other.
+    Each hidden unit uses the fit for its own range, so that units of different ranges do not affect each other.
     """
     from regard.kernels.additive.fused import additive_attention
 
@@ -121,7 +123,7 @@ def test_forward_alone(device: str, dtype: torch.dtype, activation: str, units: 
         found = additive_attention(*inputs, activation=activation, form="series")
     ours, theirs = ([((a.double() - t).norm() / t.norm()).item() for a, t in zip(x, true, strict=True)]
                     for x in (found, plain))  # fmt: skip
-    if device == "cpu":  # the interpreter truncates where a GPU rounds
+    if device == "cpu":  # Triton's interpreter truncates numbers that a GPU rounds
         theirs = [{BRAIN: 1e-2, HALF: 1e-3}[dtype] / 1.5, 1e-3 / 1.5]
     assert all(a < 1.5 * b for a, b in zip(ours, theirs, strict=True)), (ours, theirs)
 
@@ -129,7 +131,7 @@ def test_forward_alone(device: str, dtype: torch.dtype, activation: str, units: 
 @pytest.mark.cuda
 @pytest.mark.parametrize(("dtype", "form"), [(FULL, "exact"), (BRAIN, "series"), (BRAIN, "stored")], ids=str)
 def test_repeatable(dtype: torch.dtype, form: str) -> None:
-    """With deterministic algorithms, two runs agree bit for bit."""
+    """With `torch.use_deterministic_algorithms(True)`, two runs agree bit for bit."""
     from regard.kernels.additive.fused import additive_attention
 
     before = torch.are_deterministic_algorithms_enabled()
@@ -151,7 +153,7 @@ def test_repeatable(dtype: torch.dtype, form: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_wide_values(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values of many columns are processed in parts, which change neither the output nor the gradients."""
+    """Wide values are processed a few columns at a time, which changes neither the output nor the gradients."""
     from regard.kernels.additive import fused
 
     torch.manual_seed(10)
@@ -166,10 +168,10 @@ def test_wide_values(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-# Batch, heads, key heads, whether each head and item has its own settings, dropout; the numbers of heads per call, then
-# of the whole
+# Batch, heads, key heads, whether weight, bias and mask differ by head and sequence, dropout, the numbers of heads that
+# are processed at a time, and the number of heads processed at once.
 HALVES = [(1, 2, 2, True, 0.0, [1, 1], [2]), (2, 1, 1, False, 0.2, [1, 1], [2])]
-# The interpreter needs long for many heads.
+# These cases have too many heads for Triton's slow interpreter.
 MORE = [(1, 4, 2, False, 0.2, [1, 1], [2]), (3, 4, 2, True, 0.0, [3, 3], [6]), (3, 2, 1, False, 0.0, [1, 2], [3])]
 
 
@@ -189,8 +191,10 @@ def test_halves(
     whole: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Processing half of the heads, or of the batch, at a time gives the same gradients, with any settings per head or
-    item."""
+    """The gradients are the same if half of the heads, or of the batch, are processed at a time.
+
+    This is tested with weights, biases and masks that differ by head or sequence, and with shared ones.
+    """
     from regard.kernels.additive.fused import additive_attention
     from regard.kernels.triton.additive import backward as backward_pass
 
@@ -228,7 +232,7 @@ def test_halves(
 
 
 def test_fits_keep_their_word() -> None:
-    """Every series of the table is close to its function over its range: checked from the numbers alone."""
+    """Every series in `series.json` approximates its activation within the error budget, evaluated in float64."""
     from regard.kernels.additive.series import BUDGETS, Row, Series
 
     text = importlib.resources.files("regard.kernels.additive").joinpath("series.json").read_text()
@@ -239,7 +243,7 @@ def test_fits_keep_their_word() -> None:
         rows = [Row(together, tuple(Series(*fit) for fit in fits)) for together, fits in table]
         assert [row.reach for row in rows] == sorted(row.reach for row in rows)
         assert [row.together for row in rows] == sorted(row.together for row in rows)
-        # Fits were made and checked at fewer points than here.
+        # The fits were made at fewer points than are checked here, so the limits are slightly above the budget.
         most = BUDGETS[dtype, direction][0] * (1.26 if direction == "forward" else 1.01)
         for row in rows:
             assert len({fit.harmonics for fit in row.fits}) == 1
@@ -257,7 +261,7 @@ def test_fits_keep_their_word() -> None:
 
 
 def test_rules_of_distance_as_tables() -> None:
-    """ALiBi and shifted tables reach the kernels as one number for each head and distance j - i."""
+    """ALiBi and relative biases with an offset become one number for each head and distance j - i for the kernels."""
     from regard.core.backends.kernel_arguments import bias_arguments
     from regard.core.problem import build
 
@@ -296,13 +300,13 @@ MASKS = {
 @pytest.mark.parametrize("groups", [4, 2])
 @pytest.mark.parametrize("name", MASKS)
 def test_a_direct_call_equals_the_general_one(name: str, groups: int) -> None:
-    """A call of a known signature runs the kernel alone, and the kernel arguments of a mask are cached with it."""
+    """A call with the signature of an earlier call only runs the kernel; kernel arguments of its mask are cached."""
     sizes = ((4, 150, 32), (groups, 150, 32), (groups, 150, 16))
     query, key, value = (torch.randn(2, *x, device="cuda", dtype=BRAIN, requires_grad=True) for x in sizes)
     score = regard.Additive(torch.randn(32, device="cuda", dtype=BRAIN, requires_grad=True))
     leaves, mask = [query, key, value, score.weight], MASKS[name]()
     ways = []
-    for way in ("additive", "auto", "auto", "auto"):  # the second call stores the route, the third one uses it
+    for way in ("additive", "auto", "auto", "auto"):  # the second call stores its route, which the third one uses
         out = regard.attention(query, key, value, score=score, mask=mask, backend=way).output
         ways.append((out, *torch.autograd.grad(out.float().square().sum(), leaves)))
     for other in ways[1:]:
@@ -313,7 +317,7 @@ def test_a_direct_call_equals_the_general_one(name: str, groups: int) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("form", ["stored", "series"])
 def test_in_a_graph(form: str) -> None:
-    """A call has no synchronisation, so a CUDA graph can capture it."""
+    """A call does not synchronise with the GPU, so a CUDA graph can capture it."""
     from regard.kernels.additive.fused import additive_attention
 
     query, key, value = (torch.randn(1, 2, n, 61, device="cuda", dtype=BRAIN) for n in (211, 307, 307))

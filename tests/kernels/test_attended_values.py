@@ -1,4 +1,4 @@
-"""Weighted sums with values of NaN and Inf: the kernel compared with loops over keys in Python."""
+"""The kernel that corrects weighted sums with values of NaN and Inf, compared with loops over keys in Python."""
 
 import math
 
@@ -12,7 +12,7 @@ SPOILT = {"nan": [math.nan], "inf": [math.inf], "-inf": [-math.inf], "both": [ma
 
 
 def by_loops(weights: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
-    """Return the sums over the keys that each query may attend, in float64."""
+    """Return the weighted sums of the values over the keys that each query may attend, in float64."""
     b, h, q, k = weights.shape
     output = torch.zeros(b, h, q, value.shape[-1], dtype=torch.float64)
     allowed, group = allowed.expand(b, h, q, k), h // value.shape[1]
@@ -32,7 +32,7 @@ def test_values_count_only_where_they_may_be_attended(device: str, spoilt: str, 
     allowed = torch.rand(b, 1, q, k) < 0.4
     allowed[:, :, 3] = False
     weights = (torch.rand(b, h, q, k) * allowed + 0.01 * allowed).to(dtype)
-    value = torch.randn(b, k, 1, e).transpose(1, 2).to(dtype)  # one key head, stored (b, k, 1, e)
+    value = torch.randn(b, k, 1, e).transpose(1, 2).to(dtype)  # one key head; stored as (b, k, 1, e)
     for place, number in enumerate(SPOILT[spoilt]):
         value[1, 0, 5 + 60 * place, 2] = number
     given = [tensor.to(device) for tensor in (weights, value, allowed)]

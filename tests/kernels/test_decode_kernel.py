@@ -1,4 +1,4 @@
-"""The kernel of decoding steps under Triton's interpreter, and on CUDA with a GPU."""
+"""The Triton kernel of decoding steps (few queries, many keys): interpreted, and compiled on CUDA."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ WEIGHTS = {
     "a column": lambda size: torch.randn(size, 3)[:, 1],
     "of each head, turned": lambda size: torch.randn(size, 4).T,
 }
-# (queries, keys, workers); the keys are split into one range, four to eight, and one.
+# (queries, keys, multiprocessors of the GPU); the kernel splits the keys into one range, four to eight ranges, and one.
 STEPS = [(1, 37, 1), (1, 523, 40), (3, 263, 264)]
 SIZES = {37: (19, 11), 523: (130, 150), 263: (19, 11)}
-# The layout of a weight does not depend on the number of queries.
+# All five weights of `WEIGHTS` are tested with 37 keys, and three of them with the longer memories.
 CASES = [(*step, name) for step in STEPS for name in list(WEIGHTS)[: 5 if step[1] == 37 else 3]]
 PLAIN = [(*step, name) for step in STEPS for name in ("scaled dot", "one of each head")]
 
@@ -40,7 +40,7 @@ def test_lengths_under_the_interpreter(queries: int, keys: int, workers: int, na
     query, key = torch.randn(3, 4, queries, f_size), torch.randn(3, groups, keys, f_size)
     value, weight = torch.randn(3, groups, keys, e_size), WEIGHTS[name](f_size)
     key[2, :, 5:], value[2, :, 5:], key[1] = torch.nan, torch.inf, torch.nan
-    lengths = torch.tensor([keys, 0, 5])  # the first sequence attends all keys
+    lengths = torch.tensor([keys, 0, 5])  # all keys, none and five keys are attended
     tensors = [tensor.double() for tensor in (query, key, value)]
     mask = regard.padding(lengths)
     plain = regard.attention(*tensors, score=score_of(weight), mask=mask, backend="reference").output
@@ -53,7 +53,7 @@ def test_lengths_under_the_interpreter(queries: int, keys: int, workers: int, na
 @pytest.mark.interpreted
 @pytest.mark.parametrize(("queries", "keys", "workers", "name"), PLAIN)
 def test_masks_under_the_interpreter(queries: int, keys: int, workers: int, name: str) -> None:
-    """The masks exclude single keys, whole blocks, or all keys; masked keys hold NaN."""
+    """The masks exclude single keys, whole blocks of keys, or all keys; masked keys and values are NaN."""
     from regard.kernels.triton.decode_attention import decode
 
     torch.manual_seed(5)
@@ -77,7 +77,7 @@ def test_masks_under_the_interpreter(queries: int, keys: int, workers: int, name
 def test_rows_that_share_keys_in_half_precision(
     queries: int, heads: int, keys: int, masked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Grouped heads and several queries in one program; one range of keys and three, whose padding holds NaN."""
+    """One Triton program computes several heads and queries that share keys; padded keys hold NaN."""
     from regard.kernels.triton import decode_attention
 
     monkeypatch.setattr(decode_attention, "TOGETHER", 64)
@@ -111,17 +111,17 @@ STEP_MASKS = {
 @pytest.mark.parametrize("name", STEP_MASKS)
 @pytest.mark.parametrize("additive", [False, True], ids=["dot", "additive"])
 def test_a_stored_route_computes_later_calls(name: str, additive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The function of a signature, with other tensors and another mask object than those that it was made from."""
+    """The function that is stored for a call's signature computes calls with other tensors and other mask objects."""
     from regard.core.backends import decoding_step
     from regard.core.problem import build
 
-    monkeypatch.setattr(availability, "current_device", lambda: None)  # these tensors are on the CPU
+    monkeypatch.setattr(availability, "current_device", lambda: None)  # the tensors of this test are on the CPU
     monkeypatch.setattr(decoding_step, "_workers", lambda device: 4)
     torch.manual_seed(5)
     score: Any = regard.Additive(torch.randn(19)) if additive else regard.ScaledDot(0.3)
     steps = []
     for lengths in (torch.tensor([37, 0, 5]), torch.tensor([4, 30, 11])):
-        # as in a cache of tokens: heads lie between the rows, and the memory has room for more keys
+        # The layout of a key-value cache, (batch, keys, heads, size), with room for more keys.
         query, key, value = (
             torch.randn(3, n + 2, 4, e).transpose(1, 2)[:, :, :n] for n, e in ((1, 19), (37, 19), (37, 11))
         )
@@ -161,7 +161,7 @@ def test_a_step_over_keys_closed_one_by_one_equals_the_plain_form_on_cuda(score:
 def test_a_step_equals_the_plain_form_on_cuda(keys: int, score: str, dtype: torch.dtype) -> None:
     query, key, value = (torch.randn(5, 8, n, 96, device="cuda") for n in (1, keys, keys))
     key, value = key[:, :2].to(dtype), value[:, :2].to(dtype)
-    lengths = torch.tensor([2**40, 1, keys // 2, 0, keys - 1], device="cuda")  # 2**40 means all keys
+    lengths = torch.tensor([2**40, 1, keys // 2, 0, keys - 1], device="cuda")  # a length of 2**40 means all keys
     mechanism = regard.ScaledDot() if score == "scaled_dot" else regard.Additive(torch.randn(96, device="cuda"))
     mask = regard.padding(lengths)
     found = regard.attention(query.to(dtype), key, value, score=mechanism, mask=mask).output
@@ -172,7 +172,7 @@ def test_a_step_equals_the_plain_form_on_cuda(keys: int, score: str, dtype: torc
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_a_long_memory_is_split_on_cuda(dtype: torch.dtype) -> None:
-    """Each row has several ranges, and sizes are no powers of two. The second call takes the stored route."""
+    """The keys are split into several ranges, and no size is a power of two; the second call reuses a stored route."""
     query, key, value = (
         torch.randn(2, 3, n, e, device="cuda", dtype=dtype) for n, e in ((2, 72), (5003, 72), (5003, 200))
     )
@@ -195,7 +195,7 @@ def test_a_weight_may_lie_in_memory_as_it_likes(queries: int, shape: str) -> Non
         "vector": weight[:, 0].contiguous(), "row": weight[:, 0].contiguous()[None], "column": weight[:, 1],
         "of each head, turned": weight.T,
     }[shape]  # fmt: skip
-    for lead in (2, 1):  # with and without a batch axis
+    for lead in (2, 1):  # number of leading axes: tensors with and without a batch axis
         tensors = (query, key, key) if lead == 2 else (query[0], key[0], key[0])
         found, plain = (
             regard.attention(*tensors, score=regard.Additive(weight), backend=backend).output
@@ -212,7 +212,7 @@ def test_lengths_may_lie_in_memory_as_they_like(lengths: str) -> None:
     mask = regard.padding(
         {"own": table[:, 0].contiguous(), "a column": table[:, 0], "one for all": table[5, 1]}[lengths]
     )
-    for queries in (32, 1):  # short sequences, and decoding steps
+    for queries in (32, 1):  # a call on short sequences, and a decoding step
         found, plain = (
             regard.attention(tensor[:, :, :queries], tensor, tensor, mask=mask, backend=backend).output
             for backend in ("auto", "reference")
@@ -223,7 +223,7 @@ def test_lengths_may_lie_in_memory_as_they_like(lengths: str) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_additive_steps_of_wide_values(dtype: torch.dtype) -> None:
-    """Tiles of 32 keys and the device's own tanh, in a sequence of one, some and all keys; padded keys hold NaN."""
+    """Steps of additive attention with a size of 512, for sequences of 1, 41 and all 64 keys; padded keys hold NaN."""
     torch.manual_seed(3)
     query, key, value = (torch.randn(3, 2, n, 512, device="cuda", dtype=dtype) for n in (1, 64, 64))
     key[1, :, 41:], value[1, :, 41:] = torch.nan, torch.inf

@@ -1,4 +1,4 @@
-"""The row kernels of sparsemax and entmax, interpreted on the CPU, against an independent float64 bisection."""
+"""The Triton kernels of sparsemax and entmax over rows of scores, against an independent bisection in float64."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def explicit(scores: Tensor, alpha: float) -> Tensor:
 
 
 def rows() -> Tensor:
-    """Return random rows, equal scores, one dominant score, some masked, and an empty row."""
+    """Return rows of scores: random ones, equal scores, one dominant score, some masked keys, and an empty row."""
     torch.manual_seed(5)
     scores = torch.randn(7, 83) * torch.tensor([0.1, 1.0, 5.0, 30.0, 1.0, 1.0, 1.0])[:, None]
     scores[4] = 2.5
@@ -42,7 +42,7 @@ def rows() -> Tensor:
 
 
 def chunked(scores: Tensor, size: int) -> Tensor:
-    """Return (slices, rows, keys) as (chunks, slices, rows, size), with invalid numbers after the last key."""
+    """Return scores (slices, rows, keys) as (chunks, slices, rows, size), padded after the last key with 1e30."""
     missing = -scores.shape[-1] % size
     padded = torch.nn.functional.pad(scores, (0, missing), value=1e30)
     return padded.unflatten(-1, (-1, size)).permute(2, 0, 1, 3).contiguous()
@@ -70,7 +70,7 @@ def test_rows(alpha: float, size: int, device: str) -> None:
     weights, dscores = (t.permute(1, 2, 0, 3).flatten(-2)[0] for t in (tiles, dtiles))
     torch.testing.assert_close(again, tiles, rtol=0, atol=0)
     torch.testing.assert_close(weights[:, :83].double(), true, rtol=2e-4, atol=2e-6)
-    # The slope of a weight near 0 is as uncertain as its threshold.
+    # The gradient of a weight near 0 depends on the threshold's rounding error, so the tolerance is larger.
     torch.testing.assert_close(dscores[:, :83].double(), slope * (change - mean), rtol=4e-3, atol=8e-3)
     assert not weights[:, 83:].any()
     assert not dscores[:, 83:].any()
@@ -97,7 +97,7 @@ def test_a_score_that_is_not_finite_spoils_its_row_alone(bad: float, device: str
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("alpha", ALPHAS[:2])
 def test_wide_rows(alpha: float, device: str) -> None:
-    """Every score is in the support, where the sum has the largest rounding error."""
+    """All weights are positive, so that the row's sum has the largest rounding error."""
     from regard.kernels.triton import entmax
 
     torch.manual_seed(11)
@@ -112,7 +112,7 @@ MASKS = {
     "none": lambda device: None,
     "causal": lambda device: regard.causal(),
     "window": lambda device: regard.window(9, 4),
-    "ahead": lambda device: regard.window(2, 3, offset=28),  # the last rows have nothing to attend
+    "ahead": lambda device: regard.window(2, 3, offset=28),  # the last queries attend no key
     "lengths": lambda device: regard.padding(torch.tensor([0, 23], device=device)),
     "both": lambda device: regard.causal() & regard.padding(torch.tensor([5, 37], device=device)),
 }
@@ -123,7 +123,7 @@ ATTENTION = {
     **{name: ("scaled", regard.Sparsemax(), name, torch.float32, 2e-4, 2e-5) for name in MASKS},
     "cosine": ("cosine", regard.Entmax(1.5), "both", torch.float32, 2e-4, 2e-5),
     "entmax": ("scaled", regard.Entmax(1.25), "none", torch.float32, 2e-4, 2e-5),
-    # Scores are never rounded to half precision: only the output and each gradient are rounded once.
+    # The kernels compute scores in float32; only the output and the gradients are rounded to half precision.
     "bfloat16": ("general", regard.Sparsemax(), "causal", torch.bfloat16, 8e-3, 8e-3),
 }
 
@@ -141,10 +141,10 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Count calls that reach the kernels."""
+    """Return a list to which every call of the Triton kernels is appended."""
     from regard.core.backends import sparse_rows
 
-    if interpreting.INSIDE:  # without a GPU only the device check of `serves` fails, so it is replaced
+    if interpreting.INSIDE:  # without a GPU, `serves` would refuse the call because of its device
         monkeypatch.setattr(sparse_rows, "serves", lambda problem: problem.dtype == torch.float32)
     calls: list[Any] = []
     attend = sparse_rows.attend
@@ -158,7 +158,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         pytest.param(name, *device.values, marks=device.marks, id=f"{name}-{device.id}")
         for device in DEVICES
         for name in ATTENTION
-        # The slow interpreter skips two cases: "both" is causal too, and "entmax" has no mask either.
+        # The interpreter is slow, so it skips two cases: "both" also tests a causal mask, and "entmax" tests no mask.
         if device.id == "cuda" or name not in ("none", "causal")
     ],
 )
@@ -176,7 +176,7 @@ def test_attention(name: str, taken: list[Any]) -> None:
 
 
 def check_attention(name: str, device: str) -> None:
-    """Compare the whole attention by the kernels, output and gradients, with the reference in float64."""
+    """Compare output and gradients of attention by the kernels with the reference in float64."""
     torch.manual_seed(6)
     score_name, normalize, mask, dtype, relative, absolute = ATTENTION[name]
     inputs = [torch.randn(2, h, n, d, device=device) for h, n, d in ((2, 13, 11), (1, 37, 11), (1, 37, 7))]
@@ -196,7 +196,7 @@ def check_attention(name: str, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_inside_autocast(device: str, taken: list[Any]) -> None:
-    """The backward pass may run under autocast too."""
+    """Forward and backward pass may both run under autocast."""
     leaves = [torch.randn(1, 1, 9, 5, device=device, requires_grad=True) for _ in range(3)]
     with torch.autocast(device, dtype=torch.bfloat16):
         output = regard.attention(*leaves, normalize=regard.Sparsemax(), backend="blocked").output

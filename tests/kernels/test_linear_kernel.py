@@ -1,4 +1,4 @@
-"""The kernel of linear attention, interpreted on the CPU and compiled on a GPU, against explicit weights in float64."""
+"""Triton kernels of linear attention, interpreted on the CPU and compiled on a GPU, against all pairs in float64."""
 
 import math
 from collections.abc import Callable
@@ -32,7 +32,8 @@ DTYPES = [
 ]
 
 
-# Features (None: elu), and the factor of the inputs; with large ones the keys of a chunk are far apart
+# The number of Performer features (None: elu features), and the factor of the inputs. With a large factor, the features
+# of the keys in a chunk have very different magnitudes.
 MAPS = {"elu": (None, 2.0), "performer": (37, 1.0), "large elu": (None, 60.0), "large performer": (24, 20.0)}
 PAIRS = [(case, features) for case in CASES for features in MAPS if "large" not in features or case == "short"]
 
@@ -40,7 +41,7 @@ PAIRS = [(case, features) for case in CASES for features in MAPS if "large" not 
 def explicit(
     query: Tensor, key: Tensor, value: Tensor, keep: Tensor, projection: Tensor | None, causal: bool
 ) -> Tensor:
-    """Compute every weight Σ_m exp(l(q)_m + l(k)_m), divided by their sum; 0 if there are no keys."""
+    """Return the output from all weights Σ_m exp(l(q)_m + l(k)_m), for logarithms l of features; 0 without keys."""
     group = query.shape[1] // key.shape[1]
     key, value, keep = (t.repeat_interleave(group, 1) for t in (key, value, keep))
     if projection is None:
@@ -73,7 +74,7 @@ def test_products(case: str, device: str, dtype: torch.dtype) -> None:
 
 
 def products(causal: bool) -> Callable[..., Tensor]:
-    """Return linear attention by products, full or causal, as a function with the kernels' arguments."""
+    """Return linear attention by matrix products, full or causal, as a function with the Triton kernels' arguments."""
     from regard.kernels.triton.linear import causal_products
     from regard.kernels.triton.linear import products as full_products
 
@@ -111,7 +112,7 @@ def test_performer_products(case: str, device: str, dtype: torch.dtype) -> None:
 def test_grouped_heads_and_masks_by_products(
     size: int, dtype: torch.dtype, causal: bool, masked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sequences without keys give 0; what is behind the mask changes nothing."""
+    """Sequences without keys give 0, and NaN in masked keys and values has no effect."""
     monkeypatch.setattr(linear_kernel, "TRIAL", True)
     query, key, value = (torch.randn(2, h, 37, s).to(dtype) for h, s in ((4, size), (2, size), (2, 7)))
     mask = regard.padding(torch.tensor([0, 13])) if masked else None
@@ -130,7 +131,7 @@ def test_grouped_heads_and_masks_by_products(
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_products_of_large_and_small_features(device: str) -> None:
-    """Query features of 1e25 and of e⁻⁵⁰ give the weighted mean of the values that these keys give alone."""
+    """For two equal keys, query features of 1e25 and of e⁻⁵⁰ both give the mean of the two values."""
     from regard.kernels.triton.linear.products import linear_attention
 
     value = torch.tensor([[2.0, 0.0], [5.0, 4.0]], device=device)
@@ -142,7 +143,7 @@ def test_products_of_large_and_small_features(device: str) -> None:
 
 
 def compare(attend: Callable[..., Tensor], case: str, features: str, device: str, dtype: torch.dtype) -> None:
-    """Compare output and gradients with explicit weights in float64."""
+    """Compare output and gradients of `attend` with attention by explicit weights in float64."""
     b, h, g, q, k, d, e, causal, hides = CASES[case]
     count, factor = MAPS[features]
     if factor > 2 and dtype != torch.float32:
@@ -161,7 +162,7 @@ def compare(attend: Callable[..., Tensor], case: str, features: str, device: str
     out = attend(*mine, keep if hides else None, projection, causal)
     real = explicit(*true, keep, projection, causal)
     change = torch.randn_like(real)
-    # Where exponents reach thousands, rounding errors are multiplied by as much.
+    # Large inputs give exponents in the thousands, which multiply relative rounding errors by as much.
     most = {torch.float32: 1e-5 if factor <= 2 else 1e-3, torch.bfloat16: 2e-2, torch.float16: 4e-3}[dtype]
     results = (out, *torch.autograd.grad(out, mine, change.to(dtype)))
     for a, t in zip(results, (real, *torch.autograd.grad(real, true, change)), strict=True):

@@ -1,4 +1,4 @@
-"""Linear attention with elu and Performer features by compiled C on the CPU, against all pairs in float64."""
+"""Linear attention with elu and Performer features by compiled C on the CPU, against a sum of all pairs in float64."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 BATCH, HEADS = 2, 3
-SIZES = {  # queries, keys, size, size of values
+SIZES = {  # the numbers of queries and keys, and the sizes of keys and values
     "one position": (1, 1, 3, 5),
     "few": (33, 20, 24, 40),
     "more queries than a block": (70, 2, 8, 9),

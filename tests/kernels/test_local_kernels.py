@@ -1,4 +1,4 @@
-"""Kernels of local attention against their definition over all pairs in float64."""
+"""C loops and Triton kernels of local attention (a window around a centre), against all pairs in float64."""
 
 import math
 from typing import Any
@@ -19,7 +19,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 def definition(
     query: Tensor, key: Tensor, value: Tensor, centre: Tensor, reach: int, lengths: list[int], gaussian: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the output and the weights of all keys (Luong et al. 2015, section 3.2); a row without keys is 0."""
+    """Return output and weights of local attention (Luong et al. 2015, section 3.2); queries without keys give 0."""
     place = torch.arange(key.shape[-2])
     distance = place - centre.unsqueeze(-1)
     near = (distance.abs() <= reach) & (place < torch.tensor(lengths)[:, None, None, None])
@@ -33,7 +33,7 @@ def definition(
 
 
 def inputs(size: int = 24, value_size: int = 40, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """Return query, key, value in two layouts, and centres of which some lie beyond the ends."""
+    """Return query, key (a transposed tensor), value, and window centres, some beyond the first or the last key."""
     query = torch.randn(BATCH, HEADS, QUERIES, size).to(dtype)
     key = torch.randn(BATCH, KEYS, HEADS, size).to(dtype).transpose(1, 2)
     value = torch.randn(BATCH, HEADS, KEYS, value_size).to(dtype)
@@ -49,7 +49,7 @@ def computed(
     gaussian: bool = True,
     **options: Any,
 ) -> list[Tensor]:
-    """Return output, weights of the window, and the gradients of query, key, value and, with a Gaussian, centre."""
+    """Return output, the weights in each window, and gradients of query, key, value and, with a Gaussian, centre."""
     device = "cuda" if kind == "cuda" else "cpu"
     if kind == "loops":
         if not local_attention.available():

@@ -47,7 +47,7 @@ def exact(tensors: list[Tensor], allowed: Tensor, direction: Tensor) -> list[Ten
     ids=["small", "near", "wide"],
 )
 def test_output_and_gradients(name: str, size: int, value_size: int, scale: float, by_head: bool) -> None:
-    """NaN at keys and values that no query attends changes nothing."""
+    """Values of NaN at keys that no query attends have no effect on output or gradients."""
     visible, rule = VISIBLE[name]
     tensors = drawn(size, value_size, scale, by_head)
     b, i, j = torch.arange(BATCH)[:, None, None], torch.arange(QUERIES)[:, None], torch.arange(KEYS)[None, :]
@@ -79,7 +79,7 @@ def test_numbers_beyond_its_range_are_refused(place: int, number: float, learnin
 @pytest.mark.parametrize("tokens_first", [False, True], ids=["heads first", "tokens first"])
 @pytest.mark.parametrize("masked", [False, True], ids=["no mask", "mask"])
 def test_a_call_by_the_public_function(tokens_first: bool, masked: bool) -> None:
-    """The call is large enough for compiled code; a sequence that ends early and NaN behind it change nothing."""
+    """The call is large enough for the compiled loops; NaN and Inf after the end of a short sequence have no effect."""
     torch.manual_seed(3)
     shape = (2, 61, 3, 67) if tokens_first else (2, 3, 61, 67)
     query, key, value = (torch.randn(shape) for _ in range(3))
@@ -103,7 +103,8 @@ def test_gradients_of_weights_and_output(name: str) -> None:
     tensors = drawn(19, 21, 1.0, True)
     b, i, j = torch.arange(BATCH)[:, None, None], torch.arange(QUERIES)[:, None], torch.arange(KEYS)[None, :]
     allowed = rule(b, i, j).expand(BATCH, QUERIES, KEYS)[:, None]
-    tensors[2] = torch.eye(KEYS, KEYS).expand(BATCH, HEADS, KEYS, KEYS).contiguous()  # then the output is the weights
+    # Values that are the identity matrix make the output equal to the weights.
+    tensors[2] = torch.eye(KEYS, KEYS).expand(BATCH, HEADS, KEYS, KEYS).contiguous()
     direction = torch.arange(BATCH * HEADS * QUERIES * KEYS).cos().reshape(BATCH, HEADS, QUERIES, KEYS)
     true = exact(tensors, allowed, 3 * direction)
     leaves = [t.clone().requires_grad_() for t in tensors]
@@ -119,7 +120,7 @@ def test_gradients_of_weights_and_output(name: str) -> None:
 
 
 def test_scores_of_a_single_key_have_no_gradient() -> None:
-    """The first row of a causal call has one key: its weight is 1 whatever the score is."""
+    """The first query of a causal call attends a single key, whose weight is 1 whatever the score is."""
     query, key, value, weight = drawn(128, 130, 1.0, False)
     leaves = [query[:, :, :1].clone().requires_grad_(), weight.requires_grad_()]
     score = regard.Additive(leaves[1])
@@ -130,7 +131,7 @@ def test_scores_of_a_single_key_have_no_gradient() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype: torch.dtype) -> None:
-    """Everything but inputs and results is in float32."""
+    """Half precision is only the dtype of inputs and results; the loops compute in float32."""
     tensors = [t.to(dtype) for t in drawn(33, 17, 1.0, False)]
     direction = torch.arange(BATCH * HEADS * QUERIES * 17).cos().reshape(BATCH, HEADS, QUERIES, 17).to(dtype)
     leaves = [t.clone().requires_grad_() for t in tensors]

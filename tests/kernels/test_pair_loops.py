@@ -43,7 +43,7 @@ def test_scores(shape: tuple[int, int, int, int, float]) -> None:
     hidden = torch.tanh(query.double().unsqueeze(-2) + key.double().unsqueeze(-3))
     true = (hidden * weight.double()[:, None, None]).sum(-1)
     found = pair_loops.scores(near)(*factors(query, key, near), weight)
-    # The error is a few roundings of float32, relative to the sum of the magnitudes of all terms.
+    # The limit is a few roundings of float32, relative to the sum Σ |weight · tanh| of a score's terms.
     least = 0 if near else weight.abs().sum(-1).max()
     limit = 4e-7 * (hidden.abs() * weight.double().abs()[:, None, None]).sum(-1).clamp_min(least)
     assert ((found.double() - true).abs() <= limit).all()
@@ -62,7 +62,7 @@ def test_sums_of_gradients(shape: tuple[int, int, int, int, float]) -> None:
 
 
 def test_products_beyond_float32() -> None:
-    """e^{2q} e^{2k} overflows or underflows where tanh is ±1."""
+    """tanh(q + k) from e^{2q} e^{2k} is ±1 even if this product overflows or underflows."""
     query = torch.tensor([[[43.0, -43.0, 43.0]]])
     key = torch.tensor([[[43.0, -43.0, -43.0]]])
     found = pair_loops.scores(False)(*factors(query, key, False), torch.tensor([[1.0, 2.0, 4.0]]))

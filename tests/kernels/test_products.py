@@ -1,4 +1,4 @@
-"""Products by oneDNN against float64: every layout of the matrix, every kind of addend, and the gradients."""
+"""Matrix products by oneDNN against float64: layouts of the matrix, kinds of addends, and gradients."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ WIDE = (torch.float32, torch.bfloat16)
 
 @pytest.fixture(params=[True, False], ids=["onednn", "torch"])
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Enable oneDNN for both dtypes, whatever the processor, or disable it."""
+    """Enable oneDNN for float32 and bfloat16 on any processor, or disable it; return whether it is enabled."""
     if request.param and not torch.backends.mkldnn.is_available():
         pytest.skip("torch was built without oneDNN: its products go unchecked")
     monkeypatch.setattr(products, "_dtypes", lambda: WIDE if request.param else ())
@@ -78,7 +78,7 @@ def test_a_linear_map_has_the_gradients_of_torchs(biased: bool, library: bool) -
     ours, theirs = torch.autograd.grad(found, given, upstream), torch.autograd.grad(expected, exact, upstream.double())
     for one, other in zip(ours, theirs, strict=True):
         near(one, other, torch.float32)
-    [of_weight] = torch.autograd.grad(linear(*given).sum(), [weight])  # the upstream gradient is an expanded scalar
+    [of_weight] = torch.autograd.grad(linear(*given).sum(), [weight])  # the gradient of a sum is an expanded scalar
     near(of_weight, rows.detach().double().sum((0, 1)).expand(OUT, -1), torch.float32)
 
 
@@ -98,7 +98,7 @@ def test_autocast_reaches_a_linear_map(library: bool) -> None:
 
 
 def test_functions_of_functions(library):
-    """torch.func and forward-mode derivatives work as with torch's own product."""
+    """torch.func and forward-mode derivatives work through `linear` as through torch's own product."""
     torch.manual_seed(2)
     rows, weight = torch.randn(5, 300), torch.randn(290, 300)
     found = torch.func.grad(lambda w: linear(rows, w).square().sum())(weight)

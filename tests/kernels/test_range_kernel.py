@@ -1,4 +1,4 @@
-"""The kernels of masks that are ranges of keys, interpreted on the CPU, against float64 softmax over a dense mask."""
+"""Triton kernels for masks that allow ranges of keys (padding, bands, segments), against float64 with a dense mask."""
 
 import warnings
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from regard.kernels import availability
 
 
 class Case(NamedTuple):
-    """Sizes and rules; lengths and ids have one row for each sequence of the batch."""
+    """The sizes, masks and biases of a call; `lengths` and ids have one entry for each sequence of the batch."""
 
     b: int
     h: int
@@ -28,14 +28,14 @@ class Case(NamedTuple):
     key_ids: list[list[int]] | None = None
     slopes: list[float] | None = None
     offset: int = 0
-    table: tuple[int, int] | None = None  # heads and entries
-    bias: tuple[int, ...] | None = None  # its shape; some entries are -inf
-    dense: tuple[int, ...] | None = None  # the shape of a mask of pairs
+    table: tuple[int, int] | None = None  # the shape of a table of relative biases: heads and entries
+    bias: tuple[int, ...] | None = None  # the shape of a dense bias, some of whose entries are -inf
+    dense: tuple[int, ...] | None = None  # the shape of a dense mask
     cap: float | None = None
     shift: float | None = None
 
 
-DOCUMENTS = [[0] * 90 + [1] * 7 + [2] * 60, [5] * 20 + [-3] * 130 + [9] * 7]  # the second row's ids are not sorted
+DOCUMENTS = [[0] * 90 + [1] * 7 + [2] * 60, [5] * 20 + [-3] * 130 + [9] * 7]  # segment ids need not be sorted
 APART = [[i % 3 for i in range(157)], [7] * 157]
 CASES = {
     "padding": Case(3, 2, 2, 97, 211, lengths=[211, 70, 0]),
@@ -87,7 +87,7 @@ CASES = {
 
 
 class Extras(NamedTuple):
-    """The tensors of a case; `table` or `bias` is learned."""
+    """The bias and mask tensors of a case; gradients of `table` and `bias` are tested."""
 
     table: Tensor | None = None
     bias: Tensor | None = None
@@ -104,8 +104,8 @@ def extras(case: Case) -> Extras:
         bias = torch.randn(case.bias)
         bias = torch.where(torch.rand(case.bias) < 0.1, -torch.inf, bias)
         if case.bias[-2] > 1:
-            bias[..., 11, :] = -3e38  # a row that no entry masks
-        bias[..., 5], bias[..., -2:, :] = -torch.inf, -torch.inf  # a key that nothing attends, and empty rows
+            bias[..., 11, :] = -3e38  # a large finite bias does not mask
+        bias[..., 5], bias[..., -2:, :] = -torch.inf, -torch.inf  # masks key 5, and all keys of two queries
     if case.dense is not None:
         dense = torch.rand(case.dense) < 0.7
         dense[..., 3], dense[..., 7, :] = False, False
@@ -150,7 +150,7 @@ def explicit(query: Tensor, key: Tensor, value: Tensor, case: Case, scale: float
 
 
 def strides(tensor: Tensor, name: str) -> dict[str, int]:
-    """The strides over (b, h, q, k), 0 where the tensor broadcasts."""
+    """Return the strides of a tensor over (b, h, q, k), with 0 for axes along which it broadcasts."""
     wide = tensor[(None,) * (4 - tensor.ndim)]
     steps = [0 if size == 1 else step for size, step in zip(wide.shape, wide.stride(), strict=True)]
     return {f"{name}_{axis}": step for axis, step in zip("bhqk", steps, strict=True)}
@@ -164,7 +164,7 @@ def rules(case: Case, device: str, given: Extras = NOTHING) -> Any:
     if case.lengths is not None:
         made |= {"lengths": torch.tensor(case.lengths, device=device), "lengths_b": 1}
     if case.query_ids is not None:
-        # ids of queries and keys have different widths, and are strided views
+        # Query ids are int64, and key ids are int32 with a transposed memory layout.
         ids = (
             torch.tensor(case.query_ids, device=device),
             torch.tensor(case.key_ids, device=device).int().T.contiguous().T,
@@ -204,7 +204,7 @@ def test_outputs_and_gradients(case: Case, device: str, dtype: torch.dtype) -> N
     torch.manual_seed(3)
     shapes = ((case.h, case.q, case.d), (case.g, case.k, case.d), (case.g, case.k, case.e))
     leaves = [torch.randn(case.b, *shape).to(device, dtype) for shape in shapes]
-    # (b, n, h, d) in memory, as after projections: heads lie between the rows
+    # The tensors are stored as (b, n, h, d), the layout of a layer's projections.
     mine = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in leaves]
     true = [x.double().requires_grad_() for x in leaves]
     found, given, learned = extras(case), Extras(), None
@@ -222,7 +222,7 @@ def test_outputs_and_gradients(case: Case, device: str, dtype: torch.dtype) -> N
     real = explicit(*true[:3], case, 0.3, given)
     change = torch.randn_like(real)
     if case.bias is not None:
-        change[..., 11, :] = 0  # beside 3e38 the logarithm of a sum of weights has no digits in float32
+        change[..., 11, :] = 0  # scores near -3e38 leave no digits for the logarithm of a sum of weights in float32
     results = (out, *torch.autograd.grad(out, mine, change.to(dtype)))
     for a, t in zip(results, (real, *torch.autograd.grad(real, true, change)), strict=True):
         assert (a.double() - t).norm().item() <= most * max(t.norm().item(), 1e-6)
@@ -230,7 +230,11 @@ def test_outputs_and_gradients(case: Case, device: str, dtype: torch.dtype) -> N
 
 @pytest.mark.interpreted
 def test_bounds_of_segments() -> None:
-    """The bounds of spans of 32 positions are [start, whole start, whole stop, stop], computed by hand."""
+    """For each span of 32 queries, the keys with an id of the span lie in [start, stop), compared with known values.
+
+    In [whole start, whole stop), every key has the id of every query of the span. Each row of bounds is [start, whole
+    start, whole stop, stop].
+    """
     from regard.kernels.triton.segment_bounds import segment_bounds
 
     far = 32 * 2**24
@@ -247,13 +251,13 @@ def test_bounds_of_segments() -> None:
     mixed = torch.tensor([[1] * 40 + [3] * 24])
     assert segment_bounds(mixed, ids).tolist() == [[[0, 0, 64, 64], [0, far, 0, 192]]]
     assert segment_bounds(torch.tensor([[4]]), ids).tolist() == [[[far, far, 0, 0]]]
-    split = torch.tensor([[1] * 32 + [2] * 32 + [1] * 32])  # segment 1 is interrupted: its spans are not adjacent
+    split = torch.tensor([[1] * 32 + [2] * 32 + [1] * 32])  # the spans of segment 1 are not adjacent
     assert segment_bounds(torch.tensor([[1]]), split).tolist() == [[[0, far, 0, 96]]]
 
 
 LENGTHS, PACKED = torch.tensor([131, 70]), torch.tensor([[0] * 50 + [4] * 81, [2] * 100 + [1] * 31])
 ALIKE = PACKED[:1]
-ELSEWHERE = torch.tensor([[4] * 60 + [8] * 71, [1] * 131])  # some ids occur on one side only: queries or keys
+ELSEWHERE = torch.tensor([[4] * 60 + [8] * 71, [1] * 131])  # key ids, some of which no query has
 MASKS = {
     "padding": (regard.padding(LENGTHS), lambda b, i, j: j < LENGTHS[b]),
     "causal padding": (regard.causal() & regard.padding(LENGTHS), lambda b, i, j: (j <= i) & (j < LENGTHS[b])),
@@ -273,12 +277,12 @@ MASKS = {
 @pytest.mark.interpreted
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Direct calls and calls with a `Problem` are tested; NaN in fully masked keys leaks into no output or gradient."""
+    """Calls with and without a `Problem` are tested; NaN in fully masked keys reaches no output and no gradient."""
     from regard.core.backends import flex, ranges
     from regard.core.clauses import clauses
     from regard.core.problem import build
 
-    monkeypatch.setattr(availability, "current_device", lambda: None)  # lets the check of the device pass on the CPU
+    monkeypatch.setattr(availability, "current_device", lambda: None)  # so that the check of a GPU passes on the CPU
     mask, may = MASKS[name]
     torch.manual_seed(5)
     query, key, value = (torch.randn(2, 2, 131, 16).half().requires_grad_() for _ in range(3))
@@ -303,7 +307,7 @@ def test_masks_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     run = ranges.direct(problem, found)
     assert run is not None
     short = run(query, *broken, problem.score, mask, None)
-    assert (short is None) == (name == "documents elsewhere")  # its masked keys must be cleaned first
+    assert (short is None) == (name == "documents elsewhere")  # NaN in masked keys is replaced first
     assert short is None or torch.equal(short, output)
 
 
@@ -311,7 +315,7 @@ def test_masks_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("slopes", [[0.25, 0.03], [0.25]], ids=["one for each head", "one for all"])
 @pytest.mark.parametrize("score", [regard.ScaledDot(0.3), regard.Bilinear(0.3 * torch.eye(16).half())], ids=str)
 def test_alibi_without_a_problem(score: regard.Score, slopes: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The prepared call and the checked one have the output and the gradients of float64, also of a bilinear score."""
+    """Output and gradients equal those of float64 in calls with and without a `Problem`, also for a bilinear score."""
     from regard.core.backends import ranges
     from regard.core.clauses import clauses
     from regard.core.problem import build
@@ -329,7 +333,7 @@ def test_alibi_without_a_problem(score: regard.Score, slopes: list[float], monke
     change = torch.randn_like(real)
     expected = (real, *torch.autograd.grad(real, true, change))
     run = ranges.direct(problem, found)
-    assert (run is None) == isinstance(score, regard.Bilinear)  # float16 rescales the keys, so they are cleaned first
+    assert (run is None) == isinstance(score, regard.Bilinear)  # bilinear scores rescale float16 keys first
     outputs = [ranges.attend(problem, found).output, *([] if run is None else [run(*leaves, score, mask, bias)])]
     for output in outputs:
         assert output is not None
@@ -339,7 +343,7 @@ def test_alibi_without_a_problem(score: regard.Score, slopes: list[float], monke
 
 
 def _with_holes(*shape: int) -> Tensor:
-    """A bias that masks key 5 for every query, and a tenth of the other pairs."""
+    """Return a bias that masks key 5 for every query, and a tenth of the other pairs."""
     bias = torch.where(torch.rand(shape) < 0.1, -torch.inf, torch.randn(shape)).half()
     bias[..., 5] = -torch.inf
     return bias
@@ -370,7 +374,7 @@ CALLS: dict[str, dict[str, Any]] = {
 @pytest.mark.interpreted
 @pytest.mark.parametrize("name", CALLS)
 def test_biases_softcaps_and_sigmoid_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The prepared call and the checked one equal the reference in float64, with NaN in keys that nothing attends."""
+    """Calls with and without a `Problem` equal the reference in float64, with NaN in keys that no query attends."""
     from regard.core.backends import flex, ranges
     from regard.core.clauses import clauses
     from regard.core.problem import build
@@ -448,7 +452,7 @@ def test_other_masks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("size", [64, 72])
 def test_tensors_that_begin_between_the_steps_of_a_wide_load(size: int) -> None:
-    """First the query, then the key, then the value: each needs its own compiled kernel."""
+    """A query, a key or a value whose address is not a multiple of 16 bytes needs a compiled kernel of its own."""
     torch.manual_seed(7)
     mask = regard.padding(torch.tensor([90, 41], device="cuda"))
     for place in range(3):
@@ -461,7 +465,7 @@ def test_tensors_that_begin_between_the_steps_of_a_wide_load(size: int) -> None:
 
 @pytest.mark.cuda
 def test_tensors_laid_out_alike_under_other_rules() -> None:
-    """The rules select the compiled kernel: dtype and address of lengths, bands, slopes and segments, in any order."""
+    """Calls that differ only in masks, slopes, or the dtype and address of lengths use different compiled kernels."""
     torch.manual_seed(9)
     query, key, value = (torch.randn(2, 2, 128, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     lengths, slopes = torch.tensor([5, 100, 31], device="cuda"), torch.tensor([0.1, 0.3], device="cuda")
@@ -485,7 +489,7 @@ def test_tensors_laid_out_alike_under_other_rules() -> None:
 
 @pytest.mark.cuda
 def test_no_call_waits_for_the_device() -> None:
-    """This holds for new masks, for a reused mask whose ids change in between, and in a captured graph."""
+    """The host never waits for the GPU: with new masks, a reused mask whose ids change, and in a captured graph."""
     torch.manual_seed(6)
     query, key, value = (torch.randn(2, 2, 300, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     ids = torch.arange(300, device="cuda").expand(2, 300) // 50
@@ -500,19 +504,19 @@ def test_no_call_waits_for_the_device() -> None:
 
     mask = documents()
     assert regard.explain(query, key, value, mask=mask).kernel == "triton ranges"
-    for _ in range(2):  # the second call of a kind takes another path
+    for _ in range(2):  # the second call reuses the choice of a kernel that the first one stored
         regard.attention(query, key, value, mask=documents())
     torch.cuda.synchronize()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch calls this mode a prototype
+            warnings.simplefilter("ignore")  # torch warns that this mode is a prototype
             torch.cuda.set_sync_debug_mode("error")
         outputs = [regard.attention(query, key, value, mask=each).output for each in (documents(), mask, mask)]
     finally:
         torch.cuda.set_sync_debug_mode("default")
     for output in outputs:
         assert (output.double() - true()).norm() <= 1e-2 * true().norm()
-    ids += torch.arange(300, device="cuda") // 120  # the same mask object with other segments
+    ids += torch.arange(300, device="cuda") // 120  # changes the segments of `mask` in place
     assert (regard.attention(query, key, value, mask=mask).output.double() - true()).norm() <= 1e-2 * true().norm()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -1,4 +1,4 @@
-"""Rows divided by their norm, against float64: interpreted here, compiled on CUDA."""
+"""The Triton kernel that divides rows by their norm, against float64: interpreted, and compiled on CUDA."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from interpreting import DEVICES
 from regard.core.scores import unit
 
 SHAPES = [(2, 3, 5, 7), (1, 2, 130, 64), (3, 1, 1, 1), (1, 1, 2, 300)]
-SCALES = {"small": 1e-30, "usual": 1.0, "large": 1e30}  # the squares of small and large rows underflow or overflow
+SCALES = {"small": 1e-30, "usual": 1.0, "large": 1e30}  # the squares of 1e-30 and 1e30 underflow and overflow
 
 
 def unit_rows(x: Tensor) -> Tensor:
@@ -23,7 +23,7 @@ def unit_rows(x: Tensor) -> Tensor:
 def test_rows_and_gradients_agree_with_float64(shape: tuple[int, ...], scale: str, device: str) -> None:
     generator = torch.Generator(device).manual_seed(3)
     packed = torch.randn(shape[0], shape[2], shape[1], shape[3], generator=generator, device=device) * SCALES[scale]
-    x = packed.transpose(1, 2).requires_grad_()  # a strided view, as in a layer
+    x = packed.transpose(1, 2).requires_grad_()  # a view with the strides of a layer's heads
     upstream = torch.randn(shape, generator=generator, device=device)
     output = unit_rows(x)
     (grad,) = torch.autograd.grad(output, x, upstream)
@@ -42,7 +42,7 @@ def test_a_row_of_zeros_stays_so_without_a_gradient(device: str) -> None:
         output = function(x)
         (grad,) = torch.autograd.grad(output, x, torch.ones_like(output))
         torch.testing.assert_close(output.tolist(), [[[[0.0, 0.0], [0.6, 0.8]]]], rtol=0, atol=1e-6)
-        # (1 − 0.6 · 1.4) / 5 and (1 − 0.8 · 1.4) / 5
+        # The gradient of row x = (3, 4) is (1 − 0.6 · 1.4) / 5 = 0.032 and (1 − 0.8 · 1.4) / 5 = −0.024.
         torch.testing.assert_close(grad.tolist(), [[[[0.0, 0.0], [0.032, -0.024]]]], rtol=0, atol=1e-6)
 
 
@@ -52,7 +52,7 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
     x = torch.randn(2, 3, 70, 64, device="cuda").to(dtype).requires_grad_()
     upstream = torch.randn(2, 3, 70, 64, device="cuda").to(dtype)
     right = unit(x.double())
-    least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # the step between subnormal numbers
+    least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # the smallest subnormal number
     torch.testing.assert_close(unit_rows(x).double(), right, rtol=torch.finfo(dtype).eps, atol=least)
     (grad,) = torch.autograd.grad(unit_rows(x), x, upstream)
     (expected,) = torch.autograd.grad(right, x, upstream.double())

@@ -1,4 +1,4 @@
-"""Attention over short sequences in one tile, against float64: interpreted here, compiled on CUDA."""
+"""The Triton kernel for at most 64 queries and keys, against float64: interpreted, and compiled on CUDA."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ from interpreting import DEVICES
 from regard.kernels import cuda_graphs
 
 BATCH, HEADS, SIZE = 2, 3, 10
-# Relative to the norm: three times the error of torch's product.
+# The largest error of a tensor relative to its norm: three times the error of torch's matrix product.
 BUDGET = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
@@ -44,7 +44,7 @@ SHAPES = [
     (64, 64, 64, "causal lengths"),
     (61, 13, 128, ""),
 ]
-# The interpreter only supports float32.
+# Half precision is tested on a GPU only.
 KINDS = [
     pytest.param("cpu", torch.float32, marks=pytest.mark.interpreted, id="interpreted-float32"),
     *(pytest.param("cuda", dtype, marks=pytest.mark.cuda, id=f"cuda-{dtype}") for dtype in BUDGET),
@@ -58,14 +58,14 @@ def test_the_kernels_agree_with_float64(
 ) -> None:
     torch.manual_seed(queries)
     packed = torch.randn(BATCH, max(queries, keys), 3, HEADS, SIZE, device=device).to(dtype)
-    query, key, value = (t.transpose(1, 2) for t in packed.unbind(2))  # strided views, as in a layer
+    query, key, value = (t.transpose(1, 2) for t in packed.unbind(2))  # views with the strides of a layer's heads
     leaves = [query[:, :, :queries], key[:, :, :keys], value[:, :, :keys]]
     allowed = torch.ones(BATCH, HEADS, queries, keys, dtype=torch.bool, device=device)
     lengths = mask = None
     if causal:
         allowed = allowed & torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
     if "lengths" in masked:
-        lengths = torch.tensor([[0, 1], [keys - 2, 1]], device=device)[:, 0]  # a view, as of a table
+        lengths = torch.tensor([[0, 1], [keys - 2, 1]], device=device)[:, 0]  # a tensor with stride 2
         allowed = allowed & (torch.arange(keys, device=device) < lengths[:, None, None, None])
     if "mask" in masked:
         mask = torch.rand(BATCH, keys, device=device) > 0.3
@@ -86,8 +86,7 @@ def test_the_kernels_agree_with_float64(
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("by", ["lengths", "mask", "causal"])
 def test_what_is_masked_is_not_read(by: str, device: str) -> None:
-    """NaN in masked keys reaches neither the output nor a gradient: masked by length, by mask, or after the last
-    query."""
+    """NaN in keys masked by a length, by a mask or by causality reaches neither the output nor a gradient."""
     lengths = torch.tensor([3], device=device) if by == "lengths" else None
     mask = torch.tensor([[True, True, True, False, False]], device=device) if by == "mask" else None
     query, key, value = (torch.randn(1, 1, n, 16, device=device) for n in (3, 5, 5))
@@ -100,7 +99,7 @@ def test_what_is_masked_is_not_read(by: str, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_seed_repeats_what_is_dropped(device: str) -> None:
-    """The same seed drops the same pairs, forward and backward; weights that are not dropped are scaled."""
+    """Dropout with the same seed drops the same pairs, forward and backward, and scales the other weights."""
     query, key = torch.randn(2, 2, 31, 16, device=device), torch.randn(2, 2, 37, 16, device=device) * 0.1
     value = torch.ones(2, 2, 37, 16, device=device, requires_grad=True)
     runs = [
@@ -109,8 +108,8 @@ def test_a_seed_repeats_what_is_dropped(device: str) -> None:
     torch.testing.assert_close(runs[0], runs[1], rtol=0, atol=0)
     assert not torch.equal(runs[0], runs[2])
     torch.testing.assert_close(runs[0].mean(), torch.ones((), device=device), rtol=0.03, atol=0)
-    # The output is linear in the values: the sum of value times gradient is the output, if both passes drop the same
-    # pairs.
+    # The output is linear in the values, which are 1: the sum of their gradients is the sum of the output, if forward
+    # and backward pass drop the same pairs.
     torch.testing.assert_close(torch.autograd.grad(runs[0].sum(), value)[0].sum(), runs[0].sum())
 
 
@@ -119,10 +118,11 @@ def test_a_seed_repeats_what_is_dropped(device: str) -> None:
 def test_both_passes_drop_the_same_pairs(
     queries: int, keys: int, size: int, masked: str, dtype: torch.dtype, device: str
 ) -> None:
-    """The backward pass drops the same pairs as the forward pass, in each of its three gradients.
+    """The backward pass drops the same pairs as the forward pass, in the gradients of query, key and value.
 
-    Values that are rows of the identity give P ⊙ M in the forward pass; such gradients of the output give its transpose
-    in the values' gradient. With this M, gradients of query and key are compared with float64.
+    If the values are the identity matrix, the output is P ⊙ M: the weights P times the dropout mask M. If the output's
+    gradient is the identity, the values' gradient is the transpose of P ⊙ M. With the M that is read from the output,
+    the gradients of query and key are compared with float64.
     """
     drop, scale, batch, heads = 0.3, size**-0.5, 3, 2
     query, key, value, grad = (
@@ -155,7 +155,7 @@ def test_both_passes_drop_the_same_pairs(
         right = torch.autograd.grad((weights * kept / (1 - drop)) @ exact[2], exact, grad.double())
         for a, b in zip(found, right, strict=True):
             assert (a.double() - b).norm() <= BUDGET[dtype] * b.norm()
-    # Another seed drops other pairs, and so does another sequence or head.
+    # Two seeds, two sequences or two heads drop pairs independently of each other.
     both = allowed[0] & allowed[2]
     for a, b, seen in ((*runs, allowed), (runs[0][0], runs[0][2], both), (runs[0][:, 0], runs[0][:, 1], allowed[:, 0])):
         assert abs(float((a * b)[seen].mean()) - 0.49) < 5 * math.sqrt(0.25 / int(seen.sum()))
@@ -188,7 +188,7 @@ MASKS: dict[str, Any] = {
 @pytest.mark.parametrize("score", [regard.ScaledDot(), regard.Dot(), regard.Cosine(scale=4.0)], ids=lambda s: s.name)
 @pytest.mark.parametrize("name", MASKS)
 def test_attention_by_it_stays_within_the_error_budget(name: str, score: Any) -> None:
-    """The error is at most twice that of bfloat16 operations forward, three times in gradients."""
+    """The kernel's error is at most twice that of torch's operations in bfloat16, and three times in gradients."""
     tensors, mask = inputs(), MASKS[name]()
     tensors = [(t.detach() * 0.4).requires_grad_() for t in tensors]
     runs: dict[str, list[Tensor]] = {}
@@ -222,7 +222,7 @@ def test_auto_takes_it_for_dropout_padding_and_many_heads() -> None:
         assert regard.explain(*inputs(), dropout=0.1).backend == "short"
         assert regard.explain(*inputs(heads=683), mask=regard.causal()).backend == "short"
         assert "few" in regard.explain(*inputs(heads=682)).refused["short"]
-    with cuda_graphs.recorded():  # in a CUDA graph the time of the host does not count
+    with cuda_graphs.recorded():  # in a CUDA graph, a backend is chosen by its time on the GPU alone
         assert regard.explain(*inputs(), dropout=0.1).backend == "short"
         assert regard.explain(*inputs(heads=171)).backend == "short"
     assert "few" in regard.explain(*inputs(heads=171), dropout=0.1).refused["short"]
@@ -243,7 +243,7 @@ def test_compiled_whole_with_dropout_drawn_anew_at_each_call() -> None:
     assert not torch.equal(first, second)
     grads = torch.autograd.grad(first.square().sum(), (query, key, value))
     assert all(g.isfinite().all() and g.abs().sum() > 0 for g in grads)
-    # On average dropout changes nothing.
+    # The mean over many dropout samples is the output without dropout.
     many = torch.stack([compiled(query, key, value).detach().float() for _ in range(200)]).mean(0)
     exact = regard.attention(query, key, value, mask=regard.causal()).output.float()
     assert (many - exact).norm() < 0.15 * exact.norm()
@@ -252,7 +252,7 @@ def test_compiled_whole_with_dropout_drawn_anew_at_each_call() -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("way", ["eager", "compiled", "captured"])
 def test_what_is_dropped_is_the_same_on_the_way_back(way: str) -> None:
-    """The output is linear in the values: ⟨out, out⟩ = ⟨values, their gradient⟩ if both passes drop the same pairs."""
+    """⟨output, output⟩ = ⟨values, their gradient⟩ for the upstream gradient `output`, if both passes drop the same."""
     query, key, value = inputs(31, 29, heads=5)
 
     def call(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -280,5 +280,5 @@ def test_what_is_dropped_is_the_same_on_the_way_back(way: str) -> None:
         graph.replay()
         first = found[0].item()
         graph.replay()
-        assert found[0].item() != first  # each replay samples anew
+        assert found[0].item() != first  # each replay of the graph samples another dropout mask
     assert abs(found[0].item() / found[1].item() - 1) < 0.02

@@ -1,4 +1,4 @@
-"""The kernels that store the scores of small calls, against the reference in float64."""
+"""The Triton kernels of additive attention that store the scores of small calls, against float64."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def test_compiled(name: str) -> None:
     ],
 )
 def test_one_query_and_wide_values(device: str, dtype: torch.dtype) -> None:
-    """The call has a single query, more keys than a tile, wide values, a weight of another dtype, and strided rows."""
+    """A call with a single query, more keys than a tile, wide values, a weight of another dtype, and strided rows."""
     from regard.kernels.additive.fused import additive_attention
 
     torch.manual_seed(5)
@@ -62,7 +62,7 @@ def test_one_query_and_wide_values(device: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_without_stored_scores(device: str) -> None:
-    """torch.compile's operator does not pass the scores on: its backward pass recomputes them."""
+    """The operator for torch.compile does not store scores: its backward pass recomputes them, with the same result."""
     from regard.kernels.triton.additive.operator import additive, additive_forward
 
     torch.manual_seed(6)
@@ -78,7 +78,7 @@ def test_without_stored_scores(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_checked_call(device: str) -> None:
-    """The function for checked calls gives the result of the operator."""
+    """`stored_call`, which runs the kernel without checks of its arguments, gives the result of the operator."""
     from regard.kernels.triton.additive.operator import additive, kernel_pairs, stored_call
 
     torch.manual_seed(6)
@@ -96,7 +96,7 @@ def test_a_checked_call(device: str) -> None:
         bare = stored_call(learning=False)(*leaves, pairs, None)
         torch.testing.assert_close(bare, found[0][0], rtol=0, atol=0)
     out = stored_call(learning=True)(*leaves, pairs, None)
-    lengths.fill_(4)  # the backward pass reads the lengths again
+    lengths.fill_(4)  # an error, because the backward pass reads the lengths of the keys again
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(out.sum(), leaves)
 
@@ -108,8 +108,10 @@ def test_a_checked_call(device: str) -> None:
 )
 @pytest.mark.parametrize("device", DEVICES)
 def test_all_weights(device: str, learned: str, keys: int, size: int) -> None:
-    """Output and weights of one call, and their gradients: two tiles of keys or few keys, lengths of 64 bits, a
-    sequence without keys."""
+    """Output and all weights from one call equal float64, and so do gradients through the output, the weights, or both.
+
+    The keys fill two tiles or a part of one; one of the sequences has no keys.
+    """
     from regard.kernels.triton.additive.operator import kernel_pairs, stored_weights
 
     torch.manual_seed(7)
@@ -137,7 +139,7 @@ def test_all_weights(device: str, learned: str, keys: int, size: int) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_weights_beside_nan(device: str) -> None:
-    """A NaN in a key makes the rows that attend to it NaN, and no others."""
+    """A key of NaN makes the output and the weights NaN of queries that attend it, and of no other query."""
     from regard.kernels.triton.additive.operator import kernel_pairs, stored_weights
 
     torch.manual_seed(9)
@@ -157,7 +159,7 @@ def test_weights_beside_nan(device: str) -> None:
 @pytest.mark.parametrize("backend", ["additive", "reference"])
 @pytest.mark.cuda
 def test_weights_beside_the_output(backend: str) -> None:
-    """`weights=full()` of a small call uses the kernels, and equals float64 with its gradients."""
+    """A small call with `weights=full()` uses the kernels; output, weights and gradients equal those of float64."""
     torch.manual_seed(8)
     leaves = [torch.randn(2, 3, n, d, device="cuda") for n, d in ((37, 24), (71, 24), (71, 5))]
     leaves = [x.requires_grad_() for x in (*leaves, torch.randn(24, device="cuda") / 5)]
@@ -188,7 +190,7 @@ def test_other_activations_are_refused(activation: str) -> None:
 @pytest.mark.parametrize("lead", [(3,), (2, 3)], ids=str)
 @pytest.mark.parametrize("device", DEVICES)
 def test_scores_alone(device: str, lead: tuple[int, ...]) -> None:
-    """Check w · tanh(q + k) and its gradients against the record `Additive`."""
+    """The kernel that returns scores w · tanh(q + k), and its gradients, against the formula in float64."""
     from regard.kernels.triton.additive.score_operator import scores
 
     torch.manual_seed(4)
@@ -228,7 +230,7 @@ def test_weights_on_request(request_: Any, dtype: torch.dtype) -> None:
 
 @pytest.mark.cuda
 def test_other_normalizers() -> None:
-    """Sparsemax of additive scores, in blocks, equals the reference, with gradients."""
+    """Sparsemax of additive scores, computed block by block, equals the reference, and so do its gradients."""
     torch.manual_seed(4)
     leaves = [torch.randn(2, 2, n, d, device="cuda").requires_grad_() for n, d in ((61, 24), (83, 24), (83, 5))]
     leaves.append(torch.randn(24, device="cuda").requires_grad_())

@@ -1,4 +1,4 @@
-"""Measured tile choices: from the file, measured on request, and never a cause of failure."""
+"""Tile sizes of kernels: measured on request, or read from a cache file; a broken cache causes no error."""
 
 import json
 import logging

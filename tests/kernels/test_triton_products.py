@@ -1,11 +1,11 @@
-"""Products of a few rows in three TF32 products, against float64: interpreted here, compiled on CUDA."""
+"""Float32 matrix products of few rows, computed as three TF32 products, against float64."""
 
 import pytest
 import torch
 
 from interpreting import DEVICES
 
-# (number of products, rows, summed length, columns, parts of the sum, rows of the addend)
+# (number of products, rows, length of the summed axis, columns, parts of the summed axis, rows of an added matrix)
 CASES = [(*shape, 1, added) for shape in ((1, 3, 5, 7), (2, 37, 131, 67)) for added in (0, 1, shape[1])]
 CASES += [(2, 33, 203, 70, 2, 0), (1, 5, 70, 9, 3, 0)]
 
@@ -28,11 +28,11 @@ def test_products(case: tuple[int, ...], transposed: bool, device: str) -> None:
     if added is not None:
         exact += added
     assert (whole - exact).abs().max() / exact.abs().max() < 1e-6
-    if pieces == 2:  # the sum is split into two parts, and neither may be 0
+    if pieces == 2:  # the summed axis is split into two parts, and each part computes its share
         assert all(float(part.abs().max()) > 0.1 for part in found)
 
 
-NAN_OF_A_GPU = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)  # all bits are set but the sign
+NAN_OF_A_GPU = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)  # all bits but the sign bit are set
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -41,7 +41,7 @@ def test_three_products_keep_nan(side: str, device: str) -> None:
     check_three_products(side, NAN_OF_A_GPU, device)
 
 
-@pytest.mark.cuda  # the interpreter's Inf − Inf is another NaN than a GPU's
+@pytest.mark.cuda  # Inf − Inf in Triton's interpreter is a NaN with other bits than on a GPU
 @pytest.mark.parametrize("number", [torch.inf, -torch.inf])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_three_products_keep_infinity(side: str, number: float) -> None:

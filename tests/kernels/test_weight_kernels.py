@@ -1,4 +1,4 @@
-"""Summaries of weights by kernels, interpreted on the CPU and compiled on a GPU, against float64 softmax."""
+"""Triton kernels that return weights or summaries of weights (entropy, sums, largest), against float64 softmax."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from interpreting import DEVICES
 from regard.core.masks import Mask
 
 KINDS = ("received", "entropy", "logsumexp")
-# name: batch, heads, key heads, queries, keys, size, and what is masked or added
+# name: (batch, heads, key heads, queries, keys, size), and settings of the masks, bias and scale
 CASES = {
     "plain": ((2, 2, 2, 37, 71, 16), {}),
     "causal": ((1, 2, 1, 67, 67, 24), {"band": (None, 0)}),
@@ -41,7 +41,7 @@ def mask_of(given: dict, b: int, q: int, k: int, device: str) -> Mask | None:
 
 
 def expected(query: Tensor, key: Tensor, scale: float, allowed: Tensor, bias: Tensor | float, kind: str) -> Tensor:
-    """Compute the formulas in float64; a row with nothing to attend has weights of 0."""
+    """Return the requested weights or summary by its formula in float64; a fully masked row has weights of 0."""
     scores = query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).mT * scale + bias
     filled = allowed.any(-1, keepdim=True)
     scores = torch.where(allowed, scores, torch.where(filled, -torch.inf, 0.0).double())
@@ -56,7 +56,7 @@ def expected(query: Tensor, key: Tensor, scale: float, allowed: Tensor, bias: Te
 
 
 def problem_of(case: str, device: str, kind: str):  # type: ignore[no-untyped-def]
-    """Return the operands, the oracle's arguments and the request."""
+    """Return the problem with its request, query and key, and the scale, mask and bias for `expected`."""
     from regard.core.problem import build
 
     (b, h, g, q, k, d), given = CASES[case]
@@ -142,7 +142,7 @@ def test_output_and_weights_by_one_kernel(
 @pytest.mark.parametrize("raw", [False, True], ids=["aligned", "as given"])
 @pytest.mark.parametrize("case", [case for case in CASES if case != "large scores"])
 def test_masked_output_and_weights_by_one_kernel(case: str, raw: bool, device: str) -> None:
-    """Values of NaN and Inf reach the rows that attend them, and no others; their weights are those of other values."""
+    """Values of NaN and Inf reach the output of the rows that attend them and of no others, and change no weight."""
     from regard.core.backends.kernel_arguments import by_pairs, pairs_of
     from regard.kernels.triton.full_weights import attended
 
@@ -196,7 +196,7 @@ def test_bias_rules_by_one_kernel(bias: regard.Bias, device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("row", [[torch.nan, 0.0], [-torch.inf, -torch.inf], [torch.inf, 0.0]], ids=str)
 def test_one_kernel_keeps_nan(row: list[float], device: str) -> None:
-    """Softmax of scores of NaN, of +inf, or of -inf alone is NaN; a score of -inf beside others has weight 0."""
+    """The weights of a row with a score of NaN or +inf, or with scores of -inf only, are NaN, as by torch's softmax."""
     from regard.kernels.triton.full_weights import attended
 
     query = torch.tensor([[row, [0.0, 1.0], [1.0, 1.0]]], device=device).unsqueeze(0)
@@ -211,7 +211,7 @@ NONFINITE = [(case, False) for case in CASES if case != "large scores"] + [("pla
 
 
 def assert_same(found: Tensor | regard.Top, real: Tensor, kind: str) -> None:
-    """Compare what was requested with the oracle's, NaN included; the keys of weights of NaN are any keys."""
+    """Compare a requested result with the expected one, NaN included; indices of weights of NaN are not compared."""
     if isinstance(found, regard.Top):
         found, indices = found
         real = real.topk(5, -1).values
@@ -223,7 +223,10 @@ def assert_same(found: Tensor | regard.Top, real: Tensor, kind: str) -> None:
 @pytest.mark.parametrize("kind", [*KINDS, "full", "top"])
 @pytest.mark.parametrize(("case", "known"), NONFINITE)
 def test_nan_is_not_lost(case: str, known: bool, kind: str, device: str) -> None:
-    """A row that attends NaN is NaN as a whole, by a query of NaN or a key of NaN; a known sum may be +inf there."""
+    """Results of a row with a query of NaN, or with a key of NaN that it attends, are NaN.
+
+    With `known`, the kernel receives the rows' log-sum-exp, which is +inf for such a row.
+    """
     from regard.core import summaries
 
     problem, leaves, (scale, allowed, bias) = problem_of(case, device, kind)
@@ -243,7 +246,7 @@ def test_nan_is_not_lost(case: str, known: bool, kind: str, device: str) -> None
 @pytest.mark.parametrize("kind", [*KINDS, "full", "top"])
 @pytest.mark.parametrize("case", [case for case, known in NONFINITE if not known])
 def test_weights_of_scores_of_minus_infinity(case: str, kind: str, device: str) -> None:
-    """If all scores that a row attends overflow, softmax is NaN; with a bias, -inf means masked."""
+    """If all scores that a row attends overflow to -inf, its weights are NaN; with a bias, -inf means masked."""
     from regard.core import summaries
 
     problem, leaves, (scale, allowed, bias) = problem_of(case, device, kind)
@@ -276,7 +279,7 @@ def test_largest(case: str, device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", ["causal", "bias"])
 def test_gradients_of_the_largest(case: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The values come from a kernel, their first and second derivatives from weights that are computed again."""
+    """A kernel computes the largest weights; their first and second derivatives come from recomputed weights."""
     from regard.core import recompute, summaries
 
     monkeypatch.setattr(summaries, "serves", lambda problem: True)
@@ -306,7 +309,7 @@ def test_gradients_of_the_largest(case: str, device: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("count", "high"), [(8, None), (5, 0), (8, -3)])
 def test_largest_of_half_precision(count: int, high: int | None, dtype: torch.dtype, device: str) -> None:
-    """Scores, not their ranks, give the weights; a row may have fewer keys than requested, or none."""
+    """The largest weights of float16 and bfloat16 scores; some rows have fewer keys than requested, or none."""
     from regard.kernels.triton.additive.pairs import Pairs
     from regard.kernels.triton.largest_weights import top
     from regard.kernels.triton.score_tiles import Scored
@@ -332,13 +335,14 @@ def test_largest_of_half_precision(count: int, high: int | None, dtype: torch.dt
 @pytest.mark.parametrize("count", [5, 11])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_largest_weights_at_equal_distances(dtype: torch.dtype, count: int, step: int, device: str) -> None:
-    """More of the largest scores are in one column of the tiles than a column holds."""
+    """The largest scores are `step` keys apart: more are in one column of the tiles than the kernel stores for it."""
     from regard.kernels.triton.additive.pairs import Pairs
     from regard.kernels.triton.largest_weights import top
     from regard.kernels.triton.score_tiles import Scored
 
     length = 6 * step + 1
-    scores = (torch.randperm(length, device=device) / 1024).reshape(1, 1, length, 1)  # exact in half precision
+    # Multiples of 1/1024 below 1 are exact in float16.
+    scores = (torch.randperm(length, device=device) / 1024).reshape(1, 1, length, 1)
     scores[0, 0, 7::step] = 2.0 + torch.arange(scores[0, 0, 7::step].shape[0], device=device).unsqueeze(-1)
     query = torch.ones(1, 1, 3, 1, device=device, dtype=dtype)
     lse = scores.squeeze(-1).logsumexp(-1, keepdim=True).expand(1, 1, 3).contiguous()

@@ -1,4 +1,4 @@
-"""Received weights and entropy from the log-sum-exp, against the weights themselves in float64."""
+"""Sums of weights over queries, and entropies, computed from the log-sum-exp, against explicit weights in float64."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ BANDS = [(None, None), (None, 0), (None, 3), (-4, 0), (-7, 5), (2, None), (3, 9)
 def test_sums_are_those_of_the_weights(
     low: int | None, high: int | None, queries: int, keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_sums, "_NUMBERS", 700)  # small enough that there are several blocks of rows
+    monkeypatch.setattr(weight_sums, "_NUMBERS", 700)  # the limit splits the rows into several blocks
     query, key = (torch.randn(3, n, 7, dtype=torch.float64) for n in (queries, keys))
     lengths = [keys, keys - 5, 0]
     distance = torch.arange(keys) - torch.arange(queries).unsqueeze(-1)

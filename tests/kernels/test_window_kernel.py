@@ -1,4 +1,4 @@
-"""The kernels of windows, interpreted on the CPU, against float64 softmax over a dense mask."""
+"""The Triton kernels of window masks, against float64 softmax over a dense mask."""
 
 import pytest
 import torch
@@ -6,13 +6,13 @@ from torch import Tensor
 
 import regard
 
-# batch, heads, key heads, queries, keys, size, value size, low, high
+# batch, heads, key heads, queries, keys, size, value size, and the window: low <= key - query <= high
 SHAPES = (
     (1, 1, 1, 151, 151, 16, 16, -20, 0),
     (2, 2, 1, 71, 97, 16, 32, -7, 9),
-    (1, 1, 1, 71, 41, 16, 16, -5, -30),  # most rows attend nothing
+    (1, 1, 1, 71, 41, 16, 16, -5, -30),  # most queries attend no key
     (1, 2, 1, 71, 211, 32, 16, 60, 90),
-    (1, 1, 1, 67, 67, 128, 64, -9, 0),  # a head size above 64, which has its own tiles
+    (1, 1, 1, 67, 67, 128, 64, -9, 0),  # head sizes above 64 use other tile sizes
 )
 
 
@@ -43,7 +43,7 @@ def test_outputs_and_gradients(shape: tuple[int, ...], device: str, dtype: torch
     b, h, g, q, k, d, e, low, high = shape
     leaves = [torch.randn(b, x, n, s) for x, n, s in ((h, q, d), (g, k, d), (g, k, e))]
     leaves = [x.to(device, dtype) for x in leaves]
-    # (b, n, h, d) in memory, as after projections: heads lie between the rows
+    # The tensors are stored as (b, n, h, d), the layout of a layer's projections.
     mine = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in leaves]
     true = [x.double().requires_grad_() for x in leaves]
     out, real = window_attention(*mine, low, high, 0.3), explicit(*true, low, high, 0.3)
@@ -55,12 +55,12 @@ def test_outputs_and_gradients(shape: tuple[int, ...], device: str, dtype: torch
 
 @pytest.mark.cuda
 def test_a_scale_is_the_callers_own() -> None:
-    """The first scale is an integer: Triton must not compile the kernel for this number alone."""
+    """A call with the scale 1, an integer, does not make Triton compile the kernel for this number alone."""
     query, key, value = (torch.randn(1, 2, 1500, 32, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     for scale in (1, 0.125, 2):
         settings = {"score": regard.ScaledDot(scale), "mask": regard.window(40, 0)}
         found = regard.attention(query, key, value, backend="flex", **settings).output
-        short = regard.attention(query, key, value, **settings).output  # a stored route, which builds no `Problem`
+        short = regard.attention(query, key, value, **settings).output  # may reuse the kernel choice of an earlier call
         assert torch.equal(short, found)
         true = regard.attention(*(t.double() for t in (query, key, value)), backend="reference", **settings).output
         assert (found.double() - true).norm() <= 1e-2 * true.norm()

@@ -1,4 +1,4 @@
-"""One browser for the tests of a file, and pages opened in it."""
+"""Fixtures for browser tests: one browser for all tests of a file, and pages that are opened in it."""
 
 from collections.abc import Callable, Iterator
 
@@ -20,13 +20,13 @@ def browser() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def usual(browser) -> tuple[object, list[str]]:
-    """One tab for all tests without special needs: starting one takes longer than most tests."""
+    """Return a tab that tests without special options share, because opening a tab takes longer than most tests."""
     return opened(browser)
 
 
 @pytest.fixture
 def visit(browser, folder, usual) -> Iterator[Callable[..., Tab]]:
-    """Open a page; afterwards check that there were no errors and no network requests."""
+    """Return a function that opens a page; after the test, check that there were no errors and no network requests."""
     tabs = []
 
     def open_page(name: str, *, address: str | None = None, wait: str = ".head .picture[data-view]", **options) -> Tab:

@@ -1,8 +1,8 @@
-"""Measures the cost of watching: python tests/look/measure_watch.py
+"""Measures the cost of `regard.watch`: python tests/look/measure_watch.py
 
-Time: BERT-base with random weights, with and without watching, interleaved, on one core; processor time, which other
-programs disturb less. Memory: the record of one attention of 8,192 tokens × 32 heads of 64, and the error of its
-weights in 24 bits.
+Time: the processor time of BERT-base with random weights on one core, with and without watching, in alternation.
+Memory: the size of the record of one attention call with 8,192 tokens and 32 heads of size 64, and the error of its
+weights when queries and keys are stored in 24 bits per number.
 """
 
 import statistics
@@ -20,14 +20,14 @@ TOKENS, HEADS, SIZE = 8192, 32, 64
 
 
 class Layer(nn.Module):
-    """Attention alone; its values are small, because the weights do not depend on them."""
+    """A model of one attention call. Its values have only 8 elements, because the weights do not depend on them."""
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(query, key, key[..., :8], is_causal=True, enable_gqa=True)
 
 
 def memory() -> None:
-    """Print the stored bytes for each kind of call, and the resulting error."""
+    """Print the bytes that the record of one attention call takes for several dtypes, and the error of its weights."""
     torch.manual_seed(0)
     for dtype, key_heads in ((torch.float32, 8), (torch.bfloat16, 32), (torch.float32, 32)):
         query, key = (torch.randn(1, n, TOKENS, SIZE).to(dtype) for n in (HEADS, key_heads))
@@ -45,7 +45,7 @@ def memory() -> None:
 
 
 def plain(query: Tensor, key: Tensor, rows: list[int]) -> Tensor:
-    """Return the weights of some rows in float64."""
+    """Return the causal attention weights of some rows, computed directly in float64."""
     key = key[0].repeat_interleave(HEADS // key.shape[1], 0)
     scores = query[0][:, rows] @ key.mT / SIZE**0.5
     late = torch.arange(TOKENS)[None] > torch.tensor(rows)[:, None]
@@ -69,7 +69,7 @@ def effect(rounds: int = 7) -> None:
         with watch(model):
             return run()
 
-    difference = float((run() - watched()).abs().max())  # these calls also serve as warm-up
+    difference = float((run() - watched()).abs().max())  # these two calls also warm up the model before the measurement
     spent = [(_seconds(run), _seconds(watched)) for _ in range(rounds)]
     apart = [seen / unseen - 1 for unseen, seen in spent]
     best = min(seen for _, seen in spent) / min(unseen for unseen, _ in spent) - 1

@@ -1,4 +1,4 @@
-"""A page in a browser, with the actions and observations of a reader."""
+"""Browser tabs for the tests of the viewer's page, with the actions of a reader, such as clicks and key presses."""
 
 import io
 import shutil
@@ -21,7 +21,7 @@ def softmax(*shape: int) -> torch.Tensor:
 
 
 class Tab:
-    """An open page, with the actions and observations of a reader."""
+    """An open page, with methods for the actions of a reader and for what the reader sees."""
 
     def __init__(self, page, messages: list[str]) -> None:
         self.page = page
@@ -40,7 +40,7 @@ class Tab:
         expect(self.page.locator(selector).first).to_have_text(text)
 
     def places(self, row: int, column: int = 0, stage: int = 0) -> tuple[float, float]:
-        """Return the screen position of a cell of the picture."""
+        """Return the position on the screen of a cell of the displayed map."""
         self.page.locator(".head .picture").nth(stage).scroll_into_view_if_needed()
         at = self.page.evaluate(
             """([row, column, stage]) => {
@@ -64,13 +64,13 @@ class Tab:
         self.page.wait_for_selector(f'.head .picture[data-view="{name}"]')
 
     def color(self, x: float, y: float) -> tuple[int, ...]:
-        """Return the colour of a point of the screen, after pending drawing."""
+        """Return the colour at a point of the screen, after all pending drawing is done."""
         self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         shot = self.page.screenshot(clip={"x": x, "y": y, "width": 1, "height": 1})
         return Image.open(io.BytesIO(shot)).convert("RGB").getpixel((0, 0))
 
     def becomes(self, x: float, y: float, low: int, high: int) -> None:
-        """Wait until the sum of a point's colours is between two numbers, because drawing is asynchronous."""
+        """Wait until the sum of red, green and blue at a point is between `low` and `high`; drawing is asynchronous."""
         for _ in range(BROWSER_MILLISECONDS // 50):
             if low <= sum(self.color(x, y)) <= high:
                 return
@@ -83,7 +83,7 @@ class Tab:
 
 
 def opened(browser, allowed: tuple[str, ...] = (), **options) -> tuple[object, list[str]]:
-    """Return a new tab, and lists of its errors and network requests."""
+    """Return a new tab, and lists that collect its errors and network requests."""
     context = browser.new_context(**{"viewport": {"width": 1400, "height": 1000}, "color_scheme": "light", **options})
     context.set_default_timeout(BROWSER_MILLISECONDS)
     page, messages = context.new_page(), []
@@ -102,7 +102,7 @@ def saved(tab: Tab, kind: str) -> tuple[str, bytes]:
 
 
 def texts(tab) -> list[str]:
-    """Return every text of the picture, as drawn."""
+    """Return every text that the current picture draws, in the order of drawing."""
     return tab.evaluate(
         """() => {
           const found = [];

@@ -1,4 +1,4 @@
-"""Labels of a batch: each sequence has its own words, padding is not shown, and indices are checked."""
+"""Tests of labels for a batch: each sequence has its own words, padding is not shown, and indices are checked."""
 
 import base64
 import json
@@ -41,7 +41,7 @@ def two(length: int = 3) -> Trace:
 
 
 def told(text: str) -> list[dict]:
-    """Return the texts of a page for each sequence."""
+    """Return the descriptions that a page contains, one for each sequence of the batch."""
     return [json.loads(base64.b64decode(data)) for data in re.findall(r'data-about="[\d-]+">([^<]*)<', text)]
 
 

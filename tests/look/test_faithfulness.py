@@ -1,4 +1,4 @@
-"""Deletion and sufficiency curves, computed by hand on small models."""
+"""Tests of deletion and sufficiency curves on small models, against values computed manually."""
 
 import math
 
@@ -10,7 +10,7 @@ from regard.look.faithfulness import Curve, faithfulness, gradient_times_input
 
 
 def linear(kept: Tensor) -> Tensor:
-    """Return a score in which the inputs are worth 5, 1, 0, 2."""
+    """A model whose score is the sum of the present inputs, which contribute 5, 1, 0 and 2."""
     return kept.double() @ torch.tensor([5.0, 1.0, 0.0, 2.0], dtype=torch.float64)
 
 
@@ -20,7 +20,8 @@ def test_a_right_map_by_hand():
     assert deletion.fractions == (0.0, 0.25, 0.5, 0.75, 1.0)
     assert deletion.scores == (8.0, 3.0, 1.0, 0.0, 0.0)
     assert sufficiency.scores == (0.0, 5.0, 7.0, 8.0, 8.0)
-    # Trapezoids of width 1/4: (8+3)/2 + (3+1)/2 + 1/2 + 0 = 8; and (5/2 + 6 + 7.5 + 8) = 24
+    # The areas are sums of trapezoids of width 1/4, so four times the areas are (8+3)/2 + (3+1)/2 + 1/2 + 0 = 8 for
+    # deletion and 5/2 + 6 + 7.5 + 8 = 24 for sufficiency.
     assert deletion.area == pytest.approx(8.0 / 4)
     assert sufficiency.area == pytest.approx(24.0 / 4)
 
@@ -32,17 +33,17 @@ def test_a_wrong_map_is_worse_than_random_and_a_right_one_better():
 
 
 def test_random_orderings_of_a_linear_model_go_straight():
-    """Each input is equally likely to be removed, so the mean decreases linearly."""
+    """In random orderings each input is equally likely to be removed, so the mean score decreases linearly."""
     found = faithfulness(linear, torch.ones(4), steps=4, orderings=4000, generator=torch.Generator().manual_seed(3))
     expected = [8.0, 6.0, 4.0, 2.0, 0.0]
     assert found.deletion["random"].scores == pytest.approx(expected, abs=0.15)
     assert found.sufficiency["random"].scores == pytest.approx(expected[::-1], abs=0.15)
-    assert found.deletion["random"].low[1] == 3.0  # the input worth 5 was removed
-    assert found.deletion["random"].high[1] == 8.0  # the input worth 0 was removed
+    assert found.deletion["random"].low[1] == 3.0  # in some ordering, the input that contributes 5 is removed first
+    assert found.deletion["random"].high[1] == 8.0  # in some ordering, the input that contributes 0 is removed first
 
 
 def test_deletion_and_sufficiency_differ_where_inputs_stand_in_for_each_other():
-    """The score is 1 while one of two words is present: removing one changes nothing, keeping one suffices."""
+    """The score is 1 if one of two words is present: removing one of them changes nothing, keeping one suffices."""
     found = faithfulness(lambda kept: kept[:, :2].any(1).float(), torch.tensor([0.9, 0.05, 0.03]), steps=3)
     assert found.deletion["map"].scores == (1.0, 1.0, 0.0, 0.0)
     assert found.sufficiency["map"].scores == (0.0, 1.0, 1.0, 1.0)
@@ -51,7 +52,7 @@ def test_deletion_and_sufficiency_differ_where_inputs_stand_in_for_each_other():
 def test_against_a_given_baseline():
     baseline = torch.tensor([0.0, 0.0, 1.0, 0.0])
     found = faithfulness(linear, torch.tensor([5.0, 1.0, 0.0, 2.0]), baselines={"gradient × input": baseline}, steps=4)
-    # Input 2 comes first, then the ties in the order of the inputs: 0, 1, 3.
+    # The baseline ranks input 2 first; the others are equal and follow in the order of the inputs: 0, 1, 3.
     assert found.deletion["gradient × input"].scores == (8.0, 8.0, 3.0, 2.0, 0.0)
     removed = (8 / 2 + 8 / 2 + 8 / 2 + 3 / 2 + 3 / 2 + 2 / 2 + 2 / 2) / 4
     assert found.deletion["gradient × input"].area == pytest.approx(removed)
@@ -104,7 +105,7 @@ def test_gradient_times_input_is_exact_for_a_linear_model():
 
 
 def test_gradient_times_input_of_a_product_by_hand():
-    """f = x y: x · ∂f/∂x = y · ∂f/∂y = x y."""
+    """For f(x, y) = x y, both x · ∂f/∂x and y · ∂f/∂y are x y."""
     result = gradient_times_input(lambda x: x[0, 0] * x[1, 0], torch.tensor([[3.0], [4.0]]))
     assert result.tolist() == [12.0, 12.0]
 

@@ -1,4 +1,4 @@
-"""A heat map shows the right number for the right pair, in any script, and no label can break its markup."""
+"""Tests of heat maps: each pair of labels has the right number in any script, and no label can break the markup."""
 
 import re
 from html.parser import HTMLParser
@@ -17,7 +17,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def cells(drawing: str) -> dict[str, tuple[str, str]]:
-    """Return for each cell's tooltip its colours on a light and on a dark screen."""
+    """Return the colours of each cell on a light and on a dark screen, by the cell's tooltip."""
     found = {}
     for rect in ElementTree.fromstring(drawing).iter(f"{SVG}rect"):
         if rect.get("class") == "cell":
@@ -65,14 +65,14 @@ def test_numbers_are_written_where_there_is_room(columns: int, written: bool):
 @pytest.mark.parametrize("label", ["<script>alert(1)</script>", "a & b", "\"quoted\" 'twice'", "bell \x07", "x" * 500])
 def test_no_label_breaks_the_drawing(label: str):
     drawing = svg([[1.0]], [label], [label], title=label)
-    root = ElementTree.fromstring(drawing)  # raises unless it is well-formed
+    root = ElementTree.fromstring(drawing)  # raises an error unless the drawing is well-formed XML
     assert {element.tag.removeprefix(SVG) for element in root.iter()} == {"svg", "title", "style", "rect", "text"}
     shown = label.replace("\x07", "\ufffd")
     assert list(cells(drawing)) == [f"{shown} → {shown}: 1"]
 
 
 class Page(HTMLParser):
-    """Return what a page would run, fetch and display."""
+    """Parse a page and collect its element types, the addresses that it would fetch, and its text."""
 
     def __init__(self, page: str):
         super().__init__()
@@ -107,7 +107,7 @@ def test_plain_terminal_text_is_aligned_for_wide_characters():
     assert [re.findall(r"\d\.\d\d", line) for line in lines] == [["0.75", "0.25", "0.00"], ["0.05", "0.85", "0.10"]]
     assert lines[0].startswith("汤姆  ███ 0.75")
     assert "\x1b" not in "".join(lines)
-    # These labels are four columns wide, like two Chinese characters.
+    # The labels "Tom " and "chas" are four columns wide in a terminal, like two Chinese characters.
     english = terminal(WEIGHTS, ["Tom ", "chas"], COLUMNS).splitlines()[1:]
     assert [line[2:] for line in lines] == [line[4:] for line in english]
 
@@ -121,7 +121,7 @@ def test_colored_terminal_text_says_the_same():
     plain, colored = (terminal(WEIGHTS, ROWS, COLUMNS, color=color) for color in (False, True))
     numbers = re.findall(r"\d\.\d\d", re.sub(r"\x1b\[[\d;]*m", " ", colored))
     assert numbers == re.findall(r"\d\.\d\d", plain)
-    assert colored.count("\x1b[0m") == 6  # each cell resets its colour
+    assert colored.count("\x1b[0m") == 6  # the terminal's colour is reset after each cell
 
 
 @pytest.mark.parametrize("draw", [svg, html, terminal])
@@ -164,4 +164,5 @@ def test_a_larger_weight_is_further_from_the_background_and_its_number_readable(
     assert len(set(levels)) == 101
     for step, back in enumerate(levels):
         low, high = sorted([back, luminance(ink(step / 100, scale))])
-        assert (high + 0.05) / (low + 0.05) >= 4.4, f"at {step} %"  # WCAG requires 4.5; colours are rounded to bytes
+        # WCAG requires 4.5; the limit is 4.4 because colours are rounded to bytes.
+        assert (high + 0.05) / (low + 0.05) >= 4.4, f"at {step} %"

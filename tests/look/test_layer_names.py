@@ -90,7 +90,7 @@ def layer(name: str, weights: list[list[float]], **options) -> Record:
 
 
 def test_a_rollout_by_hand():
-    """With residual 1/2 the first layer is (0.5, 0.5; 0, 1), and the second multiplies it by (0.75, 0.25; 0.5, 0.5)."""
+    """With residual 1/2 the rollout is the product of [[0.75, 0.25], [0.5, 0.5]] and [[0.5, 0.5], [0, 1]]."""
     first = layer("layers.0.attention", [[0.0, 1.0], [0.0, 1.0]])
     second = layer("layers.1.attention", [[0.5, 0.5], [1.0, 0.0]])
     *_, rolled = with_rollouts([first, second])

@@ -1,4 +1,4 @@
-"""Display in a notebook: a page in a frame of its height; records, plans and heat maps directly."""
+"""Tests of display in a notebook: pages in an iframe of their height; records, plans and heat maps directly."""
 
 import shutil
 import sys
@@ -25,7 +25,7 @@ def trace(rows: int = 3) -> Trace:
 
 
 class Warns:
-    """A stand-in for `IPython.display.HTML`, which warns about frames."""
+    """A replacement for `IPython.display.HTML`, which warns about iframes."""
 
     def __init__(self, data: str) -> None:
         if "<iframe" in data:
@@ -34,7 +34,7 @@ class Warns:
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return what is displayed in a process that is the kernel of a notebook."""
+    """Make this process look like the kernel of a notebook, and return the list of what is displayed in it."""
     displayed: list[Any] = []
     ipython, display = types.ModuleType("IPython"), types.ModuleType("IPython.display")
     vars(ipython)["get_ipython"] = lambda: types.SimpleNamespace(kernel=object())

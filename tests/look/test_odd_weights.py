@@ -1,4 +1,4 @@
-"""NaN, infinite and negative weights of a broken or unusual model are saved, loaded and shown correctly."""
+"""Tests that NaN, infinite and negative weights of a broken or unusual model are saved, loaded and shown correctly."""
 
 import base64
 import gzip
@@ -48,11 +48,11 @@ def test_a_row_of_nothing_but_nan_stays_one_where_only_the_largest_are_saved(tmp
 
 
 def shown(packed, heads: int) -> torch.Tensor:
-    """Return the cells of the page's single record, decoded as source.js documents."""
+    """Return the weights in the page's only record, decoded as viewer/assets/source.js documents."""
     [entry] = packed.about["records"]
     numbers = entry["pack"]
     assert numbers["half"]
-    packed_heads = numbers["heads"]  # includes the mean over heads as the last head
+    packed_heads = numbers["heads"]  # number of heads, including the mean over the heads as the last one
     count = packed_heads * numbers["mapRows"] * numbers["mapColumns"]
     raw = gzip.decompress(packed.records[0])
     start = len(raw) - -(-2 * count // 4) * 4

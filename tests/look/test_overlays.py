@@ -1,4 +1,4 @@
-"""Maps drawn over their picture: `Trace.png` and `Trace.svg`."""
+"""Tests of attention maps that `Trace.png` and `Trace.svg` draw over a picture."""
 
 import base64
 import io
@@ -15,12 +15,12 @@ from regard.look.trace import Trace
 from regard.look.viewer.page_data import about
 
 SVG = "{http://www.w3.org/2000/svg}"
-LEFT, TOP, SIDE, STEP = 16, 44, 144, 160  # positions of the tiles of a picture of 48 pixels
+LEFT, TOP, SIDE, STEP = 16, 44, 144, 160  # position, size and distance of the tiles of a picture of 48 × 48 pixels
 THICK, SHADOW = 190 / 255, (18, 21, 28)
 
 
 def caption(colour: int = 255, special: tuple[str, ...] = ()) -> Trace:
-    """Return two words over a picture of one colour with 2 × 3 cells."""
+    """Return a trace of two words that attend to the 2 × 3 cells of a picture of one colour."""
     weights = torch.tensor([[[0.5, 0.1, 0.1, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.1, 0.1, 0.5]]])
     beside = torch.full((1, 2, len(special)), 9.0)  # weights of tokens that are not part of the picture
     words = Labels("tokens", ("red", "ball"), {"probability": [0.25, 1.0]})
@@ -34,7 +34,7 @@ def pixels(path: Path) -> np.ndarray:
 
 
 def centre(tile: int, row: int, column: int) -> tuple[int, int]:
-    """Return the centre of a cell of a tile, as (y, x)."""
+    """Return the position (y, x) of the centre of a cell in a tile of the drawing."""
     return TOP + int((row + 0.5) * SIDE / 2), LEFT + tile * STEP + int((column + 0.5) * SIDE / 3)
 
 
@@ -49,12 +49,13 @@ def test_each_row_is_clear_where_its_weight_is_largest(tmp_path, view, special):
     for tile, best in enumerate([(0, 0), (1, 2)]):
         assert found[centre(tile, *best)] == pytest.approx([255] * 3, abs=2)
     faint = veiled(0.2)
-    assert found[centre(0, 1, 2)] == pytest.approx(faint, abs=6)  # at its centre a cell shows its own weight
+    # Interpolation leaves the weight at the centre of a cell unchanged.
+    assert found[centre(0, 1, 2)] == pytest.approx(faint, abs=6)
     assert found[centre(1, 0, 0)] == pytest.approx(faint, abs=6)
 
 
 def test_the_title_stands_over_the_pictures_where_they_show_all_of_it(tmp_path):
-    """Without a title, or with several records, the heading is the name of the map."""
+    """If the trace has no title, or several records, the heading of the drawing is the name of the map."""
 
     def title(trace: Trace) -> str:
         found = ET.parse(trace.svg(tmp_path / "a.svg")).getroot().find(f"{SVG}title")

@@ -1,4 +1,4 @@
-"""The page as a file: its contents, the accuracy of its numbers, and what it must never contain."""
+"""Tests of the page as a file: its contents, the accuracy of its numbers, and what it must not contain."""
 
 import base64
 import gzip
@@ -21,7 +21,7 @@ def softmax(*shape: int) -> torch.Tensor:
 
 
 def unpacked(entry: dict, heads: int, data: bytes) -> dict[str, torch.Tensor]:
-    """Return the arrays of a record's heads, decoded as source.js documents, without the mean over the heads."""
+    """Return the arrays of a record, decoded as viewer/assets/source.js documents, without the mean over the heads."""
     found = with_mean(entry, data)
     share = {name: len(array) // entry["pack"]["heads"] * heads for name, array in found.items()}
     return {name: array[: share[name]] for name, array in found.items()}
@@ -47,7 +47,7 @@ def with_mean(entry: dict, data: bytes) -> dict[str, torch.Tensor]:
 
 
 def rebuilt(entry: dict, heads: int, data: bytes) -> torch.Tensor:
-    """Return the whole map as the reader sees it."""
+    """Return the weights of a record as the page restores them from its 8-bit and 16-bit numbers."""
     arrays, pack = unpacked(entry, heads, data), entry["pack"]
     shape = (heads, pack["queries"], pack["keys"])
     values = arrays["codes"].reshape(shape).float() * arrays["steps"].reshape(heads, -1, 1)
@@ -62,7 +62,7 @@ def test_stored_weights_are_within_the_error_that_is_told(shape):
     [entry] = packed.about["records"]
     seen = rebuilt(entry, shape[0], packed.records[0])
     assert float((seen - weights).abs().max()) <= entry["pack"]["error"] * 1.001
-    assert entry["pack"]["error"] < 0.0005  # weights are right to three decimals
+    assert entry["pack"]["error"] < 0.0005  # each weight is correct to three decimals
     best = weights.topk(min(KEPT, shape[-1]), -1)
     torch.testing.assert_close(seen.gather(-1, best.indices), best.values, atol=1e-5, rtol=0)
 
@@ -110,7 +110,7 @@ def test_a_long_map_is_pooled_and_keeps_the_largest_of_each_row():
     column = torch.arange(WHOLE + 89) * cells.shape[-1] // (WHOLE + 89)
     error = entry["pack"]["error"] * 1.001
     assert error < 0.0005
-    for cell in (0, 17, cells.shape[-1] - 1):  # a cell is the mean of its weights
+    for cell in (0, 17, cells.shape[-1] - 1):  # each cell of a pooled map is the mean of the weights that it covers
         torch.testing.assert_close(cells[..., cell], weights[..., column == cell].mean(-1), atol=error, rtol=0)
 
 
@@ -139,9 +139,9 @@ def test_a_saved_trace_that_kept_the_largest_only_says_what_the_rest_comes_to(tm
 def test_so_many_long_rows_that_only_some_are_kept():
     trace = Trace.from_weights({f"layer{n}": softmax(97, 2, 3) for n in range(2)})
     for record in trace.records:
-        record.queries = record.keys = 100_000  # only the sizes are used; no weights are computed
+        record.queries = record.keys = 100_000  # only the sizes of the records matter; no weights are computed
     budget = Budget.of([trace])
-    assert budget.stride == -(-4 * 2 * 98 * 100_000 // KEPT_WEIGHTS)  # 98 = 97 heads and their mean
+    assert budget.stride == -(-4 * 2 * 98 * 100_000 // KEPT_WEIGHTS)  # each record has 98 maps: 97 heads and their mean
     assert budget.kept == 4
     assert 64 <= budget.side <= 256
 
@@ -150,12 +150,12 @@ def test_entropy_and_distance_by_hand():
     uniform, ahead = torch.full((5, 5), 0.2), torch.eye(5).roll(1, 0)
     packed = pack(Trace.from_weights({"layer": torch.stack([uniform, torch.eye(5), ahead])}))
     [entry] = packed.about["records"]
-    # The last head is the mean of the three: 0.4 on the diagonal and one before it, 0.0667 at the three other
-    # positions.
+    # The last head is the mean of the three others: each row has 0.4 on the diagonal and at the position before it, and
+    # 0.0667 at the three other positions.
     mean = -2 * 0.4 * math.log(0.4) - 3 * 0.2 / 3 * math.log(0.2 / 3)
     assert entry["entropy"] == pytest.approx([1.609, 0, 0, mean], abs=1e-3)
-    # The uniform head has the mean of |i − j| over 5 × 5. In the third head a row attends the row before it, and the
-    # first row attends the last.
+    # The distance of the uniform head is the mean of |i − j| over the 5 × 5 positions. In the third head, each row
+    # attends to the position before it, and the first row attends to the last position.
     assert entry["distance"] == pytest.approx([1.6, 0, (4 + 4) / 5, (1.6 + 0 + 1.6) / 3], abs=1e-3)
 
 
@@ -174,7 +174,7 @@ def test_one_head_has_no_mean_beside_it():
 
 
 def thumbnails(packed) -> list[torch.Tensor]:
-    """Return the small maps of each record as weights, decoded as in source.js."""
+    """Return the thumbnails of each record as weights, decoded as in viewer/assets/source.js."""
     raw = gzip.decompress(base64.b64decode(packed.about["thumbnails"]))
     found = []
     for entry in packed.about["records"]:
@@ -192,12 +192,14 @@ def test_small_maps_have_weights_so_that_heads_can_share_a_scale():
     [small] = thumbnails(pack(Trace.from_weights({"layer": torch.stack([uniform, sharp])})))
     torch.testing.assert_close(small[0], uniform, atol=2e-3, rtol=0)
     torch.testing.assert_close(small[1], sharp, atol=1e-6, rtol=0)
-    torch.testing.assert_close(small[2], (uniform + sharp) / 2, atol=5e-3, rtol=0)  # the mean of both heads
+    # The third thumbnail is the mean of the two heads.
+    torch.testing.assert_close(small[2], (uniform + sharp) / 2, atol=5e-3, rtol=0)
 
 
 def test_a_cell_of_a_small_map_is_the_largest_weight_in_it():
     weights = torch.full((1, 96, 64), 1e-3)
-    weights[0, 4, 63] = 0.75  # rows 3 to 5 are the second row of cells, columns 62 and 63 the last
+    # In cells of 3 rows and 2 columns, row 4 is in cell row 1 and column 63 in the last cell column.
+    weights[0, 4, 63] = 0.75
     [small] = thumbnails(pack(Trace.from_weights({"layer": weights})))
     assert small.shape == (1, 32, 32)
     assert float(small[0, 1, 31]) == pytest.approx(0.75, abs=1e-3)
@@ -288,7 +290,7 @@ def test_the_page_has_no_text_of_the_trace_outside_its_data_but_the_escaped_titl
 def test_the_page_asks_for_nothing_and_forbids_asking():
     text = page(Trace.from_weights({"layer": softmax(1, 2, 3)}))
     assert "default-src 'none'" in text
-    assert "connect-src" not in text  # no connections are allowed by default
+    assert "connect-src" not in text  # without the directive, default-src applies, which allows no connections
     script = re.sub(r"(default|script|style)-src", "", text)
     assert not re.findall(
         r"src=|url\([^#]|import\(|@import|//cdn|https:|eval\(|(inner|outer|Adjacent)HTML|\.write\(", script
@@ -296,7 +298,7 @@ def test_the_page_asks_for_nothing_and_forbids_asking():
 
 
 def test_modules_can_be_served_as_they_are():
-    """The studio serves the same files under a policy without inline scripts: no handler attributes, no evaluation."""
+    """The studio's security policy forbids inline scripts: modules have no event handler attributes and no eval."""
     for path in FOLDER.glob("*.js"):
         text = path.read_text(encoding="utf-8")
         assert not re.findall(r"innerHTML|eval\(|new Function", text), path.name
@@ -326,7 +328,7 @@ def test_both_languages_have_every_word():
 
 
 def test_colours_are_those_of_the_drawings():
-    """The constants are written twice: in Python for drawings, in JavaScript for the screen."""
+    """The constants of the colour scale are the same in Python (for drawings) and in JavaScript (for the page)."""
     from regard.look.color_scale import DARK, LIGHT
 
     text = (FOLDER / "colors.js").read_text(encoding="utf-8")
@@ -376,7 +378,7 @@ def test_calls_with_names_of_their_own_stay_apart():
 
 
 def test_pages_stay_small():
-    """For twelve layers of twelve heads over 32 tokens, the page of bertviz has 6.4 MB."""
+    """A page with twelve layers of twelve heads over 32 tokens has less than 1 MB; the page of bertviz has 6.4 MB."""
     trace = Trace.from_weights({f"layer.{n}": softmax(12, 32, 32) for n in range(12)})
     assert len(page(trace)) < 1_000_000
 

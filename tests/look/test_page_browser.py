@@ -1,4 +1,4 @@
-"""The page in a real browser: display, pointer, keys and export."""
+"""Tests of the page in a real browser: display, pointer, keys and export."""
 
 import base64
 import io
@@ -54,12 +54,13 @@ def caption() -> Trace:
     picture = np.full((60, 80, 3), 200)
     grid = Labels("patches", tuple(f"{n // 4},{n % 4}" for n in range(12)), {"image": png(picture), "grid": (3, 4)})
     weights = torch.full((1, 2, 12), 0.02)
-    weights[0, 0, 0] = weights[0, 1, 11] = 0.78  # the first word attends the top left, the second the bottom right
+    # The first word attends to the top left patch, the second one to the bottom right patch.
+    weights[0, 0, 0] = weights[0, 1, 11] = 0.78
     return Trace.from_weights({"decoder": weights}, title="Caption", rows=["cat", "dog"], columns=grid)
 
 
 def drawn() -> Trace:
-    """Return a white picture of 48 × 48 pixels with four cells; the weights of one word are twice as sharp."""
+    """Return a trace of two words over a white picture of 48 × 48 pixels with four cells."""
     weights = torch.tensor([[[0.8, 0.1, 0.05, 0.05], [0.2, 0.2, 0.2, 0.4]]])
     words = Labels("tokens", ("cat", "dog"), {"probability": [0.5, 0.75]})
     picture = patches(png(np.full((48, 48, 3), 255)), (2, 2))
@@ -67,7 +68,7 @@ def drawn() -> Trace:
 
 
 def painted() -> Trace:
-    """Return an image generated from words: patches are queries, words are keys."""
+    """Return a trace of an image that was generated from words: the queries are patches, the keys are words."""
     grid = Labels("patches", tuple(map(str, range(12))), {"image": png(np.full((60, 80, 3), 200)), "grid": (3, 4)})
     weights = torch.full((1, 12, 3), 0.1)
     weights[0, 0, 0], weights[0, 11, 2] = 0.9, 0.9
@@ -75,10 +76,10 @@ def painted() -> Trace:
 
 
 def vision() -> Trace:
-    """Return patches that attend patches, with tokens before them that are not part of the image."""
+    """Return a trace of patches that attend to patches, after two tokens that are not part of the image."""
     labels = patches(png(np.full((60, 80, 3), 200)), (3, 4), special=["[CLS]", "[REG]"])
     weights = torch.full((1, 14, 14), 0.02)
-    # The class token attends the top left; the last patch attends the class token.
+    # The class token attends to the top left patch; the last patch attends to the class token.
     weights[0, 0, 2] = weights[0, 13, 0] = 0.74
     return Trace.from_weights({"vit": weights}, title="Vision", rows=labels, columns=labels)
 
@@ -99,7 +100,7 @@ def traffic() -> Trace:
 
 
 def driven() -> Trace:
-    """Return three steps of a drive: a lorry ahead in all, and a pedestrian from the second step on."""
+    """Return a trace of three steps of a drive: a lorry ahead in all, and a pedestrian from the second step on."""
     extra = {
         "x": [40, 0, 41, 30, 42, 30], "y": [0, 0, 0, 3, 0, 1.5], "heading": [0, 0, 0, -1.57, 0, -1.57],
         "speed": [5, 0, 5, 0, 5, 1.5], "length": [8, 0, 8, 0.5, 8, 0.5], "width": [2.4, 0, 2.4, 0.5, 2.4, 0.5],
@@ -112,7 +113,7 @@ def driven() -> Trace:
 
 
 def gazed() -> Trace:
-    """Return three glimpses of an image at two scales: in the centre, at the top left, and beside that."""
+    """Return a trace of three glimpses of an image at two scales: one in the centre and two at the top left."""
     grid = patches(png(np.full((60, 80, 3), 90)), (3, 4))
     places = [(0.5, 0.5), (0.25, 0.25), (0.27, 0.25)]
     seen = [[np.full((4, 4), shade), np.full((4, 4), shade)] for shade in (0.0, 0.5, 1.0)]
@@ -126,7 +127,7 @@ def strange() -> Trace:
 
 
 def batch() -> Trace:
-    """Return two sentences, of which the second is shorter and has a label with markup."""
+    """Return a trace of two sentences; the second is shorter and has a label with HTML markup."""
     weights = softmax(2, 2, 4, 4)
     weights[1, ..., 3] = 0
     words = [
@@ -173,7 +174,8 @@ def test_the_first_look(visit):
     tab = visit("encoder")
     assert tab.text("h1") == "A small encoder"
     assert tab.text(".head h2") == "encoder 0 · head 0"
-    # Three layers of five heads and their mean, and the rollout.
+    # The overview has a small map for each of five heads and their mean in each of three layers, and one for the
+    # rollout.
     assert tab.locator('[role="gridcell"]').count() == 3 * (5 + 1) + 1
     assert "No check" in tab.text(".facts")
     assert "Dropout was active: the check cannot apply." in tab.text(".notes")
@@ -318,7 +320,7 @@ def test_dark_as_the_system_or_as_chosen(visit):
     tab.becomes(3, 3, 0, 99)
     place = int(WEIGHTS["encoder.0.attention"][0].argmax())
     x, y = tab.places(place // 11, place % 11)
-    tab.becomes(x + 12, y + 12, 551, 765)  # on a dark page a large weight is bright
+    tab.becomes(x + 12, y + 12, 551, 765)  # on a dark page, large weights have bright colours
     tab.page.click('[data-value="light"]')
     tab.becomes(3, 3, 765, 765)
     tab.becomes(x + 12, y + 12, 0, 349)
@@ -348,7 +350,7 @@ def test_nothing_moves_under_the_pointer(visit):
 
 
 def test_where_nothing_may_be_stored_all_works_and_the_language_lasts_as_long_as_the_page(visit, folder):
-    """A notebook displays the page in a separate frame, without storage."""
+    """A notebook displays the page in a sandboxed iframe, which has no access to the browser's storage."""
     tab = visit("encoder")
     text = (folder / "encoder.html").read_text(encoding="utf-8")
     tab.evaluate(
@@ -409,7 +411,7 @@ def test_search_marks_and_goes_from_match_to_match(visit):
 def test_colour_can_be_lifted_and_taken_row_by_row(visit):
     tab = visit("encoder")
     weights = WEIGHTS["encoder.0.attention"][0]
-    row = int(weights.amax(-1).argmin())  # a row whose maximum is far below that of the map
+    row = int(weights.amax(-1).argmin())  # the row with the smallest maximum
     x, y = tab.places(row, int(weights[row].argmax()))
     linear = sum(tab.color(x + 12, y + 12))
     tab.select_option("select", "root")
@@ -447,7 +449,7 @@ def test_save_png_is_the_picture_with_its_title(visit):
     assert name.endswith("-heatmap.png")
     assert min(picture.size) > 600
     colors = {color for _, color in picture.getcolors(2**20)}
-    assert (0, 64, 160) in colors  # the darkest blue of the scale, #0040a0
+    assert (0, 64, 160) in colors  # #0040a0, the darkest colour of the scale
     assert picture.getpixel((1, 1)) == (255, 255, 255)
 
 
@@ -465,7 +467,7 @@ def test_save_svg_has_words_and_title(visit, view):
 def test_copy_the_locked_row(visit):
     tab = visit("encoder", permissions=["clipboard-read", "clipboard-write"])
     tab.click(3, 1)
-    # The message disappears after a while, maybe before a slow machine inspects the page: here it stays.
+    # The page removes the message after a while, maybe before a slow machine inspects it: long timers are disabled.
     tab.evaluate("{ const soon = setTimeout; window.setTimeout = (call, ms) => (ms < 2000 ? soon(call, ms) : 0) }")
     tab.page.click('[data-save="copy"]')
     tab.until(".told", "Copied")
@@ -507,14 +509,15 @@ def test_an_image_is_lit_where_each_word_looks(visit):
     tab.keyboard.press("ArrowLeft")
     assert tab.text(".token h3") == "“cat”"
     drawing = saved(tab, "svg")[1]
-    assert drawing.count(b"<use") == 7  # three pictures, each with a veil, and the scale
-    assert drawing.count(b"<image") == 4  # the picture, a veil for each word, the scale
+    assert drawing.count(b"<use") == 7  # three copies of the picture, each with an overlay, and the colour scale
+    assert drawing.count(b"<image") == 4  # the picture once, an overlay for each of two words, and the colour scale
 
 
 def clear(tab, x: float, y: float) -> float:
-    """Return the fraction of the white picture that a veil lets through at a position of the large picture."""
+    """Return the brightness of the large picture at a position, from 0 to 1; the picture is white under its overlay."""
     edge = tab.locator(".head .picture canvas").bounding_box()
-    return sum(tab.color(edge["x"] + x * 432, edge["y"] + y * 432)) / 765  # the picture is drawn at 9 × 48 pixels
+    # The picture has 432 pixels a side: it is enlarged by the factor 9.
+    return sum(tab.color(edge["x"] + x * 432, edge["y"] + y * 432)) / 765
 
 
 def test_a_map_is_interpolated_or_shown_cell_by_cell(visit):
@@ -522,7 +525,8 @@ def test_a_map_is_interpolated_or_shown_cell_by_cell(visit):
     smooth = [clear(tab, x, 0.25) for x in (0.25, 0.375, 0.49, 0.51, 0.625, 0.75)]
     assert smooth == sorted(smooth, reverse=True)
     assert smooth[2] - smooth[3] < 0.05 < smooth[0] - smooth[2]
-    assert smooth[0] == pytest.approx(1, abs=0.02)  # the centre of the cell with the largest weight
+    # The overlay is transparent at the centre of the cell with the largest weight.
+    assert smooth[0] == pytest.approx(1, abs=0.02)
     tab.page.click('[data-choice=veil] [data-value="cells"]')
     cells = [clear(tab, x, 0.25) for x in (0.02, 0.25, 0.49, 0.51, 0.75, 0.98)]
     assert cells[0] == cells[1] == cells[2] == pytest.approx(1, abs=0.02)
@@ -543,7 +547,8 @@ def test_words_have_a_scale_of_their_own_or_share_one(visit):
 def test_pointing_at_the_picture_reads_the_weight_of_the_word_shown(visit):
     tab = visit("drawn")
     edge = tab.locator(".head .picture canvas").bounding_box()
-    tab.mouse.move(edge["x"] + 320, edge["y"] + 320)  # without a choice, the word with the largest weight is shown
+    # Before a word is chosen, the page shows the word with the largest weight.
+    tab.mouse.move(edge["x"] + 320, edge["y"] + 320)
     assert tab.text(".readout").startswith("“cat” → “1,1”")
     tab.mouse.click(*(at + 40 for at in tab.places(1)))
     tab.mouse.move(edge["x"] + 320, edge["y"] + 320)
@@ -555,13 +560,14 @@ def test_the_picture_of_all_words_is_saved(visit):
     name, data = saved(tab, "png")
     assert name.endswith(".png")
     picture = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
-    white = (picture[150:-100, 60:900].sum(-1) > 750).mean()  # the saved picture has twice the resolution of the screen
+    # The saved picture has two pixels for each pixel of the screen.
+    white = (picture[150:-100, 60:900].sum(-1) > 750).mean()
     assert 0.05 < white < 0.95
     drawing = ET.fromstring(saved(tab, "svg")[1])
     words = [part.text for part in drawing.iter("{http://www.w3.org/2000/svg}text")]
     assert {"cat", "dog", "0.800", "0.400", "largest weight 0.800 · probability 0.50"} <= set(words)
     embedded = [part for part in drawing.iter("{http://www.w3.org/2000/svg}image") if part.get("width") == "48"]
-    assert len(embedded) == 1  # embedded once, used three times
+    assert len(embedded) == 1  # the picture is drawn three times but embedded only once
 
 
 def test_the_gaze_is_a_numbered_path_with_the_patches_it_saw(visit):
@@ -570,8 +576,9 @@ def test_the_gaze_is_a_numbered_path_with_the_patches_it_saw(visit):
     assert "numbered from 0" in tab.text(".notes")
     edge = tab.locator(".head .picture canvas").bounding_box()
     patch = [(edge["x"] + 440 + 32 + 34 + 30, edge["y"] + 4 + 76 * n + 30) for n in range(3)]
-    assert [tab.color(*at)[0] for at in patch] == [0, 128, 255]  # the patch of each glimpse at the finest scale
-    x, y = edge["x"] + 440 * (0.5 - 0.05), edge["y"] + 330 * 0.5 - 11  # a point on the left side of the first square
+    assert [tab.color(*at)[0] for at in patch] == [0, 128, 255]  # the patches of the three glimpses at the finest scale
+    # A point on the left edge of the outline of glimpse 0.
+    x, y = edge["x"] + 440 * (0.5 - 0.05), edge["y"] + 330 * 0.5 - 11
     before = tab.color(x, y)
     tab.mouse.click(*patch[0])
     tab.mouse.move(5, 5)
@@ -589,12 +596,13 @@ def test_the_gaze_is_saved_as_drawn_in_chinese_and_in_the_dark(visit):
     root = ET.fromstring(data)
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert name.endswith("-gaze.svg")
-    # Each number is drawn twice: on the image and beside it.
+    # The number of each glimpse is drawn twice: on the image and in the list beside it.
     assert [text for text in texts if text in ("0", "1", "2")] == ["0", "1", "2", "0", "1", "2"]
     assert EVIL[:15] in " ".join(texts)
-    assert data.count(b"<image") == 7  # the image, and two patches for each of three glimpses
+    assert data.count(b"<image") == 7  # one image, and two patches for each of three glimpses
     circles = [(float(c.get("cx")), float(c.get("cy"))) for c in root.iter("{http://www.w3.org/2000/svg}circle")]
-    numbers = circles[3:6]  # circles of the numbers follow those of the locations, and must not overlap
+    # The first three circles mark locations, the others surround the numbers, which must not overlap.
+    numbers = circles[3:6]
     assert min(abs(a - c) + abs(b - d) for n, (a, b) in enumerate(numbers) for c, d in numbers[:n]) >= 20
     picture = Image.open(io.BytesIO(saved(tab, "png")[1])).convert("RGB")
     assert sum(picture.getpixel((1, 1))) < 120
@@ -627,8 +635,8 @@ def test_a_map_that_nearly_fits_the_window_is_made_to(visit):
         " return [scrollHeight, clientHeight]; }"
     )
     assert scrolled <= seen
-    assert "." in texts(tab)  # the last token has its row
-    assert any(text.startswith(".") and text[1:].isdigit() for text in texts(tab))  # the numbers are drawn too
+    assert "." in texts(tab)  # the last token, a full stop, has a label
+    assert any(text.startswith(".") and text[1:].isdigit() for text in texts(tab))  # the weights are drawn as numbers
 
 
 def test_tokens_that_are_none_of_the_image_stand_beside_it(visit):
@@ -648,7 +656,7 @@ def test_tokens_that_are_none_of_the_image_stand_beside_it(visit):
     scale = ["0", "0.37", "0.74"]
     assert said == ["“[CLS]” looks at", "largest weight 0.740", *scale, "[CLS]", "0.020", "[REG]", "0.020"]
     places = {text: (edge["x"] + x, edge["y"] + y) for text, x, y in chips}
-    # At first the page shows the attention of the class token, to the top left.
+    # Before a choice, the page shows the attention of the class token, which is at the top left patch.
     corners = ((edge["x"] + 12, edge["y"] + 12), (edge["x"] + 400, edge["y"] + 300))
     assert sum(tab.color(*corners[0])) > sum(tab.color(*corners[1])) + 200
     tab.mouse.click(*places["[REG]"])
@@ -672,7 +680,8 @@ def test_sound_tells_the_time_of_each_symbol(visit):
     edge = tab.locator(".head .picture canvas").bounding_box()
     wide = edge["width"]
     heard, silent = (tab.color(edge["x"] + share * wide, edge["y"] + 40) for share in (0.46, 0.9))
-    assert sum(heard) > sum(silent) + 300  # the spectrogram, all white, is bright where the symbol was spoken
+    # The overlay of the white spectrogram is transparent at the frames that the symbol attends to.
+    assert sum(heard) > sum(silent) + 300
     assert b"<image" in saved(tab, "svg")[1]
 
 
@@ -690,7 +699,7 @@ def test_a_drive_is_replayed_with_a_slider(visit):
     tab.locator(".player input").focus()
     tab.keyboard.press("ArrowRight")
     assert {"lorry  0.10", "pedestrian  0.90", "5.0 m/s", "2 s brake"} <= drawn_texts(tab)
-    tab.page.click(".player button")  # playing at the end starts again from the beginning
+    tab.page.click(".player button")  # after the last row, the button plays from the first row again
     tab.until(".player output", "2 s brake")
     tab.until(".player button", "Play")
 
@@ -724,7 +733,8 @@ def test_a_scene_from_above(visit):
     tab.mouse.move(edge["x"] + truck_x + 4, edge["y"] + truck_y + 2)
     assert "“truck”" in tab.text(".readout")
     assert "17 m/s" in tab.text(".readout")
-    assert truck_x + edge["x"] > ego[0] > car_x + edge["x"]  # ahead is to the right, behind to the left
+    # Objects ahead are to the right, objects behind to the left.
+    assert truck_x + edge["x"] > ego[0] > car_x + edge["x"]
     texts = [element.text for element in ET.fromstring(saved(tab, "svg")[1]).iter("{http://www.w3.org/2000/svg}text")]
     assert {"truck  0.700", "ego  0.200", "car  0.100"} <= set(texts)
 
@@ -759,7 +769,7 @@ def test_two_traces_side_by_side(visit):
     first = WEIGHTS["encoder.1.attention"]
     expected = [first[2, 4, 7].item(), first.roll(1, 0)[2, 4, 7].item()]
     assert [float(value) for value in told] == pytest.approx(expected, abs=5e-4)
-    # Both traces are drawn on one scale.
+    # Both traces are drawn with the same colour scale.
     assert tab.locator(".legend").all_inner_texts()[0] == tab.locator(".legend").all_inner_texts()[1]
 
 
@@ -780,7 +790,7 @@ def test_what_a_trace_says_is_only_text(visit):
     name, data = saved(tab, "csv")
     assert name.startswith("img-src-x-onerror-alert-1")
     last = data.decode("utf-8-sig").split("\r\n")[-1]
-    assert last.startswith("'=1+1,")  # quoted, so that a spreadsheet does not evaluate the formula
+    assert last.startswith("'=1+1,")  # the label is escaped, so that a spreadsheet does not evaluate it as a formula
 
 
 def test_a_trace_of_nothing_says_so(visit):
@@ -795,7 +805,8 @@ def test_narrow_screens_need_no_scrolling_sideways(visit, name):
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-# The same modules run under the security policy of the studio, with a source of finer tiles.
+# Tests of the viewer's modules with the security policy of the studio, and with a source that has tiles of higher
+# resolution.
 
 
 class Served(SimpleHTTPRequestHandler):
@@ -849,13 +860,13 @@ def served() -> Iterator[str]:
 
 def test_served_under_a_strict_policy_with_tiles(visit, served):
     tab = visit("served", address=served)
-    assert tab.locator("h1").count() == 0  # the host page has its own header
+    assert tab.locator("h1").count() == 0  # the embedding page has its own header
     assert tab.text(".legend + .notes").startswith("601 × 521 的整图以汇聚方式显示")
     for _ in range(3):
         tab.page.click('button[aria-label="放大"]')
     edge = tab.locator(".head .picture").bounding_box()
     tab.mouse.move(edge["x"] + 200, edge["y"] + 200)
-    tab.until(".readout strong", "0.125")  # the number of the tile, not the mean of the pooled map
+    tab.until(".readout strong", "0.125")  # the weight from the tile, not the mean from the pooled map
 
 
 # Tests of several sequences, and of missing weights.
@@ -891,7 +902,7 @@ def test_weights_that_are_none_are_shown_as_what_they_are(visit):
     assert [shown[row, "text"] for row in (1, 2, 3)] == ["NaN", "−0.500", "∞"]
     assert shown[1] == shown[3]
     red, _, blue = shown[2]
-    assert red > blue  # negative weights have a warm colour, others a cool one
+    assert red > blue  # negative weights have a warm colour, other weights a cool one
     assert "NaN, ±∞" in tab.text(".legend")
     assert "1 are NaN, 1 infinite, 1 negative" in tab.text(".notes")
     tab.view("lines")

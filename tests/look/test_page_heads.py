@@ -1,4 +1,4 @@
-"""Heads and layers of the page in a real browser: names, scales, means, several heads in colour, rollout, words."""
+"""Tests of heads and layers on the page in a browser: names, scales, means, several heads, rollout, whole words."""
 
 import re
 from collections.abc import Callable
@@ -22,12 +22,12 @@ LAYERS = [
 SOURCE = ("the", "house", "is", "un", "·believ", "·ably", "green", ".")
 TARGET = ("das", "Haus", "ist", "grün", "汤⟨1/2⟩", "汤⟨2/2⟩")
 CROSS = softmax(3, len(TARGET), len(SOURCE))
-# Three heads over three tokens: uniform, to the same token, to the first token.
+# The weights of three heads over three tokens: uniform, each token to itself, and each token to the first one.
 PLAIN = torch.stack([torch.full((3, 3), 1 / 3), torch.eye(3), torch.tensor([[1.0, 0, 0]] * 3)])
 
 
 def translated() -> Trace:
-    """Return a T5 of two layers on each side, whose paths have the same ends."""
+    """Return a trace with the layers of a T5 with two encoder and two decoder layers."""
     sizes = {"encoder": (SOURCE, SOURCE), "decoder": (TARGET, TARGET), "cross": (TARGET, SOURCE)}
     trace = Trace("T5")
     for name in LAYERS:
@@ -55,7 +55,7 @@ def sentences() -> Trace:
 
 
 def near() -> Trace:
-    """Return two heads of nearly the same entropy and distance, the second to the left of the first."""
+    """Return a trace of two heads; the entropy and the mean distance of the second are slightly smaller."""
     even = torch.full((6, 6), 1 / 6)
     return Trace.from_weights({"layers.0.attention": torch.stack([even, 0.9 * even + 0.1 * torch.eye(6)])})
 
@@ -99,7 +99,7 @@ def test_heads_are_numbered_from_0_above_their_maps(visit):
 
 
 def shade(tab: Tab, record: int, head: int, row: int = 0, column: int = 0) -> int:
-    """Return the lightness of a cell of a small map: the sum of its colours."""
+    """Return the lightness of a cell of a thumbnail: the sum of its red, green and blue values."""
     return tab.evaluate(
         """([record, head, row, column]) => new Promise((done) => {
           const look = () => {
@@ -117,15 +117,16 @@ def shade(tab: Tab, record: int, head: int, row: int = 0, column: int = 0) -> in
 
 
 def test_small_maps_share_a_scale_from_0_to_1(visit):
-    """A weight of 1/3 is lighter than one of 1, whatever the other weights of its head."""
+    """A weight of 1/3 has a lighter colour than a weight of 1, whatever the largest weight of its head is."""
     tab = visit("plain")
     uniform, sharp, away = shade(tab, 0, 0), shade(tab, 0, 1), shade(tab, 0, 1, 0, 1)
-    assert sharp == 0 + 64 + 160  # the darkest blue, #0040a0
-    assert away == 242 + 245 + 251  # the lightest colour
+    assert sharp == 0 + 64 + 160  # #0040a0, the darkest colour of the scale
+    assert away == 242 + 245 + 251  # the lightest colour of the scale
     assert sharp + 100 < uniform < away - 100
     assert tab.locator(".small-scale .ends span").all_inner_texts() == ["0", "0.25", "1"]
     tab.page.click('[data-choice="shared-0"] [data-value="own"]')
-    assert shade(tab, 0, 0) == sharp  # with a separate scale, it is the largest weight of its head
+    # With a separate scale for each head, 1/3 is the largest weight and has the darkest colour.
+    assert shade(tab, 0, 0) == sharp
     assert "largest of each head" in tab.text(".small-scale")
 
 
@@ -133,7 +134,7 @@ def test_the_mean_of_the_heads_is_beside_them(visit):
     tab = visit("plain")
     tab.page.click('[data-record="1"][data-head="3"]')
     tab.until(".head h2", "layer 1 · mean of 3 heads")
-    tab.point(1, 0)  # the mean of three heads: (1/3 + 0 + 1) / 3
+    tab.point(1, 0)  # the mean of three heads at this cell is (1/3 + 0 + 1) / 3
     assert float(tab.text(".readout strong")) == pytest.approx(4 / 9, abs=5e-4)
     assert saved(tab, "csv")[0] == "Plain-layer-1-mean-of-3-heads.csv"
     tab.locator('[role="gridcell"][tabindex="0"]').focus()
@@ -192,9 +193,9 @@ def test_a_cell_has_the_hue_of_the_head_that_has_most_there(visit):
         tab.color(x + 20, y - 20) for x, y in (tab.places(2, 0), tab.places(1, 1), tab.places(0, 2))
     )
     assert len({first, itself, uniform}) == 3
-    assert uniform[2] > uniform[0]  # head 0 is blue
-    assert first[1] > max(first[0], first[2])  # head 2 is green
-    assert itself[0] > max(itself[1], itself[2])  # head 1 is red
+    assert uniform[2] > uniform[0]  # the hue of head 0 is blue
+    assert first[1] > max(first[0], first[2])  # the hue of head 2 is green
+    assert itself[0] > max(itself[1], itself[2])  # the hue of head 1 is red
     tab.point(1, 0)
     assert "0: 0.33 1: 0.00 2: 1.00" in " ".join(tab.text(".readout").split())
     assert float(tab.text(".readout strong").removeprefix("mean ")) == pytest.approx(4 / 9, abs=5e-4)
@@ -211,7 +212,7 @@ def test_one_of_several_heads_always_stays(visit):
 
 
 def test_pieces_become_words_on_request(visit):
-    """A word's outgoing weights are the mean over its pieces, its incoming weights the sum."""
+    """The weights of a word as a query are the mean over its pieces; its weight as a key is the sum over its pieces."""
     tab = visit("translated")
     tab.page.click('[data-record="3"][data-head="0"]')
     tab.until(".head h2", "decoder 0 cross · head 0")
@@ -239,7 +240,8 @@ def test_a_page_of_a_task_uses_the_words_of_the_task(visit):
     tab = visit("sentences")
     assert tab.text(".overview h2") == "Sentences"
     assert layers(tab) == [record.name for record in sentences().records]
-    assert tab.text(".head h2") == sentences().records[0].name  # the title of a single head has no number
+    # The title of a record with one head does not contain a head number.
+    assert tab.text(".head h2") == sentences().records[0].name
     clipped = tab.locator(".heads .name").evaluate_all(
         "(all) => all.filter((one) => one.scrollWidth > one.clientWidth).length"
     )
@@ -251,7 +253,7 @@ def test_a_page_of_a_task_uses_the_words_of_the_task(visit):
 @pytest.mark.parametrize("width", [390, 1280, 1920])
 @pytest.mark.parametrize("name", ["translated", "sentences"])
 def test_nothing_is_cut_off_or_covered(visit, name, width):
-    """No name is wider than its space, no two names overlap, the page needs no horizontal scrolling."""
+    """No name is wider than its space, no two names overlap, and the page needs no horizontal scrolling."""
     tab = visit(name, viewport={"width": width, "height": 900})
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     found = tab.evaluate(
@@ -277,7 +279,7 @@ def test_nothing_is_cut_off_or_covered(visit, name, width):
 
 
 def test_the_last_slanted_name_has_room(visit):
-    """Labels of columns rise to the right of the map: the picture is as wide as the last of them needs."""
+    """Slanted column labels extend beyond the map to the right: the picture is wide enough for the last of them."""
     tab = visit("translated", viewport={"width": 390, "height": 844})
     right = tab.evaluate(
         """() => {
@@ -305,7 +307,7 @@ def test_a_small_map_says_its_precision_once(visit):
 def test_the_name_of_a_head_covers_no_other_point(visit):
     tab = visit("near")
     tab.locator(".overview").get_by_text("Entropy and distance").click()
-    # The picture is laid out in the next frame.
+    # The layout of the picture is computed in the next animation frame.
     tab.page.wait_for_function("() => document.getElementById('regard').viewer.stages[0].overview.picture.layout")
     covered = tab.evaluate(
         """() => {

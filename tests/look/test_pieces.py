@@ -1,4 +1,4 @@
-"""Text of the pieces of every kind of tokenizer."""
+"""Tests of the readable text of sub-word pieces, for every kind of tokenizer."""
 
 import pytest
 import torch
@@ -106,7 +106,8 @@ def test_labels_of_a_tokenizer_of_transformers_are_text(as_installed, kind):
 def test_offsets_show_the_very_characters_of_the_text():
     model = word_piece()
     found = as_labels(("The QUICKEST 汤姆 xyz", model.encode("The QUICKEST 汤姆 xyz")))
-    assert found.items == ("The", "QUICK", "·EST", "汤", "姆", "xyz")  # labels are the original text, without [UNK]
+    # Labels are taken from the original text, so none of them is [UNK].
+    assert found.items == ("The", "QUICK", "·EST", "汤", "姆", "xyz")
     byte = byte_level()
     assert list(as_labels((TEXT, byte.encode(TEXT))).items) == KINDS["byte level"][1]
 

@@ -1,4 +1,4 @@
-"""Records are addressed by their exact names, even with pattern characters."""
+"""Tests that a record is selected by its exact name, even if the name contains pattern characters such as `*`."""
 
 import pytest
 import torch

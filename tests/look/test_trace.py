@@ -1,4 +1,4 @@
-"""Records, labels and traces built from given weights: queries return what the weights contain."""
+"""Tests of records, labels and traces that are built from given weights."""
 
 import io
 import math
@@ -243,7 +243,7 @@ def test_rollout_refuses_several_stacks_and_cross_attention(names, of, named):
     [(TRANSFORMER, "encoder.*"), (TRANSFORMER, "decoder.layers.*.self_attn"), (TOWERS, "towers.1.*")],
 )
 def test_rollout_of_one_stack_among_several(names, of):
-    """Each chosen layer is half itself and half the swap of two positions, so that two of them mix both equally."""
+    """The matrix of each layer is half the identity and half the swap of two positions, so the rollout has only 0.5."""
     weights = {name: torch.eye(2)[None].flip(-1) if fnmatch(name, of) else torch.eye(2)[None] for name in names}
     torch.testing.assert_close(Trace.from_weights(weights).rollout(of=of), torch.full((2, 2), 0.5))
 
@@ -323,38 +323,39 @@ def drawn_pixels(path):
 
 
 def blocks(pixels, color) -> list[tuple[int, int, int, int]]:
-    """Return the left, top, right and bottom edges of the pixels with exactly this colour."""
+    """Return the bounding box (left, top, right, bottom) of the pixels with exactly this colour, in a list."""
     rows, columns = np.nonzero((pixels == color).all(-1))
     return [(columns.min(), rows.min(), columns.max(), rows.max())] if len(rows) else []
 
 
 def test_a_png_has_a_cell_for_each_weight_in_its_colour_and_its_value(tmp_path):
-    """For weights 1 and 0 the left cell and the end of the bar are the darkest blue, the right cell is the lightest."""
+    """For weights 1 and 0, the left cell and the right end of the colour bar are dark blue, the right cell is light."""
     trace = Trace.from_weights({"x": torch.tensor([[[1.0, 0.0]]])}, rows=["r"], columns=["a", "b"])
     pixels = drawn_pixels(trace.png(tmp_path / "a.png"))
-    bar = len(pixels) - 2 * (24 + 24)  # start of the bar in pixels; it is 320 wide from pixel 48 on
+    # Top edge of the colour bar, which begins 48 pixels from the left and is 320 pixels wide.
+    bar = len(pixels) - 2 * (24 + 24)
     assert tuple(pixels[bar + 8, 48 + 319]) == (0, 64, 160)
     assert tuple(pixels[bar + 8, 48]) == (242, 245, 251)
     middle = pixels[bar + 8, 48 : 48 + 320].sum(-1)
-    assert (np.diff(middle) <= 0).all()  # the bar goes from light to dark
+    assert (np.diff(middle) <= 0).all()  # the colour bar gets darker from left to right
     [(left, top, right, bottom)] = blocks(pixels[: bar - 20], (0, 64, 160))
-    assert 120 <= right - left + 1 <= 128  # a cell of 64 units, two pixels each, without its gap
+    assert 120 <= right - left + 1 <= 128  # the cell is 64 units of two pixels wide, minus the gap between cells
     cell = pixels[top : bottom + 1, left : right + 1]
     written = (cell != (0, 64, 160)).any(-1)
-    assert 0.005 < written.mean() < 0.2  # some pixels of the cell are the text "1.00"
-    assert (cell[written].sum(-1) > 224).all()  # the text is white
+    assert 0.005 < written.mean() < 0.2  # a few pixels of the cell belong to the text "1.00"
+    assert (cell[written].sum(-1) > 224).all()  # these pixels are lighter than the blue of the cell
     [(pale, *_)] = blocks(pixels[top : bottom + 1], (242, 245, 251))
-    assert pale > right  # the cell of weight 0 is to the right, without a number
+    assert pale > right  # the cell of weight 0 is to the right and has no text
     beside = pixels[top : bottom + 1, right + 4 : right + 124]
     assert (beside == (242, 245, 251)).all()
 
 
 def test_a_png_of_the_mean_is_the_mean(tmp_path):
-    """The mean of the heads (1, 0) and (0, 1) has the same colour in both cells."""
+    """The mean over the heads (1, 0) and (0, 1) is equal for both cells, so both have the same colour."""
     trace = Trace.from_weights({"x": torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])}, rows=["r"], columns=["a", "b"])
     pixels = drawn_pixels(trace.png(tmp_path / "a.png", head="mean"))
     [(left, _, right, _)] = blocks(pixels[:-96], (0, 64, 160))
-    assert 240 <= right - left + 1 <= 256  # the width of both cells
+    assert 240 <= right - left + 1 <= 256  # both cells have the darkest colour
 
 
 def test_long_names_of_a_png_are_not_cut_off_at_its_edges(tmp_path):
@@ -375,7 +376,7 @@ def test_a_page_is_written_shown_and_framed(tmp_path, monkeypatch):
     text = trace.html(tmp_path / "a.html").read_text()
     assert text.startswith("<!doctype html>")
     frame = trace._repr_html_().partition("</iframe>")[0]
-    assert frame.count('"') == 8  # four quoted attributes: the page inside is escaped
+    assert frame.count('"') == 8  # the iframe has four quoted attributes; quotation marks inside the page are escaped
     trace.show()
     [address] = opened
     assert address.startswith("file://")

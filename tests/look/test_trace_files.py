@@ -1,4 +1,4 @@
-"""Traces on disk: loading returns what was saved, and invalid files are refused with the reason."""
+"""Tests of trace files: a loaded trace equals the saved one, and invalid files are rejected with a reason."""
 
 import json
 
@@ -102,7 +102,7 @@ def test_a_failed_save_leaves_the_old_file(trace, tmp_path, monkeypatch):
 
 
 def changed(path, edit=None, tensors=None):
-    """Return the file with its description or its tensors changed."""
+    """Change the description or the tensors of a trace file by the given functions, and return its path."""
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     document = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["regard"])

@@ -1,4 +1,4 @@
-"""Watching models: recorded weights equal the computed ones, nothing else changes, and missed calls are reported."""
+"""Tests of `regard.watch`: weights are correct, the model is not changed, and missed calls are reported."""
 
 import copy
 import math
@@ -30,7 +30,7 @@ def tensors(heads=H, key_heads=H, queries=Q, keys=K, **options):
 
 
 def plain(query, key, scale=None, mask=None, added=None):
-    """Compute softmax one score at a time, in float64."""
+    """Compute attention weights in float64, one score at a time."""
     group = query.shape[1] // key.shape[1]
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     found = torch.zeros(*query.shape[:-1], key.shape[2], dtype=torch.float64)
@@ -209,7 +209,7 @@ def test_a_softmax_that_weighs_nothing_is_no_attention():
 
 
 class Twice(nn.Module):
-    """One layer used twice, another once."""
+    """A model that calls one attention layer twice, and then a second layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -275,7 +275,8 @@ def test_what_only_just_does_not_fit_the_limit_is_kept_in_fewer_bits():
 def test_only_queries_and_keys_are_kept():
     query, key, value = torch.randn(3, 1, 4, 256, 8)
     [record] = seen(F.scaled_dot_product_attention, query.clone(), key.clone(), value.clone())
-    beside = value.nbytes + 4 * 4 * 8 * 4  # the check stores values and some rows of the output
+    # For its check, the record stores the values and four rows of the output of each head.
+    beside = value.nbytes + 4 * 4 * 8 * 4
     assert record.nbytes == query.nbytes + key.nbytes + beside < record.heads * 256 * 256 * 4
 
 
@@ -296,7 +297,8 @@ def test_views_of_a_cache_are_copied_and_rows_are_kept_as_they_were():
     [record] = seen(lambda q: step(q[:, :, :1], cache[:, :, :6]), query)
     same(record, before)
     assert record.kind == "rows"
-    assert record.nbytes == H * (6 + 2 * D) * 4  # bytes of the row of weights, and of the tensors for its check
+    # One row of 6 weights per head, and for its check the computed and the recorded output, D numbers each.
+    assert record.nbytes == H * (6 + 2 * D) * 4
 
 
 def test_a_change_in_place_is_an_error_and_not_a_wrong_map():
@@ -336,7 +338,7 @@ def test_the_encoder_writes_at_padded_positions_what_it_writes_unwatched(norm):
         nn.init.normal_(norm.bias)
     x, padding = torch.randn(2, 5, 16), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns once that nested tensors are experimental
+        warnings.simplefilter("ignore")  # torch emits one warning that nested tensors are experimental
         expected = model(x, src_key_padding_mask=padding)
     with torch.no_grad(), watch(model) as trace:
         found = model(x, src_key_padding_mask=padding)

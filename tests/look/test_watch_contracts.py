@@ -1,4 +1,4 @@
-"""Undocumented behaviour of torch and transformers that watching relies on: a new version would fail here."""
+"""Tests of undocumented behaviour of torch and transformers on which `regard.watch` relies."""
 
 import inspect
 from types import FunctionType

@@ -1,4 +1,4 @@
-"""Watching on a GPU: fused kernels, compiled models and half precision, against float64."""
+"""Tests of `regard.watch` on a GPU: fused kernels, compiled models and half precision, compared with float64."""
 
 import math
 

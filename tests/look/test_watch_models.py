@@ -1,4 +1,4 @@
-"""Common models, built small with random weights, against the weights that they return themselves."""
+"""Tests of `regard.watch`: recorded weights equal those that small versions of common models return."""
 
 import importlib.util
 import logging
@@ -23,7 +23,7 @@ CASES = {f"{case.family}: {case.implementation}": case for case in works_with.CA
 
 
 def outcome(name, **options):
-    """Watch a case; skipped if its library is not installed."""
+    """Watch the model of one case and return the result; skip the test if the model's library is not installed."""
     try:
         return works_with.outcome(CASES[name], **options)
     except ModuleNotFoundError as error:
@@ -34,7 +34,7 @@ def outcome(name, **options):
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """Ignore warnings of libraries about small configurations."""
+    """Ignore the warnings of libraries about unusually small model configurations."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -67,7 +67,7 @@ def test_the_table_has_a_row_for_each(as_installed, monkeypatch):
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in works_with.table().splitlines()]
     assert len(lines[0]) == 6
     assert [line[:3] for line in lines[2:]] == [["by hand", "matmul", "1 of 1"], ["ViT", "eager", "2 of 2"]]
-    for line in lines[2:]:  # rounding depends on the processor and the version of torch
+    for line in lines[2:]:  # the rounding errors depend on the processor and the version of torch
         assert max(float(error) for error in line[3:]) < 1e-6
 
 
@@ -77,7 +77,7 @@ def test_there_are_enough_of_them():
 
 @pytest.mark.parametrize("name", ["BERT: sdpa", "Llama, grouped heads: sdpa", "Marian: sdpa", "nn.Transformer: causal"])
 def test_another_layer_would_not_pass(as_installed, name):
-    """The comparison can fail: one layer against the truth of the next has a large error."""
+    """The comparison can detect wrong weights: those of one layer differ clearly from those of the next layer."""
     model, run, truth = CASES[name].build()
     with torch.no_grad(), watch(model) as trace:
         run(model)
@@ -112,7 +112,7 @@ def test_generation_gives_a_row_for_each_step(as_installed):
     steps = [record for record in trace if record.name == name]
     assert [(record.queries, record.keys) for record in steps] == [(5, 5), (1, 6), (1, 7), (1, 8)]
     assert [record.kind for record in steps] == ["sdpa", "rows", "rows", "rows"]
-    # The rows equal those of one pass over the whole text.
+    # The rows that are recorded during generation equal those of one forward pass over the whole text.
     with torch.no_grad(), watch(model) as whole:
         model(found[:, :-1])
     joined = trace.joined()[name]

@@ -1,4 +1,4 @@
-"""Large calls stored in 24 bits per number: the saving, the error bound, and the note about it."""
+"""Tests of records with 24 bits per number: the saved memory, the bound of the error, and the note that states it."""
 
 import math
 import re
@@ -37,9 +37,10 @@ def test_a_number_is_rounded_to_the_nearest_of_its_16_digits():
     )
     found = Short(numbers[None, None, None]).take(every)[0, 0, 0]
     assert bool(((found - numbers).double().abs() <= ROUNDING * numbers.double().abs()).all())
-    # Half of the errors exceed a quarter of the bound, so the bound is not loose.
+    # More than 30 % of the errors exceed a quarter of the bound, so the bound is not loose.
     assert float(((found - numbers).abs() > ROUNDING / 4 * numbers.abs()).float().mean()) > 0.3
-    short = torch.tensor([1.0, -3.0, 0.15625, 2.0**-126, -(2.0**100), 0.0])  # numbers with few digits are unchanged
+    # Numbers with at most 15 binary digits after the first one are stored exactly.
+    short = torch.tensor([1.0, -3.0, 0.15625, 2.0**-126, -(2.0**100), 0.0])
     assert torch.equal(Short(short[None, None, None]).take(every)[0, 0, 0], short)
 
 
@@ -84,7 +85,7 @@ def test_the_weights_are_those_of_all_bits_within_what_the_note_says(as_installe
     if name in ("additive", "flex"):
         assert said is None
         assert "2⁻¹⁶" in short.note
-    # Scores with an error of e change no weight by more than a factor of exp(2 e).
+    # If the error of every score is at most e, each weight changes at most by the factor exp(2 e).
     error = 2 * float(said[1]) if said else 1e-3
     for item in range(B):
         found, expected = short.weights(batch=item), whole.weights(batch=item)
@@ -145,7 +146,7 @@ def test_queries_that_are_their_own_keys_are_kept_once():
     x = torch.randn(1, 2, 5, 4)
     found = shorter(Exact(x), Exact(x), 1.0)
     assert found.query is found.key
-    # Two views of one storage count once; stored separately they would take more.
+    # Keys in a storage of their own are encoded separately from the queries.
     assert shorter(Exact(x), Exact(x.transpose(1, 2).contiguous().transpose(1, 2)[..., :4]), 1.0) is not None
     assert shorter(Exact(x), Exact(x.flip(-1).flip(-1)), None).key is not found.key
 

@@ -1,4 +1,4 @@
-"""A function as a model, and the trace of its call."""
+"""A model that calls a given function, and a function that returns the trace of one call."""
 
 from torch import nn
 
@@ -7,7 +7,7 @@ from regard.look.watch import watch
 
 
 class Bare(nn.Module):
-    """Any function as a model."""
+    """A model whose forward pass calls a given function."""
 
     def __init__(self, function) -> None:
         super().__init__()
@@ -18,7 +18,7 @@ class Bare(nn.Module):
 
 
 def seen(function, *tensors, **options) -> Trace:
-    """Return the trace of one call."""
+    """Call a function under `regard.watch` and return the trace."""
     model = Bare(function)
     with watch(model, **options) as trace:
         model(*tensors)

@@ -1,4 +1,4 @@
-"""Classifiers: the context of a learned query against loops; padding, word order, questions, several labels."""
+"""Classifiers: the context of a learned query compared with loops; padding, word order, questions, several labels."""
 
 import math
 
@@ -175,7 +175,7 @@ def test_attention_finds_the_word_that_matters():
     memory, kinds, places = sentences(words, 101)
     found = classifier(memory, weights=full())
     assert torch.equal(found.logits.argmax(-1), kinds)
-    # One of three classes can be recognised without attending its word: the words of the two others are absent.
+    # One of three classes can be recognised without attending to its word: the words of the two others are absent.
     pointed = (found.weights[:, 0].argmax(-1) == places).float().mean()
     assert pointed > 0.6
 

@@ -1,4 +1,4 @@
-"""The Transformer under torch.compile and torch.export: one graph, few compilations, the results of eager mode."""
+"""The Transformer under torch.compile and torch.export: one graph, few compilations, and the results of eager mode."""
 
 import copy
 import math

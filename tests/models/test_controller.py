@@ -1,4 +1,4 @@
-"""Controllers: the attention of the ego's query over all objects against loops; actions and weights."""
+"""Controllers: the attention of the ego vehicle to all objects compared with loops; actions and weights."""
 
 import math
 import sys
@@ -25,7 +25,7 @@ def a_memory(mask=MASK, dtype=torch.float64):
 
 
 def identity_heads(attention, size, heads):
-    """Return an attention layer with identity projections: its heads are slices of its inputs, as in the oracle."""
+    """Return torch's attention with identity projections, so that its heads are slices of its inputs."""
     eye = torch.eye(size, dtype=torch.float64)
     made = torch.nn.MultiheadAttention(size, heads, batch_first=True).double()
     with torch.no_grad():
@@ -102,7 +102,7 @@ def test_a_top_stays_by_head_and_nothing_to_see_is_finite():
 
 
 def scenes(count):
-    """Return scenes, their actions (1, brake, if the object in the ego's lane is near) and the ego's lanes."""
+    """Return scenes, actions (1, brake, if the object in the lane of the ego vehicle is near), and these lanes."""
     lanes = torch.arange(3.0).repeat(count, 1)
     ego = torch.randint(3, (count, 1)).float()
     near = torch.rand(count, 3)

@@ -67,7 +67,7 @@ def test_states_are_as_they_were(make):
     assert before.keys is before.values
     assert torch.equal(before.keys, after.keys)
     assert torch.equal(before.summary, after.summary)
-    assert "words.weight" not in plain.state_dict()  # so that checkpoints of earlier versions load
+    assert "words.weight" not in plain.state_dict()  # checkpoints of earlier versions have none
 
 
 def test_words_know_nothing_of_their_neighbours(make):

@@ -1,4 +1,4 @@
-"""Span pointers: attention against loops, the best span against exhaustive search, padding, empty passages."""
+"""Span pointers: attention compared with loops, the best span with exhaustive search; padding, empty passages."""
 
 import math
 
@@ -43,7 +43,7 @@ def test_each_passage_word_sees_its_own_question():
 
 
 def test_words_are_aligned_by_the_keys_of_their_memories():
-    """Equal keys attend each other before training, whatever the values are."""
+    """Before training, a passage word attends to the question word with the same key, whatever the values are."""
     torch.manual_seed(1)
     pointer = SpanPointer(PASSAGE, key_size=29, size=29)
     words = 0.3 * torch.randn(ASKED, 29)

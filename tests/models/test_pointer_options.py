@@ -1,4 +1,4 @@
-"""Options of a span pointer for question and passage: other scores, hard attention, or the mean instead."""
+"""Options of a span pointer for question and passage: other scores, hard attention, or a mean instead of attention."""
 
 import pytest
 import torch

@@ -49,7 +49,8 @@ def memory_of(*, same: bool = True) -> Memory:
 @pytest.mark.parametrize("same", [True, False], ids=["states", "words"])
 @pytest.mark.parametrize("kind", DECODERS)
 def test_each_position_is_read_alone(kind, same, monkeypatch):
-    monkeypatch.setattr("regard.models.posterior.LOGITS", 11 * VOCABULARY)  # parts end within a sentence
+    # So few logits are in memory at a time that a part of them ends within a row.
+    monkeypatch.setattr("regard.models.posterior.LOGITS", 11 * VOCABULARY)
     decoder, memory, prefix, target = DECODERS[kind](), memory_of(same=same), tokens(B, T), tokens(B, T)
     found = log_likelihood(decoder, memory, prefix, target)
     for row in range(B):

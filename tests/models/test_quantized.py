@@ -77,7 +77,7 @@ def test_one_scale_for_all_is_products_of_whole_numbers_too():
     assert 0 < error < 0.03
     torch.testing.assert_close(layer.weight, weight, rtol=0, atol=float(weight.abs().max()) / 254)
     assert layer(x[:0]).shape == (0, 5, 17)
-    # Expected: inputs are rounded to one of 256 equally spaced numbers from their minimum to their maximum.
+    # In the expected result, inputs are rounded to 256 equally spaced numbers from their minimum to their maximum.
     low, high = float(x.min()), float(x.max())
     step = (high - low) / 255
     zero = round(-low / step)

@@ -1,5 +1,5 @@
-"""Recurrent encoder and decoder: padding, a whole prefix against single steps, and the library's hand-written loops
-against a simple loop."""
+"""Recurrent encoder and decoder: padding; a whole prefix compared with single steps, and the library's hand-written
+loops with a simple loop."""
 
 import sys
 
@@ -239,7 +239,7 @@ def test_without_attention_only_the_summary_is_seen():
 
 
 class Loop(nn.Module):
-    """The decoder as a simple loop with its parameters, in both orders: torch's GRU cell, tanh per pair, autograd."""
+    """A reference for a decoder in both orders, with its parameters: a loop over torch's GRU cell and tanh scores."""
 
     def __init__(self, decoder: RecurrentDecoder) -> None:
         super().__init__()
@@ -277,7 +277,7 @@ class Loop(nn.Module):
 
 
 def gradients(module: nn.Module, memory: Memory, prefix: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Return states and weights, and the gradients of a loss that uses both by memory and parameters."""
+    """Return states and weights, and gradients of a loss of both with respect to memory and parameters."""
     values, summary = (tensor.detach().clone().requires_grad_() for tensor in (memory.values, memory.summary))
     memory = Memory(values, values, memory.mask, summary)
     if isinstance(module, Loop):
@@ -341,7 +341,7 @@ def test_an_empty_memory_reads_zeros_and_nan_does_not_leak(order):
 
 @pytest.mark.slow
 def test_the_compiled_scores_are_those_of_tanh(as_installed):
-    """The call is large enough for scores by exponentials instead of tanh, and one key is out of their range."""
+    """The call is so large that scores are computed by exponentials; at scale 300 the keys are too large for these."""
     size, features, length = 8, 256, 64
     decoder = RecurrentDecoder(
         VOCABULARY, size, memory_size=size, attention=Attention(size, size, hidden_size=features)
@@ -394,7 +394,7 @@ def test_the_kernels_are_the_loop(masked, monkeypatch):
     from regard.kernels.triton import few_row_products
 
     torch.manual_seed(0)
-    monkeypatch.setattr(few_row_products, "_SHARE", 16)  # so small that products are split into several parts
+    monkeypatch.setattr(few_row_products, "_SHARE", 16)  # so small that sums are split into several parts
     t, b, k, f, d = 3, 2, 5, 37, 21
     shapes = [(t, b, 3 * d), (b, k, f), (f,), (b, k, 3 * d), (b, d), (3 * d + f, d), (3 * d + f,)]
     given = [torch.randn(shape) / 2 for shape in shapes]
@@ -523,7 +523,7 @@ print("equal")
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_compiler_changes_nothing():
-    """Runs in a separate process, because the type checks of these tests cannot be compiled.
+    """The code runs in a separate process, because the type checks of these tests cannot be compiled.
 
     Dynamo does not compile torch's recurrent networks, only the code around them.
     """

@@ -1,5 +1,5 @@
-"""Reversal of long sequences: a context vector of fixed size cannot store them (Cho et al. 2014); with attention it
-does not have to (Bahdanau et al. 2015)."""
+"""Reversal of long sequences: a context vector of fixed size cannot store them (Cho et al. 2014), but a decoder with
+attention can generate them (Bahdanau et al. 2015)."""
 
 import pytest
 import torch

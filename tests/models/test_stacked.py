@@ -1,4 +1,4 @@
-"""Stacked attention: two hops against float64 formulas, gradients, masked keys, and invalid arguments."""
+"""Stacked attention: two hops compared with float64 formulas, gradients, masked keys, and invalid arguments."""
 
 import pytest
 import torch

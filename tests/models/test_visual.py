@@ -268,7 +268,7 @@ def test_given_places_are_looked_at_without_a_choice():
 
 @pytest.mark.parametrize("reward", ["log_probability", "right"])
 def test_the_stepwise_loss_is_worked_by_hand(reward):
-    """Two sampled sequences of three glimpses of one image, whose class is 0."""
+    """The example has two sampled sequences of three glimpses of one image, whose class is 0."""
     logits = torch.tensor([[[0.0, 0.0], [1.0, 0.0], [3.0, 0.0]], [[0.0, 1.0], [0.0, 2.0], [1.0, 0.0]]])
     log_prob, baseline = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]), torch.tensor([[0.5, 0.25], [0.0, 0.75]])
     looked = Looked(logits[:, -1], torch.zeros(2, 3, 2), log_prob, baseline, logits)
@@ -279,7 +279,8 @@ def test_the_stepwise_loss_is_worked_by_hand(reward):
     advantages = [
         [gain - base for gain, base in zip(*pair, strict=True)] for pair in zip(returns, baseline.tolist(), strict=True)
     ]
-    differences = [a - b for a, b in zip(*advantages, strict=True)]  # minus the other sample's advantage
+    # From each advantage, the advantage of the other sample is subtracted.
+    differences = [a - b for a, b in zip(*advantages, strict=True)]
     reinforce = -sum(d * (p - q) for d, p, q in zip(differences, *log_prob.tolist(), strict=True)) / 2
     mistake = (
         sum(

@@ -1,4 +1,4 @@
-"""The layer `Attention`, one head over a memory: scores against loops, use in decoders, padding, hard attention."""
+"""The layer `Attention`, which attends to a memory with one head: scores, use in decoders, padding, hard attention."""
 
 import math
 
@@ -67,7 +67,7 @@ def test_each_score_is_its_formula(score: str, value_size: int | None) -> None:
 
 
 def test_additive_attention_by_hand() -> None:
-    """With w = (1, 1) and W_q = W_k = I the scores are 0 and 2 tanh 1, so the weights are as 1 to e^(2 tanh 1)."""
+    """With w = (1, 1) and W_q = W_k = I, the scores are 0 and 2 tanh 1; the weights have the ratio 1 : e^(2 tanh 1)."""
     layer = Attention(2, score="additive")
     assert layer.query is not None
     assert layer.key is not None
@@ -104,7 +104,7 @@ def test_bilinear_projects_the_memory_to_the_query() -> None:
 
 @pytest.mark.parametrize("score", SCORES)
 def test_it_is_what_a_decoder_asks_for(score: str) -> None:
-    """All queries at once give the result of one query after another; the memory is projected once, with its mask."""
+    """The result for all queries at once equals that of single queries over a memory that is projected only once."""
     layer: Attends = Attention(5, 7, score=score, hidden_size=6, value_size=3).double()
     query, memory = rand(2, 4, 5), rand(2, 11, 7)
     mask = torch.arange(11) < torch.tensor([[11], [6]])

@@ -159,7 +159,7 @@ def test_an_empty_cache_reorders_to_itself() -> None:
         cache.read()
 
 
-# Tests of the capacity.
+# Tests of the capacity of a key-value cache.
 
 
 def test_room_doubles_and_copies_seldom() -> None:
@@ -223,7 +223,7 @@ def test_an_error_leaves_the_cache_as_it_was(
     assert after[0] == before[0]
     assert torch.equal(after[1], before[1])
     assert torch.equal(after[2], before[2])
-    cache.update(torch.randn(2, 3, 2, 4), torch.randn(2, 3, 2, 5))  # the cache still works
+    cache.update(torch.randn(2, 3, 2, 4), torch.randn(2, 3, 2, 5))  # after an error, the cache still works
     assert cache.length == 7
 
 
@@ -344,9 +344,10 @@ def test_an_encoders_memory_is_projected_once(monkeypatch: pytest.MonkeyPatch) -
     cache = KeyValueCache()
     found = torch.cat([layer(x[:, t : t + 1], memory, cache=cache).output for t in range(6)], 1)
     assert_close(found, whole, rtol=0, atol=1e-12)
-    assert lengths.count(11) == 1  # keys and values in one product, at the first step only
-    assert lengths.count(1) == 12  # one product for the queries and one for the output, in each of six steps
-    assert_close(layer(x, cache=cache).output, whole, rtol=0, atol=1e-12)  # from the cached projections of the memory
+    assert lengths.count(11) == 1  # one product projects keys and values, at the first step
+    assert lengths.count(1) == 12  # each of six steps projects the query and the output
+    # Without a memory as argument, the layer uses the cached projections of the memory.
+    assert_close(layer(x, cache=cache).output, whole, rtol=0, atol=1e-12)
 
 
 @torch.no_grad()
@@ -379,7 +380,7 @@ def test_positions_have_no_place_in_a_cached_memory() -> None:
         layer(rand(1, 2, 10), rand(1, 3, 10), cache=KeyValueCache())
 
 
-# Tests of gradients, copies and compiled graphs.
+# Tests of gradients through a key-value cache, copies of a cache, and compiled graphs.
 
 
 @pytest.mark.parametrize("kind", KINDS)

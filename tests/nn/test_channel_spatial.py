@@ -1,4 +1,4 @@
-"""Channel and spatial attention, whose weights are gates, against their formulas in Python numbers."""
+"""Channel and spatial attention, which multiply an image by gates, against their formulas in Python numbers."""
 
 import math
 import sys
@@ -53,7 +53,8 @@ def test_a_channel_layer_worked_by_hand():
     with torch.no_grad():
         layer.squeeze.weight.copy_(torch.tensor([[1.0, -1.0]]))
         layer.excite.weight.copy_(torch.tensor([[1.0], [-2.0]]))
-    x = torch.tensor([[[1.0, 3.0], [0.0, 1.0]]])  # means 2, ½ and maxima 3, 1: hidden 1.5 + 2 = 3.5
+    # The channels have the means 2, ½ and the maxima 3, 1, so the hidden unit is (2 − ½) + (3 − 1) = 3.5.
+    x = torch.tensor([[[1.0, 3.0], [0.0, 1.0]]])
     gates = torch.tensor([[sigmoid(3.5), sigmoid(-7.0)]])
     torch.testing.assert_close(layer.gates(x), gates)
     torch.testing.assert_close(layer(x), x * gates[..., None])
@@ -88,7 +89,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_padded_image_gives_what_the_image_gives(name):
-    layer, x = LAYERS[name](), image() - 5  # all below 0: a zero in the padding would be the maximum
+    layer, x = LAYERS[name](), image() - 5  # all are negative, so a zero in the padding would be the maximum
     alone = layer.gates(x)
     larger = torch.full((BATCH, CHANNELS, HEIGHT + 2, WIDTH + 4), torch.nan, dtype=torch.float64)
     larger[..., :HEIGHT, :WIDTH] = x
@@ -99,7 +100,7 @@ def test_a_padded_image_gives_what_the_image_gives(name):
     assert not padded[..., HEIGHT:, :].any()
     assert not padded[..., WIDTH:].any()
     torch.testing.assert_close(gates if gates.ndim == 2 else gates[:, :HEIGHT, :WIDTH], alone)
-    torch.testing.assert_close(gates.sum(), alone.sum())  # gates outside the image are 0
+    torch.testing.assert_close(gates.sum(), alone.sum())  # the gates of padding are 0
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -23,7 +23,7 @@ def dot(a: list[float], b: list[float]) -> float:
 
 
 def by_hand(layer: CoverageAttention, query: list, memory: list) -> tuple[list, list, float]:
-    """Return outputs, final coverage, and the coverage loss of the paper's eq. 12 for one sequence."""
+    """Return outputs, final coverage, and the coverage loss (See et al. 2017, equation 12) for one sequence."""
     covered = [0.0] * len(memory)
     allowed = [1.0] * len(memory)
     if layer.fertile is not None:

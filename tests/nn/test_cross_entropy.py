@@ -162,7 +162,7 @@ def test_under_autocast_products_are_narrow_and_gradients_have_their_leaves_dtyp
     with torch.autocast("cpu", torch.bfloat16):
         found = linear_cross_entropy(states, weight, target, bias=bias, ignore=IGNORE).loss
     assert found.dtype == torch.float32
-    assert found != exact  # the difference shows that bfloat16 was used
+    assert found != exact  # a loss in bfloat16 differs from one in float32
     torch.testing.assert_close(found, exact, rtol=2e-2, atol=0)
     found.backward()
     for leaf, gradient in zip((states, weight, bias), torch.autograd.grad(exact, (states, weight, bias)), strict=True):
@@ -195,7 +195,7 @@ def test_logits_never_stand_whole():
     target = torch.randint(words, (tokens,))
     with Largest() as plain:
         torch.nn.functional.cross_entropy(states @ weight.T, target).backward()
-    assert plain.numbers == tokens * words  # the counter detects logits if there are any
+    assert plain.numbers == tokens * words  # torch's own loss stores all logits, which the counter detects
     with Largest() as watched:
         linear_cross_entropy(states, weight, target, smoothing=0.1).loss.backward()
     assert 100 * words < watched.numbers <= 2**22 + 128 * words

@@ -1,4 +1,4 @@
-"""`from_torch` and loaded checkpoints of torch's multi-head attention give its outputs, over all its options."""
+"""Layers converted from torch's multi-head attention, or loaded from its checkpoints, have the same outputs."""
 
 import copy
 import itertools
@@ -22,7 +22,7 @@ BATCH, QUERIES, KEYS, SIZE, HEADS = 3, 5, 7, 12, 4
 SIZES = [{}, {"kdim": 10}, {"vdim": 11}, {"kdim": 10, "vdim": 11}, {"kdim": 10, "vdim": 10}]
 OPTIONS = list(itertools.product(SIZES, (True, False), (True, False)))
 LOWER = torch.ones(QUERIES, KEYS).triu(2).bool()  # True = masked, as in torch; every query may attend a key
-LATE = torch.arange(KEYS) >= torch.tensor([[7], [4], [1]])  # True = padding; the first key is always real
+LATE = torch.arange(KEYS) >= torch.tensor([[7], [4], [1]])  # True = padding; no sequence is all padding
 PAIR_MASKS: dict[str, Tensor | None] = {
     "none": None,
     "bool": LOWER,
@@ -36,7 +36,7 @@ KEY_MASKS: dict[str, Tensor | None] = {
     "bool": LATE,
     "float": torch.zeros(BATCH, KEYS).masked_fill(LATE, -torch.inf),
 }
-# torch itself does not accept a bool mask and a float mask at once
+# torch does not accept a bool mask beside a float mask, so these combinations are left out.
 MASKS = [
     (pair, key)
     for pair, key in itertools.product(PAIR_MASKS, KEY_MASKS)
@@ -68,7 +68,7 @@ def turned(layer: nn.MultiheadAttention, tensors: tuple[Tensor, ...]) -> tuple[T
 @pytest.mark.slow
 @pytest.mark.parametrize(("pair_mask", "key_mask"), MASKS)
 def test_the_same_outputs_and_weights(pair_mask: str, key_mask: str) -> None:
-    """For one kind of mask, tests all sizes, with and without biases, in both layouts."""
+    """Every size, with and without biases, in both layouts (batch first or length first), for one kind of mask."""
     attn_mask, padding = PAIR_MASKS[pair_mask], KEY_MASKS[key_mask]
     worst = 0.0
     for sizes, bias, batch_first in OPTIONS:
@@ -91,7 +91,7 @@ def test_the_same_outputs_and_weights(pair_mask: str, key_mask: str) -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_self_attention_in_training_and_inference(bias: bool) -> None:
-    """torch uses other code in inference than in training; both are tested, and the gradients."""
+    """Outputs in training and in inference, for which torch runs different code, and gradients equal torch's."""
     theirs = theirs_of({}, bias, True)
     ours = MultiHeadAttention.from_torch(theirs)
     x = torch.randn(BATCH, QUERIES, SIZE, requires_grad=True)
@@ -147,7 +147,7 @@ def test_a_checkpoint_of_torch_loads(sizes: dict[str, int], bias: bool, batch_fi
     found = model["attention"].state_dict()
     assert found.keys() == right.keys()
     assert all(torch.equal(found[name], right[name]) for name in right)
-    model.load_state_dict(model.state_dict())  # the layer's own state dict loads too
+    model.load_state_dict(model.state_dict())  # regard's own state dict loads too
 
 
 def test_a_checkpoint_with_an_extra_key_is_refused() -> None:
@@ -169,7 +169,7 @@ def test_a_layer_made_here_goes_to_torch() -> None:
     assert_close(theirs(query, memory, memory)[0], ours(query, memory).output, rtol=0, atol=2e-6)
     with torch.no_grad():
         theirs.out_proj.weight.zero_()
-    assert ours.output.weight.abs().sum() > 0  # weights are copied, not shared
+    assert ours.output.weight.abs().sum() > 0  # `to_torch` copies the weights
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ SEQUENCE_FIRST: dict[str, tuple[Callable[..., nn.Module], Callable[..., nn.Modul
 
 @pytest.mark.parametrize("kind", SEQUENCE_FIRST)
 def test_a_layer_that_takes_the_length_first_is_refused_until_told(kind: str) -> None:
-    """Inputs of shape (length, batch, size) would be read as (batch, length, size), without an error if they fit."""
+    """A torch layer for inputs (length, batch, size) is converted only if the caller passes `batch_first=True`."""
     made, from_torch = SEQUENCE_FIRST[kind]
     theirs = made(SIZE, HEADS)
     message = r"batch_first=False .* \(length, batch, size\): .* \(batch, length, size\); write .*batch_first=True"
@@ -226,7 +226,7 @@ def test_layers_torch_does_not_have_stay_here(arguments: dict[str, Any], message
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_what_is_frozen_stays_frozen(sizes: dict[str, int]) -> None:
-    """Frozen parameters stay frozen. A converted weight of keys and values is trained if one of both was trained."""
+    """Frozen parameters stay frozen; a weight of keys and values together is trained if either of them was trained."""
     theirs = theirs_of(sizes, True, True).requires_grad_(False)
     assert not [name for name, p in MultiHeadAttention.from_torch(theirs).named_parameters() if p.requires_grad]
     theirs.out_proj.bias.requires_grad_()

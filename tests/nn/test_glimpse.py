@@ -27,9 +27,9 @@ def between(image: list[list[float]], y: float, x: float) -> float:
 
 
 def by_hand(image: list[list[float]], x: float, y: float, size: int, scale: int, factor: int) -> list[list[float]]:
-    """Return the patch of one scale s: every pixel is the mean of factorˢ × factorˢ interpolated points."""
+    """Return the patch at scale s, whose pixels are each the mean of factorˢ × factorˢ interpolated points."""
     height, width, fine = len(image), len(image[0]), factor**scale
-    left = (x + 1) / 2 * width - size * fine / 2  # pixel p covers p … p + 1, so its centre is p + ½
+    left = (x + 1) / 2 * width - size * fine / 2  # the centre of pixel p is at p + ½
     upper = (y + 1) / 2 * height - size * fine / 2
     patch = []
     for i in range(size):
@@ -57,7 +57,7 @@ def test_it_is_the_loop(size, scales, factor):
 
 def test_on_whole_pixels_it_is_a_crop():
     image, _ = inputs()
-    # The centre of columns 2 … 5 is at 4 of a width of 13 pixels, the centre of rows 5 … 8 at 7 of a height of 11.
+    # A crop of columns 2 … 5 has its centre at 4 of 13 pixels; a crop of rows 5 … 8 has its centre at 7 of 11 pixels.
     location = torch.tensor([[4 / 13 * 2 - 1, 7 / 11 * 2 - 1]], dtype=torch.float64).expand(BATCH, 2)
     found = Glimpse(4)(image, location).output[:, 0]
     torch.testing.assert_close(found, image[:, :, 5:9, 2:6])

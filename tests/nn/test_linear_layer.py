@@ -1,4 +1,4 @@
-"""The layer of linear attention against its definition pair by pair, in single steps, and in a Transformer."""
+"""The layer of linear attention: against its definition over pairs, one position at a time, and in a Transformer."""
 
 import sys
 
@@ -148,7 +148,7 @@ def test_a_memory_without_a_real_place_reads_nothing():
 def test_with_many_features_it_comes_near_softmax_attention():
     features = PerformerFeatures.draw(HEAD, 20_000, generator=torch.Generator().manual_seed(3))
     exact, (x, _) = MultiHeadAttention(SIZE, HEADS).double(), inputs()
-    x = x / 2  # the variance of the features grows exponentially with |x|²
+    x = x / 2  # the features' variance grows exponentially with |x|²
     layer = a_layer(features=features)
     missing = layer.load_state_dict(exact.state_dict(), strict=False)
     assert missing.missing_keys == ["directions"]

@@ -1,4 +1,4 @@
-"""Local attention layers against the paper, query by query in Python numbers."""
+"""Layers of local attention (Luong et al. 2015) against the paper's formulas, query by query in Python numbers."""
 
 import math
 import sys
@@ -26,7 +26,7 @@ def a_layer(kind: str, **options: object) -> LocalAttention:
     layer = LocalAttention(SIZE, MEMORY, reach=REACH, kind=kind, **{"hidden_size": HIDDEN, **options}).double()
     if layer.predict is not None:
         with torch.no_grad():
-            layer.predict[2].weight.mul_(6)  # larger weights, so that queries predict distinct positions
+            layer.predict[2].weight.mul_(6)  # larger weights make queries predict distinct positions
     return layer
 
 
@@ -88,7 +88,7 @@ def test_queries_beyond_the_memory_read_nothing():
     layer = LocalAttention(SIZE, reach=1).double()
     query, memory = torch.randn(1, 6, SIZE).double(), torch.randn(1, 3, SIZE).double()
     found = layer(query, memory, weights=full())
-    assert found.weights[0, 3].tolist() == [0.0, 0.0, 1.0]  # the window 2 … 4 contains one key
+    assert found.weights[0, 3].tolist() == [0.0, 0.0, 1.0]  # the window 2 … 4 contains only key 2
     assert not found.output[0, 4:].any()
     assert not found.weights[0, 4:].any()
 
@@ -240,7 +240,7 @@ def test_hard_locking_samples_a_place_in_training_and_says_how_likely_it_was():
                 likely = [p for p in candidates if math.isclose(log_probs[b, t, p], found.log_prob[b, t], abs_tol=1e-9)]
                 assert likely, f"no place explains the window {inside} and the log-probability {found.log_prob[b, t]}"
                 places.add((b, t, likely[0]))
-    assert len(places) > BATCH * QUERIES  # positions differ, so they were sampled
+    assert len(places) > BATCH * QUERIES  # centres differ between calls: they are sampled
 
 
 def window_of(place: int, length: int) -> set[int]:

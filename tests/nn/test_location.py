@@ -1,4 +1,4 @@
-"""Location-aware attention against a loop, and properties of all attention layers with a state."""
+"""Location-aware attention against a loop over queries, and properties of all attention layers that return a state."""
 
 import math
 
@@ -62,7 +62,7 @@ def test_it_is_the_papers_loop(normalize):
     layer = LocationAttention(SIZE, MEMORY, hidden_size=HIDDEN, filters=FILTERS, kernel_size=5, **options).double()
     query, memory, mask = inputs()
     with torch.no_grad():
-        layer.location.weight.mul_(5)  # larger weights, so that the location has an effect
+        layer.location.weight.mul_(5)  # larger weights give the location an effect
     found = layer(query, memory, mask=mask, weights=full())
     for b in range(BATCH):
         length = int(mask[b].sum())
@@ -90,7 +90,7 @@ def test_smoothing_is_finite_for_any_scores():
     assert not Smooth()(scores, torch.zeros(1, 3, dtype=torch.bool)).any()
 
 
-# Tests of every attention with a state.
+# Tests of every attention layer that passes a state from one query to the next.
 
 LAYERS = {
     "location": lambda: LocationAttention(SIZE, MEMORY, hidden_size=HIDDEN, filters=FILTERS, kernel_size=5),

@@ -112,7 +112,7 @@ def test_coverage_penalty_by_hand():
     # The coverage (sum of earlier weights) before each query is (0, 0), (0.6, 0.4), (1.1, 0.9).
     torch.testing.assert_close(coverage_penalty(weights), number((0 + 0.9 + 1.0) / 3))
     began = torch.tensor([[0.1, 1.0]], dtype=torch.float64)
-    # From an initial coverage of (0.1, 1) it is (0.1, 1), (0.7, 1.4), (1.2, 1.9).
+    # With an initial coverage of (0.1, 1), the coverage before each query is (0.1, 1), (0.7, 1.4), (1.2, 1.9).
     torch.testing.assert_close(coverage_penalty(weights, coverage=began), number((0.5 + 1.0 + 1.0) / 3))
 
 

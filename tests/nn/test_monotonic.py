@@ -111,7 +111,7 @@ def test_a_hard_reader_never_goes_back_and_stops_at_the_end():
     weights = layer(query, memory, weights=full()).weights
     places = torch.where(weights.sum(-1) > 0, weights.argmax(-1), 40)
     assert (places.diff(dim=1) >= 0).all()
-    assert 0 < (places == 40).double().mean() < 1  # some queries have passed the end of the memory, but not all
+    assert 0 < (places == 40).double().mean() < 1  # some queries, but not all, reached the end of the memory
     assert set(weights.sum(-1).unique().tolist()) == {0.0, 1.0}
 
 
@@ -169,7 +169,7 @@ def test_noise_is_drawn_in_training_alone_and_from_the_generator():
 
     torch.testing.assert_close(draw(1), draw(1), rtol=0, atol=0)
     assert (draw(1) - draw(2)).abs().max() > 1e-3
-    # Single steps use the same noise.
+    # Steps of one query each sample the same noise as a call with all queries.
     generator, projected, state, outputs = torch.Generator().manual_seed(1), layer.project(memory, mask=mask), None, []
     for one in query.split(1, 1):
         found, state = layer.attend(one, projected, state=state, generator=generator)

@@ -1,4 +1,4 @@
-"""Multi-head attention: scores against loops, shared key heads, packed products, masks, gradients, compilation."""
+"""Multi-head attention: scores, shared key heads, packed projections, masks, gradients, compilation."""
 
 import copy
 import math
@@ -133,7 +133,7 @@ def test_projections_are_packed_and_nothing_is_copied(kind: str) -> None:
     for products, call in ((2, lambda: layer(x)), (2, lambda: layer(x, x, x)), (3, lambda: layer(x, memory))):
         with Operations() as seen:
             call()
-        assert seen.names.count("addmm") == products  # self: qkv, output; cross: q, kv, output
+        assert seen.names.count("addmm") == products  # one product projects q, k and v; with a memory, k and v
         assert "clone" not in seen.names
         assert kind == "rotary" or "cat" not in seen.names
 
@@ -147,7 +147,7 @@ def test_a_query_given_three_times_is_self_attention() -> None:
         assert_close(layer(x, x.clone()).output, alone, rtol=0, atol=1e-12)
 
 
-# Tests of positional encodings inside the layer.
+# Tests of positional encodings inside of multi-head attention.
 
 
 def test_rotary_turns_queries_and_keys_not_values() -> None:
@@ -334,7 +334,7 @@ def test_gradients_of_a_cross_call() -> None:
     assert torch.autograd.gradcheck(run, (query, memory, *parameters), fast_mode=True)
 
 
-# Tests of the parameters.
+# Tests of the names, the initial values and the copying of parameters.
 
 
 def test_parameters_are_named_and_travel() -> None:
@@ -373,7 +373,7 @@ def test_records_serve_as_scores() -> None:
     for score in (ScaledDot(scale=0.5), lambda q, k: q @ k.mT / 2):
         layer = MultiHeadAttention(12, 3, score=score)
         layer.load_state_dict(plain.state_dict())
-        assert_close(layer(x).output, plain(x).output)  # with heads of size 4 the default scale is 1/√4
+        assert_close(layer(x).output, plain(x).output)  # the default scale for heads of size 4 is 1/√4 = 0.5
     sharper = MultiHeadAttention(12, 3, score=Cosine(scale=20.0))
     named = MultiHeadAttention(12, 3, score="cosine")
     named.load_state_dict(sharper.state_dict())
@@ -484,7 +484,7 @@ def test_compiled_over_a_memory() -> None:
 @pytest.mark.installed
 @pytest.mark.filterwarnings(
     "ignore:.*should not be instantiated:DeprecationWarning"
-)  # a warning from torch's own compiler
+)  # this warning comes from torch's own compiler
 @pytest.mark.parametrize("positions", [None, "alibi", "relative"])
 def test_compiled_with_its_weights(positions: str | None) -> None:
     made = {None: lambda: None, "alibi": lambda: Alibi(3), "relative": lambda: RelativePositions(4, 2)}

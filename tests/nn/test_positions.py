@@ -1,4 +1,4 @@
-"""Positional encodings against formulas in loops, sinusoids under shifts, and attention with and without positions."""
+"""Positional encodings against their formulas, the shift of sinusoids, and attention with and without positions."""
 
 import cmath
 import math
@@ -33,7 +33,7 @@ def test_sinusoids_of_late_positions_keep_their_digits() -> None:
 
 @pytest.mark.parametrize("shift", [1, 5, 37])
 def test_a_shift_is_one_linear_map_for_all_positions(shift: int) -> None:
-    """p(t + k) = M_k p(t): a linear map fitted to 50 positions holds for all others, and it is a rotation."""
+    """Sinusoids satisfy p(t + k) = M_k p(t): a map fitted to 50 positions holds for all others, and is a rotation."""
     size = 6
     table = SinusoidalPositions(size).table(400, dtype=torch.float64)
     before, after = table[: 400 - shift], table[shift:]
@@ -42,7 +42,8 @@ def test_a_shift_is_one_linear_map_for_all_positions(shift: int) -> None:
     by_formula = torch.zeros(size, size, dtype=torch.float64)
     for pair in range(size // 2):
         angle = shift / 10000 ** (2 * pair / size)
-        turn = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]  # for row vectors (sin, cos)
+        # The rotation of a row vector (sin, cos) by the shift's angle.
+        turn = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
         by_formula[2 * pair : 2 * pair + 2, 2 * pair : 2 * pair + 2] = torch.tensor(turn, dtype=torch.float64)
     assert_close(before @ by_formula, after, rtol=0, atol=1e-12)
 
@@ -147,7 +148,7 @@ def test_rotary_in_half_precision_keeps_late_angles() -> None:
 
 def test_slopes_are_the_papers() -> None:
     assert Alibi(8).slopes.tolist() == [1 / 2**i for i in range(1, 9)]
-    # As in the paper's code, twelve heads have the slopes of eight heads, then every other slope of sixteen heads.
+    # As in the code of the ALiBi paper, 12 heads have the slopes of 8 heads, then every other slope of 16 heads.
     assert_close(Alibi(12).slopes[8:], torch.tensor([2.0**-0.5, 2.0**-1.5, 2.0**-2.5, 2.0**-3.5]))
     assert len(Alibi(1).slopes) == 1
 

@@ -1,4 +1,4 @@
-"""Layers skip `Module.__call__` for linear maps and norms only if the result is the same, as without hooks."""
+"""Layers call linear maps and norms without `Module.__call__` only if the result is the same, as without hooks."""
 
 from collections.abc import Callable
 
@@ -65,7 +65,7 @@ def test_a_parametrised_weight_is_used() -> None:
 def test_a_parametrised_projection_is_used() -> None:
     layer, x = regard.nn.MultiHeadAttention(8, 2, bias=False), torch.randn(2, 3, 8)
     layer.output.weight.data.copy_(torch.eye(8))
-    layer.projection.weight.data[:16] = 0  # each query attends all keys equally
+    layer.projection.weight.data[:16] = 0  # queries and keys of 0 give equal weights
     plain = layer(x).output
     parametrize.register_parametrization(layer.projection, "weight", Doubled())
     torch.testing.assert_close(layer(x).output, 2 * plain)

@@ -103,7 +103,7 @@ def test_requests_are_answered_across_blocks(request_: Request) -> None:
     right = request_.of(plain(positions, query, key, value, Softmax(), causal())[1])
     if isinstance(found, Top):
         assert isinstance(right, Top)
-        # The first three queries attend fewer keys than the request's count.
+        # The first three queries attend fewer keys than `top` requests, so their indices are not compared.
         assert torch.equal(found.indices[:, :, 3:], right.indices[:, :, 3:])
         found, right = found.values, right.values
     assert_close(found, right, rtol=0, atol=1e-12)
@@ -123,14 +123,15 @@ class Largest(TorchDispatchMode):
 
 
 def test_no_tensor_for_each_pair_of_positions() -> None:
-    """For n = 1009 positions of size d = 64, neither pass has a tensor of n · n · d numbers, only blocks of scores."""
+    """For n = 1009 positions of size d = 64, forward and backward pass create no tensor of n · n · d numbers."""
     positions = RelativePositions(64, 5)
     query, key, value = (torch.randn(1, 8, 1009, 64, requires_grad=True) for _ in range(3))
     with Largest() as forward:
         output = positions.attend(query, key, value, mask=causal()).output
     with Largest() as backward:
         output.sum().backward()
-    assert 8 * 1009 * 64 <= forward.numel <= 5_000_000  # all scores: 8.1 million; a key for each pair: 521 million
+    # The limit is below 8.1 million scores of all pairs, and far below 521 million numbers with a key for each pair.
+    assert 8 * 1009 * 64 <= forward.numel <= 5_000_000
     assert backward.numel <= 5_000_000
 
 
@@ -162,7 +163,7 @@ class _Attends(torch.nn.Module):
 
 
 def test_dropout_takes_key_and_position_together() -> None:
-    """A value of −3 and the position's vector of 3 cancel; dropout drops both or none, so the output stays 0."""
+    """Values of −3 and position vectors of 3 cancel; dropout drops both or neither, so the output stays 0."""
     positions = RelativePositions(4, 2)
     with torch.no_grad():
         positions.value_table.fill_(3.0)
@@ -172,7 +173,7 @@ def test_dropout_takes_key_and_position_together() -> None:
         output = positions.attend(query, key, value, dropout=0.5, generator=generator).output
         assert_close(output, torch.zeros_like(output), rtol=0, atol=1e-5)
     kept = positions.attend(query, key, value * 0, dropout=0.5).output / 3
-    assert not torch.allclose(kept, torch.ones_like(kept))  # dropout changed the output
+    assert not torch.allclose(kept, torch.ones_like(kept))  # dropout of some pairs changes the sum
 
 
 def test_hard_attention_takes_the_value_of_its_choice_with_its_position() -> None:

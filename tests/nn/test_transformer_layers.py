@@ -1,4 +1,4 @@
-"""Transformer layers against their formulas and torch's own layers, and whole passes against single steps."""
+"""Transformer layers against their formulas and torch's layers, and whole sequences against decoding by steps."""
 
 import math
 
@@ -40,7 +40,7 @@ def decoder_layer(dropout: float = 0.0, **options) -> TransformerDecoderLayer:
     )
 
 
-# ---------------------------------------------------------------- tests against written-out formulas
+# Tests of Transformer layers against their formulas.
 
 
 def attended(layer: MultiHeadAttention, query: Tensor, memory: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,7 +147,7 @@ def test_feed_forward_by_loops(activation):
     torch.testing.assert_close(layer(x), torch.tensor(outer, dtype=torch.float64))
 
 
-# ---------------------------------------------------------------- tests against torch's own layers
+# Tests of Transformer layers against torch's own layers.
 
 
 def perturbed(layer: nn.Module) -> nn.Module:
@@ -167,7 +167,7 @@ def test_an_encoder_layer_of_torch(norm_first, activation, bias):
     x = torch.randn(BATCH, QUERIES, SIZE)
     lengths = torch.tensor([3, 5])
     missing = torch.arange(QUERIES) >= lengths[:, None]
-    # With gradients, torch uses the code of training, not that of inference.
+    # Because gradients are on, torch runs its code for training instead of its fused code for inference.
     expected = theirs(x, src_key_padding_mask=missing)
     torch.testing.assert_close(ours(x, mask=padding(lengths)).output, expected, rtol=1e-5, atol=1e-5)
     ahead = torch.ones(QUERIES, QUERIES, dtype=torch.bool).triu(1)
@@ -201,7 +201,7 @@ def test_gradients_of_a_converted_layer_are_torchs():
     ours = TransformerEncoderLayer.from_torch(theirs)
     x = torch.randn(BATCH, QUERIES, SIZE)
     for layer, run in ((theirs, theirs), (ours, lambda x: ours(x).output)):
-        assert all(p.grad is None for p in layer.parameters())  # the copy shares no parameters
+        assert all(p.grad is None for p in layer.parameters())  # the converted layer shares no parameters
         run(x).pow(2).sum().backward()
     torch.testing.assert_close(ours.feed_forward.inner.weight.grad, theirs.linear1.weight.grad, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(
@@ -215,7 +215,7 @@ def test_other_activations_of_torch_are_refused():
         TransformerEncoderLayer.from_torch(layer)
 
 
-# ---------------------------------------------------------------- tests of masks, caches and training
+# Tests of masks, caches and training of Transformer layers.
 
 
 def test_padding_changes_nothing():
@@ -246,7 +246,7 @@ def test_token_by_token_equals_the_whole():
     for at in range(QUERIES):
         part = layer(
             x[:, at : at + 1],
-            memory if at == 0 else None,  # the memory is projected at the first token
+            memory if at == 0 else None,  # the first call caches its projections
             mask=causal(),
             memory_mask=allowed,
             cache=cache,
@@ -263,7 +263,7 @@ def test_keys_and_values_of_a_memory_may_differ():
     attention = MultiHeadAttention(SIZE, HEADS, key_size=MEMORY, value_size=17)
     layer = TransformerDecoderLayer(MultiHeadAttention(SIZE, HEADS), attention, FeedForward(SIZE)).eval()
     x, keys, values = torch.randn(1, 3, SIZE), torch.randn(1, 1, MEMORY), torch.randn(1, 1, 17)
-    # A single key gets all the weight; only its value matters.
+    # A single key has the weight 1 whatever its score is, so only its value affects the output.
     torch.testing.assert_close(layer(x, keys, values).output, layer(x, keys + 1, values).output)
     assert not torch.allclose(layer(x, keys, values).output, layer(x, keys, values + 1).output)
 
@@ -274,7 +274,7 @@ def test_dropout_falls_in_training_only():
     torch.testing.assert_close(layer.eval()(x).output, layer(x).output, rtol=0, atol=0)
     still = encoder_layer(dropout=0.0)
     still.load_state_dict(layer.state_dict())
-    torch.testing.assert_close(still(x).output, layer(x).output)  # training and inference use the same code
+    torch.testing.assert_close(still(x).output, layer(x).output)  # dropout of 0 in training equals inference
 
 
 def test_dropout_keeps_the_mean():

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import regard
 
-BATCH, HEADS, GROUPS, LENGTH, SIZE, VALUE_SIZE = 2, 4, 2, 40, 7, 5  # 40 = 8 chunks of 5 for 4 processes
+BATCH, HEADS, GROUPS, LENGTH, SIZE, VALUE_SIZE = 2, 4, 2, 40, 7, 5  # a length of 40 is 8 chunks of 5 for 4 processes
 LENGTHS, SEGMENTS = [29, 13], [[11, 4, 25], [17, 23, 0]]
 
 # Maps query positions (q, 1) and key positions (k,) to a mask (b, 1, q, k).
@@ -82,7 +82,7 @@ SCORES = {
     "bilinear": Score(lambda w: regard.Bilinear(w), lambda query, key, w: query @ w @ key.mT, ((SIZE, SIZE),)),
 }  # fmt: skip
 
-# The library's mask, from one process's part of the segment ids, and the same mask for all pairs.
+# For each case, the library's mask for one process's part of the segment ids, and a function for the mask of all pairs.
 MASKS: dict[str, tuple[Callable[[Tensor], Any], Allowed]] = {
     "none": (lambda part: None, everything),
     "causal": (lambda part: regard.causal(), causal),
@@ -201,16 +201,16 @@ def unit(case: Case) -> int:
 
 
 def keys_sent(case: Case, rank: int, size: int) -> int | None:
-    """Return of how many positions a process sends keys in the forward pass; None if there is no simple formula."""
+    """Return the number of positions whose keys a process sends in the forward pass; None without a simple formula."""
     part, chunk = LENGTH // size, LENGTH // (2 * size)
     match case.mask:
         case "none":
             return (size - 1) * part
-        case "causal" if case.balanced:  # sends one chunk to each later process, both chunks to each earlier one
+        case "causal" if case.balanced:  # later ranks need one of the two chunks, earlier ranks both
             return (size - 1 - rank) * chunk + rank * 2 * chunk
         case "causal":
             return (size - 1 - rank) * part
-        case "window" if case.balanced:  # sends the last 3 keys of each chunk, unless it holds the next chunk too
+        case "window" if case.balanced:  # the process of the next chunk needs the last 3 keys
             return 3 * ((rank < size - 1) + (rank > 0))
         case "window":
             return 3 * (rank < size - 1)
@@ -221,7 +221,7 @@ def keys_sent(case: Case, rank: int, size: int) -> int | None:
 
 
 def keys_received(case: Case, rank: int, size: int) -> int | None:
-    """Return of how many positions a process receives keys, whose gradients it sends in the backward pass."""
+    """Return the number of positions whose keys a process receives, and whose gradients it sends backward."""
     part, chunk = LENGTH // size, LENGTH // (2 * size)
     match case.mask:
         case "causal" if case.balanced:

@@ -1,4 +1,4 @@
-"""A program that test_ring.py runs: it computes every case on 2 and on 4 processes, and writes results to a folder.
+"""A program that test_ring.py runs: it computes attention over 2 and over 4 processes, and writes results to a folder.
 
     python ring_processes.py FOLDER
 
@@ -26,7 +26,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 
 
 def difference(found: Tensor, wanted: Tensor, dtype: torch.dtype = torch.float64) -> float:
-    """Return the largest difference, unless in float64 relative to the largest number; infinities must match."""
+    """Return the difference, absolute in float64, else relative to the largest number; infinities must match."""
     found, wanted = found.detach().cpu().double(), wanted.detach().cpu().double()
     finite = wanted.isfinite()
     if not torch.equal(found[~finite], wanted[~finite]):
@@ -38,7 +38,7 @@ def difference(found: Tensor, wanted: Tensor, dtype: torch.dtype = torch.float64
 
 
 def run_case(case: Case, rank: int, size: int, group: Any = None, device: str = "cpu") -> dict[str, float | int]:
-    """Return how much attention over the group differs from that on one CPU process, forward and backward."""
+    """Return the differences of output and gradients between attention over the group and on one CPU process."""
     dtype = DTYPES[case.dtype]
     mine = [positions(rank, size, length, case.balanced) for length in (case.queries, LENGTH, LENGTH)]
     query, key, value, slopes, total_slopes, *learned = (t.to(device, dtype) for t in inputs(case))
@@ -75,7 +75,7 @@ def run_case(case: Case, rank: int, size: int, group: Any = None, device: str = 
 
 
 def layers(rank: int, size: int) -> dict[str, dict[str, float]]:
-    """Return how much layers under `regard.parallel.context` differ from the same layers on one process."""
+    """Return the differences between layers under `regard.parallel.context` and the same layers on one process."""
     return {
         **{name: _layer(make, rank, size) for name, make in LAYERS.items()},
         "transformer with positions": _stack(rank, size),
@@ -98,7 +98,7 @@ LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
 
 
 def _compared(layer: torch.nn.Module, run: Callable[[Tensor], Tensor], rank: int, size: int) -> dict[str, float]:
-    """Return how much output and gradients differ between whole sequences on one process and parts on all."""
+    """Return the differences between whole sequences on one process and their parts on all processes."""
     torch.manual_seed(3)
     whole = torch.randn(2, LENGTH, 12, dtype=torch.float64)
     slopes = torch.randn(2, LENGTH, 12, dtype=torch.float64)
@@ -151,7 +151,7 @@ def _unshard(rank: int, size: int) -> dict[str, float]:
 
 
 def _nan(rank: int, size: int) -> dict[str, float]:
-    """Return how much NaN in keys and values beyond a sequence's length changes output and gradients."""
+    """Return the change of output and gradients by NaN in keys and values after the end of a sequence."""
     torch.manual_seed(4)
     query, key, value = (torch.randn(2, 3, LENGTH, 5, dtype=torch.float64) for _ in range(3))
     found = []
@@ -226,7 +226,7 @@ def process(rank: int, size: int, folder: Path) -> None:
     found["layers"] = layers(rank, size)
     found["errors"] = {name: message(call) for name, call in bad_calls(rank, size).items()}
     found["after errors"] = run_case(CASES[0], rank, size)
-    if size == 4:  # ranks in the group differ from global ranks
+    if size == 4:  # a group of some of the processes, whose ranks differ from the global ranks
         pairs = [dist.new_group([3, 1]), dist.new_group([0, 2])]
         group = pairs[0 if rank in (1, 3) else 1]
         found["subgroup"] = run_case(Case(mask="causal"), dist.get_rank(group), 2, group)
@@ -236,7 +236,7 @@ def process(rank: int, size: int, folder: Path) -> None:
 
 def main(folder: Path) -> int:
     """Run groups of 2 and 4 processes, one after another; if a process fails, the others of its group are ended."""
-    fork = multiprocessing.get_context("fork")  # forked processes share the import of torch
+    fork = multiprocessing.get_context("fork")  # forked processes need not import torch again
     for size in (2, 4):
         group = [fork.Process(target=process, args=(rank, size, folder)) for rank in range(size)]
         for each in group:

@@ -15,7 +15,8 @@ MEMORY = Memory(STATES, STATES, None, torch.zeros(2, 8))
 TOKENS = torch.zeros(2, 3, dtype=torch.long)
 RECURRENT = RecurrentDecoder(11, 8, memory_size=8, attention=regard.nn.Attention(8, 8))
 TRANSFORMER = TransformerDecoder(11, 8, layers=1, heads=2)
-STARTED = RECURRENT.start(MEMORY), TRANSFORMER.start(MEMORY)  # states that were created outside of a parallel context
+# States of decoders that were created outside of a parallel context.
+STARTED = RECURRENT.start(MEMORY), TRANSFORMER.start(MEMORY)
 
 CALLS: dict[str, tuple[str, Callable[[], object]]] = {
     "recurrent encoder": ("a recurrent encoder", lambda: RecurrentEncoder(11, 8)(TOKENS)),
@@ -33,6 +34,6 @@ CALLS: dict[str, tuple[str, Callable[[], object]]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_it_is_refused(name, monkeypatch):
     what, call = CALLS[name]
-    monkeypatch.setattr(sharding, "current", object())  # as in regard.parallel.context
+    monkeypatch.setattr(sharding, "current", object())  # as inside of `regard.parallel.context`
     with pytest.raises(NotImplementedError, match=f"^{what} is not computed over a process group"):
         call()

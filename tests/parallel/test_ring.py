@@ -19,7 +19,7 @@ LAYERS = (
     "multihead", "multihead, rotary", "multihead, alibi", "multihead, additive", "multihead, grouped heads",
     "transformer with positions", "unshard", "NaN in padding",
 )  # fmt: skip
-# The largest allowed differences; unless in float64 relative to the largest number.
+# The largest allowed difference of results by dtype: absolute in float64, else relative to the largest number.
 LARGEST = {"float64": 1e-12, "float32": 2e-6, "bfloat16": 3e-2}
 
 every_size = pytest.mark.parametrize("size", SIZES)

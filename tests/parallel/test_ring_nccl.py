@@ -10,7 +10,7 @@ from ring_processes import run_case
 
 import regard
 
-# The largest allowed differences; unless in float64 relative to the largest number.
+# The largest allowed difference of results by dtype: absolute in float64, else relative to the largest number.
 LARGEST = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 3e-2}
 
 pytestmark = pytest.mark.cuda

@@ -1,4 +1,4 @@
-"""Fixtures of the studio's tests."""
+"""Fixtures for the tests of the studio, the web application of `regard studio`."""
 
 from conftest_studio import browser, studio, visit
 

@@ -1,4 +1,4 @@
-"""A studio for a test module, raw requests to it, and a browser."""
+"""Test fixtures: a running server of the studio (`regard studio`), HTTP requests to it, and a browser."""
 
 import http.client
 import json
@@ -44,7 +44,7 @@ class Studio:
         return f"http://127.0.0.1:{self.port}"
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
-        """Send one raw request; names of headers have _ for -."""
+        """Send one HTTP request and return its response; in the names of `headers`, _ stands for -."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_SECONDS)
         connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()
@@ -62,7 +62,7 @@ class Studio:
 
 @contextmanager
 def running(*arguments: Any, limits: Limits = LIMITS, **options: Any) -> Iterator[Studio]:
-    """A studio on a free port, stopped at the end; it has no limit on the time of an answer."""
+    """Run a studio server on a free port until the context exits; the time limit of its answers is `HANG_SECONDS`."""
     limits = replace(limits, answer_seconds=HANG_SECONDS)
     listening = bind("127.0.0.1", 0)
     port = listening.getsockname()[1]
@@ -80,12 +80,13 @@ def running(*arguments: Any, limits: Limits = LIMITS, **options: Any) -> Iterato
 
 @pytest.fixture(scope="session")
 def studio() -> Iterator[Studio]:
-    """A studio without runs: examples, toys, and the playground."""
+    """A studio server without runs: it has the built-in examples, toy translators and playground."""
     with running() as found:
         yield found
 
 
-@pytest.fixture(scope="module")  # Playwright allows one driver at a time, and other test folders start their own
+# The scope is not "session": Playwright allows one driver at a time, and the tests of other folders start drivers too.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("NO CHROMIUM: the studio was not tested in a browser. Install chromium and run again.")
@@ -100,7 +101,7 @@ def browser() -> Iterator[Any]:
 
 @dataclass
 class Visit:
-    """A page, and lists of its errors and requests."""
+    """A browser page with its console errors and external requests; errors that contain an `allowed` text may occur."""
 
     page: Any
     errors: list[str] = field(default_factory=list)
@@ -110,7 +111,7 @@ class Visit:
 
 @pytest.fixture
 def visit(browser: Any, studio: Studio) -> Iterator[Callable[..., Any]]:
-    """Open an address of a studio; at the end check that there was no error and no external request."""
+    """Return a function that opens a page of a studio; after the test, check for errors and external requests."""
     visits: list[tuple[Any, Visit]] = []
 
     def opened(path: str = "/", at: Studio = studio, **options: Any) -> Any:
@@ -137,11 +138,11 @@ def visit(browser: Any, studio: Studio) -> Iterator[Callable[..., Any]]:
         context.close()
         assert found.elsewhere == [], found.elsewhere
         errors = [error for error in found.errors if not any(part in error for part in found.allowed)]
-        assert errors == [], errors  # assertions of this module are not rewritten, so the message is given
+        assert errors == [], errors  # pytest does not rewrite the assertions of this module, so the message is explicit
 
 
 def says(locator, text: str) -> None:
-    """Wait until an element has a text."""
+    """Wait until an element contains a text."""
     from playwright.sync_api import expect
 
     expect(locator).to_contain_text(text)

@@ -1,7 +1,7 @@
-"""Measures the scrolling of a map of 8,192 tokens × 32 heads: python tests/studio/measure_tiles.py
+"""Measures how fast the studio serves an attention map of 8,192 tokens × 32 heads: python tests/studio/measure_tiles.py
 
-A model of one attention layer is watched, so q and k of size 64 are stored and every picture is computed from them. The
-times are those of whole requests over HTTP, as a browser makes them.
+The trace of a model with one attention layer stores queries and keys of size 64, and the server computes every picture
+of the map from them. The printed times are those of whole HTTP requests, as a browser makes them.
 """
 
 import random
@@ -24,14 +24,14 @@ TOKENS, HEADS, SIZE = 8192, 32, 64
 
 
 class Layer(nn.Module):
-    """One attention; its values are small, because the weights do not depend on them."""
+    """One attention call; its values have only 8 features, because the attention weights do not depend on them."""
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.scaled_dot_product_attention(x, x, x[..., :8], is_causal=True)
 
 
 class Model(nn.Module):
-    """A model with a name for its attention."""
+    """A model in which the attention layer has a name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,8 @@ class Model(nn.Module):
 
 
 def watched() -> Trace:
-    """Return the trace of tokens that attend near themselves, at multiples of a distance, and at fixed positions."""
+    """Return a trace in which each token attends to its neighbours, to tokens at multiples of a distance, and to a few
+    fixed positions."""
     generator = torch.Generator().manual_seed(1)
     place = torch.arange(TOKENS)[:, None] / torch.logspace(0.3, 3, SIZE // 2)
     waves = torch.cat([place.sin(), place.cos()], -1) * torch.linspace(1.0, 1.7, HEADS)[:, None, None]
@@ -55,7 +56,7 @@ def watched() -> Trace:
 
 
 def timed(studio: Studio, path: str) -> float:
-    """Return milliseconds of one request."""
+    """Return the duration of one request in milliseconds."""
     start = time.perf_counter()
     answer = studio.get(path)
     assert answer.status == 200, answer.body[:200]
@@ -63,7 +64,7 @@ def timed(studio: Studio, path: str) -> float:
 
 
 def main() -> None:
-    """Print the time of the first picture, and of tiles at several depths."""
+    """Print the times of the first picture of a map, of tiles of several sizes, and of a row."""
     trace = watched()
     print(f"{trace.records[0]}; kept {trace.nbytes / 2**20:.0f} MiB")
     draw = random.Random(0)

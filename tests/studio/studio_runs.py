@@ -1,5 +1,5 @@
-"""Runs for the studio's tests: a translator trained for a few steps, one before its first checkpoint, and another
-task."""
+"""Runs for the studio's tests: a translator after a few training steps, a run before its first checkpoint, and runs of
+a task that only predicts."""
 
 import io
 import json
@@ -28,7 +28,7 @@ SETTINGS = {
 
 
 def translator(out: Path, **settings: str) -> Path:
-    """Return a run directory of the first task, trained without the checks of shapes and types."""
+    """Return the run directory of a translator, trained without jaxtyping's checks of shapes and types."""
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
         task = TASKS["translation"]
@@ -39,7 +39,7 @@ def translator(out: Path, **settings: str) -> Path:
 
 
 def beginning(finished: Path, out: Path) -> Path:
-    """Return a run before its first checkpoint: with a configuration and some figures."""
+    """Return a run directory before its first checkpoint: it has a configuration and the metrics of three steps."""
     run = Run.create(out, Run.open(finished).config())
     for step in range(1, 4):
         run.metrics.add(
@@ -50,7 +50,7 @@ def beginning(finished: Path, out: Path) -> Path:
 
 @dataclass(frozen=True)
 class Seen:
-    """A prediction about a picture."""
+    """A prediction for an input with a picture of `size`; its trace has a column for each column of pixels."""
 
     answer: str
     size: tuple[int, int]
@@ -67,7 +67,7 @@ class Seen:
 
 
 def task_of(*inputs: Input, name: str = "picture") -> Task:
-    """Return the record of a task that only predicts."""
+    """Return a `Task` record with these inputs whose functions for training and evaluation raise an error."""
 
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("only asked")
@@ -86,7 +86,7 @@ SCENE = task_of(Input("scene", "scene", "Scene"), name="road")
 
 @dataclass
 class Stub:
-    """A run in memory that records its inputs."""
+    """A run in memory that appends its inputs to the list `asked`."""
 
     name: str = "stub"
     task: Task = PICTURE
@@ -107,7 +107,7 @@ class Stub:
 
 
 def png(width: int = 3, height: int = 2) -> bytes:
-    """Return a picture as a file."""
+    """Return the bytes of a PNG file of a red picture."""
     file = io.BytesIO()
     Image.new("RGB", (width, height), (200, 30, 30)).save(file, "PNG")
     return file.getvalue()

@@ -1,8 +1,8 @@
-"""Takes pictures of every view: python tests/studio/take_screenshots.py FOLDER [RUN] [all]
+"""Takes screenshots of every view of the studio: python tests/studio/take_screenshots.py FOLDER [RUN] [all]
 
-FOLDER gets `studio-NAME-light.png` and so on. RUN is a trained translator, such as `demo/run`; without one the built-in
-toys translate. With `all`, every view is taken in light and dark, in English and Chinese; else only those in the
-documents.
+The files `studio-NAME-light.png` and so on are written to FOLDER. RUN is the directory of a trained translator, such as
+`demo/run`; without it, the studio's built-in toy translators are shown. With `all`, every view is taken in light and
+dark colours, in English and Chinese; otherwise only in the form that the documentation uses.
 """
 
 import sys
@@ -28,12 +28,12 @@ from regard.studio.translation_api import open_run
 
 
 def sentence(page: Page) -> None:
-    """Show the playground with a sentence instead of vectors."""
+    """Switch the playground from vectors to a sentence."""
     page.get_by_role("radio", name="Sentence").or_(page.get_by_role("radio", name="句子")).click()
 
 
 def compare(page: Page) -> None:
-    """Compare two runs, with one word chosen in each."""
+    """Show two runs side by side and select a word in each."""
     page.locator("select").nth(1).select_option(index=2)
     for side in range(2):
         page.wait_for_timeout(900)
@@ -41,7 +41,7 @@ def compare(page: Page) -> None:
 
 
 def coloured(page: Page) -> None:
-    """Show three heads of a layer, and the weights of one word."""
+    """Show three heads of a layer in different colours, and the weights of one word."""
     page.locator('[data-value="colours"]').click()
     for head in (2, 3, 4):
         page.locator(f'[data-record="0"][data-head="{head}"]').click()
@@ -49,7 +49,7 @@ def coloured(page: Page) -> None:
 
 
 def warmer(page: Page) -> None:
-    """Show the playground at a temperature at which every key has weight."""
+    """Set the playground's softmax temperature to a value at which no key has a weight near 0."""
     page.locator("input[type=range]").first.evaluate(
         """(slider) => {
           slider.value = Number(slider.min) + 0.775 * (slider.max - slider.min);
@@ -59,7 +59,7 @@ def warmer(page: Page) -> None:
     )
 
 
-# Name, address, first action, and whether the documents have it in dark colours.
+# Of each view: its name, its address, the action before the screenshot, and whether the documentation shows it dark.
 View = tuple[str, str, Callable[[Page], None] | None, bool]
 VIEWS: list[View] = [
     ("playground", "#/playground", warmer, False),
@@ -78,7 +78,7 @@ VIEWS: list[View] = [
 
 
 class Encoder(nn.Module):
-    """Return a small encoder over a sentence, with larger weights than initial ones."""
+    """A small Transformer encoder with larger random parameters than PyTorch's default, for sharper attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Encoder(nn.Module):
 
 
 def standalone(path: Path) -> None:
-    """Write a page of that encoder."""
+    """Write the HTML page of an `Encoder` applied to a sentence."""
     sentence = "The quick brown fox did not jump over the lazy dog because it slept ."
     words = Labels("tokens", tuple(sentence.split()))
     model, place = Encoder(), torch.arange(len(words))[:, None] / torch.logspace(0, 2, 24)
@@ -105,7 +105,7 @@ def standalone(path: Path) -> None:
 
 
 def take(browser: Browser, address: str, file: Path, act: Callable[[Page], None] | None, **options: Any) -> None:
-    """Take one picture of a whole page."""
+    """Take a screenshot of a whole page, after the action `act` if one is given."""
     language, theme = options.pop("language", "en"), options.pop("theme", "light")
     context = browser.new_context(
         viewport={"width": 1280, "height": 860}, color_scheme=theme, locale=language, device_scale_factor=1, **options
@@ -121,7 +121,7 @@ def take(browser: Browser, address: str, file: Path, act: Callable[[Page], None]
     tab.wait_for_timeout(300)
     tab.screenshot(path=file, full_page=True)
     context.close()
-    with Image.open(file) as picture:  # a palette of 256 similar colours takes a third of the bytes
+    with Image.open(file) as picture:  # with a palette of 256 colours the file has a third of the bytes
         few = picture.convert("RGB").quantize(
             256, method=Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE
         )
@@ -129,7 +129,10 @@ def take(browser: Browser, address: str, file: Path, act: Callable[[Page], None]
 
 
 def main(folder: Path, run: Path | None, everything: bool) -> None:
-    """Take every view once, or in every language and colour. Two toys are compared, so that they differ."""
+    """Take every view once, or in every language and colour scheme if `everything`.
+
+    The comparison of two runs shows the two toy translators, because their answers differ.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     forms = [("light", "en"), ("dark", "en"), ("light", "zh"), ("dark", "zh")]
     runs = [open_run(run)] if run else []

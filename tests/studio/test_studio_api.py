@@ -1,4 +1,5 @@
-"""Responses of the studio: the playground against loops over lists, examples, traces and translations."""
+"""Tests of the studio's HTTP responses: the playground (compared with loops over lists), examples, traces,
+translations."""
 
 import contextlib
 import io
@@ -246,7 +247,7 @@ def test_a_trace_is_handed_in_and_removed(studio: Studio, trace_file):
     assert (answer.status, "not the model" in answer.json["error"]) == (404, True)
     assert studio.ask("DELETE", base).json == {"removed": opened.json["id"]}
     assert studio.get(f"{base}/records").status == 404
-    assert studio.ask("DELETE", "/api/traces/image").status == 404  # examples cannot be removed
+    assert studio.ask("DELETE", "/api/traces/image").status == 404  # built-in examples cannot be removed
 
 
 def test_only_the_last_few_handed_in_are_held(trace_file):
@@ -257,7 +258,7 @@ def test_only_the_last_few_handed_in_are_held(trace_file):
 
 
 def lying(body: bytes, change) -> bytes:
-    """Return the same file with its description changed."""
+    """Return the bytes of a trace file after `change` has modified its JSON header."""
     (length,) = struct.unpack("<Q", body[:8])
     header = json.loads(body[8 : 8 + length])
     change(header)
@@ -311,7 +312,7 @@ def test_traces_given_at_the_start(tmp_path, trace_file):
 
 
 class Fake:
-    """A run that returns its inputs."""
+    """A stand-in for a translation run: the translation is the input in capitals."""
 
     name = "fake"
 
@@ -323,7 +324,7 @@ class Fake:
 
 
 class Broken(Fake):
-    """A run whose weights are NaN."""
+    """A stand-in for a translation run whose attention weights are NaN."""
 
     def translate(self, text, *, beams, forced=()):
         found = super().translate(text, beams=1, forced=forced)
@@ -411,8 +412,8 @@ def test_an_alignment_is_judged(studio: Studio):
     found = studio.post("/api/faithfulness", question).json
     assert found["deletion"]["map"]["fractions"] == pytest.approx([0, 1 / 3, 2 / 3, 1])
     chances = found["deletion"]["map"]["scores"]
-    assert chances[0] == pytest.approx(0.76, abs=0.02)  # equals the probability in the translation
-    assert max(chances[1:]) < 0.01  # without the source word Tom, the translation 汤姆 is unlikely
+    assert chances[0] == pytest.approx(0.76, abs=0.02)  # the probability of 汤姆 before any source word is deleted
+    assert max(chances[1:]) < 0.01  # after the source word Tom is deleted, the translation 汤姆 is unlikely
     assert found["sufficiency"]["map"]["scores"][1] > 0.9
     assert found["gain"]["random"] > 0.3
     answer = studio.post("/api/faithfulness", {**question, "place": 3})

@@ -1,4 +1,4 @@
-"""Runs of any task over HTTP: predictions, and the data of their pages."""
+"""Tests of runs of any task over HTTP: predictions, and the data of the studio's page of a run."""
 
 import base64
 import json
@@ -28,7 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def live(trained: Path, tmp_path_factory: pytest.TempPathFactory):
-    """A trained run, one without attention, one before its first checkpoint, and one about pictures."""
+    """A studio with four runs: trained, trained without attention, before its first checkpoint, and about pictures."""
     none = translator(tmp_path_factory.mktemp("none") / "none", attention="none")
     begun = beginning(trained, tmp_path_factory.mktemp("begun") / "begun")
     with running([open_run(trained), open_run(none), open_run(begun), Stub()]) as found:
@@ -375,7 +375,7 @@ def test_an_example_never_names_a_file():
 
 
 def test_the_studio_serves_a_run_that_is_training(trained: Path, tmp_path: Path, monkeypatch):
-    """`regard studio RUN` opens it; the server is not started here."""
+    """`regard studio RUN` accepts a run that has no checkpoint yet; the test replaces the HTTP server."""
     import regard.studio.server as serving
 
     begun = beginning(trained, tmp_path / "begun")
@@ -407,7 +407,7 @@ def test_no_task_is_imported_by_name(path: Path):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # an argument of importlib is a string
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # `importlib` imports modules by strings
             names = [node.value]
         else:
             continue

@@ -1,4 +1,4 @@
-"""Predictions of runs, and their pages, in a real browser."""
+"""Tests of the studio in a real browser: predictions of runs, and the page of a run."""
 
 import io
 import json
@@ -45,7 +45,7 @@ def live(trained: Path, tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(scope="module")
 def pictured(tmp_path_factory: pytest.TempPathFactory):
-    """Two runs of a task about pictures, each with its own example."""
+    """A studio with two runs of a task about pictures, each with its own example."""
     folder = tmp_path_factory.mktemp("pictured")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TASKS, "asked", ASKED)
@@ -84,7 +84,7 @@ def test_two_runs_answer_side_by_side(visit, live):
     page = visit("/#/ask/3", at=live)
     says(page.locator("[data-name=compare]"), "second")
     options = page.locator("[data-name=compare] option").all_inner_texts()
-    assert options == ["nothing", "second · picture", "other · picture"]  # runs with other inputs cannot be compared
+    assert options == ["nothing", "second · picture", "other · picture"]  # only runs with the same inputs are offered
     page.locator("[data-input=image]").set_input_files(FILE)
     page.locator("[data-input=question]").fill("How wide?")
     page.locator("[data-name=compare]").select_option("4")
@@ -291,7 +291,7 @@ def test_curves_follow_a_run_that_trains(visit, trained, tmp_path):
         Run.open(begun).metrics.add({"kind": "train", "step": 4, "loss": 0.25})
         says(page.locator(".curve .readout"), "training 0.25")
         says(page.locator(".rest"), "The result is written when training ends.")
-        page.close()  # the page repeats its request every few seconds, so it is closed before the studio
+        page.close()  # the page sends a request every few seconds, so it is closed before the studio stops
 
 
 def test_a_model_card_is_never_markup(visit, live):

@@ -1,4 +1,4 @@
-"""Every view in a real browser, after pointing, clicking and typing.
+"""Tests of every view of the studio in a real browser, with mouse and keyboard.
 
 The fixture `visit` also asserts that the console has no messages and that no request left the machine.
 """
@@ -125,7 +125,7 @@ def test_vectors_come_and_go_and_values_can_differ(visit):
     says(page.locator('table[aria-label="Weights"] thead'), "k3")
     page.get_by_role("button", name="Remove chases").click()
     says(page.locator('table[aria-label="Weights"] thead'), "k3")
-    counts(page.locator('table[aria-label="Weights"] thead th'), 4)  # columns of three keys and of the sum
+    counts(page.locator('table[aria-label="Weights"] thead th'), 4)  # a column for each of three keys and for the sum
     page.get_by_text("Values are the keys").click()
     page.locator(".vectors.value input.number").first.fill("77")
     says(page.locator('table[aria-label="Output"]'), "77")
@@ -149,7 +149,8 @@ def test_names_of_arrows_do_not_cover_each_other(visit):
         for other in boxes[n + 1 :]:
             across = min(one["x"] + one["width"], other["x"] + other["width"]) - max(one["x"], other["x"])
             down = min(one["y"] + one["height"], other["y"] + other["height"]) - max(one["y"], other["y"])
-            assert across <= 0 or down <= 4  # a line of text is higher than its letters
+            # The boxes may overlap by 4 pixels, because a line of text is higher than its letters.
+            assert across <= 0 or down <= 4
 
 
 def test_numbers_of_a_sentence_fit_their_cells(visit):
@@ -293,7 +294,7 @@ def test_from_one_view_to_the_next_and_another_head(visit):
     page.locator(".heads button[data-head='1']").first.click()
     says(page.locator(".faithful h2"), "For “positive”, head 1")
     page.get_by_role("radio", name="中文").click()
-    says(page.locator(".faithful h2"), "“positive”，头 1")  # the chosen row and head stay chosen in the other language
+    says(page.locator(".faithful h2"), "“positive”，头 1")  # a change of language keeps the selected row and head
     page.get_by_role("link", name="交通").click()
     says(page.locator(".readout"), "lorry, braking")
 
@@ -318,7 +319,7 @@ def test_no_trace_yet(visit):
 
 @pytest.fixture(scope="module")
 def full():
-    """A studio with a long trace and one with hostile names."""
+    """A studio with two traces: a long one, and one whose names contain HTML."""
     place = torch.arange(1500)
     near = (-(place[:, None] - place).abs() / 3.0).softmax(-1)
     tokens = Labels("tokens", tuple(f"t{n}" for n in range(1500)))
@@ -393,7 +394,7 @@ def test_a_translation_with_its_alignment(visit):
         "[...document.querySelectorAll('.pair path[data-target=\"0\"]')]"
         ".sort((a, b) => b.getAttribute('stroke-width') - a.getAttribute('stroke-width'))[0].dataset.source"
     )
-    assert strongest == "7"  # word 7 is "yesterday"
+    assert strongest == "7"  # source word 7 is "yesterday"
     word(page, "昨天").hover()
     faded = page.locator('.pair path[data-target="1"]').first.get_attribute("stroke-opacity")
     assert float(faded) < 0.2
@@ -435,7 +436,7 @@ def test_hypotheses_are_looked_through(visit):
 
 @dataclass(frozen=True)
 class Fixed:
-    """A run with one constant answer."""
+    """A stand-in for a translation run that returns the same answer for every input."""
 
     name: str
     source: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Checks of requests to the studio: raw requests that a hostile page, or a broken client, could send."""
+"""Tests of the studio's checks of HTTP requests: requests that a hostile web page or a broken client could send."""
 
 import json
 import socket
@@ -82,7 +82,7 @@ def test_the_own_origin_is_served(studio: Studio):
 def test_what_a_browser_calls_cross_site_is_refused(studio: Studio):
     refused(studio.get("/api/status", Sec_Fetch_Site="cross-site"), 403, "only pages of this studio may ask")
     refused(studio.get("/api/traces", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate"), 403, "only pages")
-    # A link to the studio's front page is harmless: it shows nothing of earlier requests.
+    # Other sites may link to the studio's front page, because it contains no data of earlier requests.
     assert studio.get("/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate").status == 200
     assert studio.get("/api/status", Sec_Fetch_Site="same-origin").status == 200
 
@@ -174,7 +174,7 @@ def test_a_form_of_another_site_is_no_json(studio: Studio):
 @pytest.mark.parametrize(
     ("path", "part"),
     [
-        ("map?record=0&head=3", "head must be from 0 to 2, got 3"),  # there are two heads; index 2 is their mean
+        ("map?record=0&head=3", "head must be from 0 to 2, got 3"),  # heads 0 and 1; index 2 is their mean
         ("map?record=1", "record must be from 0 to 0, got 1"),
         ("map?record=-1", "record must be a whole number"),
         ("map?record=0x1", "record must be a whole number"),
@@ -219,7 +219,7 @@ def test_a_mistake_of_the_studio_shows_no_traceback(caplog):
         answer = found.post("/api/translate", {"text": "a"})
     refused(answer, 500, "the studio made a mistake; its log says which")
     assert b"secret" not in answer.body
-    assert "secret path" in caplog.text  # the log contains the message that the response omits
+    assert "secret path" in caplog.text  # the server's log contains the error message that the response omits
 
 
 def test_who_is_loopback():
@@ -231,7 +231,7 @@ def test_hosts_of_a_server_that_others_can_reach():
     assert hosts("192.168.0.7", 80) == {"192.168.0.7"}
     assert hosts("fd00::7", 99) == {"[fd00::7]:99"}
     with running(host="0.0.0.0") as found:
-        # An IP address cannot be rebound; a DNS name can.
+        # An IP address is accepted as Host. A DNS name is refused, because DNS rebinding could change its address.
         assert found.get("/api/status", Host=f"10.1.2.3:{found.port}").status == 200
         assert found.get("/api/status", Host=f"evil.example:{found.port}").status == 421
         assert found.get("/api/status", Host="10.1.2.3:1").status == 421
@@ -278,7 +278,7 @@ def test_paths_that_are_no_traces(tmp_path):
 
 
 def raw(studio: Studio, request: bytes) -> bytes:
-    """Send raw bytes; return the response until the server closes, or an error response is complete."""
+    """Send raw bytes; return the received bytes when the server closes the connection or a JSON error is complete."""
     with socket.create_connection(("127.0.0.1", studio.port), timeout=HANG_SECONDS) as connection:
         connection.sendall(request)
         found = b""

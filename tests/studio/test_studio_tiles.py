@@ -1,4 +1,4 @@
-"""Parts of maps against the weights themselves, cropped and averaged by loops."""
+"""Tests of tiles, parts of attention maps: they are compared with weights that are cropped and averaged by loops."""
 
 import json
 import struct
@@ -41,7 +41,7 @@ def test_a_tile_ends_where_the_map_ends():
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """Limit pictures to 8 × 8 cells, so that small maps are pooled."""
+    """Limit pictures of maps to 8 × 8 cells, so that even small maps are pooled."""
     monkeypatch.setattr(tiles, "CELLS", 8)
 
 
@@ -57,7 +57,7 @@ def test_a_pooled_map_holds_means(tiny):
 
 def test_a_pooled_tile_lies_on_the_grid(tiny):
     weights = torch.rand(1, 61, 67)
-    grid = tiles.tile(one(weights), 0, 10, 23, 16, 20)  # 20 columns in at most 8 cells: blocks of 3
+    grid = tiles.tile(one(weights), 0, 10, 23, 16, 20)  # 20 columns in at most 8 cells: blocks of 3 columns
     assert (grid.at, grid.block) == ((9, 21), (3, 3))
     assert grid.cells.shape == (6, 8)  # rows 9 to 26, columns 21 to 44: the whole requested part
     assert float(grid.cells[1, 2]) == pytest.approx(mean_by_loop(weights[0], 12, 27, 3, 3), abs=1e-6)
@@ -68,7 +68,8 @@ def test_of_too_large_a_map_some_rows_are_read(tiny, monkeypatch):
     weights = torch.rand(1, 64, 64)
     grid = tiles.whole(one(weights), 0)
     assert (grid.block, grid.read) == ((8, 8), 2)
-    expected = weights[0].view(8, 8, 8, 8)[:, [2, 6]].mean((1, 3))  # two rows are read, the centres of the halves
+    # Two of the eight rows of each block are read: the centres of its upper and lower half.
+    expected = weights[0].view(8, 8, 8, 8)[:, [2, 6]].mean((1, 3))
     torch.testing.assert_close(grid.cells, expected)
 
 
@@ -159,7 +160,8 @@ def test_a_large_map_from_a_file_brings_its_own_overview(tmp_path, monkeypatch):
     grid = tiles.whole(record, 0)
     assert grid.cells.shape == (8, 8)
     assert grid.block == (71 / 8, 83 / 8)
-    assert float(grid.cells.sum()) * 71 * 83 / 64 == pytest.approx(71, rel=0.02)  # each of 71 rows sums to 1
+    # A cell is the mean of its block of 71/8 × 83/8 weights, and each of the 71 rows of weights sums to 1.
+    assert float(grid.cells.sum()) * 71 * 83 / 64 == pytest.approx(71, rel=0.02)
     torch.testing.assert_close(tiles.received(record, 0), weights[0].mean(0), atol=1e-4, rtol=1e-2)
 
 

@@ -1,4 +1,4 @@
-"""The task of the page docs/add-a-task.md, written as the folder and the entry that the page describes."""
+"""Installs the task that the documentation page docs/add-a-task.md describes, from the code blocks of the page."""
 
 import re
 import sys
@@ -14,7 +14,7 @@ _BLOCK = re.compile(r"^```py\n# src/regard/tasks/(\S+)\n(.*?)^```$", re.MULTILIN
 
 
 def files() -> dict[str, str]:
-    """Return the files of the page by their paths in regard/tasks, each once."""
+    """Return the code of the page by the file paths, relative to regard/tasks, that its code blocks begin with."""
     found = _BLOCK.findall(PAGE.read_text(encoding="utf-8"))
     assert len({name for name, _ in found}) == len(found)
     return dict(found)
@@ -22,7 +22,7 @@ def files() -> dict[str, str]:
 
 @contextmanager
 def added(folder: Path) -> Iterator[dict[str, str]]:
-    """Install the task as a folder of regard.tasks and an entry of the catalog; both are removed afterwards."""
+    """Install the task of the page as a folder of regard.tasks and an entry of the catalog until the context exits."""
     written = files()
     entry = written.pop("catalog.py")
     for name, text in written.items():

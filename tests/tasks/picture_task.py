@@ -1,4 +1,4 @@
-"""Two tasks about pictures in one file: brightness, and whether a statement about it is right. They train nothing."""
+"""Two small tasks for the tests of pictures as inputs: the brightness of a picture, and a question about it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ class Codec:
 
 
 class Network(nn.Module):
-    """Four cells, each with its mean brightness."""
+    """Classifies a picture by the mean brightness of each of its four cells."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Seen:
         return self.answer
 
     def record(self) -> dict[str, Any]:
-        """A prediction with the mean colours of the four cells, so that a test can check the input."""
+        """Return the answer with the mean colours of the four cells, so that a test can check the input picture."""
         means = self.pixels.reshape(3, 2, 8, 2, 8).mean((2, 4)).round().astype(int)
         return {"answer": self.answer, "cells": means.reshape(3, 4).T.tolist()}
 
@@ -91,7 +91,7 @@ class Predictor:
 
 
 def picture(level: int) -> np.ndarray:
-    """Return pixels (3, 16, 16) that are brighter at the right."""
+    """Return pixels (3, 16, 16) whose brightness increases from 0 at the left to `level` at the right."""
     return np.broadcast_to(np.linspace(0, level, 16).astype(np.uint8), (3, *SIZE)).copy()
 
 

@@ -1,4 +1,4 @@
-"""Camera driving through the commands: steering from a log, with baselines, maps and weights over time."""
+"""Tests of driving from camera frames: runs on a driving log, baselines, attention maps, weights of the frames."""
 
 import json
 import math
@@ -39,7 +39,7 @@ def words(settings: dict[str, str]) -> list[str]:
 
 
 def write_drive(folder: Path, count: int = 72) -> Path:
-    """Write a log in which a bright bar moves from side to side; the steering is its position."""
+    """Write a driving log whose frames show a bright bar that moves from side to side; the steering is its position."""
     (folder / "IMG").mkdir(parents=True)
     lines = ["center,left,right,steering,throttle,brake,speed"]
     for number in range(count):
@@ -74,7 +74,7 @@ def test_a_result_has_the_errors_beside_both_baselines(run):
     assert metrics["knows_angles"] == "no"
     config = json.loads((run / "config.json").read_text())
     assert config["preset"] == "camera"
-    assert "hidden" not in config["model"]  # model.hidden belongs to the input of objects
+    assert "hidden" not in config["model"]  # model.hidden has an effect only with input=objects
 
 
 def test_baselines_are_of_the_frames_of_the_test_part(drive, tmp_path):
@@ -216,7 +216,7 @@ def test_settings_that_do_not_fit_are_refused(drive, settings, message):
 
 
 def test_what_is_asked_for_stays_when_the_camera_chooses_its_preset(drive):
-    asked = {"input": "camera", "batch_tokens": "512", "steps": "12000"}  # values of the preset small, for objects
+    asked = {"input": "camera", "batch_tokens": "512", "steps": "12000"}  # equal to values of the preset `small`
     config = configure(DRIVING, "small", [drive], asked)
     assert (config.preset, config.data.batch_tokens, config.train.steps) == ("camera", 512, 12_000)
     assert config.train.watch == "steering_mse"

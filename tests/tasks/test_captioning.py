@@ -1,4 +1,4 @@
-"""Captioning: metrics by hand, the network, generated and file data, and predictions."""
+"""Tests of captioning: metrics compared with hand-computed values, network, generated data, files, predictions."""
 
 import io
 import json
@@ -65,8 +65,8 @@ def predictor(world):
 def test_bleu_of_two_captions_by_hand():
     captions = [("a", "red", "red", "star"), ("a", "dog")]
     references = [[("a", "red", "star", "here"), ("red", "a")], [("a", "cat", "sits")]]
-    # Four of six words are right (a, red, star; a: "red" counts once), two of four bigrams, and no trigram. The
-    # closest lengths are 4 and 3: r = 7, c = 6.
+    # Four of six words match (a, red, star, and a; "red" counts once), two of four bigrams, and no trigram. The
+    # references with the closest lengths have 4 and 3 words, so r = 7; the captions have c = 6 words.
     brevity = np.exp(1 - 7 / 6)
     expected = [100 * brevity * 4 / 6, 100 * brevity * (4 / 6 * 2 / 4) ** 0.5, 0.0, 0.0]
     np.testing.assert_allclose(corpus_bleu(captions, references), expected)
@@ -123,7 +123,7 @@ def test_the_twin_has_as_many_parameters(order, cell):
 
 
 def test_moments_by_hand():
-    """One channel is 1 at the right end of the upper row of 2 × 3 cells, where x = 1 and y = −1."""
+    """The only channel of a map of 2 × 3 cells is 1 in the upper right cell (x = 1 and y = −1) and 0 elsewhere."""
     summary = Moments(1, 6)
     torch.nn.init.eye_(summary.project.weight)
     torch.nn.init.constant_(summary.project.bias, 1.0)
@@ -198,7 +198,7 @@ def test_hard_attention_has_choices_and_their_rewards(world):
 
 @pytest.mark.parametrize("credit", ["word", "rest", "caption"])
 def test_what_a_choice_is_rewarded_with(world, credit):
-    """Only real words are summed: the last reward of a caption is that of its end, except for `caption`."""
+    """Rewards are sums over real words only, without padding: with "rest", from the word on; with "caption", of all."""
     own = outcome(world, "hard", CaptionLearning(estimator="reinforce", expected=0.0))[1]
     _, found = outcome(world, "hard", CaptionLearning(estimator="reinforce", expected=0.0, credit=credit))
     for one, row, real in zip(own.reward.tolist(), found.reward.tolist(), own.choices.tolist(), strict=True):
@@ -209,7 +209,7 @@ def test_what_a_choice_is_rewarded_with(world, credit):
 
 
 def test_by_default_half_of_the_captions_are_read_softly(world):
-    """Each caption is sampled or not: its words have log-probabilities below 0, or all have 0."""
+    """Hard attention is sampled in all words of a caption (all log-probabilities below 0) or in none (all are 0)."""
     assert CaptioningConfig().learning.expected == 0.5
     _, found = outcome(world, "hard", CaptioningConfig().learning.model_copy(update={"estimator": "reinforce"}))
     chosen = [row[real] < 0 for row, real in zip(found.log_prob, found.choices, strict=True) if real.any()]
@@ -225,7 +225,7 @@ def test_the_reward_of_soft_captions_teaches_no_choice(world):
     network, found = outcome(world, "hard", learning)
     torch.testing.assert_close(loss_of(found, network, learning).total, found.total)
     found.total.backward()
-    assert network.decoder.attention.key.weight.grad.abs().sum() > 0  # this gradient comes from the loss of the words
+    assert network.decoder.attention.key.weight.grad.abs().sum() > 0  # the cross-entropy has a gradient
 
 
 @pytest.mark.parametrize("estimator", ["straight_through", "gumbel"])
@@ -349,7 +349,7 @@ def test_other_files_are_examples(tmp_path, world):
 
 @pytest.fixture
 def weights_package(monkeypatch, tmp_path):
-    """The package of ImageNet weights, faked with random ones."""
+    """Replace the package of ImageNet weights with one that contains random weights."""
     from regard.models.vision.efficientnet import published_name
 
     torch.manual_seed(5)
@@ -382,7 +382,7 @@ def test_maps_of_a_frozen_encoder_are_computed_once(tmp_path, weights_package):
     make_material(config, tmp_path / "cache", material.codec, reported.append)
     assert not any("maps of pictures" in line for line in reported)
     [caption] = CaptionPredictor(network, material.codec, config).search([one.maps], width=2)
-    assert caption.trace() is None  # a trace needs the picture, and only maps were given
+    assert caption.trace() is None  # a trace needs the picture, but the input was only its feature maps
 
 
 def test_weights_that_are_not_installed_are_an_error_before_training(tmp_path, monkeypatch):
@@ -454,7 +454,8 @@ def test_what_is_read_is_what_was_written(predictor, world):
 
 def test_pointing_by_hand(predictor, world, monkeypatch):
     weights = torch.zeros(1, 4, 36)
-    weights[0, 1, 7] = weights[0, 2, 0] = weights[0, 3, 35] = 1.0  # cells (1, 1), (0, 0) and (5, 5) of 8 pixels
+    # Words 1, 2 and 3 attend to the cells (1, 1), (0, 0) and (5, 5), each of 8 × 8 pixels.
+    weights[0, 1, 7] = weights[0, 2, 0] = weights[0, 3, 35] = 1.0
     monkeypatch.setattr(CaptionPredictor, "read", lambda self, images, captions: (None, weights))
     box = (8, 8, 20, 20)
     example = Example(images(1)[0].numpy(), (("a", "red", "star"),), (None, (box,), ((30, 30, 40, 40), box)))

@@ -1,4 +1,4 @@
-"""Several sub-word segmentations of training texts: the same text, and the same segmentations in a resumed run."""
+"""Tests of several sub-word segmentations of each training text, which a resumed run computes in the same way."""
 
 import os
 
@@ -55,7 +55,7 @@ def test_every_pair_stands_once_as_usual_and_then_in_other_cuts(files, tmp_path)
                 assert np.array_equal(found[side], usual[side])
             else:
                 other += not np.array_equal(found[side], usual[side])
-    assert other > 2 * count  # of 2 · 2 · count random segmentations, most differ from the usual one
+    assert other > 2 * count  # of the 2 · 2 · count random segmentations, more than half differ from the usual one
 
 
 def test_a_run_that_goes_on_finds_the_same_cuts(files, tmp_path):

@@ -1,4 +1,4 @@
-"""A damaged run, a hostile setting or a full disk gives one line and exit status 2, never a traceback."""
+"""Tests of errors: for a damaged run, an invalid setting or a full disk, commands print one line and exit with 2."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ import forked
 from regard.tasks.live_runs import open_run
 from regard.train.run_directory import Run, RunError
 
-pytestmark = pytest.mark.slow  # the fixtures train models
+pytestmark = pytest.mark.slow  # the tests are slow because their fixtures train models
 
 
 TEXT = "the lazy dog 7"
@@ -20,7 +20,7 @@ TEXT = "the lazy dog 7"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Finished runs on two files and on the built-in world."""
+    """Train one run on two files and one on the built-in generated data; return the folder of both runs."""
     folder = tmp_path_factory.mktemp("runs")
     for name, settings, data in (("files", FILES, data_of(write_files(folder))), ("world", WORLD, ())):
         done = train(folder / name, settings, *data)
@@ -53,7 +53,7 @@ DAMAGE = {
 )
 @pytest.mark.parametrize("manifest", [True, False], ids=["checked", "earlier"])
 def test_a_damaged_file_is_named(made, tmp_path, kind, name, damage, manifest):
-    """`earlier` runs have no manifest: damaged files are named anyway."""
+    """The error names the damaged file, even in a run of an earlier version, which has no manifest of checksums."""
     if not manifest and (damage == "flipped" or name == "manifest.json"):
         pytest.skip("without checksums a changed byte cannot be seen")
     run = copy(made / kind, tmp_path / "run")
@@ -164,7 +164,7 @@ main()
 
 
 def limited(size: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the command with a limit on the file size: a write fails in the middle, as on a full disk."""
+    """Run `regard` with a limit on the size of files, so that a write fails in the middle, as on a full disk."""
     return forked.run([sys.executable, "-c", LIMITED, str(size), *arguments])
 
 

@@ -1,4 +1,4 @@
-"""Glimpses as a task: metrics by hand, fixed gazes, drawn and idx images, predictions and errors."""
+"""Tests of the glimpse task: metrics, fixed locations of glimpses, drawn and idx images, predictions, errors."""
 
 import gzip
 import json
@@ -45,8 +45,8 @@ def idx(path: Path, array: np.ndarray) -> None:
 
 @pytest.fixture
 def mnist(tmp_path) -> Path:
-    """Twenty training images, in which every third row of pixels is bright, and seven test images, half of them
-    gzipped."""
+    """Return a folder in MNIST's layout: 20 training images in gzipped files and 7 test images, each with three bright
+    lines."""
     folder = tmp_path / "mnist"
     folder.mkdir()
     for name, count, end in (("train", 20, ".gz"), ("t10k", 7, "")):
@@ -60,9 +60,9 @@ def mnist(tmp_path) -> Path:
 @pytest.mark.parametrize(
     ("place", "expected"),
     [
-        ((0.0, 0.0), True),  # the location is pixel (30, 30) of 60
-        ((-1 / 3, -1 / 3), True),  # (20, 20), the upper left corner of the box
-        ((1 / 3 + 1e-3, 0.0), False),  # just beyond the right edge of the box, at pixel 40
+        ((0.0, 0.0), True),  # this location is pixel (30, 30) of an image of 60 × 60
+        ((-1 / 3, -1 / 3), True),  # pixel (20, 20), the upper left corner of the box
+        ((1 / 3 + 1e-3, 0.0), False),  # beyond pixel 40, the right edge of the box
         ((0.0, -0.9), False),
     ],
 )
@@ -126,7 +126,7 @@ def test_a_shift_moves_by_at_most_so_much():
 def test_clutter_stands_beside_the_digit_and_never_on_it():
     image = torch.zeros(31, 1, 28, 28, dtype=torch.uint8)
     image[:, 0, 6:20, 9:18] = 150
-    image[::2, 0, 6:20, 9:18] = 250  # other rows have another brightness, so that their clutter is recognised
+    image[::2, 0, 6:20, 9:18] = 250  # digits of two brightnesses, so that clutter from another image is recognised
     canvas = placed(image, 60, clutter=True)
     plain = (canvas == 150).flatten(1).sum(1), (canvas == 250).flatten(1).sum(1)
     own = torch.where(torch.arange(31) % 2 == 0, plain[1], plain[0])
@@ -221,7 +221,7 @@ def test_answers_records_and_traces(tmp_path):
     weights = trace.records[0].weights(head=0)
     assert weights.shape == (3, 49)
     torch.testing.assert_close(weights.sum(-1), torch.ones(3))
-    assert weights[0].argmax() == 24  # the cell in the centre
+    assert weights[0].argmax() == 24  # the first glimpse is at the central cell of 7 × 7
     loaded = package.Trace.load(trace.save(tmp_path / "gaze.safetensors"))
     rows, columns = loaded.records[0].row_labels, loaded.records[0].column_labels
     assert rows.kind == "glimpses"

@@ -1,4 +1,4 @@
-"""Gold alignments beside a test file, and the error rate of the weights against them."""
+"""Tests of gold alignments in a file beside the test files, and of the alignment error rate of attention weights."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -83,7 +83,10 @@ def test_links_that_do_not_fit_are_told_with_file_and_line(tmp_path: Path, links
 
 
 def rates(monkeypatch: pytest.MonkeyPatch, *layers: str) -> dict:
-    """Return the error rate of layers that attend word j for target word j: at the step "predicted", or "read"."""
+    """Return the alignment error rate of layers that attend to source word j for target word j.
+
+    A layer "predicted" attends so at the step that predicts word j, a layer "read" at the next, whose input is word j.
+    """
 
     def weights(_: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
         columns, rows = len(pairs[0][0]) + 1, len(pairs[0][1]) + 1
@@ -95,7 +98,7 @@ def rates(monkeypatch: pytest.MonkeyPatch, *layers: str) -> dict:
 
 
 def judged(kind: Literal["recurrent", "transformer"] = "recurrent", *, posterior: bool = False) -> dict:
-    """Return the figures of one sentence in which target word j comes from source word j."""
+    """Return the alignment figures of one sentence pair in which target word j translates source word j."""
     coder = WordCoder(Vocabulary.build([("a", "b", "c")]), Vocabulary.build([("x", "y", "z")]))
     model = build(ModelSettings(size=8, kind=kind), coder.sizes, shared=False)
     example = Example(("a", "b", "c"), "xyz", ("x", "y", "z"), frozenset({(0, 0), (1, 1), (2, 2)}))
@@ -108,7 +111,8 @@ def test_a_word_is_told_from_the_step_that_predicts_it_or_from_the_one_that_read
     assert found["aer"] == 0.0
     assert found["by_layer"]["predicted"][0] == 0.0
     assert found["by_layer"]["read"][1] == 0.0
-    # With weights shifted by one word, only the first link is right.
+    # Evaluated at the predicting step, layer 1 points one word too early, except for the first word: one of three links
+    # is right.
     assert found["by_layer"]["predicted"][1] == pytest.approx(2 / 3, abs=1e-4)
     assert rates(monkeypatch, "read")["when"] == "read"
     assert rates(monkeypatch, "predicted") == {"aer": 0.0, "when": "predicted"}
@@ -120,7 +124,7 @@ def test_weights_are_corrected_once_the_word_is_known(monkeypatch, kind) -> None
 
     def likely(decoder: object, memory: Memory, prefix: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         assert (memory.keys.shape[:2], prefix.shape, target.shape) == ((1, 4), (1, 4), (1, 4))
-        # Word j comes from position j, whatever was predicted.
+        # The likelihood of target word j is large only for source position j, independent of the network.
         return torch.full((4, 4), -1e4).fill_diagonal_(0.0)[None]
 
     monkeypatch.setattr(scoring, "log_likelihood", likely)
@@ -128,12 +132,13 @@ def test_weights_are_corrected_once_the_word_is_known(monkeypatch, kind) -> None
 
 
 def test_heads_are_judged_one_by_one_too(monkeypatch) -> None:
-    first, second = torch.eye(4), torch.eye(4)[[1, 0, 2, 3]]  # the second head swaps the first two words
+    first, second = torch.eye(4), torch.eye(4)[[1, 0, 2, 3]]  # `second` swaps the links of the first two words
     monkeypatch.setattr(scoring, "layer_weights", lambda *_: [torch.stack((second, first))[None]])
     found = judged()
     assert found["best_head"] == {"aer": 0.0, "layer": 0, "head": 1, "when": "predicted"}
     monkeypatch.setattr(scoring, "layer_weights", lambda *_: [torch.stack((second, second))[None]])
-    # By the predicting step one of three links is right: 2/3. By the next step one of two links is right: 1 − 2/5.
+    # At the predicting step one of three links is right: the error rate is 2/3. At the next step one of two links is
+    # right: 1 − 2/5. The smaller rate is reported.
     assert judged()["aer"] == judged()["best_head"]["aer"] == 0.6
 
 

@@ -1,4 +1,4 @@
-"""highway-env: scenes, a planner in copies of the simulator, and a network trained on it."""
+"""Tests of driving in highway-env: scenes, the planner, and a network trained to imitate the planner."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_crash_rate_and_return_are_means_with_their_errors():
 
 
 def test_the_network_learns_what_the_planner_prefers():
-    """The sign of one feature of the other vehicle determines the best action."""
+    """The network learns that the sign of one feature of the other vehicle determines the best action."""
     random = np.random.default_rng(1)
     scenes = random.normal(size=(400, 2, len(FEATURES))).astype(np.float32)
     scenes[..., 0] = 1.0
@@ -49,7 +49,7 @@ def test_the_network_learns_what_the_planner_prefers():
 
 @pytest.mark.slow
 def test_a_costly_mistake_weighs_more_than_a_cheap_one():
-    """In nine copies of a scene the first action has a slightly higher value, in one copy it ends in a crash."""
+    """The first action of a scene has a slightly higher value in nine copies and ends in a crash in the tenth."""
     scenes = np.ones((10, 2, len(FEATURES)), np.float32)
     values = np.array([[0.1, 0.0]] * 9 + [[-9.0, 0.0]])
     network = learn(Decisions(scenes, values), steps=60, seed=1, batch=64)
@@ -148,7 +148,7 @@ def test_an_episode_is_shown_with_the_vehicles_at_their_places():
     assert len(columns.extra["ego"]) == 4 * scenes
     present = np.array(columns.extra["present"]).reshape(scenes, -1)
     assert (weights.numpy()[present == 0] == 0).all()
-    # The ego vehicle comes from the south in the right lane; on the page it starts to the right.
+    # In the environment the ego vehicle starts heading north in the right lane; on the page it starts heading right.
     env.reset(seed=3)
     assert columns.extra["ego"][:2] == pytest.approx([-env.vehicle.position[1], env.vehicle.position[0]], abs=1e-3)
     assert columns.extra["ego"][2] == pytest.approx(0, abs=0.1)

@@ -1,4 +1,4 @@
-"""Penalties and estimators of attention, for every task."""
+"""Tests of the penalties on attention weights and of the gradient estimators of hard attention."""
 
 import math
 from dataclasses import replace
@@ -25,9 +25,10 @@ LN2 = math.log(2)
     ("penalty", "expected"),
     [
         ("none", 0.0),
-        # Σα² is 1/2 and 1; −ln p = −Σ α ln α is ln 2 and 0: the mean of ln 2 / 2 and 0.
+        # For the two queries, Σα² is 1/2 and 1, and −ln p = −Σ α ln α is ln 2 and 0. The penalty is the mean of their
+        # products ln 2 / 2 and 0.
         ("squares", LN2 / 4),
-        # Keys get 1.5 and 0.5 over the two queries: (1 − 1.5)² + (1 − 0.5)².
+        # The two keys get the weights 1.5 and 0.5, summed over the queries: (1 − 1.5)² + (1 − 0.5)².
         ("doubly_stochastic", 0.5),
         ("entropy", LN2 / 2),
     ],
@@ -50,7 +51,7 @@ def test_the_entropy_penalty_sharpens_the_weights():
 
 @pytest.mark.parametrize(("step", "acts"), [(0, False), (4, False), (5, True), (9, True)])
 def test_a_penalty_that_begins_later(step, acts):
-    """With a start at half of ten steps, it is active from the sixth update on, and always in validation."""
+    """With `penalty_after` = 0.5 and ten steps, the penalty acts from the sixth update on, and always in validation."""
     config = TaskConfig(
         task="any",
         train=TrainSettings(steps=10),
@@ -72,7 +73,7 @@ def test_reinforce_keeps_a_moving_baseline_in_the_network():
     log_prob = torch.tensor([-1.0, -2.0], requires_grad=True)
     outcome = Outcome(torch.zeros(()), 2, [WEIGHTS], None, log_prob, torch.tensor([3.0, 1.0]))
     first = loss_of(outcome, network, settings)
-    # The first baseline is the mean reward, 2: −½ [(3 − 2)(−1) + (1 − 2)(−2)] · 2.
+    # The initial baseline is the mean reward, 2, so the loss is −½ [(3 − 2)(−1) + (1 − 2)(−2)] · 2.
     torch.testing.assert_close(first.total, torch.tensor(-1.0))
     assert network.state_dict()["baseline.value"] == 2.0
     later = Outcome(torch.zeros(()), 2, [WEIGHTS], None, log_prob, torch.tensor([7.0, 7.0]))
@@ -89,7 +90,7 @@ def test_choices_that_do_not_count_have_no_part_in_reinforce():
     log_prob, reward = torch.tensor([[-1.0, -2.0], [-5.0, -5.0]]), torch.tensor([[3.0, 1.0], [-9.0, 9.0]])
     choices = torch.tensor([[True, True], [False, False]])
     found = loss_of(Outcome(torch.zeros(()), 2, (), None, log_prob, reward, choices), network, settings)
-    torch.testing.assert_close(found.total, torch.tensor(-1.0))  # the loss of the first row alone
+    torch.testing.assert_close(found.total, torch.tensor(-1.0))  # the loss of the first row, the only selected one
     assert network.state_dict()["baseline.value"] == 2.0
 
 
@@ -98,11 +99,13 @@ def test_every_kind_of_choice_has_its_own_baseline():
     network = with_baseline(nn.Linear(1, 1), settings, is_hard=True, kinds=4)
     log_prob, kinds = torch.tensor([[-1.0, -2.0, -4.0]]), torch.tensor([[2, 0, 2]])
     outcome = Outcome(torch.zeros(()), 3, (), None, log_prob, torch.tensor([[3.0, 7.0, 1.0]]), None, kinds)
-    # The first baselines are 2 of kind 2 and 7 of kind 0: −[(3 − 2)(−1) + 0 · (−2) + (1 − 2)(−4)].
+    # The initial baselines are the mean rewards: 2 for kind 2 and 7 for kind 0. The loss is
+    # −[(3 − 2)(−1) + 0 · (−2) + (1 − 2)(−4)].
     torch.testing.assert_close(loss_of(outcome, network, settings).total, torch.tensor(-3.0))
     torch.testing.assert_close(network.baseline.value, torch.tensor([7.0, 0.0, 2.0, 0.0]))
     assert network.baseline.seen.tolist() == [True, False, True, False]
-    # The third choice used the expected value; kind 1 occurs for the first time: −[(4 − 2)(−1) + 0 · (−2)].
+    # The third choice was not sampled (log-probability 0), and kind 1 occurs for the first time, so that its reward
+    # equals its baseline. The loss is −[(4 − 2)(−1) + 0 · (−2)].
     later = torch.tensor([[4.0, 5.0, 9.0]]), None, torch.tensor([[2, 1, 2]])
     log_prob = torch.tensor([[-1.0, -2.0, 0.0]])
     outcome = Outcome(torch.zeros(()), 3, (), None, log_prob, *later)
@@ -113,7 +116,7 @@ def test_every_kind_of_choice_has_its_own_baseline():
 @pytest.mark.parametrize("estimator", ["straight_through", "reinforce", "gumbel"])
 @pytest.mark.parametrize(("step", "soft"), [(0, True), (2, True), (3, False), (9, False)])
 def test_hard_attention_that_samples_later(estimator, step, soft):
-    """With a start at a quarter of ten steps, queries use the expected value up to the third update."""
+    """With `hard_after` = 0.25 and ten steps, hard attention returns the expected value in the first three updates."""
     learning = LearningSettings(estimator=estimator, hard_after=0.25)
     config = TaskConfig(task="any", train=TrainSettings(steps=10), learning=learning)
     layer = Attention(3, 5, normalize=hard(learning))
@@ -143,7 +146,7 @@ def test_without_hard_attention_there_is_no_baseline():
 @pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize("estimator", ["straight_through", "reinforce", "gumbel"])
 def test_hard_attention_learns_by_every_estimator(estimator):
-    """One of five keys determines the class; only the value of that key contains it."""
+    """A classifier learns to attend to the one key of five whose value contains the class."""
     from regard.models.classifier import Classifier
     from regard.models.memory import Memory
 
@@ -156,7 +159,7 @@ def test_hard_attention_learns_by_every_estimator(estimator):
     def batch() -> tuple[Memory, torch.Tensor]:
         label, place = torch.randint(2, (64,)), torch.randint(5, (64,))
         states = torch.randn(64, 5, 6) * 0.3
-        states[torch.arange(64), place, 0] = 2.0  # marks the decisive key
+        states[torch.arange(64), place, 0] = 2.0  # feature 0 marks the key whose value contains the class
         states[torch.arange(64), place, 1] = 2.0 * label - 1
         return Memory(states, states, None, states[:, 0]), label
 

@@ -1,4 +1,4 @@
-"""Interactive translation: forced prefixes, alternatives, removed words."""
+"""Tests of the interactive translator of the studio: forced prefixes, alternatives, removed source words."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def test_a_forced_beginning_is_kept(live):
 
 @pytest.mark.slow
 def test_the_log_probability_is_that_of_the_tokens(live):
-    """Each factor of p(y) equals `score` at its position with the whole source; the end mark is the rest."""
+    """The log-probability of a translation is the sum of the logs of `score` over its tokens, plus the end symbol's."""
     [one] = live.translate("Tom chases Jerry", beams=1, forced=("汤姆", "追逐")).beams
     kept = torch.ones(1, 3, dtype=torch.bool)
     factors = [live.score("Tom chases Jerry", one.tokens, place, kept).item() for place in range(len(one.tokens))]

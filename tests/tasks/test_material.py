@@ -1,4 +1,4 @@
-"""Training data of a translator: the split of long corpora, and progress messages."""
+"""Tests of a translator's training data: splitting corpora by source sentence, and progress messages."""
 
 import tracemalloc
 from pathlib import Path
@@ -12,7 +12,7 @@ from regard.tasks.translation.material import Limits, file_material, find_rows, 
 
 
 def corpus_of(folder: Path, count: int, words: int) -> TextCorpus:
-    """Return a corpus in which every source occurs twice, with two targets."""
+    """Return a corpus in which every source sentence occurs twice, each time with another target."""
     paths = [folder / "long.en", folder / "long.de"]
     paths[0].write_text("".join(f"{row // 2} {'word ' * words}\n" for row in range(count)))
     paths[1].write_text("".join(f"{row} {'Wort ' * words}\n" for row in range(count)))
@@ -31,7 +31,7 @@ def test_no_source_stands_in_two_parts(tmp_path: Path) -> None:
 
 
 def test_a_split_does_not_hold_the_texts_in_memory(tmp_path: Path) -> None:
-    """The text takes 6 MB, one number for each of 3,000 lines 0.02 MB."""
+    """The text of the corpus has 6 MB; a split stores one number for each of its 3,000 lines, 0.02 MB."""
     corpus = corpus_of(tmp_path, 3_000, 400)
     tracemalloc.start()
     try:
@@ -64,7 +64,7 @@ def test_one_part_alone(tmp_path: Path, valid: int, test: int) -> None:
 
 
 def test_sources_that_come_often_are_counted_once(tmp_path: Path) -> None:
-    """Repetitions in the corpus do not change the number of examples; too few sources are an error."""
+    """A repeated source is counted once when examples are held out; too few distinct sources are an error."""
     corpus = corpus_of(tmp_path, 400, 2)  # 400 pairs of 200 distinct sources
     rows, parts = split_by_source(corpus, 40, 60)
     assert [len(part) for part in parts] == [40, 60]

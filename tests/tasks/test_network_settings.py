@@ -1,4 +1,4 @@
-"""The translator's model from its settings: layers on either side, and the contents of a memory."""
+"""Tests of the translator's model built from settings: layers of encoder and decoder, keys and values, residuals."""
 
 import json
 
@@ -50,7 +50,7 @@ def test_keys_and_values_are_as_chosen(kind, content):
 @pytest.mark.parametrize("residual", [True, False])
 @pytest.mark.parametrize("norm", ["pre", "post", "none"])
 def test_residuals_and_normalisation_are_as_chosen(norm, residual):
-    """Disabled layers leave no parameters, and the others have the same initial values."""
+    """Disabled normalisation layers have no parameters, and all other parameters have the same initial values."""
     chosen = ModelSettings(kind="transformer", size=8, layers=2, norm=norm, residual=residual)
     torch.manual_seed(5)
     made = build(chosen, SIZES, shared=False)
@@ -82,7 +82,7 @@ def test_a_configuration_from_before_is_read_as_it_was():
 
 @pytest.mark.slow
 def test_a_run_from_before_goes_on(tmp_path):
-    """Settings that are missing in an old config.json have the values of that version."""
+    """A run can be resumed although settings are missing in its config.json, written by an earlier version."""
     chosen = tiny().model_copy(update={"train": tiny().train.model_copy(update={"steps": 2, "validate_every": 2})})
     few = {"train": 40, "valid": 4, "test": 4, "longer": 0, "lengths": (3, 6)}
     model = {"size": 8, "embedding": 8}

@@ -1,4 +1,4 @@
-"""Pictures of users as inputs of a run: on the command line, on standard input, in Python."""
+"""Tests of picture files as inputs of a run: on the command line, on standard input, in Python."""
 
 import json
 import shlex
@@ -41,7 +41,7 @@ def tasks():
 
 @pytest.fixture(scope="module")
 def runs(tasks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
-    """A run of each task, and the output of its training."""
+    """Train a run of each of two picture tasks; return its directory and the output of its training by task name."""
     folder, found = tmp_path_factory.mktemp("runs"), {}
     for name in ("bright", "asked"):
         done = regard("train", name, "--preset", "small", "--out", folder / name)
@@ -51,7 +51,7 @@ def runs(tasks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Pat
 
 
 def _halves(left: tuple[int, ...], right: tuple[int, ...]) -> Image.Image:
-    """Return a picture whose left half has another colour than its right half."""
+    """Return a picture whose left and right half have the given colours."""
     image = Image.new("RGB", (32, 32), left)
     image.paste(right, (16, 0, 32, 32))
     return image
@@ -62,14 +62,14 @@ def _chunk(name: bytes, data: bytes) -> bytes:
 
 
 def _large(path: Path) -> None:
-    """The header of a picture of 100 megapixels, whose pixels must never be decoded."""
+    """Write a PNG file whose header declares 100 megapixels, which must never be decoded."""
     head = struct.pack(">IIBBBBB", 10_000, 10_000, 8, 2, 0, 0, 0)
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", head) + _chunk(b"IDAT", b"") + _chunk(b"IEND", b""))
 
 
 def _exif(path: Path) -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6  # stored rotated: its displayed top is the stored left side
+    exif[0x0112] = 6  # EXIF orientation 6: the left side of the stored picture is displayed at the top
     _halves(RED, (0, 0, 255)).save(path, exif=exif, quality=95, subsampling=0)
 
 

@@ -1,4 +1,4 @@
-"""Pictures as inputs: decoding, the position of cells, and covered cells."""
+"""Tests of `image_inputs`: decoding of pictures, positions of the cells of a grid, and covered cells."""
 
 import io
 
@@ -29,15 +29,15 @@ def test_a_file_that_is_no_picture_is_an_input_error(tmp_path) -> None:
         read_picture(str(tmp_path / "a.png"), (8, 8))
 
 
-# A grid of 2 rows and 3 columns over 20 × 60 pixels: cells are 10 high and 20 wide.
+# The cells of a grid of 2 rows and 3 columns over 20 × 60 pixels are 10 pixels high and 20 wide.
 @pytest.mark.parametrize(
     ("cell", "box", "inside"),
     [
         (0, (0, 0, 20, 10), True),
-        (0, (11, 0, 20, 10), False),  # the centre is (10, 5)
+        (0, (11, 0, 20, 10), False),  # the centre of cell 0 is (10, 5)
         (0, (10, 5, 11, 6), True),
-        (0, (0, 0, 10, 5), False),  # right and bottom are not part of a box
-        (4, (20, 10, 40, 20), True),  # row 1, column 1
+        (0, (0, 0, 10, 5), False),  # the right and bottom coordinates of a box are exclusive
+        (4, (20, 10, 40, 20), True),  # cell 4 is in row 1, column 1
         (4, (0, 0, 20, 10), False),
         (5, (40, 10, 60, 20), True),
     ],
@@ -60,7 +60,7 @@ def test_cells_that_are_not_kept_have_the_mean_colour() -> None:
     kept[1, 0] = False
     whole, without = covered(pixels, kept, grid=(2, 3))
     assert torch.equal(whole, pixels)
-    assert without[:, :2, :2].unique().tolist() == [40]  # 240 · 4 / 24
+    assert without[:, :2, :2].unique().tolist() == [40]  # the mean of the picture, 240 · 4 / 24
     assert without[:, 2:].unique().tolist() == [0]
 
 

@@ -1,4 +1,4 @@
-"""The protocol of tasks: every task through the same commands, and the task of the documentation."""
+"""Tests of the `Task` protocol: every task works with the same commands, and so does the task of the documentation."""
 
 import fcntl
 import json
@@ -24,7 +24,7 @@ from regard.tasks.inputs import from_arguments, named
 from regard.tasks.task import Input, InputError, SettingError
 from regard.train.run_directory import Run
 
-pytestmark = pytest.mark.slow  # the fixtures train models
+pytestmark = pytest.mark.slow  # the tests are slow because their fixtures train models
 
 
 LOADED = """
@@ -35,7 +35,7 @@ print(json.dumps(found.record()))
 
 
 class Runs:
-    """A run of a few steps of each task, trained at the first request, by one test process for all."""
+    """A run of a few steps of each task, trained at its first use; all pytest-xdist workers share the runs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -78,7 +78,7 @@ def test_a_result_has_the_figures_that_the_task_declares(runs, name):
     values = {**result["metrics"], **result["attention"]}
     assert all(values[key] >= 0.0 for key, figure in figures.items() if figure)
     shares = [key for key, figure in figures.items() if figure and figure.percent and figure.better == "higher"]
-    assert all(values[key] <= 1.0 for key in shares)  # an error rate counts insertions too, and may exceed 1
+    assert all(values[key] <= 1.0 for key in shares)  # error rates are left out: with insertions they may exceed 1
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -204,7 +204,7 @@ def test_a_text_may_be_the_path_of_a_file(tmp_path):
 
 @pytest.fixture(scope="module")
 def ninth(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A run of the task of docs/add-a-task.md, with fewer steps than there."""
+    """A run of the task that docs/add-a-task.md describes, with fewer steps than on that page."""
     folder = tmp_path_factory.mktemp("ninth")
     with added(folder):
         few = ("steps=100", "validate_every=100", "data.train=2000", "data.test=100", "beta=0.001", "penalty=entropy")
@@ -225,7 +225,7 @@ def test_the_task_of_the_page_learns(ninth):
 
 def test_the_task_of_the_page_answers(ninth, tmp_path):
     done = regard("predict", ninth, "3714", "90", "--look", tmp_path / "page.html")
-    assert done.output.startswith("7\n9\n")  # the answers that the page shows
+    assert done.output.startswith("7\n9\n")  # the answers that docs/add-a-task.md shows
     assert (tmp_path / "page.html").is_file()
     [found] = package.load(ninth).predict(["3714"])
     assert found.trace().records[0].column_labels.items == ("3", "7", "1", "4")
@@ -249,7 +249,7 @@ def test_the_task_of_the_page_has_a_page_and_goes_on(ninth, tmp_path):
 
 
 def test_commands_know_no_task():
-    """No module above `tasks` contains the name of a task, so that a new task needs no line there."""
+    """No module of `cli`, `studio` and `look` names a task, so that a new task needs no change there."""
     root = Path(package.__file__).parent
     names = [path.parent.name for path in root.glob("tasks/*/task.py")]
     assert len(names) >= 3

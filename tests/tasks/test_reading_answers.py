@@ -1,4 +1,4 @@
-"""Answers of the pointer, computed by hand from scores."""
+"""Tests of the answers computed from the output of the span pointer, compared with hand-computed probabilities."""
 
 import json
 import math
@@ -42,7 +42,8 @@ def test_weights_are_those_of_the_first_word():
 
 def test_a_span_is_no_longer_than_allowed():
     [english] = answers(Pointed(POINTED.start_logits[:1], POINTED.end_logits[:1]), [FIRST], longest=1)
-    assert english.span == (6, 6)  # its probability 0.8 · 0.1 exceeds 0.1 · 0.5 and 0.1 · 0.4
+    # The probability of word 6, 0.8 · 0.1, exceeds those of the words 0 and 7, 0.1 · 0.5 and 0.1 · 0.4.
+    assert english.span == (6, 6)
 
 
 def test_the_record_is_json():

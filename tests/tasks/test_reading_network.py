@@ -1,4 +1,4 @@
-"""The model of reading comprehension: inputs, padding, ablations, and training."""
+"""Tests of the reading comprehension model: input features, padding, ablations, and training."""
 
 from types import SimpleNamespace
 
@@ -52,7 +52,7 @@ def test_a_story_as_a_record():
     assert codec.vocabulary.decode(record["question"].tolist()) == ("where", "is", "the", "ball", "?")
     assert record["passage_features"].shape == (17, FEATURES)
     assert record["passage_letters"].shape == (17, LETTERS)
-    # Emma took the ball . Emma went to the kitchen .
+    # The first words of the passage are: Emma took the ball . Emma went to the kitchen .
     assert record["passage_features"][:11, 0].tolist() == [0, 0, 1, 1, 0, 0, 0, 0, 1, 0, 0]
     assert record["passage_features"][:6, 2].tolist() == [1, 0, 0, 0, 0, 1]  # words that begin with a capital
     assert record["passage_features"][:6, 4].tolist() == [0, 0, 0, 0, 1, 0]  # punctuation marks
@@ -87,7 +87,7 @@ def test_words_that_are_rare_have_no_vector():
     passage = Passage.of("a a b")
     first, second = (Asked(passage, question, ("a",), (0, 0)) for question in (("b", "c"), ("c",)))
     assert ReadingCodec.build([first], rare=2).vocabulary.words == ("a", "b")
-    # Each word occurs twice: a passage that two questions share counts once.
+    # A passage that two questions share is counted once, so that each of the words a, b and c occurs twice.
     assert ReadingCodec.build([first, second], rare=2).vocabulary.words == ("a", "b", "c")
 
 

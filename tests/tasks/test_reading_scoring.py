@@ -1,4 +1,4 @@
-"""Exact match and F1, computed by hand with the rules of SQuAD's script."""
+"""Tests of exact match and F1, compared with values computed by hand with the rules of SQuAD's evaluation script."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""No setting is ignored, changed data is never used silently, and no second process changes a run."""
+"""Tests that no setting is ignored, that changed data is an error, and that a run is locked while a process writes."""
 
 import fcntl
 import json
@@ -15,12 +15,12 @@ from regard.train.run_directory import Run, RunError
 from regard.train.weight_files import read_tensors
 from time_limits import HANG_SECONDS
 
-pytestmark = pytest.mark.slow  # the fixtures train models
+pytestmark = pytest.mark.slow  # the tests are slow because their fixtures train models
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run on two files, with text.en and text.de beside it."""
+    """Return a folder with a finished run and the two files it was trained on, text.en and text.de."""
     folder = tmp_path_factory.mktemp("runs")
     done = train(folder / "run", FILES, *data_of(write_files(folder)))
     assert done.exit_code == 0, done.output
@@ -93,7 +93,7 @@ def test_data_paths_are_recorded_in_full(tmp_path, monkeypatch):
 
 
 def shifted(path: Path) -> None:
-    """Replace every letter by the next: the same number of lines, words and bytes."""
+    """Replace every letter of a file by the next one, which keeps the numbers of lines, words and bytes."""
     text = path.read_text()
     path.write_text("".join(chr((ord(a) - 96) % 26 + 97) if a.isalpha() else a for a in text))
 
@@ -183,7 +183,7 @@ def start(folder: str, number: int, gate, found) -> None:
 
 def test_a_directory_that_another_process_begins_is_locked_and_not_foreign(tmp_path):
     with locked(tmp_path):
-        (tmp_path / "data.json").write_text("{}")  # a starting run writes this file before its config.json
+        (tmp_path / "data.json").write_text("{}")  # a new run writes data.json before config.json
         with (
             pytest.raises(RunError, match="another process is training in"),
             Run.training(tmp_path, {"task": "translation"}),

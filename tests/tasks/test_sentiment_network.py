@@ -1,4 +1,4 @@
-"""The text classifier: every score and normaliser, padding, and the model without attention of the same size."""
+"""Tests of the text classifier: every score and normaliser, padding, and the same-size model without attention."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def test_a_preset_survives_its_file(name):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_twin_of_a_preset_is_recorded_whole(name):
-    """`attention=none` alone suffices, `penalty=none` is accepted, and a run builds the same network again."""
+    """The setting `attention=none` also disables the penalty, and the recorded configuration gives the same network."""
     config = configure(SENTIMENT, name, [], {"attention": "none"})
     assert configure(SENTIMENT, name, [], {"attention": "none", "penalty": "none"}).model == config.model
     again = SentimentConfig.model_validate(recorded(SENTIMENT, config))
@@ -118,7 +118,7 @@ def test_heads_must_divide_the_size():
 
 
 def test_the_products_of_the_hidden_layer():
-    """logits = W (W_f r ⊙ (1 + W_g r)) + b, in Python numbers."""
+    """The classifier computes logits = W (W_f r ⊙ (1 + W_g r)) + b; biases of the hidden layer are not shown."""
     classifier = Classifier(2, memory_size=3, attention=None, features=2).double()
     read = torch.tensor([[0.5, -1.0, 2.0]], dtype=torch.float64)
     rows = classifier.features.weight @ read[0] + classifier.features.bias

@@ -1,4 +1,4 @@
-"""Several workers evaluate and predict as one process does, in the order of the inputs, for every kind of task."""
+"""Tests that several workers (processes) return the same metrics and predictions as one process, for every task."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from regard.train.run_directory import Run
 pytestmark = pytest.mark.slow
 
 FEW = ("data.train=12", "data.valid=3", "data.test=5", "longer=0")
-COUNT = 5  # number of inputs, of which the first of two workers gets three
+COUNT = 5  # number of inputs; the first of two workers gets three of them
 SHORTER = {"driving": ("drives=2",), "speech": ("longest=6",)}
 BAD = {"sound": "no-such-file.wav", "image": "no-such-file.png", "scene": "no-such-file.json"}
 
@@ -35,7 +35,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
 
 @dataclass
 class Untrained:
-    """Return a predictor with initial weights, and its inputs."""
+    """A predictor with initial weights, test examples of its task, and inputs."""
 
     loaded: Loaded
     examples: Sequence[Any]
@@ -43,7 +43,7 @@ class Untrained:
 
 
 def untrained(name: str, folder: Path, count: int) -> list[Untrained]:
-    """Return `count` equal predictors with initial weights, and their inputs."""
+    """Return `count` equal predictors with initial weights; one of their inputs is invalid."""
     task = TASKS[name]
     config = configure(task, "tiny", [], parsed([*FEW, *tiny(name).settings, *SHORTER.get(name, ())]))
     material = task.material(config, folder / "data", None, lambda _: None)
@@ -63,7 +63,7 @@ def said(answer: Any) -> Any:
 
 
 def near(found: Any, expected: Any) -> bool:
-    """Compare up to rounding: a batch of other rows may round differently."""
+    """Return whether two results are equal up to rounding, which may depend on the size of the batch."""
     if isinstance(expected, dict):
         return found.keys() == expected.keys() and all(near(found[key], expected[key]) for key in expected)
     if isinstance(expected, list):

@@ -1,4 +1,4 @@
-"""Speech: error rates, times, settings, and recordings of users."""
+"""Tests of speech recognition: error rates, times of words, settings, and training on sound files."""
 
 import json
 import math
@@ -29,7 +29,7 @@ def config(*settings: str):
     return configure(SPEECH, "tiny", [], dict(one.split("=", 1) for one in (*SMALL, *settings)))
 
 
-# The expected rates are those of jiwer 4.0.
+# Pairs of a reference and a transcript, with the word and character error rates that jiwer 4.0 computes.
 JIWER = [
     ("one two three four", "one too three", 0.5, 1 / 3),
     ("a b c", "x a b c d", 2 / 3, 0.8),
@@ -97,9 +97,9 @@ def test_the_least_certain_symbol_is_found_among_the_wrong_ones():
     predictor = SpeechPredictor(build(config(), codec.vocabulary.size), codec, config())
     examples = [Example(np.zeros(9, np.float32), ("one", "two", "six"))] * 3
     written = [
-        transcript("one two six", (0.1, 0.2, 0.3)),  # a right transcript is not counted
-        transcript("one too six", (0.9, 0.2, 0.8)),  # the least certain symbol is wrong
-        transcript("one too six", (0.1, 0.2, 0.3)),  # another symbol is wrong
+        transcript("one two six", (0.1, 0.2, 0.3)),  # a transcript without errors is not counted
+        transcript("one too six", (0.9, 0.2, 0.8)),  # the wrong symbol has the smallest probability
+        transcript("one too six", (0.1, 0.2, 0.3)),  # a correct symbol has the smallest probability
     ]
     found = doubted(predictor, written, examples)
     assert found == {"least_certain_wrong": 0.5, "at_random_wrong": 0.3333, "with_errors": 2}
@@ -177,7 +177,7 @@ def test_every_attention_learns(attention):
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())
-    assert losses[0] > 2.3  # an untrained model of fourteen words: ln 14 is 2.6
+    assert losses[0] > 2.3  # an untrained model assigns about 1/14 to each of fourteen words: ln 14 is 2.6
     assert min(losses[30:]) < 0.15
 
 
@@ -207,7 +207,8 @@ def test_words_are_compared_without_case_and_punctuation():
 
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory):
-    """A folder of twelve recordings at 16 kHz, one of them silent, and one missing."""
+    """Return a folder with twelve recordings at 16 kHz, one of them silent, and transcripts of these and of a missing
+    one."""
     folder = tmp_path_factory.mktemp("recordings")
     rows = []
     for number, item in enumerate(utterances(4, count=12, words=(1, 2), rate=16_000)):
@@ -237,7 +238,7 @@ def test_recordings_of_ones_own_train_a_run_that_goes_on(recordings, tmp_path):
 
 
 def refused(run, recordings):
-    """Sounds that cannot be used are separate errors; the others are transcribed."""
+    """Assert that each invalid sound gives an `InputError` and that the valid sounds are transcribed."""
     hour = (recordings / "0.wav").read_bytes()[:40] + (2 * 16_000 * 3600).to_bytes(4, "little")
     given = [recordings / "0.wav", b"", b"nonsense", hour, recordings / "3.wav", recordings / "1.wav"]
     found = package.load(run).answers([{"sound": one} for one in given])

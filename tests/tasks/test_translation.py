@@ -1,4 +1,4 @@
-"""Translation from configuration to run directory to prediction, on tiny runs of built-in sentences and of files."""
+"""Tests of translation from configuration to prediction, with tiny runs on generated sentences and on files."""
 
 import gzip
 import json
@@ -38,7 +38,7 @@ def regard(*arguments: str, cwd: Path, stdin: str | None = None) -> subprocess.C
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a few steps on the built-in sentences."""
+    """Train a run of a few steps on generated sentence pairs; return its directory."""
     folder = tmp_path_factory.mktemp("runs")
     done = regard("train", "translation", "--preset", "tiny", *SMALL, "--out", "run", cwd=folder)
     assert done.returncode == 0, done.stderr + done.stdout
@@ -143,7 +143,7 @@ def test_an_unknown_name_is_copied_from_where_the_model_looks():
 
 @pytest.mark.process
 def test_files_are_read_split_and_learned(tmp_path):
-    """The run uses sub-words and a split by source, and is evaluated a second time on other files."""
+    """A run on files learns sub-words and splits the pairs by source; `regard evaluate` then evaluates all pairs."""
     pairs = [(f"the cat number {n} sleeps", f"die Katze Nummer {n} schläft") for n in range(120)]
     for side, suffix in enumerate(("en", "de")):
         text = "".join(pair[side] + "\n" for pair in pairs)

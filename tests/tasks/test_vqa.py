@@ -1,4 +1,4 @@
-"""Visual questions: generated and file data, ablations, penalties and estimators, predictions and traces."""
+"""Tests of visual question answering: generated data, files, ablations, penalties, estimators, predictions, traces."""
 
 import json
 from random import Random
@@ -65,7 +65,7 @@ def test_a_batch_pads_questions_and_words(material):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_further_questions_are_true_of_the_scene(form):
-    """Two questions about a scene with the same words have the same answer and boxes."""
+    """Two generated questions about a scene with the same words have the same answer and the same gold boxes."""
     items = list(asked(4, count=40, forms=(form,)))
     same = 0
     for item in items:
@@ -170,7 +170,7 @@ def test_without_attention_there_is_no_trace(material, settings):
 
 def test_figures_by_hand():
     picture = torch.zeros(3, 16, 16, dtype=torch.uint8).numpy()
-    weights = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.7]])  # the last hop attends the last cell
+    weights = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.7]])  # the last hop attends to the last cell
     seen = [Seen(picture, "?", {"red": 0.9, "blue": 0.1}, weights, (2, 2))] * 4
     boxes = [((8, 8, 16, 16),), ((0, 0, 8, 8),), ((0, 0, 4, 4), (10, 10, 14, 14)), ()]
     answers, forms = ("red", "blue", "red", "red"), ("colour", "colour", "count", "count")
@@ -182,7 +182,7 @@ def test_figures_by_hand():
 
 @pytest.fixture
 def folder(tmp_path):
-    """Nine pictures with two questions each, and a test part with an answer that is not in training."""
+    """Return a folder of nine training pictures with two questions each, and test questions with an unseen answer."""
     for part, count in (("train", 9), ("test", 2)):
         (tmp_path / part / "images").mkdir(parents=True)
         entries = []

@@ -1,4 +1,4 @@
-"""Pages of a run show the self-attention of its network in addition to the task's own map."""
+"""Tests that pages of a run show the self-attention of its network in addition to the attention map of the task."""
 
 import base64
 import json
@@ -24,7 +24,7 @@ LAYERS = ["encoder.stack.layers.0.attention", "encoder.stack.layers.1.attention"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Runs of two Transformers with two layers of two heads."""
+    """Train a Transformer with two layers of two heads for each of two tasks; return the run directories by task."""
     folder, made = tmp_path_factory.mktemp("watched"), {}
     settings = [word for one in ("model=transformer", "heads=2", "layers=2") for word in ("--set", one)]
     for name in TRANSFORMERS:
@@ -35,7 +35,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def shown(page: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the records of a page, and its labels."""
+    """Return the attention records of an HTML page, and their labels."""
     [about] = re.findall(r'data-about="0-0">([^<]*)<', page.read_text(encoding="utf-8"))
     data = json.loads(base64.b64decode(about))
     return data["records"], data["labels"]
@@ -48,7 +48,7 @@ def test_the_page_of_a_run_has_the_layers_of_the_encoder(runs, name, tmp_path):
     assert done.exit_code == 0, done.output
     records, labels = shown(tmp_path / "page.html")
     numbers = [record["name"].partition(".")[0] for record in records]
-    for number in set(numbers):  # each answer has the task's own map first, then its layers
+    for number in set(numbers):  # each answer has first the map of its task, then the layers of self-attention
         own = [record for record, its in zip(records, numbers, strict=True) if its == number]
         assert [record["name"].rpartition(" · ")[2] for record in own] == ["attention", *LAYERS]
         assert [record["heads"] for record in own] == [1, 2, 2]
@@ -79,7 +79,7 @@ def test_the_weights_are_those_of_the_encoder(runs):
 
 
 def test_layers_beyond_the_bound_are_named_as_left_out(runs, monkeypatch):
-    monkeypatch.setattr(module, "MOST_WEIGHTS", 2 * 6 * 6)  # the limit is one layer of two heads and six words
+    monkeypatch.setattr(module, "MOST_WEIGHTS", 2 * 6 * 6)  # the weights of one layer with two heads and six words
     [found] = watched(package.load(runs["sentiment"]), ["The film is not bad."])
     trace = found.trace()
     assert [record.name for record in trace.records] == ["attention", LAYERS[0]]
@@ -89,7 +89,7 @@ def test_layers_beyond_the_bound_are_named_as_left_out(runs, monkeypatch):
 
 @dataclass
 class Stub:
-    """A predictor whose own map is the self-attention of its network, or none."""
+    """A predictor whose trace is the self-attention of its network if `own` is true, else None."""
 
     network: MultiHeadAttention
     own: bool
@@ -116,7 +116,7 @@ def test_a_map_that_the_task_shows_itself_is_not_shown_twice(runs, own, names):
 
 
 def test_a_trace_can_be_asked_for_twice(runs):
-    """Names that a page gives to records must not change the prediction."""
+    """Renaming the records of a trace, as a page does, must not change later traces of the prediction."""
     [found] = watched(package.load(runs["sentiment"]), ["The film is not bad."])
     for record in found.trace().records:
         record.name = "changed"

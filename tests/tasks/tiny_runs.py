@@ -1,4 +1,4 @@
-"""Runs of a few steps, created by the command line in this process."""
+"""Runs of a few training steps for the tests, created by calling the command line in the test's process."""
 
 import json
 import shutil
@@ -39,16 +39,16 @@ WORDS = (
 
 @dataclass(frozen=True)
 class TinyRun:
-    """The settings that make a run of a task tiny, in addition to the common ones, and an input for it.
+    """The settings that make a run of a task tiny, in addition to those of all tasks, and an example input.
 
-    A part of the input that is a file is a function which writes it into a folder and returns its path.
+    Each part of the input is a text, or a function that writes a file into a folder and returns its path.
     """
 
     asked: tuple[str | Callable[[Path], Path], ...]
     settings: tuple[str, ...] = ()
 
     def given(self, folder: Path) -> tuple[str, ...]:
-        """Return the input as the arguments of a command."""
+        """Return the input as arguments of the command line; its files are written into `folder`."""
         return tuple(part if isinstance(part, str) else str(part(folder)) for part in self.asked)
 
 
@@ -89,19 +89,19 @@ TINY = {
 
 
 def tiny(name: str) -> TinyRun:
-    """Return the tiny run of a task of the catalog."""
+    """Return the `TinyRun` of the task with this name."""
     assert name in TINY, f"tests/tasks/tiny_runs.py has no tiny run of {name}: add one to TINY"
     return TINY[name]
 
 
 def tiny_settings(name: str) -> tuple[str, ...]:
-    """Return options of `regard train` for a run of seconds: six steps, with a checkpoint at every second one."""
+    """Return options of `regard train` for a run that takes seconds: six steps, and a checkpoint every two steps."""
     every = ("steps=6", "validate_every=2", "warmup=1", "longer=2", "data.train=80", "data.valid=6", "data.test=6")
     return ("--preset", "tiny", *(word for one in (*every, *tiny(name).settings) for word in ("--set", one)))
 
 
 def regard(*arguments: str | Path) -> Result:
-    """Run the command as installed, without the checks of shapes and types."""
+    """Run the command line `regard` without jaxtyping's checks of shapes and types, as it is installed."""
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
         return CliRunner().invoke(app, [str(argument) for argument in arguments])
@@ -118,7 +118,7 @@ def data_of(files: Sequence[Path]) -> tuple[str, ...]:
 
 
 def write_files(folder: Path, name: str = "text") -> tuple[Path, Path]:
-    """Return two aligned files of 60 lines."""
+    """Write two aligned text files of 60 lines; return their paths."""
     lines = [" ".join(WORDS[(n * 7 + k * (n % 5 + 1)) % len(WORDS)] for k in range(3 + n % 6)) for n in range(60)]
     lines = [f"{line} {n}" for n, line in enumerate(lines)]
     paths = folder / f"{name}.en", folder / f"{name}.de"
@@ -128,7 +128,7 @@ def write_files(folder: Path, name: str = "text") -> tuple[Path, Path]:
 
 
 def one_line(done: Result, *words: str) -> None:
-    """Assert that a command failed in one line that contains these words."""
+    """Assert that a command failed with a single error line that contains these words."""
     said = done.output.strip()
     assert done.exit_code == 2, (done.exit_code, done.exception, said)
     last = said.splitlines()[-1]
@@ -144,7 +144,7 @@ def copy(run: Path, to: Path) -> Path:
 
 
 def contents(run: Path) -> dict[str, bytes]:
-    """Return every file of a run but the lock."""
+    """Return the contents of every file of a run except the lock file."""
     return {
         str(path.relative_to(run)): path.read_bytes()
         for path in sorted(run.rglob("*"))

@@ -1,4 +1,4 @@
-"""The cost model of `regard bench scaling`: against costs by hand, and bytes and tensors of two real processes."""
+"""The cost model of `regard bench scaling`, compared with costs by hand and with measurements of two processes."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import typer
-import worker_process  # noqa: F401  imported by the server of the processes
+import worker_process  # noqa: F401  imported by the forkserver
 
 from regard.bench import scaling_bench, scaling_measurement
 from regard.bench.scaling_costs import Link, Machine, Model, Work, cost
@@ -37,17 +37,19 @@ def test_costs_worked_by_hand():
     flops = 6 * (48 + 6) + 6 * 4 * 2  # operations per token: weights, and causal attention over 4 positions
     alone = cost("plain", work, SIMPLE, 1)
     assert (alone.seconds, alone.sent, alone.states) == (8 * flops / 10, 0, 4 * 360)
-    # Two devices of one node: in an all-reduce each device sends as many bytes as the gradients have, in two halves.
+    # Two devices of one node: in an all-reduce each device sends 2 · 1/2 of the bytes of the gradients.
     two = cost("ddp", work, replace(SIMPLE, overlaps=False), 2)
     assert (two.sent, two.seconds, two.states) == (360, 4 * flops / 10 + 360, 4 * 360)
-    # FSDP2 sends half of all parameters in the forward pass, half of the layer's parameters in the backward pass, and
-    # half of the gradients.
+    # With FSDP2 on two devices, each device sends half of all parameters in the forward pass, half of the layer's
+    # parameters in the backward pass, and half of the gradients.
     sharded = cost("fsdp2", work, replace(SIMPLE, overlaps=False), 2)
     assert (sharded.sent, sharded.states) == (180 + 148 + 180, 2 * 360)
-    # Four devices in two nodes send half of the bytes within a node, and half of that between nodes at half the speed.
+    # Four devices in two nodes: in each of the two passes of an all-reduce, a device sends half of the bytes within its
+    # node (180 s), and a quarter of the bytes to the other node at half the speed (180 s).
     four = cost("ddp", work, replace(SIMPLE, overlaps=False), 4)
     assert (four.sent, four.seconds) == (540, 2 * flops / 10 + 2 * (180 + 180))
-    # A context-parallel ring of two sends 9/4 of 4 positions (2·2·4 bytes each: key and value), and the gradients.
+    # In a context-parallel ring of two devices with 4 positions each, a device sends keys and values of 9/4 · 4
+    # positions (2·2·4 = 16 bytes per position), forward and backward together, and the gradients.
     assert cost("context", work, SIMPLE, 2).sent == 2.25 * 4 * 16 + 360
 
 

@@ -90,7 +90,7 @@ def weights(run: Path) -> dict[str, Tensor]:
 
 
 def same(found: Path, expected: Path) -> None:
-    """Assert that losses, gradients and weights equal those of the other run, up to rounding."""
+    """Assert that two runs have the same losses, gradients and weights, up to rounding."""
     for kind, name in (("train", "loss"), ("train", "gradient_norm"), ("train", "tokens"), ("validation", "loss")):
         torch.testing.assert_close(lines(found, kind, name), lines(expected, kind, name), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(weights(found), weights(expected), rtol=1e-3, atol=1e-4)

@@ -37,7 +37,7 @@ def run(
     """Run the `regard` command in this process, with standard output in the file `log` and standard input `lines`."""
     os.environ.update(environment)
     torch.set_num_threads(1)
-    if environment.get("WORLD_SIZE") == "3":  # groups of three workers use DDP; others sum all gradients at once
+    if environment.get("WORLD_SIZE") == "3":  # three workers use DDP; fewer or more workers sum all gradients at once
         gradient_sums.BUCKET = 0
     sys.argv = ["regard", *arguments]
     sys.stdin = io.TextIOWrapper(io.BytesIO((lines or "").encode()))
@@ -96,7 +96,8 @@ def start(
     folder.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tiny_training", "torch._dynamo", "worker_process"])
-    # As under torchrun, no worker owns the store. Its port was free, and no other test can use it now.
+    # This process owns the store, and no worker does, as under torchrun. With port 0 the store gets a free port, which
+    # stays reserved for it.
     store = TCPStore("localhost", 0, is_master=True, timeout=timedelta(seconds=HANG_SECONDS)) if size else None
     processes, logs = [], []
     for rank in range(max(1, size)):

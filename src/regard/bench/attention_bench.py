@@ -1,4 +1,4 @@
-"""`regard bench attention`: regard and other libraries in one run, as a table, a chart and JSON."""
+"""`regard bench attention`: measure regard and other libraries in one run; write a table, a chart and JSON."""
 
 import json
 import re
@@ -79,7 +79,7 @@ def attention(*, only: list[str], quick: bool, as_json: bool, out: Path | None) 
 
 
 def select(known: list[Case], only: list[str]) -> list[Case]:
-    """Return the cases whose name contains one of the given words; all, if none is given."""
+    """Return the cases whose name contains one of the words in `only`; all cases if `only` is empty."""
     for word in only:
         if not any(word in case.name for case in known):
             raise ValueError(

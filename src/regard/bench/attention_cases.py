@@ -1,4 +1,4 @@
-"""The cases of `regard bench attention`, each a record."""
+"""The cases of `regard bench attention`: each builds its inputs and the contenders that compute over them."""
 
 import functools
 import importlib
@@ -18,13 +18,14 @@ from regard.bench.attention_peers import Run
 from regard.kernels import cuda_graphs
 from regard.kernels.additive import pair_loops
 
-Make = Callable[[], Run]  # prepares a contender (loads, compiles, builds masks); raises if it cannot run
+Make = Callable[[], Run]  # prepares a contender (loads, compiles, builds masks); raises an error if it cannot run
 ROWS = slice(-64, None)  # the queries whose outputs are compared with float64: the last ones attend the most keys
 
 
 @dataclass(frozen=True)
 class Field:
-    """The contenders of a case over the same inputs, regard's first; `truth` is ROWS of the output in float64."""
+    """The contenders of a case, which compute over the same inputs; regard is the first. `truth` returns the rows ROWS
+    of the output, computed in float64."""
 
     contenders: dict[str, Make]
     truth: Callable[[], Tensor] | None = None
@@ -46,7 +47,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The lengths of the cases; the quick ones only show that everything runs."""
+    """The sequence lengths of the cases, and the head sizes of those with dot products. The QUICK ones are too small
+    for meaningful times and only show that everything runs."""
 
     additive: int
     dot: tuple[int, ...]
@@ -265,13 +267,14 @@ def _layer(length: int, size: int = 512, heads: int = 8) -> Case:
 
 
 def plain(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-    """Compute additive attention with the sum over features as a product, the fastest form without a compiler."""
+    """Compute additive attention with the sum over features as a matrix product: the fastest form in eager mode."""
     scores = torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) @ weight
     return torch.softmax(scores, -1) @ value
 
 
 def plain_fusible(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-    """Compute the same with a sum that torch.compile fuses with the tanh; a product would be a library call."""
+    """Compute additive attention with a sum over features that torch.compile fuses with the tanh. A matrix product
+    would be a library call, which it cannot fuse."""
     scores = (torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) * weight).sum(-1)
     return torch.softmax(scores, -1) @ value
 
@@ -291,7 +294,7 @@ def _forward(attend: Run) -> Run:
 
 
 def _both(leaves: tuple[Tensor, ...], attend: Run) -> Run:
-    """Return the call together with the gradients of its leaf tensors."""
+    """Return a function that makes the call and computes the gradients of its leaf tensors."""
 
     def run() -> Tensor:
         output = attend()

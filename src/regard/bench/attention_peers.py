@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 def sdpa_backend(name: str, raw: Callable[[], Result]) -> Callable[[], Result]:
-    """Return one of torch's own kernels by name."""
+    """Return `raw` restricted to the backend `name` of scaled_dot_product_attention."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     chosen = getattr(SDPBackend, name)
@@ -60,7 +60,7 @@ def keras_additive(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) ->
     import keras  # pyrefly: ignore[missing-import]
 
     layer = keras.layers.AdditiveAttention(dtype=str(query.dtype).removeprefix("torch."))
-    flat = [t.flatten(0, 1) for t in (query, value, key)]  # Keras takes value before key, and no heads
+    flat = [t.flatten(0, 1) for t in (query, value, key)]  # Keras has value before key, and no axis of heads
     layer.build([tuple(t.shape) for t in flat])
     layer.scale.assign(weight.detach())
     return lambda: layer([t.flatten(0, 1) for t in (query, value, key)]).unflatten(0, query.shape[:2])

@@ -10,7 +10,7 @@ from regard.look.heatmap import opening, text_at
 ROW, GAP, HEADING = 22.0, 26.0, 24.0  # heights of a bar's row, of the space between groups, and of a group's heading
 LEFT, BARS, RIGHT = 210.0, 430.0, 150.0  # widths of the labels, the bars and the figures after them
 LONGEST = 84  # largest number of characters after a bar
-OURS, PEER = 1.0, 0.45  # depths of the two colours
+OURS, PEER = 1.0, 0.45  # positions on the colour scale, 0 to 1: of regard's bars and of the other contenders'
 
 
 class Bar(NamedTuple):
@@ -29,7 +29,8 @@ class Group(NamedTuple):
 
 
 def svg(groups: Sequence[Group], *, title: str, note: str = "") -> str:
-    """Return the drawing. A bar ends at the contender's time divided by regard's: beyond the line at 1 it is slower.
+    """Return the drawing. A bar ends at the contender's time divided by regard's; a contender whose bar ends beyond
+    the line at 1 is slower than regard.
 
     >>> drawing = svg([Group("a < b", [Bar("regard", 1.0, "1 ms"), Bar("R&D", 8.0, "8 ms")])], title="Times")
     >>> "a &lt; b" in drawing, "R&amp;D" in drawing

@@ -1,7 +1,8 @@
-"""`regard bench cold`: the first call of each mechanism in a new process, with empty caches and with those it left.
+"""`regard bench cold`: the time of the first call of each mechanism in a new process. Two processes are measured: the
+first starts with empty compilation caches, the second with the caches that the first has filled.
 
-`python -m regard.bench.cold_start NAME DEVICE` is the new process: it prints the seconds of the call alone, without the
-import of torch and regard.
+`python -m regard.bench.cold_start NAME DEVICE` is one such process: it prints the seconds of the call alone, without
+the import of torch and regard.
 """
 
 import os
@@ -37,7 +38,8 @@ def _seconds(name: str, device: str, folder: str) -> float:
 
 
 def mechanisms(device: str) -> dict[str, Callable[[], object]]:
-    """Return one call for each mechanism, 2 sequences of 8 heads, 512 tokens and size 64."""
+    """Return one call of attention for each mechanism, such as a mask; inputs have 2 sequences of 8 heads, 512 tokens
+    and size 64."""
     import torch
 
     import regard
@@ -76,7 +78,7 @@ def mechanisms(device: str) -> dict[str, Callable[[], object]]:
 
 
 def main(name: str, device: str) -> None:
-    """Print the seconds of one call, until the device has finished."""
+    """Print the seconds from the start of one call until the device has finished it."""
     import torch
 
     call = mechanisms(device)[name]

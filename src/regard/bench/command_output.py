@@ -1,4 +1,5 @@
-"""What the commands of the bench share: checks of their options, the machine, progress, tables."""
+"""Functions that the `regard bench` commands share: checks of options, a description of the machine, progress reports,
+tables."""
 
 import contextlib
 import datetime
@@ -26,7 +27,7 @@ PACKAGES = ("triton", "entmax", "xformers", "keras", "x-transformers")  # their 
 
 
 def chosen_device(given: str | None, known: Collection[str] = ("cpu", "cuda")) -> str:
-    """Return the device to measure on: the given one, or CUDA where there is one."""
+    """Return the device to measure on: the given one; by default CUDA if it is available, else the CPU."""
     device = given or ("cuda" if torch.cuda.is_available() else "cpu")
     if device not in known or (device == "cuda" and not torch.cuda.is_available()):
         raise typer.BadParameter(f"must be cpu, or cuda where there is one; got {device}", param_hint="--device")
@@ -34,7 +35,8 @@ def chosen_device(given: str | None, known: Collection[str] = ("cpu", "cuda")) -
 
 
 def check_page(out: Path | None, page: str) -> None:
-    """Raise if a page cannot be written to a folder, before measurements that take minutes."""
+    """Raise an error if a page cannot be written to a folder. Called before the measurements, since they take
+    minutes."""
     try:
         if out is not None:
             try_writing(out / page)
@@ -110,7 +112,8 @@ def say(what: str) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress warnings, also in regard's log. Torch's log is kept: a failed compilation explains a slow figure."""
+    """Suppress warnings, also those in regard's log. Torch's log still appears, since a failed compilation that it
+    reports explains a long time."""
     log = logging.getLogger("regard")
     level = log.level
     log.setLevel(logging.ERROR)

@@ -1,7 +1,7 @@
 """`regard bench decoding`: beam search of a Transformer against HF `generate` and CTranslate2, the same weights in all.
 
-Weights are random, so all contenders generate sentences of one length: the same number of steps. Measurements are
-interleaved, in one process.
+Weights are random. All contenders generate sentences of the same fixed length, in the same number of steps.
+Measurements are interleaved, in one process.
 """
 
 import functools
@@ -58,7 +58,7 @@ TINY = Setting(sentences=3, tokens=5, vocabulary=31, size=16, heads=2, hidden=32
 
 @dataclass
 class Found:
-    """The measurement of one contender; `reason` is why there is none."""
+    """The measurement of one contender; if the contender could not run, `reason` says why."""
 
     name: str
     seconds: float | None = None
@@ -152,14 +152,14 @@ def run(setting: Setting, *, device: str, quick: bool, say: Callable[[str], None
             if len(outputs) != setting.sentences or any(len(each) != setting.tokens for each in outputs):
                 raise ValueError(f"wrote {len(outputs)} sentences of {sorted({len(each) for each in outputs})} tokens")
             sides[name] = decode
-        except Exception as problem:  # the failure of a contender is a result, not the end of the run
+        except Exception as problem:  # a contender that fails is reported, and the run continues
             found[name].reason = why(problem)
     readings: dict[str, list[float]] = {name: [] for name in sides}
     order = list(sides.items())
     gc.collect()
     for number in range(2 if quick else ROUNDS):
         say(f"round {number + 1}")
-        order = order[1:] + order[:1]  # the first contender of a round has other clocks and caches
+        order = order[1:] + order[:1]  # rotated: the first contender of a round runs with other clock rates and caches
         for name, decode in order:
             readings[name].append(_seconds(decode, source, setting.tokens))
     settle = statistics.median if device == "cuda" else min
@@ -226,7 +226,8 @@ def markdown(record: dict[str, Any]) -> str:
 
 
 def write(record: dict[str, Any], out: Path) -> Path:
-    """Write the table to decoding.md of a folder, between its marks; the rest of the page is unchanged."""
+    """Write the table to decoding.md of a folder, between the marks of its device; other text of the page is
+    unchanged."""
     return write_part(out / PAGE, record["device"], markdown(record), title="Decoding")
 
 

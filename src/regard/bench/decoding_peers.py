@@ -1,4 +1,4 @@
-"""Contenders of the decoding benchmark: a regard Transformer's weights in HF Marian and CTranslate2."""
+"""Contenders of the decoding benchmark: HF Marian and CTranslate2 with the weights of a Transformer of regard."""
 
 import copy
 import tempfile
@@ -14,13 +14,13 @@ from regard.nn.multihead import MultiHeadAttention
 from regard.nn.positions import SinusoidalPositions
 
 PAD, BEGIN, END = 0, 1, 2
-# decode(source (b, k), tokens) returns the tokens of the best hypothesis of each row, all of that length.
+# decode(source (b, k), tokens) returns the best hypothesis of each row of `source`, as a list of `tokens` token ids.
 Decode = Callable[[Tensor, int], list[list[int]]]
 
 
 def marian(model: EncoderDecoder, positions: int) -> Any:
-    """Return an HF MarianMTModel with the weights of a post-norm, tied, sinusoidal model, on its device and in its
-    dtype."""
+    """Return an HF MarianMTModel with the weights of `model`, on the same device and in the same dtype; `model` is a
+    post-norm Transformer with tied embeddings and sinusoidal positions."""
     from transformers import MarianConfig, MarianMTModel
     from transformers.utils import logging
 

@@ -1,4 +1,5 @@
-"""The layers that `regard bench layers` compares, and a count of the steps between both ends of a sequence."""
+"""The layers that `regard bench layers` compares, and a function that counts the steps after which the last position of
+a sequence depends on the first."""
 
 import math
 from collections.abc import Callable
@@ -22,8 +23,8 @@ class Setting:
     """Sizes that all layers share."""
 
     size: int = 256
-    kernel: int = 7  # number of positions in a convolution: its own and those before it
-    reach: int = 128  # number of positions to either side in restricted attention
+    kernel: int = 7  # number of positions that a convolution covers: the current one and those before it
+    reach: int = 128  # number of visible positions on either side of a query in restricted attention
 
     @property
     def heads(self) -> int:
@@ -46,11 +47,12 @@ class Kind:
     sequential: str
     path: str
     expected: Callable[[int, Setting], int]
-    forms_matrix: bool = False  # an h × n × n matrix is materialised
+    forms_matrix: bool = False  # whether the layer materialises an h × n × n matrix
 
 
 class Attending(nn.Module):
-    """Self-attention that returns its output alone, within `reach` positions to either side if given."""
+    """Self-attention that returns only its output, without weights; with `reach`, a query attends that many positions
+    on either side."""
 
     def __init__(self, attention: nn.Module, reach: int | None = None) -> None:
         super().__init__()
@@ -62,7 +64,8 @@ class Attending(nn.Module):
 
 
 class Formed(nn.Module):
-    """softmax(Q Kᵀ / √d) V as written: the matrix of all weights is materialised, also for the backward pass."""
+    """softmax(Q Kᵀ / √d) V in separate operations: the matrix of all weights is materialised, and stored for the
+    backward pass."""
 
     def __init__(self, size: int, heads: int) -> None:
         super().__init__()
@@ -88,7 +91,7 @@ class Recurrent(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A convolution over each position and those before it, every `dilation`-th of them."""
+    """A causal convolution: over each position and every `dilation`-th one before it."""
 
     def __init__(self, size: int, kernel: int, dilation: int = 1) -> None:
         super().__init__()
@@ -116,7 +119,8 @@ def _once(length: int, setting: Setting) -> int:
 
 
 def dilated_layers(length: int, kernel: int) -> int:
-    """Return the number of layers with dilations 1, k, k², … that connect both ends: L of them reach k^L − 1 back.
+    """Return the number of convolutions with dilations 1, k, k², … after which the last of `length` positions depends
+    on the first: L layers cover k^L − 1 earlier positions.
 
     >>> [dilated_layers(length, 3) for length in (2, 3, 4, 9, 10)]
     [1, 1, 2, 2, 3]
@@ -175,7 +179,8 @@ class Met:
 
 @torch.no_grad()
 def meet(kind: Kind, length: int, setting: Setting) -> Met:
-    """Return layers and steps after which the last position depends on the first, counted by running them.
+    """Return the numbers of layers and of steps after which the last position depends on the first, counted by running
+    the layers.
 
     Two sequences differ at the first position. After each layer, the positions at which its outputs differ are those
     that the change has reached; there the next layer's inputs are set to differ as much as before, because a change
@@ -191,7 +196,7 @@ def meet(kind: Kind, length: int, setting: Setting) -> Met:
     while layers == 0 or not reached[-1]:
         if layers == length:
             raise ValueError(f"{kind.name}: the ends of {length} positions do not meet in {length} layers")
-        if made is None or "log" in kind.path:  # all layers but dilated ones have the same receptive field
+        if made is None or "log" in kind.path:  # only in dilated layers does the receptive field depend on the depth
             made = kind.make(narrow, layers).double()
         reached = _differ(*made(torch.cat((x, x + reached.unsqueeze(-1).double()))))
         layers += 1
@@ -204,9 +209,9 @@ def _differ(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _recurrent_steps(x: Tensor) -> int:
-    """Return the number of steps of a GRU's cell until the state depends on the first position at the last one."""
+    """Return the number of steps of a GRU cell until the state at the last position depends on the first position."""
     cell, state, steps = nn.GRUCell(2, 2).double(), x.new_zeros(2, 2), 0
-    reached = torch.tensor(True)  # the input of the first step differs
+    reached = torch.tensor(True)  # whether the change of the first input has reached the current state
     for vector in x[0]:
         change = torch.stack((torch.zeros(2), reached.expand(2))).double()
         pair = vector + (change if steps == 0 else 0)

@@ -1,7 +1,7 @@
-"""`regard bench layers`: the cost of self-attention over length, beside recurrent, convolutional and linear layers.
+"""`regard bench layers`: the cost of self-attention, recurrent, convolutional and linear layers at several lengths.
 
 All layers have the same width and input. Measurements of all kinds are interleaved; the number of layers and steps
-until the last position depends on the first is counted by running them (`regard.bench.layer_kinds.meet`).
+until the last position depends on the first is counted by running the layers (`regard.bench.layer_kinds.meet`).
 """
 
 import gc
@@ -41,7 +41,7 @@ PAGE = "layers.md"
 LENGTHS = {"cpu": tuple(2**power for power in range(7, 14)), "cuda": tuple(2**power for power in range(7, 16))}
 LONGEST = 2**20
 SLOW = 10.0  # seconds of a training step above which longer sequences of the kind are skipped
-MATRICES = {"cpu": 2 * 2**30, "cuda": 16 * 2**30}  # bytes of the largest matrix of weights that is formed
+MATRICES = {"cpu": 2 * 2**30, "cuda": 16 * 2**30}  # bytes of the largest matrix of weights that is materialised
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 
 
@@ -51,12 +51,12 @@ class Point:
 
     length: int
     layers: int  # number of layers until the last position depends on the first
-    steps: int  # number of sequential steps until then
-    expected: int  # number of steps by the formula
+    steps: int  # number of sequential steps until the last position depends on the first
+    expected: int  # the value of `steps` by the formula `Kind.expected`
     forward: float | None = None  # seconds of one layer, without gradients
     training: float | None = None  # seconds of one layer, forward and backward
     stack: float | None = None  # `training` times `layers`
-    memory: int | None = None  # bytes above the initial use, at the peak of one layer's training call
+    memory: int | None = None  # peak memory of one layer's training call, in bytes above the use before it
     reason: str | None = None
 
 
@@ -142,7 +142,7 @@ def _time(length: int, setting: Setting, device: str, points: dict[str, Point], 
             second()
             point.memory = cuda_memory(second) if device == "cuda" else None
             forward[kind.name], training[kind.name] = first, second
-        except Exception as problem:  # the failure of a kind is a result, not the end of the run
+        except Exception as problem:  # a kind of layer that fails is reported, and the run continues
             point.reason = why(problem)
     say(f"{length:,} positions: times")
     for name, seconds in times(forward, device).items():
@@ -158,8 +158,8 @@ def _time(length: int, setting: Setting, device: str, points: dict[str, Point], 
 
 
 def calls(kind: Kind, length: int, depth: int, setting: Setting, device: str) -> tuple[Run, Run]:
-    """Return a forward pass without gradients, and one with its backward pass, of the layer at some depth of a
-    stack."""
+    """Return two functions for the layer at this depth of a stack: one runs a forward pass without gradients, the other
+    a forward and a backward pass."""
     torch.manual_seed(0)
     layer = kind.make(setting, depth).to(device=device, dtype=DTYPES[device])
     x = torch.randn(1, length, setting.size, device=device, dtype=DTYPES[device], requires_grad=True)
@@ -172,7 +172,7 @@ def calls(kind: Kind, length: int, depth: int, setting: Setting, device: str) ->
     def training() -> Tensor:
         output = layer(x)
         output.backward(given)
-        x.grad = None  # freed here, so that gradients count in the peak of this call
+        x.grad = None  # freed in every call, so that each call allocates its gradients and its peak includes them
         layer.zero_grad(set_to_none=True)
         return output.detach()
 
@@ -189,7 +189,7 @@ def _remember(points: dict[str, list[Point]], setting: Setting, say: Callable[[s
 
 
 def summary_of_kind(kind: Kind, points: list[Point], setting: Setting) -> dict[str, Any]:
-    """Return one kind in the record."""
+    """Return the entry of the record for one kind of layer."""
     with torch.device("meta"):
         parameters = count_parameters(kind.make(setting, 0))
     timed = [(point.length, point.training) for point in points if point.training]
@@ -217,7 +217,7 @@ FIGURES: dict[str, tuple[str, str, Callable[[Any], str]]] = {
 
 
 def rows(record: dict[str, Any], figure: str) -> list[list[str]]:
-    """Return the cells of a figure's table: a row for each kind, a column for each length."""
+    """Return the cells of the table of one quantity in FIGURES: a row for each kind, a column for each length."""
     _, order, written = FIGURES[figure]
     return [
         [
@@ -231,7 +231,7 @@ def rows(record: dict[str, Any], figure: str) -> list[list[str]]:
 
 
 def columns(record: dict[str, Any], figure: str) -> list[str]:
-    """Return the header row of a figure's table."""
+    """Return the header row of the table of one quantity in FIGURES."""
     return ["layer", "order", *(f"{length:,}" for length in record["lengths"])] + ["grew as"] * (figure == "training")
 
 
@@ -301,7 +301,8 @@ def drawing(record: dict[str, Any]) -> str:
 
 
 def write(record: dict[str, Any], out: Path) -> list[Path]:
-    """Write the tables to layers.md of a folder, between their marks, and the drawing beside it."""
+    """Write the tables to layers.md of a folder, between the marks of the device, and the drawing to its folder
+    images."""
     image = out / "images" / f"layers-{record['device']}.svg"
     image.parent.mkdir(parents=True, exist_ok=True)
     image.write_text(drawing(record), encoding="utf-8")
@@ -309,7 +310,8 @@ def write(record: dict[str, Any], out: Path) -> list[Path]:
 
 
 def _peaks(setting: Setting, wanted: list[tuple[str, int, int]]) -> dict[str, int]:
-    """Return peaks of training calls, by name and length; each call runs once before, to load libraries."""
+    """Return the peak memory of training calls, by name and length; each call runs once before its measurement, to load
+    libraries."""
     by_name = {kind.name: kind for kind in KINDS}
     contenders = {
         f"{name} {length}": lambda name=name, length=length, depth=depth: calls(

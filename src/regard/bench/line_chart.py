@@ -21,7 +21,8 @@ DASHES = ("", "6 3", "2 3")
 
 
 class Panel(NamedTuple):
-    """One figure over length: (length, figure) of each name; `written` formats a figure for the axis."""
+    """The curves of one quantity over length: `lines` has the points (length, value) of each name, and `written`
+    formats a value for the axis."""
 
     title: str
     lines: Mapping[str, Sequence[tuple[float, float]]]
@@ -29,7 +30,7 @@ class Panel(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """Powers of ten, or of two, from `low` to `high`."""
+    """A logarithmic axis from `base` to the power `low` to `base` to the power `high`."""
 
     base: float
     low: int
@@ -41,7 +42,7 @@ class Axis(NamedTuple):
 
 
 def axis(values: Sequence[float], base: float) -> Axis:
-    """Return the axis of powers that contains some positive values.
+    """Return the shortest axis between integer powers of `base` that contains all these positive values.
 
     >>> axis([3.0, 40.0], 10.0)
     Axis(base=10.0, low=0, high=2)

@@ -1,4 +1,5 @@
-"""Pages in which a command replaces a section between marks; the rest is written by hand."""
+"""Documentation pages in which a command replaces a section between two HTML comments. The text outside of these
+comments is unchanged."""
 
 import re
 import tempfile
@@ -6,7 +7,7 @@ from pathlib import Path
 
 
 def write_part(page: Path, name: str, body: str, *, title: str) -> Path:
-    """Replace the section `name` of a page by this body; a missing page or section is added.
+    """Replace the text of section `name` of a page by `body`; a missing page or section is added.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     page = write_part(Path(folder) / "page.md", "cpu", "1 ms", title="Times")

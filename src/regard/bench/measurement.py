@@ -1,7 +1,7 @@
 """Time, peak memory and error of the contenders of one case.
 
-Measurements of contenders are interleaved, so that a machine that slows down affects all. A contender that cannot
-run keeps its place in the result, with the reason.
+Measurements of contenders are interleaved, so that a machine that slows down affects all contenders. The result has an
+entry for a contender that cannot run too, with the reason.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from regard.bench.attention_cases import ROWS, Case, Run, cases
 BATCH = 0.02  # smallest duration of one measurement in seconds: shorter calls are repeated
 NEAR = 1.1  # contenders within this factor of the fastest are measured again
 SLOW = 10.0  # seconds above which one call suffices
-LARGE = 3.0  # seconds above which a call uses so much memory that libraries loaded in it are negligible
+LARGE = 3.0  # seconds above which a call uses much more memory than the libraries that it loads
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Found:
 
     name: str
     seconds: float | None = None
-    ratio: float | None = None  # its time divided by that of the first contender, regard
+    ratio: float | None = None  # the contender's time divided by regard's
     rate: float | None = None  # work per second, in the case's unit
-    memory: int | None = None  # bytes above the use before the call, at the peak
+    memory: int | None = None  # peak memory of the call, in bytes above the use before it
     error: float | None = None  # the largest error, relative to the largest output, against float64
     error_by_norm: float | None = None  # the norm of all errors divided by the norm of the outputs
     reason: str | None = None
@@ -81,7 +81,7 @@ def _measure(case: Case, quick: bool, say: Callable[[str], None]) -> list[Found]
             errors = relative_errors(run(), truth)  # the first call loads libraries and compiles kernels
             readings[name] = [seconds_per_call(run, 1, case.device)]
             memory = cuda_memory(run) if case.memory and case.device == "cuda" else None
-        except Exception as problem:  # the failure of a contender is a result, not the end of the run
+        except Exception as problem:  # a contender that fails is reported, and the run continues
             found[name] = Found(name, reason=why(problem))
             gc.collect()
             if case.device == "cuda":
@@ -95,7 +95,8 @@ def _measure(case: Case, quick: bool, say: Callable[[str], None]) -> list[Found]
 
 
 def take_turns(runs: dict[str, Run], readings: dict[str, list[float]], device: str, quick: bool) -> None:
-    """Add measurements until there are enough or they have taken long enough; slow calls have only one."""
+    """Measure the contenders in turn, until each has enough measurements or has used its time; slow calls are measured
+    only once."""
     rounds, budget = (2, 0.2) if quick else (21, 0.4) if device == "cuda" else (9, 4.0)
     numbers = {name: max(1, round(BATCH / readings[name][0])) for name in runs}
     _turns(runs, readings, numbers, device, rounds, budget, quick)
@@ -127,7 +128,7 @@ def _turns(
 
     while active := [name for name in runs if wanted(name)]:
         for order in orders(len(active))[: rounds if quick else None]:
-            # Long calls stop after a limit of time, short ones after complete rounds.
+            # Contenders with long calls stop as soon as their time is used, those with short calls after all orders.
             names = [name for name in (active[place] for place in order) if numbers[name] > 1 or wanted(name)]
             if names and numbers[names[0]] > 1:  # a warm-up call, because no other contender precedes the first
                 seconds_per_call(runs[names[0]], numbers[names[0]], device)
@@ -138,7 +139,8 @@ def _turns(
 
 
 def times(runs: dict[str, Run], device: str) -> dict[str, float]:
-    """Return the seconds of each call, which has run before: interleaved, for a second each or a few calls."""
+    """Return the seconds of each call. Each call must have run before; measurements are interleaved, and end after a
+    number of rounds or a limit of time for each call."""
     readings = {name: [seconds_per_call(run, 1, device)] for name, run in runs.items()}
     numbers = {name: max(1, round(BATCH / each[0])) for name, each in readings.items()}
     rounds, budget, settle = (21, 0.4, statistics.median) if device == "cuda" else (5, 1.0, min)
@@ -147,10 +149,10 @@ def times(runs: dict[str, Run], device: str) -> dict[str, float]:
 
 
 def orders(count: int) -> list[list[int]]:
-    """Return orders in which each item follows each other one equally often (Williams 1949).
+    """Return orders in which each item follows every other item equally often (Williams 1949).
 
-    A call that heats the processor changes the clock speed of the next one, and in rotated or seeded lists the same
-    calls always follow the same ones.
+    A call that heats the processor changes the clock speed of the next one. In rotated lists, and in lists shuffled
+    with one seed, a call would always follow the same other call.
 
     >>> orders(4)
     [[0, 1, 3, 2], [1, 2, 0, 3], [2, 3, 1, 0], [3, 0, 2, 1]]
@@ -186,7 +188,8 @@ def seconds_per_call(run: Run, number: int, device: str) -> float:
 
 
 def relative_errors(output: Tensor, truth: Tensor | None) -> tuple[float | None, float | None]:
-    """Return the largest error, which in half precision is dominated by large outputs, and the error by norm."""
+    """Return two relative errors: the largest error divided by the largest output, which in half precision is dominated
+    by large outputs, and the norm of the errors divided by the norm of the outputs."""
     if truth is None:
         return None, None
     off = output[..., ROWS, :].double() - truth
@@ -194,7 +197,7 @@ def relative_errors(output: Tensor, truth: Tensor | None) -> tuple[float | None,
 
 
 def cuda_memory(run: Run) -> int:
-    """Return bytes beyond what was allocated before the call, at its peak."""
+    """Return the peak memory of a call on CUDA, in bytes above what was allocated before it."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -214,7 +217,7 @@ def why(problem: Exception) -> str:
 
 
 def _with_memory(case: Case, found: list[Found], quick: bool, say: Callable[[str], None]) -> list[Found]:
-    """Return the result with peaks of memory from a separate process."""
+    """Return the measurements with peaks of memory, which are measured in a separate process."""
     names = {one.name: (one.seconds or 0.0) < LARGE for one in found if one.seconds is not None}
     arguments = [case.name, json.dumps(names), json.dumps(quick)]
     apart = peaks_apart("regard.bench.measurement", arguments, say) if names else {}
@@ -224,8 +227,8 @@ def _with_memory(case: Case, found: list[Found], quick: bool, say: Callable[[str
 def peaks_apart(module: str, arguments: list[str], say: Callable[[str], None]) -> dict[str, int]:
     """Run a module as a program and return the JSON on its last line: peaks by name; empty if not available.
 
-    In that process the allocator returns freed blocks at once. An ordinary process keeps them, so a later peak would be
-    hidden in memory that is already resident; it is also faster, so times are not measured there.
+    In that process the allocator returns freed blocks to the system at once. In an ordinary process they stay resident,
+    so they would hide a later peak. Returning them takes time, so times are not measured in that process.
     """
     if sys.platform != "linux":
         return {}
@@ -257,7 +260,8 @@ def forget_peak() -> None:
 
 
 def peaks(contenders: Mapping[str, Callable[[], Run]], names: dict[str, bool]) -> dict[str, int]:
-    """Return bytes above the resident memory for each named contender; True first calls it once to load and compile."""
+    """Return the peak memory of a call of each contender in `names`, in bytes above the resident memory before it. A
+    contender whose value in `names` is True is called once before, to load libraries and to compile."""
     found = {}
     for name, warm in names.items():
         run = contenders[name]()
@@ -275,7 +279,7 @@ def peaks(contenders: Mapping[str, Callable[[], Run]], names: dict[str, bool]) -
 def trim() -> None:
     """Release the free pages of the heap to the system.
 
-    Small blocks of an earlier call may leave it large, and a later call would then seem to need no memory.
+    Small blocks of an earlier call may leave the heap large, and a later call would then seem to need no memory.
     """
     with contextlib.suppress(OSError, AttributeError):  # a C library other than glibc
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,7 +1,8 @@
 """`regard bench scaling`: the cost of training on many devices, by a cost model that is validated on this machine.
 
-A small model is trained by one, two and four processes (on CUDA by one per GPU). One process and a few all-reduces give
-the constants of the cost model; it then predicts the other runs, and 8, 64 and 1,024 GPUs.
+A small model is trained by one, two and four processes (on CUDA by one per GPU). The times of one process and of a few
+all-reduces determine the constants of the cost model, which then predicts the other runs, and training on 8, 64 and
+1,024 GPUs.
 """
 
 import itertools
@@ -164,7 +165,8 @@ def _ended(started: list[subprocess.Popen[bytes]]) -> bool:
 
 
 def fitted(found: dict[int, list[dict[str, Any]]], device: str) -> dict[int, Machine]:
-    """Return the constants: of a step from training in one process, of the links from all-reduces of each group."""
+    """Return the constants of the cost model by number of processes. Those of a step are fitted to training in one
+    process, those of the links to the all-reduces of each group."""
     plain = [case for case in found[1][0]["cases"] if case["way"] == "plain"]
     models = [Model(**case["model"]) for case in plain]
     work = [case["tokens"] * model.flops(case["length"]) for case, model in zip(plain, models, strict=True)]
@@ -204,7 +206,8 @@ def fitted(found: dict[int, list[dict[str, Any]]], device: str) -> dict[int, Mac
 
 
 def _added(way: str, cases: Sequence[dict[str, Any]]) -> float:
-    """Return the additional seconds per layer in a process group of one: the median over the cases."""
+    """Return by how many seconds per layer training in a process group of one is slower than without a group: the
+    median over the cases."""
     plain, grouped = ([case for case in cases if case["way"] == one] for one in ("plain", way))
     pairs = zip(plain, grouped, strict=True)
     return max(0.0, float(np.median([(b["seconds"] - a["seconds"]) / a["model"]["layers"] for a, b in pairs])))
@@ -242,7 +245,7 @@ def _cores() -> int:
 
 
 def _compared(processes: list[dict[str, Any]], constants: Machine, count: int) -> list[dict[str, Any]]:
-    """Return each case of a group: measured, and predicted by the cost model."""
+    """Return for each case of a process group the measurements and the predictions of the cost model."""
     rows = []
     for cases in zip(*(one["cases"] for one in processes), strict=True):
         case, model = cases[0], Model(**cases[0]["model"])
@@ -250,7 +253,7 @@ def _compared(processes: list[dict[str, Any]], constants: Machine, count: int) -
         sent = [one["sent"] for one in cases]
         peaks = [one["peak"] for one in cases]
         seconds = max(one["seconds"] for one in cases)
-        # Processes that share cores add up their processor times.
+        # Processes that share cores run in turn: a step takes at least the sum of their times divided by the cores.
         seconds = max(seconds, sum(one["seconds"] for one in cases) / constants.cores)
         rows.append(
             {
@@ -276,12 +279,13 @@ def _figures(expected: Cost) -> dict[str, float]:
 
 
 def _profile(one: Machine) -> Machine:
-    """Return this GPU in nodes of eight: its measured speed, and assumed links."""
+    """Return a machine with eight such GPUs in a node; the speed is the measured one, the links are assumed."""
     return replace(one, near=H200.near, far=H200.far)
 
 
 def forecasts(large: Machine) -> list[dict[str, Any]]:
-    """Return predictions for many devices: the batch grows with them, and with context parallelism the sequence."""
+    """Return predictions for many devices. The batch grows with the number of devices; with context parallelism the
+    length of its single sequence does."""
     rows = []
     for model in LARGE:
         for way in ("ddp", "fsdp2", "context"):
@@ -306,7 +310,7 @@ def forecasts(large: Machine) -> list[dict[str, Any]]:
 
 
 def _finite(constants: dict[str, Any]) -> dict[str, Any]:
-    """Return the value with infinities as None, because JSON has no infinity."""
+    """Return the constants with None in place of infinity, which JSON cannot represent."""
     return {
         name: _finite(value) if isinstance(value, dict) else None if value == float("inf") else value
         for name, value in constants.items()
@@ -319,7 +323,7 @@ NAMES = {"plain": "no group", "ddp": "DDP", "fsdp2": "FSDP2", "context": "contex
 
 
 def rows(record: dict[str, Any]) -> list[list[str]]:
-    """Return the cells of the measured table: a figure, and after it the prediction."""
+    """Return the cells of the table of measurements: each has a measured value, and after it the prediction."""
 
     def both(row: dict[str, Any], figure: str, written: Callable[[float], str]) -> str:
         measured = row["measured"][figure]

@@ -1,7 +1,7 @@
 """The cost model of `regard bench scaling`: time, memory and bytes sent of a training step on N devices.
 
-Symbols: P parameters, of which P_l are in the layers; N devices; b tokens of a batch in sequences of n; d the size; L
-layers. A parameter, its gradient and the two moments of AdamW have 4 bytes each: 16 bytes of state.
+Symbols: P parameters, of which P_l are in the layers; N devices; b tokens in a batch, in sequences of n tokens; d
+features; L layers. A parameter, its gradient and the two moments of AdamW have 4 bytes each: 16 bytes of state.
 """
 
 import math
@@ -44,7 +44,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Work:
-    """One training step: b tokens on all devices together, in sequences of n."""
+    """One training step: b tokens on all devices together, in sequences of n tokens."""
 
     model: Model
     tokens: int
@@ -53,7 +53,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Link:
-    """A link between processes: bytes per second that one sends, and latency of a message in seconds."""
+    """A link between processes: bytes per second that a process sends, and latency of a message in seconds."""
 
     bandwidth: float
     latency: float
@@ -63,11 +63,12 @@ class Link:
 class Machine:
     """The cost of a training step on one device, and the links between devices.
 
-    A step of b tokens takes `per_layer` · L + `per_parameter` · P + b · flops / `flops` + b · v · `per_logit` seconds,
-    v words of the vocabulary, whose logits are bound by memory rather than by arithmetic. `added` is the additional
-    time of each layer in a process group of one, by kind of parallelism. `cores` is the number of processes that can
-    compute at once, if the devices are CPU processes of one machine. If communication `overlaps`, it runs during the
-    backward pass (DDP) or during both passes (FSDP2).
+    A step of b tokens takes `per_layer` · L + `per_parameter` · P + b · f / `flops` + b · v · `per_logit` seconds; f is
+    the number of operations per token (`Model.flops`) and v the size of the vocabulary. The time of the logits is bound
+    by memory rather than by arithmetic. `added` is the additional time of each layer in a process group of one, by kind
+    of parallelism. `cores` is the number of processes that can compute at once, if the devices are CPU processes of one
+    machine. If `overlaps` is true, communication runs during the backward pass (DDP) or during the forward and backward
+    pass (FSDP2).
     """
 
     name: str
@@ -76,11 +77,11 @@ class Machine:
     per_parameter: float
     per_logit: float
     near: Link  # the link between devices of a node
-    far: Link  # between nodes, for each device
+    far: Link  # the link between nodes, for each device
     node: int = 8  # number of devices in a node
     memory: float = math.inf  # memory of a device in bytes
-    activation: float = 40.0  # bytes per token, layer and unit of the size that are stored for the backward pass
-    output: float = 12.0  # bytes per token and word of the vocabulary
+    activation: float = 40.0  # bytes per token, layer and feature that are stored for the backward pass
+    output: float = 12.0  # bytes per token and word of the vocabulary that the logits take
     width: int = 4  # bytes of an entry of keys or values that is sent
     cores: float = math.inf
     overlaps: bool = True
@@ -101,7 +102,7 @@ class Cost:
 
 
 def reduced(size: float, devices: int) -> float:
-    """Return bytes that each device sends in an all-reduce of `size` bytes: 2 (N − 1) / N of them.
+    """Return bytes that each of N devices sends in an all-reduce of `size` bytes: 2 (N − 1) / N times `size`.
 
     >>> reduced(100.0, 4)
     150.0
@@ -112,8 +113,8 @@ def reduced(size: float, devices: int) -> float:
 def exchanged(machine: Machine, size: float, devices: int, *, passes: int = 2) -> float:
     """Return seconds of an all-reduce (2 passes), or of an all-gather or reduce-scatter (1), of `size` bytes.
 
-    Within a node each device sends (m − 1) / m of the bytes, m devices a node; between M nodes each device sends
-    (M − 1) / M of its m-th part. Messages take 2 log₂ N steps of latency, as in trees.
+    Within a node of m devices each device sends (m − 1) / m of the bytes; between M nodes each device sends (M − 1) / M
+    of its m-th part. A pass has log₂ N steps of latency, as in a tree.
     """
     inner = min(devices, machine.node)
     outer = math.ceil(devices / machine.node)
@@ -125,8 +126,8 @@ def exchanged(machine: Machine, size: float, devices: int, *, passes: int = 2) -
 def ring(work: Work, machine: Machine, devices: int) -> float:
     """Return bytes that a device sends for causal attention in a balanced ring, on average, forward and backward.
 
-    Of m = n / N positions with u bytes of keys and values each, 3/4 (N − 1) m u forward and 3/2 (N − 1) m u backward,
-    in each layer (docs/parallel.md).
+    A device has m = n / N positions with u bytes of keys and values each. In each layer it sends 3/4 (N − 1) m u bytes
+    in the forward pass and 3/2 (N − 1) m u bytes in the backward pass (docs/parallel.md).
     """
     positions = work.tokens / devices
     unit = 2 * work.model.size * machine.width
@@ -141,7 +142,7 @@ def cost(way: str, work: Work, machine: Machine, devices: int) -> Cost:
     share = devices if way == "fsdp2" else 1
     slower = max(1.0, devices / machine.cores)  # processes of one machine share its cores
     passes = mine * (model.flops(work.length) / machine.flops + model.vocabulary * machine.per_logit)
-    # The ring computes 2 N + 1 blocks of each layer, which is three for one process.
+    # The ring computes 2 N + 1 blocks in each layer; `added` was measured with one process, which computes three.
     added = machine.added.get(way, 0.0) * ((2 * devices + 1) / 3 if way == "context" else 1.0)
     per_layer = machine.per_layer + added
     compute = slower * (per_layer * model.layers + machine.per_parameter * model.parameters / share + passes)
@@ -161,7 +162,7 @@ def cost(way: str, work: Work, machine: Machine, devices: int) -> Cost:
         keys = ring(work, machine, devices)
         sent = keys + reduced(whole, devices)
         link = machine.near if devices <= machine.node else machine.far
-        # A layer sends 3 (N − 1) messages, and its call begins with a comparison of all processes.
+        # A layer sends 3 (N − 1) messages, and its call begins with a comparison among all processes.
         moved = keys / link.bandwidth + model.layers * (3 * (devices - 1) + 2) * link.latency
         seconds = max(0.0, moved - (passes if machine.overlaps else 0.0)) + exchanged(machine, whole, devices)
     if devices == 1:
@@ -171,9 +172,10 @@ def cost(way: str, work: Work, machine: Machine, devices: int) -> Cost:
     states = 4 * whole / share
     memory = states + mine * (machine.activation * model.layers * model.size + machine.output * model.vocabulary)
     if way == "fsdp2" and devices > 1:
-        # Parameters outside of layers are gathered for the whole step with their gradient; layers two at a time.
+        # Parameters outside of layers and their gradients stay gathered for the whole step; layers are gathered two at
+        # a time.
         rest, layer = whole - layers, layers / model.layers
         memory += 2 * rest + 2 * layer + machine.copies * max(rest, layer)
-    if way == "context" and devices > 1:  # keys and values of two other processes
+    if way == "context" and devices > 1:  # a process also holds keys and values of two other processes
         memory += 2 * mine * 2 * model.size * machine.width
     return Cost(time, work.tokens / time, sent, states, memory)

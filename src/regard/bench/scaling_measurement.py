@@ -40,12 +40,12 @@ from regard.train.train_settings import TrainSettings
 from regard.train.updates import Loss, differentiated, gather, settle
 
 HEAD = 64  # size of a head
-WARM = 2  # number of steps before those that are timed: the first sums gradients at once, the second starts DDP
+WARM = 2  # number of untimed steps: the first sums all gradients after the backward pass, the second starts DDP
 PROBES = (2**16, 2**20, 2**23)  # bytes whose all-reduce is timed
 
 
 class LanguageModel(nn.Module):
-    """Transformer layers that predict the next token, every position at once."""
+    """Transformer layers that predict the next token at every position."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Trainer:
         self.batch = self._share(work)
 
     def _share(self, work: Work) -> tuple[Tensor, Tensor]:
-        """Return this worker's rows, or with context parallelism its part of every row."""
+        """Return this worker's rows of the batch; with context parallelism, its part of every row."""
         rows = max(1, work.tokens // work.length)
         numbers = torch.Generator().manual_seed(1)
         text = torch.randint(work.model.vocabulary, (rows, work.length + 1), generator=numbers).to(self.device)
@@ -129,9 +129,9 @@ class Trainer:
 
 
 def measured(way: str, work: Work, workers: Workers, device: torch.device, steps: int) -> dict[str, Any]:
-    """Return the best time of a step, the bytes sent in one, and the memory.
+    """Return the shortest time of a step, the bytes sent in a step, and the memory.
 
-    On a CPU it is processor time, which excludes other programs.
+    On a CPU the time is processor time, which excludes the time of other programs.
     """
     start = memory_now(device)
     trainer = Trainer(way, work, workers, device)
@@ -160,7 +160,7 @@ def measured(way: str, work: Work, workers: Workers, device: torch.device, steps
 
 
 def probes(workers: Workers, device: torch.device) -> dict[str, float]:
-    """Return seconds of an all-reduce, by its bytes: the best of several. On a CPU it is processor time."""
+    """Return the shortest time of several all-reduces in seconds, by number of bytes; on a CPU, processor time."""
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     found: dict[str, float] = {}
     for size in PROBES:
@@ -187,7 +187,7 @@ def synchronize(device: torch.device, workers: Workers) -> None:
 def sent_bytes() -> int | None:
     """Return bytes that the TCP sockets of this process have sent: gloo's traffic.
 
-    None if the system does not count them.
+    Return None if the system does not count these bytes.
     """
     if not sys.platform.startswith("linux"):
         return None
@@ -217,7 +217,7 @@ def memory_now(device: torch.device) -> int:
 
 
 def main(plan: Path, rank: int, size: int) -> None:
-    """Run one process of a group."""
+    """Run one process of a process group: measure all cases of the plan and write the results."""
     wanted = json.loads(plan.read_text())
     torch.set_num_threads(wanted["threads"])
     device = torch.device("cpu")
@@ -227,7 +227,7 @@ def main(plan: Path, rank: int, size: int) -> None:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{plan.parent}/meeting-{size}", rank=rank, world_size=size)
     workers = Workers(rank, size, device, grouped=True)
-    for way in WAYS:  # a small step of each kind first, to load libraries
+    for way in WAYS:  # a small step of each kind of parallelism runs first, to load libraries
         measured(way, Work(Model(64, 1, 50), 8 * size * size, 8 * size), workers, device, 1)
     found: dict[str, Any] = {"probes": probes(workers, device), "cases": []}
     for case in wanted["cases"]:

@@ -26,7 +26,7 @@ def reported() -> Iterator[None]:
     name = f"regard: worker {rank}" if rank else "regard"
     try:
         yield
-    except BrokenPipeError:  # the program that reads the output has closed the pipe: typer exits without a message
+    except BrokenPipeError:  # the program that reads the output through a pipe has ended: typer exits without a message
         raise
     except WorkerFailed as error:
         raise typer.Exit(1) from error

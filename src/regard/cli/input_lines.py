@@ -90,7 +90,7 @@ def _from_bytes(place: str, raw: bytes, whole: bool, characters: int) -> InputTe
 def _from_argument(number: int, text: str, characters: int) -> InputText:
     """Return the text of a command line argument, with a fault if it contains bytes that are not UTF-8.
 
-    Python decodes such bytes as surrogates.
+    Python decodes bytes that are not UTF-8 as surrogate code points, which this function detects.
     """
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         return InputText(f"text {number}", "", "not UTF-8")

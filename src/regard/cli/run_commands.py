@@ -63,8 +63,8 @@ def train(
             if workers.is_first:
                 show_settings(config, Console(highlight=False))
             return {}
-        # torchrun does not count restarts that happen because machines join or leave, so an existing run directory is
-        # taken as the sign of a restart.
+        # torchrun does not report restarts that happen because machines join or leave. Therefore, if torchrun may
+        # restart workers, an existing run directory is treated as the sign of a restart.
         resume = resume or (may_restart() and (place / "config.json").is_file())
         given: dict[str, Any] = {"resume": resume, "accept_changed_data": accept_changed_data}
         result = trained(task, config, place, **given, workers=workers)

@@ -198,7 +198,8 @@ def _attend(
     normalize: Normalizer = regard.Softmax(),
 ) -> tuple[Tensor, Tensor]:
     attended = regard.attention(query, hidden, hidden, score=score, normalize=normalize, weights=regard.full())
-    assert isinstance(attended.weights, Tensor)  # for type checkers: other requests do not return a tensor
+    # For type checkers: only some requests, such as full(), return a tensor.
+    assert isinstance(attended.weights, Tensor)
     return attended.output, attended.weights
 
 
@@ -234,6 +235,6 @@ def _vector(values: Tensor, decimals: int = 3) -> str:
 
 
 def _number(weight: Tensor) -> str:
-    """Return a weight as text with three decimals; a smaller one in scientific notation, and only an exact 0 as "0"."""
+    """Return a weight as text: three decimals, or scientific notation below 0.0005; only an exact zero is "0"."""
     value = float(weight)
     return "0" if value == 0 else f"{value:.3f}" if value >= 0.0005 else f"{value:.1e}"

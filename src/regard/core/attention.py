@@ -62,11 +62,12 @@ def with_output(output: Tensor) -> Attended:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """The result of `explain`: the backend of a call, why the others were refused, operations, memory, and the kernel.
+    """The result of `explain`: the backend of a call, why others were refused, operations, memory and the kernel.
 
-    `flops` counts multiplications and additions of the forward pass over the pairs that the mask allows (estimated by
-    blocks); `bytes` is the working memory beside inputs, output and requested weights, an estimate; `kernel` names the
-    code that runs for these tensors within the backend, such as "flash", "triton window" or "exponential (compiled)".
+    `flops` is the number of multiplications and additions of the forward pass over the pairs that the mask allows,
+    estimated by blocks. `bytes` is an estimate of the working memory without inputs, output and requested weights.
+    `kernel` names the code of the backend that runs for these tensors, such as "flash", "triton window" or "exponential
+    (compiled)".
 
     >>> explain(torch.zeros(4, 8), torch.zeros(5, 8), torch.zeros(5, 8))
     Plan
@@ -108,8 +109,8 @@ def attention(
     """Compute normalize(score(query, key) + bias) @ value: a weighted sum of the values for each query.
 
     query (…, h, q, d), key (…, g, k, d), value (…, g, k, e) → output (…, h, q, e). Leading axes broadcast; the head
-    axis may be missing; h is a multiple of g, and query head i attends to key head i // (h / g). A row with nothing to
-    attend gives zeros.
+    axis may be missing; h is a multiple of g, and query head i attends to key head i // (h / g). The output of a query
+    that may attend no key is zero.
 
     >>> out = attention(torch.tensor([[1.0, 0.0]]), torch.eye(2), torch.eye(2), score=lambda q, k: q @ k.mT)
     >>> out.output
@@ -157,9 +158,9 @@ def attention(
 def gathered_attention(
     query: Tensor, key: Tensor, value: Tensor, *, score: AnyScore, mask: Tensor, weights: Request
 ) -> Attended:
-    """Compute `attention` of queries (…, h, q, 1, d) that have n keys of their own each, (…, h, q, n, d).
+    """Compute `attention` where each query has n keys of its own: query (…, h, q, 1, d), key (…, h, q, n, d).
 
-    See `Problem.gathered`.
+    Local attention (`regard.core.local`) calls it, with the keys around the centre of each query.
     """
     if sharding.current is not None:
         return attention(query, key, value, score=score, mask=mask, weights=weights)
@@ -186,7 +187,7 @@ def explain(
     generator: torch.Generator | None = None,
     **unknown: Unknown,
 ) -> Plan:
-    """Return how `attention` would compute a call with the same arguments, without computing it.
+    """Return how `attention` would compute a call with the same arguments, without computing the call.
 
     >>> explain(torch.zeros(4, 8), torch.zeros(5, 8), torch.zeros(5, 8)).backend
     'sdpa'
@@ -224,7 +225,7 @@ def _attend(
     generator: torch.Generator | None,
     described: Hashable | None,
 ) -> Attended:
-    """Compute a call outside of autocast, with all checks, and store the route of its signature."""
+    """Compute a call outside of autocast, with all checks, and cache the `Route` of its signature."""
     problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
     problem = problem if backend == "auto" else replace(problem, named=True)
     if described is None:
@@ -232,8 +233,8 @@ def _attend(
     else:
         given = problem.query is query and problem.key is key and problem.value is value
         route = dispatch.store(described, problem, given)
-        # The first call with a signature must run the same kernel as later calls: a resumed training run then gives
-        # the same bits as one that was not interrupted.
+        # The first call with a signature must run the same kernel as later calls, so that a resumed training run gives
+        # bit-identical results to a run that was not interrupted.
         if route.asked is not None and (found := route.asked(query, key, value, score, mask, bias, weights)):
             return Attended(*found)
         output = None if route.direct is None else route.direct(query, key, value, score, mask, bias)
@@ -244,9 +245,9 @@ def _attend(
 
 
 def _second_pass(problem: Problem, name: str) -> bool:
-    """Return whether the requested weights need a second pass over the keys, after the pass that gives the output.
+    """Return whether the requested weights need a second pass over the keys, after the pass that computes the output.
 
-    Some backends return a requested log-sum-exp together with the output, and need no second pass for it.
+    Some backends return a requested log-sum-exp together with the output, without a second pass.
     """
     if problem.request is None or name == reference.NAME:
         return False
@@ -270,7 +271,7 @@ def _sharded(
     weights: Request | None,
     backend: str,
 ) -> Attended:
-    """Compute the call over a process group in which each process holds a part of the sequences."""
+    """Compute the call over a process group in which each process holds a part of every sequence."""
     if observers:
         raise NotImplementedError("regard.watch does not see attention over a process group")
     with _prepared(query) as cast:
@@ -296,9 +297,9 @@ def _is_cast(query: Any, key: Any, value: Any, score: object) -> bool:
 
 @contextmanager
 def _prepared(query: object) -> Iterator[Callable[..., Any]]:
-    """Disable autocast, and yield a function that casts a call's tensors to its dtype, as torch's own attention does.
+    """Disable autocast, and yield a function that casts tensors to autocast's dtype, as torch's own attention does.
 
-    Outside of autocast, the function returns its arguments unchanged.
+    If autocast is not enabled, the function returns its arguments unchanged.
     """
     if not _autocasts(query):
         yield lambda *arguments: arguments
@@ -329,7 +330,7 @@ def _in_autocast(score: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype, 
 
 
 def _observed(problem: Problem, chosen: Backend) -> Attended:
-    """Compute the call inside all observers, each of which wraps the one before it."""
+    """Compute the call inside all `observers`, each of which wraps the previous one."""
     run = functools.partial(_run, problem, chosen)
     for observer in observers:
         run = functools.partial(observer, problem, run)
@@ -356,21 +357,21 @@ def _run(problem: Problem, chosen: Backend) -> Attended:
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which the tensors' GPU is the current device, because Triton launches its kernels there."""
+    """Return a context that makes `device` the current CUDA device, because Triton launches kernels on that one."""
     if device.type != "cuda" or torch.compiler.is_compiling() or device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(device)
 
 
 def _flops(problem: Problem) -> int:
-    """Return the operations for the scores of all allowed pairs and for the weighted sums of the values."""
+    """Return the number of operations for the scores of all allowed pairs and for the weighted sums of the values."""
     size, value_size = problem.query.shape[-1], problem.value.shape[-1]
     pairs = math.prod(problem.shape) * _share(problem)
     return round(pairs * (problem.score.flops(size) + 2 * value_size))
 
 
 def _share(problem: Problem) -> float:
-    """Return the fraction of pairs that the mask allows; only partly masked blocks are evaluated pair by pair."""
+    """Return the fraction of pairs that the mask allows; only blocks that are partly masked are evaluated by pair."""
     if problem.mask is None or math.prod(problem.shape) == 0 or values_unavailable(problem.mask, problem.device):
         return 1.0
     device = torch.device("cpu") if problem.device.type == "meta" else problem.device

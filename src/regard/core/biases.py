@@ -22,7 +22,7 @@ class Bias:
     plain: bool = field(default=False, kw_only=True)  # whether it was given as Python numbers, not as a tensor
 
     def aligned(self, shape: tuple[int, ...]) -> "Bias":
-        """Return the same bias with its tensors shaped for scores `shape` = (*leading, q, k), or raise."""
+        """Return the bias with its tensors reshaped to broadcast to scores of `shape` (*leading, q, k), or raise."""
         return self
 
     @property
@@ -35,7 +35,7 @@ class Bias:
         raise NotImplementedError
 
     def on(self, device: torch.device) -> "Bias":
-        """Return the same bias on the device of the queries, if it was given as Python numbers."""
+        """Return the bias with the tensor that was created from Python numbers moved to the device of the queries."""
         return self.holding(lambda tensor: tensor.to(device)) if self.plain else self
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -47,13 +47,13 @@ class Bias:
         raise NotImplementedError
 
     def values(self, rows: Span, columns: Span, dtype: torch.dtype) -> Float[Tensor, "..."]:
-        """Return the bias of these rows and columns; it broadcasts to (*leading, rows, columns)."""
+        """Return the bias of these queries (rows) and keys (columns); it broadcasts to (*leading, rows, columns)."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
 class DenseBias(Bias):
-    """A float tensor that broadcasts to the scores."""
+    """A bias given as a float tensor that broadcasts to the scores."""
 
     tensor: Float[Tensor, "..."]
 
@@ -108,7 +108,7 @@ class Rule(Bias):
 
 @dataclass(frozen=True, eq=False)
 class Alibi(Rule):
-    """−slope · |i + offset − j|."""
+    """The bias −slope · |i + offset − j| of query i and key j, with one slope per head."""
 
     slopes: Float[Tensor, "*h"]
 
@@ -131,7 +131,7 @@ class Alibi(Rule):
 
 @dataclass(frozen=True, eq=False)
 class Relative(Rule):
-    """table[clip(j − i − offset, −R, R) + R]: a learned number for each head and each distance from −R to R."""
+    """The bias table[clip(j − i − offset, −R, R) + R] of query i and key j, with a learned number per distance."""
 
     table: Float[Tensor, "*h distances"]
 
@@ -182,7 +182,7 @@ def alibi(slopes: Tensor | Sequence[float], offset: int = 0) -> Bias:
 def relative(table: Tensor, offset: int = 0) -> Bias:
     """Return the bias with a learned number for each distance j − i, clipped to ±R (Shaw et al. 2018).
 
-    `table` is (2R + 1,), or (h, 2R + 1) with numbers for each head. `offset` is that of `alibi`.
+    `table` is (2R + 1,), or (h, 2R + 1) with numbers for each head. `offset` means the same as in `alibi`.
     """
     tensor = _floats(table, "table of relative()")
     if tensor.ndim not in (1, 2) or tensor.shape[-1] % 2 == 0:

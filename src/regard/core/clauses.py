@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 class Clauses:
     """The rules of a mask, all of which must hold: low ≤ j − i ≤ high, j < lengths, equal ids, every dense tensor.
 
-    They say whether query i may attend key j. A rule that is absent is None or (). `&` joins two sets of rules.
+    Here i is the position of a query, and j that of a key it may attend. The value of a rule that does not apply is
+    None or (). The operator `&` returns the conjunction of two `Clauses`.
     """
 
     low: int | None = None
@@ -30,20 +31,20 @@ class Clauses:
 
     @property
     def by_head(self) -> bool:
-        """Return whether lengths or segments differ between heads; kernels take one list for all heads."""
+        """Return whether lengths or segment ids differ between heads, which kernels do not support."""
         padded = self.lengths is not None and self.lengths.shape[-1] > 1
         return padded or any(ids.shape[-2] > 1 for pair in self.segments for ids in pair)
 
     @property
     def separate(self) -> bool:
-        """Return whether each fully masked key is excluded by a single rule (the band together with the segments is
-        one)."""
+        """Return whether each fully masked key is excluded by one rule alone, where the band and the segments together
+        count as one rule."""
         pairs = sum(tensor.shape[-2] > 1 for tensor in self.dense)
         return pairs + len(self.segments) <= 1 and not (pairs and self.banded)
 
     @property
     def by_key(self) -> bool:
-        """Return whether every query may attend the same keys, so that the mask is one row."""
+        """Return whether every query may attend the same keys, so that one row represents the whole mask."""
         return not self.banded and len(self.segments) == 0 and all(t.shape[-2] == 1 for t in self.dense)
 
     def __and__(self, other: "Clauses") -> "Clauses":
@@ -61,7 +62,7 @@ class Clauses:
         )
 
     def restricting(self, queries: int, keys: int) -> "Clauses":
-        """Return the rules without bounds of the band that exclude no pair of so many queries and keys."""
+        """Return the rules without the bounds of the band that exclude no pair of this number of queries and keys."""
         return replace(
             self,
             low=None if self.low is not None and self.low <= 1 - queries else self.low,
@@ -70,6 +71,6 @@ class Clauses:
 
 
 def clauses(mask: "Mask | None", queries: int, keys: int) -> Clauses | None:
-    """Return the rules of a mask for so many queries and keys; None if the mask has none that kernels can evaluate."""
+    """Return the rules of a mask for this number of queries and keys; None if kernels cannot evaluate the mask."""
     rules = mask.clauses() if mask is not None else Clauses()
     return None if rules is None else rules.restricting(queries, keys)

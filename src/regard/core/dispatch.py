@@ -1,9 +1,10 @@
-"""Dispatch: one table of backends, tried in order, decides which code computes a call.
+"""Dispatch: the choice of the backend that computes a call, from one table of backends that are tried in order.
 
-`auto` takes the first backend that supports the call and is likely to be the fastest; a backend chosen by name runs or
-raises. Conditions that do not depend on shapes (devices, normalisers, kinds of scores) are in the table; the others are
-in the backend's `refuses` and `not_worth_it`, which return their reason as a sentence. Reasons that depend on values
-are in `refuses_data`; apart from those, all calls of one signature have the same `Route`, which is stored.
+`backend="auto"` chooses the first backend of the table that supports the call and that no other backend is expected to
+beat. A backend that the caller names is used, or raises an error. Conditions that do not depend on shapes (devices,
+normalisers, kinds of scores) are in the table. The other conditions are in the functions `refuses` and `not_worth_it`
+of the backend's module, which return their reason as a sentence. Conditions on the values of tensors are in
+`refuses_data`. Apart from these, all calls with the same signature are computed alike, so their `Route` is cached.
 """
 
 import difflib
@@ -22,17 +23,21 @@ from regard.core.requests import Full, Rows
 from regard.core.scores import Additive
 from regard.core.transforms import beyond_one_derivative, mapped, transformed
 
-# Bytes of working memory up to which the plain form returns rows of weights sooner than a second pass.
+# If `reference` needs at most so many bytes of working memory, by device, it returns a few requested rows of weights
+# sooner than another backend does with a second pass.
 _FEW_BYTES = defaultdict(int, cpu=2**21, cuda=2**25)
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A backend. `products` and `additive` restrict it to one kind of scores."""
+    """An entry of the table of backends: the module, and conditions on the calls that it supports.
+
+    `products` and `additive` restrict the backend to one kind of scores.
+    """
 
     module: ModuleType
     serves: str
-    devices: tuple[str, ...] = ()  # empty: every device
+    devices: tuple[str, ...] = ()  # device types it supports; empty: all
     softmax: bool = False  # whether softmax is the only supported normaliser
     products: bool = False
     additive: bool = False
@@ -43,7 +48,7 @@ class Backend:
 
     @property
     def working_bytes(self) -> Callable[[Problem], int]:
-        """Return the bytes of working memory beside inputs and output."""
+        """Return the function that estimates the bytes of working memory, without inputs and output."""
         return self.module.working_bytes
 
     @property
@@ -78,7 +83,8 @@ class Backend:
 
     @property
     def inspects(self) -> bool:
-        """Return whether the backend may refuse values: then each call needs the backends after it too."""
+        """Return whether the backend may refuse the values of a call, so that a route needs further backends after
+        it."""
         return hasattr(self.module, "refuses_data")
 
     def _no_rules(self, problem: Problem) -> str | None:
@@ -100,7 +106,7 @@ class Backend:
         if problem.empty:
             return "nothing to compute: the plain form is the fastest"
         if self.module is additive and problem.device.type == "cpu":
-            return additive.not_worth_it(problem)  # its loops return weights too
+            return additive.not_worth_it(problem)  # the compiled loops of this backend return weights too
         # If all weights are requested, a matrix of that size is allocated in any case, so the reference costs no more
         # memory unless the score needs intermediate tensors.
         weights = math.prod(problem.shape) * problem.dtype.itemsize
@@ -128,11 +134,13 @@ BACKENDS = {
 
 @dataclass(frozen=True)
 class Route:
-    """How calls of one signature are computed.
+    """How calls with one signature are computed.
 
-    `backends` are those that support them, in order; all but the last may refuse the data. `direct` runs the compiled
-    loops of short sequences, or the kernel of the first one, without a `Problem`; it is None if that is not possible,
-    and returns None if it refuses the data. `asked` does the same for calls that request weights or choose a key.
+    `backends` are the backends that support these calls, in the order in which they are tried; all but the last may
+    refuse the values of a call. `direct` is a function that computes a call without building a `Problem`: by the
+    compiled loops for short sequences, or by the kernel of the first backend. It returns None if it refuses the values
+    of the call. `asked` is such a function for calls that request weights or that choose one key (hard attention).
+    Where no such function exists, `direct` or `asked` is None.
     """
 
     backends: tuple[Backend, ...]
@@ -140,7 +148,7 @@ class Route:
     asked: Asked | None = None
 
     def choose(self, problem: Problem) -> Backend:
-        """Return the backend for a problem of the signature."""
+        """Return the backend that computes this problem: the first that does not refuse its values."""
         return next((each for each in self.backends[:-1] if not each.refuses_data(problem)), self.backends[-1])
 
 
@@ -151,7 +159,10 @@ stored: Callable[[Hashable], Route | None] = _ROUTES.get
 
 
 def store(signature: Hashable, problem: Problem, given: bool) -> Route:
-    """Store and return the route of a problem; `given` means that its tensors are the caller's own, not views."""
+    """Store and return the route of a problem.
+
+    `given` is whether query, key and value of the problem are the caller's own tensors, not views of them.
+    """
     backends: list[Backend] = []
     for backend in BACKENDS.values():
         if backend.refuses_but_for_data(problem) is None and backend.not_worth_it(problem) is None:
@@ -175,7 +186,11 @@ def store(signature: Hashable, problem: Problem, given: bool) -> Route:
 
 
 def _asked(problem: Problem, backend: Backend) -> Asked | None:
-    """Return a function for output and request of calls with this signature: a backend's kernel and one for weights."""
+    """Return a function that computes the output and the requested weights of calls with this signature.
+
+    The output is computed by the kernel of the backend, and the weights by a kernel for weights. The result is None if
+    there is no such kernel for the problem.
+    """
     if problem.differentiated or not summaries.serves(problem):
         return None
     plain, of_backend = replace(problem, request=None), getattr(backend.module, "direct", None)
@@ -184,7 +199,7 @@ def _asked(problem: Problem, backend: Backend) -> Asked | None:
 
 
 def choose(problem: Problem, name: str, refused: dict[str, str]) -> Backend:
-    """Return the backend for a problem; the reasons of refused backends are added to `refused`."""
+    """Return the backend for a problem, and add to `refused` why the backends before it were not chosen."""
     if name != "auto":
         return _named(problem, name)
     for backend in BACKENDS.values():

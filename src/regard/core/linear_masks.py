@@ -1,4 +1,4 @@
-"""Masks of linear attention, which forms no pairs: a mask may exclude keys, the same ones for every query."""
+"""Masks of linear attention, which computes no scores of pairs: a mask must exclude the same keys for all queries."""
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from regard.core.spans import all_of
 
 
 def kept_keys(problem: Problem) -> Bool[Tensor, "... k"] | None:
-    """Return which keys may be attended, (…, h or 1, k); None for all."""
+    """Return which keys the mask allows, (…, h or 1, k), or None if it allows all keys."""
     mask, keys = problem.mask, problem.shape[-1]
     if mask is None:
         return None if keys else torch.ones(1, 0, dtype=torch.bool, device=problem.device)
@@ -26,8 +26,8 @@ def kept_keys(problem: Problem) -> Bool[Tensor, "... k"] | None:
 
 
 def filled(keep: Bool[Tensor, "... k"], queries: int, causal: bool) -> Bool[Tensor, "... q"]:
-    """Return which queries have a key to attend."""
-    seen = F.pad(keep, (1, 0)).cumsum(-1) > 0  # seen[..., n]: whether any of the first n keys may be attended
+    """Return which queries have at least one key that they may attend."""
+    seen = F.pad(keep, (1, 0)).cumsum(-1) > 0  # seen[..., n]: whether the mask allows any of the first n keys
     if not causal:
         return seen[..., -1:].expand(*seen.shape[:-1], queries)
     return seen[..., torch.arange(1, queries + 1, device=keep.device).clamp_max(keep.shape[-1])]

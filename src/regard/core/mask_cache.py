@@ -20,8 +20,8 @@ T = TypeVar("T")
 _SIMPLE = (Band, Padding, Segments, Dense, Alibi, Relative, DenseBias)  # masks and biases that contain no other masks
 _MOST = 32  # the largest number of cached results for one mask
 _SHORT = 2**16  # the largest number of entries of a mask's tensors that are compared on the CPU
-# The entry of a mask: its tensors (none if its results must not be cached), and by cache key each result after the
-# contents or versions of the tensors for which the result is valid.
+# The entry of a mask: its tensors (none if its results must not be cached), and a dictionary of results. Each result is
+# paired with the contents or versions of the tensors for which it is valid.
 _Entry = tuple[tuple[Tensor, ...], dict[Hashable, tuple[tuple[Any, ...], Any]]]
 _stored: WeakKeyDictionary[Mask | Bias, _Entry] = WeakKeyDictionary()
 

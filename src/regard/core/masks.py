@@ -25,7 +25,7 @@ from regard.core.tensor_arguments import (
     second_offset,
 )
 
-_LONG = 2**30  # a length beyond that of any sequence
+_LONG = 2**30  # more than the length of any sequence
 
 
 class Blocks(NamedTuple):
@@ -36,9 +36,10 @@ class Blocks(NamedTuple):
 
 
 class Coarse(NamedTuple):
-    """The mask of whole blocks, (…, row blocks, column blocks), conservatively.
+    """A conservative summary of a mask by blocks: two bool tensors (…, row blocks, column blocks).
 
-    `some` False: nothing in the block may attend. `every` True: everything in the block may.
+    Where `some` is False, no query of the block may attend any key of the block. Where `every` is True, each query of
+    the block may attend each key of the block.
     """
 
     some: Tensor
@@ -46,7 +47,7 @@ class Coarse(NamedTuple):
 
 
 class Mask:
-    """The rule of which query may attend which key.
+    """A rule that decides which query may attend which key.
 
     Create one with causal, window, padding, segments or dense; combine with & | ~.
 
@@ -76,34 +77,34 @@ class Mask:
         raise TypeError("a mask is neither true nor false: combine masks with & | ~, not with and, or, not")
 
     def aligned(self, shape: tuple[int, ...]) -> "Mask":
-        """Return the same mask with its tensors shaped for scores `shape` = (*leading, q, k), or an error."""
+        """Return the mask with its tensors reshaped to broadcast to scores of `shape` (*leading, q, k), or raise."""
         return self
 
     def on(self, device: torch.device) -> "Mask":
-        """Return the same mask on the device of the queries, if it was given as Python numbers."""
+        """Return the mask with the tensors that were created from Python numbers moved to the device of the queries."""
         return self
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors that the mask holds, for the check of their devices."""
+        """Return the tensors of the mask, whose devices are compared with the device of the query."""
         return ()
 
     def lead(self) -> tuple[int, ...]:
-        """Return the leading axes of `allowed`."""
+        """Return the shape of the result of `allowed` without its last two axes, rows and columns."""
         return ()
 
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
-        """Return whether row i may attend column j, for these rows and columns; it broadcasts to (*leading, rows,
-        columns)."""
+        """Return which queries (rows) may attend which keys (columns), as a bool tensor that broadcasts to (*leading,
+        rows, columns)."""
         raise NotImplementedError
 
     def coarse(self, blocks: Blocks) -> Coarse:
-        """Return the mask of whole blocks."""
+        """Return for each block of the grid whether any and whether all of its pairs are allowed, conservatively."""
         raise NotImplementedError
 
     def clauses(self) -> Clauses | None:
-        """Return the mask as the rules that kernels evaluate, all of which must hold; None if it is no such rule.
+        """Return the mask as a conjunction of rules that kernels can evaluate, or None if it is no such conjunction.
 
-        Without it, the mask is computed in torch operations: by `reference`, `blocked` and `sdpa`.
+        If the result is None, the backends `reference`, `blocked` and `sdpa` evaluate the mask by torch operations.
         """
         return None
 
@@ -112,13 +113,15 @@ class Mask:
         return False
 
     def restricting(self, queries: int, keys: int) -> "Mask | None":
-        """Return the mask without rules that allow all pairs of so many queries and keys; None if nothing remains."""
+        """Return the mask without the rules that exclude no pair of `queries` queries and `keys` keys; None if no rule
+        remains."""
         return self
 
     def later(self, offset: int | Tensor, queries: int, keys: int, device: torch.device) -> "Mask":
-        """Return the mask for `queries` queries of which the first is at position `offset` of `keys` keys in a cache.
+        """Return the mask for a layer with a cache of `keys` keys, whose first of `queries` queries is at position
+        `offset`.
 
-        For a static cache the offset is a tensor on the device.
+        With a static cache, `offset` is a tensor on `device`.
         """
         kind = type(self).__name__
         raise TypeError(f"a mask of type {kind} beside a cache: how it moves with the cache is not known")
@@ -131,7 +134,8 @@ def as_mask(mask: "Mask | Tensor") -> Mask:
 
 @dataclass(frozen=True)
 class Band(Mask):
-    """low ≤ j − i ≤ high; None is unbounded. Causal masks and windows are bands."""
+    """Query i may attend key j if low ≤ j − i ≤ high; a bound of None does not restrict. Causal masks and windows are
+    bands."""
 
     low: int | None
     high: int | None
@@ -153,7 +157,7 @@ class Band(Mask):
 
     def coarse(self, blocks: Blocks) -> Coarse:
         rows, columns = blocks.rows.unsqueeze(-1), blocks.columns
-        least = columns[:-1] - (rows[1:] - 1)  # the smallest and largest j − i in each block
+        least = columns[:-1] - (rows[1:] - 1)  # smallest j − i in each block (`least`), and largest (`most`)
         most = (columns[1:] - 1) - rows[:-1]
         some = torch.ones_like(least, dtype=torch.bool)
         every = some
@@ -177,17 +181,17 @@ class Band(Mask):
         return Band(None if self.low is None else self.low + offset, None if self.high is None else self.high + offset)
 
     def allows_all(self, queries: int, keys: int) -> bool:
-        """Return whether every query may attend every key, as one query after a cache of keys may."""
+        """Return whether every query may attend every key, as a causal mask allows a single query after all keys."""
         return (self.low is None or self.low <= 1 - queries) and (self.high is None or self.high >= keys - 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Padding(Mask):
-    """j < length."""
+    """Every query may attend the keys at positions less than the length of the sequence."""
 
     lengths: Int[Tensor, "*lead"]
-    plain: bool = False  # given as Python numbers, not as a tensor
-    bounds: tuple[int, int] | None = field(default=None, compare=False)  # (smallest, largest) of Python numbers
+    plain: bool = False  # whether the lengths were Python numbers, not a tensor
+    bounds: tuple[int, int] | None = field(default=None, compare=False)  # (smallest, largest) length if plain
 
     def on(self, device: torch.device) -> "Padding":
         return replace(self, lengths=self.lengths.to(device)) if self.plain else self
@@ -221,12 +225,12 @@ class Padding(Mask):
         return True
 
     def later(self, offset: int | Tensor, queries: int, keys: int, device: torch.device) -> "Padding":
-        return Padding(self.lengths.clamp_max(keys), self.plain)  # lengths may exceed the number of keys so far
+        return Padding(self.lengths.clamp_max(keys), self.plain)  # lengths may exceed the current size of the cache
 
 
 @dataclass(frozen=True, eq=False)
 class Segments(Mask):
-    """Query and key have the same id."""
+    """A query may attend the keys that have the same segment id as the query."""
 
     query_ids: Int[Tensor, "... q"]
     key_ids: Int[Tensor, "... k"]
@@ -241,7 +245,7 @@ class Segments(Mask):
                 axis = "queries" if name == "query_ids" else "keys"
                 raise ValueError(f"{name} of segments() must end in {length} {axis}, got shape {tuple(ids.shape)}")
         query_ids = align_first(self.query_ids, 1, shape, "query_ids of segments()")
-        if self.key_ids is self.query_ids:  # stays one tensor, because other code compares identities
+        if self.key_ids is self.query_ids:  # keep one shared tensor: other code tests `key_ids is query_ids`
             return Segments(query_ids, query_ids)
         return Segments(query_ids, align_first(self.key_ids, 1, shape, "key_ids of segments()"))
 
@@ -265,12 +269,12 @@ class Segments(Mask):
         return Clauses(segments=((self.query_ids, self.key_ids),))
 
     def later(self, offset: int | Tensor, queries: int, keys: int, device: torch.device) -> "Segments":
-        return self  # its ids are those of the new queries and of all keys
+        return self  # the ids given are already those of the new queries and of all keys in the cache
 
 
 @dataclass(frozen=True, eq=False)
 class Dense(Mask):
-    """A bool tensor that broadcasts to the scores."""
+    """A mask given as a bool tensor that broadcasts to the scores; True means may attend."""
 
     tensor: Bool[Tensor, "..."]
 
@@ -297,12 +301,12 @@ class Dense(Mask):
         return self.tensor.shape[-2] == 1
 
     def later(self, offset: int | Tensor, queries: int, keys: int, device: torch.device) -> "Dense":
-        return self  # its pairs are those of the new queries and all keys
+        return self  # the tensor given already has the new queries as rows and all keys in the cache as columns
 
 
 @dataclass(frozen=True, eq=False)
 class Joined(Mask):
-    """Two masks, and the tensors of both."""
+    """Base class of a mask that combines two masks."""
 
     left: Mask
     right: Mask
@@ -329,7 +333,7 @@ class Joined(Mask):
 
 @dataclass(frozen=True, eq=False)
 class And(Joined):
-    """Both masks allow the pair."""
+    """A query may attend a key if both masks allow it."""
 
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
         return self.left.allowed(rows, columns, device) & self.right.allowed(rows, columns, device)
@@ -351,7 +355,7 @@ class And(Joined):
 
 @dataclass(frozen=True, eq=False)
 class Or(Joined):
-    """At least one of the masks allows the pair."""
+    """A query may attend a key if at least one of the two masks allows it."""
 
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
         return self.left.allowed(rows, columns, device) | self.right.allowed(rows, columns, device)
@@ -363,7 +367,7 @@ class Or(Joined):
 
 @dataclass(frozen=True, eq=False)
 class Not(Mask):
-    """The mask does not allow the pair."""
+    """A query may attend a key if the inner mask does not allow it."""
 
     mask: Mask
 
@@ -405,13 +409,13 @@ def causal(offset: int = 0) -> Mask:
     return Band(None, _edge(offset), offset)
 
 
-_CAUSAL = Band(None, 0)  # made once, because many calls make this mask
+_CAUSAL = Band(None, 0)  # a single instance, because many calls use `causal()`
 
 
 def window(before: int, after: int, offset: int = 0) -> Mask:
     """Return the mask in which query i may attend key i + offset, `before` keys before it and `after` keys after it.
 
-    The offset is that of `causal`: a layer with a cache adds the cache's length itself.
+    `offset` means the same as in `causal`; a layer with a cache adds the cache's length itself.
     """
     before, after = integer(before, "before of window()"), integer(after, "after of window()")
     for name, count in (("before", before), ("after", after)):
@@ -424,17 +428,17 @@ def window(before: int, after: int, offset: int = 0) -> Mask:
 
 
 def _edge(distance: int) -> int:
-    """Return the bound of a band, limited to int32, because kernels count in it."""
+    """Return the bound of a band, clamped to ±2³⁰, because kernels compute positions in int32."""
     return distance if -_LONG <= distance <= _LONG else _LONG if distance > 0 else -_LONG
 
 
 def padding(lengths: Tensor | Sequence[int] | int) -> Mask:
     """Return the mask that excludes keys at or beyond each sequence's length.
 
-    `lengths` (b,) goes with scores (b, h, q, k) and (b, q, k): its axes are the first of the scores'. They are from 0
-    to the number of keys. Other lengths raise an error if they are Python numbers or a tensor on the CPU. A tensor on
-    another device, or under `torch.compile` and `vmap`, is not inspected: lengths beyond the keys mean all keys,
-    negative ones none.
+    The axes of `lengths` correspond to the first axes of the scores: lengths (b,) fit scores (b, h, q, k) and
+    (b, q, k). Each length must be from 0 to the number of keys. Other lengths raise an error if they are Python numbers
+    or a tensor on the CPU. The values of a tensor on another device, or under `torch.compile` or `vmap`, are not
+    inspected: a length beyond the number of keys then allows all keys, and a negative length allows none.
     """
     counts = integers(lengths, "lengths of padding()")
     if isinstance(lengths, Tensor):
@@ -447,10 +451,11 @@ def padding(lengths: Tensor | Sequence[int] | int) -> Mask:
 def segments(query_ids: Tensor | Sequence[int], key_ids: Tensor | Sequence[int]) -> Mask:
     """Return the mask in which a query may attend the keys of its own segment, for several sequences packed into one.
 
-    Ids are (…, q) and (…, k); leading axes are the first axes of the scores, as for `padding`.
+    The ids have shapes (…, q) and (…, k); their leading axes correspond to the first axes of the scores, as in
+    `padding`.
     """
     queries, keys = integers(query_ids, "query_ids of segments()"), integers(key_ids, "key_ids of segments()")
-    if isinstance(query_ids, Tensor) != isinstance(key_ids, Tensor):  # numbers are moved to the device of the tensor
+    if isinstance(query_ids, Tensor) != isinstance(key_ids, Tensor):  # move the numbers to the tensor's device
         device = queries.device if isinstance(query_ids, Tensor) else keys.device
         queries, keys = queries.to(device), keys.to(device)
     return Segments(queries, keys, plain=not isinstance(query_ids, Tensor) and not isinstance(key_ids, Tensor))

@@ -1,6 +1,6 @@
-"""The checked arguments of a call, in the form that every backend takes.
+"""The checked arguments of an attention call, in the form that every backend receives.
 
-`build` checks the arguments: errors name the argument, what was expected and what was given.
+`build` checks the arguments. Its errors name the argument, what was expected and what was given.
 """
 
 import math
@@ -26,7 +26,10 @@ from regard.kernels.dtypes import HALF as HALF
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One attention call. All tensors have equal leading axes (views, not copies) and a head axis."""
+    """The arguments of one attention call.
+
+    Query, key and value are expanded, without a copy, to have equal leading axes and a head axis.
+    """
 
     query: Float[Tensor, "*lead h q d"]
     key: Float[Tensor, "*lead g k d2"]
@@ -38,10 +41,10 @@ class Problem:
     dropout: float = 0.0
     request: Request | None = None
     generator: torch.Generator | None = None
-    sample: bool = False  # hard attention: whether to sample a key or take the best
-    headless: bool = False  # the caller's tensors were (q, d): drop the head axis at the end
-    named: bool = False  # the caller chose the backend by name: it runs or raises
-    gathered: bool = False  # local attention: each query has its own keys, gathered around its centre
+    sample: bool = False  # hard attention: sample a key, instead of choosing the one of highest score
+    headless: bool = False  # the caller's tensors had no head axis: remove it from the output
+    named: bool = False  # the caller named a backend: use it or raise, without a fallback
+    gathered: bool = False  # local attention: each query has its own keys, copied from around its centre
     bad_keys: Bool[Tensor, "*lead g k"] | None = None  # keys with NaN or Inf that were replaced (see `nonfinite`)
 
     @property
@@ -51,17 +54,17 @@ class Problem:
 
     @property
     def empty(self) -> bool:
-        """Return whether there are no pairs, or vectors of size 0."""
+        """Return whether there are no pairs of a query and a key, or the vectors have size 0."""
         return 0 in self.shape or 0 in (self.query.shape[-1], self.key.shape[-1])
 
     @property
     def masked(self) -> bool:
-        """Return whether some pairs may be masked. A bias of −inf is a mask too."""
+        """Return whether some pairs may be masked, by the mask or by a bias of −inf."""
         return self.mask is not None or self.bias is not None
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the computation: float32 for half precision, else the input's own."""
+        """Return the dtype of the computation: float32 for inputs in half precision, else the dtype of the inputs."""
         return torch.float32 if self.query.dtype in HALF else self.query.dtype
 
     @property
@@ -75,7 +78,7 @@ class Problem:
 
     @property
     def matrices(self) -> int:
-        """Return the number of matrices in mask and bias, before they broadcast over batch and heads."""
+        """Return the number of distinct q × k matrices that mask and bias form, before they broadcast to the scores."""
         parts = [part.lead() for part in (self.mask, self.bias) if part is not None]
         return math.prod(broadcast(*parts))
 
@@ -102,7 +105,7 @@ class Problem:
         return tensor if self.group == 1 else tensor.repeat_interleave(self.group, -3)
 
     def scores(self, query: Tensor, key: Tensor, rows: Span, columns: Contiguous) -> Float[Tensor, "..."]:
-        """Return scores with bias, before the mask, of the given rows and columns (key already has h heads)."""
+        """Return the scores with bias, not masked, of these queries (rows) and keys (columns); `key` has h heads."""
         scores = self.score(query, key)
         if self.bias is not None:
             scores = scores + self.bias.values(rows, columns, scores.dtype)
@@ -112,7 +115,7 @@ class Problem:
         return scores
 
     def open(self, scores: Tensor, rows: Span, columns: Contiguous) -> Bool[Tensor, "..."] | None:
-        """Return the mask of these scores; −inf from a bias or a score of the caller's is a mask too."""
+        """Return the mask of these scores; a score of −inf, from a bias or the caller's score function, is masked."""
         allowed = self.allowed(rows, columns)
         if self.bias is None and not isinstance(self.score, Custom):
             return allowed
@@ -125,7 +128,10 @@ class Problem:
         return normalized(self.normalize, scores, allowed, may_be_infinite=infinite)
 
     def allowed(self, rows: Span, columns: Contiguous) -> Bool[Tensor, "..."] | None:
-        """Return the mask of these rows and columns, including biases of −inf; None if every pair may attend."""
+        """Return the mask of these queries (rows) and keys (columns), or None if no pair is masked.
+
+        A bias of −inf masks its pair.
+        """
         allowed = self.mask.allowed(rows, columns, self.device) if self.mask is not None else None
         if self.bias is not None and self.bias.may_mask:
             open_ = self.bias.values(rows, columns, self.dtype) != -math.inf
@@ -145,7 +151,7 @@ def build(
     weights: Request | None,
     generator: torch.Generator | None,
 ) -> Problem:
-    """Check the arguments of a call and bring them into one shape."""
+    """Check the arguments of a call and return them as a `Problem`."""
     if sharding.current is not None:
         sharding.refuse("this call")
     _check_tensors(query, key, value)
@@ -179,7 +185,7 @@ def rebuild(
     dropout: float,
     weights: Request | None,
 ) -> Problem:
-    """Do the work of `build` for a known signature: only values, such as lengths, are checked."""
+    """Return the same as `build` for arguments whose signature was checked before: only values are checked again."""
     headless = max(query.ndim, key.ndim, value.ndim) == 2
     query, key, value = _common_axes(query, key, value)
     return _assembled(query, key, value, score, normalize, mask, bias, dropout, weights, None, headless)
@@ -201,7 +207,7 @@ def _assembled(
     """Return the problem, with mask and bias shaped for its scores."""
     shape = (*query.shape[:-1], key.shape[-2])
     if mask is not None:
-        # A tensor has no mask object for which results could be stored.
+        # Results are cached by mask object; a mask given as a tensor has no such object.
         mask = aligned(mask, shape, query.device) if isinstance(mask, Mask) else as_mask(mask).aligned(shape)
         _check_devices("mask", mask.tensors(), query)
         mask = mask if torch.compiler.is_compiling() else mask.restricting(*shape[-2:])
@@ -214,12 +220,12 @@ def _assembled(
 
 
 def _placed(bias: Bias, device: torch.device) -> Bias:
-    """Return the bias with Python numbers as a tensor on the device, copied once."""
+    """Return the bias with its Python numbers as a tensor on the device; the copy is cached."""
     return stored(bias, device, "placed", lambda: bias.on(device)) if bias.plain else bias
 
 
 def check_normalizer(normalize: object) -> Normalizer:
-    """Return the record, or raise an error that names what was given instead."""
+    """Return the argument if it is a `Normalizer`, or raise an error that names what was given instead."""
     if not isinstance(normalize, Normalizer):
         expected = "a regard normaliser such as Softmax(), or an instance of your subclass of regard.Normalizer"
         raise TypeError(f"normalize must be {expected}, got {said(normalize)}")
@@ -227,14 +233,17 @@ def check_normalizer(normalize: object) -> Normalizer:
 
 
 def check_dropout(dropout: float) -> float:
-    """Return the value if it is a fraction of the weights, or raise."""
+    """Return the dropout probability if it is from 0 to 1, or raise."""
     if not 0.0 <= finite(dropout, "dropout") <= 1.0:
         raise ValueError(f"dropout must be between 0 and 1, got {dropout}")
     return dropout
 
 
 def samples(problem: Problem) -> bool:
-    """Return whether a key is sampled: as `Hard` is set, else if the call is differentiated or has a generator."""
+    """Return whether hard attention samples a key, instead of choosing the one of highest score.
+
+    If `Hard.sample` is None, a call samples if it is differentiated or has a generator.
+    """
     hard = problem.normalize
     if not isinstance(hard, Hard):
         return False
@@ -253,14 +262,14 @@ def _as_score(score: object, query: Tensor, key: Tensor) -> Score:
 
 
 def probed(score: Custom, query: Tensor, key: Tensor) -> Custom:
-    """Return the score; a function given by the caller is tried on a few pairs."""
+    """Return the caller's score function after a check of its result for a few queries and keys."""
     if not query.numel() or not key.numel():
         return score
     return score.probe(query, key, query.shape[-3] // key.shape[-3])
 
 
 def said(thing: object) -> str:
-    """Return a description of what was given instead of a record, and what to write for it."""
+    """Return text for an error: what the caller passed instead of an object such as `Softmax()`, and a correction."""
     if isinstance(thing, type):
         return f"the class {thing.__name__}, not a record: write {thing.__name__}(…)"
     if callable(thing) and hasattr(thing, "__name__"):
@@ -294,7 +303,7 @@ def _check_devices(name: str, tensors: tuple[Tensor, ...], query: Tensor) -> Non
 
 
 def _common_axes(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tensors with equal leading axes and a head axis; query heads must be a multiple of key heads."""
+    """Return the tensors with equal leading axes and a head axis; query heads must be a multiple of key heads."""
     query, key, value = (t if t.ndim > 2 else t.unsqueeze(0) for t in (query, key, value))
     heads, key_heads, value_heads = query.shape[-3], key.shape[-3], value.shape[-3]
     if key_heads != value_heads and 1 not in (key_heads, value_heads):

@@ -1,6 +1,7 @@
-"""The signature of a call: a cache key of everything but the values of its tensors.
+"""The signature of an attention call: a cache key of all its arguments but the values of its tensors.
 
-Calls with equal signatures pass the same checks and use the same backend, except for reasons that depend on values.
+Calls with equal signatures pass the same checks and use the same backend, unless a check or a backend depends on the
+values of the tensors.
 """
 
 from collections.abc import Callable, Hashable
@@ -35,15 +36,16 @@ def signature(
     dropout: object,
     request: object,
 ) -> Hashable | None:
-    """Return the signature of a call; None for the caller's own classes, and inside compilers, torch.func and autocast.
+    """Return the signature of an attention call, or None if it has none.
 
-    It is one flat function, because every call that is not recalled (`recent_calls`) computes it.
+    A call has no signature if it uses classes of the caller, or runs under torch.compile, torch.func or autocast. The
+    code is one flat function, because every call that is not found in `recent_calls` computes its signature.
     """
     if torch.compiler.is_compiling() or not type(query) is type(key) is type(value) is Tensor:
         return None
     if type(dropout) is not float or _autocasts() or _traces() or peek() is not None or forward_ad._current_level >= 0:
         return None
-    if _modes():  # a mode may replace tensors by ones without memory
+    if _modes():  # a torch dispatch mode may replace tensors by ones without memory
         return None
     records = records_of(score, normalize, mask, bias, request)
     if _UNKNOWN in records or not query.layout is key.layout is value.layout is torch.strided:
@@ -78,7 +80,7 @@ def signature(
 
 
 def records_of(score: object, normalize: object, mask: object, bias: object, request: object) -> tuple[Any, ...]:
-    """Return the cache key of the records of a call."""
+    """Return the cache key of the score, normaliser, mask, bias and request of a call."""
     return (
         (score.scale, score.softcap) if type(score) is ScaledDot else record_key(score),
         None if type(normalize) is Softmax else record_key(normalize),
@@ -89,12 +91,12 @@ def records_of(score: object, normalize: object, mask: object, bias: object, req
 
 
 def record_key(record: object) -> Any:
-    """Return the cache key of a record: its kind, its values, and the traits of its tensors."""
+    """Return the cache key of a record: its class, its plain values, and shape, dtype and device of its tensors."""
     kind = type(record)
     describe = _DESCRIBED.get(kind)
     if describe is None:
         if not kind.__module__.startswith("regard.") or not is_dataclass(kind):
-            return _UNKNOWN  # a class of the caller may depend on anything
+            return _UNKNOWN  # the result of a caller's own class may depend on any state
         describe = _DESCRIBED[kind] = _by_fields(kind)
     return describe(record)
 
@@ -108,13 +110,13 @@ def _by_fields(kind: type) -> Callable[[Any], Any]:
         if _UNKNOWN in parts:
             return _UNKNOWN
         tensors = {id(value) for name in names if isinstance(value := getattr(record, name), Tensor)}
-        return kind, len(tensors), *parts  # segments of one tensor are distinguished from those of two
+        return kind, len(tensors), *parts  # segments with one shared tensor and with two differ in key
 
     return described
 
 
 def _part(value: Any) -> Any:
-    """Return the key of a field of a record: of a number or a name itself, of tensors and records their keys."""
+    """Return the cache key of a field of a record: a number or string is its own key."""
     if value is None or type(value) in _PLAIN:
         return value
     return _tensor(value) if isinstance(value, Tensor) else record_key(value)
@@ -129,7 +131,10 @@ def _tensor(tensor: Any) -> Any:
 
 
 def _rows(request: Rows) -> Any:
-    """Return the key of a request of rows, which includes the row numbers: they are few and on the CPU, or unknown."""
+    """Return the cache key of a `Rows` request, which includes the row numbers.
+
+    A request has no key if it has more than 64 row numbers or if they are not on the CPU.
+    """
     if isinstance(request.index, slice):
         edges = (request.index.start, request.index.stop, request.index.step)
         return (Rows, slice, *edges) if all(edge is None or type(edge) is int for edge in edges) else _UNKNOWN
@@ -142,7 +147,7 @@ def _hard(normalize: Hard) -> Any:
 
 
 _PLAIN = (int, float, bool, str)
-# How the key of a record is computed, by class. Classes that are not named here are added at their first use.
+# The function that computes the cache key of a record, by the record's class. Other classes are added at first use.
 _DESCRIBED: dict[type, Callable[[Any], Any]] = {
     Rows: _rows,
     Hard: _hard,

@@ -17,10 +17,10 @@ _constants: dict[Hashable, Tensor] = {}
 
 @dataclass(frozen=True)
 class Stretch:
-    """The positions start ≤ i < stop.
+    """A range of positions, start ≤ i < stop.
 
-    It replaces `range`, because torch.compile treats the bounds of a range as constants and compiles a new graph for
-    each length.
+    It is used in place of `range`, because torch.compile treats the bounds of a `range` as constants and compiles a new
+    graph for each length.
     """
 
     start: int

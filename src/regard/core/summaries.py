@@ -23,8 +23,8 @@ from regard.kernels.weight_sums import weight_sums
 
 _SIZE = 256  # the largest size of queries and keys, because whole tiles are held in registers and shared memory
 _COUNT = 32  # the largest number of weights per query that the kernel for `top` computes
-_WRITTEN = 128  # the largest size of queries for which the kernel for all weights is faster than the plain form
-_FEW = 2**22  # up to this number of pairs the plain form returns all weights in less time than the kernel
+_WRITTEN = 128  # the largest size of queries for which the kernel for all weights is faster than `plain_form`
+_FEW = 2**22  # up to this number of pairs, `plain_form` returns all weights in less time than the kernel
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a kernel launch in CUDA
 
 
@@ -48,9 +48,9 @@ def serves(problem: Problem) -> bool:
 
 
 def writes(problem: Problem) -> bool:
-    """Return whether all weights are requested and a kernel that writes them is faster than the plain form.
+    """Return whether all weights are requested and a kernel that writes them is faster than `plain_form`.
 
-    The kernel runs after the one that computes the output; the plain form computes weights and output together.
+    The kernel runs after the one that computes the output; `plain_form` computes weights and output together.
     """
     if not isinstance(problem.request, Full) or problem.dropout > 0.0 or problem.query.dtype not in HALF:
         return False

@@ -1,6 +1,6 @@
 """Checks of arguments that masks, biases and requests share: integers, positions, lengths, shapes that broadcast.
 
-Errors name the argument, what was expected and what was given.
+The errors name the argument, what was expected and what was given.
 """
 
 import operator
@@ -58,7 +58,7 @@ def extent(numbers: Tensor) -> tuple[int, int] | None:
 
 
 def check_lengths(bounds: tuple[int, int] | None, keys: int | None, name: str) -> None:
-    """Raise if a length is negative or exceeds the number of keys, if that is given."""
+    """Raise if a length is negative or exceeds `keys`, the number of keys (None: not checked)."""
     if bounds is None:
         return
     low, high = bounds
@@ -83,7 +83,7 @@ def integers(values: Tensor | Sequence[int] | int, name: str) -> Tensor:
 
 
 def second_offset(name: str, own: int, offset: int | Tensor, plain: str) -> str:
-    """Return the message for a mask or bias with an offset, to which a layer would add the cache's length."""
+    """Return the error for a mask or bias that already has an offset, while the layer adds its cache's length too."""
     held = f"holds {offset} positions" if isinstance(offset, int) else "holds positions already"
     return (
         f"{name} has an offset of {own} and the cache {held}: the layer adds the cache's length by itself, so write "

@@ -16,7 +16,7 @@ from regard.decode.ranking import best
 from regard.decode.records import Bounds, Hypothesis, StepFunction, bounds, check_step, grouped, refuse_broken
 
 # In a grouped state every hypothesis computes scores with the keys of all hypotheses of its row, most of them masked.
-# For beams wider than this, a separate cache for each hypothesis is faster.
+# For beams wider than this number, a separate cache for each hypothesis is faster.
 GROUPED_WIDTH = 16
 
 
@@ -96,7 +96,7 @@ def _search(
 ) -> list[list[Hypothesis]]:
     """Return the hypotheses of each row, by a loop over the tokens.
 
-    The search state `front` has all rows until the end; `rows` are the indices of those that the model still processes.
+    The search state `front` has all rows until the end; `rows` are the indices of the rows that the model processes.
     """
     batch, width = limits.start.shape[0], front.width
     rows = torch.arange(batch, device=limits.start.device)
@@ -132,9 +132,9 @@ def _search(
 
 
 def _reorder(parents: Tensor, rows: Tensor, kept: Tensor | None, slots: int, state: Any) -> tuple[Tensor, Any]:
-    """Return the indices of the rows that continue, and the state with each hypothesis in the place of its parent.
+    """Return the indices of the batch rows that continue, and the state in which hypotheses continue their `parents`.
 
-    `kept` are the places of the rows that continue among `rows`; None: all continue.
+    `kept` are indices into `rows`, of the rows that continue; None: all continue.
     """
     places = torch.arange(rows.numel(), device=rows.device) if kept is None else kept
     going = rows[places]
@@ -143,6 +143,7 @@ def _reorder(parents: Tensor, rows: Tensor, kept: Tensor | None, slots: int, sta
     index = (places[:, None] * slots + parents[going]).flatten()
     same = index.device.type == "cpu" and slots == parents.shape[1] and kept is None
     if same and torch.equal(index, torch.arange(index.numel())):
-        # The order is unchanged, so the caches are not copied. On CUDA this test would make the host wait.
+        # The order is unchanged, so the caches are not copied. On CUDA the order is not compared, because the
+        # comparison would make the host wait for the device.
         return going, state
     return going, state.reorder(index)

@@ -26,7 +26,10 @@ class Front:
     width: int
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors that the kernel `regard.kernels.triton.beam_update` changes in place, in its order."""
+        """Return the tensors that the kernel `regard.kernels.triton.beam_update` changes in place.
+
+        The tensors have the order of the kernel's arguments.
+        """
         going = (self.sums, self.tokens, self.parents)
         return *going, self.done_score, self.done_sum, self.done_time, self.done_slot, self.count, self.closed
 

@@ -16,8 +16,9 @@ Choose = Callable[[Tensor, Tensor], Tensor]
 def follow(step: StepFunction, state: Any, choose: Choose, bounds: Bounds, shrink: float | None) -> list[Hypothesis]:
     """Return one hypothesis for each row, with the tokens that `choose` selects until the row stops.
 
-    When a fraction `shrink` of the rows that the model processes has stopped, the state continues without them. The
-    stored tokens have all rows until the end; `rows` are the indices of those that the model still processes.
+    When a fraction `shrink` of the rows that the model processes has stopped, the stopped rows are removed from the
+    state. The stored tokens have all rows until the end; `rows` are the indices of the rows that the model still
+    processes.
     """
     batch = bounds.start.shape[0]
     if batch == 0:
@@ -66,7 +67,8 @@ def spread(values: Tensor, rows: Tensor, batch: int) -> Tensor:
 def _hypotheses(trail: list[tuple[Tensor, Tensor]], looked: list[Tensor], stop: int) -> list[Hypothesis]:
     tokens = torch.stack([tokens for tokens, _ in trail], 1).cpu()
     log_probs = torch.stack([values for _, values in trail], 1).cpu()
-    # Summed in float64 from the first token to the last, as in beam search, so that both give the same bits.
+    # Log-probabilities are summed in float64 from the first token to the last, as in beam search, so that greedy
+    # decoding and beam search return the same bits.
     totals = log_probs.double().cumsum(1)[:, -1].tolist()
     weights = torch.stack(looked, 1).cpu() if looked else None
     lengths = (tokens != stop).sum(1).tolist()

@@ -30,7 +30,7 @@ _LOOK = 8  # number of steps between two checks whether all rows have ended; eac
 class Captures:
     """A cache that lets searches of similar size share their storage, and on CUDA the captured graph of a step.
 
-    A capture takes as long as two or three steps without a graph. To search many batches, pass the same object to
+    A capture takes as long as two or three steps without a graph. To search many batches, pass the same `Captures` to
     every call of `beam` and `greedy`; the storage and graphs of the `keep` most recently used sizes stay in memory. The
     model's parameters may change in place between searches. `devices` lists the types of devices on which the cache is
     used; on others, dynamic shapes are faster. On CUDA, if Triton is installed, Triton kernels compute the attention,
@@ -123,7 +123,11 @@ class _Session:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def fits(self, step: StepFunction, state: Any, limits: Bounds, width: int, n_best: int) -> bool:
-        """Return whether step function, rules and number of results are the same, and the storage fits the state."""
+        """Return whether this session can run a search with these arguments.
+
+        The step function, the limits of tokens and the number of results must be the same, and `state` must fit the
+        storage.
+        """
         mine, theirs = self.limits.never, limits.never
         never = mine is theirs or (mine is not None and theirs is not None and torch.equal(mine, theirs))
         return (
@@ -182,7 +186,7 @@ class _Session:
     def _first(self, state: Any, limits: Bounds) -> None:
         """Run a first step without a graph, and allocate the storage of all steps by the shapes of its results.
 
-        On CUDA it also makes libraries load their code, which must not happen during a capture.
+        On CUDA, the first step also makes libraries load their kernels, which must not happen during a capture.
         """
         with cuda_graphs.aside(self.device):
             produced = self.step(self.static, self.front.tokens.flatten())
@@ -223,7 +227,7 @@ class _Session:
 
     def _fused(self, found: tuple[Tensor, Tensor, Tensor]) -> None:
         """Advance the search by one token with one Triton kernel, which also writes the step to the trail."""
-        from regard.kernels.triton import beam_update  # imported here, because it imports Triton
+        from regard.kernels.triton import beam_update  # imported late, because the module needs Triton
 
         assert self.trail is not None
         beam_update.advance(

@@ -20,7 +20,7 @@ def ranked(
     The third result is the log-probability of the stop token, even while it is excluded.
     """
     if kernels and logits.dtype in _KERNEL and count <= _LONGEST:
-        from regard.kernels.triton.token_ranking import rank  # imported here, because it imports Triton
+        from regard.kernels.triton.token_ranking import rank  # imported late, because the module needs Triton
 
         return rank(logits, limits.never, time, stop=limits.stop, minimum=limits.minimum, count=count)
     log_probs, at_stop = limits.distribution(logits, time)
@@ -44,8 +44,8 @@ def best(values: Float[Tensor, "n v"], count: int) -> tuple[Float[Tensor, "n c"]
     if count == 1 and size > 0:
         return values.amax(1, keepdim=True), values.argmax(1, keepdim=True)
     if values.device.type == "cpu" and size > count:
-        # Without ties the result of topk is unique. Ties are looked for on the CPU only, because on CUDA the host would
-        # have to wait for the device.
+        # Without ties the result of topk is unique. Values are checked for ties only on the CPU, because on CUDA a
+        # check would make the host wait for the device.
         found, index = _largest(values, count + 1)
         if not bool((found[:, 1:] == found[:, :-1]).any()):
             return found[:, :count], index[:, :count]

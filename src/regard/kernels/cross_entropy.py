@@ -40,7 +40,7 @@ def summed(
         real = (target != ignore).nonzero().squeeze(1) if states.device.type == "cpu" else target
         if len(real) == len(target):
             return _by_rows(states, weight, bias, target, smoothing, ignore, rows, wanted)
-        # No logits are computed for ignored rows. On a GPU they are computed: counting rows would synchronise with it.
+        # No logits are computed for ignored rows on a CPU. On a GPU they are, because counting rows would synchronise.
         loss, some, to_weight, to_bias = _by_rows(
             states[real], weight, bias, target[real], smoothing, ignore, rows, wanted
         )

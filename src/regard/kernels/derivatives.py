@@ -1,4 +1,4 @@
-"""The error raised when a hand-written backward pass is differentiated again."""
+"""The error raised when the backward pass of a kernel is differentiated, which it does not support."""
 
 import torch
 

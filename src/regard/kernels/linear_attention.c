@@ -26,8 +26,8 @@ typedef struct {
     const linear_shape *s;
     /* `output` and its gradient `change` are (batch, heads, queries, value_size), contiguous. */
     const char *query, *key, *value, *output, *change;
-    char *result, *dquery, *dkey, *dvalue;             /* contiguous */
-    float *divisor;                                    /* (batch, heads, queries) */
+    char *result, *dquery, *dkey, *dvalue;             /* contiguous output and gradients */
+    float *divisor;                                    /* phi(q_i) z of each query, (batch, heads, queries) */
     /* Performer's directions divided by size^(1/4), one direction in each row or column; null for elu features. */
     const float *rows, *columns;
     int *bad;

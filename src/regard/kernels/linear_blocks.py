@@ -256,7 +256,7 @@ def _causal_backward(
 
 
 def _parts(query: Tensor, sequences: int) -> list[slice]:
-    """Return slices of the first axis, each with about so many sequences."""
+    """Return slices of the first axis, each with about `sequences` sequences."""
     return _spans(query.shape[0], max(1, sequences // math.prod(query.shape[1:-2])))
 
 
@@ -316,8 +316,8 @@ class _Blocks(torch.autograd.Function):
         change: Tensor = upstream[0]
         query, key, value, output, divisor = ctx.saved_tensors
         features, plan, again = ctx.settings
-        with torch.autocast(query.device.type, enabled=False):  # a backward pass may run inside autocast
-            if torch.is_grad_enabled():  # for second derivatives: autograd differentiates `again`
+        with torch.autocast(query.device.type, enabled=False):  # the caller may run backward() inside autocast
+            if torch.is_grad_enabled():  # for second derivatives, autograd differentiates the equal function `again`
                 learned = [
                     t for t, needed in zip((query, key, value), ctx.needs_input_grad[1:4], strict=True) if needed
                 ]

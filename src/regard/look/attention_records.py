@@ -13,7 +13,7 @@ from regard.look.labels import Labels
 from regard.look.pooling import Pool, pooled
 
 BLOCK_NUMBERS = 2**22  # largest number of weights that are computed at a time
-ROUNDING = 1e-6  # a weight counts as negative only below −ROUNDING
+ROUNDING = 1e-6  # a weight above −ROUNDING counts as 0 with a rounding error, not as negative
 
 
 @runtime_checkable
@@ -105,7 +105,7 @@ class Axes(NamedTuple):
     columns: Labels | None
 
 
-# Labels of one axis: of the only sequence of a batch of one, or a list with the labels of each sequence.
+# The labels of one axis: one Labels object if the batch has one sequence, otherwise a list with one for each sequence.
 LabelsOfAll = Labels | Sequence[Labels | None] | None
 
 
@@ -284,7 +284,7 @@ class Record:
     def overview(self, size: int = 256, *, head: int, batch: int = 0, pool: Literal["mean", "max"] = "mean") -> Tensor:
         """Return the attention map of a head, pooled to at most size × size cells.
 
-        Each cell is the mean (or the maximum) of the weights that it covers.
+        Each cell of the pooled map is the mean (or the maximum) of the weights that it covers.
         """
         if size < 1:
             raise ValueError(f"size must be at least 1, got {size}")

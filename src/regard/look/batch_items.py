@@ -27,7 +27,7 @@ class Places(NamedTuple):
         return found if self.columns is None else found.index_select(-1, torch.tensor(self.columns))
 
     def row_numbers(self, rows: Tensor) -> Tensor:
-        """Return the indices in the padded map of rows that are counted without padding."""
+        """Return the indices of rows in the padded map, from their indices in the map without padding."""
         return rows if self.rows is None else torch.tensor(self.rows)[rows]
 
     @property
@@ -80,7 +80,7 @@ class Part:
 
 
 class CheckOf:
-    """The `Check` of one sequence, as of a batch of one."""
+    """The `Check` of one sequence of a batch, with the interface of a batch that has only this sequence."""
 
     def __init__(self, check: "Check", batch: int) -> None:
         self._check, self._batch = check, batch
@@ -93,7 +93,7 @@ class CheckOf:
 
 
 class GradientPart:
-    """The gradient of the loss with respect to the weights of one sequence, as of a batch of one."""
+    """The gradient of the loss with respect to the weights of one sequence of a batch, without its padding."""
 
     def __init__(self, gradient: "Gradient", places: Places) -> None:
         self._gradient, self._places = gradient, places

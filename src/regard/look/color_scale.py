@@ -27,8 +27,10 @@ class Scale(NamedTuple):
     odd_ink: RGB
 
 
-LIGHT = Scale((0.97, 0.40), (0.008, 0.17), odd=(199, 21, 133), odd_ink=(255, 255, 255))  # for light backgrounds
-DARK = Scale((0.25, 0.86), (0.02, 0.10), odd=(255, 105, 200), odd_ink=(0, 0, 0))  # for dark backgrounds
+# The colour scale for light backgrounds.
+LIGHT = Scale((0.97, 0.40), (0.008, 0.17), odd=(199, 21, 133), odd_ink=(255, 255, 255))
+# The colour scale for dark backgrounds.
+DARK = Scale((0.25, 0.86), (0.02, 0.10), odd=(255, 105, 200), odd_ink=(0, 0, 0))
 
 
 def shade(share: float, scale: Scale) -> RGB:

@@ -141,7 +141,7 @@ def _curve(
     score: Score, orders: Int[Tensor, "o k"], counts: list[int], keep: bool, block: int, device: torch.device
 ) -> Curve:
     inputs = orders.shape[1]
-    kept = torch.cat([_masks(orders, count, keep) for count in counts])  # (counts · orders, k)
+    kept = torch.cat([_masks(orders, count, keep) for count in counts])  # masks of the inputs, (counts · orders, k)
     scores = torch.cat([_scored(score, part.to(device)) for part in kept.split(block)])
     table = scores.reshape(len(counts), -1)
     fractions = tuple(count / inputs for count in counts)

@@ -1,6 +1,6 @@
 """Attention maps drawn over the picture that they attend to: one small picture for each row of the map.
 
-Figure 3 of Xu et al. (2015) is drawn in the same way. A veil (a translucent overlay) covers each picture: it is
+Figure 3 of Xu et al. (2015) is drawn in the same way. A translucent overlay (a veil) covers each picture: it is
 transparent where the row's weight is largest, and nearly opaque where the weight is 0.
 """
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 VIEWS = ("auto", "heatmap", "smooth", "cells")
 ROWS = 64  # the largest number of rows of a map that are drawn, each over its own copy of the picture
-_THICK = 190 / 255  # opacity of the veil at weight 0, the same as in viewer/assets/veil.js
-_DARK = 0.3  # a picture with a mean lightness below this gets a light veil, because a dark one would be invisible
+_THICK = 190 / 255  # opacity of the overlay at weight 0, the same as in viewer/assets/veil.js
+_DARK = 0.3  # a picture with a mean lightness below this gets a light overlay, because a dark one would be invisible
 _DRAWN = 96  # a picture with sides of at most this many pixels is enlarged by a whole factor, without interpolation
 _SIDE, _ACROSS, _GAP, _EDGE, _UNDER = 150, 6, 16, 16, 52
 _TEXT, _QUIET = "#1b1f24", "#626b78"
@@ -35,7 +35,7 @@ _TEXT, _QUIET = "#1b1f24", "#626b78"
 
 @dataclass(frozen=True, eq=False)
 class _Tile:
-    """One row of the map as it is drawn: its name, its caption, and its veil (overlay) as RGBA pixels."""
+    """One row of the map as it is drawn: its name, its caption, and its overlay as RGBA pixels."""
 
     name: str
     facts: str
@@ -79,7 +79,7 @@ def fits(record: Record, batch: int = 0) -> bool:
 
 
 def svg(record: Record, *, title: str, head: int = 0, batch: int = 0, cells: bool = False) -> str:
-    """Return an SVG drawing of the picture once for each row of the map, under that row's veil (overlay).
+    """Return an SVG drawing of the picture once for each row of the map, under that row's translucent overlay.
 
     With `cells` each cell of the map is a square; otherwise weights are interpolated between the cells.
     """
@@ -116,7 +116,7 @@ def svg(record: Record, *, title: str, head: int = 0, batch: int = 0, cells: boo
 
 
 def png(record: Record, path: str | Path, *, title: str, head: int = 0, batch: int = 0, cells: bool = False) -> Path:
-    """Write a PNG file of the picture once for each row of the map, as in `svg`, and return its path."""
+    """Write a PNG file that shows the picture once for each row of the map, as `svg` does, and return its path."""
     from PIL import Image, ImageDraw
     from PIL.Image import Resampling
 
@@ -176,7 +176,7 @@ def _said(rows: Labels | None, row: int, values: NDArray[np.float32], width: int
 
 
 def _veil(weights: NDArray[np.float32], shadow: NDArray[np.uint8], cells: bool) -> "Image":
-    """Return the veil (overlay) of a row as an RGBA image, from its weights (high, wide).
+    """Return the translucent overlay of a row as an RGBA image, from its weights (high, wide).
 
     With `cells` each cell is a square of one opacity; otherwise weights are interpolated between the cells' centres.
     """
@@ -198,7 +198,7 @@ def _veil(weights: NDArray[np.float32], shadow: NDArray[np.uint8], cells: bool) 
 
 
 def _bar(sheet: _Sheet) -> "Image":
-    """Return a bar that shows the veil over the picture's mean colour, from weight 0 to the largest weight."""
+    """Return a bar that shows the overlay over the picture's mean colour, from weight 0 to the largest weight."""
     from PIL import Image
 
     mean = np.asarray(sheet.picture, dtype=np.float64).mean((0, 1))

@@ -24,7 +24,7 @@ def plans(
 ) -> list[tuple[Record, list[Labels | None]]]:
     """Return the records whose rows (or columns) are as many as the labels, each with a list of its new labels.
 
-    The list has one entry for each sequence of the record. With `strictly`, all records must have that length.
+    The list has one entry for each sequence of the record. With `strictly`, records of another length are an error.
     """
     lengths = {len(one) for one in labels}
     if len(lengths) > 1:

@@ -76,7 +76,7 @@ class Labels:
         return len(self.items)
 
     def trimmed(self) -> "Labels":
-        """Return the labels without those of padding.
+        """Return the labels without those of padding positions.
 
         >>> Labels("tokens", ("a", "b", "[PAD]"), shown=(0, 1)).trimmed().items
         ('a', 'b')

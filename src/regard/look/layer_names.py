@@ -24,10 +24,10 @@ _SIDES = ("encoder", "decoder")
 class _Path(NamedTuple):
     """The parts of a module path that describe its layer."""
 
-    sides: Words  # ("encoder",), ("decoder",) or ()
+    sides: Words  # the side of the model: ("encoder",), ("decoder",) or ()
     numbers: Words
-    role: str | None  # "self", "cross" or None
-    others: Words  # all other parts of the path
+    role: str | None  # the kind of attention: "self", "cross" or None
+    others: Words  # all other parts of the module path
 
 
 def layer_names(names: Sequence[str]) -> list[Words | None]:

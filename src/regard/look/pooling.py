@@ -27,7 +27,8 @@ class Pool:
         """Add the weights (rows, keys) of consecutive rows of the map, of which the first is row `start`."""
         stop = start + len(weights)
         size, left = divmod(int(self._edges[-1]), len(self._found))
-        if not left and start % size == 0 == len(weights) % size:  # all cells have `size` rows: one operation for all
+        # Every cell has `size` rows, so one operation pools all cells.
+        if not left and start % size == 0 == len(weights) % size:
             place = slice(start // size, stop // size)
             parts = weights.unflatten(0, (-1, size))
             self._found[place] = parts.sum(1) if self._mean else parts.amax(1)

@@ -139,7 +139,8 @@ def _bytes_of(piece: str, by_bytes: bool, by_words: bool) -> bytes | None:
 def _is_byte_level(pieces: Sequence[str]) -> bool:
     """Return whether the letters of the pieces represent bytes, as in byte-level BPE.
 
-    They do if all letters are in that alphabet, some are not ASCII, and the bytes are valid UTF-8 or a letter is `Ġ`.
+    The letters represent bytes if all of them are in the alphabet of byte-level BPE, some are not ASCII, and the bytes
+    are valid UTF-8 or a letter is `Ġ`.
     """
     letters, whole = byte_letters(), "".join(pieces)
     if whole.isascii() or not all(c in letters for c in whole):

@@ -183,7 +183,7 @@ def _shape_of(tensor: Tensor) -> Tensor:
 
 
 def _of_heads(score: Score, heads: range, count: int) -> Score:
-    """Return the score with only the vectors or matrices of some heads, if it has one for each of `count` heads."""
+    """Return the score with only the parameters of some heads, if each of `count` heads has its own parameters."""
     axes = 2 if isinstance(score, Additive) else 3 if isinstance(score, Bilinear) else math.inf
     return score.holding(
         lambda tensor: tensor[heads.start : heads.stop] if tensor.ndim == axes and tensor.shape[0] == count else tensor
@@ -268,7 +268,7 @@ class Modified:
 
 
 def _over_pairs(function: Callable[..., Tensor], scores: int) -> Callable[..., Tensor]:
-    """Return the function of the scalars batch, head, query and key, mapped over tensors of these indices.
+    """Return a function of the scalars (batch, head, query, key), mapped by vmap over tensors of these indices.
 
     `scores` is 1 if the function takes a score before the indices, else 0.
     """
@@ -290,7 +290,7 @@ def _over_pairs(function: Callable[..., Tensor], scores: int) -> Callable[..., T
 class Joined:
     """A source that stacks the rows of several sources, such as the steps of generation, into one attention map.
 
-    Keys that a call did not have yet have weight 0 in its rows.
+    Keys that did not exist yet when a call was recorded have weight 0 in the rows of that call.
     """
 
     def __init__(self, parts: Sequence[Source]) -> None:

@@ -20,7 +20,7 @@ class Rolled:
 
     def __init__(self, layers: Sequence[Record]) -> None:
         self._layers = list(layers)
-        self._last: tuple[int, Tensor] | None = None  # index of the sequence computed last, and its rollout
+        self._last: tuple[int, Tensor] | None = None  # cache: the index of the last computed sequence, and its rollout
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

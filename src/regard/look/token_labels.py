@@ -132,13 +132,13 @@ def _shown(mask: Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 def _readable(tokenizer: object, numbers: list[int]) -> list[str]:
-    """Return the readable text of each token id, by whichever of four methods the tokenizer has."""
+    """Return the readable text of each token id, with the first of four methods that the tokenizer has."""
     if isinstance(tokenizer, NamesTokens):
         pieces = [str(token) for token in tokenizer.convert_ids_to_tokens(numbers)]
     elif isinstance(tokenizer, NamesToken):
         pieces = [tokenizer.id_to_token(number) or f"<{number}>" for number in numbers]
     else:
-        of_bytes = getattr(tokenizer, "decode_single_token_bytes", None)  # the method of tiktoken
+        of_bytes = getattr(tokenizer, "decode_single_token_bytes", None)  # a method of the tokenizers of tiktoken
         if of_bytes is not None:
             return from_bytes([of_bytes(number) for number in numbers])
         decode = getattr(tokenizer, "decode", None)
@@ -153,7 +153,8 @@ def _readable(tokenizer: object, numbers: list[int]) -> list[str]:
 
 def _special(tokenizer: object) -> set[int]:
     """Return the ids of the tokenizer's special and added tokens, which are shown unchanged."""
-    added = getattr(tokenizer, "added_tokens_decoder", None)  # a dict in transformers, a function in tokenizers
+    # A dict in the transformers library, a function in the tokenizers library.
+    added = getattr(tokenizer, "added_tokens_decoder", None)
     if added is None:
         added = getattr(tokenizer, "get_added_tokens_decoder", dict)()
     return {*added, *getattr(tokenizer, "all_special_ids", ())}

@@ -218,7 +218,7 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | Path, *, limit: int = LARGEST_FILE) -> "Trace":
-        """Return the trace in a file of `save`; ValueError if the file is not valid or has more than `limit` bytes."""
+        """Return the trace in a file that `save` wrote; ValueError if it is invalid or has more than `limit` bytes."""
         title, records, dropped = read(path, limit=limit)
         return cls(title, records, dropped)
 

@@ -28,7 +28,7 @@ _LARGEST_MAP = 2**40  # largest number of weights of a record, which limits the 
 
 
 class Largest:
-    """A source with only the largest weights of each row; others are 0, and `rest` (b, h, q) is the sum of those."""
+    """A source with only the largest weights of each row, and `rest` (b, h, q): the sum of the row's other weights."""
 
     def __init__(self, shape: tuple[int, int, int, int], parts: Mapping[str, Tensor]) -> None:
         self._shape = shape

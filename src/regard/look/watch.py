@@ -96,7 +96,8 @@ class _Watcher(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.trace = trace
-        self._inner: int | None = None  # number of heads of the nn.MultiheadAttention that is running, if one is
+        # Number of heads of the nn.MultiheadAttention that is running; None if none is running.
+        self._inner: int | None = None
         self.sinks: Tensor | None = None
         self.thread = threading.get_ident()
         self._names = {id(module): named(name) for name, module in model.named_modules()}

@@ -105,7 +105,7 @@ class Classifier(nn.Module):
         read = read if query is None else torch.cat([read, query.to(read.dtype)], -1)
         if self.features is not None:
             said, turned = self.features(F.dropout(read, self.dropout, self.training)).chunk(2, -1)
-            read = said * (1 + turned)  # 1 + gate, so that the linear term remains
+            read = said * (1 + turned)  # the 1 keeps a term that is linear in the features
         return self.output(F.dropout(read, self.dropout, self.training))
 
     def _check(self, memory: Memory, query: Tensor | None) -> None:

@@ -248,7 +248,7 @@ class PreparedProjection(nn.Module):
     def apart(
         self, x: Float[Tensor, "b n d"], counts: tuple[int, ...] | None = None
     ) -> tuple[Float[Tensor, "b heads n e"], ...]:
-        """Return queries, keys and values of self-attention; `counts` are the numbers of heads of other parts."""
+        """Return queries, keys and values of self-attention, or parts with other numbers of heads, `counts`."""
         return self(x).split_with_sizes(counts or (self.heads, self.kv_heads, self.kv_heads), 1)
 
     def queries(self, x: Float[Tensor, "b q d"]) -> Float[Tensor, "b h q e"]:

@@ -29,8 +29,8 @@ class Pointed:
     """The scores of each passage word as the first and as the last word of the answer; very low at padding.
 
     `weights` are attention weights of passage words over question words, in the requested form; in full they are
-    (b, n, k). `matching` are those of the passage over itself, in full (b, n, n). `log_prob` (b, n) is the
-    log-probability of the question words that hard attention sampled.
+    (b, n, k). `matching` are attention weights of passage words over passage words, in full (b, n, n). `log_prob`
+    (b, n) is the log-probability of the question words that hard attention sampled.
     """
 
     start_logits: Float[Tensor, "b n"]
@@ -124,7 +124,10 @@ class SpanPointer(nn.Module):
         self.dropout = dropout
 
     def forward(self, passage: Memory, question: Memory, *, weights: Request | None = None) -> Pointed:
-        """Return scores of the first and last word of each answer; `weights` requests those of align and match."""
+        """Return scores of the first and last word of each answer.
+
+        `weights` requests the attention weights of the stages align and match.
+        """
         sharding.refuse("a span pointer")
         words = self._dropped(_real(passage.values, passage.mask, self.memory_size, "passage"))
         asked = self._dropped(_real(question.values, question.mask, self.question_size, "question"))

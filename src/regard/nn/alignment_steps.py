@@ -38,7 +38,7 @@ def clean_memory(memory: Float[Tensor, "b k m"], size: int, mask: Bool[Tensor, "
 
 
 def check_query(query: Float[Tensor, "b q d"], size: int, projected: Projected) -> None:
-    """Raise unless there are queries of the right size for each memory of the batch."""
+    """Raise unless the queries have this size, and as many batch rows as the memory."""
     float_tensor(query, "query")
     batch = projected.key.shape[0]
     if query.ndim != 3 or query.shape[-1] != size or query.shape[0] != batch:
@@ -46,12 +46,12 @@ def check_query(query: Float[Tensor, "b q d"], size: int, projected: Projected) 
 
 
 def blank(projected: Projected) -> Float[Tensor, "b k"]:
-    """Return the weights before the first query: zeros."""
+    """Return the weights of the step before the first query, which are zeros."""
     return projected.value.new_zeros(projected.value.shape[:2])
 
 
 def sampling(normalize: Normalizer, training: bool, generator: torch.Generator | None) -> Normalizer:
-    """Return the normaliser; hard attention with `sample=None` samples in training, and if a generator is given."""
+    """Return the normaliser; `Hard` with `sample=None` is set to sample in training, and if a generator is given."""
     if isinstance(normalize, Hard) and normalize.sample is None:
         return replace(normalize, sample=training or generator is not None)
     return normalize
@@ -64,7 +64,7 @@ def read(
     normalize: Normalizer,
     generator: torch.Generator | None,
 ) -> Attended:
-    """Compute additive attention over the memory, with all weights."""
+    """Compute additive attention of one query over the memory, and return its weights too."""
     mask = None if projected.mask is None else projected.mask.unsqueeze(1)
     return attention(
         query,
@@ -79,7 +79,7 @@ def read(
 
 
 def alignment(found: Attended) -> Float[Tensor, "b k"]:
-    """Return the weights of a single query."""
+    """Return the weights (b, k) of a result of attention that has a single query."""
     assert isinstance(found.weights, Tensor)
     return found.weights.squeeze(1)
 

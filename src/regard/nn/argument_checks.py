@@ -32,13 +32,16 @@ def check_input(x: Tensor, name: str, size: int, called: str | None = None) -> N
 
 
 def only_full(weights: Request | None, layer: str) -> None:
-    """Raise unless all weights or none are requested: gates have no queries to sum or to select."""
+    """Raise unless all weights or none are requested, because gates have no queries to sum over or to select."""
     if weights is not None and not isinstance(weights, Full):
         raise ValueError(f"weights of {layer} are one map: expected full() or None, got {type(weights).__name__}")
 
 
 def also_called(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator for constructors that accepts second names for arguments: `also_called(size="dim_in")`."""
+    """Return a decorator for constructors that accepts second names for arguments.
+
+    With `also_called(size="dim_in")` the argument `dim_in` may also be given as `size`.
+    """
 
     def wrapped(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)

@@ -25,8 +25,8 @@ class Attention(nn.Module):
     score "additive": w · tanh(W_q q + W_k h) with `hidden_size` features (Bahdanau et al. 2015); "bilinear": z_j = W_z
     h_j, then ⟨q, z_j⟩ (Luong et al. 2015, "general"); "dot", "scaled_dot", "cosine": scores of query and memory
     directly or, with `hidden_size`, after projecting both to that size. Values are the memory, or W_v h with
-    `value_size`. Hard attention samples in training, and if a generator is given; with a fraction `expected`, it is
-    sampled once for each memory of the batch whether all its queries use the expected value.
+    `value_size`. Hard attention samples in training, and if a generator is given; with a probability `expected`, one
+    sample for each memory of the batch decides whether all its queries use the expected value.
 
     >>> layer = Attention(6, 10, score="additive", hidden_size=8)
     >>> out = layer(torch.randn(2, 3, 6), torch.randn(2, 5, 10))
@@ -152,7 +152,7 @@ class SelfAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "b n d"], *, mask: Mask | Tensor | None = None, weights: Request | None = None
     ) -> Attended:
-        """Return the output of each position, (b, n, dim_v), and the requested weights; masks are as for
+        """Return the output of each position, (b, n, dim_v), and the requested weights; `mask` is as in
         `Attention`."""
         check_input(x, "x", self.size, "dim_in")
         query, key, value = (map_(x).unsqueeze(1) for map_ in (self.query, self.key, self.value))
@@ -160,7 +160,10 @@ class SelfAttention(nn.Module):
 
 
 def pairs(mask: Mask | Tensor | None) -> Mask | Tensor | None:
-    """Return a bool mask of positions (b, k) or of pairs (b, q, k) as one for scores (b, 1, q, k)."""
+    """Reshape a bool mask of positions (b, k) or of pairs (b, q, k) to broadcast to scores (b, 1, q, k).
+
+    Other masks are returned unchanged.
+    """
     if not isinstance(mask, Tensor):
         return mask
     if mask.ndim not in (2, 3):

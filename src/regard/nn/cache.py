@@ -62,7 +62,7 @@ class KeyValueCache:
     def update(
         self, key: Float[Tensor, "b g n d"], value: Float[Tensor, "b g n e"]
     ) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k e"]]:
-        """Append keys and values, and return all so far (a static cache returns its whole storage)."""
+        """Append keys and values, and return all stored ones (a static cache returns its whole storage)."""
         self._check(key, value)
         if self.static:
             return self._write(key, value)
@@ -84,7 +84,7 @@ class KeyValueCache:
     def fixed(
         self, key: Float[Tensor, "b g k d"], value: Float[Tensor, "b g k e"]
     ) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k e"]]:
-        """Fill an empty cache with a whole memory; after that it is read-only."""
+        """Fill an empty cache with the keys and values of a whole memory; after that the cache is read-only."""
         if self._key is not None:
             raise ValueError(f"fixed() fills an empty cache, this one holds {self.length} positions")
         self._check(key, value)
@@ -153,7 +153,7 @@ class KeyValueCache:
         return storage
 
     def _write(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write at the position on the device, in place, and advance it."""
+        """Write keys and values in place at `position`, the length on the device, and advance it."""
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             raise ValueError("a static cache is written in place, for inference: use torch.no_grad()")
         if self._key is None or self._value is None or self.position is None:

@@ -29,7 +29,7 @@ class CoverageAttention(nn.Module):
     linguistic coverage of Tu et al. 2016). The loss against attending a key twice is
     `regard.nn.losses.coverage_penalty` of the weights.
 
-    The state is (c after the last query,), (b, k).
+    The state is a tuple of one tensor, the coverage c after the last query, (b, k).
 
     >>> from regard.core.requests import full
     >>> layer = CoverageAttention(8, 6)
@@ -77,7 +77,7 @@ class CoverageAttention(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Attended, tuple[Tensor]]:
-        """Return the outputs of the queries, computed one after another, and the coverage after the last."""
+        """Return the outputs of the queries, computed one after another, and the coverage after the last query."""
         check_query(query, self.query_size, projected)
         covered = state[0] if state is not None else blank(projected)
         covered = covered.float() if covered.dtype in HALF else covered  # a long sum of small numbers needs float32

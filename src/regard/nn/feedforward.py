@@ -15,7 +15,7 @@ from regard.nn.projection import applied, own
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 GATED = "swiglu"
-_LARGE = 2**26  # number of entries from which the GPU is busy for longer than a launch takes
+_LARGE = 2**26  # from this number of entries on, the GPU is busy for longer than the host needs to launch a kernel
 
 
 class FeedForward(nn.Module):
@@ -89,14 +89,17 @@ class FeedForward(nn.Module):
 
 
 def _fuses(x: Tensor) -> bool:
-    """Return whether one kernel is faster: in eager calls the host takes longer to launch it than torch's two."""
+    """Return whether the fused kernel of relu and dropout is faster than torch's two kernels.
+
+    In eager calls with few entries it is not, because the host takes longer to launch it than torch's two.
+    """
     if not x.is_cuda or not TRITON:
         return False
     return torch.compiler.is_compiling() or cuda_graphs.recording or x.numel() >= _LARGE
 
 
 def _relu_dropout(x: Tensor, dropout: float) -> Tensor:
-    """Compute relu and dropout in one kernel; the output shows what was dropped, so no mask is stored."""
+    """Compute relu and dropout in one kernel; dropped entries are 0 in the output, so no mask is stored."""
     from regard.kernels.triton.relu_dropout import relu_dropout  # imported here, because it imports Triton
 
     return relu_dropout(x, torch.randint(2**31 - 1, (1,), device=x.device), dropout)

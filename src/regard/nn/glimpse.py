@@ -12,12 +12,13 @@ from regard.nn.argument_checks import only_full
 
 
 class Glimpse(nn.Module):
-    """Patches of one place at several scales, all size × size numbers (Mnih et al. 2014, section 3.1, the retina).
+    """Patches of an image around a location at several scales, each size × size (Mnih et al. 2014, 3.1, the retina).
 
-    Scale s covers size · factorˢ pixels each way, read between pixels by bilinear interpolation and averaged factorˢ ×
-    factorˢ to one. The location is (x, y) in [−1, 1]²: (0, 0) the middle of the image, (−1, −1) its upper left corner.
-    Pixels outside the image are 0. Both steps are separable in rows and columns, so each patch is A_y image A_xᵀ: two
-    matrix products for the whole batch, with gradients for the image and for the location.
+    The patch at scale s covers size · factorˢ pixels in each direction. The pixels are interpolated bilinearly and
+    averaged over squares of factorˢ × factorˢ. The location is (x, y) in [−1, 1]²: (0, 0) is the middle of the image,
+    (−1, −1) its upper left corner. Pixels outside the image are 0. Interpolation and averaging are separable in rows
+    and columns, so each patch is A_y image A_xᵀ: two matrix products for the whole batch, with gradients for the image
+    and for the location.
 
     >>> image = torch.arange(16.0).reshape(1, 1, 4, 4)
     >>> Glimpse(2)(image, torch.zeros(1, 2)).output
@@ -53,7 +54,8 @@ class Glimpse(nn.Module):
         only_full(weights, "Glimpse")
         across = self._readings(location[:, 0], image.shape[-1])
         down = self._readings(location[:, 1], image.shape[-2])
-        # Weights are cast to the image's dtype last, because positions need more digits than half precision has.
+        # The weights are computed before the cast to the image's dtype, because positions need more digits than half
+        # precision has.
         rows = torch.einsum("bsiy,bcyx->bsicx", down.to(image.dtype), image)
         patches = torch.einsum("bsicx,bsjx->bscij", rows, across.to(image.dtype))
         if weights is None:
@@ -62,7 +64,7 @@ class Glimpse(nn.Module):
         return Attended(patches, share.to(image.dtype))
 
     def _readings(self, location: Float[Tensor, "b"], length: int) -> Float[Tensor, "b scales size length"]:
-        """Return the weight of each pixel along one axis for each position of the patch."""
+        """Return, for one axis of the image, the weight of each pixel in each entry of the patch."""
         location = location.float() if location.dtype in HALF else location
         made = {"device": location.device, "dtype": location.dtype}
         centre = ((location + 1) * length - 1) / 2  # in units of pixels, whose centres are at 0, 1, …

@@ -23,7 +23,7 @@ class LinearAttention(nn.Module):
 
     It replaces `MultiHeadAttention`, with the same call and the same parameter names. `features` is `PerformerFeatures`
     (sampled here if None, stored in the state_dict, resampled by `redraw`), `EluFeatures`, or any map to numbers ≥ 0. A
-    mask may be `padding`, `causal()`, or both; with `causal=True` the layer is always causal. Weights are formed only
+    mask may be `padding`, `causal()`, or both; with `causal=True` the layer is always causal. Weights are computed only
     on request.
 
     >>> layer = LinearAttention(16, heads=4, causal=True)
@@ -67,7 +67,7 @@ class LinearAttention(nn.Module):
 
     @property
     def features(self) -> Features:
-        """Return the map φ in use."""
+        """Return the feature map φ of the layer."""
         if self.directions is not None:
             return PerformerFeatures(self.directions, self.orthogonal)
         assert self.given is not None
@@ -138,7 +138,7 @@ class LinearAttention(nn.Module):
 
 
 def _parted(mask: Mask) -> tuple[bool, Mask | None]:
-    """Return whether the mask is causal, and the rest of the mask."""
+    """Return whether the mask is causal, and the other part of the mask, or None."""
     match mask:
         case Band(low=None, high=0):
             return True, None
@@ -155,7 +155,7 @@ def implied_weights(
     causal: bool = False,
     mask: Mask | None = None,
 ) -> Float[Tensor, "b h q k"]:
-    """Return φ(q_i)·φ(k_j) / Σ_j φ(q_i)·φ(k_j), the weights that linear attention does not form, in float64."""
+    """Return φ(q_i)·φ(k_j) / Σ_j φ(q_i)·φ(k_j) in float64, the weights that linear attention itself never computes."""
     shape = (*query.shape[:-1], key.shape[-2])
     allowed = _allowed(shape, causal, mask, query.device)
     seen = allowed.any(-2).unsqueeze(-1)

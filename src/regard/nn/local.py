@@ -20,14 +20,15 @@ from regard.nn.protocol import Projected
 class LocalAttention(nn.Module):
     """softmax over the keys within `reach` of a position p_i, with or without exp(−(j − p_i)² / 2σ²), σ = reach / 2.
 
-    kind "predictive" (local-p, Luong et al. 2015, section 3.2): p_i = S · σ(v · tanh(W q_i)), S the length of the
-    memory, with the Gaussian, not renormalised, as in the paper: p gets its gradient through it. "monotonic" (local-m):
-    p_i = i, without the Gaussian. Time and memory grow with q · reach, whatever the length of the memory. "hard": p_i
-    is the key that a hard attention over the whole memory samples by the same score (in inference, the best), with the
-    Gaussian; `lock` is its estimator, and `Attended.log_prob` the log-probability of the position, for REINFORCE.
+    kind "predictive" (local-p, Luong et al. 2015, section 3.2): p_i = S · σ(v · tanh(W q_i)) with S the length of the
+    memory, and with the Gaussian, through which p gets its gradient. As in the paper the weights are not renormalised.
+    kind "monotonic" (local-m): p_i = i, without the Gaussian. Time and memory of these two kinds grow with q · reach,
+    whatever the length of the memory. kind "hard": p_i is the key that hard attention over the whole memory samples by
+    the same score (in inference, the key of the largest score), with the Gaussian. `lock` is the estimator of this hard
+    attention, and `Attended.log_prob` the log-probability of the position, for REINFORCE.
 
     `score` and `hidden_size` are as for `Attention`. Positions are counted without padding, which may be anywhere. The
-    state of the monotonic kind is (the position of the next query,), (b,); the others have none.
+    state of the monotonic kind is a tuple of one tensor, the position of the next query, (b,); the others have none.
 
     >>> from regard.core.requests import full
     >>> layer = LocalAttention(8, reach=2, kind="predictive")
@@ -80,12 +81,12 @@ class LocalAttention(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Attended, tuple[Tensor] | None]:
-        """Return the outputs of the queries, each near its position, and the position of the next query (monotonic
-        only)."""
+        """Return the outputs of the queries, each near its position, and for the kind "monotonic" the position of the
+        next query."""
         check_query(query, self.query_size, projected)
         key, value, mask = projected
         lengths = None if mask is None else mask.sum(-1)
-        if key.shape[1] == 0:  # there are no keys
+        if key.shape[1] == 0:
             nothing = value.new_zeros(*query.shape[:2], self.output_size)
             asked = None if weights is None else weights.of(value.new_zeros(*query.shape[:2], 0))
             chosen = value.new_zeros(query.shape[:2]) if self.kind == "hard" else None
@@ -136,11 +137,11 @@ class LocalAttention(nn.Module):
         return place.to(dtype)
 
     def _first(self, state: tuple[Tensor] | None, query: Tensor) -> Int[Tensor, "b"]:
-        """Return the position of the first query (monotonic only)."""
+        """Return the position of the first query, for the kind "monotonic"."""
         return state[0] if state is not None else torch.zeros(len(query), dtype=torch.long, device=query.device)
 
     def _next(self, state: tuple[Tensor] | None, query: Tensor) -> tuple[Tensor] | None:
-        """Return the state after these queries (monotonic only)."""
+        """Return the state after these queries for the kind "monotonic", None for the others."""
         return (self._first(state, query) + query.shape[1],) if self.stateful else None
 
     def _mapped(self, query: Float[Tensor, "b q d"]) -> Float[Tensor, "b 1 q h"]:
@@ -168,7 +169,7 @@ class LocalAttention(nn.Module):
         )
         centre = found.output.squeeze(1).squeeze(-1)
         assert found.log_prob is not None
-        # The one-hot weights of an estimator are exact only up to rounding, but a window starts at an integer.
+        # The one-hot weights of an estimator are exact only up to rounding, so the position is rounded to an integer.
         return centre.detach().round() + (centre - centre.detach()), found.log_prob.squeeze(1)
 
     def _everywhere(

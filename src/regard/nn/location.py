@@ -1,6 +1,6 @@
 """Location-aware attention, whose scores depend on the weights of the previous query.
 
-Such attention processes one query at a time: `attend` with q queries equals q calls with one.
+Such attention processes one query at a time: `attend` with q queries equals q calls of `attend` with one query each.
 """
 
 import math
@@ -49,13 +49,13 @@ class Smooth(Normalizer):
 
 
 class LocationAttention(nn.Module):
-    """w · tanh(W s_i + V h_j + U f_ij + b) with f_i = F ∗ α_{i−1}: content and location (Chorowski et al. 2015).
+    """Scores w · tanh(W s_i + V h_j + U f_ij + b) with f_i = F ∗ α_{i−1}, by content and location (Chorowski 2015).
 
-    F convolves the last weights with `filters` kernels of (odd) `kernel_size`, so the next position can be found by its
-    distance from the last one. Before the first query α_0 = 0. `normalize=Smooth()` is the paper's smoothing; a
-    `sharpness` β above 1 multiplies the scores (section 2.3).
+    F convolves the weights of the previous query with `filters` kernels of (odd) `kernel_size`, so the scores can
+    depend on the distance from the previous position. Before the first query α_0 = 0. `normalize=Smooth()` is the
+    paper's smoothing; a `sharpness` β above 1 multiplies the scores (section 2.3).
 
-    The state is (α of the last query,), (b, k).
+    The state is a tuple of one tensor, the weights α of the last query, (b, k).
 
     >>> from regard.core.requests import full
     >>> layer = LocationAttention(8, 6, filters=3, kernel_size=5)
@@ -127,7 +127,7 @@ class LocationAttention(nn.Module):
         return gathered(steps, projected, query, weights), (last,)
 
     def _place(self, last: Float[Tensor, "b k"]) -> Float[Tensor, "b k hidden"]:
-        """Return U f, the features of the last weights around each key."""
+        """Return U f, the features of the previous query's weights around each key."""
         if last.shape[1] == 0:  # a convolution needs at least one position
             return last.new_zeros(*last.shape, self.weight.shape[0])
         return self.location(self.convolution(last.unsqueeze(1)).mT)

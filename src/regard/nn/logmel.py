@@ -8,13 +8,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 _FLOOR = 1e-10  # the smallest power, as in librosa's `power_to_db`
-# Slaney's mel scale: linear below 1 kHz, 27 steps to a factor of 6.4 above it.
+# Slaney's mel scale: linear below 1 kHz, and logarithmic above it, with 27 steps for a factor of 6.4.
 _LINEAR, _BREAK = 200 / 3, 1000.0
 _STEP = math.log(6.4) / 27
 
 
 class LogMel(nn.Module):
-    """log₁₀ of the power in mel bands: librosa's `melspectrogram` with its defaults, times 1/10 of its decibels.
+    """log₁₀ of the power in mel bands: a tenth of the decibels of librosa's `melspectrogram` with its defaults.
 
     Frames are `hop` seconds apart, frame n centred at n · hop, under a Hann window of `window` seconds; the transform
     has the next power of two samples. Bands are triangles of equal area on Slaney's mel scale, up to half the rate.
@@ -51,7 +51,7 @@ class LogMel(nn.Module):
 
 
 def level(features: Float[Tensor, "t f"], *, depth: float = 8.0) -> Float[Tensor, "t f"]:
-    """Return features from 1 (the loudest of the recording) down to −1 (10^−depth of its power, and below).
+    """Return the features scaled to [−1, 1]: 1 is the largest power of the recording, −1 is 10^−depth of it or less.
 
     The maximum of each recording is subtracted, so its volume makes no difference.
 
@@ -64,7 +64,7 @@ def level(features: Float[Tensor, "t f"], *, depth: float = 8.0) -> Float[Tensor
 
 @functools.lru_cache(maxsize=8)
 def mel_filters(rate: int, size: int, bands: int) -> Float[Tensor, "bins f"]:
-    """Return triangles on the mel scale, each of area 1 in Hz, over the bins of a transform of `size` samples."""
+    """Return triangular filters on the mel scale, each of area 1 in Hz, for the bins of a `size`-point transform."""
     edges = _hertz(torch.linspace(0.0, _mel(rate / 2), bands + 2, dtype=torch.float64))
     bins = torch.linspace(0.0, rate / 2, size // 2 + 1, dtype=torch.float64).unsqueeze(1)
     rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.core.problem import HALF
 from regard.core.requests import Entropy
 
-_LEAST = 1e-8  # the smallest weight in a logarithm: a gold key without weight costs 18 nats, not infinity
+_LEAST = 1e-8  # the smallest weight in a logarithm: a gold link of weight 0 adds 18 nats to the loss, not infinity
 
 
 def cross_entropy(
@@ -108,9 +108,9 @@ def entropy_penalty(weights: Float[Tensor, "*lead q k"], mask: Bool[Tensor, "...
 def guided_alignment(
     weights: Float[Tensor, "*lead q k"], gold: Float[Tensor, "*lead q k"], mask: Bool[Tensor, "..."] | None = None
 ) -> Float[Tensor, ""]:
-    """Return −Σ_j g_ij ln α_ij, the mean over queries with gold links: known alignments (Chen et al. 2016).
+    """Return −Σ_j g_ij ln α_ij, the mean over queries that have a known alignment (Chen et al. 2016).
 
-    Each row of `gold` is divided by its sum, so links may be given as zeros and ones.
+    Each row of `gold`, the known alignment of a query, is divided by its sum, so it may be given as zeros and ones.
 
     >>> guided_alignment(torch.tensor([[0.25, 0.75], [0.5, 0.5]]), torch.tensor([[1.0, 0.0], [0.0, 0.0]]))  # ln 4
     tensor(1.3863)
@@ -134,7 +134,7 @@ def coverage_penalty(
 ) -> Float[Tensor, ""]:
     """Return Σ_j min(α_ij, c_ij), c_i = Σ_{t<i} α_t, the mean over queries: it penalises repetition (See et al. 2017).
 
-    `coverage` is the sum of earlier weights, before the first query.
+    `coverage` is the sum of the weights of queries before the first one of `weights`.
 
     >>> coverage_penalty(torch.tensor([[1.0, 0.0], [0.75, 0.25]]))  # (0 + 0.75) / 2
     tensor(0.3750)
@@ -152,7 +152,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _counts(x: Tensor, mask: Tensor | None, name: str = "weights") -> Bool[Tensor, "..."]:
-    """Return the mask in the shape of x."""
+    """Return the mask expanded to the shape of x; all True without a mask."""
     if mask is None:
         return torch.ones((), dtype=torch.bool, device=x.device).expand(x.shape)
     if mask.dtype != torch.bool:
@@ -166,5 +166,5 @@ def _counts(x: Tensor, mask: Tensor | None, name: str = "weights") -> Bool[Tenso
 
 
 def _row_mean(rows: Float[Tensor, "*lead q"], counts: Bool[Tensor, "*lead q k"]) -> Float[Tensor, ""]:
-    """Return the mean over rows with selected entries; the others are already 0."""
+    """Return the mean over rows with selected entries; rows without selected entries are already 0."""
     return rows.sum() / counts.any(-1).sum().clamp_min(1)

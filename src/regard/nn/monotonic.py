@@ -1,4 +1,4 @@
-"""Monotonic attention: positions only move forwards; in expectation in training, by hard stops at inference."""
+"""Monotonic attention: the attended position only moves forwards, in training as an expectation over all stops."""
 
 import math
 from typing import Any
@@ -20,7 +20,7 @@ HIDDEN_NUMBERS = 2**24  # largest number of entries of tanh(W s_i + V h_j) in me
 
 
 class MonotonicAttention(nn.Module):
-    """From its last position, the query moves forwards and stops at key j with probability p_ij (Raffel et al. 2017).
+    """Query i moves forwards from the previous query's key and stops at key j with probability p_ij (Raffel 2017).
 
     e_ij = g · (w / |w|) · tanh(W s_i + V h_j + b) + r and p = σ(e) (section 2.4 of the paper). In training the weights
     are the expected alignment, α_ij = p_ij Σ_{l≤j} α_{i−1,l} Π_{l≤m<j} (1 − p_im), with Gaussian `noise` on the
@@ -28,7 +28,7 @@ class MonotonicAttention(nn.Module):
     0, and the output is zeros after the end. Rows sum to at most 1: the rest is the probability of passing the end.
     `offset` is the initial r: negative, so that at the start of training queries do not stop at once.
 
-    The state is (α of the last query,), (b, k).
+    The state is a tuple of one tensor, the weights α of the last query, (b, k).
 
     >>> from regard.core.requests import full
     >>> layer = MonotonicAttention(8, 6)
@@ -74,7 +74,7 @@ class MonotonicAttention(nn.Module):
         return self.gain * (scores.float() if scores.dtype in HALF else scores) + self.offset
 
     def _energies(self, query: Float[Tensor, "b q d"], key: Float[Tensor, "b k hidden"]) -> Float[Tensor, "b q k"]:
-        """Return the same in parts, which the backward pass recomputes if the hidden layer is large."""
+        """Return the result of `energies`, in parts that the backward pass recomputes if the hidden layer is large."""
         rows = max(1, HIDDEN_NUMBERS // max(1, key.numel()))
         if query.shape[1] <= rows:
             return self.energies(query, key)
@@ -91,7 +91,7 @@ class MonotonicAttention(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Attended, tuple[Tensor]]:
-        """Return the outputs of the queries, computed one after another, and the weights of the last."""
+        """Return the outputs of the queries, computed one after another, and the weights of the last query."""
         check_query(query, self.query_size, projected)
         energies = self._energies(query, projected.key)
         mask = projected.mask
@@ -138,7 +138,7 @@ class MonotonicAttention(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Attended:
-        """Return the output of each query, (b, q, m); each starts where the one before stopped."""
+        """Return the output of each query, (b, q, m); each query starts where the previous one stopped."""
         return self.attend(query, self.project(memory, mask=mask), weights=weights, generator=generator)[0]
 
 
@@ -169,7 +169,10 @@ def expected_alignment(
 
 
 class _Recurrence(torch.autograd.Function):
-    """r_j = carry_j r_{j−1} + add_j. Its gradient is the same recurrence in reverse, so only its inputs are stored."""
+    """The recurrence r_j = carry_j r_{j−1} + add_j.
+
+    Its gradient is the same recurrence in reverse, so no intermediate step is stored.
+    """
 
     @staticmethod
     def forward(ctx: Any, carry: Tensor, add: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ class MultiHeadAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise the output by Xavier uniform, as the input; biases are 0."""
+        """Initialise the output projection by Xavier uniform, as the input projection is; biases are 0."""
         nn.init.xavier_uniform_(self.output.weight)
         if self.output.bias is not None:
             nn.init.zeros_(self.output.bias)
@@ -183,7 +183,10 @@ class MultiHeadAttention(nn.Module):
         return Attended(joined, found.weights, found.log_prob)
 
     def _itself(self, x: Tensor, offset: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values of one sequence; rotary positions are applied while they are one tensor."""
+        """Return queries, keys and values of self-attention.
+
+        Rotary positions are applied to queries and keys while they are one tensor.
+        """
         if isinstance(self.positions, Rotary):
             turned, value = own(self, "projection").apart(x, (self.heads + self.kv_heads, self.kv_heads))
             query, key = self.positions(turned, offset=offset).split([self.heads, self.kv_heads], 1)
@@ -199,7 +202,7 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | Tensor | None,
         bias: Bias | Tensor | None,
     ) -> tuple[Mask | None, Bias | None]:
-        """Return mask and bias for queries after a cache; they are checked before the cache is changed."""
+        """Return mask and bias for queries that follow a cache's keys; they are checked before the cache is changed."""
         batch, count, _ = query.shape
         keys = count + offset if isinstance(offset, int) and cache.room is None else cache.room
         assert isinstance(keys, int)
@@ -288,7 +291,7 @@ class MultiHeadAttention(nn.Module):
 
 
 def _check_late(part: Mask | Bias, shape: tuple[int, int, int, int]) -> None:
-    """Raise if a mask or bias beside a cache does not fit scores of this shape."""
+    """Raise if a mask or bias of a call with a cache does not broadcast to scores of this shape."""
     try:
         part.aligned(shape)
     except ValueError as error:
@@ -297,7 +300,7 @@ def _check_late(part: Mask | Bias, shape: tuple[int, int, int, int]) -> None:
 
 
 def _sum(slopes: Bias | None, bias: Bias | Tensor, query: Tensor, keys: int) -> Tensor:
-    """Return two biases as one tensor."""
+    """Return the sum of two biases as a tensor."""
     assert slopes is not None
     dtype = torch.promote_types(query.dtype, torch.float32)
     parts = (slopes, as_bias(bias).aligned((*query.shape[:-1], keys)))

@@ -105,7 +105,7 @@ class LearnedPositions(nn.Module):
 class Rotary(nn.Module):
     """Each pair of features is rotated by t · base^(−2i/d), so that ⟨R(s) q, R(t) k⟩ depends on t − s (Su et al. 2021).
 
-    Feature i goes with feature i + d/2 (section 3.4.2 pairs neighbours: the same up to the order of features).
+    Feature i is paired with feature i + d/2 (section 3.4.2 pairs neighbours: the same up to the order of features).
 
     >>> turned = Rotary(4)(torch.tensor([1.0, 0, 0, 0]).expand(1, 1, 3, 4))
     >>> turned[0, 0, :, 0], turned[0, 0, :, 2]  # cos t, sin t

@@ -15,7 +15,7 @@ from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot, Score
 
 _PLAIN: dict[str, Score] = {"dot": Dot(), "scaled_dot": ScaledDot(), "cosine": Cosine()}
 SCORES = (*_PLAIN, "bilinear", "additive")
-# Hooks on all modules; torch has no function that tells whether there are any.
+# torch's dictionaries of hooks on all modules; torch has no public function that reports whether there are any hooks.
 _GLOBAL_HOOKS: tuple[Any, ...] = tuple(
     getattr(nn.modules.module, f"_global_{name}_hooks")
     for name in ("forward", "forward_pre", "backward", "backward_pre")
@@ -23,9 +23,9 @@ _GLOBAL_HOOKS: tuple[Any, ...] = tuple(
 
 
 def own(module: nn.Module, name: str) -> Any:
-    """Return a parameter or a part of a module by name: `module.name` takes half a microsecond.
+    """Return a parameter or submodule by name, faster than `module.name`, which takes half a microsecond.
 
-    Parametrised weights and wrappers are found by the attribute.
+    Parametrised weights and wrapped modules are not in the module's dictionaries; they are read as attributes.
     """
     found = module._modules.get(name)
     if found is None:
@@ -34,9 +34,9 @@ def own(module: nn.Module, name: str) -> Any:
 
 
 def applied(layer: nn.Module, x: Tensor) -> Tensor:
-    """Return `layer(x)`; plain linear maps and normalisations without hooks need no call of a module.
+    """Return `layer(x)`, computed without the call of a module for a plain `nn.Linear` or `nn.LayerNorm` without hooks.
 
-    Such a call takes two microseconds.
+    The call of a module takes two microseconds.
     """
     if type(layer) not in (nn.Linear, nn.LayerNorm) or torch.compiler.is_compiling() or "forward" in layer.__dict__:
         return layer(x)
@@ -105,9 +105,9 @@ def _by_name(name: str, size: int, lead: tuple[int, ...]) -> Score:
 
 
 class HeadProjection(nn.Module):
-    """Queries, keys and values of all heads, by as few matrix products as their sources allow.
+    """The projections to queries, keys and values of all heads, by as few matrix products as possible.
 
-    One weight holds the rows of queries, keys and values: self-attention takes one product, cross-attention two. Inputs
+    One weight holds the rows of queries, keys and values: self-attention needs one product, cross-attention two. Inputs
     of different sizes have separate weights. x W + b is reshaped to (b, heads, n, head size).
     """
 
@@ -171,7 +171,7 @@ class HeadProjection(nn.Module):
         """
         packed, counts = self._of_itself(x), counts or (self.heads, self.kv_heads, self.kv_heads)
         batch, length, _ = packed.shape
-        if counts[0] == counts[-1] and not packed.requires_grad:  # one view is faster to make
+        if counts[0] == counts[-1] and not packed.requires_grad:  # a single view is faster than a split
             return packed.view(batch, length, len(counts), counts[0], self.head_size).permute(2, 0, 3, 1, 4).unbind()
         parts = packed.view(batch, length, sum(counts), self.head_size).split_with_sizes(counts, 2)
         return tuple([part.transpose(1, 2) for part in parts])
@@ -233,7 +233,7 @@ class HeadProjection(nn.Module):
 
 
 def settled(normalize: Normalizer, sample: bool) -> Normalizer:
-    """Return the normaliser with hard choices sampled or not; one with its own `sample` is unchanged."""
+    """Return the normaliser; `Hard` with `sample=None` gets the given `sample`, any other is unchanged."""
     return replace(normalize, sample=sample) if isinstance(normalize, Hard) and normalize.sample is None else normalize
 
 

@@ -83,7 +83,7 @@ class RelativePositions(nn.Module):
         return Attended(output.to(query.dtype), seen, log_prob)
 
     def factor(self, score: object) -> float:
-        """Return the factor of q · a, which is that of q · k; scores that are not products have no such term."""
+        """Return the factor of the scores' term q · a, which is that of q · k; raise if the score is not a product."""
         if isinstance(score, Dot):
             return 1.0
         if isinstance(score, ScaledDot) and score.softcap is None:
@@ -94,7 +94,10 @@ class RelativePositions(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """A problem with its two tables, (2 reach + 1, d) each; the first is multiplied by the scale."""
+    """A problem with its two tables of relative positions, (2 reach + 1, d) each.
+
+    `keys` is already multiplied by the factor of the score.
+    """
 
     problem: Problem
     keys: Tensor
@@ -119,7 +122,7 @@ def _in_blocks(tables: Tables) -> Part:
     budget = _BLOCK_BYTES.get(problem.device.type, _BLOCK_BYTES["cpu"])
     if queries * row_bytes <= budget:
         return _block(tables, all_of(queries), all_of(keys))
-    # A generator given by the caller cannot be rewound, so its blocks are stored instead of recomputed.
+    # A generator given by the caller cannot be rewound for a recomputation, so the blocks are stored instead.
     again = problem.differentiated and problem.generator is None
     parts = [
         checkpoint(_block, tables, rows, columns, use_reentrant=False) if again else _block(tables, rows, columns)
@@ -129,7 +132,7 @@ def _in_blocks(tables: Tables) -> Part:
 
 
 def _visible(problem: Problem, size: int) -> list[tuple[Stretch, Stretch]]:
-    """Return blocks of queries, each with the keys that it needs: under a causal mask none after its last query."""
+    """Return blocks of queries, each with the range of keys that it needs: under a causal mask up to its last query."""
     queries, keys = problem.shape[-2:]
     found = clauses(problem.mask, queries, keys)
     ahead = None if found is None or problem.request is not None else found.high
@@ -188,7 +191,7 @@ def _joined(parts: list[Part], request: Request | None) -> Part:
 
 
 def _dropped(weights: Tensor, problem: Problem) -> Tensor:
-    """Apply dropout to the weights, the same for both terms of the values."""
+    """Apply dropout to the weights once, so that it is the same for the values and for their relative positions."""
     if problem.generator is None or problem.dropout in (0.0, 1.0):
         return nn.functional.dropout(weights, problem.dropout)
     kept = torch.rand(weights.shape, generator=problem.generator, device=weights.device) >= problem.dropout
@@ -196,7 +199,7 @@ def _dropped(weights: Tensor, problem: Problem) -> Tensor:
 
 
 def _distance(rows: Stretch, columns: Stretch, offset: int | Tensor, device: torch.device) -> Int[Tensor, "q k"]:
-    """Return j − i − offset."""
+    """Return the distance j − i − offset of each query i and key j of the block."""
     own = torch.arange(rows.start, rows.stop, device=device) + offset
     return torch.arange(columns.start, columns.stop, device=device) - own.unsqueeze(-1)
 
@@ -204,8 +207,8 @@ def _distance(rows: Stretch, columns: Stretch, offset: int | Tensor, device: tor
 class _Spread(torch.autograd.Function):
     """Expand (…, q, 2R + 1), a number for each distance, to (…, q, k): entry clip(j − i) of row i at key j.
 
-    Its gradient is the sum by distance, and vice versa. torch's own gradient would add the many keys beyond R one by
-    one, in no fixed order on a GPU.
+    Its gradient is computed by `_Summed`, and the gradient of `_Summed` by this function. torch's own gradient of
+    `gather` would add the many keys beyond distance R one by one, in no fixed order on a GPU.
     """
 
     @staticmethod
@@ -231,7 +234,7 @@ class _Summed(torch.autograd.Function):
         keys = numbers.shape[-1]
         if keys == 0:
             return numbers.new_zeros((*numbers.shape[:-1], 2 * reach + 1))
-        # Within R each distance occurs at one key; beyond R, all keys of a side are summed.
+        # For each query, a distance within ±R occurs at one key; the keys beyond R on each side are summed.
         near = torch.arange(1 - reach, reach, device=distance.device) - distance[:, :1]
         inside = (near >= 0) & (near < keys)
         near = near.clamp(0, keys - 1).expand(*numbers.shape[:-1], near.shape[-1])

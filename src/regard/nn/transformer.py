@@ -42,9 +42,9 @@ class Layered:
 
 
 class _Residual(nn.Module):
-    """x + part(norm(x)) before, norm(x + part(x)) after; with dropout on the part's output.
+    """A residual connection around a part of a layer: x + part(norm(x)) for "pre", norm(x + part(x)) for "post".
 
-    With `residual=False` the term x + is omitted.
+    Dropout is applied to the part's output. With `residual=False` the term x + is omitted.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class _Residual(nn.Module):
         self.residual = residual
 
     def enter(self, x: Tensor) -> Tensor:
-        """Return the input of the part."""
+        """Return the input of the part: x, normalised if the norm comes before the part."""
         return applied(own(self, "norm"), x) if self.first else x
 
     def leave(self, x: Tensor, added: Tensor) -> Tensor:
@@ -87,10 +87,11 @@ class _Residual(nn.Module):
 class TransformerEncoderLayer(nn.Module):
     """Self-attention, then feed-forward, each with a residual connection (Vaswani et al. 2017, section 3.1).
 
-    post: x ← N(x + A(x)), x ← N(x + F(x)), as in the paper; pre: x ← x + A(N(x)), x ← x + F(N(x)), which trains without
-    warm-up (Xiong et al. 2020). `attention` is a MultiHeadAttention or anything with a `size` and the same forward;
-    `normalization` creates one from a size (nn.LayerNorm, nn.RMSNorm, or `unnormalized` for none); `dropout` is applied
-    to the output of each part. With `residual=False` there are no residual connections, for ablations.
+    norm "post": x ← N(x + A(x)), x ← N(x + F(x)), as in the paper; "pre": x ← x + A(N(x)), x ← x + F(N(x)), which
+    trains without warm-up (Xiong et al. 2020). `attention` is a MultiHeadAttention or a module with a `size` and the
+    same forward. `normalization` creates N from a size (nn.LayerNorm, nn.RMSNorm, or `unnormalized` for none).
+    `dropout` is applied to the output of each part. With `residual=False` there are no residual connections, for
+    ablations.
 
     >>> layer = TransformerEncoderLayer(MultiHeadAttention(8, 2), FeedForward(8, 32), norm="pre")
     >>> layer(torch.zeros(2, 3, 8)).output.shape
@@ -197,8 +198,10 @@ class TransformerDecoderLayer(nn.Module):
         generator: torch.Generator | None = None,
         **unknown: Unknown,
     ) -> Layered:
-        """Map x (b, q, d) with a memory (b, k, m), or its `value` where keys and values differ; weights are (b, h, q,
-        k)."""
+        """Map x (b, q, d) to output (b, q, d), with attention to a memory (b, k, m); weights are (b, h, q, k).
+
+        `value` (b, k, e) is given where the values of the memory differ from its keys.
+        """
         if unknown:
             torch_names.refuse("TransformerDecoderLayer", self.forward, unknown, torch_names.DECODER_CALL)
         if memory is None and (memory_cache is None or not memory_cache.is_fixed):

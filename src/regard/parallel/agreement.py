@@ -1,4 +1,7 @@
-"""Agreement of processes: all make the same call, or all raise, because a process alone in a collective would hang."""
+"""Agreement of processes: all make the same call, or all raise.
+
+Otherwise a process that waits alone in a collective operation would hang.
+"""
 
 import hashlib
 import json
@@ -13,9 +16,9 @@ _REFUSED = -1  # sent instead of a digest by a process with an error; digests ar
 
 
 def agree(group: Group, where: Layout, device: torch.device, call: dict[str, str], error: Exception | None) -> None:
-    """Raise on every process if one refused its call (`error`), or if the descriptions of the calls differ.
+    """Raise on every process if one of them has an `error`, or if the descriptions of their calls differ.
 
-    If all agree, this costs one all-gather of 8 bytes.
+    If all calls agree, this needs one all-gather of 8 bytes.
     """
     if where.size == 1:
         if error is not None:
@@ -50,7 +53,7 @@ def _difference(calls: list[dict[str, str]]) -> str:
 
 
 def _texts(text: str, group: Group, where: Layout, device: torch.device) -> list[str]:
-    """Return the text of every process."""
+    """Return the texts of all processes, by rank."""
     data = text.encode()
     lengths = [int(t) for t in _gather(torch.tensor([len(data)], device=device), group, where)]
     padded = torch.zeros(max(lengths), dtype=torch.uint8, device=device)

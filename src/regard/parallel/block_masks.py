@@ -13,8 +13,10 @@ from regard.parallel.sequences import Group, Layout, gathered
 
 
 def checked(mask: Mask, part: tuple[int, ...], whole: tuple[int, ...], device: torch.device) -> Mask:
-    """Return the mask with its tensors shaped for the scores, or raise: lengths are for whole sequences, ids for a
-    part."""
+    """Return the mask with its tensors reshaped to broadcast to the scores, or raise if the mask is not supported.
+
+    Lengths are those of whole sequences, segment ids those of this process's part.
+    """
     if isinstance(mask, Joined):
         left, right = (checked(each, part, whole, device) for each in (mask.left, mask.right))
         return replace(mask, left=left, right=right)
@@ -30,7 +32,7 @@ def checked(mask: Mask, part: tuple[int, ...], whole: tuple[int, ...], device: t
 
 
 def with_all_ids(mask: Mask, group: Group, where: Layout) -> Mask:
-    """Return the same mask with the ids of all processes."""
+    """Return the same mask with the segment ids of the whole sequences, gathered from all processes."""
     if isinstance(mask, Joined):
         left, right = (with_all_ids(each, group, where) for each in (mask.left, mask.right))
         return replace(mask, left=left, right=right)
@@ -48,7 +50,7 @@ def _all(ids: Tensor, group: Group, where: Layout) -> Tensor:
 
 
 def local(mask: Mask, rows: Stretch, columns: Stretch) -> Mask:
-    """Return a mask of whole sequences restricted to one block, counted from its first query and key."""
+    """Return a mask of whole sequences restricted to one block, with positions relative to its first query and key."""
     match mask:
         case Band(low, high):
             shift = rows.start - columns.start

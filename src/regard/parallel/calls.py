@@ -1,4 +1,7 @@
-"""The public functions: a call over the sequences of a process group, and a context in which every call is one."""
+"""The public functions of attention over sequences that are sharded over a process group.
+
+`attention` is one call. Inside `context`, every call of `regard.attention` is such a call.
+"""
 
 import dataclasses
 from collections.abc import Iterator
@@ -28,10 +31,11 @@ from regard.parallel.sequences import Group, Layout, layout, positions
 
 @contextmanager
 def context(group: Group = None, *, balanced: bool = True) -> Iterator[None]:
-    """Inside, `regard.attention` and the layers that call it take and return this process's part of each sequence.
+    """Inside this context, `regard.attention` and layers that call it receive and return this process's part of each
+    sequence.
 
     Masks and positions are those of the whole sequences; ids of `segments` are parts, sharded like the sequences.
-    `balanced` is that of `shard`. The backward pass may run outside.
+    `balanced` means the same as in `shard`. The backward pass may run outside of the context.
     """
     ring_ = Ring(group, layout(group, balanced))
     before = sharding.current
@@ -60,8 +64,8 @@ def attention(
     h, q, e) is a part too. The mask (causal, window, padding, segments, and their combinations) uses positions of the
     whole sequences; ids of `segments` are sharded like the sequences. `weights` may be `regard.logsumexp()`.
 
-    Gradients of query, key and value are complete. Those of the score's and the bias's tensors are this process's part,
-    as those of any parameter: `reduce_gradients` sums them.
+    The gradients of query, key and value are complete. The gradients of the tensors of score and bias are only this
+    process's part, as for any parameter: `reduce_gradients` sums the parts.
     """
     with context(group, balanced=balanced):
         return core.attention(query, key, value, score=score, mask=mask, bias=bias, weights=weights)
@@ -69,17 +73,17 @@ def attention(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ring:
-    """The implementation of calls over the sequences of a group (see `regard.core.sharding`)."""
+    """The implementation of the protocol `regard.core.sharding.Sharding` for the sequences of a process group."""
 
     group: Group
     layout: Layout
 
     def positions(self, length: int, device: torch.device) -> Tensor:
-        """Return positions of this process's part in the whole sequence."""
+        """Return the positions, in the whole sequence, of this process's part of `length` positions."""
         return positions(length, self.group, balanced=self.layout.balanced, device=device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> Attended:
-        """Compute `regard.attention` over every process's part of the keys."""
+        """Compute `regard.attention` of this process's queries over the keys of all processes."""
         device = query.device if isinstance(query, Tensor) else torch.device("cpu")
         sharding.current = None  # nested calls of `regard.attention` run on this process alone
         try:
@@ -123,8 +127,10 @@ def _checked(
     weights: Request | None,
     backend: str,
 ) -> tuple[Problem, Mask | None]:
-    """Return the problem of this process's parts and the mask of the whole sequences, with ids still in parts; or an
-    error."""
+    """Return the problem of this process's parts, and the mask of the whole sequences; raise for unsupported arguments.
+
+    The segment ids of the mask are still those of this process's part.
+    """
     if torch.compiler.is_compiling() or transformed():
         raise NotImplementedError("attention over a process group runs outside of torch.compile and torch.func")
     problem = build(query, key, value, score, normalize, None, None, dropout, weights, None)

@@ -49,7 +49,7 @@ def traffic() -> Iterator[Traffic]:
 
 
 def count(kind: str, size: int) -> None:
-    """Add bytes to every counter that is open."""
+    """Add a number of bytes to the counter of every open `traffic` context."""
     with _lock:
         for counter in _counting:
             setattr(counter, kind, getattr(counter, kind) + size)
@@ -60,7 +60,7 @@ class Exchange:
     """A pair of transfers in progress: one tensor to a process and one from another."""
 
     works: Sequence[dist.Work]
-    sent: Tensor | None  # referenced until it has arrived
+    sent: Tensor | None  # kept alive until the other process has received it
     received: Tensor | None
 
     def wait(self) -> Tensor | None:
@@ -93,14 +93,17 @@ def packed(tensors: Sequence[Tensor], stretches: Sequence[Stretch]) -> Tensor | 
 
 
 def room(tensors: Sequence[Tensor], stretches: Sequence[Stretch]) -> Tensor | None:
-    """Allocate the flat tensor that `packed` returns for other ranges of tensors of the same shape."""
+    """Allocate a flat tensor to receive what another process sends by `packed`, with the given ranges.
+
+    The tensors of the other process have the shapes of `tensors`.
+    """
     length = sum(len(s) for s in stretches)
     numbers = sum(t.numel() // max(1, t.shape[-2]) for t in tensors) * length
     return tensors[0].new_empty(numbers) if numbers else None
 
 
 def unpacked(flat: Tensor, tensors: Sequence[Tensor], lengths: Sequence[int]) -> list[tuple[Tensor, ...]]:
-    """Return the packed tensors of each range, shaped like `tensors` except for the length."""
+    """Return the tensors of each range from a flat tensor of `packed`, shaped like `tensors` except for the length."""
     shapes = [(*like.shape[:-2], length, like.shape[-1]) for length in lengths for like in tensors]
     pieces = flat.split([torch.Size(shape).numel() for shape in shapes])
     parts = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]

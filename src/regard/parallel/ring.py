@@ -1,8 +1,9 @@
-"""Attention whose keys come from every process in turn: blocks are merged by their log-sum-exp (Liu et al. 2023).
+"""Ring attention: keys arrive from every process in turn, and blocks are merged by their log-sum-exp (Liu et al. 2023).
 
-In step t each process sends the keys and values that the process t places after it needs, and receives those that it
-needs of the one t places before it, while it computes with those of step t − 1. The backward pass exchanges keys and
-values again instead of storing them, and sends the gradients of a block back to the process that holds its keys.
+In step t, process r sends keys and values to process r + t and receives keys and values from process r − t, only those
+that the receiver needs. Meanwhile it computes with the keys and values of step t − 1. The backward pass exchanges keys
+and values again instead of storing them, and sends the gradients of keys and values back to the process that holds
+them.
 """
 
 import math
@@ -30,13 +31,13 @@ from regard.parallel.sequences import Group
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A call: the problem over this process's parts without its mask, which is that of the whole sequences."""
+    """One call: the problem of this process's parts, without a mask, and the mask of the whole sequences."""
 
     problem: Problem
     mask: Mask | None
     schedule: Schedule
     group: Group
-    asked: bool  # whether the log-sum-exp is an output, with a gradient
+    asked: bool  # whether the log-sum-exp is requested, so that it needs a gradient
 
     @property
     def rank(self) -> int:
@@ -71,7 +72,7 @@ class _Ring(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         whole = _forward(job, query, key, value)
         output = whole.output.to(query.dtype)
-        ctx.set_materialize_grads(False)  # gradients of unused outputs are None
+        ctx.set_materialize_grads(False)  # the gradient of an unused output is then None, not a tensor of zeros
         ctx.job, ctx.unchanged = job, Unchanged(replace(job.problem, mask=job.mask))
         ctx.save_for_backward(query, key, value, whole.output, whole.logsumexp, *learned)
         if not job.asked:
@@ -92,7 +93,7 @@ class _Ring(torch.autograd.Function):
 
 
 def _forward(job: Job, query: Tensor, key: Tensor, value: Tensor) -> Part:
-    """Return the attention of all queries of this process, in at least float32."""
+    """Return output and log-sum-exp of all queries of this process, in at least float32."""
     found: dict[int, Part] = {}
     for source, held in _arriving(job, key, value, "forward"):
         for block in job.schedule.blocks(source):
@@ -145,7 +146,7 @@ def _backward(
 
 
 def _arriving(job: Job, key: Tensor, value: Tensor, kind: str) -> Iterator[tuple[int, list[Held]]]:
-    """Yield the processes, this one first, each with the keys and values that this process needs."""
+    """Yield the rank of each process, this one first, with those of its keys and values that this process needs."""
     plan, rank, size = job.schedule, job.rank, job.size
 
     def begin(step: int) -> Exchange:
@@ -170,7 +171,7 @@ def _arriving(job: Job, key: Tensor, value: Tensor, kind: str) -> Iterator[tuple
 
 
 def _block_problem(job: Job, block: Block, query: Tensor, held: list[Held]) -> Problem:
-    """Return the problem of one block."""
+    """Return the problem restricted to the queries and keys of one block, with its mask and bias."""
     key, value = _inside(held, block.columns)
     mask = local(job.mask, block.rows, block.columns) if job.mask is not None and block.masked else None
     bias = job.problem.bias
@@ -181,7 +182,7 @@ def _block_problem(job: Job, block: Block, query: Tensor, held: list[Held]) -> P
 
 
 def _inside(held: list[Held], columns: Stretch) -> tuple[Tensor, Tensor]:
-    """Return keys and values of some columns of a range."""
+    """Return the keys and values at positions `columns`, from the range in `held` that contains them."""
     [one] = [each for each in held if each.covers(columns)]
     here = Stretch(columns.start - one.stretch.start, columns.stop - one.stretch.start)
     return _take(one.key, here), _take(one.value, here)
@@ -190,7 +191,7 @@ def _inside(held: list[Held], columns: Stretch) -> tuple[Tensor, Tensor]:
 def _send_back(
     job: Job, step: int, source: int, gradients: list[Held], key: Tensor, value: Tensor
 ) -> tuple[Exchange, list[Stretch]]:
-    """Send gradients to the process that holds the keys, and receive those of this process's keys."""
+    """Send gradients to the process that holds the keys, and receive gradients of this process's own keys."""
     pieces = [t.reshape(-1) for each in gradients for t in (each.key, each.value)]
     sent = torch.cat(pieces).to(key.dtype) if pieces else None
     other = (job.rank + step) % job.size
@@ -199,7 +200,7 @@ def _send_back(
 
 
 def _finish(job: Job, sums: list[Tensor], returning: tuple[Exchange, list[Stretch]] | None) -> None:
-    """Add received gradients to those of this process's keys and values."""
+    """Wait for received gradients, and add them to the gradients of this process's keys and values."""
     if returning is None:
         return
     exchange, stretches = returning
@@ -218,10 +219,10 @@ def _add(job: Job, sums: list[Tensor], pieces: list[tuple[Stretch, tuple[Tensor,
 
 
 def _take(tensor: Tensor, rows: Stretch) -> Tensor:
-    """Return some positions of (…, n, size); unlike `spans.take` it also slices an axis of length 1."""
+    """Return positions `rows` of (…, n, size); unlike `spans.take`, it also slices an axis of length 1."""
     return tensor.narrow(-2, rows.start, len(rows))
 
 
 def _zeros(like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return contiguous zeros of that shape, even if the tensor is an expanded view."""
+    """Return contiguous zeros in the shape of `like`, even if that is an expanded view."""
     return torch.zeros(like.shape, dtype=dtype, device=like.device)

@@ -1,4 +1,4 @@
-"""The exchange schedule: which keys each process needs from every other. The mask alone determines it."""
+"""The exchange schedule: which keys each process needs from every other process. The mask alone determines it."""
 
 from dataclasses import dataclass
 
@@ -13,19 +13,21 @@ from regard.parallel.sequences import Layout
 
 @dataclass(frozen=True)
 class Block:
-    """A block: queries that a process holds against keys of one chunk of another, in positions of the whole
-    sequences."""
+    """A block of scores: queries of this process and keys of one chunk, as positions in the whole sequences."""
 
     rows: Stretch
     columns: Stretch
-    first_row: int  # index of the first row in this process's part
-    masked: bool  # whether any pair in it is masked
+    first_row: int  # index of the first query in this process's part
+    masked: bool  # whether the mask excludes any pair of the block
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """The chunks of queries and keys of whole sequences, and the keys of a chunk that the queries of a chunk may
-    attend."""
+    """The chunks of queries (rows) and keys (columns) of whole sequences, and what the mask allows between them.
+
+    `visible` holds, for each pair of chunks, the range of keys that the queries may attend; `masked`, whether any pair
+    is masked.
+    """
 
     layout: Layout
     rows: list[Stretch]
@@ -34,7 +36,7 @@ class Schedule:
     masked: list[list[bool]]
 
     def needed(self, asking: int, holding: int) -> list[Stretch]:
-        """Return the keys of process `holding` that process `asking` needs: at most one range for each chunk."""
+        """Return the keys of process `holding` that process `asking` needs: at most one range of each chunk."""
         stretches = []
         for column in self.layout.owned(holding):
             seen = [s for row in self.layout.owned(asking) if (s := self.visible[row][column]) is not None]
@@ -55,7 +57,7 @@ class Schedule:
         return found
 
     def within(self, stretch: Stretch, rank: int) -> Stretch:
-        """Return a range of keys of the whole sequence, counted in the part of the process that holds them."""
+        """Return the range of indices, in the part of process `rank`, of a range of positions of the whole sequence."""
         before = 0
         for number in self.layout.owned(rank):
             chunk = self.columns[number]
@@ -67,7 +69,7 @@ class Schedule:
 
 
 def schedule(layout: Layout, queries: int, keys: int, mask: Mask | None, device: torch.device) -> Schedule:
-    """Return the schedule of whole sequences of that many queries and keys, under a mask in their positions."""
+    """Return the schedule for whole sequences with these numbers of queries and keys, under their mask."""
     rows, columns = layout.chunks(queries), layout.chunks(keys)
     shape = range(len(rows)), range(len(columns))
     if mask is None or queries == 0 or keys == 0:
@@ -83,7 +85,7 @@ def schedule(layout: Layout, queries: int, keys: int, mask: Mask | None, device:
 
 
 def _bounds(mask: Mask | None, queries: int, keys: int) -> tuple[int | None, int | None, int]:
-    """Return the band of a mask and its largest length: keys beyond them are not sent."""
+    """Return the bounds of the mask's band and its largest length: keys outside of them are not sent."""
     found = clauses(mask, queries, keys)
     if found is None:
         return None, None, keys
@@ -92,7 +94,7 @@ def _bounds(mask: Mask | None, queries: int, keys: int) -> tuple[int | None, int
 
 
 def _seen(rows: Stretch, columns: Stretch, low: int | None, high: int | None, length: int) -> Stretch | None:
-    """Return the keys of a chunk that the queries of a chunk may attend."""
+    """Return the range of keys in one chunk that band and length allow for the queries of another; None if empty."""
     start = columns.start if low is None else max(columns.start, rows.start + low)
     stop = min(columns.stop, length) if high is None else min(columns.stop, length, rows.stop + high)
     return Stretch(start, stop) if start < stop else None

@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from regard.core.spans import Stretch
 
 Group = dist.ProcessGroup | None
-_BUCKET = 2**22  # number of gradient entries that are summed in one message
+_BUCKET = 2**22  # the largest number of gradient entries that are summed in one message
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A sequence over `size` processes. Balanced: of 2 · size chunks, process r holds chunk r and chunk r from the end.
+    """The division of a sequence over `size` processes, as seen from process `rank`.
 
-    Under a causal mask late queries attend more keys than early ones: this zigzag order balances the work.
+    If it is balanced, the sequence has 2 · size chunks, and process r holds chunks r and 2 · size − 1 − r. Under a
+    causal mask late queries attend more keys than early ones: this order balances the work.
     """
 
     size: int
@@ -35,12 +36,12 @@ class Layout:
         return (rank, 2 * self.size - 1 - rank) if self.balanced else (rank,)
 
     def chunks(self, length: int) -> list[Stretch]:
-        """Return all chunks of a whole sequence."""
+        """Return the ranges of positions of all chunks of a whole sequence."""
         chunk = length // (self.parts * self.size)
         return [Stretch(c * chunk, (c + 1) * chunk) for c in range(self.parts * self.size)]
 
     def check(self, length: int, name: str) -> None:
-        """Raise unless a whole sequence of that length can be sharded."""
+        """Raise unless a whole sequence of `length` positions can be sharded."""
         count = self.parts * self.size
         if length % count:
             way = f"2 chunks for each of {self.size} processes" if self.balanced else f"{self.size} processes"
@@ -51,7 +52,7 @@ class Layout:
             )
 
     def check_part(self, length: int, name: str) -> None:
-        """Raise unless a process can hold a part of that length."""
+        """Raise unless a process can hold a part of `length` positions."""
         if length % self.parts:
             raise ValueError(
                 f"{name} has {length} positions on this process: a balanced part is two chunks, an even number "
@@ -76,8 +77,8 @@ def layout(group: Group, balanced: bool) -> Layout:
 def shard(sequence: Tensor, group: Group = None, *, dim: int = 1, balanced: bool = True) -> Tensor:
     """Return this process's part of a sequence that every process holds, along `dim`: (b, n, …) → (b, n / size, …).
 
-    `balanced` is for causal masks: of 2 · size chunks, process r gets chunk r and chunk r from the end. Calls over
-    the parts must be given the same `balanced`. Tokens, targets and segment ids are sharded alike.
+    `balanced` is for causal masks: of 2 · size chunks, process r gets chunks r and 2 · size − 1 − r. Calls over the
+    parts must use the same `balanced`. Tokens, targets and segment ids are sharded in the same way.
     """
     where, dim = layout(group, balanced), _axis(sequence, dim)
     where.check(sequence.shape[dim], "sequence")
@@ -89,7 +90,7 @@ def shard(sequence: Tensor, group: Group = None, *, dim: int = 1, balanced: bool
 def unshard(part: Tensor, group: Group = None, *, dim: int = 1, balanced: bool = True) -> Tensor:
     """Return the whole sequence, on every process, from the parts that `shard` returns.
 
-    It is differentiable: the gradient of a part is that of the sum of all processes' losses.
+    It is differentiable: the gradient of a part is the gradient of the sum of all processes' losses.
     """
     where, dim = layout(group, balanced), _axis(part, dim)
     where.check_part(part.shape[dim], "part")
@@ -117,7 +118,7 @@ def reduce_gradients(parameters: nn.Module | Iterable[Tensor], group: Group = No
     gradients = []
     for tensor in tensors:
         if tensor.requires_grad:
-            if tensor.grad is None:  # all processes take part in every sum, even without a gradient
+            if tensor.grad is None:  # every process takes part in every sum, even if it has no gradient
                 tensor.grad = torch.zeros_like(tensor)
             gradients.append(tensor.grad)
     for bucket in _buckets(gradients):

@@ -1,6 +1,6 @@
 """The studio: a local web application that displays runs (trained models) and traces of their attention.
 
-It may import every other folder of regard, except the cli.
+Modules of the studio may import every other folder of regard except `cli`.
 
 - `server`: starts the web server
 - `app`: routes of the web application

@@ -69,7 +69,7 @@ def _add_files(app: "FastAPI") -> None:
 
     def file(folder: str, name: str) -> Response:
         package, place = FOLDERS[folder]
-        # A single file name: without separators or a leading dot, no path can leave the folder.
+        # Only a plain file name is accepted: without separators or a leading dot, no path can leave the folder.
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*\.(js|css|html|svg)", name):
             raise RefusedError(f"there is no file {name[:60]!r}", 404)
         found = files(package) / place / name
@@ -147,7 +147,7 @@ def _add_traces(app: "FastAPI", store: TraceStore) -> None:
 
 
 def _add_pictures(app: "FastAPI", store: TraceStore) -> None:
-    """Add the routes of parts of maps, as bytes. The header x-regard-grid describes them."""
+    """Add the routes that return parts of attention maps as bytes. The header x-regard-grid describes the bytes."""
     from fastapi import Request, Response
 
     def record_of(id: str, number: int) -> "Record":
@@ -242,7 +242,7 @@ def _add_live(app: "FastAPI", runs: list[Translates | Asks]) -> None:
     def available() -> list[Translates | None]:
         """Return the translator of each run; toy translators are added if no run translates."""
         given = translators(runs)
-        if not any(given) and not toys:  # so that the page works before anything is trained
+        if not any(given) and not toys:  # the translation page then works before any run is trained
             from regard.studio import toy_translator
 
             toys.extend(toy_translator.toys())
@@ -289,7 +289,7 @@ def _add_live(app: "FastAPI", runs: list[Translates | Asks]) -> None:
 
 
 async def _body(request: "Request", model: type[Body]) -> Body:
-    """Return the validated body of a request, or raise a `RefusedError` that names the fault."""
+    """Return the validated body of a request, or raise a `RefusedError` that states what is wrong."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise RefusedError("the body must be application/json", 415)
     try:
@@ -302,7 +302,7 @@ async def _body(request: "Request", model: type[Body]) -> Body:
 
 
 def _numbers(request: "Request", *names: str) -> list[int]:
-    """Return integers of the query string; a missing one is 0."""
+    """Return the integers under these names in the query string; a missing one is 0."""
     return [_whole(request.query_params.get(name, "0"), name) for name in names]
 
 

@@ -41,14 +41,14 @@ class Answering:
         return found
 
     def logit(self, inputs: Float[Tensor, "k d"], row: int, kept: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
-        """Return the logit of one query for each mask: a row of `kept` is True at the inputs that may be attended."""
+        """Return the logit of query `row` under n masks; `kept` is True at the inputs that the query may attend to."""
         queries = self.query[:, row : row + 1].expand(len(kept), -1, -1, -1)
         memory = inputs.expand(len(kept), 1, -1, -1)
         output = attention(queries, memory, memory, mask=kept[:, None, None, :]).output
         return (output[:, :, 0] @ self.readout[row]).mean(1) - self.threshold
 
     def faithfulness(self, row: int, importance: Float[Tensor, "k"]) -> Faithfulness:
-        """Return faithfulness curves of an importance map, of random orderings, and of gradient × input."""
+        """Return the faithfulness curves of an importance map, of random orderings, and of gradient × input."""
         everything = torch.ones(1, len(self.inputs), dtype=torch.bool)
         gradient = gradient_times_input(lambda inputs: self.logit(inputs, row, everything)[0], self.inputs)
         return faithfulness(
@@ -61,7 +61,7 @@ class Answering:
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A trace, and for some of its records, by name, the model that computed the weights."""
+    """A trace, and the model that computed the weights, for some of its records by name."""
 
     trace: Trace
     models: Mapping[str, Answering] = field(default_factory=dict)
@@ -102,8 +102,8 @@ def sentiment() -> Example:
 def reading() -> Example:
     """Return an example of question answering with two records.
 
-    In one, the start and the end of the answer are queries over a passage. In the other, the words of the passage are
-    queries over the question.
+    In the first, the queries are the start and the end of the answer, and the keys are the words of a passage. In the
+    second, the queries are the words of the passage, and the keys are the words of the question.
     """
     passage = _words("Attention was first used for translation in 2014 , by three researchers in Montreal .")
     question = _words("Where was attention first used ?")
@@ -118,7 +118,7 @@ def reading() -> Example:
         return 2.0 * torch.tensor(rows) + 0.1 * noise(len(words), len(names), seed)
 
     memory, asked = features(passage, 5), features(question, 6)
-    # The feature "in" is large for the "in" before the place, and smaller for the "in" before the year.
+    # The key of the "in" before the place has a large feature "in", the key of the "in" before the year a smaller one.
     memory[passage.index("Montreal") - 1, names.index("in")] = 2.0
     memory[passage.index("2014") - 1, names.index("in")] = 1.0
     ends = torch.tensor([[0.3, 0, 0, 0, 0, 0, 1.0], [1.0, 0.1, 0, 0, 0, 0, 0]])
@@ -133,7 +133,7 @@ def reading() -> Example:
 
 
 def scene() -> Example:
-    """Return an example of driving: possible actions of a vehicle are queries over the objects around it.
+    """Return an example of driving: the queries are possible actions of a vehicle, the keys are the objects around it.
 
     The vehicle is at the origin and heads along x.
     """
@@ -145,7 +145,8 @@ def scene() -> Example:
     ]  # fmt: skip
     features = []
     for name, x, y, _, speed in seen:
-        closing = max(0.0, (11.0 - speed) / 8) if x > 0 and abs(y) < 1.8 else 0.0  # for a slower object in our lane
+        # Positive for a slower object in the lane of the ego vehicle.
+        closing = max(0.0, (11.0 - speed) / 8) if x > 0 and abs(y) < 1.8 else 0.0
         left = 1.0 if -20 < x < 30 and 1.8 < -y < 5 else 0.0
         walking = (1.2 if name == "pedestrian" else 0.7 if name == "cyclist" else 0.0) * (x > 0)
         features.append([2.0 * closing, 1.6 * left, 1.4 * walking, 0.8 if x == 0 else 0.0])

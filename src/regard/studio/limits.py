@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 class RefusedError(Exception):
-    """A request is rejected: it exceeds a limit or names something unknown. The message states what was expected."""
+    """A request exceeds a limit or names something unknown; the message states what was expected."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -19,25 +19,25 @@ class Limits:
     262144
     """
 
-    body: int = 256 * 1024  # bytes of a JSON body
-    trace: int = 256 * 1024 * 1024  # bytes of an uploaded trace file
-    question: int = 24 * 1024 * 1024  # bytes of a JSON body with the inputs of a prediction, files in base64
-    upload: int = 16 * 1024 * 1024  # bytes of an image or a sound
-    passage: int = 100_000  # characters of a text, or of a scene, as input of a prediction
-    receive_seconds: float = 20.0  # seconds in which a request body must arrive
-    answer_seconds: float = 30.0  # seconds in which the response must be computed and sent
-    traces: int = 16  # number of uploaded traces that the studio stores
-    answers: int = 16  # number of traces of predictions that the studio stores
-    vectors: int = 32  # number of queries, and of keys, in the playground
-    size: int = 32  # numbers in a vector of the playground
-    text: int = 2_000  # characters of a sentence
-    tokens: int = 256  # tokens of a source sentence, and of a translation
-    beams: int = 16  # hypotheses of a beam search
-    pixels: int = 16_777_216  # pixels of a picture in a trace
-    tile: int = 512  # rows, and columns, of one tile of an attention map
-    metrics: int = 16 * 1024 * 1024  # bytes of metrics.jsonl that are read in one request
-    points: int = 1_000  # points of a curve of a metric
-    card: int = 256 * 1024  # bytes of a model card that are displayed
+    body: int = 256 * 1024  # largest size of a JSON body in bytes
+    trace: int = 256 * 1024 * 1024  # largest size of an uploaded trace file in bytes
+    question: int = 24 * 1024 * 1024  # largest JSON body with the inputs of a prediction in bytes; files are in base64
+    upload: int = 16 * 1024 * 1024  # largest size of an image or a sound in bytes
+    passage: int = 100_000  # largest number of characters of a text or a scene as input of a prediction
+    receive_seconds: float = 20.0  # number of seconds within which a request body must arrive
+    answer_seconds: float = 30.0  # number of seconds within which a response must be computed and sent
+    traces: int = 16  # largest number of uploaded traces that the studio stores
+    answers: int = 16  # largest number of traces of predictions that the studio stores
+    vectors: int = 32  # largest number of queries, and of keys, in the playground
+    size: int = 32  # largest size of a vector in the playground
+    text: int = 2_000  # largest number of characters of a sentence
+    tokens: int = 256  # largest number of tokens of a source sentence, and of a translation
+    beams: int = 16  # largest number of hypotheses of a beam search
+    pixels: int = 16_777_216  # largest number of pixels of a picture in a trace
+    tile: int = 512  # largest number of rows, and of columns, of one tile of an attention map
+    metrics: int = 16 * 1024 * 1024  # largest number of bytes of metrics.jsonl that one request reads
+    points: int = 1_000  # largest number of points of a metric's curve
+    card: int = 256 * 1024  # largest number of bytes of a model card that are displayed
 
 
 LIMITS = Limits()

@@ -20,16 +20,16 @@ from regard.look.head_mean import WithMean, with_mean
 from regard.studio.limits import LIMITS, RefusedError, within
 
 CELLS = LIMITS.tile  # largest number of rows, and of columns, of a picture that is sent
-AT_ONCE = 2**21  # number of weights in memory at a time
-WORK = 2**23  # number of weights computed for one tile: less than 0.1 s on two cores
-OVERVIEW = 2**24  # number of weights computed for a whole map
+AT_ONCE = 2**21  # largest number of weights in memory at a time
+WORK = 2**23  # largest number of weights computed for one tile: less than 0.1 s on two cores
+OVERVIEW = 2**24  # largest number of weights computed for a picture of the whole map
 THUMBNAIL = 32
 Block = tuple[int | float, int | float]
 Pool = Callable[[Tensor, tuple[int, int]], Tensor]
 
 
 class Grid:
-    """Cells of a map, their position in it, and the number of computed rows of each block."""
+    """The cells of a pooled map, their position in the map, and the number of rows of each block that were computed."""
 
     def __init__(
         self, cells: Float[Tensor, "r c"], *, at: tuple[int, int] = (0, 0), block: Block, read: float | int
@@ -37,7 +37,7 @@ class Grid:
         self.cells, self.at, self.block, self.read = cells, at, block, read
 
     def packed(self, type: Literal["uint8", "float16"]) -> tuple[bytes, str]:
-        """Return the numbers divided by the largest, in bytes or half floats, and a JSON header that describes them.
+        """Return the cells divided by the largest cell, as bytes or half floats, and a JSON header that describes them.
 
         NaN, infinite and negative numbers are sent as half floats, which can represent them.
         """
@@ -67,7 +67,7 @@ class Grid:
 
 
 def whole(record: Record, head: int, batch: int = 0) -> Grid:
-    """Return the whole map in at most CELLS × CELLS cells."""
+    """Return the whole map, pooled to at most CELLS × CELLS cells."""
     record = _inside(record, head, batch)
     known = getattr(record.source, "overview", None)  # a large map from a file includes an overview
     if known is not None and known(0, head) is not None and max(record.queries, record.keys) > CELLS:
@@ -78,7 +78,7 @@ def whole(record: Record, head: int, batch: int = 0) -> Grid:
 
 
 def tile(record: Record, head: int, row: int, column: int, rows: int, columns: int, batch: int = 0) -> Grid:
-    """Return the part of a map from (row, column) on, pooled to about CELLS × CELLS cells."""
+    """Return the part of a map that begins at (row, column), pooled to about CELLS × CELLS cells."""
     record = _inside(record, head, batch)
     within(row, 0, record.queries - 1, "row")
     within(column, 0, record.keys - 1, "column")
@@ -88,9 +88,9 @@ def tile(record: Record, head: int, row: int, column: int, rows: int, columns: i
 
 
 def thumbnail(record: Record, head: int, batch: int = 0) -> Grid:
-    """Return at most 32 × 32 cells, each the largest weight in it: means would hide a sharp head.
+    """Return a map as at most 32 × 32 cells, each with the largest weight in it: means would hide a sharp head.
 
-    For a large map one row of each block is computed, so that all heads appear fast.
+    For a large map only one row of each block is computed, so that the thumbnails of all heads appear fast.
     """
     record = _inside(record, head, batch)
     block = (max(1, math.ceil(record.queries / THUMBNAIL)), max(1, math.ceil(record.keys / THUMBNAIL)))
@@ -107,7 +107,7 @@ def row(record: Record, head: int, at: int, batch: int = 0) -> Float[Tensor, "k"
 
 
 def received(record: Record, head: int, batch: int = 0) -> Float[Tensor, "k"]:
-    """Return the mean weight that each key receives; for a large map over an even sample of the rows."""
+    """Return the mean weight that each key receives; for a large map, the mean over evenly spaced rows only."""
     record = _inside(record, head, batch)
     known = getattr(record.source, "received", None)
     if known is not None and known(0) is not None:
@@ -128,7 +128,7 @@ def is_sampled(record: Record) -> bool:
 
 
 def _inside(record: Record, head: int, batch: int) -> Record:
-    """Return one sequence of a record, without its padding; the head after the last is the mean of several."""
+    """Return one sequence of a record; if `head` is the index after the last head, the record has their mean too."""
     within(head, 0, record.heads - (record.heads < 2), "head")
     within(batch, 0, record.batch - 1, "batch")
     one = record.sequence(batch)
@@ -136,7 +136,7 @@ def _inside(record: Record, head: int, batch: int) -> Record:
 
 
 def _heads(record: Record) -> int:
-    """Return the number of heads that must be computed for one: all of them for their mean."""
+    """Return the number of heads whose weights must be computed to show one head: all of them if it is their mean."""
     return record.heads - 1 if isinstance(record.source, WithMean) else 1
 
 
@@ -154,8 +154,7 @@ def _part(record: Record, head: int, part: tuple[int, int, int, int], work: int)
 def _pooled(
     record: Record, head: int, rows: range, block: tuple[int, int], work: int, pool: Pool | None = None
 ) -> tuple[Float[Tensor, "r c"], int]:
-    """Return means (or another pooling) over blocks of some rows and all keys, and the number of computed rows per
-    block."""
+    """Return the weights of some rows, pooled over blocks, and the number of rows per block that were computed."""
     pool = pool or _mean
     blocks = math.ceil(len(rows) / block[0])
     read = min(block[0], max(1, work // max(1, blocks * record.keys)))
@@ -167,7 +166,7 @@ def _pooled(
         mine = rows[first * block[0] : (first + step) * block[0]]
         if read == block[0]:
             parts.append(pool(_rows(record, head, slice(mine.start, mine.stop)), block))
-        else:  # the centres of equal parts of the block
+        else:  # compute evenly spaced rows of each block: the centres of equal parts
             offsets = [(2 * at + 1) * block[0] // (2 * read) for at in range(read)]
             picked = [min(low + offset, rows[-1]) for low in mine[:: block[0]] for offset in offsets]
             parts.append(pool(_rows(record, head, picked), (read, block[1])))
@@ -179,7 +178,7 @@ def _rows(record: Record, head: int, rows: slice | list[int]) -> Float[Tensor, "
 
 
 def _mean(weights: Float[Tensor, "q k"], block: tuple[int, int]) -> Float[Tensor, "r c"]:
-    """Return means over blocks; those at the edges have fewer weights."""
+    """Return the mean of each block of weights; blocks at the edges may have fewer weights."""
     return weights if block == (1, 1) or not weights.numel() else F.avg_pool2d(weights[None], block, ceil_mode=True)[0]
 
 

@@ -10,13 +10,13 @@ from typing import Any
 from regard.studio.limits import LIMITS, Limits
 
 _COUNTED = ("kind", "step", "epoch", "tokens", "seconds")
-_SEEN = 64  # the last bytes that were read: if they differ, the file was truncated and rewritten
+_SEEN = 64  # number of bytes before the last position that are compared, to detect that the file was rewritten
 _SERIES = 64  # largest number of curves of a run
 
 
 @dataclass
 class Curve:
-    """A figure over steps in a bounded number of points, each the mean of the same number of consecutive values.
+    """One metric over the steps, as a bounded number of points, each the mean of equally many consecutive values.
 
     >>> curve = Curve(most=4)
     >>> for step in range(6):
@@ -26,13 +26,14 @@ class Curve:
     """
 
     most: int
-    width: int = 1  # number of lines of the file per point
+    width: int = 1  # number of lines of the metrics file that one point averages
     means: list[tuple[float, float]] = field(default_factory=list)
-    open: list[tuple[float, float]] = field(default_factory=list)  # values of the incomplete last point
+    # Values that will be averaged to the next point, as soon as there are `width` of them.
+    open: list[tuple[float, float]] = field(default_factory=list)
     last: tuple[float, float] | None = None
 
     def add(self, step: float, value: float) -> None:
-        """Add one line of the file."""
+        """Add the step and the value of one line of the metrics file."""
         self.last = (step, value)
         self.open.append(self.last)
         if len(self.open) == self.width:
@@ -42,18 +43,18 @@ class Curve:
             pairs = zip(self.means[::2], self.means[1::2], strict=False)
             odd = self.means[-1] if len(self.means) % 2 else None
             self.means = [_mean(pair) for pair in pairs]
-            # An unpaired point waits until the lines of its new width have been added.
+            # A point without a partner is put back into `open` and is completed by the next lines.
             self.open = [] if odd is None else [odd] * self.width
             self.width *= 2
 
     def points(self) -> list[tuple[float, float]]:
-        """Return steps and values, including the newest."""
+        """Return the points as (step, value), including the incomplete last point."""
         return [*self.means, _mean(self.open)] if self.open else list(self.means)
 
 
 @dataclass
 class Curves:
-    """The curves of one metrics.jsonl. A request continues reading where the last one ended."""
+    """The curves of one metrics.jsonl. Each request reads only the lines that were added since the previous one."""
 
     path: Path
     limits: Limits = LIMITS
@@ -79,10 +80,10 @@ class Curves:
                 file.seek(self.offset)
                 data = file.read(self.limits.metrics)
                 rest = bool(file.read(1))
-        except OSError:  # the file is not written yet, or was removed
+        except OSError:  # the file does not exist yet, or was removed
             return False
         end = data.rfind(b"\n") + 1
-        if not end and rest:  # a line longer than the limit is skipped
+        if not end and rest:  # skips a line that is longer than the limit
             end = len(data)
         for line in data[:end].splitlines():
             self._line(line)

@@ -11,7 +11,7 @@ from regard.look.labels import Labels, png_bytes
 from regard.look.trace import Trace
 from regard.studio.examples import Answering, Example, asked_by, noise
 
-SIDE, PATCHES = 336, 14  # side of the picture in pixels; patches along each side
+SIDE, PATCHES = 336, 14  # side of the picture in pixels, and number of patches along each side
 SKY, GRASS, HOUSE, ROOF, BALL, SUN, TREE = range(7)
 COLOURS = ["#bfe0f7", "#8cbf6a", "#3f6fb5", "#2b4a7a", "#d23b36", "#f6c445", "#3d7d4a"]
 SHAPES: list[tuple[str, int, tuple[int, ...]]] = [
@@ -31,12 +31,13 @@ CAPTION: list[tuple[str, dict[int, float]]] = [
 
 
 def image() -> Example:
-    """Return a caption over 14 × 14 patches: the features of a patch are the fractions of each drawn object in it."""
+    """Return an example of a caption over 14 × 14 patches; a patch's features are its fractions of each object."""
     pixels = _things()
     shares = torch.stack([(pixels == thing).float() for thing in range(len(COLOURS))])
     step = SIDE // PATCHES
     features = torch.nn.functional.avg_pool2d(shares[None], step)[0].flatten(1).T.contiguous()
-    # Small objects get full features too: divide by the fraction in their best patch.
+    # Each object's feature is divided by its largest fraction in any patch, so that small objects get large features
+    # too.
     inputs = 2.0 * features / features.amax(0).clamp_min(0.2) + 0.05 * noise(PATCHES**2, len(COLOURS), 12)
     asks = torch.tensor([[wanted.get(thing, 0.0) for thing in range(len(COLOURS))] for _, wanted in CAPTION])
     model = Answering(inputs, asked_by(asks, 3.2, 1.4), 2.0 * asks, threshold=2.0)
@@ -51,9 +52,9 @@ def image() -> Example:
     return Example(trace, {"word → image": model})
 
 
-RATE, HOP, BINS = 8_000, 160, 64  # samples per second, samples per frame, displayed bands
+RATE, HOP, BINS = 8_000, 160, 64  # samples per second, samples per frame, displayed frequency bands
 SPOKEN = "attention"
-# Two formants of each letter in Hz, and its duration in seconds; 0 means noise.
+# The frequencies in Hz of two formants of each letter, and its duration in seconds. A frequency of 0 means noise.
 VOICE = {
     "a": (750, 1200, 0.18), "t": (0, 3000, 0.07), "e": (530, 1850, 0.13), "n": (280, 1400, 0.11),
     "i": (280, 2250, 0.10), "o": (500, 1000, 0.16),
@@ -61,7 +62,7 @@ VOICE = {
 
 
 def sound() -> Example:
-    """Return letters over the frames of a synthetic voice, in which the frames of each letter are known."""
+    """Return an example of letters over the frames of a synthetic voice; the frames of each letter are known."""
     wave, spans = _speak()
     power = torch.stft(wave, 256, HOP, window=torch.hann_window(256), return_complex=True).abs()[:BINS] + 1e-3
     loudness = power.log10()
@@ -86,7 +87,7 @@ def sound() -> Example:
 
 
 def _things() -> Tensor:
-    """Return the object in each pixel."""
+    """Return the index of the object that each pixel shows."""
     from PIL import Image, ImageDraw
 
     canvas = Image.new("L", (SIDE, SIDE), SKY)
@@ -102,7 +103,7 @@ def _coloured(things: Tensor) -> Tensor:
 
 
 def _speak() -> tuple[Float[Tensor, "n"], list[tuple[float, float]]]:
-    """Return a voice of two formants per letter, and the start and end of each letter in seconds."""
+    """Return a synthetic voice with two formants per letter, and the start and end of each letter in seconds."""
     generator = torch.Generator().manual_seed(3)
     parts, now = [torch.zeros(RATE // 16)], 1 / 16
     spans: list[tuple[float, float]] = []

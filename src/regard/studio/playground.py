@@ -23,7 +23,7 @@ Vectors = Annotated[list[Vector], Field(min_length=1, max_length=LIMITS.vectors)
 
 
 class Masking(BaseModel):
-    """The mask settings."""
+    """The settings of the mask."""
 
     model_config = ConfigDict(extra="forbid")
     kind: Literal["none", "causal", "window", "padding"] = "none"
@@ -33,7 +33,7 @@ class Masking(BaseModel):
 
 
 class Question(BaseModel):
-    """Vectors, and the settings of attention."""
+    """The body of a request: query, key and value vectors, and the settings of the attention."""
 
     model_config = ConfigDict(extra="forbid")
     query: Vectors
@@ -47,7 +47,7 @@ class Question(BaseModel):
 
 
 class Sentence(BaseModel):
-    """Words to be converted to vectors."""
+    """The body of a request: words to be converted to vectors, and the size of the vectors."""
 
     model_config = ConfigDict(extra="forbid")
     text: Annotated[str, Field(min_length=1, max_length=LIMITS.text)]
@@ -55,7 +55,7 @@ class Sentence(BaseModel):
 
 
 def answer(question: Question) -> dict[str, object]:
-    """Return the three stages: scores (h, q, k), weights (h, q, k), output (h, q, e), and the equivalent program."""
+    """Return the scores (h, q, k), weights (h, q, k) and output (h, q, e) of attention, and the call as a program."""
     import torch
 
     from regard.core.attention import attention, explain
@@ -76,7 +76,7 @@ def answer(question: Question) -> dict[str, object]:
     shape = (len(question.query), len(question.key))
     allowed = torch.ones(shape, dtype=torch.bool)
     if mask is not None:
-        scores_of = (1, *shape)  # a mask needs a head axis; here all heads share the mask
+        scores_of = (1, *shape)  # a mask has a head axis; here one mask applies to all heads
         allowed = mask.aligned(scores_of).allowed(range(shape[0]), range(shape[1]), query.device).expand(scores_of)[0]
     return {
         "scores": scores.tolist(),
@@ -117,7 +117,7 @@ def _letters(token: str, size: int) -> list[float]:
 
 
 def _check(question: Question, values: list[list[float]]) -> int:
-    """Return the size of a query and key, or raise a `RefusedError`."""
+    """Check the sizes of all vectors and return the size of a query, or raise a `RefusedError`."""
     size = len(question.query[0])
     for name, vectors, expected in (
         ("query", question.query, size),
@@ -136,7 +136,7 @@ def _check(question: Question, values: list[list[float]]) -> int:
 
 
 def _split(vectors: list[list[float]], heads: int) -> "Tensor":
-    """Return (n, d) as (h, n, d / h): each head has its own part of every vector."""
+    """Return n vectors of size d as a tensor (h, n, d / h): each head has its own part of every vector."""
     import torch
 
     tensor = torch.tensor(vectors)
@@ -144,7 +144,7 @@ def _split(vectors: list[list[float]], heads: int) -> "Tensor":
 
 
 def _score(question: Question, size: int) -> tuple["Score", dict[str, "Tensor"]]:
-    """Return the score, divided by the temperature, and its parameters."""
+    """Return a score function, whose scores are divided by the temperature, and its parameters by name."""
     import torch
 
     from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot
@@ -193,7 +193,7 @@ def _mask(question: Question) -> "Mask | None":
 
 
 def _code(question: Question, values: list[list[float]], parameters: dict[str, "Tensor"]) -> str:
-    """Return the computation as a complete program: imports, vectors, parameters of the score, the call, its result."""
+    """Return the attention call as a complete Python program with its vectors and the parameters of its score."""
     size, cold = len(question.query[0]) // question.heads, 1 / question.temperature
     scaled = {"dot": cold, "scaled_dot": cold / math.sqrt(size)}
     if question.score == "cosine":
@@ -215,7 +215,7 @@ def _code(question: Question, values: list[list[float]], parameters: dict[str, "
     arguments += [f"mask={mask}"] if mask else []
     lines = ["import torch", "import regard", "", _tensor("query", question.query), _tensor("key", question.key)]
     lines.append("value = key" if values == question.key else _tensor("value", values))
-    if question.heads > 1:  # each head has its own part of every vector
+    if question.heads > 1:  # splits the vectors into one part for each head
         split = f".unflatten(-1, ({question.heads}, -1)).transpose(0, 1)"
         lines.append(f"query, key, value = (x{split} for x in (query, key, value))  # (heads, vectors, size)")
     lines += [_tensor(name, tensor.tolist()) for name, tensor in parameters.items()]

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from regard.studio.limits import LIMITS, Limits, RefusedError
 from regard.studio.trace_store import TraceStore, without_paths
 
-if TYPE_CHECKING:  # these modules import torch, which a studio without runs does not need at its start
+# For type checkers only: the modules import torch, which a studio without runs does not need at its start.
+if TYPE_CHECKING:
     from regard.look.trace import Trace
     from regard.tasks.live_runs import LiveRun
     from regard.tasks.task import Input, Prediction, Task
@@ -59,12 +60,12 @@ def answer(runs: Sequence[Any], asked: Asked, store: TraceStore, limits: Limits 
     try:
         prediction = run.ask(given)
         record, trace = plain(prediction.record()), prediction.trace()
-    except (ValueError, OSError) as error:  # the input is invalid, or an image or sound cannot be decoded
+    except (ValueError, OSError) as error:  # the input is invalid, or an image or a sound cannot be decoded
         raise RefusedError(without_paths(error)) from None
     except RunError as error:
         raise RefusedError(without_paths(error), 409) from None
     if trace is not None:
-        # The title names the run, because the viewer can compare the traces of two runs.
+        # The title begins with the run's name, because the viewer can compare the traces of two runs.
         trace.title = f"{run.name} · {trace.title}"
     return {
         "answer": prediction.answer,
@@ -143,7 +144,7 @@ def _value(one: "Input", text: str, limits: Limits) -> Any:
 
 def _decoded(name: str, text: str, most: int) -> bytes:
     size = len(text) * 3 // 4
-    if size > most + 2:  # checked before decoding, to save memory; base64 padding counts as up to two bytes
+    if size > most + 2:  # checked before decoding, to save memory; base64 padding adds up to two bytes
         raise RefusedError(f"{name} must have at most {most} bytes, got about {size}", 413)
     try:
         data = base64.b64decode(text.encode("ascii"), validate=True)

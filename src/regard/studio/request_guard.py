@@ -34,7 +34,8 @@ HEADERS = [
     (b"cache-control", b"no-store"),
 ]
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-LARGER = {("POST", "/api/traces"): "trace", ("POST", "/api/ask"): "question"}  # requests that may be large
+# For each request that may have a large body, the name of its limit.
+LARGER = {("POST", "/api/traces"): "trace", ("POST", "/api/ask"): "question"}
 
 log = logging.getLogger("regard.studio")
 
@@ -65,14 +66,15 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """The outermost layer of the application."""
+    """The outermost ASGI layer of the application, which checks every request before it is handled."""
 
     def __init__(self, app: App, *, host: str, port: int, limits: Limits = LIMITS) -> None:
         self.app = app
         self.limits = limits
         self.port = port
         self.hosts = hosts(host, port)
-        self.any_address = host in ("0.0.0.0", "::")  # if bound to all addresses, any IP address is a valid Host
+        # A server that is bound to all addresses accepts any IP address in the Host header.
+        self.any_address = host in ("0.0.0.0", "::")
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Serve one connection, or reject it."""
@@ -127,14 +129,14 @@ class Guard:
         return most
 
     async def pass_on(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Pass the request on with its size and times bounded, and add headers to the response."""
+        """Pass a request to the application, with limits of its size and duration, and add headers to the response."""
         loop = asyncio.get_running_loop()
         most, until = self.most(scope), loop.time() + self.limits.receive_seconds
         seen, started, whole = 0, False, False
 
         async def bounded_receive() -> Message:
             nonlocal seen, whole
-            if whole:  # the body is complete: the next message ends the connection
+            if whole:  # the body has been received completely, so the next message is the end of the connection
                 return await receive()
             try:
                 async with asyncio.timeout_at(until):
@@ -174,7 +176,7 @@ class Guard:
 
 
 class BrokenBodyError(Exception):
-    """A body that is too large or too slow. Frameworks do not handle this exception."""
+    """The error of a body that is too large or too slow. Frameworks do not handle this exception."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -191,7 +193,7 @@ async def answer(send: Send, status: int, message: str) -> None:
     """Send an error response as JSON."""
     body = json.dumps({"error": message}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *HEADERS]
-    if status in (408, 413):  # the rest of the body is not read
+    if status in (408, 413):  # the server does not read the rest of the body
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 _FACTS = ("data", "parameters", "steps", "ended", "training_seconds", "seconds", "device", "seed", "command")
 _TYPES = {".png": "image/png", ".wav": "audio/wav"}
-_LARGEST = 4 * 1024 * 1024  # largest result.json in bytes
+_LARGEST = 4 * 1024 * 1024  # largest size of a result.json in bytes
 
 
 def summary(run: Any) -> dict[str, Any]:
-    """Return the entry of a run in a list: its inputs and its functions."""
+    """Return the entry of a run for the list of runs: its name, its task, its inputs, and what it can do."""
     task: Task = run.task
     result = _result(_path(run))
     return {
@@ -110,7 +110,7 @@ def _input(one: "Input") -> dict[str, Any]:
 
 
 def _path(run: Any) -> Path | None:
-    """Return the directory of a run; None for a run in memory only."""
+    """Return the directory of a run; None if the run exists in memory only."""
     opened = getattr(run, "run", None)
     return None if opened is None else Path(opened.path)
 
@@ -120,12 +120,13 @@ def _weights(run: "LiveRun") -> str | None:
 
     try:
         return run.weights
-    except (RunError, OSError) as error:  # a run may be damaged meanwhile; the rest of its page is displayed
+    # The files of a run may be damaged; the page then displays the rest of its data.
+    except (RunError, OSError) as error:
         return str(error)[:300]
 
 
 def _result(path: Path | None) -> dict[str, Any]:
-    """Return the result of a run; empty while it trains."""
+    """Return the result of a run; an empty dict while the run trains."""
     if path is None:
         return {}
     try:
@@ -153,7 +154,7 @@ def _written(value: Any) -> str:
 
 
 def _figures(task: "Task", result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the figures of a result with the names and units that the task declares."""
+    """Yield the metrics in a result with the names and units that the task declares."""
     parts = {"test": result, "longer": result.get("longer") or {}}
     for part, record in parts.items():
         for group in ("metrics", "attention"):
@@ -173,7 +174,7 @@ def _figures(task: "Task", result: Mapping[str, Any]) -> Iterator[dict[str, Any]
 
 
 def _seconds_since_change(path: Path | None) -> float | None:
-    """Return the time since the last figures were written."""
+    """Return the time in seconds since metrics were last written."""
     try:
         return None if path is None else max(0.0, round(time.time() - (path / "metrics.jsonl").stat().st_mtime, 1))
     except OSError:

@@ -31,9 +31,9 @@ def serve(
     traces: "Sequence[Trace]" = (),
     say: Callable[[str], None] = print,
 ) -> None:
-    """Serve until interrupted. `paths` are trace files and run directories; port 0 is any free port.
+    """Run the server until it is interrupted. `paths` are trace files and run directories; port 0 is any free port.
 
-    Raises OSError if the port is taken, ValueError if a path is neither a trace nor a run.
+    Raises OSError if the port is in use, and ValueError if a path is neither a trace nor a run.
     """
     from regard.studio.app import create
 
@@ -56,16 +56,17 @@ def serve(
             say(f"warning: {host} can be reached from other machines, and the studio has no password")
         if open:
             webbrowser.open(f"{address}#/ask" if opened else address)
-        warming = threading.Timer(0.3, _warm)  # torch is imported after the first page is sent
+        # Imports torch shortly after the start, when the first page has been sent.
+        warming = threading.Timer(0.3, _warm)
         warming.start()
-        with suppress(KeyboardInterrupt):  # uvicorn raises it again after closing everything
+        with suppress(KeyboardInterrupt):  # uvicorn raises KeyboardInterrupt again after it has closed all connections
             server(app).run(sockets=[listening])
         warming.cancel()
         say("regard studio: stopped")
 
 
 def server(app: "FastAPI") -> "uvicorn.Server":
-    """Return the web server of an application: without access log or websockets, with limits."""
+    """Return the web server of an application, without access log or websockets, and with time limits."""
     import uvicorn
 
     settings = uvicorn.Config(
@@ -85,7 +86,7 @@ def server(app: "FastAPI") -> "uvicorn.Server":
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket, or raise an OSError with advice."""
+    """Return a listening socket, or raise an OSError that names the address and the reason."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -100,7 +101,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _warm() -> None:
-    """Import torch after the first page is served, so that the first request does not wait for it."""
+    """Import torch in advance, so that the first request to the playground does not wait for the import."""
     from regard.studio import (
         playground,
         toy_translator,  # noqa: F401

@@ -22,8 +22,8 @@ from regard.decode.beam import beam
 from regard.decode.records import Hypothesis as Found
 from regard.tasks.hypotheses import Alternative, Answer, Hypothesis
 
-# For each English word, its Chinese translations, best first, and by how many positions it moves in Chinese word order,
-# which is: time, subject, place, manner, verb, object.
+# For each English word: its Chinese translations, the best one first, and by how many positions the word moves in
+# Chinese word order, which is time, subject, place, manner, verb, object.
 WORDS: dict[str, tuple[tuple[str, ...], int]] = {
     "tom": (("汤姆",), 0), "jerry": (("杰瑞",), 0), "he": (("他",), 0), "she": (("她",), 0), "i": (("我",), 0),
     "cat": (("猫", "猫咪"), 0), "dog": (("狗", "小狗"), 0), "mouse": (("老鼠", "鼠标"), 0), "bird": (("鸟",), 0),
@@ -77,9 +77,9 @@ class Toy:
         return Answer(tuple(source), tuple(sentence.told(list(forced), steps, hypothesis) for hypothesis in found))
 
     def score(self, text: str, target: Sequence[str], place: int, kept: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
-        """Return the probability of word `place` of the translation `target` for each mask of source words.
+        """Return the probability of word `place` of the translation `target`, for each mask of source words.
 
-        A row of `kept` is True at the source words that the translator reads; the others are left out.
+        A row of `kept` is True at the source words that the translator reads; other source words are removed.
         """
         source = re.findall(r"\w+|[^\w\s]", text)
         known = {row: self._chance([word for word, there in zip(source, row, strict=True) if there], target, place)
@@ -118,7 +118,7 @@ class _Sentence:
         self.rank = torch.empty(len(source)).scatter(0, torch.tensor(wanted), torch.arange(float(len(source))))
 
     def number(self, token: str) -> int:
-        """Return the id of a target token; an unknown token is added to the vocabulary, as no word's translation."""
+        """Return the id of a target token; an unknown token is added, as the translation of no source word."""
         if token == STOP:
             raise ValueError(f"a translation cannot be forced to end: {STOP!r} was among the forced tokens")
         if token not in self.vocabulary:
@@ -143,7 +143,7 @@ class _Sentence:
         memory = scores[:, :, None]
         weights = attention(query, memory, memory, score=Dot(), normalize=self.toy.normalize, weights=full()).weights
         assert isinstance(weights, Tensor)
-        left = (~self.silent).sum() - done  # number of source words that are not translated yet
+        left = (~self.silent).sum() - done  # number of source words without a translation so far
         ending = torch.sigmoid(40 * (0.5 - left))
         speaking = weights[:, 0] * (~self.silent)
         words = (speaking / speaking.sum(1, keepdim=True).clamp_min(1e-6)) @ self.lexicon

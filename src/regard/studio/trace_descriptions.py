@@ -1,4 +1,4 @@
-"""The description of a trace that the page loads before any map."""
+"""The description of a trace as JSON, which the page loads before any attention map."""
 
 import math
 from typing import Any
@@ -9,13 +9,12 @@ from regard.studio.examples import Example
 from regard.studio.limits import within
 from regard.studio.map_tiles import is_sampled
 
-LISTED = 256  # largest number of sequences in the menu
-FEW = 4_000_000  # number of weights of a record up to which its heads are summarised at once
+LISTED = 256  # largest number of sequences in the menu of the page
+FEW = 4_000_000  # the entropy of heads is computed for records with at most this many weights
 
 
 def described(example: Example, batch: int = 0) -> dict[str, Any]:
-    """Return titles, shapes and labels of one sequence, the entropy of heads if it is cheap, and records with a
-    model."""
+    """Return the description of one sequence: its records, their shapes and labels, and which have a model."""
     count = max(1, example.trace.sequences)
     within(batch, 0, count - 1, "batch")
     listed = range(max(batch + 1, min(count, LISTED)))
@@ -29,7 +28,7 @@ def described(example: Example, batch: int = 0) -> dict[str, Any]:
         if is_sampled(record):
             sampled = "The picture of the whole map, and each coarse part of it, reads some rows of every block."
             entry["note"] = sentences(entry["note"], sampled)
-        # The entropy of a rollout would need all weights of its layers.
+        # A rollout has no entropy here, because it would require all weights of all layers.
         if record.kind != ROLLOUT and record.heads * record.queries * record.keys <= FEW:
             entropy = record.entropy().mean(-1).tolist()
             entry["entropy"] = [round(value, 4) if math.isfinite(value) else None for value in entropy]

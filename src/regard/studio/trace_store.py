@@ -1,6 +1,6 @@
-"""The traces of a studio: examples, files named at the start or uploaded by the browser, answers, and runs.
+"""The traces of a studio: examples, files from the command line or the browser, traces of predictions and runs.
 
-A trace has a short id given by the studio. No text from HTTP is ever used as a path.
+The studio gives each trace a short id. No text from HTTP is ever used as a path.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from regard.studio.limits import LIMITS, Limits, RefusedError
 
-if TYPE_CHECKING:  # torch is imported when a trace is first opened
+if TYPE_CHECKING:  # for type checkers only: torch is imported when a trace is first opened
     from regard.look.trace import Trace
     from regard.studio.examples import Example
 
@@ -21,7 +21,7 @@ Origin = Literal["example", "given", "handed in", "answer", "run"]
 
 @dataclass
 class StoredTrace:
-    """One stored trace, opened at the first request."""
+    """A trace of the studio, which is loaded or computed at the first request for it."""
 
     id: str
     title: str
@@ -32,7 +32,7 @@ class StoredTrace:
 
 
 class TraceStore:
-    """Traces by id."""
+    """The traces of a studio by their ids."""
 
     def __init__(self, traces: Sequence["Trace | Path"] = (), limits: Limits = LIMITS) -> None:
         self.limits = limits
@@ -45,11 +45,11 @@ class TraceStore:
             self.stored[name] = StoredTrace(name, title, "example", _example(name))
 
     def list(self) -> list[StoredTrace]:
-        """Return all traces, in order."""
+        """Return all traces in the order in which they were added."""
         return list(self.stored.values())
 
     def __getitem__(self, id: str) -> "Example":
-        """Return the trace of an id, opened."""
+        """Return the trace with this id; it is loaded or computed at the first request."""
         entry = self.stored.get(id) if re.fullmatch(r"[a-z0-9-]{1,40}", id) else None
         if entry is None:
             raise RefusedError(f"no trace has the id {id[:40]!r}: there is {', '.join(self.stored)}", 404)
@@ -59,7 +59,7 @@ class TraceStore:
             return entry.opened
 
     def hand_in(self, path: Path) -> StoredTrace:
-        """Open a file of unknown origin and store its trace, or reject it."""
+        """Open an uploaded file and store its trace, or raise a `RefusedError` if it is not a trace."""
         from regard.look.trace import Trace
 
         try:
@@ -70,7 +70,7 @@ class TraceStore:
         return self._add(trace, "handed in")
 
     def answered(self, trace: "Trace") -> StoredTrace:
-        """Store the trace of an answer until newer answers replace it."""
+        """Store the trace of a prediction; newer ones replace it when the limit is reached."""
         self._make_room("answer", self.limits.answers)
         return self._add(trace, "answer")
 
@@ -92,7 +92,7 @@ class TraceStore:
         del self.stored[id]
 
     def _make_room(self, origin: Origin, most: int) -> None:
-        """Remove the oldest trace of an origin if the limit is reached."""
+        """Remove the oldest trace with this origin if the number of such traces has reached the limit."""
         with self.lock:
             held = [entry.id for entry in self.stored.values() if entry.origin == origin]
             for id in held[: max(0, len(held) - most + 1)]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from regard.studio.limits import LIMITS, RefusedError
 from regard.tasks.hypotheses import Answer, Hypothesis
 
-if TYPE_CHECKING:  # a studio without runs starts without torch
+if TYPE_CHECKING:  # for type checkers only: a studio without runs starts without torch
     from torch import Tensor
 
     from regard.look.faithfulness import Faithfulness
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # a studio without runs starts without torch
 
 @runtime_checkable
 class Translates(Protocol):
-    """A run that translates. Its answer must start with the tokens `forced`."""
+    """The interface of a run that translates. A translation begins with the tokens `forced`."""
 
     @property
     def name(self) -> str: ...
@@ -29,14 +29,14 @@ class Translates(Protocol):
 
 @runtime_checkable
 class Scores(Protocol):
-    """A run that can be evaluated without some source tokens, to measure the faithfulness of its weights."""
+    """The interface of a run that can be evaluated without some source tokens, to measure faithfulness."""
 
     def score(self, text: str, target: Sequence[str], place: int, kept: "Tensor") -> "Tensor":
         """Return p(target[place] | target[:place]) for each row of `kept` (n, k), True where a source token is kept."""
 
 
 class Ask(BaseModel):
-    """A sentence to be translated."""
+    """The body of a request for the translation of a text."""
 
     model_config = ConfigDict(extra="forbid")
     run: Annotated[int, Field(ge=0, le=1000)] = 0
@@ -46,17 +46,17 @@ class Ask(BaseModel):
 
 
 def translators(runs: Sequence[Any]) -> "list[Translates | None]":
-    """Return the interactive translator of each run: the run itself, or the one that its task provides."""
+    """Return each run's interactive translator: the run itself, or the one that its task provides, or None."""
     offered = [run if isinstance(run, Translates) else getattr(run, "more", None) for run in runs]
     return [one if isinstance(one, Translates) else None for one in offered]
 
 
 def translate(runs: Sequence[Translates | None], ask: Ask) -> dict[str, object]:
-    """Return the answer of a run, as JSON."""
+    """Return the translations of a text by a run, as JSON."""
     run = _run(runs, ask.run)
     try:
         found = run.translate(ask.text, beams=ask.beams, forced=tuple(ask.forced))
-    except ValueError as error:  # the run refuses the text
+    except ValueError as error:  # the run cannot translate this text
         raise RefusedError(str(error)[:300]) from None
     if len(found.source) > LIMITS.tokens or any(len(beam.tokens) > LIMITS.tokens for beam in found.beams):
         raise RefusedError(f"source and translation must have at most {LIMITS.tokens} tokens", 413)
@@ -66,7 +66,7 @@ def translate(runs: Sequence[Translates | None], ask: Ask) -> dict[str, object]:
 
 
 class Judge(BaseModel):
-    """A word of a translation whose weights are evaluated."""
+    """The body of a request for the faithfulness of the weights of one word in a translation."""
 
     model_config = ConfigDict(extra="forbid")
     run: Annotated[int, Field(ge=0, le=1000)] = 0
@@ -92,7 +92,7 @@ def judge(runs: Sequence[Translates | None], asked: Judge) -> "Faithfulness":
 
 
 def open_run(path: Path) -> "LiveRun":
-    """Return the run in a directory; it may still be training."""
+    """Return the run in a directory; the run may still be training."""
     if not (path / "config.json").is_file():
         raise ValueError(f"{path} is neither a trace nor a run: a run is a directory with a config.json")
     from regard.tasks import live_runs
@@ -110,7 +110,7 @@ def _run(runs: Sequence[Translates | None], number: int) -> Translates:
 
 
 def _beam(beam: Hypothesis) -> dict[str, object]:
-    """Return one hypothesis as JSON."""
+    """Return one hypothesis of the beam search as JSON."""
     return {
         "tokens": list(beam.tokens),
         "logProb": beam.log_prob,

@@ -17,7 +17,7 @@ class Demonstration:
     about: str  # text before training; `{train}` is replaced by the number of examples
     inputs: tuple[str, ...]
     answers: str  # heading of the answers
-    attention: tuple[str, str]  # heading of the map, and how to read it
+    attention: tuple[str, str]  # heading of the attention map, and an explanation of the map
     # Commands for the user to try next, by their headings; `{run}` is replaced by the run's directory.
     more: Mapping[str, str] = field(default_factory=dict)
 

@@ -18,7 +18,7 @@ FILES = {"image": "example.png", "sound": "example.wav"}  # file names in a run 
 def example_parts(inputs: Sequence[Input], example: Any) -> dict[str, Any]:
     """Return an example input as a mapping by the names of the task's inputs.
 
-    It is given as the value of a single input, as a list of the values of all inputs, or as such a mapping.
+    The example is given as the value of a single input, as a list of the values of all inputs, or as such a mapping.
 
     >>> example_parts((Input("passage", "text", "Passage"), Input("question", "text", "Question")), ["Tom.", "Who?"])
     {'passage': 'Tom.', 'question': 'Who?'}

@@ -69,7 +69,7 @@ class Loaded:
 
 
 def load(run: str | os.PathLike[str] | Run, *, device: torch.device | str | None = None, **options: Any) -> Loaded:
-    """Return the predictor of a run, given as its directory or an open `Run`.
+    """Load a trained run, given as its directory or as an open `Run`, and return its predictor.
 
     The network is on the GPU if there is one, unless `device` names another device. Options are those of the task, such
     as `precision` of a translator. If training was interrupted, the best checkpoint is loaded, which `Loaded.weights`

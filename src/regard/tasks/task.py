@@ -94,7 +94,7 @@ class Predictor(Protocol):
 
     @property
     def network(self) -> nn.Module:
-        """Return the network, whose self-attention pages display beside the attention maps of the prediction."""
+        """Return the network; pages show its self-attention in addition to the attention maps of the prediction."""
 
     def answers(self, inputs: Sequence[Mapping[str, Any]], **options: Any) -> list[Prediction | InputError]:
         """Return one prediction for each input, in order; an `InputError` in place of one that cannot be computed.

@@ -55,7 +55,8 @@ def train(
     (processes), all call this function, with the same configuration and files; the first worker writes the run
     directory, which must be on a file system that all workers share.
     """
-    # config.json omits settings without effect, so a resumed run reads their defaults: use the defaults from the start.
+    # config.json omits settings without effect, so that a resumed run would have their default values. Therefore the
+    # default values are used from the start.
     config = task.config.model_validate(recorded(task, config))
     with ExitStack() as stack:
         with workers.agreed():

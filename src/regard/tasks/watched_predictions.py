@@ -50,8 +50,8 @@ def watched(loaded: Loaded, inputs: Sequence[Any], **options: Any) -> list[Predi
     """Return one prediction for each input, in order, each with the self-attention maps of its network.
 
     Every attention call with equal numbers of queries and keys counts as self-attention, such as the layers of a
-    Transformer encoder, or the self-matching of a passage. The labels of its positions are those of a map of the task
-    with the same number of positions.
+    Transformer encoder, or the self-matching of a passage. The positions of a self-attention map have the labels of an
+    attention map of the task with the same number of positions.
     """
     return [_watched(loaded, one, options) for one in inputs]
 

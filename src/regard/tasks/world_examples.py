@@ -1,4 +1,4 @@
-"""The splits of a built-in world (a generator of data with gold attention), as the examples of a task."""
+"""The splits of generated data (a "world" in `regard.data.worlds`), converted to the examples of a task."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -47,7 +47,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def _about(path: Path, error: OSError) -> OSError:
-    """Return the same error with the path of the requested file instead of the temporary one."""
+    """Return a copy of `error` that names `path`, the requested file, instead of the temporary file."""
     return OSError(error.errno, error.strerror, str(path)) if error.errno else error
 
 

@@ -213,7 +213,8 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
 
     def _remove(self, path: Path) -> None:
-        # Renamed first: an interrupted removal must not leave a folder that looks like a checkpoint.
+        # The folder is renamed first, because an interrupted removal must not leave a folder that looks like a
+        # checkpoint.
         aside = path.with_name(f".{path.name}.{os.getpid()}.old.tmp")
         shutil.rmtree(aside, ignore_errors=True)
         path.rename(aside)

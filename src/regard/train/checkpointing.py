@@ -69,7 +69,7 @@ class Checkpointer:
         return path
 
     def _in_pieces(self, tensors: Sequence[Tensor]) -> bool:
-        """Return whether each worker writes its own part of a checkpoint: the setting, or if sharded data is large."""
+        """Return whether each worker writes its own part of a checkpoint; by default if sharded tensors are large."""
         if self.workers.size == 1:
             return False
         if self.settings.pieces is not None:
@@ -89,8 +89,9 @@ class Checkpointer:
     def _needed(self, training: TrainingState) -> set[int]:
         """Return the steps whose checkpoints are not removed.
 
-        These are the last `keep_last` steps, the best step, the steps to be averaged, and for each of the last steps
-        the checkpoints that were the best or to be averaged then, so that training can resume from it.
+        These steps are the last `keep_last` steps, the best step and the steps to be averaged. For each of the last
+        steps, the steps that were the best or to be averaged at that time are also included, so that training can
+        resume from it.
         """
         last = [step for step in self.run.checkpoints.steps() if step <= training.step][-self.settings.keep_last :]
         needed = {*last, *self._relies_on(training)}
@@ -99,11 +100,11 @@ class Checkpointer:
                 state = Checkpoint(self.run.checkpoints.path(step), step).state()
                 needed |= {state["course"]["best_step"], *state.get("relies_on", ())}
             except (OSError, ValueError, KeyError):
-                continue  # a damaged checkpoint needs no other checkpoint
+                continue  # a run cannot resume from a damaged checkpoint, so it requires no further checkpoints
         return {step for step in needed if step is not None}
 
     def _relies_on(self, training: TrainingState) -> set[int]:
-        """Return the steps before this one that the final weights may use: the best, and those to be averaged."""
+        """Return earlier steps whose checkpoints the final weights may use: the best step, and those to be averaged."""
         mean = self.settings.scheduled(training.step) if self.settings.average == "checkpoints" else []
         there = set(self.run.checkpoints.steps())
         steps = {training.best_step, *(step for step in mean if step in there)}
@@ -122,7 +123,7 @@ class Checkpointer:
         return found if step is None or found is not None else Checkpoint(checkpoints.path(step), step)
 
     def _usable(self, found: Checkpoint) -> None:
-        """Raise `CheckpointError` if another checkpoint that this one relies on, such as the best, is damaged."""
+        """Raise `CheckpointError` if a checkpoint to which `found` refers, such as the best one, is damaged."""
         state = found.state()
         best = state["course"]["best_step"]
         for step in state.get("relies_on", [] if best in (None, found.step) else [best]):
@@ -148,7 +149,7 @@ class Checkpointer:
             self.run.metrics.cut(state["metrics_bytes"])
         if numbers := dict(Part(stored, _random(self.workers.rank))):
             RandomState.of(numbers).put(self.device)
-        else:  # the checkpoint was written by fewer workers and has no random state for this one
+        else:  # the checkpoint was written by fewer workers and has no random state for this worker
             seed_worker(self.settings.seed + found.step, self.workers.rank)
         self.say(f"resumed from step {found.step}")
         return TrainingState(**state["course"])
@@ -171,8 +172,8 @@ class Checkpointer:
     def put_best(self, step: int | None) -> bool:
         """Load the weights of the best step into the model, and return whether its checkpoint is there and valid.
 
-        With a moving average, the model gets the averaged weights of that step, or without a best step the current
-        average.
+        If the run has a moving average, the averaged weights of the best step are loaded; without a valid checkpoint of
+        the best step, the current moving average is loaded.
         """
         found = None if step is None else self.good(step)
         if found is None:

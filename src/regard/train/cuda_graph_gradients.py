@@ -88,7 +88,7 @@ class Captured:
             self.begin()
             torch._foreach_add_(list(self._places.values()), before)
             return self._plain(batch)
-        if self._gradients().keys() == self._places.keys():  # this batch used the same parameters as the first
+        if self._gradients().keys() == self._places.keys():  # this batch used the same parameters as the first batch
             torch.cuda.empty_cache()  # a graph has its own memory and cannot use the cached blocks
             with cuda_graphs.recorded():
                 graph, outputs = cuda_graphs.capture(lambda: self._plain(held), self._device, pool=self._pool)

@@ -33,7 +33,7 @@ def locked(folder: Path) -> Generator[None, None, None]:
             except BlockingIOError:
                 raise RunError(f"another process is training in {folder}") from None
             if not _same(file.fileno(), path):
-                continue  # the previous holder of the lock removed the directory: this lock is on a deleted file
+                continue  # the previous holder of the lock removed the directory, so the locked file is deleted
             yield
             return
 

@@ -108,7 +108,10 @@ class Workers:
             raise WorkerFailed(f"worker {failed[0]} failed")
 
     def same(self, what: str, value: Any) -> None:
-        """Raise an error on all workers if their values differ, compared by SHA-256; on the first it is `RunError`."""
+        """Raise an error on all workers if their values differ, compared by SHA-256.
+
+        The first worker raises `RunError`, all others raise `WorkerFailed`.
+        """
         if not self.grouped:
             return
         digest = hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -29,7 +29,7 @@ class Uncounted:
 class Step(nn.Module):
     """A module that computes the loss of a batch; DDP and FSDP2 wrap this module instead of the model.
 
-    The loss may therefore call any method of the model, not only its `forward`.
+    The loss function may therefore call any method of the model, not only its `forward`.
     """
 
     def __init__(self, model: nn.Module, loss: LossFunction) -> None:

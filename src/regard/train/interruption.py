@@ -90,7 +90,7 @@ class Signals:
         return [float(self.received == number) for number in SIGNALS]
 
     def breakable(self, work: Callable[[], Result]) -> Result | None:
-        """Run `work` and return its result, or None if a signal came before it or interrupted it."""
+        """Run `work` and return its result, or None if a signal was received before `work` or interrupted it."""
         try:
             self._breaks = not self._shared
             if self.received is not None and not self._shared:

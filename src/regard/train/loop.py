@@ -231,10 +231,10 @@ class _Loop:
         except Exception as error:
             if not memory_ran_out(error):
                 raise
-            if self.workers.size > 1:  # other workers wait for this worker's gradients: they cannot write a checkpoint
+            if self.workers.size > 1:  # the other workers wait for gradients and cannot write a checkpoint
                 raise self._shortage(f"at step {before.step + 1}", error) from error
             shortage = str(error).partition("\n")[0]
-        # Handled outside the except block: inside it, the traceback would still hold every activation of the batch.
+        # The error is handled outside the except block: inside, the traceback would still hold the batch's activations.
         trouble = shortage or (gradients.trouble() if gradients else None)
         if trouble:
             where = f"at step {before.step + 1}, batch {self.state.batch} of pass {self.state.epoch + 1}"
@@ -326,7 +326,7 @@ class _Loop:
     def _received(self) -> int | None:
         """Return the signal that stops training, or None; with several workers, a signal that any of them received.
 
-        With several workers it is the signal that was exchanged with the last update, so that all stop at one step.
+        Several workers return the signal that they exchanged with the last update, so that all stop at the same step.
         """
         return self.asked if self.workers.size > 1 else self.signals.received
 
@@ -369,7 +369,8 @@ class _Loop:
     def _tied(self, figures: Mapping[str, float]) -> bool:
         """Return whether the watched metric equals the best one so far, and the loss is lower.
 
-        The loss decides early in training, for example while BLEU is still 0.
+        While the watched metric does not change, such as a BLEU of 0 early in training, the loss determines the best
+        weights.
         """
         before = self.state.best_figures
         same = figures[self.settings.watch] == self.state.best and "loss" in figures and "loss" in before

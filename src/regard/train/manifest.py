@@ -112,7 +112,7 @@ class Manifest:
     def _replacing(self, new: dict[str, Entry]) -> Generator[None, None, None]:
         """A context in which the manifest lists the old and the new versions of the files in `new`.
 
-        If the block succeeds, the manifest afterwards lists their new versions only.
+        If the `with` block succeeds, the manifest afterwards lists only the new version of each of these files.
         """
         known = self.entries() or {}
         both = {name: [*(old for old in known.get(name, []) if old != one), one] for name, one in new.items()}

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
-_KNOWN_STEPS = 20  # the duration of a run is estimated after this number of steps, or after _KNOWN_SECONDS
+_KNOWN_STEPS = 20  # the duration of a run is estimated after this many steps, or after _KNOWN_SECONDS
 _KNOWN_SECONDS = 3.0
 _LONG = 1200.0  # if a run takes more seconds than this, a faster alternative is suggested
 
@@ -102,7 +102,7 @@ class Forecast:
 class Lines:
     """A progress display for logs and pipes: it prints a line whenever metrics are logged or validated.
 
-    After the first steps it also prints the expected duration.
+    After the first steps, the expected duration of the run is also printed.
     """
 
     def __init__(self, console: Console, quicker: str = "") -> None:
@@ -136,7 +136,7 @@ class Lines:
 class Bar:
     """A progress display for terminals: a bar with loss, learning rate, tokens per second and remaining time.
 
-    The best validation follows the bar, and the lines of earlier validations remain above it.
+    The result of the best validation is displayed after the bar, and the results of earlier validations remain above.
     """
 
     def __init__(self, console: Console, quicker: str = "") -> None:

@@ -32,8 +32,8 @@ __all__ = ["Run", "RunError"]
 class Run:
     """The directory of a training run, in which `fit` saves its weights and from which training is resumed.
 
-    It holds `config.json`, `data.json`, `model.safetensors`, `metrics.jsonl`, `result.json`, `manifest.json`,
-    `README.md` and the folder `checkpoints`.
+    A run directory holds `config.json`, `data.json`, `model.safetensors`, `metrics.jsonl`, `result.json`,
+    `manifest.json`, `README.md` and the folder `checkpoints`.
 
     >>> import tempfile
     >>> run = Run.create(Path(tempfile.mkdtemp()) / "tiny", {"task": "translation", "train": {"steps": 100}})
@@ -43,7 +43,7 @@ class Run:
 
     path: Path
     accepts_changed_data: bool = field(default=False, compare=False)
-    # One entry while this object holds the lock of the directory, else empty.
+    # The list has one entry while this object holds the lock of the directory, else it is empty.
     _holds: list[None] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
@@ -111,7 +111,7 @@ class Run:
     def _check_free(self, resume: bool) -> bool:
         """Return True if a new run may use the directory, and False if it holds a run that is to be resumed.
 
-        `RunError` is raised if the directory holds other files, or a run and `resume` is false.
+        `RunError` is raised if the directory holds other files, or if it holds a run and `resume` is false.
         """
         # Hidden files do not count: an interrupted start may have left them.
         if not self.path.exists() or all(entry.name.startswith(".") for entry in self.path.iterdir()):
@@ -239,7 +239,7 @@ class Run:
             yield
         except RunError:
             raise
-        except Exception as error:  # the tokenizers library raises nothing more specific
+        except Exception as error:  # the tokenizers library raises a plain Exception
             first = str(error).partition("\n")[0]
             files = " or ".join(str(self.path / name) for name in names if (self.path / name).exists())
             raise RunError(f"{files or self.path / names[0]} cannot be read: {first}") from error
@@ -249,7 +249,7 @@ class Run:
         self.manifest.keep(lambda folder: save_model(model, folder / self.model_path.name))
 
     def load_model(self, model: nn.Module) -> str:
-        """Load the final weights into a model, or for an interrupted run its best ones; return which, as text."""
+        """Load the final weights into a model, or the best weights of an interrupted run; return which, as text."""
         if not self.model_path.is_file():
             return self._load_best(model)
         with self.reading(self.model_path.name):
@@ -284,7 +284,7 @@ class Run:
 
     @contextmanager
     def held(self) -> Generator[None, None, None]:
-        """A context in which other processes cannot train in this directory; the lock ends with the process at latest.
+        """A context in which other processes cannot train in this directory, because this process holds its lock.
 
         The lock is reentrant: contexts of the same `Run` object may be nested.
         """

@@ -23,8 +23,8 @@ class Sharded:
     `step` is the module that computes the loss of a batch. Parameters that are in none of the `layers` are gathered
     when `step` is called.
 
-    Decoding needs the unsharded model, because it calls any method of a model, and the number of calls differs among
-    the workers.
+    Decoding needs the unsharded model, because decoding calls arbitrary methods of a model, and the number of calls
+    differs among the workers.
     """
 
     def __init__(self, plain: nn.Module, workers: Workers, layers: Layers, loss: LossFunction) -> None:

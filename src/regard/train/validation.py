@@ -38,7 +38,7 @@ class Validation:
         if self.validate is not None:
             with self.workers.sharing():
                 found |= {name: float(value) for name, value in self.validate(model).items()}
-        # All workers use the first worker's values, because they must decide the same, even if values differ in a bit.
+        # All workers use the first worker's metrics, because all must decide the same, even if metrics differ in a bit.
         return self.workers.from_first(found)
 
     def _held_out_loss(self, model: nn.Module, batches: Iterable[Any], device: torch.device) -> float:

@@ -69,7 +69,7 @@ class MovingAverage:
 
 
 def mean_weights(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the mean of several states of a model; of tensors that are not floating point, the last state's.
+    """Return the mean of several states of a model; non-floating-point tensors are those of the last state.
 
     >>> mean_weights([{"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])}])
     {'w': tensor([2.5000])}

@@ -99,7 +99,7 @@ def save_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def load_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Load the weights of a file into a model of the same architecture; both must share the same tensors."""
+    """Load the weights of a file into a model of the same architecture, with the same shared tensors."""
     tensors, aliases = read_tensors(Path(path))
     put_weights(model, tensors, aliases)
 

@@ -1,6 +1,6 @@
 """`regard bench sweep`: random realistic calls, each compared with the fastest alternative in torch.
 
-- `cases`: one call as a record, and as a line of Python
+- `cases`: `Case`, the record of one call, and its line of Python
 - `drawing`: a case from a seed, an index and a kind of device
 - `ordinary`: a fixed list of ordinary calls
 - `tensors`: the inputs of a case, its masks and biases as dense tensors
@@ -13,6 +13,6 @@
 - `error_budgets`: errors relative to their allowed size
 - `timing`: interleaved wall-clock time, host time, kernels, memory
 - `compile_ahead`: compiles the cases of a sweep in several processes before the first measurement
-- `report`: one line for each case, and the distribution
-- `command`: the command
+- `report`: the results of each case as text, and the distribution of the ratios
+- `command`: the command `regard bench sweep`
 """

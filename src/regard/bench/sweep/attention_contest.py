@@ -28,7 +28,8 @@ def contest(case: Case) -> Contest:
 
 
 def ours(case: Case, given: Tensors) -> Call:
-    """Return the library's call; its records are reused, except a mask that is new in every call."""
+    """Return regard's call. Score, normaliser, bias and mask are built once; with `case.new_mask`, the mask is built in
+    every call."""
     score: dict[str, regard.Score] = {
         "scaled_dot": regard.ScaledDot(),
         "softcap": regard.ScaledDot(softcap=30.0),
@@ -72,7 +73,7 @@ def ours(case: Case, given: Tensors) -> Call:
 
 
 def mask(case: Case, given: Tensors) -> Mask | Tensor | None:
-    """Return the mask of a case as the library's record."""
+    """Return the mask of a case as an argument of `regard.attention`."""
     name = case.mask
     if name == "cache":
         return regard.causal(offset=case.keys - case.queries)

@@ -7,7 +7,7 @@ import torch
 
 Kind = Literal["attention", "linear", "local", "multihead", "block"]
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
-# The code of each record of a call; `t` is a placeholder for the tensors of the case.
+# The Python code of the arguments of `regard.attention`, by their names in `Case`.
 SCORES = {
     "scaled_dot": "regard.ScaledDot()",
     "softcap": "regard.ScaledDot(softcap=30.0)",
@@ -50,7 +50,7 @@ REQUESTS = {
 class Case:
     """One call. Layers have `heads` heads of `size`, so their width is `heads · size`."""
 
-    seed: int | None  # None: one of the ordinary calls
+    seed: int | None  # None for a call of the fixed list in `ordinary`
     index: int
     device: str
     kind: Kind = "attention"
@@ -133,7 +133,7 @@ class Case:
 
     @property
     def what(self) -> str:
-        """Return sizes and conditions in a few words.
+        """Return the sizes of the call and the conditions of its measurement in a few words.
 
         >>> Case(0, 0, "cpu", batch=2, heads=4, kv_heads=2, queries=3, keys=5, gradients=True).what
         'B2 H4/2 n3 m5 d64 float32, gradients'

@@ -29,13 +29,14 @@ def sweep(
     to: str | None,
     processes: int = 0,
 ) -> None:
-    """Measure, then print the distribution; `fixed` measures the ordinary calls in place of random ones, `to` is a file
-    for JSON, or - for standard output. With `processes`, as many compile all cases before the first measurement."""
+    """Measure, then print the distribution. `fixed` measures the ordinary calls in place of random ones; `only` is the
+    index of the only case to measure; `to` is a file for JSON, or - for standard output; `processes` is the number of
+    processes that compile all cases before the first measurement."""
     device = chosen_device(device)
     if to not in (None, "-"):
         if Path(to).is_dir():
             raise typer.BadParameter(f"{to} is a folder", param_hint="--json")
-        try:  # errors of arguments are raised before a run of minutes
+        try:  # arguments are checked before measurements that take minutes
             Path(to).parent.mkdir(parents=True, exist_ok=True)
             Path(to).touch()
         except OSError as error:

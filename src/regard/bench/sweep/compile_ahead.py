@@ -1,7 +1,7 @@
-"""Compile what the cases of a sweep need in several processes first, so that the measurements do not wait for it.
+"""Compile all cases of a sweep in several processes before the first measurement, to shorten the sweep.
 
-Triton and torch.compile store compiled code in caches on disk. The processes below fill these caches; the process that
-measures then loads from them. Peers that compile take 5 to 20 seconds for each case, one after another.
+Triton and torch.compile store compiled code in caches on disk. These processes fill the caches, and the process that
+measures loads the code from them. Without this, every peer that compiles takes 5 to 20 seconds for each case.
 """
 
 import contextlib
@@ -19,8 +19,9 @@ COMPILED = ("torch.compile", "FlexAttention")  # names of the peers that compile
 
 
 def compile_ahead(cases: Sequence[Case], processes: int, say: Callable[[str], None]) -> None:
-    """Run every case once in one of these processes, without a measurement; failures are left to the measurement."""
-    spawn = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    """Run every case once in one of the `processes` processes, without measuring it. Failures are ignored here; the
+    measurement of the case reports them."""
+    spawn = multiprocessing.get_context("spawn")  # CUDA does not work in a forked process
     slowest_first = sorted(cases, key=lambda case: not case.compiled)
     with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
         started = [pool.submit(compile_case, case) for case in slowest_first]
@@ -30,7 +31,7 @@ def compile_ahead(cases: Sequence[Case], processes: int, say: Callable[[str], No
 
 
 def compile_case(case: Case) -> None:
-    """Run regard's call and the peers that compile once."""
+    """Run regard's call, and each peer that compiles, once."""
     with contextlib.suppress(Exception):
         if case.compiled:
             torch.compiler.reset()

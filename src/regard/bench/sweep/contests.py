@@ -1,4 +1,4 @@
-"""The contenders of a case, and its reference."""
+"""The contenders of a case, and the reference that their results are compared with."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Contender:
     leaves: tuple[Tensor, ...]
 
 
-Make = Callable[[], Contender]  # prepares a contender (compiles, builds reusable masks); raises if it cannot run
+Make = Callable[[], Contender]  # prepares a contender (compiles, builds masks); raises an error if it cannot run
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ def leaves(given: Tensors) -> tuple[Tensor, ...]:
 
 
 def maker(given: Tensors, prepare: Callable[[], Call]) -> Make:
-    """Return a contender whose gradients are those of the shared tensors."""
+    """Return a function that prepares a contender, whose gradients are those of the tensors in `given`."""
     return lambda: Contender(prepare(), leaves(given))
 
 
 def room(case: Case, elements: float) -> None:
-    """Raise if a peer would hold more than this number of elements."""
+    """Raise an error if a peer whose largest tensor has this number of elements would use too much memory."""
     bytes_held = int(elements * ITEM[case.dtype] * (4 if case.gradients else 3))
     if bytes_held > ROOM[case.device]:
         raise ValueError(f"it would take about {size(bytes_held)}")

@@ -1,4 +1,4 @@
-"""A random case, a function of the seed, its index and the kind of device alone.
+"""Random cases. A case depends only on the seed, its index and the kind of device.
 
 Ordinary calls are frequent: causal self-attention, padding, documents, windows, additive attention. Any other
 combination of score, normaliser, mask, bias and request is sampled too, but rarely. Sizes are log-uniform, and halved
@@ -13,8 +13,9 @@ from typing import Any
 from regard.bench.sweep.cases import BIASES, ITEM, MASKS, NORMALIZERS, REQUESTS, SCORES, Case
 
 LONGEST = {"cpu": 4096, "cuda": 32768}
-# Limits on the work of the eager form by kind of device: entries of the score matrix (with a fused peer, and without
-# one), of the sorted matrix, features of all pairs (additive), elements of all inputs, and multiplications of a layer.
+# Limits on the work of the eager form by kind of device. MATRIX and PLAIN_MATRIX: entries of the score matrix, with and
+# without a fused peer; SORTED: entries of a score matrix that is sorted; PAIR_FEATURES: entries times features, for
+# additive scores; ELEMENTS: elements of the inputs; LAYER: multiplications of a layer's projections.
 MATRIX = {"cpu": 2**25, "cuda": 2**33}
 PLAIN_MATRIX = {"cpu": 2**25, "cuda": 2**30}
 SORTED = {"cpu": 2**22, "cuda": 2**28}
@@ -42,7 +43,7 @@ DTYPES = {"cpu": {"float32": 85, "bfloat16": 15}, "cuda": {"bfloat16": 50, "floa
 
 
 def draw(seed: int, index: int, device: str) -> Case:
-    """Return the case of this index.
+    """Return the random case of this seed, index and kind of device.
 
     >>> draw(5, 17, "cpu") == draw(5, 17, "cpu"), draw(5, 17, "cpu") == draw(5, 18, "cpu")
     (True, False)
@@ -121,7 +122,7 @@ def _step(rng: Random, case: Case) -> Case:
 
 
 def _mechanism(rng: Random, kind: str, case: Case) -> dict[str, Any]:
-    """Return score, normaliser, mask, bias and request."""
+    """Return the sampled score, normaliser, mask, bias and requested weights, as fields of `Case`."""
     masks = {"causal": 35, "none": 20, "padding": 15, "documents": 12, "window": 12, "causal_padding": 4, "segments": 2}
     found: dict[str, Any] = {"before": min(_length(rng, 4, 1024), case.keys)}
     if kind == "itself":
@@ -157,7 +158,7 @@ def _mechanism(rng: Random, kind: str, case: Case) -> dict[str, Any]:
 
 
 def _any(rng: Random, case: Case) -> dict[str, Any]:
-    """Return any valid combination."""
+    """Return any valid combination of score, normaliser, mask, bias and request."""
     found = {
         "score": rng.choice(list(SCORES)),
         "normalizer": rng.choice(list(NORMALIZERS)),
@@ -167,7 +168,7 @@ def _any(rng: Random, case: Case) -> dict[str, Any]:
     }
     if found["normalizer"] != "softmax" and found["request"] == "logsumexp":
         found["request"] = "none"
-    if found["normalizer"] == "hard":  # at inference one key is chosen; in half precision rounding would break ties
+    if found["normalizer"] == "hard":  # in half precision, rounding would decide which key has the largest score
         found |= {"gradients": False, "dtype": "float32"}
     if found["bias"] == "tensor" and case.heads * case.queries * case.keys > LEARNED_TENSOR:
         found["bias"] = "alibi"
@@ -175,7 +176,8 @@ def _any(rng: Random, case: Case) -> dict[str, Any]:
 
 
 def _bounded(rng: Random, case: Case) -> Case:
-    """Return the sizes, with the batch or a length halved until the work and a dense bias fit."""
+    """Return the case with its batch or a length halved until its work is within the limits. A dense bias that is still
+    too large is replaced by ALiBi."""
     while _work(case) > 1:
         if case.batch > 1 and (rng.random() < 0.6 or max(case.queries, case.keys) < 64):
             case = replace(case, batch=case.batch // 2)
@@ -195,7 +197,7 @@ def _bounded(rng: Random, case: Case) -> Case:
 
 
 def _work(case: Case) -> float:
-    """Return the work of the eager form, relative to the limit of a case."""
+    """Return the work of the eager form of a case, relative to the limits: at most 1 is within them."""
     device = case.device
     times = GRADIENTS if case.gradients else 1
     fused = case.normalizer == "softmax" and case.request in ("none", "rows") and case.score != "softcap"
@@ -206,7 +208,7 @@ def _work(case: Case) -> float:
     if case.kind in ("attention", "multihead", "block"):
         matrix = MATRIX if fused else PLAIN_MATRIX
         shares.append(case.pairs * times * precision * max(1.0, widest / 128) / matrix[device])
-    if case.mask not in ("none", "causal", "cache") or case.bias != "none":  # SDPA takes a dense mask, or a bias
+    if case.mask not in ("none", "causal", "cache") or case.bias != "none":  # SDPA needs a dense mask
         heads = 1 if case.bias == "none" else case.heads
         shares.append(case.batch * heads * case.queries * case.keys * times * precision / PLAIN_MATRIX[device])
     if case.kind == "linear":

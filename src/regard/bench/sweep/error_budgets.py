@@ -1,8 +1,9 @@
-"""The error of a call relative to its budget, against float64 on a few rows of the first sequence.
+"""The error of a call against float64, relative to its budget, on a few rows of the first sequence.
 
-The budget is that of the tests: the error of an output may be twice that of the eager form in the same dtype, of a
-gradient three times; if the eager form is nearly exact, as many times four roundings. Errors are norms. The upstream
-gradient of this check is 0 outside the rows, so that only these rows contribute to gradients.
+The budget is that of the tests: twice the error of the eager form in the same dtype for an output, three times for a
+gradient. If the eager form is nearly exact, four rounding errors (4 ε times the norm of the result) replace its error.
+Errors are norms. The upstream gradient of this check is 0 outside the rows, so that only these rows contribute to
+gradients.
 """
 
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from regard.bench.sweep.contests import Contender, Contest
 from regard.bench.sweep.tensors import BATCHED, Tensors, example
 
 ROWS = 16
-ELEMENTS = {"cpu": 2**23, "cuda": 2**27}  # number of elements of the largest tensor of the reference
+ELEMENTS = {"cpu": 2**23, "cuda": 2**27}  # largest number of elements of a tensor in the reference computation
 OUTPUT, GRADIENT, ROUNDINGS = 2.0, 3.0, 4.0
-LARGEST = 1e30  # the error of NaN and Inf, in budgets
+LARGEST = 1e30  # error, in budgets, that is reported for NaN and Inf
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Truth:
 
 
 def rows_checked(case: Case, given: Tensors) -> Tensor:
-    """Return rows spread over the queries; in a padded sequence only real ones."""
+    """Return the indices of the checked queries, spread evenly over the first sequence without its padding."""
     real = case.queries
     if "lengths" in given and case.queries == case.keys:
         real = min(real, int(given["lengths"][0]))
@@ -74,7 +75,7 @@ def budgets(case: Case, contest: Contest, contender: Contender, truth: Truth) ->
             if grad is not None and name in truth.exact:
                 found[name] = grad[:1] if name in BATCHED else grad
     off = {name: float((tensor.double() - truth.exact[name]).norm()) for name, tensor in found.items()}
-    # A NaN would be lost in a maximum, and is no JSON.
+    # NaN is replaced, because max() may ignore it and JSON cannot represent it.
     return {
         name: error / max(truth.allowed[name], 1e-30) if error < LARGEST else LARGEST for name, error in off.items()
     }
@@ -85,7 +86,7 @@ def _of_reference(case: Case, contest: Contest, dtype: torch.dtype, rows: Tensor
     with torch.set_grad_enabled(case.gradients):
         output, weights = contest.reference(some, rows)
     found: dict[str, Tensor] = {}
-    if case.request == "rows":  # the request has its own rows
+    if case.request == "rows":  # this request returns the weights of the first and the last query
         ends = torch.tensor([0, case.queries - 1], device=case.device)
         weights = contest.reference(some, ends)[1]
     if case.request == "received":
@@ -109,7 +110,7 @@ def _weights_of_rows(case: Case, weights: Tensor, rows: Tensor) -> Tensor:
 
 
 def _received(case: Case, contest: Contest, some: Tensors) -> Tensor:
-    """Return the weight that each key receives from all queries, block by block."""
+    """Return the sum of the weights that each key receives from all queries, computed in blocks of queries."""
     wide = case.size if case.score == "additive" else 1
     block = max(1, ELEMENTS[case.device] // (case.heads * case.keys * wide))
     total = torch.zeros((), device=case.device)

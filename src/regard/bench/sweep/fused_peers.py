@@ -59,7 +59,8 @@ def sdpa(case: Case, given: Tensors, *, repeat: bool = False) -> Call:
         lead = case.heads if case.bias != "none" else 1
         room(case, case.batch * lead * case.queries * case.keys)
     kept_mask, kept_bias = (None, None) if causal else dense_parts(case, given)
-    learned = case.gradients and case.bias in ("relative", "tensor")  # a graph serves one backward pass
+    # A learned bias is joined with the mask in every call, because an autograd graph can run backward only once.
+    learned = case.gradients and case.bias in ("relative", "tensor")
     kept = None if case.new_mask or learned else _joined(kept_mask, kept_bias)
     rows = torch.tensor([0, case.queries - 1], device=case.device)
     grouped = case.heads != case.kv_heads
@@ -83,12 +84,14 @@ def sdpa(case: Case, given: Tensors, *, repeat: bool = False) -> Call:
 
 
 def _few(given: Tensors) -> Tensors:
-    """Return the tensors of a call for a few rows of weights, whose values are not needed."""
+    """Return the tensors of a call with one feature of the value, to compute weights, which do not depend on the
+    value."""
     return {**given, "value": given["value"][..., :1]}
 
 
 def _joined(blocked: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """Return a mask for SDPA: True may attend, or numbers to add."""
+    """Return `attn_mask` for SDPA: a bool tensor, True at visible keys, or a float tensor that is added to the
+    scores."""
     if bias is None:
         return None if blocked is None else ~blocked
     return bias if blocked is None else bias.masked_fill(blocked, -torch.inf)
@@ -126,7 +129,7 @@ def flex(case: Case, given: Tensors) -> Call:
 
 
 def _mask_rule(case: Case, given: Tensors) -> Any:
-    """Return the mask as FlexAttention takes it: a function of indices."""
+    """Return the mask as a `mask_mod` of FlexAttention: a function of indices."""
     lengths, ids, allowed, before = given.get("lengths"), given.get("ids"), given.get("allowed"), case.before
     shift = case.keys - case.queries if case.mask == "cache" else 0
 
@@ -159,7 +162,7 @@ def _mask_rule(case: Case, given: Tensors) -> Any:
 
 
 def _score_rule(case: Case, given: Tensors) -> Any:
-    """Return softcap and biases as FlexAttention takes them."""
+    """Return softcap and biases as a `score_mod` of FlexAttention."""
     slopes, table, bias, capped = given.get("slopes"), given.get("table"), given.get("bias"), case.score == "softcap"
     if slopes is None and table is None and bias is None and not capped:
         return None
@@ -177,7 +180,8 @@ def _score_rule(case: Case, given: Tensors) -> Any:
 
 
 def varlen(case: Case, given: Tensors) -> Call:
-    """Return torch's attention over packed sequences; padding tokens are removed before and restored after."""
+    """Return torch's attention over packed sequences. Padding tokens are removed before it, and zeros put in their
+    places after it."""
     varlen_attn: Any = importlib.import_module("torch.nn.attention.varlen").varlen_attn  # in torch 2.10 and later
 
     def bounds() -> tuple[Tensor | None, Tensor, int]:
@@ -196,7 +200,7 @@ def varlen(case: Case, given: Tensors) -> Call:
         raise ValueError("queries are not padded as keys are")
     kept = None if case.new_mask else bounds()
     options: dict[str, Any] = {}
-    if case.mask == "documents":  # the keyword differs between versions of torch
+    if case.mask == "documents":  # the keyword for causal attention differs between versions of torch
         named = inspect.signature(varlen_attn).parameters
         options = {"is_causal": True} if "is_causal" in named else {"window_size": (-1, 0)}
     if case.heads != case.kv_heads:

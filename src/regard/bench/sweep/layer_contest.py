@@ -1,4 +1,5 @@
-"""Multi-head attention and Transformer blocks compared with torch's layers and a hand-written block."""
+"""Multi-head attention and Transformer blocks compared with torch's layers and with the same layers written in torch
+operations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +48,7 @@ def contest(case: Case) -> Contest:
 
 
 def _torch_layer(case: Case) -> nn.MultiheadAttention | nn.TransformerEncoderLayer | None:
-    """Return torch's own layer; it has none with grouped heads."""
+    """Return torch's own layer; None for grouped heads, which torch's layers do not support."""
     options: dict[str, Any] = {"batch_first": True, "device": case.device, "dtype": case.torch_dtype}
     if case.kind == "block":
         wide = 4 * case.width
@@ -63,7 +64,7 @@ def _torch_layer(case: Case) -> nn.MultiheadAttention | nn.TransformerEncoderLay
 
 
 def _our_layer(case: Case, theirs: nn.MultiheadAttention | nn.TransformerEncoderLayer | None) -> nn.Module:
-    """Return the same layer of this library."""
+    """Return regard's layer; it has the parameters of torch's layer if there is one."""
     if isinstance(theirs, nn.TransformerEncoderLayer):
         layer: nn.Module = regard.nn.TransformerEncoderLayer.from_torch(theirs)
     elif theirs is not None:
@@ -75,7 +76,7 @@ def _our_layer(case: Case, theirs: nn.MultiheadAttention | nn.TransformerEncoder
 
 
 def _torch(case: Case, given: Tensors, layer: nn.MultiheadAttention | nn.TransformerEncoderLayer) -> Contender:
-    """Return torch's layer with its masks, in which True may not attend."""
+    """Return torch's layer as a contender, with masks in its convention: True at masked keys."""
     x = given["x"]
     causal = case.mask == "causal"
 
@@ -124,7 +125,7 @@ def _softmax(query: Tensor, key: Tensor, value: Tensor, blocked: Tensor | None) 
 
 
 def forward(case: Case, given: Tensors, blocked: Tensor | None, attend: Attend, rows: Tensor | None = None) -> Tensor:
-    """Compute the layer from its parameters by name, for all positions or some."""
+    """Compute the layer in torch operations from its named parameters, for all positions or only for `rows`."""
     x = given["x"]
     if case.kind == "multihead":
         return _heads(case, given, x, blocked, attend, rows, "")

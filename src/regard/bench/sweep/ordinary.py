@@ -1,6 +1,7 @@
 """Ordinary calls at fixed sizes: `regard bench sweep --ordinary` measures these in place of random ones.
 
-They were once slower than what one would write instead; a change that makes one of them slow again shows here.
+All were once slower than torch's operations for the same computation; the sweep shows if a change makes one of them
+slow again.
 """
 
 from dataclasses import replace
@@ -10,7 +11,7 @@ from regard.bench.sweep.cases import Case
 
 
 def ordinary(device: str) -> list[Case]:
-    """Return the calls for a kind of device, each forward and then with gradients; on a CPU they are smaller.
+    """Return the calls for a kind of device, each without and then with gradients; sizes are smaller on a CPU.
 
     >>> cases = ordinary("cpu")
     >>> cases[0].call, cases[1].gradients
@@ -27,7 +28,7 @@ def ordinary(device: str) -> list[Case]:
             found.append(replace(Case(None, len(found), device, size=size, gradients=both), **given))
 
     additive: dict[str, Any] = {"score": "additive"}
-    add(512, 1024, batch=32, queries=50, keys=60, **additive)  # the size of Bahdanau et al. 2015
+    add(512, 1024, batch=32, queries=50, keys=60, **additive)  # the sizes of Bahdanau et al. 2015
     add(64, batch=64 if cuda else 8, heads=8, queries=128, **additive)
     add(96, 80, batch=2, heads=3, queries=1000 if cuda else 250, keys=777 if cuda else 190, dtype="float32", **additive)
     add(64, batch=4, heads=4, queries=200, **additive)
@@ -44,6 +45,6 @@ def ordinary(device: str) -> list[Case]:
     for mask in ("none", "causal"):
         add(64, mask=mask, **linear)
     requested: dict[str, Any] = {"mask": "causal", "heads": 16 if cuda else 4, "queries": 16384 if cuda else 1024}
-    for request in ("none", "top", "received", "entropy"):  # the first is the call without weights, for comparison
+    for request in ("none", "top", "received", "entropy"):  # "none" does not return weights, for comparison
         add(128, request=request, gradients=False, **requested)
     return found

@@ -37,13 +37,13 @@ def attend(
     if blocked is not None:
         scores = scores.masked_fill(blocked, MASKED if case.normalizer in ("sparsemax", "entmax") else -math.inf)
     weights = normalize(case.normalizer, scores)
-    # The entropy of hard attention is that of its sampled distribution.
+    # The entropy of hard attention is that of the distribution from which it samples, the softmax.
     asked = scores.softmax(-1) if case.normalizer == "hard" and case.request == "entropy" else weights
     return weights @ value, requested(case.request, asked, scores)
 
 
 def reference(case: Case, given: Tensors, rows: Tensor) -> Outcome:
-    """Compute some rows of a case of any kind but a layer."""
+    """Compute the output and the weights of the queries `rows`, for a case of any kind except layers."""
     if case.kind == "linear":
         return linear_rows(case, given, rows), None
     if case.kind == "local":
@@ -53,7 +53,8 @@ def reference(case: Case, given: Tensors, rows: Tensor) -> Outcome:
 
 
 def score(case: Case, query: Tensor, key: Tensor, weight: Tensor | None, *, fusible: bool = False) -> Tensor:
-    """Return the scores (b, h, q, k). `fusible` sums over features, which torch.compile fuses with the tanh."""
+    """Return the scores (b, h, q, k). With `fusible`, additive scores are a sum over features in place of a matrix
+    product, because torch.compile fuses the sum with the tanh."""
     if case.score == "additive":
         assert weight is not None
         features = torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3))
@@ -74,7 +75,7 @@ def prepared(case: Case, query: Tensor, key: Tensor, weight: Tensor | None) -> t
 
 
 def normalize(name: str, scores: Tensor) -> Tensor:
-    """Compute the textbook form of each normaliser; sparse ones sort."""
+    """Apply the normaliser `name` by its textbook formula; sparse normalisers sort the scores."""
     if name == "softmax":
         return scores.softmax(-1)
     if name == "sigmoid":
@@ -109,7 +110,7 @@ def _entmax(scores: Tensor) -> Tensor:
 
 
 def requested(request: str, weights: Tensor, scores: Tensor) -> Tensor | None:
-    """Return the result of a request for the weights."""
+    """Return what `request` selects or computes from the weights, such as the entropy; None for "none"."""
     if request == "full":
         return weights
     if request == "rows":
@@ -141,7 +142,7 @@ def linear(case: Case, given: Tensors) -> Tensor:
 
 
 def linear_rows(case: Case, given: Tensors, rows: Tensor | None = None) -> Tensor:
-    """Compute the same through the matrix of all pairs, with a causal mask if requested."""
+    """Compute linear attention through the matrix φ(Q) φ(K)ᵀ of all pairs, with a causal mask if the case has one."""
     query, key = (features(case, given[name], given.get("projection")) for name in ("query", "key"))
     if rows is not None:
         query = query[..., rows, :]
@@ -154,7 +155,8 @@ def linear_rows(case: Case, given: Tensors, rows: Tensor | None = None) -> Tenso
 
 
 def linear_chunks(case: Case, given: Tensors, chunk: int = 128) -> Tensor:
-    """Compute causal attention chunk by chunk: pairs inside a chunk, and the summary of earlier chunks."""
+    """Compute causal linear attention in chunks: all pairs inside a chunk, and for the keys of earlier chunks their
+    summary φ(K)ᵀ V."""
     length = case.queries
     count = math.ceil(length / chunk)
     query, key = (features(case, given[name], given.get("projection")) for name in ("query", "key"))

@@ -1,4 +1,4 @@
-"""One line for each case, and the distribution of ratios over a sweep."""
+"""The results of each case as text, and the distribution of the ratios of a sweep."""
 
 import math
 from collections.abc import Sequence

@@ -10,9 +10,9 @@ from regard.bench.sweep.cases import Case
 from regard.core.features import PerformerFeatures
 
 Tensors = dict[str, Tensor]
-BATCHED = ("query", "key", "value", "centre", "lengths", "ids", "x")  # the first axis is the batch
+BATCHED = ("query", "key", "value", "centre", "lengths", "ids", "x")  # their first axis is the batch
 LEARNED = ("query", "key", "value", "centre", "weight", "table", "bias", "x")  # tensors that get gradients
-REACH = 128  # range of the learned table of relative positions
+REACH = 128  # largest relative position in the learned table
 
 
 def make(case: Case) -> Tensors:
@@ -76,7 +76,7 @@ def _positions(case: Case, source: torch.Generator) -> Tensors:
         found["ids"] = starts.cumsum(-1)
     if case.mask == "dense":
         allowed = torch.rand(case.queries, keys, generator=source, device=device) < 0.8
-        allowed[:, 0] = True  # no row is empty: the eager forms would give NaN there
+        allowed[:, 0] = True  # every query has a visible key, because the eager forms would give NaN without one
         found["allowed"] = allowed
     if case.kind == "local":
         found["centre"] = keys * torch.rand(batch, case.heads, case.queries, generator=source, device=device)
@@ -95,7 +95,8 @@ def example(case: Case, given: Tensors, dtype: torch.dtype, *, gradients: bool) 
 
 
 def blocked(case: Case, given: Tensors, rows: Tensor | None = None) -> Tensor | None:
-    """Return the pairs that may not attend, as a bool tensor (b or 1, 1, rows, keys); None without a mask."""
+    """Return a bool tensor that is True at masked pairs of a query and a key, broadcastable to (b, h, rows, keys); None
+    without a mask."""
     if case.mask == "none":
         return None
     device = torch.device(case.device)
@@ -119,7 +120,7 @@ def blocked(case: Case, given: Tensors, rows: Tensor | None = None) -> Tensor | 
 
 
 def bias(case: Case, given: Tensors, dtype: torch.dtype, rows: Tensor | None = None) -> Tensor | None:
-    """Return the bias, (h, rows, keys), or None."""
+    """Return the bias of a case as a tensor (h, rows, keys); None without a bias."""
     if case.bias == "none":
         return None
     if case.bias == "tensor":

@@ -20,11 +20,11 @@ Run = Callable[[], None]
 SECONDS = {"cpu": 1.5, "cuda": 0.25}  # time limit for the rounds of a case in seconds
 ROUNDS = {"cpu": (3, 25), "cuda": (7, 60)}  # smallest and largest number of rounds
 READING = 1e-3  # smallest duration of a measurement on a CPU in seconds: shorter calls are repeated
-SHORT = 0.05  # calls shorter than this, in seconds, take the best of three as first measurement
+SHORT = 0.05  # the first measurement of a call shorter than these seconds is the shortest of three
 BEHIND = 3.0  # a peer slower than the best peer by this factor is not measured again
 CACHE = {"cpu": 2**26, "cuda": 2**28}  # bytes that are overwritten before a cold call
 WRONG = 50.0  # a peer with errors beyond this number of budgets computes something else and is excluded
-SLOW = 20.0  # seconds of a single call after which a case ends
+SLOW = 20.0  # seconds after which no further round of a case begins, even below the smallest number of rounds
 
 
 @dataclass
@@ -33,15 +33,15 @@ class Measured:
 
     case: Case
     seconds: float | None = None  # median seconds of regard's call
-    first: float | None = None  # seconds of its first call, which loads libraries and compiles kernels
-    peers: dict[str, float] = field(default_factory=dict)  # seconds of each peer
+    first: float | None = None  # seconds of regard's first call, which loads libraries and compiles kernels
+    peers: dict[str, float] = field(default_factory=dict)  # median seconds of each peer's call
     left_out: dict[str, str] = field(default_factory=dict)  # peers that did not take part, with the reason
     errors: dict[str, float] = field(default_factory=dict)  # errors divided by their budgets
     host: float | None = None  # seconds until regard's call returns on CUDA
     kernels: int | None = None  # number of kernels on CUDA
-    synchronisations: int | None = None
-    memory: int | None = None  # bytes above those before the call, at the peak
-    peer_memory: int | None = None  # bytes of the best peer above those before its call, at the peak
+    synchronisations: int | None = None  # number of times that the host waits for the device on CUDA
+    memory: int | None = None  # peak memory of regard's call, in bytes above the use before it
+    peer_memory: int | None = None  # peak memory of the best peer's call, in bytes above the use before it
     failed: str | None = None  # the reason why regard's call did not run
 
     @property
@@ -82,7 +82,7 @@ def measure(case: Case) -> Measured:
 
 def _measure(case: Case, found: Measured) -> None:
     if case.compiled:
-        torch.compiler.reset()  # compilations of earlier cases count towards torch's limit for one function
+        torch.compiler.reset()  # torch limits the compilations of a function over all cases of the process
     field = contest(case)
     truth = error_budgets.truth(case, field)
     found.first = _clock(lambda: _run(case, field.ours)(), case.device)
@@ -96,7 +96,7 @@ def _measure(case: Case, found: Measured) -> None:
                 raise ValueError(f"its output is off by {off:.0f} budgets")
             _run(case, peer)()  # results cached by the first call must be valid in a second one
             contenders[name] = peer
-        except Exception as problem:  # the failure of a peer is a result
+        except Exception as problem:  # a peer that fails is reported, and the case continues
             found.left_out[name] = why(problem)
             gc.collect()
             if case.device == "cuda":
@@ -119,7 +119,7 @@ def call_once(case: Case, contender: Contender) -> None:
 
 
 def _run(case: Case, contender: Contender) -> Run:
-    """Return a call with or without its gradients."""
+    """Return a function that calls a contender and, if the case has gradients, computes them."""
     if not case.gradients:
 
         def forward() -> None:
@@ -138,7 +138,7 @@ def _run(case: Case, contender: Contender) -> Run:
 
 
 def _clock(run: Run, device: str, number: int = 1) -> float:
-    """Return seconds of a call until the device has finished."""
+    """Return the mean seconds of `number` calls, until the device has finished."""
     if device == "cuda":
         torch.cuda.synchronize()
     begin = time.perf_counter()
@@ -162,7 +162,7 @@ def turns(case: Case, runs: dict[str, Run]) -> dict[str, float]:
 
     numbers = dict.fromkeys(runs, 1)
     readings = {}
-    for name, run in runs.items():  # the second call, because the first one compiled
+    for name, run in runs.items():  # times the second call, because the first one includes compilation
         second = _clock(run, device)
         if device == "cpu" and not case.cold:
             numbers[name] = max(1, min(100, round(READING / second)))
@@ -217,7 +217,7 @@ def launches(run: Run) -> tuple[int, int]:
 
 
 def peak(run: Run, device: str) -> int:
-    """Return bytes of torch's allocator above those before the call, at the peak."""
+    """Return the peak memory of a call in torch's allocator, in bytes above the use before it."""
     if device == "cuda":
         return cuda_memory(run)  # pyrefly: ignore[bad-argument-type]
     with _silent(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:

@@ -38,7 +38,7 @@ _WORTH = 2**20  # from this number of pair-features on, the loops are compiled (
 _STORED = 2**23  # the largest number of pairs in one call of compiled code, which stores their weights for training
 _EVERY = native_attention.Visible(None, None)
 _MANY = 2**24  # without a C compiler, the exponential form is faster than the logistic form from these pair-features on
-_PLAIN = 2**26  # on CUDA the plain form returns weights faster than a second pass up to these bytes of all pairs
+_PLAIN = 2**26  # on CUDA, `reference` returns weights faster than a second pass if it needs at most so many bytes
 _SOME = 2**17  # from this number of pair-features on, the logistic form is faster than tanh
 
 
@@ -281,7 +281,10 @@ def _visible(found: Clauses | None, shape: tuple[int, ...]) -> native_attention.
 
 
 def _direct_stored(problem: Problem) -> Direct:
-    """Return `direct` for calls on CUDA that store their scores; the kernel arguments of a mask are cached for it."""
+    """Return the result of `direct` for calls on CUDA that store their scores.
+
+    The kernel arguments of a mask are cached for the mask object.
+    """
     from regard.kernels.triton.additive.operator import (  # imported here, because it imports Triton
         kernel_pairs,
         stored_call,

@@ -12,7 +12,11 @@ from regard.core.transforms import mapped
 
 
 class Grid(NamedTuple):
-    """Row and column blocks, and for each pair of blocks whether any key and whether every key may be attended."""
+    """Blocks of queries (rows) and of keys (columns), and for each pair of blocks what the mask allows in it.
+
+    `some` is whether any query of the row block may attend any key of the column block; `every`, whether each query may
+    attend each key.
+    """
 
     rows: list[Stretch]
     columns: list[Stretch]
@@ -21,7 +25,7 @@ class Grid(NamedTuple):
 
 
 def grid(problem: Problem, row_size: int, column_size: int) -> Grid:
-    """Cut the scores of a problem into blocks and evaluate its mask for each."""
+    """Divide the scores of a problem into blocks, and evaluate its mask for each block."""
     rows, columns = cut(problem.shape[-2], row_size) or [all_of(0)], cut(problem.shape[-1], column_size)
     if problem.mask is None or not rows[0] or not columns:
         yes = [[True] * len(columns) for _ in rows]
@@ -32,7 +36,7 @@ def grid(problem: Problem, row_size: int, column_size: int) -> Grid:
 def survey(
     mask: Mask, rows: list[Stretch], columns: list[Stretch], device: torch.device
 ) -> tuple[list[list[bool]], list[list[bool]]]:
-    """Return for each pair of blocks, over all leading axes, whether any and whether every pair may attend."""
+    """Return `Grid.some` and `Grid.every` of a mask, taken together over batch and heads."""
     if values_unavailable(mask, device):
         return [[True] * len(columns) for _ in rows], [[False] * len(columns) for _ in rows]
     device = torch.device("cpu") if device.type == "meta" else device
@@ -45,7 +49,7 @@ def survey(
 
 
 def values_unavailable(mask: Mask, device: torch.device) -> bool:
-    """Return whether the mask holds tensors whose values are unavailable: on the device meta, or under vmap."""
+    """Return whether the mask holds tensors whose values are unavailable: on the meta device, or under vmap."""
     return len(mask.tensors()) > 0 and (device.type == "meta" or mapped())
 
 

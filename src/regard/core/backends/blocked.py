@@ -37,10 +37,10 @@ from regard.core.spans import take
 from regard.kernels.device_memory import affordable
 
 NAME = "blocked"
-_BUDGET = 24 * 2**20  # bytes of one block of scores with its intermediate tensors on a CPU
-_SHARE = 256  # on a GPU a block may take 1 / _SHARE of the memory
-_CUDA_ROWS = 48 * 2**20  # bytes of whole rows on a GPU, which needs larger blocks to be busy
-_CUDA_COLUMNS = 8192  # keys in one block on a GPU
+_BUDGET = 24 * 2**20  # on a CPU, bytes of one block of scores with its intermediate tensors
+_SHARE = 256  # on a GPU, a block may take 1 / _SHARE of the memory
+_CUDA_ROWS = 48 * 2**20  # on a GPU, bytes of a block of whole rows of scores: smaller blocks would leave it idle
+_CUDA_COLUMNS = 8192  # on a GPU, keys in a block for sparsemax and entmax
 
 
 def refuses(problem: Problem) -> str | None:
@@ -51,12 +51,12 @@ def refuses(problem: Problem) -> str | None:
 
 
 def not_worth_it(problem: Problem) -> str | None:
-    """Return a reason where the whole matrix fits memory easily, because loops over blocks are then slower; or None."""
+    """Return a reason if the matrix of all scores is small, because loops over blocks are then slower; else None."""
     return "small: the plain form is the fastest" if reference.small(problem) else None
 
 
 def working_bytes(problem: Problem) -> int:
-    """Return the working memory: one block, whatever the length; whole rows for sparsemax and entmax."""
+    """Return the bytes of one block of scores, whatever the length; of whole rows for sparsemax and entmax."""
     if sparse_rows.serves(problem):
         return sparse_rows.working_bytes(problem)
     rows, columns = _sizes(problem)
@@ -72,7 +72,7 @@ def kernel(problem: Problem) -> str:
 
 
 def attend(problem: Problem) -> Result:
-    """Compute attention block by block. The loops depend on the data, so a compiled caller breaks its graph here."""
+    """Compute attention block by block. The loops depend on the data, so torch.compile breaks the graph here."""
     if torch.compiler.is_compiling():
         from regard.core import graph_breaks  # imported here, because it imports torch's compiler, which takes a second
 
@@ -103,7 +103,7 @@ def run(problem: Problem) -> Result:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A problem, the blockwise form of its normaliser, its blocks, and the seed of their random numbers."""
+    """A problem, the blockwise form of its normaliser, its grid of blocks, and the seed of their random numbers."""
 
     problem: Problem
     rule: Stream
@@ -112,7 +112,7 @@ class Job:
     originals: tuple[Tensor, ...]  # learned tensors of the score and the bias; a dense bias is last
 
     def scores(self, query: Tensor, key: Tensor, r: int, c: int) -> tuple[Tensor, Tensor | None]:
-        """Return the raw scores of a block and its mask (None: every pair may attend)."""
+        """Return the scores of block (r, c) before the mask, and its mask (None: every pair is allowed)."""
         rows, columns = self.grid.rows[r], self.grid.columns[c]
         raw = self.problem.scores(query, self.problem.repeat(key), rows, columns)
         if self.grid.every[r][c] and not (self.problem.bias is not None and self.problem.bias.may_mask):
@@ -120,7 +120,7 @@ class Job:
         return raw, self.problem.allowed(rows, columns)
 
     def block(self, raw: Tensor, allowed: Tensor | None, value: Tensor, r: int, c: int) -> Block:
-        """Return the block as its normaliser takes it; its random numbers are the same each time it is computed."""
+        """Return block (r, c) for its normaliser; its random numbers are the same in forward and backward pass."""
         problem, columns = self.problem, self.grid.columns[c]
         scores = raw if allowed is None else torch.where(allowed, raw, -math.inf)
         values = problem.repeat(take(value, -2, columns).to(problem.dtype))
@@ -150,7 +150,7 @@ class _Blocked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:
         once_only(NAME)
-        # Autocast is set as in the forward pass: scores rounded otherwise would not match the stored sums.
+        # Autocast is disabled as in the forward pass: scores rounded to another dtype would not match the stored sums.
         device = ctx.job.problem.device.type
         with torch.autocast(device, enabled=False) if device in ("cpu", "cuda") else nullcontext():
             return _Blocked._back(ctx, *upstream)
@@ -171,7 +171,7 @@ class _Blocked(torch.autograd.Function):
 def _forward(
     job: Job, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor | None, tuple[Tensor, ...]]:
-    """Compute all blocks: return output, log-probabilities, choices, and what is stored for the backward pass."""
+    """Compute all blocks: return output, log-probabilities, chosen keys, and tensors stored for the backward pass."""
     dtype = job.problem.dtype
     finished = []
     for r, rows in enumerate(job.grid.rows):
@@ -205,7 +205,7 @@ def part_backward(
         problem, _ = cleaned(problem)
         sums = _Sums(_part_job(problem), problem.query, problem.key, problem.value, None, list(problem.learned))
         total = total.unsqueeze(-1)
-        # exp(s − total) is the weight already, so the divisor is 1.
+        # exp(s − total) is already the weight among all keys, so the divisor is 1.
         kept = (total, (total != -math.inf).to(total.dtype), output)
         sums.add_all(Upstream(doutput.to(problem.dtype), dtotal), kept)
         return sums.query, sums.key, sums.value, *sums.learned
@@ -216,20 +216,20 @@ def _part_job(problem: Problem) -> Job:
 
 
 class _Sums:
-    """The gradients, summed block by block."""
+    """The gradients of all inputs of a blockwise call, summed block by block."""
 
     def __init__(
         self, job: Job, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, learned: list[Tensor]
     ) -> None:
         dtype = job.problem.dtype
         self.inputs = (query, key, value)
-        # Sums over many blocks are in float32, because half precision would lose digits; a score of the caller's own
-        # gets its own dtype.
+        # Parameters are cast to at least float32, because sums over many blocks would lose digits in half precision.
+        # Only the parameters of a caller's score function keep their dtype.
         custom = isinstance(job.problem.score, Custom)
         wide = [t if custom else t.to(torch.promote_types(t.dtype, dtype)) for t in learned]
         self.parameters = tuple(tensor.detach().requires_grad_() for tensor in wide)
-        # Detached leaves replace the learned tensors, so that each gets the gradient of its own part, even where one is
-        # computed from another. The dense bias is a constant here: its gradient is that of the scores.
+        # Detached leaves replace the learned tensors, so that each gets only its own gradient, even if one is computed
+        # from another. A dense bias is a constant here, because its gradient is the gradient of the scores.
         leaf = (*self.parameters, *((bias.detach(),) if bias is not None else ()))
         self.leaves = {id(original): other for original, other in zip(job.originals, leaf, strict=True)}
         swap = self._swapped
@@ -240,7 +240,7 @@ class _Sums:
         self.learned = [torch.zeros_like(t, dtype=torch.promote_types(t.dtype, dtype)) for t in learned]
 
     def add_all(self, upstream: Upstream, kept: tuple[Tensor, ...]) -> None:
-        """Add the gradients of every block; `kept` is what the normaliser stored for each row."""
+        """Add the gradients of every block; `kept` holds the tensors that the normaliser stored for each row."""
         for r, rows in enumerate(self.job.grid.rows):
             log_prob = None if upstream.log_prob is None else take(upstream.log_prob, -1, rows)
             arriving = Upstream(take(upstream.output, -2, rows), log_prob)
@@ -249,12 +249,12 @@ class _Sums:
                     self.add(r, c, arriving, tuple(take(tensor, -2, rows) for tensor in kept))
 
     def add(self, r: int, c: int, upstream: Upstream, kept: tuple[Tensor, ...]) -> None:
-        """Recompute the scores of a block, and add its gradients to those of each input."""
+        """Recompute the scores of block (r, c), and add its gradients to the gradient of each input."""
         problem = self.job.problem
         rows, columns = self.job.grid.rows[r], self.job.grid.columns[c]
         query = take(self.inputs[0], -2, rows).detach().to(problem.dtype).requires_grad_()
         key = take(self.inputs[1], -2, columns).detach().to(problem.dtype).requires_grad_()
-        custom = isinstance(problem.score, Custom)  # only a function mode can replace what it captured
+        custom = isinstance(problem.score, Custom)  # a function mode replaces the tensors it captured
         with torch.enable_grad(), Swapped(self._swapped) if custom else nullcontext():
             raw, allowed = self.job.scores(query, key, r, c)
         self._refuse_strangers(raw, query, key)
@@ -264,7 +264,7 @@ class _Sums:
             dscores = torch.where(allowed, dscores, 0)
 
         totals = (take(self.query, -2, rows), take(self.key, -2, columns), *self.learned)
-        if raw.requires_grad:  # a score of the caller's own may have no derivative
+        if raw.requires_grad:  # a caller's score function may have no derivative
             grads = torch.autograd.grad(raw, (query, key, *self.parameters), dscores, allow_unused=True)
             for total, grad in zip(totals, grads, strict=True):
                 if grad is not None:
@@ -279,8 +279,10 @@ class _Sums:
         return self.leaves.get(id(tensor), tensor)
 
     def _refuse_strangers(self, raw: Tensor, query: Tensor, key: Tensor) -> None:
-        """Raise if the score uses learned tensors that its trial call did not find (scripted modules, other
-        branches)."""
+        """Raise if the caller's score function uses learned tensors that its trial call did not record.
+
+        Scripted modules and branches that the trial call did not take may hold such tensors.
+        """
         custom = isinstance(self.job.problem.score, Custom) and raw.numel() > 0
         if custom and leaves(raw, (query, key, *self.parameters)):
             raise RuntimeError(
@@ -290,7 +292,7 @@ class _Sums:
 
 
 def _joined(finished: list[Finished]) -> tuple[Tensor, Tensor | None, Tensor | None, tuple[Tensor, ...]]:
-    """Concatenate blocks of rows: output, log-probabilities, choices, and what is stored for the backward pass."""
+    """Concatenate blocks of rows: output, log-probabilities, chosen keys, and tensors stored for the backward pass."""
     outputs, kept, log_probs, chosen = zip(*finished, strict=True)
     return (
         torch.cat(outputs, -2),
@@ -301,7 +303,7 @@ def _joined(finished: list[Finished]) -> tuple[Tensor, Tensor | None, Tensor | N
 
 
 def summed_groups(tensor: Tensor, group: int) -> Tensor:
-    """Sum the gradients of repeated heads for the head that they share."""
+    """Return the gradient of each key head, summed over the `group` query heads that share it."""
     return tensor if group == 1 else tensor.unflatten(-3, (-1, group)).sum(-3)
 
 
@@ -312,7 +314,7 @@ def _two_pass(problem: Problem) -> bool:
 def _sizes(problem: Problem) -> tuple[int, int]:
     """Return the number of rows and columns of a block.
 
-    Sparsemax and entmax need whole rows, so their blocks have fewer.
+    Sparsemax and entmax need the scores of whole rows in memory, so their blocks have fewer rows.
     """
     side = square(problem, affordable(problem.device, _BUDGET, _SHARE))
     if not _two_pass(problem):
@@ -320,7 +322,7 @@ def _sizes(problem: Problem) -> tuple[int, int]:
     row_bytes = max(1, math.prod(problem.shape[:-2]) * problem.shape[-1] * problem.dtype.itemsize)
     if problem.device.type == "cuda":
         row_bytes *= max(1, round(problem.score.floats(problem.query.shape[-1])))
-        columns = problem.shape[-1] * _CUDA_ROWS // row_bytes  # part of one row, where a whole row exceeds the budget
+        columns = problem.shape[-1] * _CUDA_ROWS // row_bytes  # a part of a row, if a whole row exceeds the budget
         return max(1, _CUDA_ROWS // row_bytes), max(side, min(_CUDA_COLUMNS, columns))
     return max(1, min(side, _BUDGET // row_bytes)), side
 

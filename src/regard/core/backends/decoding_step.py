@@ -1,4 +1,4 @@
-"""Decoding steps on CUDA: the condition for a call to be one, and the call of their kernel."""
+"""Decoding steps on CUDA, calls of few queries over many keys: the condition for a call, and the call of its kernel."""
 
 import functools
 from typing import Any
@@ -29,7 +29,7 @@ def serves(problem: Problem) -> bool:
     if found is None or found.banded or found.by_head or len(found.segments) > 0:
         return False
     if any(tensor.shape[-2] > 1 or tensor.shape[-3] > 1 for tensor in found.dense):
-        return False  # the kernel only takes masks that are equal for all heads and queries
+        return False  # the kernel only supports masks that are equal for all heads and queries
     return problem.query.dtype in (*HALF, torch.float32) and problem.value.shape[-1] <= 1024
 
 
@@ -47,9 +47,9 @@ def attend(problem: Problem, query: Tensor, key: Tensor, weight: Tensor | None, 
 
 
 def direct(problem: Problem, weight: Tensor | None, scale: float) -> Direct | None:
-    """Return a function that runs the kernel alone, for all calls with the signature of this step, or None.
+    """Return a function that runs only the kernel, for all calls with the signature of this step, or None.
 
-    The weight of an additive score must lie in memory as this one does; it is (f,) or (h, f).
+    `weight` is the weight (f,) or (h, f) of an additive score; in all these calls it must have the same strides.
     """
     if problem.query.ndim != 4 or (weight is not None and weight.stride(-1) != 1):
         return None
@@ -91,7 +91,7 @@ def _workers(device: torch.device) -> int:
 
 
 def _seen(found: Clauses, lead: torch.Size, keys: int) -> tuple[Tensor | None, Tensor | None]:
-    """Return lengths (b,) and a mask (b, k), each or None."""
+    """Return the mask as lengths (b,) and a bool tensor (b, k); each is None if the mask does not need it."""
     lengths = None if found.lengths is None else found.lengths.expand(*lead, 1).reshape(-1)
     if not found.dense:
         return lengths, None
@@ -100,7 +100,7 @@ def _seen(found: Clauses, lead: torch.Size, keys: int) -> tuple[Tensor | None, T
 
 
 def _seen_by(mask: Mask, shape: tuple[int, ...], device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-    """Return the mask of a checked call with four axes as the prepared kernel takes it."""
+    """Return the mask of a checked call with four axes as contiguous lengths and a uint8 tensor for the kernel."""
     found = clauses(mask.on(device).aligned(shape), *shape[-2:])
     assert found is not None  # checked by serves()
     lengths, dense = _seen(found, torch.Size(shape[:1]), shape[-1])

@@ -1,9 +1,9 @@
 """FlexAttention on CUDA: windows, segments, ALiBi, softcaps and relative biases inside one compiled kernel.
 
-Two of our own kernels take precedence: one for windows alone in half precision, and `ranges` for bands, lengths,
-segments and ALiBi together. FlexAttention gets a mask twice: as a function of single pairs, and as a list of blocks
-that are not fully masked, from `Mask.coarse`, so that no n × n tensor is allocated; both are computed once for a mask
-object.
+Two Triton kernels of this library take precedence over FlexAttention: one for windows alone in half precision, and
+`ranges` for bands, lengths, segments and ALiBi together. FlexAttention receives a mask in two forms: as a function of a
+single pair, and as a list of the blocks that are not fully masked, from `Mask.coarse`, so that no n × n tensor is
+allocated. Both forms are computed once for a mask object.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ from regard.kernels.availability import TRITON
 
 NAME = "flex"
 _BLOCK = 128
-_NARROW = 2048  # widest window, in keys, that our window kernel takes
-_PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
-# A bias that is loaded for each pair is prefetched in float32 tiles; three pipeline stages exceed shared memory.
+_NARROW = 2048  # the widest window, in keys, that the Triton kernel for windows supports
+_PROGRAMS = 65_535  # the largest number of programs on the second axis of a kernel launch in CUDA
+# A bias with a number for each pair is prefetched in float32 tiles; three pipeline stages of them exceed shared memory.
 _READING: Any = {"num_stages": 2}
-_WORTH = 1024  # number of queries and keys below which its set-up costs more than it saves
+_WORTH = 1024  # with fewer queries or keys than this, the set-up of FlexAttention takes longer than it saves
 
 
 def refuses(problem: Problem) -> str | None:
@@ -60,12 +60,12 @@ def refuses(problem: Problem) -> str | None:
 
 
 def _whole(size: int) -> bool:
-    """Return whether FlexAttention takes vectors of this size."""
+    """Return whether FlexAttention supports vectors of this size: a power of two of at least 16."""
     return size >= 16 and size & (size - 1) == 0
 
 
 def not_worth_it(problem: Problem) -> str | None:
-    """Return why another backend would be at least as fast, or None."""
+    """Return the reason why another backend would be at least as fast, or None."""
     queries, keys = problem.shape[-2:]
     found = clauses(problem.mask, queries, keys)
     if ranges.serves(problem, found):
@@ -87,7 +87,7 @@ def not_worth_it(problem: Problem) -> str | None:
 
 
 def working_bytes(problem: Problem) -> int:
-    """Return the bytes of the lists of blocks; our own kernels need at most the bounds of segments."""
+    """Return the bytes of FlexAttention's lists of blocks, or of the segment bounds of this library's own kernels."""
     found = clauses(problem.mask, *problem.shape[-2:])
     if found is not None and (_narrow(problem, found) or ranges.serves(problem, found)):
         return ranges.working_bytes(problem, found)
@@ -96,7 +96,7 @@ def working_bytes(problem: Problem) -> int:
 
 
 def kernel(problem: Problem) -> str:
-    """Return the name of the kernel: one of ours, or torch's FlexAttention."""
+    """Return the name of the kernel: a Triton kernel of this library, or torch's FlexAttention."""
     found = clauses(problem.mask, *problem.shape[-2:])
     if found is not None and _narrow(problem, found):
         return "triton window"
@@ -104,7 +104,10 @@ def kernel(problem: Problem) -> str:
 
 
 def attend(problem: Problem, *, compiled: bool = True) -> Result:
-    """Compute attention by FlexAttention; without compilation it is the same function in torch operations."""
+    """Compute attention by FlexAttention or by a Triton kernel of this library.
+
+    If `compiled` is False, FlexAttention runs uncompiled, in torch operations.
+    """
     found = clauses(problem.mask, *problem.shape[-2:])
     assert found is not None  # checked by refuses()
     if compiled and ranges.serves(problem, found) and not _narrow(problem, found):
@@ -139,7 +142,7 @@ def _led(output: Tensor, lead: torch.Size) -> Tensor:
 
 
 def _narrow(problem: Problem, found: Clauses) -> bool:
-    """Return whether the call is a window in half precision, for which our own kernel starts faster."""
+    """Return whether the mask is a window alone, in half precision, for which the Triton kernel starts faster."""
     if found.low is None or found.high is None or found.lengths is not None or found.segments or found.dense:
         return False
     plain = problem.bias is None and _softcap(problem) is None and problem.normalize.is_softmax
@@ -156,16 +159,16 @@ def _narrow(problem: Problem, found: Clauses) -> bool:
 
 
 def _near(heads: int, *tensors: Tensor) -> bool:
-    """Return whether the kernel's 32-bit offsets reach every head of a batch row."""
-    # Numbers in one head of a contiguous copy.
+    """Return whether 32-bit offsets can address every head of a sequence, as the Triton kernel for windows requires."""
+    # The largest number of entries in one head of a contiguous copy.
     farthest = max(t.shape[-2] for t in tensors) * max(t.shape[-1] for t in tensors)
     return heads * max(farthest, *(t.stride(-3) for t in tensors)) < 2**31
 
 
 def direct(problem: Problem) -> Direct | None:
-    """Return a function that runs the kernel alone for all calls with the signature of this one.
+    """Return a function that runs only the kernel, for all calls with the signature of this problem, or None.
 
-    Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
+    It is None if such calls need more than the kernel. The problem must hold the caller's own tensors and no request.
     """
     found = clauses(problem.mask, *problem.shape[-2:])
     if found is None or problem.query.ndim != 4:
@@ -202,9 +205,10 @@ _MANY = 4096
 
 
 def _many_kernels(problem: Problem, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Any:
-    """Raise the limit on recompilations: each shape and window compiles its own kernel, and torch gives up after a few.
+    """Return a context manager that raises torch's limit on recompilations.
 
-    Raising the limit costs as much as a short kernel, so it is skipped for a call signature seen before.
+    Each shape and each window compiles a kernel of its own, and torch stops compiling after a few recompilations.
+    Raising the limit takes as long as a short kernel, so it is skipped for a call signature that occurred before.
     """
     if torch.compiler.is_compiling():
         return contextlib.nullcontext()
@@ -238,7 +242,7 @@ def _flat(tensor: Tensor, lead: torch.Size, shape: tuple[int, ...]) -> Tensor:
 
 
 def _score_rule(problem: Problem, softcap: float | None, lead: torch.Size) -> Callable[..., Tensor] | None:
-    """Apply softcap and bias to the score of one pair."""
+    """Return FlexAttention's `score_mod`, which applies softcap and bias to the score of one pair, or None."""
     bias = problem.bias
     if bias is None and softcap is None:
         return None
@@ -263,12 +267,12 @@ def _score_rule(problem: Problem, softcap: float | None, lead: torch.Size) -> Ca
 
 
 def _block_mask(problem: Problem, found: Clauses, lead: torch.Size) -> Any:
-    """Return the mask as FlexAttention takes it, or None without a mask."""
+    """Return the mask as FlexAttention's `BlockMask`, or None without a mask."""
     if problem.mask is None or found == Clauses():
         return None
     queries, keys = problem.shape[-2:]
     if found.lengths is None and len(found.segments) == 0 and len(found.dense) == 0:
-        # The compiler cannot trace through the cache.
+        # torch.compile cannot trace the cache of `_band_mask`.
         made = _band_mask.__wrapped__ if torch.compiler.is_compiling() else _band_mask
         return made(found.low, found.high, queries, keys, problem.device)
     return stored(problem.mask, problem.device, ("flex", lead, problem.shape[-3:]), lambda: _made(problem, found, lead))
@@ -283,9 +287,10 @@ def _made(problem: Problem, found: Clauses, lead: torch.Size) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _band_mask(low: int | None, high: int | None, queries: int, keys: int, device: torch.device) -> Any:
-    """Return the block mask of a band, cached because every layer and step uses the same one."""
+    """Return the `BlockMask` of a band; it is cached, because every layer and step uses the same one."""
     coarse = Band(low, high).coarse(Blocks(_edges(queries, device), _edges(keys, device)))
-    # Python numbers are compiled into the kernel; tensors would be loaded for every pair, which doubles the time.
+    # Bounds as Python numbers are compiled into the kernel. Bounds as tensors would be loaded for every pair, which
+    # doubles the time.
     first, last = -queries if low is None else low, keys if high is None else high
 
     def rule(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -295,7 +300,7 @@ def _band_mask(low: int | None, high: int | None, queries: int, keys: int, devic
 
 
 def _listed_mask(coarse: Coarse, lead: torch.Size, rule: Callable[..., Tensor], queries: int, keys: int) -> Any:
-    """Return the partly and the fully visible blocks; one list for all heads where they agree."""
+    """Return the `BlockMask` with the lists of partly and of fully allowed blocks, shared by heads with equal masks."""
     from torch.nn.attention.flex_attention import BlockMask
 
     shape = (-(-queries // _BLOCK), -(-keys // _BLOCK))
@@ -311,14 +316,17 @@ def _edges(length: int, device: torch.device) -> Tensor:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each row the number of selected blocks, and the indices of blocks with the selected ones first."""
+    """Return for each row of blocks the number of selected blocks, and all block indices, selected blocks first."""
     return blocks.sum(-1, dtype=torch.int32), blocks.int().argsort(dim=-1, descending=True, stable=True).int()
 
 
 def _pair_rule(problem: Problem, found: Clauses, lead: torch.Size) -> Callable[..., Tensor]:
-    """Return the mask function of one pair. Bounds are tensors, so that another window does not recompile."""
+    """Return FlexAttention's `mask_mod`, which evaluates the mask for one pair.
+
+    The bounds of a band are tensors, so that another window needs no recompilation.
+    """
     device, (heads, queries, keys) = problem.device, problem.shape[-3:]
-    # Filled on the device, because copying a number there would be a synchronisation.
+    # The bounds are created on the device, because copying a number to it would be a synchronisation.
     bounds = ((found.low, -queries), (found.high, keys))
     low, high = (torch.full((), d if x is None else x, device=device) for x, d in bounds)
     lengths = _flat(found.lengths, lead, (heads,)) if found.lengths is not None else None

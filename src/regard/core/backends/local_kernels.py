@@ -1,6 +1,6 @@
-"""Local attention with dot products by kernels that read the windows alone: compiled loops on the CPU, Triton on CUDA.
+"""Local attention with dot products by kernels that read only the windows: compiled loops on the CPU, Triton on CUDA.
 
-Calls that were made before are found by their signature, so that a call decides nothing again.
+The kernel for a call is chosen once for each signature and cached, so that repeated calls skip the checks.
 """
 
 import functools
@@ -20,10 +20,11 @@ from regard.kernels.availability import TRITON
 
 _MOST = 1024  # the largest number of signatures whose plans are stored
 _SIZE = 256  # the largest size of queries, keys and values on CUDA
-_SINGLE = 128  # the same in float32, where larger tiles do not fit the registers
-_REACH = 1024  # the largest reach
-_PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
-# The plain form as a function of query, key, value, centre and lengths; it returns output and weights.
+_SINGLE = 128  # the largest size on CUDA in float32, in which larger tiles do not fit the registers
+_REACH = 1024  # the largest number of keys on each side of the centre of a window
+_PROGRAMS = 65_535  # the largest number of programs on the second axis of a kernel launch in CUDA
+# Local attention in torch operations: a function of query, key, value, centre and lengths that returns output and
+# weights.
 Plain = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 _plans: dict[Hashable, Any] = {}
 
@@ -31,7 +32,7 @@ _plans: dict[Hashable, Any] = {}
 def signature(
     query: Tensor, key: Tensor, value: Tensor, centre: Tensor, reach: int, score: object, gaussian: bool
 ) -> Hashable | None:
-    """Return what a kernel for a call depends on; None if no kernel may serve it."""
+    """Return a cache key of all properties of a call that its kernel depends on; None if no kernel supports it."""
     if type(score) not in (Dot, ScaledDot) or not type(query) is type(key) is type(value) is type(centre) is Tensor:
         return None
     if torch.compiler.is_compiling() or attention.observers or transformed() or torch.jit.is_tracing():
@@ -47,12 +48,12 @@ def signature(
 
 
 def _readable(tensor: Tensor) -> bool:
-    """Return whether the memory of the tensor holds its values."""
+    """Return whether a kernel can read the tensor's values from its memory."""
     return tensor.layout is torch.strided and not tensor.is_neg()
 
 
 def known(found: Hashable | None) -> Any:
-    """Return the plan of an earlier call with this signature, False if kernels do not serve it; None if unknown."""
+    """Return the cached plan of calls with this signature: False if no kernel supports them, None if none is cached."""
     return False if found is None else _plans.get(found)
 
 
@@ -66,7 +67,7 @@ def planned(
     score: Dot | ScaledDot,
     gaussian: bool,
 ) -> Any:
-    """Return and store the plan of calls with this signature; False if kernels do not serve them."""
+    """Return and cache the plan that runs the kernel for calls with this signature; False if no kernel does."""
     if len(_plans) >= _MOST:
         _plans.clear()
     plan: Any = False
@@ -79,7 +80,7 @@ def planned(
 
 
 def _maker(query: Tensor, key: Tensor, value: Tensor, centre: Tensor, reach: int) -> Callable[..., Any] | None:
-    """Return the class that computes calls with such tensors, or None."""
+    """Return the class whose instances run the kernel for tensors like these, or None if no kernel supports them."""
     tensors, cpu = (query, key, value), query.device.type == "cpu"
     served = (torch.float32, torch.bfloat16) if cpu else (torch.float32, *HALF)
     if any(t.ndim != 4 or t.stride(-1) != 1 or t.dtype != query.dtype or t.device != query.device for t in tensors):
@@ -93,7 +94,7 @@ def _maker(query: Tensor, key: Tensor, value: Tensor, centre: Tensor, reach: int
         return local_attention.Loops if local_attention.available() else None
     if not query.is_cuda or not TRITON or odd_values(query, value) or query.shape[:2].numel() > _PROGRAMS:
         return None
-    # The kernel's 32-bit offsets must reach all rows of a head, also in new tensors.
+    # 32-bit offsets in the kernel must address all rows of a head, also in newly allocated tensors.
     longest = max(query.shape[2], key.shape[2])
     if max(query.shape[-1], value.shape[-1]) > (_SINGLE if query.dtype == torch.float32 else _SIZE):
         return None
@@ -107,7 +108,10 @@ def _maker(query: Tensor, key: Tensor, value: Tensor, centre: Tensor, reach: int
 def attend(
     plan: Any, query: Tensor, key: Tensor, value: Tensor, centre: Tensor, lengths: Tensor | None, plain: Plain
 ) -> tuple[Tensor, Tensor] | None:
-    """Return output and weights by the plan, or None if a centre is not finite; `plain` differentiates them again."""
+    """Return output and weights, computed by the plan's kernel, or None if a centre is not finite.
+
+    `plain` computes the same in torch operations; it is differentiated where the kernel's gradients do not suffice.
+    """
     if lengths is not None:
         if lengths.shape != query.shape[:1]:
             return None
@@ -151,8 +155,8 @@ class _Windows(torch.autograd.Function):
         change, weights_change = upstream
         moved = ctx.strides != _strides(query, key, value, centre)
         if torch.is_grad_enabled() or weights_change is not None or moved:
-            # Gradients of weights, second derivatives, and hooks that return saved tensors with other strides are rare:
-            # the plain form is differentiated.
+            # The kernel supports no gradients of the returned weights, no second derivatives, and no saved-tensor hooks
+            # that change strides. These cases are rare, so `plain` is differentiated instead.
             learned = ctx.needs_input_grad[:4]
             grads = _again(
                 functools.partial(ctx.plain, lengths=lengths), (query, key, value, centre), learned, upstream
@@ -169,10 +173,10 @@ def _again(
     learned: tuple[bool, ...],
     upstream: tuple[Tensor | None, ...],
 ) -> list[Tensor | None]:
-    """Return the gradients by the plain form, with a graph if one is recorded."""
+    """Return the gradients by differentiating `plain`; in grad mode they have a graph themselves."""
     twice = torch.is_grad_enabled()
     with torch.enable_grad():
-        # Views, because two inputs may be one tensor.
+        # The gradients are computed for views, because two inputs may be the same tensor.
         views = [tensor.view_as(tensor) for tensor in tensors]
         pairs = [(y, g) for y, g in zip(plain(*views), upstream, strict=True) if g is not None]
         leaves = [view for view, one in zip(views, learned, strict=True) if one]

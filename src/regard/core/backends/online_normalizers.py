@@ -1,11 +1,12 @@
-"""Normalisers that receive a row of scores block by block, and compute its gradient from one or two stored numbers.
+"""Normalisers that process a row of scores block by block, for attention that never stores all scores.
 
-A stream is a frozen record of four functions: `begin` rows, `add` their blocks, `finish` them (output, and what to
-store), and `gradient` of any block in the backward pass.
+A `Stream` has four functions. `begin` returns the state of some rows before any block, `add` adds a block, `finish`
+returns the output and what to store for the backward pass, and `gradient` returns the gradient of a block.
 
-With weights w = f(s), output o = Σ w v and dw = do · v, the gradient of a softmax-like row is
-ds = slope ∘ (dw − mean), where mean = Σ slope · dw / Σ slope = do · (Σ slope v / Σ slope): a row of size e is
-enough, no second pass over the keys (for softmax slope = w, and that row is the output itself).
+Let w = f(s) be the weights of a row, o = Σ w v its output and dw = do · v the gradient of a weight. The gradient of a
+softmax-like row is ds = slope ∘ (dw − mean), with mean = Σ slope · dw / Σ slope = do · (Σ slope v / Σ slope). So the
+forward pass stores the vector Σ slope v / Σ slope for each row, and the backward pass reads the keys only once. For
+softmax, slope = w and this vector is the output itself.
 """
 
 import math
@@ -36,7 +37,7 @@ class Block(NamedTuple):
     scores: Tensor
     values: Tensor
     first: int  # the position of the block's first key
-    kept: Tensor | None = None  # dropout's mask, already scaled by 1 / (1 − p)
+    kept: Tensor | None = None  # the dropout mask, already scaled by 1 / (1 − p)
     noise: Tensor | None = None  # Gumbel noise, where a key is sampled
 
     def drop(self, weights: Tensor) -> Tensor:
@@ -44,9 +45,9 @@ class Block(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """The output of some rows, what is stored for their backward pass, (…, q, ?), and hard choices.
+    """The output of some rows, the tensors stored for their backward pass, and for hard attention the chosen keys.
 
-    `log_prob` is the log-probability of hard choices; of a softmax it is the log-sum-exp, where that is requested.
+    `log_prob` is the log-probability of the chosen keys; for softmax it is the log-sum-exp, if that is requested.
     """
 
     output: Tensor
@@ -62,7 +63,7 @@ class Upstream(NamedTuple):
     log_prob: Tensor | None
 
     def weights(self, block: Block, dtype: torch.dtype | None = None) -> Tensor:
-        """Return dw = do · v, through dropout; in the dtype of both, or in another."""
+        """Return the gradient of the weights before dropout, dw = do · v, computed in `dtype` if that is given."""
         output, values = self.output, block.values
         if dtype is not None:
             output, values = output.to(dtype), values.to(dtype)
@@ -70,7 +71,7 @@ class Upstream(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """The gradient of a block's scores, and the weights that multiply the output's gradient for the values."""
+    """The gradient of a block's scores, and its weights after dropout, which give the gradient of the values."""
 
     scores: Tensor
     weights: Tensor
@@ -120,7 +121,8 @@ class SoftmaxStream(Stream):
 
     def finish(self, state: Running) -> Finished:
         output = state.output / torch.where(state.total == 0, 1, state.total)
-        # Largest score and sum are stored apart: their log-sum-exp would have too few digits for large scores.
+        # The largest score and the sum are stored separately: combined into a log-sum-exp, large scores would leave too
+        # few digits for the sum.
         total = (state.best + state.total.log()).squeeze(-1) if self.logsumexp else None
         return Finished(output, (state.best, state.total, output), total)
 
@@ -160,7 +162,7 @@ class SigmoidStream(Stream):
 
 
 class Collected(NamedTuple):
-    """Score blocks of whole rows, stored until the last has arrived, and zeros in the shape of the output."""
+    """The blocks of some rows, collected until the last one is added, and zeros in the shape of the output."""
 
     blocks: tuple[Block, ...]
     output: Tensor
@@ -168,9 +170,9 @@ class Collected(NamedTuple):
 
 @dataclass(frozen=True)
 class EntmaxStream(Stream):
-    """Sparsemax and entmax in two passes: collect whole rows for the exact threshold, then weigh.
+    """Sparsemax and entmax, which need all scores of a row for the exact threshold, before they compute any weight.
 
-    Memory O(block · keys).
+    Memory is O(rows of a block · keys).
     """
 
     alpha: float
@@ -212,12 +214,15 @@ class EntmaxStream(Stream):
         return entmax_threshold(scores, self.alpha)
 
     def _by_kernel(self, scores: Tensor) -> bool:
-        """Return whether the Triton kernel finds the thresholds: one launch instead of a dozen, without sorting."""
+        """Return whether the Triton kernel computes the thresholds: one launch instead of a dozen, without sorting."""
         return scores.is_cuda and scores.dtype == torch.float32 and entmax_rows.climbs(self.alpha, scores.shape[-1])
 
 
 class Candidate(NamedTuple):
-    """The best key so far (noisy score, score, position, dropout scale, value) and two online softmaxes."""
+    """The state of hard attention: the best key so far, and two online softmaxes.
+
+    The best key has the largest score, with noise if a key is sampled.
+    """
 
     noisy: Tensor
     score: Tensor
@@ -244,7 +249,7 @@ class HardStream(Stream):
         scores = block.scores * self.hard.sharpness
         noisy = scores if block.noise is None else scores + block.noise
         best, index = noisy.max(-1, keepdim=True)
-        better = best > state.noisy  # strictly greater: the first of equal scores wins
+        better = best > state.noisy  # strictly greater, so that the first of equal scores is chosen
         scale = torch.ones_like(best) if block.kept is None else block.kept.gather(-1, index)
         values = block.values.expand(*scores.shape[:-2], *block.values.shape[-2:])
         value = values.gather(-2, index.expand(*index.shape[:-1], values.shape[-1]))
@@ -288,7 +293,7 @@ class HardStream(Stream):
 
 
 def stream(normalize: Normalizer, sample: bool) -> Stream | None:
-    """Return the blockwise form of a normaliser, or None: a subclass of the caller's may compute anything."""
+    """Return the blockwise form of a normaliser, or None if it has none, as for a caller's own subclass."""
     if of_the_caller(normalize):
         return None
     match normalize:

@@ -1,7 +1,7 @@
-"""Padding and documents on the CPU: one call of torch's kernel for each sequence, with its own keys and without a mask.
+"""Padding and packed documents on the CPU: one call of torch's kernel per sequence, with only its keys and no mask.
 
-A query run is a range of queries with one segment id; without segments it is all queries. Its keys must form one range
-too, limited to the sequence's length.
+A run of queries is a range of consecutive queries with one segment id; without segments it is all queries. The keys
+with this segment id must form one range too, which ends at the sequence's length.
 """
 
 import functools
@@ -24,17 +24,20 @@ from regard.core.problem import Problem
 from regard.core.scores import ScaledDot, Score
 from regard.core.spans import Stretch, all_of
 
-_CALL = 2**14  # number of pairs whose time equals the overhead of one more call
-_TILE = 64  # number of rows and keys below which the kernel is not faster
-_ROW = 4  # number of queries that take as long as a single one: the kernel reads the keys in either case
-# Two products and a softmax are faster than the kernel for at least so many slices, up to so many queries and keys in
-# the forward pass alone and with gradients, and for steps of so many queries over any number of keys.
+_CALL = 2**14  # overhead of one kernel call, as the number of query-key pairs that take the same time
+_TILE = 64  # fewer queries or keys than this take the kernel as long as this many
+_ROW = 4  # fewer queries than this take the kernel as long as this many, because it reads all keys in either case
+# Two matrix products and a softmax are faster than torch's fused kernel if batch × heads is at least _PLAIN_SLICES and
+# there are at most _PLAIN queries and keys (_PLAIN_LENGTH with gradients), or at most _STEP queries without gradients.
 _PLAIN_SLICES, _PLAIN, _PLAIN_LENGTH, _STEP = 16, 32, 256, 2
-_PLAIN_PAIRS = 2**22  # number of pairs up to which their scores are stored
+_PLAIN_PAIRS = 2**22  # the largest number of scores that the two products may hold in memory
 
 
 class Piece(NamedTuple):
-    """A run of queries, the run of their keys, the number of these that they attend, and whether causally."""
+    """The arguments of one kernel call: a run of queries, the run of their keys, and how many of these keys to use.
+
+    `causal` is whether the call is causal.
+    """
 
     rows: Stretch
     keys: Stretch
@@ -43,14 +46,17 @@ class Piece(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """The pieces of batch rows with equal boundaries."""
+    """The pieces of consecutive sequences of the batch that have equal boundaries; `batch` is their number."""
 
     batch: int
     pieces: list[Piece]
 
 
 def packed(found: Clauses | None, shape: tuple[int, ...]) -> list[Packed] | None:
-    """Return the calls for scores of a shape (*lead, h, q, k); None if a mask is necessary, or one call is faster."""
+    """Return the kernel calls for scores of shape (*lead, h, q, k).
+
+    The result is None if a mask tensor is necessary, or if one call with a mask tensor is faster.
+    """
     if found is None or found.by_head or found.dense or found.low is not None or len(found.segments) > 1:
         return None
     if torch.compiler.is_compiling() or (found.lengths is None and not found.segments):
@@ -78,14 +84,14 @@ def packed(found: Clauses | None, shape: tuple[int, ...]) -> list[Packed] | None
 
 
 def _worth_splitting(lengths: list[int], shape: tuple[int, ...]) -> bool:
-    """Return whether the keys that are not read take longer than the further calls, without listing the calls."""
+    """Return whether one call per length saves more time, by the keys it does not read, than the calls cost."""
     *_, heads, queries, keys = shape
     saved, further = len(lengths) * keys - sum(lengths), sum(a != b for a, b in pairwise(lengths))
     return heads * max(_ROW, queries) * saved >= _CALL * further
 
 
 def _by_length(lengths: list[int], shape: tuple[int, ...]) -> list[Packed] | None:
-    """Return the calls for sequences of these lengths without segments and bands; None if one call is faster."""
+    """Return the kernel calls for a padding mask with these lengths; None if one call with a mask tensor is faster."""
     queries, keys = shape[-2:]
     if (max(queries, keys) <= _TILE and len(lengths) > 1) or not _worth_splitting(lengths, shape):
         return None
@@ -94,15 +100,18 @@ def _by_length(lengths: list[int], shape: tuple[int, ...]) -> list[Packed] | Non
 
 
 def _cost(piece: Piece, heads: int) -> int:
-    """Return the cost of a piece in pairs; for a causal one torch's kernel computes all pairs up to 512 keys."""
+    """Return the time of one kernel call, in query-key pairs.
+
+    A causal piece counts all its pairs, because torch's kernel computes all of them up to 512 keys.
+    """
     return _CALL + heads * max(_TILE, len(piece.rows)) * max(_TILE, piece.count)
 
 
-Runs = tuple[tuple[int, Stretch], ...]  # ranges of one id
+Runs = tuple[tuple[int, Stretch], ...]  # segment ids and the range of positions of each
 
 
 def _runs(found: Clauses, lead: list[int], queries: int, keys: int) -> tuple[list[Runs], list[Runs]]:
-    """Return the runs of query and key ids for each row of the batch."""
+    """Return the runs of the query ids and of the key ids for each sequence of the batch."""
     batch = math.prod(lead)
     if not found.segments:
         return [((0, all_of(queries)),)] * batch, [((0, all_of(keys)),)] * batch
@@ -113,7 +122,7 @@ def _runs(found: Clauses, lead: list[int], queries: int, keys: int) -> tuple[lis
 
 def _runs_of(ids: Tensor, lead: list[int]) -> list[Runs]:
     length, batch = ids.shape[-1], math.prod(lead)
-    alike = ids.shape[:-1].numel() == 1  # one list of ids for the whole batch
+    alike = ids.shape[:-1].numel() == 1  # all sequences share one list of ids
     ids = ids.reshape(1, length) if alike else ids.expand(*lead, 1, -1).reshape(batch, length)
     starts = torch.ones_like(ids, dtype=torch.bool)
     torch.ne(ids[:, 1:], ids[:, :-1], out=starts[:, 1:])
@@ -126,8 +135,10 @@ def _runs_of(ids: Tensor, lead: list[int]) -> list[Runs]:
 
 
 def _pieces(own: Runs, other: Runs, length: int, high: int | None) -> list[Piece] | None:
-    """Return the piece of each query run; None if an id has several runs of keys, or a band does not start at its
-    corner."""
+    """Return the piece of each run of queries.
+
+    The result is None if an id has several runs of keys, or if the causal band does not start at the piece's corner.
+    """
     where = dict(other)
     if len(where) < len(other):
         return None
@@ -135,7 +146,7 @@ def _pieces(own: Runs, other: Runs, length: int, high: int | None) -> list[Piece
     for value, rows in own:
         keys = where.get(value, Stretch(0, 0))
         count = max(0, min(keys.stop, length) - keys.start)
-        # Upper bound of the band, relative to the piece's corner.
+        # The upper bound of the band, relative to the first query and first key of the piece.
         edge = None if high is None else high + rows.start - keys.start
         causal = edge is not None and edge < count - 1
         if causal and edge != 0:
@@ -145,17 +156,20 @@ def _pieces(own: Runs, other: Runs, length: int, high: int | None) -> list[Piece
 
 
 class Numbers(NamedTuple):
-    """A mask as numbers to add to scores, 0 or −inf, (b or 1, 1, q or 1, k), and whether every row attends a key."""
+    """A mask as numbers to add to the scores, 0 or −inf, of shape (b or 1, 1, q or 1, k).
+
+    `full` is whether every query may attend at least one key.
+    """
 
     tensor: Tensor
     full: bool
 
 
 def plain_serves(problem: Problem) -> bool:
-    """Return whether two products and a softmax are faster than the kernel for a call in one piece.
+    """Return whether two matrix products and a softmax compute a call faster than one call of torch's fused kernel.
 
-    They need contiguous tensors, which are multiplied without a copy. Values of another size would have to be padded
-    for the kernel.
+    The products are faster only for contiguous tensors, which they do not copy. If values and keys differ in size, the
+    kernel would need them padded.
     """
     tensors, (*_, queries, keys) = (problem.query, problem.key, problem.value), problem.shape
     slices = math.prod(problem.shape[:-2])
@@ -170,7 +184,7 @@ def plain_serves(problem: Problem) -> bool:
 
 
 def direct(problem: Problem) -> Direct:
-    """Return a function that computes all calls with the signature of this one, by sequences or with a mask tensor."""
+    """Return a function that computes calls with the signature of this problem, by sequence or with a mask tensor."""
     shape, learning, grouped, dtype = problem.shape, problem.differentiated, problem.group > 1, problem.dtype
     as_it_is, plain = isinstance(problem.score, ScaledDot), plain_serves(problem)
     scale = problem.score.factor(problem.query.shape[-1]) if isinstance(problem.score, ScaledDot) else 1.0
@@ -192,8 +206,9 @@ def direct(problem: Problem) -> Direct:
             product = score.as_product(query, key)
             assert product is not None  # checked by refuses()
             query, key, factor = product
-        # In the forward pass alone, NaN and Inf of any value, and products that overflow, reach the output; those of
-        # queries and keys reach the scores, but may be lost among the weights.
+        # Without gradients, non-finite values are detected in the results. NaN and Inf in `value` always reach the
+        # output. NaN and Inf in `query` and `key` reach the scores, but the softmax may remove them, so that the output
+        # is finite: they are detected in the scores or in the inputs.
         if plain and isinstance(lowered, Numbers) and lowered.full:
             scores = query @ key.mT
             if not learning and not finite_sum(scores):
@@ -211,14 +226,17 @@ def direct(problem: Problem) -> Direct:
 
 
 def finite_sum(tensor: Tensor) -> bool:
-    """Return whether a tensor without a graph holds no NaN or Inf; a finite sum shows it in the shortest time."""
+    """Return whether a tensor without a graph holds no NaN or Inf.
+
+    The sum is computed first, because it takes the least time: if it is finite, so are all values.
+    """
     return math.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())
 
 
 def _lowered(mask: Mask, shape: tuple[int, ...], dtype: torch.dtype, split: bool) -> list[Packed] | Numbers:
-    """Return the calls for a mask of scores (b, h, q, k), or the mask as numbers if one call is faster.
+    """Return the kernel calls for a mask of scores (b, h, q, k), or the mask as numbers for a single call.
 
-    Without `split` it is one call.
+    A single call is used if it is faster, or if `split` is False.
     """
     queries, keys = shape[-2:]
     if max(queries, keys) <= _TILE or type(mask) is Padding:
@@ -240,7 +258,10 @@ def _lowered(mask: Mask, shape: tuple[int, ...], dtype: torch.dtype, split: bool
 def _of_simple_rules(
     mask: Mask, shape: tuple[int, ...], dtype: torch.dtype, split: bool
 ) -> list[Packed] | Numbers | None:
-    """Return `_lowered` for a band, one length for each sequence, one list of ids, or two of these; None otherwise."""
+    """Return the result of `_lowered` for a mask of one or two simple rules, or None for any other mask.
+
+    A simple rule is a band, one length per sequence, or segments whose queries and keys share one tensor of ids.
+    """
     batch, _, queries, keys = shape
     band, lengths, ids = None, None, None
     for part in (mask.left, mask.right) if type(mask) is And else (mask,):
@@ -272,7 +293,8 @@ def _of_simple_rules(
         outside = _outside(low, high, queries, keys)
         masked = outside if masked is None else masked | outside
     assert masked is not None  # the mask has lengths or ids
-    # With ids alone every query may attend the key at its own position, with lengths alone the first key.
+    # With segment ids but no lengths, every query may attend the key at its own position, if the band allows it. With
+    # lengths but no ids, every query may attend the first key, if the band allows it.
     to_first = ids is None and least > 0 and low is None and (high is None or high >= 0)
     to_own = lengths is None and (low or 0) <= 0 <= (high or 0)
     return Numbers(_minus_infinity(masked, dtype), to_first or to_own or bool((~masked).any(-1).all()))
@@ -280,7 +302,7 @@ def _of_simple_rules(
 
 @functools.lru_cache(maxsize=64)
 def _outside(low: int | None, high: int | None, queries: int, keys: int) -> Tensor:
-    """Return which pairs of a small matrix are outside of a band."""
+    """Return which pairs of queries and keys are outside of a band; the result is cached."""
     with torch.inference_mode(False):
         return ~Band(low, high).allowed(all_of(queries), all_of(keys), torch.device("cpu"))
 
@@ -291,10 +313,11 @@ def _minus_infinity(masked: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, calls: list[Packed], kernel: Callable[..., Tensor]) -> Tensor:
-    """Compute the attention (b, h, q, d) of all pieces by a kernel (query, key, value, mask=, causal=)."""
+    """Compute the attention of all pieces, (b, h, q, d), by calls of kernel(query, key, value, mask=…, causal=…)."""
     if len(calls) == 1:
         return _of_rows(calls[0].pieces, query, key, value, kernel)
-    # Split, not sliced: the gradient of a split is one concatenation, that of slices many sums of whole tensors.
+    # Split, not sliced: the gradient of a split is one concatenation, but the gradients of slices are many sums of
+    # whole tensors.
     sizes = [call.batch for call in calls]
     parts = zip(calls, query.split(sizes), key.split(sizes), value.split(sizes), strict=True)
     return torch.cat([_of_rows(call.pieces, q, k, v, kernel) for call, q, k, v in parts])
@@ -315,7 +338,7 @@ def _of_rows(pieces: list[Piece], query: Tensor, key: Tensor, value: Tensor, ker
 
 
 def _of_piece(piece: Piece, query: Tensor, key: Tensor, value: Tensor, kernel: Callable[..., Tensor]) -> Tensor:
-    if piece.count == 0:  # sums of nothing, so that the output has a gradient, of zeros
+    if piece.count == 0:  # sums of empty slices connect the output to the inputs, with gradients of zero
         nothing = query[..., :0].sum() + key[..., :0].sum() + value[..., :0].sum()
         return query.new_zeros(*query.shape[:-1], value.shape[-1]) + nothing
     key, value = (t if t.shape[-2] == piece.count else t[..., : piece.count, :] for t in (key, value))

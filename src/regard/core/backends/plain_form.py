@@ -1,9 +1,11 @@
-"""The plain form in few operations, for calls that `auto` gives to `reference`: the same formula, fewer launches.
+"""The plain form of attention: the matrix of all scores, in few torch operations or by one Triton kernel.
 
-Values are not inspected on a GPU, where the host would wait for them. A masked score is replaced, whatever it is;
-masked values are excluded by `attended`; the backward pass multiplies with finite numbers alone. On the CPU the values
-are inspected, and `reference` computes calls with NaN or Inf. Products of half precision are in half precision with
-sums in float32; everything between them is in float32, on the CPU rounded to bfloat16.
+It computes the calls for which `backend="auto"` chooses `reference`, by the same formula with fewer kernel launches. On
+a GPU no value is inspected, because the host would have to wait for the device. Instead every masked score is replaced,
+even if it is NaN, `attended` removes the effect of masked values, and the backward pass multiplies only with finite
+numbers. On the CPU the values are inspected, and calls with NaN or Inf are left to `reference`. Matrix products of
+half-precision tensors have inputs in half precision and sums in float32. The operations between the products are in
+float32; on the CPU their results are rounded to bfloat16.
 """
 
 import functools
@@ -40,15 +42,20 @@ from regard.kernels.availability import TRITON
 
 _SCORES = (Dot, ScaledDot, Cosine, Bilinear, Additive)
 _NORMALIZERS = (Softmax, Entmax, Sparsemax, Sigmoid, Hard)
-_STORED_NUMBERS = 2**20  # number of entries up to which mask and bias are stored
-_SIZE = 128  # the largest sizes of queries, keys and values whose weights and output one kernel computes
-_SINGLE = 2**13  # the largest number of keys times their size in float32, where products are slower than torch's
-_WORK = 2**28  # the number of products of pairs up to which launches take longer than products
-_PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
+_STORED_NUMBERS = 2**20  # the largest number of entries of mask and bias that is cached
+_SIZE = 128  # the largest size of queries, keys and values for which one kernel computes weights and output
+# In float32 the kernel is slower than torch's matrix products if keys times size exceed _SINGLE, unless the call has at
+# most _WORK multiplications (pairs times size): then the launches of torch's kernels take longer than the products.
+_SINGLE = 2**13
+_WORK = 2**28
+_PROGRAMS = 65_535  # the largest number of programs on the second axis of a kernel launch in CUDA
 
 
 def serves(problem: Problem) -> bool:
-    """Return whether the call qualifies: regard's own records, no sampling, and plain tensors outside of compilers."""
+    """Return whether this module supports the call.
+
+    It supports scores and normalisers of regard on plain tensors, without sampling and dropout, in eager mode.
+    """
     if problem.named or problem.sample or problem.dropout > 0.0 or problem.bad_keys is not None or problem.empty:
         return False
     if type(problem.score) not in _SCORES or type(problem.normalize) not in _NORMALIZERS:
@@ -61,7 +68,7 @@ def serves(problem: Problem) -> bool:
 
 
 def attend(problem: Problem) -> Result | None:
-    """Compute the call; None if a value is not finite, on the CPU, where `reference` takes over."""
+    """Compute the call; return None on the CPU if a value is not finite, so that `reference` computes the call."""
     if problem.request is not None and by_one_kernel(problem) and (computed := asked(problem)) is not None:
         given = (problem.query, problem.key, problem.value, problem.score, problem.mask, problem.bias, problem.request)
         if (found := computed(*given)) is not None:
@@ -90,9 +97,9 @@ def attend(problem: Problem) -> Result | None:
 
 
 def asks(problem: Problem) -> bool:
-    """Return whether weights are requested of softmax of dot products, and nothing must be inspected.
+    """Return whether the call requests weights of softmax of dot products, and no value must be inspected.
 
-    There is no mask, or a kernel evaluates it.
+    No value must be inspected if there is no mask or if a kernel evaluates the mask.
     """
     if problem.request is None or isinstance(problem.request, LogSumExp) or not serves(problem):
         return False
@@ -107,12 +114,13 @@ def asks(problem: Problem) -> bool:
 
 
 def asked(problem: Problem) -> Asked | None:
-    """Return a function that computes output and request for all calls with the signature of this one, or None."""
+    """Return a function that computes output and requested weights of calls with this signature, or None."""
     if not asks(problem):
         return None
     score, learning, query, masked = problem.score, problem.differentiated, problem.query, problem.masked
     scale = score.factor(query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
-    # All weights are rounded once; gradients and summaries are computed from weights that are not rounded.
+    # If all weights are requested without gradients, they are rounded at once to the dtype that is returned. Gradients
+    # and summaries are computed from weights that are not rounded.
     exact = query.dtype if isinstance(problem.request, Full) and not learning else problem.dtype
     run, pairs_of_call = None, None
     if by_one_kernel(problem):
@@ -144,7 +152,7 @@ def by_one_kernel(problem: Problem) -> bool:
 
 
 def _kernel_fits(problem: Problem) -> bool:
-    """Return whether the kernel that computes output and weights takes these tensors, mask and bias."""
+    """Return whether the kernel that computes output and weights supports these tensors, mask and bias."""
     tensors = (problem.query, problem.key, problem.value)
     if problem.device.type != "cuda" or problem.query.ndim != 4 or problem.differentiated:
         return False
@@ -169,7 +177,10 @@ def _few(problem: Problem) -> bool:
 
 
 def mask_and_bias(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
-    """Return which pairs may attend, by mask and bias, and the bias; None if all may, and if there is no bias."""
+    """Return which pairs mask and bias allow (None: all pairs), and the numbers of the bias (None: no bias).
+
+    A bias of −inf masks its pair.
+    """
     rows, columns = all_of(problem.shape[-2]), all_of(problem.shape[-1])
     mask, rule, device = problem.mask, problem.bias, problem.device
     few = _few(problem)
@@ -196,7 +207,10 @@ def mask_and_bias(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _scores(problem: Problem, clean: bool) -> Tensor:
-    """Return the scores (…, h, q, k) without mask and bias; `clean`: see `product`."""
+    """Return the scores (…, h, q, k) without mask and bias.
+
+    With `clean`, NaN and Inf in query and key are excluded from the gradients.
+    """
     score, query, key, learning = problem.score, problem.query, problem.key, problem.differentiated
     if problem.device.type == "cpu" and not _rounds(problem):
         query, key = query.to(problem.dtype), key.to(problem.dtype)
@@ -205,8 +219,8 @@ def _scores(problem: Problem, clean: bool) -> Tensor:
     if type(score) in (Dot, ScaledDot) and softcap is None:
         return product(query, key, scale, clean, learning)
     spoilt = None
-    if clean:  # the gradient of other scores would be 0 · NaN
-        # NaN for a vector with NaN or Inf, else 0.
+    if clean:  # otherwise the gradient of a masked score of NaN would be 0 · NaN
+        # 0 · NaN and 0 · Inf are NaN, so each vector with NaN or Inf gives NaN here, and any other vector gives 0.
         of_query, of_key = (t.detach() @ t.new_zeros(t.shape[-1]) for t in (query, key))
         spoilt = of_query.unsqueeze(-1) + problem.repeat(of_key.unsqueeze(-1)).mT
         query, key = (cast(Tensor, _Finite.apply(t)) for t in (query, key))
@@ -217,37 +231,41 @@ def _scores(problem: Problem, clean: bool) -> Tensor:
     else:
         wide = isinstance(score, Bilinear) and query.dtype == torch.float16  # query times weight can overflow float16
         given = score.as_product(query.float(), key.float()) if wide else score.as_product(query, key)
-        assert given is not None  # both scores have a form as a product
+        assert given is not None  # cosine and bilinear scores have a form as a product
         scores = product(given.query, given.key, given.scale, False, learning)
     return scores if spoilt is None else scores + spoilt
 
 
 def _rounds(problem: Problem) -> bool:
-    """Return whether scores may be rounded to bfloat16: not if the best of them counts, or their differences."""
+    """Return whether scores may be rounded to bfloat16.
+
+    They may not for normalisers that depend on the order or on exact differences of scores (hard attention, sparsemax,
+    entmax), nor for a requested log-sum-exp.
+    """
     if isinstance(problem.request, LogSumExp):
         return False
     return problem.normalize.is_softmax or isinstance(problem.normalize, Sigmoid)
 
 
 def _weights(problem: Problem, scores: Tensor, allowed: Tensor | None, learning: bool) -> Tensor:
-    """Return the normalised scores, 0 where masked."""
+    """Return the weights: the normalised scores, 0 where masked."""
     normalize = problem.normalize
     if isinstance(normalize, Sigmoid) and normalize.bias:
         scores = scores + normalize.bias
     masked = scores if allowed is None else filled_with(scores, allowed, -math.inf)
     if not normalize.is_softmax:
         weights = torch.sigmoid(masked) if isinstance(normalize, Sigmoid) else normalize(masked)
-        # The gradient of a masked weight may be Inf, and is excluded here.
+        # The gradient of a masked weight may be Inf; it is excluded by writing 0 to the weight.
         return filled_with(weights, allowed, 0.0) if learning and allowed is not None else weights
     if allowed is None:
         return torch.softmax(scores, -1)
     weights = torch.softmax(masked, -1)
-    # A row with NaN is NaN at masked keys too, as in `reference`.
+    # In a row with a score of NaN the weights of masked keys are NaN too, as in `reference`.
     return weights if no_row_empty(problem, allowed) else filled_with(weights, _filled(problem, allowed), 0.0)
 
 
 def _filled(problem: Problem, allowed: Tensor) -> Tensor:
-    """Return which rows may attend anything, (…, q, 1)."""
+    """Return which queries may attend at least one key, (…, q, 1)."""
     mask, shape = problem.mask, problem.shape[-2:]
     bias = problem.bias is not None and problem.bias.may_mask
     if mask is None or bias or isinstance(mask, (Dense, Band)) or not _few(problem):
@@ -256,7 +274,10 @@ def _filled(problem: Problem, allowed: Tensor) -> Tensor:
 
 
 def _hard(problem: Problem, scores: Tensor, allowed: Tensor | None) -> Result | None:
-    """Return the value of the best key, its log-probability, and what is requested."""
+    """Return the result of hard attention without sampling, or None on the CPU if a value is not finite.
+
+    The output of each query is the value of the key with the largest score.
+    """
     hard, request = problem.normalize, problem.request
     assert isinstance(hard, Hard)
     if inspects(problem) and not finite(problem.value):
@@ -286,7 +307,7 @@ def _hard(problem: Problem, scores: Tensor, allowed: Tensor | None) -> Result | 
 
 
 def no_row_empty(problem: Problem, allowed: Tensor) -> bool:
-    """Return whether every row has a key to attend for certain; a GPU's mask is not inspected."""
+    """Return whether every query certainly has an allowed key; mask tensors on a GPU are not inspected."""
     mask, (queries, keys) = problem.mask, problem.shape[-2:]
     if isinstance(mask, Band) and (problem.bias is None or not problem.bias.may_mask):
         low, high = 1 - queries if mask.low is None else mask.low, keys - 1 if mask.high is None else mask.high
@@ -295,7 +316,7 @@ def no_row_empty(problem: Problem, allowed: Tensor) -> bool:
 
 
 class _Finite(torch.autograd.Function):
-    """Replace NaN and Inf by zeros; the gradient is passed on unchanged."""
+    """The autograd function that replaces NaN and Inf by zeros and returns the incoming gradient unchanged."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
@@ -313,17 +334,19 @@ def _finite(tensor: Tensor) -> Tensor:
 def product(query: Tensor, key: Tensor, scale: float, clean: bool, learning: bool) -> Tensor:
     """Return scale · query @ keyᵀ, (…, h, q, k), for keys of h or fewer heads, in the dtype of `wide_product`.
 
-    `clean`: NaN and Inf are zeros in the backward pass, so that masked pairs get no gradient of 0 · NaN.
+    With `clean`, the backward pass replaces NaN and Inf in query and key by zeros, so that the zero gradient of a
+    masked score is not multiplied with NaN.
     """
     return cast(Tensor, _Product.apply(query, key, scale, clean)) if learning else _scaled_product(query, key, scale)
 
 
 def _scaled_product(query: Tensor, key: Tensor, scale: float) -> Tensor:
     queries, heads = query.shape[-2], query.shape[-3]
-    # Queries are smaller than scores; in half precision a product with a power of two is exact.
+    # The queries are scaled instead of the scores, because they are fewer numbers. In half precision they are scaled
+    # only by a power of two, with which the multiplication is exact.
     early = scale != 1.0 and (query.dtype not in HALF or math.frexp(scale)[0] in (0.5, -0.5))
     shape = (*query.shape[:-3], heads, queries, key.shape[-2])
-    if early and query.is_cuda and query.dtype not in HALF:  # the product applies the scale
+    if early and query.is_cuda and query.dtype not in HALF:  # baddbmm multiplies and scales in one call
         left, right = (t.reshape(-1, *t.shape[-2:]) for t in (_grouped(query, key.shape[-3]), key.mT))
         return torch.baddbmm(left.new_empty(()), left, right, beta=0.0, alpha=scale).view(shape)
     scores = wide_product(_grouped(query * scale if early else query, key.shape[-3]), key.mT)
@@ -332,7 +355,11 @@ def _scaled_product(query: Tensor, key: Tensor, scale: float) -> Tensor:
 
 
 def wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """Return left @ right in at least float32; on the CPU in bfloat16, where its operations compute in float32."""
+    """Return left @ right in at least float32.
+
+    On a CPU with products of bfloat16, a product of bfloat16 tensors stays in bfloat16, because torch's CPU operations
+    on bfloat16 compute in float32.
+    """
     if left.dtype not in HALF:
         return left @ right
     if left.device.type == "cpu":
@@ -348,7 +375,7 @@ def in_half(tensor: Tensor) -> bool:
 
 @functools.cache
 def _has_bfloat16() -> bool:
-    """Return whether the CPU multiplies matrices of bfloat16."""
+    """Return whether this CPU has instructions for products of bfloat16 matrices."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
@@ -359,7 +386,7 @@ def _grouped(tensor: Tensor, heads: int) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """`product`; its backward pass consists of torch operations, so it differentiates again."""
+    """The autograd function of `product`; its backward pass is torch operations, so second derivatives exist."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, scale: float, clean: bool) -> Tensor:
@@ -371,7 +398,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key = ctx.saved_tensors
         query, key = (_finite(query), _finite(key)) if ctx.clean else (query, key)
-        late = ctx.scale != 1.0 and 2 * query.shape[-1] < key.shape[-2]  # then vectors are smaller than scores
+        late = ctx.scale != 1.0 and 2 * query.shape[-1] < key.shape[-2]  # scale dquery and dkey: fewer numbers
         change = grads[0] if late or ctx.scale == 1.0 else grads[0] * ctx.scale
         change = _grouped(_narrowed(change, query), key.shape[-3])
         dquery = dkey = None
@@ -385,7 +412,7 @@ class _Product(torch.autograd.Function):
 
 
 def _narrowed(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return the tensor in the dtype in which it is multiplied with another."""
+    """Return the tensor cast to the dtype in which it is multiplied with the tensor `like`."""
     return tensor.to(like.dtype) if like.dtype not in HALF or in_half(like) else tensor
 
 
@@ -394,7 +421,7 @@ def _like(tensor: Tensor, other: Tensor) -> Tensor:
 
 
 def weighted_sum(weights: Tensor, value: Tensor, allowed: Tensor | None, learning: bool) -> Tensor:
-    """Return weights @ value, (…, h, q, e), in the dtype of the values; masked values have no effect."""
+    """Return weights @ value, (…, h, q, e), in the dtype of the values; masked values have no effect, even NaN."""
     return cast(Tensor, _Sum.apply(weights, value, allowed)) if learning else _sum(weights, value, allowed)
 
 
@@ -406,7 +433,7 @@ def _sum(weights: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
 
 
 def attended(output: Tensor, weights: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
-    """Return output = weights @ value such that a value of NaN or Inf has an effect only where it may be attended."""
+    """Return `output`, which is weights @ value, corrected so that NaN and Inf affect only queries that attend them."""
     group = weights.shape[-3] // value.shape[-3]
     if weights.device.type == "cuda" and TRITON and value.dtype != torch.float64:
         from regard.kernels.triton.attended_values import repair  # imported here, because it imports Triton
@@ -424,12 +451,12 @@ def attended(output: Tensor, weights: Tensor, value: Tensor, allowed: Tensor) ->
 
 
 class _Sum(torch.autograd.Function):
-    """`weighted_sum`; its backward pass consists of torch operations, so it differentiates again."""
+    """The autograd function of `weighted_sum`; its backward pass is torch operations, so second derivatives exist."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
         ctx.clean = allowed is not None
-        # The weights themselves, not a rounded copy, so that a second derivative can reach them.
+        # The weights themselves are saved, not a rounded copy, so that second derivatives propagate to them.
         ctx.save_for_backward(weights, value)
         return _sum(weights, value, allowed)
 

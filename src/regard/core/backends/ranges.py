@@ -1,8 +1,9 @@
-"""Attention on CUDA under bands, lengths and segments: a block of queries only visits its range of keys.
+"""Attention on CUDA under bands, lengths and segments: a block of queries reads only the range of keys it may attend.
 
-Lengths and ids are arguments of the Triton kernel: no mask tensor is built, and the host does not wait for the device.
-The ranges of segments are computed on the device, in one or two launches, once per mask object. The kernel computes
-ALiBi, tables of distances, biases, a softcap and sigmoid weights too, and reads a dense mask beside one of these.
+Lengths and segment ids are arguments of the Triton kernel: no mask tensor is built, and the host does not wait for the
+device. The key ranges of segments are computed on the device, in one or two launches, once per mask object. The kernel
+also supports ALiBi, relative biases, dense biases, a softcap and sigmoid weights, and a dense mask if the call has one
+of these.
 """
 
 import functools
@@ -29,16 +30,20 @@ from regard.kernels.availability import TRITON
 
 KERNEL = "triton ranges"
 _SIZE = 256  # the largest size of queries, keys and values
-_SINGLE = 128  # the largest size in float32 with gradients, or where few blocks of keys are skipped
-_PROGRAMS = 65_535  # the largest number of programs on the second axis of a launch
-_REACH = 2**20  # the largest distance of a table, and its largest offset
-_FEW = 1024  # keys over which a program for all of few queries takes longer than other backends
-_SUMS = 9 * 2**20  # bytes of the parts of a bias's gradient: 528 tiles of 64 x 64
-_KEPT = 2**16  # the largest bias that a route keeps in memory until its next call
+_SINGLE = 128  # the largest size in float32 with gradients, or with a mask under which few blocks of keys are skipped
+_PROGRAMS = 65_535  # the largest number of programs on the second axis of a kernel launch in CUDA
+_REACH = 2**20  # the largest distance in the table of a relative bias, and its largest offset
+_FEW = 1024  # with more keys than this, calls of few queries are slower than by other backends: one program reads all
+_SUMS = 9 * 2**20  # bytes of the partial sums of a bias's gradient: 528 tiles of 64 × 64 numbers in float32
+_KEPT = 2**16  # the largest number of entries of a bias that a cached route holds in memory until its next call
 
 
 class Lowered(NamedTuple):
-    """The mask as kernel arguments, and the keys that any query may attend, if the kernel does not test that."""
+    """The mask as arguments of the kernel.
+
+    `seen` is which keys at least one query may attend, for the caller to replace the others by zeros. It is None if the
+    kernel itself never loads the others.
+    """
 
     rules: Any
     seen: Tensor | None
@@ -71,7 +76,7 @@ def _takes(problem: Problem) -> bool:
         return 0 < bias.reach < _REACH > abs(bias.offset)
     if type(bias) is not DenseBias or problem.query.ndim > 4:
         return False
-    # The gradient of a bias that broadcasts over queries or keys would be summed over them too.
+    # The gradient of a bias that broadcasts over queries or keys is a sum over them, which the kernel does not compute.
     return not learned or bias.tensor.shape[-2:] == problem.shape[-2:]
 
 
@@ -100,15 +105,15 @@ def _product(score: Score, query: Tensor, key: Tensor) -> ScaledProduct:
 
 
 def _settings(problem: Problem) -> dict[str, float]:
-    """Return the numbers of score and normaliser as fields of the rules."""
+    """Return the softcap and the bias of the sigmoid, if there are any, as fields of the kernel's `Rules`."""
     cap, normalize = _softcap(problem.score), problem.normalize
-    # Triton would specialise on an integer.
+    # They are floats, because Triton compiles special kernels for some integers.
     settings = {} if cap is None else {"cap": float(cap)}
     return settings | ({"shift": float(normalize.bias)} if isinstance(normalize, Sigmoid) else {})
 
 
 def _of_bias(bias: Bias | None, tensor: Tensor, heads: int) -> dict[str, Any]:
-    """Return a bias, whose tensor is given, as fields of the rules."""
+    """Return a bias as fields of the kernel's `Rules`; `tensor` holds its numbers."""
     if isinstance(bias, Alibi):
         return {"slopes": tensor, "slopes_h": _by_head(tensor, heads), "offset": bias.offset}
     if isinstance(bias, Relative):
@@ -122,7 +127,7 @@ def _by_head(tensor: Tensor, heads: int) -> int:
 
 
 def _steps(tensor: Tensor, name: str) -> dict[str, int]:
-    """Return the strides of a tensor that broadcasts to the scores, 0 where it does."""
+    """Return the strides of a tensor as fields of the kernel's `Rules`; an axis that broadcasts has stride 0."""
     steps = [0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
     return dict(zip((f"{name}_{axis}" for axis in "bhqk"), [0] * (4 - len(steps)) + steps, strict=True))
 
@@ -136,22 +141,22 @@ def _fits(query: Tensor, key: Tensor, value: Tensor, most: int) -> bool:
         return False
     if 0 in (queries, keys, key.shape[-1], value.shape[-1]) or odd_values(query, value):
         return False
-    # The kernel's 32-bit offsets must reach all heads and rows of a batch row, also in a contiguous copy.
+    # 32-bit offsets must address all heads and rows of a sequence in the kernel, also in a contiguous copy.
     tensors = (query, key, value)
     reach = max(_SIZE * max(queries, keys), *(t.stride(-3) for t in tensors))
     return heads * reach < 2**31 and max(queries, keys) * max(t.stride(-2) for t in tensors) < 2**31
 
 
 def working_bytes(problem: Problem, found: Clauses) -> int:
-    """Return the bytes of the segments' bounds, four numbers for each 32 queries and each 32 keys, and of the sums of
-    which the gradient of a bias is made."""
+    """Return the bytes of the segments' bounds, four numbers for each 32 queries and each 32 keys, and of the partial
+    sums of a bias's gradient."""
     spans = sum(-(-length // 32) for length in problem.shape[-2:])
     sums = _SUMS if problem.bias_learned else 0
     return sums + (16 * math.prod(problem.shape[:-3]) * spans if found.segments else 0)
 
 
 def attend(problem: Problem, found: Clauses) -> Result:
-    """Compute attention by the kernel."""
+    """Compute attention by the Triton kernel."""
     from regard.kernels.triton.range_attention import range_attention  # imported here, because it imports Triton
 
     lead, mask, shape, device = problem.query.shape[:-3], problem.mask, problem.shape, problem.device
@@ -178,7 +183,10 @@ def attend(problem: Problem, found: Clauses) -> Result:
 
 
 def direct(problem: Problem, found: Clauses) -> Direct | None:
-    """Return a function that runs the kernel alone, for all calls with the signature of this one, or None."""
+    """Return a function that runs only the kernel, for all calls with the signature of this problem, or None.
+
+    It is None if such calls need more than the kernel. The problem must hold the caller's own tensors and no request.
+    """
     # Imported here, because they import Triton.
     from regard.kernels.triton.range_attention import plan_of, planned_attention
     from regard.kernels.triton.range_pairs import Rules
@@ -186,7 +194,7 @@ def direct(problem: Problem, found: Clauses) -> Direct | None:
     as_it_is, rules_of = isinstance(problem.score, (Dot, ScaledDot)), _rules_of(problem, found)
     product, value = _product(problem.score, problem.query, problem.key), problem.value
     if problem.differentiated and product.key is not problem.key:
-        return None  # masked keys may have to be cleaned before they are transformed
+        return None  # NaN in masked keys may have to be replaced before the score transforms the keys
     if any(t.stride(-1) != 1 for t in (product.query, product.key, value)):
         return None
     completed, learning, learns = _completed(problem), problem.differentiated, problem.bias_learned
@@ -214,11 +222,11 @@ Completed = Callable[[Any, Any, Any, torch.device], tuple[Any, Any, Tensor | Non
 
 
 def _completed(problem: Problem) -> Completed:
-    """Return a function that adds bias, softcap and normaliser of a call to the rules of its mask, and to their cache
-    key.
+    """Return a function that adds bias, softcap and sigmoid bias of a call to the kernel's rules for its mask.
 
-    It returns the tensor of the bias too, and no rules for a bias that must be copied first. If band and bias are those
-    of the call before, so are the rules; rules that hold tensors of a mask are not kept, since these may be large.
+    The function returns the complete rules, their cache key and the tensor of the bias. The rules are None for a bias
+    that must be copied first. If band and bias are those of the previous call, the previous rules are returned. Rules
+    that hold tensors of a mask are not stored for the next call, because these tensors may be large.
     """
     settings, heads, biased = _settings(problem), problem.shape[-3], problem.bias is not None
     kinds = tuple(settings)
@@ -253,7 +261,7 @@ def _placed(bias: Any, device: torch.device) -> Tensor:
 def _rules_of(problem: Problem, found: Clauses) -> Callable[[Any, torch.device], tuple[Any, Any]]:
     """Return a function that returns the kernel's rules for the mask of a call, and a cache key for their properties.
 
-    It returns no rules for a mask whose calls need more than the kernel.
+    The rules are None for a mask whose calls need more than the kernel.
     """
     from regard.kernels.triton.range_pairs import Rules  # imported here, because it imports Triton
 
@@ -285,7 +293,7 @@ def _rules_of(problem: Problem, found: Clauses) -> Callable[[Any, torch.device],
 
 
 def _lowered_for(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Lowered:
-    """Return the mask of a checked call as the kernel takes it."""
+    """Return the mask of a checked call as arguments of the kernel."""
     found = clauses(mask.on(device).aligned(shape), *shape[-2:])
     assert found is not None  # checked by serves()
     return _lowered(found, shape, device)
@@ -316,19 +324,20 @@ def _lowered(found: Clauses, shape: tuple[int, ...], device: torch.device) -> Lo
 
 
 def _of_pairs(mask: Tensor) -> dict[str, Any]:
-    """Return a dense mask as fields of the rules."""
+    """Return a dense mask as fields of the kernel's `Rules`."""
     return {"mask": mask.view(torch.uint8), **_steps(mask, "mask")}
 
 
 def _reaches_itself(rules: Any) -> bool:
-    """Return whether the band contains the key at the query's own position."""
+    """Return whether the band lets each query attend the key at its own position."""
     return (rules.low or 0) <= 0 <= (rules.high or 0)
 
 
 def _packed(rules: Any, ids: Tensor) -> Lowered:
-    """Return the rules with segments that are the same for queries and keys, ids (b, n).
+    """Return the kernel arguments for segments whose queries and keys share the ids (b, n).
 
-    Every key can be attended by the query at its own position; the kernel tests lengths and bands.
+    The segments let each key be attended by the query at its own position, so they mask no key for all queries. The
+    kernel itself skips keys that the lengths or the band mask.
     """
     # Imported here, because they import Triton.
     from regard.kernels.triton.additive.plan import trait

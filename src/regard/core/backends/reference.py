@@ -55,7 +55,7 @@ def small(problem: Problem) -> bool:
 
 
 def in_bfloat16(problem: Problem) -> bool:
-    """Return whether the call is in bfloat16 on a CPU with products of bfloat16, where the plain form is fastest."""
+    """Return whether the call is in bfloat16 on a CPU with products of bfloat16, where this backend is the fastest."""
     if problem.device.type != "cpu" or problem.query.dtype != torch.bfloat16 or not plain_form.in_half(problem.query):
         return False
     return plain_form.serves(problem) and working_bytes(problem) <= _BFLOAT16_BYTES

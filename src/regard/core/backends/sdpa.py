@@ -1,10 +1,10 @@
 """Dot-product attention by `F.scaled_dot_product_attention`, with each mask in the form that its kernels run fastest.
 
-Dot, scaled dot, cosine and bilinear scores are all scale · Q' K'ᵀ, so they reduce to it exactly. A causal mask becomes
-`is_causal`, a mask that is equal for all queries becomes one row, a window is computed as a band (`banded`); any other
-mask is built for a block of queries at a time, over the range of keys that the block may attend (on a GPU blocks are
-large: 2²⁶ entries of the mask). On the CPU padding and documents are cut into sequences, one call without a mask for
-each (`per_sequence`).
+Dot, scaled dot, cosine and bilinear scores can all be written as scale · Q' K'ᵀ, the form that these kernels compute.
+A causal mask becomes `is_causal`, a mask that is equal for all queries becomes one row, and a window is computed as a
+band (`banded`). Any other mask is built for one block of queries at a time, over the range of keys that the block may
+attend (on a GPU blocks are large: 2²⁶ entries of the mask). On the CPU, calls with padding or packed documents are
+split into sequences, with one kernel call without a mask for each (`per_sequence`).
 """
 
 import functools
@@ -29,10 +29,10 @@ from regard.core.spans import all_of, take
 from regard.core.transforms import mapped
 
 NAME = "sdpa"
-FEW = 16  # with fewer keys than this, torch's CPU kernels return 0 for a query of NaN
-_BAND_NUMBERS = 2**15  # number of entries up to which a band is stored with a route; there are many routes
-_SHORT = 64  # keys up to which the plain form takes less time on the CPU than padding to one size
-_MEMORY = 512  # number of keys from which on a step in float32 takes less time by the decoding kernel
+FEW = 16  # with fewer keys than this, torch's CPU kernels return 0, not NaN, for a query of NaN
+_BAND_NUMBERS = 2**15  # the largest number of entries of a band's mask tensor that is cached with a route
+_SHORT = 64  # on the CPU, up to this number of keys `plain_form` is faster than padding keys and values to one size
+_MEMORY = 512  # from this number of keys on, our kernel for decoding steps is faster than torch's in float32
 
 
 def refuses(problem: Problem) -> str | None:
@@ -57,14 +57,14 @@ def refuses_data(problem: Problem) -> str | None:
 
 
 def _inspected(problem: Problem) -> bool:
-    """Return whether the values must be inspected, and whether they can be."""
+    """Return whether the values must be inspected for NaN and Inf; False where this is impossible (CUDA, compiled)."""
     if problem.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     return problem.masked or problem.key.shape[-2] < FEW
 
 
 def not_worth_it(problem: Problem) -> str | None:
-    """Return a reason where torch would form the whole matrix, or another backend is faster; or None."""
+    """Return the reason why another backend is faster or needs much less memory, or None."""
     if isinstance(problem.score, Bilinear) and problem.query.dtype == torch.float16 and problem.device.type == "cpu":
         return "a product in float16 on the CPU: the plain form computes it in float32"
     asked = problem.request is not None and not isinstance(problem.request, LogSumExp | Rows)
@@ -83,9 +83,9 @@ def not_worth_it(problem: Problem) -> str | None:
 
 
 def _affordable(device: torch.device) -> int:
-    """Return the largest matrix that torch may form.
+    """Return the largest number of bytes that the scores of all pairs may take when torch uses its math path.
 
-    On a GPU the limit is high: other backends are fifty times slower.
+    On a GPU the limit is high, because other backends are much slower there.
     """
     if device.type != "cuda":
         return reference.SMALL
@@ -93,7 +93,7 @@ def _affordable(device: torch.device) -> int:
 
 
 def working_bytes(problem: Problem) -> int:
-    """Return the working memory: the mask of a block of queries, unless torch falls back to its math path."""
+    """Return the bytes of the mask of one block of queries, or of all scores where torch uses its math path."""
     if plain(problem):
         return 2 * math.prod(problem.shape) * problem.query.element_size()
     found = clauses(problem.mask, *problem.shape[-2:])
@@ -109,14 +109,14 @@ def working_bytes(problem: Problem) -> int:
 
 
 def has_rules(problem: Problem) -> bool:
-    """Return whether torch can vmap the CUDA kernel: in half precision, without a tensor as mask or bias."""
+    """Return whether torch's CUDA kernel supports vmap: in half precision, without a tensor as mask or bias."""
     if problem.bias is not None or problem.query.dtype not in HALF:
         return False
     return problem.mask is None or _is_causal_alone(clauses(problem.mask, *problem.shape[-2:]))
 
 
 def plain(problem: Problem) -> bool:
-    """Return whether torch will form the whole matrix, as for a learned bias, and on the CPU for dropout."""
+    """Return whether torch will use its math path, which stores all scores: a learned bias, or dropout on the CPU."""
     return problem.bias_learned or (problem.dropout > 0.0 and problem.device.type == "cpu")
 
 
@@ -161,14 +161,18 @@ def _like_kernels(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _is_step(problem: Problem, found: Clauses | None) -> bool:
-    """Return whether the decoding kernel runs, which never loads padding, so the memory needs no cleaning."""
+    """Return whether the Triton kernel for decoding steps computes the call.
+
+    The kernel never loads padding, so NaN and Inf in the padding need not be replaced.
+    """
     if found is None or not decoding_step.serves(problem):
         return False
     if found.lengths is not None:
         return True
     if torch.compiler.is_compiling():
         return False
-    # Without padding torch has kernels for steps; in float32 one program reads all keys of a head.
+    # Without padding, torch's kernels support decoding steps. In float32 a single program of theirs reads all keys of a
+    # head, which takes long for many keys.
     if problem.query.dtype != torch.float32 or problem.shape[-1] < _MEMORY:
         return torch_sdpa.pads(problem.query, problem.value)
     tensors = problem.query, problem.key, problem.value
@@ -184,7 +188,7 @@ def attend(problem: Problem) -> Result:
     lead, size = problem.query.shape[:-3], problem.value.shape[-1]
     found = clauses(problem.mask, *problem.shape[-2:])
     step, row = _is_step(problem, found), None
-    if not step:  # clean before any product with the keys: in the backward pass 0 · NaN would be NaN
+    if not step:  # replace masked NaN before any product with the keys: in the backward pass 0 · NaN is NaN
         problem, row = zeroed_with_row(problem, found)
         row = None if row is None else mask_blocks.four_axes(row, problem)
     product = problem.score.as_product(problem.query, problem.key)
@@ -210,7 +214,7 @@ def attend(problem: Problem) -> Result:
             dropout_p=problem.dropout,
             is_causal=causal,
             scale=product.scale,
-            enable_gqa=bool(query.shape[-3] != key.shape[-3]),  # torch.jit.trace makes a tensor of it
+            enable_gqa=bool(query.shape[-3] != key.shape[-3]),  # under torch.jit.trace it is a tensor
         )
         return output if filled is None else torch.where(filled, output, 0)
 
@@ -221,7 +225,7 @@ def attend(problem: Problem) -> Result:
         one_row = found.lengths is not None or len(found.dense) > 0
         both = None
         mask = mask_blocks.built(problem, all_of(1), all_of(problem.shape[-1])) if one_row and row is None else row
-        # The summary kernels need the log-sum-exp.
+        # The kernels that compute requested weights (`summaries`) need the log-sum-exp.
         if mask is None and problem.dropout == 0.0 and summaries.serves(problem):
             both, lse = torch_sdpa.attend_with_lse(query, key, value, causal=found.banded, scale=product.scale)
             lse = None if lse is None else lse.reshape(problem.shape[:-1])
@@ -244,9 +248,9 @@ def attend(problem: Problem) -> Result:
 
 
 def direct(problem: Problem) -> Direct | None:
-    """Return a function that runs the kernel alone for all calls with the signature of this one.
+    """Return a function that runs only the kernel, for all calls with the signature of this problem, or None.
 
-    Return None if a call needs more than the kernel. The tensors are those of the caller, and there is no request.
+    It is None if such calls need more than the kernel. The problem must hold the caller's own tensors and no request.
     """
     found, (queries, keys) = clauses(problem.mask, *problem.shape[-2:]), problem.shape[-2:]
     if found is None or problem.query.ndim != 4:
@@ -271,7 +275,7 @@ def direct(problem: Problem) -> Direct | None:
     ):
         return None
     on_cpu = problem.device.type == "cpu"
-    if causal and queries < keys and not on_cpu:  # keys after the last query are masked for all
+    if causal and queries < keys and not on_cpu:  # keys after the last query are masked for all queries
         return None
     masked, few, learning = problem.mask is not None, keys < FEW, problem.differentiated
     as_it_is = isinstance(problem.score, (Dot, ScaledDot))
@@ -290,7 +294,7 @@ def direct(problem: Problem) -> Direct | None:
     def sound(query: Tensor, key: Tensor, value: Tensor) -> bool:
         if learning:
             return harmless(query, key, value, True)
-        # NaN and Inf of values, and products that overflow, reach the output, which is checked afterwards.
+        # NaN and Inf in `value`, and products that overflow, reach the output, which is checked after the kernel.
         return per_sequence.finite_sum(query) and per_sequence.finite_sum(key)
 
     def checked(output: Tensor | None) -> Tensor | None:
@@ -303,7 +307,7 @@ def direct(problem: Problem) -> Direct | None:
             return checked(run(query, key, value, score, mask, bias))
         given = band
         if pairs is not None:
-            if not isinstance(mask, (Tensor, Dense)):  # an intersection of which only this tensor masks anything
+            if not isinstance(mask, (Tensor, Dense)):  # an `And` mask of which only one part masks any pair
                 return None
             given = (mask if isinstance(mask, Tensor) else mask.tensor).reshape(pairs)
         factor = scale
@@ -319,7 +323,10 @@ def direct(problem: Problem) -> Direct | None:
 
 
 def with_lse(problem: Problem) -> Both | None:
-    """Return a function that runs a kernel with log-sum-exp for calls with the signature of this one, or None."""
+    """Return a function that computes output and log-sum-exp by one kernel, or None if no kernel returns both.
+
+    The function is valid for all calls with the signature of this problem.
+    """
     found, score = clauses(problem.mask, *problem.shape[-2:]), problem.score
     tensors, causal = (problem.query, problem.key, problem.value), found is not None and found.banded
     if problem.mask is not None and not _is_causal_alone(found):
@@ -333,7 +340,10 @@ def with_lse(problem: Problem) -> Both | None:
 
 
 def _prepared_product(problem: Problem, causal: bool) -> Direct | None:
-    """Return `direct` for scores that become a product on CUDA; None if its sizes must be padded."""
+    """Return the result of `direct` on CUDA for a score that is rewritten as a dot product of other vectors.
+
+    It is None if these vectors must be padded.
+    """
     product, value = problem.score.as_product(problem.query, problem.key), problem.value
     assert product is not None  # checked by refuses()
     if not torch_sdpa.fits(product.query, product.key, value, causal, problem.dropout):
@@ -348,7 +358,7 @@ def _prepared_product(problem: Problem, causal: bool) -> Direct | None:
 
 
 def _step(problem: Problem) -> Direct | None:
-    """Return `direct` for decoding steps on CUDA."""
+    """Return the result of `direct` for decoding steps on CUDA."""
     if not isinstance(problem.score, (Dot, ScaledDot)):
         return None
     product = problem.score.as_product(problem.query, problem.key)
@@ -356,7 +366,7 @@ def _step(problem: Problem) -> Direct | None:
 
 
 def _small_band(problem: Problem, found: Clauses) -> Tensor | None:
-    """Return the mask of a small band alone on the CPU as numbers, stored with the route of its calls, or None."""
+    """Return a small band on the CPU as a float mask of 0 and −inf, or None for any other mask."""
     (queries, keys), device = problem.shape[-2:], problem.device
     alone = found.banded and found.lengths is None and not found.segments and not found.dense
     if problem.mask is None or not alone or device.type != "cpu" or queries * keys > _BAND_NUMBERS:
@@ -368,7 +378,7 @@ def _small_band(problem: Problem, found: Clauses) -> Tensor | None:
 
 
 def _pairs_at_once(problem: Problem) -> torch.Size | None:
-    """Return the shape of a mask tensor that the CPU kernel takes unchanged, or None."""
+    """Return the shape of a mask tensor that is passed to the CPU kernel unchanged, or None."""
     mask = problem.mask
     if (
         not isinstance(mask, Dense)
@@ -380,7 +390,7 @@ def _pairs_at_once(problem: Problem) -> torch.Size | None:
 
 
 def _at_once(problem: Problem) -> bool:
-    """Return whether `direct` computes padding or documents by two products and a softmax."""
+    """Return whether `direct` computes padding or packed documents by two matrix products and a softmax."""
     found = clauses(problem.mask, *problem.shape[-2:])
     if found is None or problem.bias is not None or problem.request is not None or problem.dropout > 0.0:
         return False
@@ -389,7 +399,10 @@ def _at_once(problem: Problem) -> bool:
 
 
 def _sequences(problem: Problem, found: Clauses | None) -> list[per_sequence.Packed] | None:
-    """Return the calls, one for each sequence, if lengths and ids are on the CPU and a call for each is faster."""
+    """Return the kernel calls, one for each sequence, or None if they are impossible or one call is faster.
+
+    They are possible if the lengths and segment ids of the mask are on the CPU.
+    """
     if problem.device.type != "cpu" or problem.bias is not None or problem.dropout > 0.0 or problem.empty:
         return None
     shape, mask = problem.shape, problem.mask
@@ -415,7 +428,7 @@ def _with_log_sum_exp(problem: Problem) -> Result | None:
 
 
 def _needs_no_block(found: Clauses | None) -> bool:
-    """Return whether the mask is absent, `is_causal` alone, or one row for all queries."""
+    """Return whether the mask is absent, exactly `is_causal`, or one row that is the same for all queries."""
     return found is not None and (found.by_key or _is_causal_alone(found))
 
 
@@ -426,16 +439,16 @@ def _is_causal_alone(found: Clauses | None) -> bool:
 
 
 def _wants_full_rows(device: torch.device) -> bool:
-    """Return whether rows with nothing to attend must be hidden from the kernels.
+    """Return whether a query without an allowed key must be passed to the kernels as if all its keys were allowed.
 
-    cuDNN replaces masked scores by the lowest number, so such a row gets the mean of the values and, at some lengths,
-    NaN for gradients (pytorch#196678). The CPU kernels return 0.
+    cuDNN replaces masked scores by the lowest finite number, so such a query gets the mean of the values and, at some
+    lengths, NaN gradients (pytorch#196678). The CPU kernels return 0 for it.
     """
     return device.type != "cpu"
 
 
 def _every_row_sees(found: Clauses | None, queries: int, keys: int) -> bool:
-    """Return whether every row has a key to attend for certain, judged without inspecting any tensor."""
+    """Return whether every query has an allowed key, as far as this is known without inspecting any tensor."""
     if found is None or found.lengths is not None or len(found.segments) > 0 or len(found.dense) > 0:
         return False
     low, high = 1 - queries if found.low is None else found.low, keys - 1 if found.high is None else found.high
@@ -443,7 +456,7 @@ def _every_row_sees(found: Clauses | None, queries: int, keys: int) -> bool:
 
 
 def _as_kernels_want(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Return inputs with four axes and sizes for which torch has a kernel."""
+    """Return query, key and value with four axes, padded to sizes for which torch has a kernel."""
     tensors = (problem.query, problem.key, problem.value)
     query, key, value = (t if t.ndim == 4 else t.flatten(0, -4) if t.ndim > 4 else t.unsqueeze(0) for t in tensors)
     return torch_sdpa.padded(query, key, value, problem.masked)

@@ -1,16 +1,18 @@
 """`F.scaled_dot_product_attention` and the kernels that it chooses from, called directly where that is faster.
 
-cuDNN is not used for gradients of head sizes other than 64 and 128, 80 and 96 over long sequences without a mask
-excepted: torch 2.11's cuDNN gave NaN gradients in bfloat16 for 64 keys of size 96 with padding where weights are nearly
-0 or 1 (docs/experiments.md).
+In calls with gradients, cuDNN is used only for head sizes 64 and 128, and for 80 and 96 over long sequences without a
+mask. For 64 keys of head size 96 with padding, cuDNN in torch 2.11 gave NaN gradients in bfloat16 where weights were
+nearly 0 or 1 (docs/experiments.md).
 
-Eager calls without a mask run torch's efficient, flash or cuDNN kernel as an operator: `F.scaled_dot_product_attention`
-would choose the kernel again at every call. For small calls and in float32 it is the efficient kernel, because the host
-takes longer than the device there, and cuDNN's set-up is the longest. In float32 few queries over many keys, many
-queries over few keys, and small calls of sizes that would have to be padded are two matrix products.
+Eager calls without a mask call torch's efficient, flash or cuDNN kernel directly, because
+`F.scaled_dot_product_attention` would choose the kernel again at every call. Small calls and calls in float32 use the
+efficient kernel: a small call takes longer on the host than on the device, and cuDNN's set-up on the host is the
+longest. In float32, two matrix products compute calls of few queries over many keys, calls of many queries over few
+keys, and small calls of sizes that the kernels would need padded.
 
-torch's kernels have no grouped heads in float32, nor beside a mask without cuDNN: torch would form the whole matrix.
-Keys and values are repeated there instead, as a view if there is one key head.
+With fewer key heads than query heads, torch's kernels support neither float32, nor a mask while cuDNN is disabled:
+torch would compute the whole score matrix. In these cases keys and values are repeated for each query head, as a view
+if there is one key head.
 """
 
 import functools
@@ -30,21 +32,25 @@ from regard.core.transforms import mapped, transformed
 R = TypeVar("R")
 _BY_CUDNN = (torch.bfloat16, torch.float16)
 _CUDNN_SIZES = (64, 128)  # head sizes whose gradients cuDNN computes correctly
-# Further ones for which it does without a mask tensor and takes less time, from a number of queries and keys on.
+# Head sizes for which cuDNN computes correct gradients in the least time if there is no mask tensor and there are at
+# least _LONG queries and keys.
 _CUDNN_LONG, _LONG = (80, 96), 512
-_HEAD = 256  # the largest head size of the operators
-# Pairs times head size up to which a kernel takes less time than cuDNN's, whose set-up on the host is longer, and the
-# number of keys up to which the efficient kernel does. Flash does with gradients only.
+_HEAD = 256  # the largest head size of torch's kernels
+# Up to these numbers of multiplications (pairs times head size) the efficient and the flash kernel are faster than
+# cuDNN's, whose set-up on the host takes longer: the efficient kernel up to _KEYS keys, flash only with gradients.
 _EFFICIENT, _FLASH, _KEYS = 2**28, 2**31, 256
-_SHORT = 64  # the number of keys up to which cuDNN's backward pass takes less time than flash's
-_FEW, _MANY = 8, 1024  # the numbers of queries and keys for which two matrix products are faster in float32
-_FEW_KEYS, _QUERIES = 32, 2**24  # the numbers of keys and of entries of the queries for which they are too
-_SMALL = 2**20  # the number of scores up to which they take less time than copies of other sizes
-# From this number of keys on, and up to this number of blocks of rows, each of which cuDNN computes in one block of
-# threads, flash takes less time without gradients: it divides the keys.
+_SHORT = 64  # up to this number of keys, cuDNN's backward pass is faster than flash's
+# In float32, two matrix products are faster than a fused kernel for at most _FEW queries over at least _MANY keys, and
+# for at most _FEW_KEYS keys if the queries hold at least _QUERIES numbers.
+_FEW, _MANY = 8, 1024
+_FEW_KEYS, _QUERIES = 32, 2**24
+_SMALL = 2**20  # up to this number of scores, two matrix products are faster than padding the tensors for a kernel
+# Without gradients, flash is faster than cuDNN from _SPLIT keys on, if the queries form at most _BLOCKS blocks of _ROWS
+# rows: flash divides the keys among thread blocks, but cuDNN computes each block of rows in a single thread block.
 _SPLIT, _BLOCKS, _ROWS = 8192, 64, 128
 _KERNELS = {1: "flash", 2: "efficient", 3: "cudnn"}  # values of torch.nn.attention.SDPBackend
-# torch's own functions, which are faster to call than their wrappers in Python. The operators have no stubs.
+# Functions of torch._C, which are faster to call than their wrappers in Python. The operators below are typed as Any,
+# because torch has no type stubs for them.
 _ENABLED = {
     "flash": torch._C._get_flash_sdp_enabled,
     "efficient": torch._C._get_mem_efficient_sdp_enabled,
@@ -56,10 +62,10 @@ _cudnn_operator: Any = getattr(torch, "_scaled_dot_product_cudnn_attention", Non
 
 
 def sizes(query: Tensor, value: Tensor, masked: bool) -> tuple[int, int, int]:
-    """Return the sizes of queries, keys and values for which torch has a kernel and does not form the whole matrix.
+    """Return the sizes to which the vectors of query, key and value must be padded for a fused kernel of torch.
 
-    On the CPU they must be equal. On CUDA they are multiples of 16 bytes; the flash kernel, which takes no mask, pads
-    equal sizes itself.
+    On the CPU the sizes must be equal. On CUDA they must be multiples of 16 bytes; the flash kernel, which supports no
+    mask, pads equal sizes itself.
     """
     size, value_size = query.shape[-1], value.shape[-1]
     if not query.is_cuda or mapped():
@@ -72,16 +78,16 @@ def sizes(query: Tensor, value: Tensor, masked: bool) -> tuple[int, int, int]:
 
 
 def fits(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: float) -> bool:
-    """Return whether a call without a mask tensor needs no padding."""
+    """Return whether a call without a mask tensor can be computed without padding the vectors."""
     if operator(query, key, value, causal, dropout) == "products":
         return True
     return sizes(query, value, False) == (query.shape[-1], key.shape[-1], value.shape[-1])
 
 
 def padded(query: Tensor, key: Tensor, value: Tensor, masked: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tensors of sizes that torch's kernels take, whose output has at least as many columns as the values.
+    """Return the tensors with their vectors padded by zeros to sizes that torch's kernels support.
 
-    Zero columns change neither the scores nor the other columns of the output.
+    The zeros change neither the scores nor the first columns of the output; the caller drops the other columns.
     """
     wanted = sizes(query, value, masked)
     query, key, value = (
@@ -102,20 +108,23 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Compute torch's fused attention by the fastest kernel that serves."""
+    """Compute torch's fused attention by the fastest kernel that supports the call."""
     if scale is not None and scale <= 0:  # some kernels mask with −inf before scaling, which then gives +inf or NaN
         query, scale = (-query, -scale) if scale < 0 else (query * 0, 1.0)
     scale = 1.0 / math.sqrt(max(1, query.shape[-1])) if scale is None else scale
     eager = query.is_cuda and attn_mask is None and query.ndim == 4
     if eager and not torch.compiler.is_compiling() and not transformed():
         output = prepared(query, key, value, is_causal, dropout_p, scale)(query, key, value, None, None, None)
-        assert output is not None  # no kernel here refuses data
+        assert output is not None  # the functions returned by `prepared` refuse no values
         return output
     return _by_choice(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
 def prepared(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: float, scale: float) -> Direct:
-    """Return `attend` without a mask for eager calls with the signature of this one; it decides nothing again."""
+    """Return a function that computes `attend` without a mask, for eager calls with the signature of this call.
+
+    The kernel is chosen here, once, and not at each call of the function.
+    """
     heads, grouped = query.shape[1], query.shape[1] != key.shape[1]
     kernel = "" if scale <= 0 else operator(query, key, value, causal, dropout)
     if kernel == "products":
@@ -152,7 +161,7 @@ def prepared(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: f
         if (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15:
             query, key, value = _aligned(query, key, value)
         output = _cudnn_operator(query, key, value, None, learning, dropout, causal, False, scale=scale)[0]
-        if learning:  # the output of each of these calls is laid out alike
+        if learning:  # the outputs of all these calls have the same strides
             hook = hook or returner(output.stride())
             add_hook(output, hook)
         return output
@@ -163,13 +172,13 @@ def prepared(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: f
 def _by_products(
     scale: float, query: Tensor, key: Tensor, value: Tensor, score: object, mask: object, bias: object
 ) -> Tensor:
-    rows = query.reshape(key.shape[0], key.shape[1], -1, query.shape[3])  # queries of a group are rows
+    rows = query.reshape(key.shape[0], key.shape[1], -1, query.shape[3])  # heads that share a key head become rows
     scores = (rows * scale) @ key.mT if key.shape[2] > query.shape[3] else rows @ key.mT * scale
     return (torch.softmax(scores, -1) @ value).view(*query.shape[:3], value.shape[3])
 
 
 def _chosen(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: float, scale: float) -> Direct:
-    """Return `_by_choice` without a mask for calls with the signature of this one."""
+    """Return a function that computes `_by_choice` without a mask, for calls with the signature of this call."""
     grouped = query.shape[1] != key.shape[1]
     if scale <= 0:
         options: dict[str, Any] = {"dropout_p": dropout, "is_causal": causal, "scale": scale, "enable_gqa": grouped}
@@ -177,7 +186,7 @@ def _chosen(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: fl
     heads, others = query.shape[1], query.is_cuda and excludes_cudnn(query, key, value)
     repeats = grouped and query.is_cuda and _has_no_groups(query, key, False, causal, others)
     kernel: Any = F.scaled_dot_product_attention
-    if (grouped and not repeats) or scale != 1.0 / math.sqrt(query.shape[-1]):  # torch reads options in half a µs
+    if (grouped and not repeats) or scale != 1.0 / math.sqrt(query.shape[-1]):  # keywords take half a µs to parse
         kernel = functools.partial(kernel, scale=scale, enable_gqa=grouped and not repeats)
     if not query.is_cuda and not causal and dropout == 0.0:
         return lambda query, key, value, score, mask, bias: kernel(query, key, value)
@@ -212,7 +221,7 @@ def _by_choice(
     scale: float,
     grouped: bool,
 ) -> Tensor:
-    """Compute attention by the kernel that torch picks."""
+    """Compute attention by the kernel that torch chooses."""
     kernel: Any = F.scaled_dot_product_attention
     if not query.is_cuda:
         return kernel(query, key, value, mask, dropout, causal, scale=scale, enable_gqa=grouped)
@@ -227,9 +236,9 @@ def _by_choice(
 
 
 def _aligned(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return copies of tensors that do not begin at a multiple of 16 bytes.
+    """Return the tensors, with copies in place of those whose memory does not begin at a multiple of 16 bytes.
 
-    The kernels load 16 bytes at a time, and torch 2.11 runs them on other tensors too: with wrong results, or errors.
+    The kernels load 16 bytes at a time. On unaligned tensors torch 2.11 runs them too, with wrong results or errors.
     """
     if torch.compiler.is_compiling() or transformed():
         return tensors
@@ -240,7 +249,10 @@ def _aligned(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def operator(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: float) -> str:
-    """Return the kernel that an eager call without a mask runs directly: flash, efficient, cudnn, products, or none."""
+    """Return the name of the code that an eager call without a mask runs directly, or "" if it runs none directly.
+
+    The name is flash, efficient, cudnn, or products (two matrix products).
+    """
     if not query.is_cuda or query.dtype == torch.float64 or torch.are_deterministic_algorithms_enabled():
         return ""
     tensors = (query, key, value)
@@ -259,7 +271,7 @@ def operator(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: f
 
 
 def pads(query: Tensor, value: Tensor) -> bool:
-    """Return whether torch's kernels on CUDA need copies of the tensors with more columns."""
+    """Return whether torch's kernels on CUDA need padded copies of the tensors."""
     return (query.shape[-1] | value.shape[-1]) % (16 // query.element_size()) != 0
 
 
@@ -268,8 +280,8 @@ def _products_serve(query: Tensor, key: Tensor, value: Tensor) -> bool:
     queries, keys = query.shape[2], key.shape[2]
     scores = query.shape[0] * query.shape[1] * queries * keys
     if pads(query, value) and (queries > _FEW or _learning(query, key, value)) and scores <= _SMALL:
-        return True  # without gradients few queries have a kernel of their own
-    # The products read each tensor once if batch and heads are one axis in memory; else they would copy it.
+        return True  # not a few queries without gradients: the kernel for decoding steps computes them
+    # Matrix products need no copy of a tensor whose batch and heads are one axis in memory.
     memory = all(_joined(t) for t in (key, value))
     if queries <= _FEW and keys >= _MANY:
         return memory
@@ -282,14 +294,14 @@ def _joined(tensor: Tensor) -> bool:
 
 
 def _in_half_precision(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: float) -> str:
-    """Return the kernel that a call in half precision runs directly, or none."""
+    """Return the name of the kernel that a call in half precision runs directly, or "" if it runs none directly."""
     (batch, heads, queries, size), keys, learning = query.shape, key.shape[2], _learning(query, key, value)
     grouped, others = heads != key.shape[1], excludes_cudnn(query, key, value)
     equal = size == value.shape[3]
     small = query.numel() * keys <= _EFFICIENT and keys <= _KEYS and not grouped
     if small or (others and not equal):
         return "efficient"
-    # Some GPUs have no gradients of large heads.
+    # On some GPUs the flash kernel has no backward pass for head sizes over 192.
     flash = equal and not (causal and queries != keys) and not (learning and size > 192) and _flash_operator is not None
     if others:
         return "flash" if flash else ""
@@ -321,7 +333,7 @@ def _has_no_groups(query: Tensor, key: Tensor, masked: bool, causal: bool, other
 
 
 def _repeated(tensor: Tensor, heads: int) -> Tensor:
-    """Return keys or values with as many heads as the queries have."""
+    """Return keys or values with each head repeated, so that they have as many heads as the queries."""
     tensor = tensor.unsqueeze(-3)
     return tensor.expand(*tensor.shape[:-3], heads // tensor.shape[-4], *tensor.shape[-2:]).flatten(-4, -3)
 
@@ -329,9 +341,9 @@ def _repeated(tensor: Tensor, heads: int) -> Tensor:
 def attend_with_lse(
     query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Return output and log-sum-exp (b, h, q) by the kernel that torch picks on CUDA; None if it has none.
+    """Return output and log-sum-exp (b, h, q) by torch's fused kernel on CUDA; (None, None) if torch would use none.
 
-    The log-sum-exp has no gradient of its own.
+    The log-sum-exp is detached: no gradient flows through it.
     """
     if scale <= 0 or query.shape[-1] % 8 or query.shape[-3] != key.shape[-3]:
         return None, None
@@ -358,7 +370,7 @@ def attend_with_lse(
 
 
 def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool) -> str:
-    """Return the name of the kernel that torch would pick for these tensors, without computing any values."""
+    """Return the name of the kernel that torch would choose for these tensors, without computing any values."""
     if query.device.type not in ("cpu", "cuda"):
         return "math"
     eager = mask is None and query.ndim == 4 and not torch.compiler.is_compiling() and not transformed()
@@ -374,7 +386,11 @@ def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropo
 
 
 def excludes_cudnn(query: Tensor, key: Tensor, value: Tensor, masked: bool = False) -> bool:
-    """Return whether cuDNN must be excluded: for gradients whose layout cannot be changed, or of other head sizes."""
+    """Return whether cuDNN must be excluded, because its gradients could be wrong.
+
+    They could be for head sizes outside of `_CUDNN_SIZES` and `_CUDNN_LONG`, and inside vmap and compiled transforms,
+    where the memory layout of the incoming gradient cannot be controlled (see `returned_layout`).
+    """
     if transformed() and (mapped() or torch.compiler.is_compiling()):
         return True
     if not (query.dtype in _BY_CUDNN or torch.is_autocast_enabled("cuda")) or not _learning(query, key, value):
@@ -389,7 +405,7 @@ def excludes_cudnn(query: Tensor, key: Tensor, value: Tensor, masked: bool = Fal
 def _by_others(kernel: Callable[..., R], *arguments: Any) -> R:
     """Return kernel(*arguments), computed without cuDNN.
 
-    Setting the switch is twenty times faster than torch's context manager.
+    Where possible the flag of cuDNN is set directly, which is twenty times faster than torch's context manager.
     """
     on = torch.backends.cuda
     if torch.compiler.is_compiling() or not on.math_sdp_enabled() or (transformed() and mapped()):
@@ -407,7 +423,7 @@ def _by_others(kernel: Callable[..., R], *arguments: Any) -> R:
 def _others() -> list[SDPBackend]:
     """Return the enabled kernels other than cuDNN's."""
     kinds = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
-    if not mapped():  # the backward pass of this kernel raises under vmap
+    if not mapped():  # the backward pass of the efficient kernel raises under vmap
         kinds.insert(1, SDPBackend.EFFICIENT_ATTENTION)
     if torch.compiler.is_compiling():
         return kinds

@@ -251,6 +251,6 @@ def split_blocks(count: int, *, block: int, gap: int, valid: int, test: int, see
 def history(frames: Sequence[Frame], place: int, length: int) -> list[int]:
     """Return the indices of the `length` frames that end with frame `place`, oldest first.
 
-    There are fewer at the start of an uninterrupted sequence.
+    Near the start of an uninterrupted sequence of frames, fewer than `length` indices are returned.
     """
     return list(range(max(frames[place].first, place + 1 - length), place + 1))

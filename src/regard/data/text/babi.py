@@ -49,7 +49,7 @@ def load_stories(
 def candidates(path: Path) -> tuple[str, ...]:
     """Return all answers of a bAbI file in alphabetical order, to be appended to the stories.
 
-    Returns none if the supporting sentences contain every answer.
+    The result is empty if the supporting sentences contain every answer, so that no answers need to be appended.
     """
     known = list(_questions(path))
     if all(_located(told, ())[0] is not None for told in known):

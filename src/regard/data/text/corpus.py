@@ -35,7 +35,7 @@ _ABANDONED = 24 * 3600
 class TextCorpus:
     """Pairs of sentences on disk: `corpus[i]` is (source, target), `len(corpus)` is the number of pairs.
 
-    Created by `index`; `report` counts the lines read and the pairs kept and skipped.
+    The function `index` creates such a corpus; `report` counts the lines read and the pairs kept and skipped.
     """
 
     directory: Path
@@ -58,7 +58,7 @@ class TextCorpus:
 class TokenCorpus:
     """Pairs of sentences as token numbers on disk: `corpus[i]` is (source, target), each an array.
 
-    Created by `encode`.
+    The function `encode` creates such a corpus.
     """
 
     directory: Path
@@ -251,7 +251,7 @@ def _name(kind: str, *facts: object) -> str:
 def _made(cache: Path, name: str, write: Callable[[Path], None]) -> Path:
     """Return the folder `name` in the cache; if it does not exist, it is created by `write(folder)`.
 
-    It is written under a temporary name and renamed when it is complete.
+    A new folder is written under a temporary name and renamed when it is complete.
     """
     folder = cache / name
     if folder.is_dir():

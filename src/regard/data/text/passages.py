@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _CJK = "぀-ヿ㐀-鿿豈-﫿"
-# One Chinese or Japanese character, a run of letters and digits, or one punctuation mark.
+# A word is one Chinese or Japanese character, a run of letters and digits, or one punctuation mark.
 _WORD = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+|\S")
 _ENDS = frozenset(".!?。！？")
 

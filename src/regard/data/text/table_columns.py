@@ -64,7 +64,7 @@ def find_columns(
 def find_field(path: Path, line: int, names: Iterable[str], given: str | None, known: Sequence[str], role: str) -> str:
     """Return the name of the field that has this role ("text" or "label") in a record with the fields `names`.
 
-    It is `given`, or if that is None the first of the names `known` that the record has.
+    The result is `given`, or if `given` is None, the first of the names `known` that the record has.
     """
     names = list(names)
     if given is not None:

@@ -67,7 +67,7 @@ class Vocabulary:
     def pieces(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
         """Return the token numbers of these words, and the index of the word of each token.
 
-        Each word is one token. `Subwords.pieces` has the same signature, and several tokens for a word.
+        Each word is one token. `Subwords.pieces` has the same signature, but returns several tokens for some words.
         """
         return self.encode(words), list(range(len(words)))
 

@@ -25,7 +25,7 @@ from regard.data.data_files import DataError
 from regard.data.vision.image_files import MOST_PIXELS, Pixels, decode
 
 Progress = Callable[[int, int], None]
-# Byte strings of 16 bytes each. NumPy drops trailing zero bytes, but on both sides of a comparison, which stays exact.
+# Arrays of byte strings of 16 bytes. NumPy drops trailing zero bytes on both sides of a comparison, which stays exact.
 Digests = NDArray[Any]
 
 _VERSION = 1

@@ -103,7 +103,7 @@ def on_canvas(
 def ink_box(image: Image) -> Box:
     """Return the bounding box of all pixels brighter than the background in a picture (h, w).
 
-    If there are none, the box is the whole picture.
+    If no pixel is brighter than the background, the box is the whole picture.
 
     >>> image = np.zeros((5, 7), np.uint8)
     >>> image[1:3, 4] = 255

@@ -6,7 +6,7 @@ from typing import NamedTuple
 class Phone(NamedTuple):
     """A speech sound: three formants in Hz, the amplitudes of voice and noise, the noise's centre and width in Hz.
 
-    `seconds` is its typical duration, which varies with the speaker.
+    `seconds` is the typical duration of the sound, which varies with the speaker.
     """
 
     f1: int

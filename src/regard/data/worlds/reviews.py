@@ -168,7 +168,7 @@ class _Writer:
     def _opinion(self, positive: bool) -> list[_Word]:
         """Return one clause with a positive or negative opinion.
 
-        It contains an opinion word, a negated opinion word of the other polarity, or a measure ("too long").
+        The clause contains an opinion word, a negated opinion word of the other polarity, or a measure ("too long").
         """
         kind = self.random.random()
         if kind < 0.08:

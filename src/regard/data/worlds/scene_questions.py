@@ -36,7 +36,7 @@ Look = tuple[str, str]  # the description of a shape: colour, kind
 class Asked:
     """A scene, the words of a question, the answer, and the boxes of the shapes that show the answer.
 
-    For "what is left of the red circle" these boxes are the box of the shape left of the circle. `regions` is empty if
+    For "what is left of the red circle", `regions` is the box of the shape left of the circle. `regions` is empty if
     the answer is that there is no such shape. `form` is one of `FORMS`.
     """
 
@@ -110,7 +110,7 @@ def written(words: Sequence[str]) -> str:
 def question_words(text: str) -> tuple[str, ...]:
     """Return the words of a question in the form that this module generates.
 
-    They are in lower case and in British spelling, with the question mark as a word.
+    The words are in lower case and in British spelling, with the question mark as a word.
 
     >>> question_words("What color is the star?")
     ('what', 'colour', 'is', 'the', 'star', '?')
@@ -198,7 +198,8 @@ def _ask_count(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
 
 
 def _alike(dice: Dice, look: Look, by_kind: bool) -> Look:
-    """Return a random colour and kind with the kind of `look`, or, unless `by_kind`, with its colour."""
+    """Return a colour and a kind: if `by_kind`, a random colour and the kind of `look`; else its colour and a random
+    kind."""
     other = _some_look(dice)
     return (other[0], look[1]) if by_kind else (look[0], other[1])
 
@@ -206,8 +207,8 @@ def _alike(dice: Dice, look: Look, by_kind: bool) -> Look:
 def _ask_presence(dice: Dice, placed: list[Spot], size: int) -> _Draft:
     """Return a question of presence, such as "is there a red star".
 
-    Where the colour is named, the scene often has another red shape and another star, so that a model must combine
-    both.
+    If the question names a colour and a kind, the scene often has another red shape and another star, so that a model
+    must combine colour and kind.
     """
     colour, kind = _some_look(dice)
     named = dice.chance(0.5)
@@ -231,7 +232,7 @@ def _ask_presence(dice: Dice, placed: list[Spot], size: int) -> _Draft:
 def _ask_place(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
     """Return a question of position, such as "where is the star", about a shape in a random quadrant of the picture.
 
-    Returns None if there is no shape in that quadrant. A shape near the centre is in no quadrant.
+    Returns None if no shape is in the sampled quadrant. A shape near the centre of the picture is in no quadrant.
     """
     wanted = dice.pick(PLACES)
     there = [number for number, spot in enumerate(placed) if place(box_of(spot), size) == wanted]
@@ -246,7 +247,8 @@ def _ask_place(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
 def _ask_relation(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
     """Return a question of relation, such as "what is left of the red circle".
 
-    Returns None unless exactly one shape has this relation to the circle and all relations to the circle are clear.
+    Returns None unless exactly one shape has this relation to the shape that the question names (here the circle), and
+    the relations of all other shapes to that shape are clear.
     """
     wanted = dice.pick(RELATIONS)
     anchor = dice.pick(range(len(placed)))
@@ -264,7 +266,7 @@ def _ask_relation(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
 def _ask_comparison(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
     """Return a yes/no question about the relative position of two shapes, such as "is the star left of the circle".
 
-    Returns None if their relation is not clear.
+    Returns None if the relation of the two shapes is not clear.
     """
     found = relation(box_of(placed[0]), box_of(placed[1]))
     if found is None:

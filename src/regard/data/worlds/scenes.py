@@ -1,6 +1,7 @@
 """The layout of a scene: positions that do not overlap, and relations between shapes.
 
-`shapes` draws them, `scene_captions` describes them and `scene_questions` generates questions about them.
+The module `shapes` draws scenes, `scene_captions` generates captions of scenes and `scene_questions` generates
+questions about scenes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,13 +15,13 @@ RELATIONS = ("left of", "right of", "above", "below")
 OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 PLACES = ("top left", "top right", "bottom left", "bottom right")
 
-# The extent of a shape as a multiple of its radius, with a margin between shapes.
+# `_REACH` is half the width of a shape as a multiple of its radius; `_ROOM` includes a margin between two shapes.
 _REACH = 1.2
 _ROOM = 1.3
-# A relation is named only if one direction exceeds the other by this factor.
+# A relation such as "left of" is stated only if the distance along one axis is this many times the other distance.
 _CLEARLY = 1.3
 _ATTEMPTS = 60
-# After this number of consecutive scenes without a description, the settings are impossible.
+# After this number of consecutive failed attempts to make a scene, `describe` raises an error.
 _PATIENCE = 2000
 
 
@@ -65,13 +66,13 @@ def size_words(dice: Dice, count: int) -> list[str]:
 
 
 def box_of(spot: Spot) -> Box:
-    """Return the pixels around a position in which its shape is drawn, whatever its kind."""
+    """Return the box in pixels in which a shape of any kind is drawn at this position."""
     x, y, radius, _ = spot
     return int(x - radius), int(y - radius), int(x + radius) + 1, int(y + radius) + 1
 
 
 def around(boxes: Iterable[Box]) -> Box:
-    """Return the smallest box that contains all of these.
+    """Return the smallest box that contains all `boxes`.
 
     >>> around([(2, 3, 5, 7), (4, 1, 6, 4)])
     (2, 1, 6, 7)
@@ -81,7 +82,7 @@ def around(boxes: Iterable[Box]) -> Box:
 
 
 def relation(first: Box, second: Box) -> str | None:
-    """Return the relation of the first box to the second; None if it is ambiguous.
+    """Return the relation of the first box to the second, such as "left of"; None if the relation is ambiguous.
 
     >>> relation((2, 10, 8, 16), (20, 8, 30, 18)), relation((2, 30, 8, 36), (4, 8, 12, 18))
     ('left of', 'below')
@@ -116,7 +117,7 @@ Maker = Callable[[Dice, tuple[int, int], int], Described | None]
 def describe(
     make: Maker[Described], stream: str, *, count: int, objects: tuple[int, int], size: int, seen: set[object]
 ) -> Iterator[Described]:
-    """Yield `count` described scenes that are not in `seen`, from the random generator of that name.
+    """Yield `count` described scenes that are not in `seen`, sampled with a random generator seeded with `stream`.
 
     `make` takes the generator, the range of the number of objects and the picture's side; it returns None if an attempt
     fails.
@@ -142,7 +143,7 @@ def split_scenes(
     beyond: tuple[int, int],
     size: int,
 ) -> Splits[Described]:
-    """Return described scenes in parts: to train on, to validate, to test, and longer ones of `beyond` objects."""
+    """Return described scenes in four parts: training, validation, test, and larger scenes of `beyond` objects."""
     if beyond[0] <= objects[1]:
         raise ValueError(f"beyond must be more than objects, not {beyond} after {objects}")
     seen: set[object] = set()
@@ -154,7 +155,7 @@ def split_scenes(
 
 
 def check_objects(objects: tuple[int, int], fewest: int, most: int) -> None:
-    """Raise if (fewest, most) objects of a scene are outside of what can be drawn and described."""
+    """Raise if `objects`, the smallest and largest number of objects in a scene, is not within `fewest` to `most`."""
     low, high = objects
     if not fewest <= low <= high <= most:
         raise ValueError(f"objects must be (fewest, most) within {fewest} to {most}, not {objects}")

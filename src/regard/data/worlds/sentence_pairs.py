@@ -1,7 +1,7 @@
-"""The built-in world of translation: any number of English and Chinese sentence pairs with gold word alignments.
+"""The built-in data of translation: any number of generated English and Chinese sentence pairs with gold alignments.
 
-The Chinese is a function of the English. Sure links join words that translate each other; possible links join function
-words without a counterpart on the other side (the, do; 了, 的).
+The Chinese sentence is a function of the English one. Sure links of an alignment join words that translate each other;
+possible links join function words without a counterpart in the other language (the, do; 了, 的).
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,9 @@ def example() -> Pair:
 
 
 def sentences(seed: int, *, count: int, lengths: tuple[int, int] = (3, 30)) -> Iterator[Pair]:
-    """Return distinct pairs whose English has `lengths` words; the same seed gives the same pairs on every machine.
+    """Return distinct pairs whose English side has `lengths` words, given as (shortest, longest).
+
+    The same seed gives the same pairs on every machine.
 
     >>> for pair in sentences(7, count=2, lengths=(5, 9)):
     ...     print(english_text(pair.source), chinese_text(pair.target))
@@ -49,7 +51,7 @@ def splits(
     lengths: tuple[int, int] = (3, 30),
     beyond: tuple[int, int] = (31, 45),
 ) -> Splits[Pair]:
-    """Return training, validation and test pairs of `lengths` English words, and `longer` ones of `beyond` words.
+    """Return training, validation and test pairs of `lengths` English words, and `longer` pairs of `beyond` words.
 
     No English sentence and no Chinese sentence is in two parts. If three words are allowed, "Tom chases Jerry" is the
     first test sentence: it is never in the training part.
@@ -71,7 +73,7 @@ def splits(
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Return the words of English text as generated here: contractions expanded, capitals only in names.
+    """Return the words of English text in the form of the generated pairs: contractions expanded, capitals in names.
 
     >>> words("The teacher's dog didn't chase Tom.")
     ('the', 'teacher', "'s", 'dog', 'did', 'not', 'chase', 'Tom', '.')
@@ -108,15 +110,15 @@ def chinese_text(words: Sequence[str]) -> str:
     return "".join(words)
 
 
-# After this number of consecutive duplicates there are hardly any new sentences.
+# After this number of consecutive duplicates `_distinct` raises an error: there are hardly any new sentences.
 _PATIENCE = 400
-_TRIES = 3000  # the largest number of consecutive sentences of a wrong length
+_TRIES = 3000  # after this number of consecutive sentences of a wrong length `_sentence` raises an error
 _CONTRACTIONS = {"can't": "can not", "cannot": "can not", "won't": "will not", "n't": " not", "I'm": "I am"}
 _CAPITALS = {"I", *(word for name in NAMES for word in name.split())}
 
 
 def _distinct(random: Random, count: int, lengths: tuple[int, int], seen: set[tuple[str, ...]]) -> Iterator[Pair]:
-    """Yield pairs of which neither side is in `seen`, and add them to it."""
+    """Yield pairs whose English and Chinese sides are both not in `seen`, and add these sides to `seen`."""
     tries = 0
     while count > 0:
         pair = _sentence(random, lengths)
@@ -132,7 +134,7 @@ def _distinct(random: Random, count: int, lengths: tuple[int, int], seen: set[tu
 
 
 def _sentence(random: Random, lengths: tuple[int, int]) -> Pair:
-    """Return one sentence. The target length is sampled first, so that long sentences are not rare."""
+    """Return one sentence pair. The desired length is sampled first, so that long sentences are not rare."""
     low, high = lengths
     for _ in range(_TRIES):
         made = compose(random, low + int((high - low + 1) * random.random() ** 1.6))

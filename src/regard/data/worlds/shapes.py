@@ -1,7 +1,7 @@
 """Coloured shapes and the pictures they are drawn in: antialiased, on a background that varies a little.
 
-Everything is drawn by NumPy from signed distances to the outline, with the numbers of one `random.Random`: the same
-numbers give the same picture everywhere.
+NumPy draws every shape from the signed distances of the pixels to its outline. All random numbers come from one
+`random.Random`, so that the same seed gives the same picture on every machine.
 """
 
 import math
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 Image = NDArray[np.uint8]
 Values = NDArray[np.floating[Any]]
-Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom are not part of it
+Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom are exclusive
 
 KINDS = ("circle", "square", "triangle", "star", "cross")
 PLURALS = {kind: "crosses" if kind == "cross" else f"{kind}s" for kind in KINDS}
@@ -28,7 +28,8 @@ COLOURS = {
     "purple": (138, 62, 176),
 }
 SIZES = ("small", "large")
-# Radii as fractions of the picture's side. Small and large do not overlap, and the smallest is visible at 48 pixels.
+# Ranges of radii as fractions of the picture's side. The ranges of small and large shapes do not overlap, and the
+# smallest shape is visible in a picture of 48 pixels.
 RADII = {"small": (0.105, 0.122), "large": (0.168, 0.198)}
 
 _SMALLEST_PICTURE = 32
@@ -61,7 +62,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A picture, (3, height, width) RGB, and the shapes in it. Scenes are equal when their shapes are."""
+    """A picture, (3, height, width) RGB, and the shapes in it. Two scenes are equal if their shapes are equal."""
 
     image: Image = field(compare=False, repr=False)
     objects: tuple[Shape, ...]
@@ -125,7 +126,10 @@ def _paint(canvas: Values, kind: str, colour: str, spot: Spot, random: Random) -
 
 
 def _distance(kind: str, x: Values, y: Values, radius: float) -> Values:
-    """Return the signed distance of points to the outline, negative inside; shapes of one radius look equally large."""
+    """Return the signed distance of points to the outline of a shape, negative inside the shape.
+
+    The outlines are scaled so that shapes of different kinds with the same radius look equally large.
+    """
     if kind == "circle":
         return np.hypot(x, y) - np.float32(0.95 * radius)
     starts, ends = _outline(kind)
@@ -164,6 +168,7 @@ def _polygon(x: Values, y: Values, starts: Values, ends: Values) -> Values:
     px, py = x - ax, y - ay
     along = np.clip((px * dx + py * dy) / (dx * dx + dy * dy), 0, 1)
     nearest = np.sqrt(((px - along * dx) ** 2 + (py - along * dy) ** 2).min(0))
-    # The crossing is left of the point: px > dx·py/dy, multiplied by dy. A horizontal edge is never crossed.
+    # The ray crosses an edge left of the point if px > dx·py/dy; both sides are multiplied by dy. It never crosses a
+    # horizontal edge.
     crossed = ((ay > y) != (by > y)) & ((px * dy > py * dx) == (dy > 0))
     return np.where(crossed.sum(0) % 2 == 1, -nearest, nearest)

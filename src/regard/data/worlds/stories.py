@@ -1,8 +1,9 @@
-"""The built-in world of reading: short stories, a question about each, and the sentence that answers it.
+"""The built-in data of reading: generated short stories, each with a question and the sentence that answers it.
 
-People move between places, take, drop and give objects, and things are counted. Several sentences are about the same
-person, and the latest one is valid. Other sentences mention the same places, people and objects without information, so
-the words of an answer occur more than once in the story and a model has to find the right occurrence.
+People move between places, take, drop and give objects; other sentences state how many things are in a place. If
+several sentences state the place of a person, the latest one is true. Further sentences mention the same places, people
+and objects without information, so the words of an answer occur more than once in the story and a model has to find the
+right occurrence.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from random import Random
 from regard.data.worlds.random_choices import Dice, Splits, Within, split
 from regard.data.worlds.story_events import EVENTS, OBJECTS, PEOPLE, PLACES, Sentence, World, anything, aside
 
-# After this number of consecutive duplicates there are hardly any new stories.
+# After this number of consecutive duplicates `_distinct` raises an error: there are hardly any new stories.
 _PATIENCE = 400
 
 
@@ -55,7 +56,7 @@ class Story:
 
 
 def example() -> Story:
-    """Return one story, written by hand.
+    """Return a fixed example story.
 
     >>> story = example()
     >>> story.passage
@@ -89,7 +90,8 @@ def splits(
     sentences: tuple[int, int] = (5, 9),
     beyond: tuple[int, int] = (12, 16),
 ) -> Splits[Story]:
-    """Return training, validation and test stories of `sentences` sentences, and `longer` ones of `beyond` sentences.
+    """Return training, validation and test stories of `sentences` sentences, and `longer` stories of `beyond`
+    sentences.
 
     No story is in two parts, even with different questions.
 
@@ -125,7 +127,7 @@ def _checked(sentences: tuple[int, int]) -> tuple[int, int]:
 def _distinct(
     random: Random, count: int, sentences: tuple[int, int], seen: set[tuple[tuple[str, ...], ...]]
 ) -> Iterator[Story]:
-    """Yield stories that are not in `seen`, and add them to it."""
+    """Yield stories that are not in `seen`, and add each of them to `seen`."""
     low, high = sentences
     tries = 0
     while count > 0:
@@ -159,7 +161,8 @@ def _told(dice: Dice, length: int) -> Story | None:
     kinds = sorted({question.kind for question in asked})
     if not kinds:
         return None
-    kind = dice.pick(kinds)  # the kind is sampled first, so that kinds with many questions are not more frequent
+    # The kind is sampled first, so that kinds with many possible questions are not more frequent.
+    kind = dice.pick(kinds)
     question = dice.pick([question for question in asked if question.kind == kind])
     once = _occurrences(world.told, question.answer) < 2
     extra = Sentence(aside(world, question.answer if once else anything(world)))
@@ -225,8 +228,8 @@ def _occurrences(told: Sequence[Sentence], answer: tuple[str, ...]) -> int:
 
 
 def _find(words: Sequence[str], part: tuple[str, ...]) -> int | None:
-    """Return the position of these words in a sentence; the last occurrence, because a receiver is named after the
-    giver."""
+    """Return the start of the last occurrence of `part` in a sentence, or None. In "Anna gave the ball to Bill" the
+    last name is the receiver."""
     starts = [start for start in range(len(words) - len(part) + 1) if tuple(words[start : start + len(part)]) == part]
     return starts[-1] if starts else None
 

@@ -23,7 +23,7 @@ _WEATHER = ("It was quiet in", "It was cold in", "Nobody was afraid of", "There 
 
 
 class Sentence:
-    """One sentence of one story, compared by identity: two with equal words are two sentences."""
+    """One sentence of a story, compared by identity: two sentences with the same words are not equal."""
 
     __slots__ = ("words",)
 
@@ -33,7 +33,7 @@ class Sentence:
 
 @dataclass
 class World:
-    """The facts after the sentences so far, and the sentence of each fact."""
+    """The facts that the sentences of a story state so far, and the sentence that states each fact."""
 
     dice: Dice
     people: Sequence[str]
@@ -41,19 +41,19 @@ class World:
     objects: Sequence[str]
     told: list[Sentence] = field(default_factory=list)
     visits: dict[str, list[tuple[str, Sentence]]] = field(default_factory=dict)  # visits of each person, in order
-    holder: dict[str, tuple[str, Sentence]] = field(default_factory=dict)  # holder of each object in someone's hands
+    holder: dict[str, tuple[str, Sentence]] = field(default_factory=dict)  # the person who holds each held object
     # For each object that was put down: the place, and the sentences of the visit and of putting it down.
     lying: dict[str, tuple[str, Sentence, Sentence]] = field(default_factory=dict)
     counts: dict[tuple[str, str], tuple[str, Sentence]] = field(default_factory=dict)  # number of things in a place
     givers: dict[tuple[str, str], tuple[str, Sentence]] = field(default_factory=dict)  # giver of an object to a person
 
     def tell(self, *parts: str) -> Sentence:
-        """Add a sentence."""
+        """Append a sentence to the story and return it."""
         self.told.append(Sentence(*parts))
         return self.told[-1]
 
     def place(self, person: str) -> str | None:
-        """Return the place of a person, as far as the story states it."""
+        """Return the place of a person, or None if the story has not stated it."""
         visits = self.visits.get(person)
         return visits[-1][0] if visits else None
 
@@ -62,7 +62,7 @@ class World:
         return [thing for thing, (holder, _) in self.holder.items() if holder == person]
 
 
-# The events. Each adds one sentence; if an event is impossible, a move.
+# The events. Each function adds one sentence to the story; if its event is impossible, a person moves instead.
 
 
 def _move(world: World) -> None:
@@ -132,13 +132,13 @@ EVENTS: dict[Callable[[World], None], float] = {
 
 
 def anything(world: World) -> tuple[str, ...]:
-    """Return words for a person or an object of this story."""
+    """Return the words of a random person, place or object of this story, or of a random number."""
     nouns = (f"the {noun}" for noun in (*world.places, *world.objects))
     return tuple(world.dice.pick([*world.people, *nouns, world.dice.pick(NUMBERS)]).split())
 
 
 def aside(world: World, about: tuple[str, ...]) -> str:
-    """Return a sentence that contains these words and answers no question."""
+    """Return a sentence that contains the words `about` and answers no question."""
     pick, name = world.dice.pick, " ".join(about)
     if name in NUMBERS:
         return f"{pick(world.people)} waited {name} hours"

@@ -1,4 +1,4 @@
-"""The built-in world of driving: a simulator of many roads at once, policies, and the expert's decisions."""
+"""The built-in driving simulator, which simulates many roads at once; policies; scenes with the expert's decisions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from regard.data.worlds.traffic_roads import FAR, LENGTH, Road, Values, road, sc
 
 STEP = 0.2  # seconds per step
 STEPS = 350  # the largest number of steps of a drive
-SEEN = 12  # number of objects in a scene: the nearest ones
+SEEN = 12  # the largest number of objects in a scene; farther objects are left out
 _BEFORE, _BEHIND, _SIDE = 70.0, 25.0, 26.0  # range of observation in metres
 _KERBS = (-4.3, 0.8)  # limits of y for the centre of the ego vehicle
 _FASTEST = 20.0
@@ -27,7 +27,7 @@ class Traffic:
 
     roads: Sequence[Road]
     seen: int = SEEN
-    ego: Values = field(init=False)  # (n, 5): x, y, heading, speed, speed to drive
+    ego: Values = field(init=False)  # (n, 5): x, y, heading, speed, speed limit of the ego vehicle on each road
     collided: NDArray[np.bool_] = field(init=False)
     hit: NDArray[np.int64] = field(init=False)  # index of the object that was hit, −1 for none
 
@@ -56,7 +56,7 @@ class Traffic:
         return ~self.collided & (self.ego[:, 0] < LENGTH)
 
     def observe(self) -> Scenes:
-        """Return the scene of each drive: the nearest objects, sorted by distance."""
+        """Return the scene of each drive: the ego vehicle and the nearest objects, sorted by distance."""
         apart = self._place - self.ego[:, None, :2]
         ahead, beside = apart[..., 0], np.abs(self._place[..., 1])
         seen = self._script.real & (ahead < _BEFORE) & (ahead > -_BEHIND) & (beside < _SIDE)
@@ -71,7 +71,7 @@ class Traffic:
         )
 
     def step(self, action: Action, steering: NDArray[Any]) -> None:
-        """Advance every drive that has not ended by a fifth of a second."""
+        """Advance every running drive by `STEP` seconds."""
         running = self.running
         x, y, heading, speed, _ = self.ego.T
         speed = np.clip(speed + np.asarray(CHANGES)[action] * STEP, 0, _FASTEST)
@@ -106,7 +106,8 @@ class Traffic:
         self._since = np.where(begins, 0.0, self._since)
 
     def _following(self, wanted: Values) -> Values:
-        """Return the speed of vehicles behind the ego vehicle, which keep a distance of one second and two metres."""
+        """Return the velocity of vehicles that follow the ego vehicle, two metres plus one second of travel behind
+        it."""
         gap = self.ego[:, None, 0] - self._place[..., 0] - (EGO[0] + self._script.size[..., 0]) / 2
         speed = np.minimum(wanted[..., 0], np.maximum(gap - 2.0, 0.0))
         return np.stack([speed, np.zeros_like(speed)], -1)
@@ -119,7 +120,7 @@ class Traffic:
 
 
 def _headings(velocity: Values, before: Values) -> Values:
-    """Return the headings of objects: along their velocity; objects at rest keep theirs."""
+    """Return the headings of objects: the direction of their velocity, or `before` for objects at rest."""
     moving = np.hypot(velocity[..., 0], velocity[..., 1]) > 0.3
     return np.where(moving, np.arctan2(velocity[..., 1], velocity[..., 0]), before)
 
@@ -157,18 +158,18 @@ def drive(roads: Sequence[Road], policy: Policy, *, seen: int = SEEN, steps: int
 
 
 def expert_policy(scenes: Scenes) -> tuple[Action, Values]:
-    """Return the expert's action."""
+    """Return the expert's action and steering in each scene."""
     found = expert(scenes)
     return found.action, found.steering
 
 
 def idle_policy(scenes: Scenes) -> tuple[Action, Values]:
-    """Return no action: the speed is held and the wheel is straight."""
+    """Hold the speed and steer straight ahead in each scene."""
     return np.full(len(scenes), ACTIONS.index("hold")), np.zeros(len(scenes))
 
 
 def random_policy(seed: int) -> Policy:
-    """Return random actions and steering, resampled at each step."""
+    """Return a policy of random actions and steering, resampled at each step."""
     generator = np.random.Generator(np.random.PCG64([seed, 3]))
 
     def policy(scenes: Scenes) -> tuple[Action, Values]:
@@ -178,8 +179,10 @@ def random_policy(seed: int) -> Policy:
 
 
 def disturbed_policy(seed: int) -> Policy:
-    """Return the expert with random disturbances of about a second, to reach states that a learner's mistakes lead
-    to."""
+    """Return the expert's policy with random disturbances of about a second.
+
+    The disturbances lead to states that a learner reaches by its mistakes.
+    """
     generator = np.random.Generator(np.random.PCG64([seed, 5]))
     left = np.zeros(0, np.int64)
     action, steering = np.zeros(0, np.int64), np.zeros(0)
@@ -206,7 +209,7 @@ def disturbed_policy(seed: int) -> Policy:
 
 
 class Recorded(NamedTuple):
-    """Scenes with the expert's decisions; `roads` (n,) and `steps` (n,) are their origin."""
+    """Scenes with the expert's decisions; `roads` (n,) and `steps` (n,) are the road and time step of each scene."""
 
     scenes: Scenes
     decisions: Decisions
@@ -219,7 +222,7 @@ def record(
 ) -> Recorded:
     """Return `count` scenes of disturbed drives on generated roads, from road number `first` on.
 
-    With `even`, in half of them an object forces the decision, if there are enough.
+    If `even`, the scenes are selected so that an object forces the decision in half of them, if there are enough.
     """
     each = 40  # approximate number of scenes per road
     numbers = range(first, first + max(4, -(-count // each)))

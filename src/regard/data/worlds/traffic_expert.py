@@ -1,7 +1,7 @@
 """The expert driver: brake, hold or accelerate by time to collision, and steer around obstacles at the side.
 
-Every object is evaluated separately, so that it is known which one forces a decision: without it, the decision would
-differ.
+Every object is evaluated separately, to determine which objects force the decision: those without which the decision
+would differ.
 """
 
 from dataclasses import dataclass
@@ -18,21 +18,22 @@ EGO = (4.5, 1.9)  # length and width of the ego vehicle in metres
 CURVE = 0.05  # curvature of the path in 1/m at a steering of 1
 HORIZON = 3.0  # the expert reacts to collisions within this number of seconds
 GAP, BESIDE = 1.5, 0.3  # safety margins in metres, ahead and at each side
-CLEAR = 0.8  # distance in metres at which objects are passed
+CLEAR = 0.8  # lateral distance in metres at which the expert passes an object
 _SHIFT = 1.2  # the largest shift to the left of the lane's centre, in metres
 _REACH = 35.0  # distance in metres at which the expert starts to steer around an obstacle
 _LOOK = 12.0  # metres driven per metre of sideways shift
 _TURN = 0.15  # the largest angle to the road in radians
-_ALONG = 4.0  # metres within which the steering corrects the heading
-_DIFFERS = 0.1  # smaller differences of steering count as the same decision
+_ALONG = 4.0  # distance in metres over which the steering corrects the heading
+_DIFFERS = 0.1  # steering values that differ by less than this count as the same decision
 
 
 @dataclass(frozen=True, eq=False)
 class Scenes:
     """Traffic scenes as arrays.
 
-    `ego` (n, 5) is x, y, heading, speed and the speed to drive; of the objects `place` and `velocity` are (n, s, 2),
-    `size` (n, s, 2) length and width, `heading` and `kind` (n, s); `present` marks which of the s slots hold an object.
+    `ego` (n, 5) is x, y, heading, speed and speed limit of the ego vehicle. The other arrays describe up to s objects:
+    `place` and `velocity` (n, s, 2), `size` (n, s, 2) as length and width, `heading` and `kind` (n, s), and `present`
+    (n, s), True for the slots that hold an object.
     """
 
     ego: Values
@@ -63,9 +64,10 @@ class Scenes:
 
 @dataclass(frozen=True, eq=False)
 class Decisions:
-    """The decision in each scene.
+    """The expert's decision in each scene: the action, the steering, and the objects that force this decision.
 
-    `forced` (n, s) are the objects without which the action or the steering would differ.
+    `action` and `steering` are (n,). `forced` (n, s) is True for the objects without which the action or the steering
+    would differ.
     """
 
     action: NDArray[np.int64]
@@ -107,7 +109,8 @@ def expert(scenes: Scenes) -> Decisions:
 
 
 def _least(values: NDArray[Any], free: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the minimum of each row (n, s) and of `free` (n,); and the same without each of the columns."""
+    """Return the minimum of each row of `values` (n, s) and `free` (n,), and for each column this minimum without the
+    column."""
     if not values.shape[1]:
         return free, values
     lowest = np.minimum(values.min(1), free)
@@ -119,7 +122,7 @@ def _least(values: NDArray[Any], free: NDArray[Any]) -> tuple[NDArray[Any], NDAr
 
 
 def _targets(scenes: Scenes) -> Values:
-    """Return the lateral position y ≤ 0 that each object alone would require (n, s)."""
+    """Return the lateral position y ≤ 0 (n, s) to which the ego vehicle would have to steer to pass each object."""
     x, speed = scenes.ego[:, 0, None], scenes.velocity
     ahead = scenes.place[..., 0] - x
     edge = scenes.place[..., 1] - scenes.extent[..., 1] / 2

@@ -2,7 +2,8 @@
 
 x runs along the road in metres and y to the right of the ego vehicle's lane, whose centre is y = 0. Traffic keeps to
 the right, so that oncoming vehicles have y = −3.5. An object moves with its first velocity until the ego vehicle
-reaches its trigger; then with its second one, until its time is over or it has reached its last y; then with its third.
+reaches its `trigger`; then with its second velocity for `stay` seconds or until its y reaches `until`; then with its
+third velocity.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,11 +24,11 @@ LANE = 3.5  # width of a lane in metres
 LENGTH = 450.0  # length of a road in metres
 FAR = 1e6
 _AHEAD, _APART = 70.0, 75.0  # metres to the first event, and between events
-_AGILE = 12.0  # acceleration of pedestrians and cyclists in m/s²: nearly instant
+_AGILE = 12.0  # acceleration of pedestrians and cyclists in m/s², with which they change their velocity almost at once
 
 
 class Mover(NamedTuple):
-    """One object: its start, its three velocities, and when they change."""
+    """One object on a road: its start, its three velocities, and the conditions under which the velocity changes."""
 
     kind: str
     x: float
@@ -39,7 +40,7 @@ class Mover(NamedTuple):
     until: float = FAR  # y at which the second velocity ends
     third: tuple[float, float] = (0.0, 0.0)
     agility: float = 3.5  # the largest acceleration in m/s²
-    follows: bool = False  # whether it follows the ego vehicle and keeps its distance
+    follows: bool = False  # whether the object follows the ego vehicle at a safe distance
 
 
 class Markings(NamedTuple):
@@ -60,9 +61,9 @@ class Road(NamedTuple):
 
 
 def road(seed: int | str, number: int, *, busy: float = 1.0) -> Road:
-    """Return road `number` of a world; the same seed and number give the same road on every machine.
+    """Return the generated road of a seed and a number; the same two give the same road on every machine.
 
-    `busy` multiplies traffic.
+    `busy` multiplies the amount of traffic.
 
     >>> road(1, 0).name, road(1, 0) == road(1, 0), road(1, 0) == road(2, 0)
     ('merge', True, False)
@@ -129,7 +130,7 @@ def _straight(random: Random, limit: float, busy: float) -> tuple[list[Mover], M
 
 
 def _street(random: Random, limit: float, busy: float) -> tuple[list[Mover], Markings]:
-    """Return a road with cars parked in the lane, and people at the kerb of whom some step out."""
+    """Return a road with vehicles parked in the lane and pedestrians at the kerb, some of whom step into the road."""
     movers = []
     for x in _events(random, busy):
         if random.random() < 0.6:
@@ -154,7 +155,7 @@ def _stepping(random: Random, x: float, far: float) -> Mover:
 
 
 def _crossing(random: Random, limit: float, busy: float) -> tuple[list[Mover], Markings]:
-    """Return a road with crossings whose traffic does not yield, with people on zebra crossings before them."""
+    """Return a road with crossings whose traffic does not yield, and pedestrians on zebra crossings before them."""
     movers: list[Mover] = []
     crossings: list[float] = []
     zebras: list[float] = []
@@ -180,7 +181,10 @@ def _crossing(random: Random, limit: float, busy: float) -> tuple[list[Mover], M
 
 
 def _merge(random: Random, limit: float, busy: float) -> tuple[list[Mover], Markings]:
-    """Return a road with ramps from the right whose vehicles merge into the lane, each at its own distance."""
+    """Return a road with ramps on the right, each with a vehicle that merges into the lane in front of the ego vehicle.
+
+    The vehicle starts when the ego vehicle is at a random distance.
+    """
     movers: list[Mover] = []
     ramps: list[float] = []
     for x in _events(random, busy)[::2]:
@@ -229,7 +233,7 @@ class Scripts:
 
 
 def scripts(roads: Sequence[Road]) -> Scripts:
-    """Return roads as arrays, so that all of them are driven at once."""
+    """Return roads as arrays, so that all of them are simulated at once."""
     most = max(1, *(len(one.movers) for one in roads))
     shape = (len(roads), most)
     found: dict[str, Any] = {

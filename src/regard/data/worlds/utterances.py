@@ -1,4 +1,4 @@
-"""The built-in world of speech: utterances of a formant synthesiser, and the times of each word and letter.
+"""The built-in data of speech: utterances from a formant synthesiser, and the times of each word and letter.
 
 Each utterance has its own voice: pitch, size of the vocal tract, speed, breath and the noise around it.
 """
@@ -22,7 +22,10 @@ Times = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True, eq=False)
 class Utterance:
-    """Samples at `rate`, the transcript, and the seconds of each word and of each character, blanks included."""
+    """Samples at `rate`, the transcript, and the start and end in seconds of each word and of each character.
+
+    The blanks between words count as characters.
+    """
 
     samples: NDArray[np.float32]
     rate: int
@@ -37,7 +40,7 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Voice:
-    """A speaker in a room: pitch in Hz, formants and durations relative to the table, loudness and noise."""
+    """A speaker in a room: pitch in Hz, formants and durations relative to those in `PHONES`, loudness and noise."""
 
     pitch: float
     formants: float
@@ -63,7 +66,7 @@ class Voice:
 def utterances(
     seed: int | Sequence[int], *, count: int, words: tuple[int, int] = (1, 5), rate: int = 8000
 ) -> Iterator[Utterance]:
-    """Yield utterances of `words` words, each with another voice; the same seed gives the same ones.
+    """Yield utterances of `words` words, each with its own voice; the same seed gives the same utterances.
 
     >>> [item.text for item in utterances(5, count=2)]
     ['left zero left eight', 'up right three']
@@ -88,7 +91,7 @@ def splits(
     beyond: tuple[int, int] = (6, 8),
     rate: int = 8000,
 ) -> Splits[Utterance]:
-    """Return training, validation and test utterances of `words` words, and `longer` ones of `beyond` words.
+    """Return training, validation and test utterances of `words` words, and `longer` utterances of `beyond` words.
 
     >>> made = splits(1, train=3, valid=1, test=1, longer=1)
     >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)]
@@ -102,7 +105,7 @@ def splits(
 
 
 def spoken(words: Sequence[str], voice: Voice, random: np.random.Generator, *, rate: int = 8000) -> Utterance:
-    """Synthesise words with a voice, with pauses around them; `random` gives the remaining variation."""
+    """Synthesise words with a voice, with pauses around and between them; `random` samples the remaining variation."""
     plan = _Plan(voice, random)
     plan.pause(random.uniform(0.06, 0.2))
     for place, word in enumerate(words):
@@ -133,7 +136,7 @@ class _Plan:
         self._frames.append(max(1, round(seconds / _HOP)))
 
     def blank(self, seconds: float) -> None:
-        """Add the pause between two words, which is a character too."""
+        """Add the pause between two words, which is one character of the transcript: the blank."""
         begin = self.now
         self.pause(seconds)
         self.letter_times.append((round(begin, 4), round(self.now, 4)))
@@ -160,7 +163,7 @@ class _Plan:
         rows = np.repeat(table, self._frames, 0)
         for column in range(rows.shape[1]):
             smooth = np.convolve(np.pad(rows[:, column], _GLIDE // 2, "edge"), np.ones(_GLIDE) / _GLIDE, "valid")
-            # Amplitudes change faster than formants, so that a burst stays a burst.
+            # Amplitudes are smoothed less than formants, so that short bursts of sound are preserved.
             rows[:, column] = smooth if column < 3 else (smooth + rows[:, column]) / 2
         return rows
 
@@ -179,12 +182,12 @@ def _sounding(frames: NDArray[np.float64], voice: Voice, random: np.random.Gener
     spectrum = np.fft.rfft(pulses[at] * window) * voiced + np.fft.rfft(breath[at] * window) * noisy
     pieces = np.fft.irfft(spectrum, size) * window
     samples = np.zeros(count + size)
-    for shift in range(0, size, hop):  # windows that do not overlap are added at once
+    for shift in range(0, size, hop):  # adds one slice of `hop` samples of every window; these slices do not overlap
         part = pieces[:, shift : shift + hop]
         wide = np.zeros((len(frames), hop))
         wide[:, : part.shape[1]] = part
         samples[shift : shift + count] += wide.ravel()
-    # A window starts at its frame, so the centre of the sound in a frame is half a window later.
+    # A window starts at its frame, so that the sound of the frame is centred half a window later: remove this shift.
     samples = samples[size // 2 - hop // 2 :][:count]
     samples /= np.abs(samples).max() + 1e-9
     samples = voice.loudness * (samples + voice.noise * 0.3 * random.standard_normal(count))

@@ -25,7 +25,7 @@ def wanted() -> bool:
 
 
 def path() -> Path:
-    """Return the path of the file, which is in the folder `REGARD_CACHE` if that is set."""
+    """Return the path of the file of tile sizes; if the environment sets `REGARD_CACHE`, the file is in that folder."""
     if chosen := os.environ.get("REGARD_CACHE"):
         return Path(chosen) / "additive.json"
     home = os.environ.get("XDG_CACHE_HOME")

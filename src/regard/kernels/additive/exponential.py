@@ -126,7 +126,7 @@ class _Forms:
 def _both_ways(
     sums: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """Return a function that computes the sums over j and, with rows and columns exchanged, the first sum over i."""
+    """Return a function that adds Σ_i ds tanh' to the results of `sums`, which computes it for exchanged arguments."""
 
     def run(rows: Tensor, columns: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return *sums(rows, columns, dscores), sums(columns, rows, dscores.mT.contiguous())[0]

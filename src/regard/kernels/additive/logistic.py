@@ -31,7 +31,7 @@ def exact_enough(query: Tensor, key: Tensor, weight: Tensor) -> bool:
     group = query.shape[-3] // key.shape[-3]
     rows = query.detach()[..., ::group, :: max(1, query.shape[-2] // 4), :][..., :4, :].float()
     x = rows.unsqueeze(-2) + key.detach()[..., :2, :].float().unsqueeze(-3)
-    means = x.abs().clamp_max(1).flatten(0, -2).mean(0)  # (f,)
+    means = x.abs().clamp_max(1).flatten(0, -2).mean(0)  # the mean of min(|q + k|, 1) for each feature, (f,)
     share = weight.detach().float().abs().reshape(-1, weight.shape[-1]).mean(0)
     try:
         norm = float(weight.detach().norm(dim=-1).max())

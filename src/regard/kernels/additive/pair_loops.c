@@ -41,7 +41,7 @@ typedef struct {
      * requested; in the backward pass `fourth` holds their gradients, or is null. */
     const float *values, *change, *result;
     const long *lengths;
-    float *totals; /* in the sums of a backward pass: receives the gradients of the values */
+    float *totals; /* in the backward pass, the sums write the gradients of the values here */
     long size, high, banded, sum_units, weight_rows; /* slice z uses row z % weight_rows of the weights */
     int *bad; /* set to 1 if a result is not finite */
 } job;

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-GROUPS = {"forward": 1, "backward": 2}  # harmonics are a multiple of this: the backward kernels need pairs of them
+GROUPS = {"forward": 1, "backward": 2}  # divides the number of harmonics: backward kernels need pairs
 MOST = 16  # the largest number of harmonics in a table row
 WIDTH = 8 + 2 * MOST  # the number of floats in a packed fit
 # A table row of the forward pass has one fit for each of these ranges, which are relative to the row's largest range.
@@ -104,7 +104,7 @@ class Fit(NamedTuple):
 
 
 def _tolerance(x: np.ndarray, direction: str) -> np.ndarray:
-    """Return the allowed error at each x, relative to that near 0: 1, or in the forward pass up to 3 for large x."""
+    """Return the allowed error at each x divided by the allowed error near 0: 1, or in the forward pass up to 3."""
     return np.ones_like(x) if direction == "backward" else 1.0 + np.clip((x / x[-1] - 0.3) / 0.175, 0.0, 2.0)
 
 
@@ -215,7 +215,7 @@ def packed(target: str, dtype: str, direction: str) -> tuple[tuple[float, ...], 
 
     def numbers(fit: Series, together: float) -> tuple[float, ...]:
         waves = (*fit.waves, *none[fit.harmonics :])
-        turns = 1.0 / (4.0 * fit.period)  # π / (2P) over 2π
+        turns = 1.0 / (4.0 * fit.period)  # the base frequency π / (2P), divided by 2π
         lowest = 2.0 if fit.slope else 1.0
         head = (fit.reach, float(fit.harmonics), turns, fit.slope, fit.constant, lowest, together, 0.0)
         first, second = (waves, none) if TARGETS[target][1] else (none, waves)

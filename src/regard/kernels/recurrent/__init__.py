@@ -1,4 +1,4 @@
-"""Loops of recurrent networks over whole sequences, with backward passes written by hand. Imports torch and kernels.
+"""Loops of recurrent networks over whole sequences, with their own backward passes. Imports torch and kernels.
 
 - `gru`: one step of a GRU: its definition, and the implementations that the loops use;
 - `sequence_cpu`, `sequence_cuda`: a GRU over a sequence, on the CPU and on CUDA;

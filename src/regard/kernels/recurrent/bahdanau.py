@@ -1,4 +1,4 @@
-"""The loop of a GRU decoder with additive attention in Bahdanau's order, with a backward pass written by hand.
+"""The loop of a GRU decoder with additive attention in Bahdanau's order, with its own backward pass.
 
 Everything that does not depend on the previous state is computed for all steps before the loop. Then, for each step i:
 
@@ -35,22 +35,22 @@ class Unrolled(NamedTuple):
 
 
 class Given(NamedTuple):
-    """The inputs of the loop."""
+    """The inputs of the loop: t steps, b rows of the batch, k keys of f features, states of size d."""
 
     inputs: Tensor  # (t, b, 3d): input gates from the tokens, bias included
-    keys: Tensor  # (b, k, f)
+    keys: Tensor  # (b, k, f): the keys of the score
     score: Tensor  # (f,): the vector v of the score
     values: Tensor  # (b, k, 3d): the values multiplied by W_c
     state: Tensor  # (b, d): the state before the first step
     recurrent: Tensor  # (3d + f, d): W_hh above W_q
-    bias: Tensor  # (3d + f,)
+    bias: Tensor  # (3d + f,): the bias of the product with `recurrent`
     mask: Tensor | None  # (b, k): True where a key may be attended to
 
 
 class Kept(NamedTuple):
     """The tensors that the forward pass stores for the backward pass."""
 
-    states: Tensor  # (t + 1, b, d), with the state before the first step
+    states: Tensor  # (t + 1, b, d): the state before the first step, and that after each step
     gates: Tensor  # (t, b, 3d): r, z, n after their nonlinearities
     products: Tensor  # (t, b, 3d + f): h and q of each step
     weights: Tensor  # (t, b, k): attention weights
@@ -146,7 +146,7 @@ def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
 
 
 def _forward_by_kernels(given: Given) -> tuple[Tensor, ...]:
-    """Return what `_forward` returns, by two launches per step: a matrix product, and one kernel for the rest."""
+    """Return what `_forward` returns, by two launches per step: a matrix product, and one kernel for all else."""
     from regard.kernels.triton import few_row_products  # imported here, because it imports Triton
     from regard.kernels.triton.gru_attention_step import forward_step
 

@@ -37,28 +37,31 @@ class Unrolled(NamedTuple):
 
 
 class Given(NamedTuple):
-    """The inputs of the loop; all but keys, score, state and mask have the dtype of the matrices."""
+    """The inputs of the loop: t steps, b rows of the batch, k keys of f features, states of size d, values of size e.
+
+    All tensors except keys, score, state and mask have the dtype of the matrices.
+    """
 
     inputs: Tensor  # (t, b, 3d): input gates from the tokens, bias included
-    keys: Tensor  # (b, k, f)
+    keys: Tensor  # (b, k, f): the keys of the score
     score: Tensor  # (f,): the vector v of the score
-    values: Tensor  # (b, k, e)
-    mapping: Tensor  # (3d, e): W_c
+    values: Tensor  # (b, k, e): their weighted sum is the context
+    mapping: Tensor  # (3d, e): the matrix W_c, applied to the context
     state: Tensor  # (b, d): the state before the first step
     recurrent: Tensor  # (3d + f, d): W_hh above W_q
-    bias: Tensor  # (3d + f,)
+    bias: Tensor  # (3d + f,): the bias of the product with `recurrent`
     mask: Tensor | None  # (b, k): True where a key may be attended to
 
 
 class _Kept(NamedTuple):
     """The tensors that the forward pass stores for the backward pass."""
 
-    states: Tensor  # (t + 1, b, d), with the state before the first step
-    contexts: Tensor  # (t, b, e)
+    states: Tensor  # (t + 1, b, d): the state before the first step, and that after each step
+    contexts: Tensor  # (t, b, e): weighted sums of the values
     weights: Tensor  # (t, b, k): attention weights
     gates: Tensor  # (t, b, 3d): r, z, n after their nonlinearities
     hidden: Tensor  # (t, b, d): the part of h that r multiplies
-    queries: Tensor  # (t, b, f)
+    queries: Tensor  # (t, b, f): the query of each step
 
 
 def unrolled(given: Given) -> Unrolled:
@@ -185,7 +188,7 @@ def _spread_back(dcontext: Tensor, values: Tensor, weights: Tensor, upstream: Te
 
 
 def _spread_plainly(dcontext: Tensor, values: Tensor, weights: Tensor, upstream: Tensor) -> Tensor:
-    """Return what `_spread_back` returns, by a matrix product, without storing the products of all elements."""
+    """Return what `_spread_back` returns, by a matrix product, which does not store dcontext times each value."""
     # The product is written as row times matrix: on the CPU, matrix times column would be four times slower.
     dweights = upstream + torch.bmm(dcontext.unsqueeze(1), values.mT).squeeze(1)
     share = weights * dweights

@@ -1,4 +1,4 @@
-"""The step of a GRU: its definition, and implementations of it for loops whose backward pass is written by hand.
+"""The step of a GRU: its definition, and implementations of it for loops with their own backward passes.
 
 `step` is the definition. Every other implementation in this package must return the same, the Triton kernels included
 (`triton/gru_step.py`, `triton/gru_attention_step.py`). `forth` and `back` are for the CPU, where torch.compile compiles
@@ -71,7 +71,8 @@ def back(
 ) -> Tensor:
     """Write the gradients of input gates and product, (b, 3d) each, and return a part of the previous state's gradient.
 
-    The part is the gradient by the term z · before of the next state; the caller adds the part through the product.
+    The returned part is the gradient through the term z · `before` of the next state; the caller adds the gradient
+    through the product.
     """
     size = before.shape[-1]
     reset, update, new = gates.split(size, -1)
@@ -101,7 +102,8 @@ def in_place(gates: Tensor, hidden: Tensor, before: Tensor, mask: Tensor | None,
 def in_place_back(
     gates: Tensor, hidden: Tensor, before: Tensor, mask: Tensor | None, dstate: Tensor, dgates: Tensor, dhidden: Tensor
 ) -> Tensor:
-    """Write the gradients of input gates and `hidden`, and return the same part of the state's gradient as `back`."""
+    """Write the gradients of input gates and `hidden`; return the part of the previous state's gradient that `back`
+    returns."""
     size = before.shape[-1]
     reset, update, new = gates.split(size, -1)
     here = dstate if mask is None else dstate * mask

@@ -1,6 +1,6 @@
 """The loop of a GRU decoder with additive attention in Luong's order with input feeding, and its own backward pass.
 
-It is built like the loop in `bahdanau`, and carries one more tensor from step to step: f, the input of the output
+This loop is built like that of `bahdanau`, and carries one more tensor from step to step: f, the input of the output
 layer. For each step i:
 
     s_i = gru(x_i + W_f f_{i-1}, h_{i-1}, s_{i-1})
@@ -30,24 +30,24 @@ class Unrolled(NamedTuple):
 
 
 class Given(NamedTuple):
-    """The inputs of the loop."""
+    """The inputs of the loop: t steps, b rows of the batch, k keys of f features, states of size d."""
 
     inputs: Tensor  # (t, b, 3d): input gates from the tokens, bias included
-    keys: Tensor  # (b, k, f)
+    keys: Tensor  # (b, k, f): the keys of the score
     score: Tensor  # (f,): the vector v of the score
     values: Tensor  # (b, k, d): the values multiplied by W_c
-    feeding: Tensor  # (3d, d): W_f
+    feeding: Tensor  # (3d, d): the matrix W_f, applied to f
     state: Tensor  # (b, d): the state before the first step
     recurrent: Tensor  # (3d + f + d, d): W_hh above W_q above W_r
-    bias: Tensor  # (3d + f + d,)
+    bias: Tensor  # (3d + f + d,): the bias of the product with `recurrent`
     mask: Tensor | None  # (b, k): True where a key may be attended to
 
 
 class Kept(NamedTuple):
     """The tensors that the forward pass stores for the backward pass."""
 
-    states: Tensor  # (t + 1, b, d), with the state before the first step
-    outputs: Tensor  # (t + 1, b, d), the vectors f; the first is zeros
+    states: Tensor  # (t + 1, b, d): the state before the first step, and that after each step
+    outputs: Tensor  # (t + 1, b, d): the vectors f_i, the first of which is zeros
     gates: Tensor  # (t, b, 3d): r, z, n after their nonlinearities
     products: Tensor  # (t + 1, b, 3d + f + d): the product of each state with `recurrent`, plus bias
     weights: Tensor  # (t, b, k): attention weights

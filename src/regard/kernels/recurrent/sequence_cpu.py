@@ -1,4 +1,4 @@
-"""A GRU over whole sequences on the CPU, one direction at a time, with a backward pass written by hand.
+"""A GRU over whole sequences on the CPU, one direction at a time, with its own backward pass.
 
     [h_r; h_z; h_n] = W_hh s + b            one matrix product per step
     s' = gru(x_j, h, s)

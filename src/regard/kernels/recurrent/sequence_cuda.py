@@ -1,4 +1,4 @@
-"""A GRU over whole sequences on CUDA, both directions at once, with a backward pass written by hand.
+"""A GRU over whole sequences on CUDA, both directions at once, with its own backward pass.
 
 For a short sequence torch's own GRU spends more time on launching kernels than on running them. This loop is replayed
 as one CUDA graph. After its last token a row keeps its state, so padded sequences need neither packing nor a transfer

@@ -1,8 +1,7 @@
-"""Weighted sums without 0 · NaN: repairs a product of weights and values in which a value is NaN or Inf.
+"""Weighted sums in which masked values of NaN or Inf have no effect: the correction of a product of weights and values.
 
 A matrix product multiplies a masked value with its weight of 0, which is NaN if the value is not finite. The kernel
-scans the values: where all of them are finite, it leaves the output as it is; otherwise it computes those tiles of the
-output again.
+scans the values: tiles of the output whose values are all finite are not changed, the other tiles are computed again.
 """
 
 from typing import Any

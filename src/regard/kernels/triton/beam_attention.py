@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_KEYS = 64  # keys loaded at a time by a program
+_KEYS = 64  # number of keys that a program loads at a time
 _LEAST = 16  # smallest number of rows of a matrix product in Triton
 
 
@@ -44,7 +44,7 @@ def _attend(
             s += tl.load(bias + b * bb + i * bs + n[None, :], mask=(i < slots) & inside[None, :], other=0.0)
         s = tl.where(inside[None, :], s, -float("inf"))
         top = tl.maximum(high, tl.max(s, 1))
-        base = tl.where(top == -float("inf"), 0.0, top)  # -inf: all keys so far are masked
+        base = tl.where(top == -float("inf"), 0.0, top)  # `top` is -inf if all keys so far are masked
         p = tl.exp(s - base[:, None])
         faded = tl.exp(high - base)
         total = total * faded + tl.sum(p, 1)

@@ -1,7 +1,7 @@
 """One step of beam search in one kernel: `advance` updates the beam in place, with a program for each row.
 
-With PyTorch operations, the two hundred small launches of a step would take longer than the model. No write comes
-before a load of the same memory, because a program has one warp and its writes depend on all its loads.
+With PyTorch operations, the two hundred small launches of a step would take longer than the model. A program
+loads all its inputs before it overwrites them, because it has one warp and its writes depend on all its loads.
 """
 
 from collections.abc import Sequence
@@ -112,7 +112,7 @@ def advance(
     beam: Sequence[Tensor], found: tuple[Tensor, Tensor, Tensor], *, stop: int, limit: Tensor, table: Tensor,
     hope: Tensor, time: Tensor, broken: Tensor, trail: list[Tensor],
 ) -> None:  # fmt: skip
-    """Advance the beam in place by one step, and write its tokens, parents and values to `trail` at this time.
+    """Advance the beam in place by one step, and write its tokens, parents and values to `trail` at index `time`.
 
     `found` are log-probabilities and tokens of the best continuations of each slot, and log-probabilities of the stop
     token. `beam` is sums, tokens, parents (b, s); done_score, done_sum, done_time, done_slot (b, n); count and closed

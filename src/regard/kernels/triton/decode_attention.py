@@ -18,10 +18,10 @@ from regard.kernels.triton.additive.plan import Block, Prepared
 from regard.kernels.triton.additive.stored_scores import approximate_tanh
 
 _TILE = 2**14  # bytes of keys or values that a program loads at a time
-_FEW = 128  # with at most this many keys, a program loads twice as many bytes at a time if the values are wide
-_LEAST = 2**17  # smallest cost of a row, in multiplications, from which its keys are split: the merge takes a launch
+_FEW = 128  # with at most this many keys and wide values, a program loads twice as many bytes at a time
+_LEAST = 2**17  # smallest cost of a query row, in multiplications, for which its keys are split
 _PART = 2**15  # smallest cost of a range of keys, in multiplications
-_WAVES = 8  # largest number of programs per multiprocessor that splitting the keys aims at
+_WAVES = 8  # keys are split into ranges for at most this many programs per multiprocessor
 _COLUMNS = 128  # number of value columns that one program of the merge computes
 # The largest number of query rows that one program of `_shared_step` computes, at most 64. With 0, `_shared_step` is
 # never used: it has not been run on a GPU yet.
@@ -114,7 +114,7 @@ def _step(
         # torch.compile may pass the scale as float64.
         scores = tl.where(inside, (scores * scale).to(tl.float32), float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, 0))
-        pivot = tl.where(new_best == float("-inf"), 0.0, new_best)  # -inf: every key so far is masked
+        pivot = tl.where(new_best == float("-inf"), 0.0, new_best)  # `new_best` is -inf if all keys so far are masked
         weights = tl.exp(scores - pivot)
         fade = tl.exp(best - pivot)
         acc = acc * fade + tl.sum(weights[:, None] * v.to(tl.float32), 0)
@@ -141,7 +141,7 @@ def _shared_step(
 ):  # fmt: skip
     """Compute what `_step` computes with dot scores, for all query rows that share a key head at once.
 
-    These rows are the queries of the heads of one group (grouped-query attention).
+    The query rows that share a key head are all queries of one group of heads (grouped-query attention).
     """
     y, part = tl.program_id(0), tl.program_id(1)
     groups = heads // group
@@ -173,7 +173,7 @@ def _shared_step(
         scores = tl.dot(q, k.T, input_precision="ieee") * scale
         scores = tl.where(inside[None, :], scores.to(tl.float32), float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, 1))
-        pivot = tl.where(new_best == float("-inf"), 0.0, new_best)  # -inf: every key so far is masked
+        pivot = tl.where(new_best == float("-inf"), 0.0, new_best)  # `new_best` is -inf if all keys so far are masked
         weights = tl.exp(scores - pivot[:, None])
         fade = tl.exp(best - pivot)
         total = total * fade + tl.sum(weights, 1)
@@ -195,7 +195,10 @@ def _shared_step(
 
 @triton.jit
 def _join(sums, output, splits, E: tl.constexpr, BS: tl.constexpr, BE: tl.constexpr):
-    """Merge the results of the ranges of one query row, each scaled by exp(its largest score − the largest of all)."""
+    """Merge the results of the key ranges of one query row.
+
+    The result of a range is scaled by exp(largest score of the range − largest score of all ranges).
+    """
     row = tl.program_id(0).to(tl.int64)
     s, e = tl.arange(0, BS), tl.program_id(1) * BE + tl.arange(0, BE)
     parts = tl.num_programs(0).to(tl.int64) * splits
@@ -212,13 +215,13 @@ def _join(sums, output, splits, E: tl.constexpr, BS: tl.constexpr, BE: tl.conste
 
 
 class Layout(NamedTuple):
-    """How a decoding step is split: the tile sizes, and the ranges of keys."""
+    """The tile sizes of a decoding step, and the ranges into which its keys are split."""
 
     block_keys: int
     block_features: int
     block_values: int
-    stretch: int  # number of keys in a range
-    splits: int  # number of ranges
+    stretch: int  # number of keys in each range
+    splits: int  # number of ranges of keys
     warps: int = 4
 
 
@@ -229,7 +232,7 @@ def layout(rows: int, keys: int, f_size: int, e_size: int, additive: bool, items
     few = additive and itemsize == 2 and block_values >= 512 and keys <= _FEW
     block_keys = max(16, _TILE * (2 if few else 1) // itemsize // max(block_features, block_values))
     block_keys = min(128, block_keys, max(16, triton.next_power_of_2(keys)))
-    cost = (4 if additive else 1) * f_size + e_size  # multiplications per key
+    cost = (4 if additive else 1) * f_size + e_size  # number of multiplications per key
     splits = 1
     if keys * cost >= _LEAST:
         splits = max(1, min(64, _WAVES * workers // max(1, rows), keys * cost // _PART, triton.cdiv(keys, block_keys)))
@@ -238,14 +241,14 @@ def layout(rows: int, keys: int, f_size: int, e_size: int, additive: bool, items
 
 
 class Steps(NamedTuple):
-    """All properties of a decoding step that its launch depends on, without the tensors themselves."""
+    """All properties of a decoding step that its launch depends on, except the tensors themselves."""
 
-    shapes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # of query, key and value, as in `prepare`
-    strides: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # of query, key and value
-    itemsize: int  # number of bytes of an entry of the key
-    weight_step: int | None  # stride of the weight's heads, 0 if all share one; None for dot products
-    length_step: int  # stride of the lengths
-    scale: float  # factor of dot products
+    shapes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # shapes of query, key and value, as in `prepare`
+    strides: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # strides of query, key and value
+    itemsize: int  # number of bytes of each entry of the keys
+    weight_step: int | None  # stride of the heads of the additive weight, 0 if they share it; None for dot scores
+    length_step: int  # stride of the tensor of lengths
+    scale: float  # factor by which dot products are multiplied
     workers: int  # number of multiprocessors of the device
 
 
@@ -277,7 +280,7 @@ def prepare(steps: Steps, tiles: Layout | None = None) -> Step:
     constants = {"WHOLE": tiles.splits == 1, "UNIT": unit, "F": f_size, "E": e_size, **sizes}
     if shared:
         constants["BR"] = max(16, triton.next_power_of_2(together))
-    else:  # the interpreter has no inline assembly
+    else:  # Triton's interpreter has no inline assembly
         native = isinstance(_step, triton.runtime.JITFunction)
         constants["FAST"] = APPROXIMATE and additive and steps.itemsize == 2 and native
     block = Block(1, tiles.block_keys, warps=tiles.warps)

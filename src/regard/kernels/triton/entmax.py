@@ -1,4 +1,4 @@
-"""Sparsemax and entmax of whole rows of scores: threshold, weights, and gradient of the scores; a program per row.
+"""Sparsemax and entmax of whole rows of scores: threshold, weights, and gradient of the scores, one program per row.
 
 The threshold τ is the root of Σ [m - τ]₊^p - 1 with margins m = (α - 1)(s - best) <= 0 and p = 1 / (α - 1) >= 1. This
 function is convex and decreasing, and the sum is at least 1 for τ = -1: Newton's steps from there increase towards the
@@ -124,7 +124,7 @@ def rows_backward(
 
 def _tiles(chunks: int, size: int) -> dict[str, Any]:
     numbers = max(128, triton.next_power_of_2(chunks * size))
-    # A single chunk may have any size: C is then the block size, so that not every size compiles a kernel of its own.
+    # A single chunk may have any size: C is then the block size, so that several sizes share one compiled kernel.
     whole = {"C": size if chunks > 1 else numbers, "BLOCK": numbers}
     return {**whole, "block": Block(1, numbers, warps=min(32, max(1, numbers // 1024)))}
 
@@ -142,8 +142,8 @@ def weigh(
     """Write largest score and threshold of each row into `found` (slices, queries, 2), and replace scores by weights.
 
     `scores` (chunks, slices, rows, C) are those of the queries from `i0` on and the keys from `j0` on; n is the number
-    of keys. Without `weights`, the scores stay. Reference implementations: `regard.core.normalizers.entmax_threshold`
-    and `entmax_weights`.
+    of keys. Without `weights`, the scores are not changed. Reference implementations:
+    `regard.core.normalizers.entmax_threshold` and `entmax_weights`.
     """
     chunks, slices, rows, size = scores.shape
     band, limits = _limits(low, high, lengths)
@@ -172,7 +172,10 @@ def weigh_back(
 
 
 def entmax_threshold(scores: Tensor, alpha: float) -> Tensor:
-    """Return best score and threshold of each row, (…, 2); must equal `regard.core.normalizers.entmax_threshold`."""
+    """Return largest score and threshold of each row, (…, 2).
+
+    Reference implementation: `regard.core.normalizers.entmax_threshold`.
+    """
     n = scores.shape[-1]
     flat: Any = scores.reshape(1, 1, -1, n).contiguous()
     found = torch.empty(1, flat.shape[2], 2, dtype=scores.dtype, device=scores.device)
@@ -181,7 +184,7 @@ def entmax_threshold(scores: Tensor, alpha: float) -> Tensor:
 
 
 def entmax(scores: Tensor, alpha: float) -> Tensor:
-    """Return the weights of each row; must equal `regard.core.normalizers.Entmax`."""
+    """Return the weights of each row. Reference implementation: `regard.core.normalizers.Entmax`."""
     n = scores.shape[-1]
     weights: Any = scores.clone(memory_format=torch.contiguous_format)
     flat = weights.view(1, 1, -1, n)

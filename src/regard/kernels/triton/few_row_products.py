@@ -1,8 +1,8 @@
 """Float32 matrix products of a few rows, for loops in which each step depends on the previous product.
 
-cuBLAS computes float32 products without tensor cores and, for so few rows, on half of the device. This kernel computes
-a product as three TF32 products of numbers split in two, which is as accurate as float32. The summed axis may be split
-into parts, whose products the caller adds up.
+cuBLAS computes float32 products without tensor cores and, for so few rows, uses half of the device. This kernel
+computes a product as three TF32 products of numbers split in two, which is as accurate as float32. The summed axis may
+be split into parts, whose products the caller adds up.
 """
 
 import functools
@@ -40,7 +40,7 @@ def _product(
 def serves(rows: Tensor) -> bool:
     """Return whether `multiply` should compute a product of rows (…, m, k).
 
-    It should if the rows are few, float32 precision is required, and the device has TF32.
+    The result is True if the rows are few, float32 precision is required, and the device has TF32.
     """
     exact = torch.backends.cuda.matmul.fp32_precision != "tf32"
     return rows.dtype == torch.float32 and rows.shape[-2] <= _MOST and exact and _knows(rows.device)

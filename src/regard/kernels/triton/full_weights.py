@@ -1,6 +1,6 @@
-"""All softmax weights of a call, written to memory once, tile by tile, in the dtype that the caller gets.
+"""All softmax weights of a call, written to memory once, tile by tile, in the dtype of the result.
 
-A program computes the log-sum-exp L of its rows, unless it is given, then the weights exp(s − L) of each tile of scores
+A program computes the log-sum-exp L of its rows, unless L is given, then the weights exp(s − L) of each tile of scores
 s and, if values are given, their weighted sum. The results must equal `regard.core.backends.reference`.
 """
 
@@ -24,7 +24,7 @@ from regard.kernels.triton.score_tiles import (
 )
 
 _HALF = Block(128, 128, warps=8, stages=3)
-_LARGE = Block(64, 64, warps=4, stages=2)  # d > 128, or d or e > 64 with values: so small that two programs fit
+_LARGE = Block(64, 64, warps=4, stages=2)  # d > 128, or d or e > 64 with values; two programs fit a multiprocessor
 _VALUES = Block(64, 64, warps=4, stages=3)
 _SINGLE = Block(64, 32, warps=4, stages=2)
 
@@ -118,7 +118,7 @@ def attended(
 ) -> Callable[..., tuple[Tensor, Tensor]]:
     """Return a function of (query, key, value, pairs) that returns output and weights.
 
-    It may be called with any tensors of the same shapes, strides and dtypes as query (b, h, q, d), key (b, g, k, d) and
+    The function accepts tensors of the same shapes, strides and dtypes as query (b, h, q, d), key (b, g, k, d) and
     value (b, g, k, e); d and e are at most 128, and the last axes are contiguous. `dtype` is that of the weights;
     `pairs` must be `EVERY` unless `masked`.
     """

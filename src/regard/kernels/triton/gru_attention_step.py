@@ -1,7 +1,7 @@
 """A step of a GRU decoder with additive attention: a forward and a backward kernel, with a program for each row.
 
-Besides the kernel, a step takes one matrix product of the caller, which maps the state to hidden gates and query. The
-values are already multiplied with the weights of the gates, (b, k, 3d). Arithmetic is in float32.
+Besides the kernel, a step needs one matrix product, which the caller computes: it maps the state to hidden gates and
+query. The values (b, k, 3d) are already multiplied by the weights of the gates. Arithmetic is in float32.
 """
 
 import torch
@@ -153,7 +153,7 @@ def _sums(products, keys, score, dscores, dkeys, along, B, T, K, F, D, BK: tl.co
 
 
 def _blocks(keys: Tensor) -> dict[str, int]:
-    """Return tile sizes and number of warps: with few warps, each thread sums whole columns of values alone."""
+    """Return tile sizes and number of warps; there are few warps, so that each thread sums whole columns of values."""
     rows = max(16, triton.next_power_of_2(keys.shape[1]))
     columns = max(16, _TILE // keys.element_size() // rows)
     return {"BK": rows, "BF": columns, "BD": columns, "num_warps": 4}

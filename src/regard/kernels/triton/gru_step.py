@@ -115,10 +115,11 @@ def backward(
     dgates: Tensor,
     dhidden: Tensor,
 ) -> Tensor:
-    """Write the gradients of input gates and hidden gates; return the previous state's, without its part through them.
+    """Write the gradients of input gates and hidden gates, and return the gradient of the previous state.
 
-    The gradient of the next state is the sum of `upstream` (b, d), `carried` (b, d) and the parts of `through` (p, …,
-    b, d). Reference implementation: `regard.kernels.recurrent.gru.in_place_back`.
+    The returned gradient excludes the part through the hidden gates, which the caller computes. The gradient of
+    the next state is the sum of `upstream` (b, d), `carried` (b, d) and the parts of `through` (p, …, b, d). Reference
+    implementation: `regard.kernels.recurrent.gru.in_place_back`.
     """
     grid, block = _grid(before)
     share = torch.empty_like(carried)

@@ -12,10 +12,10 @@ from regard.kernels.triton.additive.pairs import LOG2E, add_bias, key_range, til
 from regard.kernels.triton.additive.plan import Block
 from regard.kernels.triton.score_tiles import Scored, known_sums, over_rows, tile_rows, tile_scores
 
-USED = tl.constexpr(-3.0e38)  # replaces a score that has been selected; smaller than any finite score
-FEW = tl.constexpr(8)  # largest count for which the largest weights are collected column by column
-MISSING = tl.constexpr(-(2**31))  # a rank that is not there: no score was stored in this place
-TAKEN = tl.constexpr(1 - 2**31)  # replaces a rank that has been selected
+USED = tl.constexpr(-3.0e38)  # replaces a score that has already been selected; smaller than all other finite scores
+FEW = tl.constexpr(8)  # largest number of weights for which `_streamed` or `_ranked` is used
+MISSING = tl.constexpr(-(2**31))  # rank of a place in which no score was stored
+TAKEN = tl.constexpr(1 - 2**31)  # replaces a rank that has already been selected
 _BITS = 10  # largest number of bits of a rank that may hold the number of its tile
 _LARGEST = Block(32, 128, warps=8, stages=3), Block(32, 64, warps=4, stages=2)
 _RANKED = Block(64, 64, warps=4, stages=3), Block(64, 64, warps=4, stages=2)
@@ -29,7 +29,7 @@ def _streamed(q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, COUNT:
 
     A tile has BN columns. For each row and column, the three largest scores over all tiles are stored, and the COUNT
     largest are selected from these. If all three of one column are selected, a fourth score of that column may have
-    been larger than the next one selected: then one may be missing.
+    been larger than the next one selected: then one of the COUNT largest may be missing.
     """
     columns = tl.arange(0, BN)[None, :]
     first = tl.full((BM, BN), float("-inf"), tl.float32)
@@ -137,7 +137,7 @@ def largest(
     COUNT: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute the COUNT largest weights of each row in order, and their keys, −1 for weights of 0.
+    """Compute the COUNT largest weights of each row in order, and their keys; the key of a weight of 0 is −1.
 
     The weights of a row with NaN are NaN, because its log-sum-exp is. With BITS > 0, for half precision, `_ranked`
     computes them; otherwise, if COUNT is small, `_streamed`. If one of the largest may be missing, or COUNT is larger,
@@ -191,13 +191,13 @@ def largest(
         weight = tl.exp2(tl.max(best, 1) - row)
         chosen = tl.sum(tl.where(here, which, 0), 1)
         tl.store(values + at + c, weight, mask=i < n_q)
-        chosen = tl.where(row == row, chosen, c)  # a row with NaN has weights of NaN, for which any keys will do
+        chosen = tl.where(row == row, chosen, c)  # a row with NaN has weights of NaN, and its keys are arbitrary
         tl.store(indices + at + c, tl.where(weight == 0.0, -1, chosen).to(tl.int64), mask=i < n_q)
         best = tl.where(here, float("-inf"), best)
 
 
 def top(scored: Scored, lse: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the `count` largest weights of each row, largest first, and their keys; −1 for weights of 0."""
+    """Return the `count` largest weights of each row, largest first, and their keys; the key of a weight of 0 is −1."""
     (b, h, q, _), ranked = scored.query.shape, scored.block(*_RANKED)
     bits = max(1, (-(-scored.key.shape[2] // ranked.columns) - 1).bit_length())
     if scored.query.dtype == torch.float32 or count > FEW.value or bits > _BITS:

@@ -1,7 +1,7 @@
 """Local attention: softmax over the keys within `reach` of each query's centre, times a Gaussian around the centre.
 
-A program visits the tiles between the first and the last key that one of its queries reaches. Centres may be anywhere:
-if the queries are sorted by centre, the rows of a program have neighbouring windows. Values of NaN or Inf are replaced
+A program visits the tiles between the first and the last key in the windows of its queries. Centres may be anywhere: if
+the queries are sorted by centre, the rows of a program have neighbouring windows. Values of NaN or Inf are replaced
 by 0 in matrix products, and their effect is added afterwards to the rows whose window contains them. The backward pass
 computes the scores of every pair twice, once for the gradients of queries and centres and once for those of keys and
 values, so that no two programs add to the same sum and results are deterministic.
@@ -20,9 +20,9 @@ from regard.kernels.triton.range_pairs import put_rows, rows_of
 
 _SCAN = tl.constexpr(1024)  # number of centres that `local_keys` loads at a time to find the queries of its keys
 _LAYOUTS = 64  # backward launches are cached for at most this many strides of the output's gradient
-# Queries are sorted by centre if their work, b · h · q · k · (d + e), is at least _SORTED: below, sorting takes longer
-# than it saves. The work counts _LEARNING times with gradients, and _EXACT times in float32, where a matrix product is
-# three TF32 products.
+# Queries are sorted by centre if their work, b · h · q · k · (d + e), is at least _SORTED: for less work, sorting takes
+# longer than it saves. The work is multiplied by _LEARNING if gradients are required, and by _EXACT in float32, where a
+# matrix product is three TF32 products.
 _SORTED, _LEARNING, _EXACT = 2**33, 3, 4
 
 
@@ -30,8 +30,8 @@ _SORTED, _LEARNING, _EXACT = 2**33, 3, 4
 def _windows(centre, order, i, n_q, limit, n_k, c_n, reach):
     """Return for each query: its row, centre, first position of its window, and range of keys lo <= j <= hi.
 
-    i are positions in `order`, or rows without it. Queries beyond the last have row n_q. They have no keys, and neither
-    have queries whose centre is NaN or far away from all keys.
+    i are positions in `order`, or rows if `order` is None. Positions beyond the last query have row n_q and no keys.
+    Queries whose centre is NaN or far away from all keys have no keys either.
     """
     inside = i < n_q
     row = tl.where(inside, i, n_q)
@@ -139,7 +139,8 @@ def local_forward(
     total = tl.where(filled, total, 1.0)
     put_rows(output + b * o_b + h * o_h, row, n_q, o_n, acc / total[:, None], E, BE)
     row_lse = tl.where(filled, most + tl.log2(total), float("inf"))
-    if lse is not None:  # in base 2; inf for a row without keys, which makes its weights in the backward pass 0
+    # The log-sum-exp is in base 2. It is inf for a row without keys, which makes its weights in the backward pass 0.
+    if lse is not None:
         tl.store(lse + z * n_q + row, row_lse, mask=i < n_q)
     # A row of the weights starts at the first position of its window, which may lie before the first key.
     weights += z * n_q * window
@@ -166,7 +167,7 @@ def _row_pairs(
 ):  # fmt: skip
     """Return for each pair of a tile: its softmax, its weight times the weight's gradient, and key − centre.
 
-    All three are 0 outside the query's window.
+    These numbers are 0 for keys outside the query's window.
     """
     zero = tl.zeros((q.shape[0], k.shape[0]), tl.float32)
     seen = (j[None, :] >= lo[:, None]) & (j[None, :] <= hi[:, None])
@@ -236,7 +237,10 @@ def local_keys(
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GAUSSIAN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of keys and values; only queries between the first and last that reach them are visited."""
+    """Compute the gradients of keys and values.
+
+    Only the queries between the first and the last whose window contains one of the program's keys are visited.
+    """
     z = tl.program_id(1).to(tl.int64)
     b, h = z // heads, z % heads
     j0 = tl.program_id(0) * BN
@@ -290,9 +294,9 @@ def local_keys(
     put_rows(value_grad + b * gv_b + h * gv_h, j, n_k, gv_n, grad_v, E, BE)
 
 
-# Tiles forward and backward, by the larger of the sizes of key and value, in half precision and in float32. They have
-# 32 rows: for 64 and more, Triton 3.6 uses Hopper's asynchronous matrix products, and some results were wrong
-# (docs/experiments.md).
+# Tile sizes of the forward and the backward pass, by the larger of the sizes of key and value, for half precision and
+# for float32. Tiles have 32 rows: for 64 and more, Triton 3.6 uses Hopper's asynchronous matrix products, and some
+# results were wrong (docs/experiments.md).
 _HALF = {
     64: (Block(32, 64, warps=4, stages=2), Block(32, 32, warps=4, stages=2)),
     128: (Block(32, 64, warps=4, stages=2), Block(32, 32, warps=4, stages=2)),
@@ -326,8 +330,8 @@ def _known(
 class Launches:
     """The prepared launches for query (b, h, q, d), key (b, h, k, d), value (b, h, k, e) and centre (b, h, q).
 
-    One object runs all calls with these shapes, strides and dtypes. `ordered` chooses whether the queries are sorted by
-    centre; by default, they are if that is likely to save time.
+    One object runs all calls with these shapes, strides and dtypes. `ordered` determines whether the queries are sorted
+    by centre; by default, they are sorted if that is likely to save time.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Scaled dot-product attention with masks that are ranges of keys: bands, lengths and segments.
 
 Biases, a softcap, and softmax or sigmoid weights are supported. A program visits the tiles between the first and the
-last key that one of its rows may attend. Tiles without masked pairs come last, in a separate loop without tests. Keys
+last key that one of its rows may attend. Tiles without masked pairs come last, in a separate loop without masks. Keys
 outside the range are never loaded, so that not even NaN in them changes the output. The backward pass computes the
 scores of every pair twice, once for the gradient of the queries and once for those of keys and values, so that no two
 programs add to the same sum and results are deterministic.
@@ -194,7 +194,7 @@ def _key_tile(
 ):  # fmt: skip
     """Return the gradients of a tile of keys and values, with the parts of queries i0 .. i0 + BM added.
 
-    Scores are computed transposed, (keys, queries), as both matrix products need them.
+    Scores are computed transposed, (keys, queries), as the matrix products of both gradients need them.
     """
     i = i0 + tl.arange(0, BM)
     q = rows_of(query, i, 0, n_q, q_n, D, BD, TESTED)
@@ -263,7 +263,7 @@ def range_keys(
 
 
 class Tuning(NamedTuple):
-    """The tile sizes of the three kernels."""
+    """The tile sizes of the forward kernel and of the two backward kernels."""
 
     forward: Block
     rows: Block
@@ -291,7 +291,7 @@ class Kind(NamedTuple):
     native: bool  # whether the kernels run on a GPU, not in Triton's interpreter
     scale: float
     special: bool = False  # whether there is a table, a bias, a mask of pairs, a softcap or a sigmoid
-    holes: int = 0  # 1 if a table may mask pairs; 2 if a bias or mask of pairs may, even one key for all queries
+    holes: int = 0  # 1 if a table may mask pairs; 2 if a bias or a mask may mask pairs or whole keys
 
 
 @functools.lru_cache(maxsize=1024)
@@ -301,7 +301,7 @@ def _tiles(d: int, e: int, kind: Kind) -> tuple[Tuning, dict[str, Any]]:
     blocks = [max(16, triton.next_power_of_2(size)) for size in (d, e)]
     tuning = (SINGLE if single else HALF)[max(64, *blocks)]
     if kind.special:
-        # Numbers loaded for each pair (a bias, a mask) are prefetched too: three stages of them exceed shared memory.
+        # Numbers loaded for each pair (a bias, a mask) are prefetched too: three stages would exceed shared memory.
         tuning = Tuning(*(block._replace(stages=min(block.stages, 2)) for block in tuning))
         forward = tuning.forward
         if forward.rows == 128:
@@ -318,7 +318,7 @@ Places = tuple[tuple[int, ...], ...]  # shapes or strides of query, key and valu
 def _unit(*strides: tuple[int, ...]) -> int:
     """Return the largest of 16, 8, 4, 2 and 1 that divides the strides of rows, heads and sequences of all tensors."""
     joined = functools.reduce(operator.or_, (step for stride in strides for step in stride[:3]))
-    return min(16, joined & -joined) or 16  # joined is 0 if every stride is 0, as for broadcast tensors
+    return min(16, joined & -joined) or 16  # `joined` is 0 if every stride is 0, as for broadcast tensors
 
 
 def _steps(unit: int, *strides: tuple[int, ...]) -> list[int]:
@@ -402,8 +402,8 @@ class Plan:
         unit, sizes = _unit(*self.strides, call[0]), (self.constants["BD"], self.constants["BE"])
         if len(self.sums) >= _LAYOUTS:
             self.sums.clear()
-        # Tiles of 32 for small sizes, where Hopper's asynchronous matrix products may be wrong, and for large sizes and
-        # float32, where tiles of 64 spill registers.
+        # Tiles have 32 rows for small sizes, where Hopper's asynchronous matrix products may be wrong, and for large
+        # sizes and float32, where tiles of 64 rows spill registers.
         size = 64 if self.dtype != torch.float32 and min(sizes) >= 64 and max(sizes) <= 128 else 32
         self.sums[call] = PairSums(
             self.shapes, learned, rules, (*_steps(unit, *self.strides, call[0]), *self.numbers),
@@ -433,7 +433,7 @@ _plan = functools.lru_cache(maxsize=1024)(Plan)
 
 
 def plan_of(query: Tensor, key: Tensor, value: Tensor, scale: float, rules: Rules) -> Plan:
-    """Return the cached plan for tensors of these shapes, strides and dtype, and for rules with the same parts."""
+    """Return the cached plan for tensors of these shapes, strides and dtype, and for rules with the same fields set."""
     shapes, strides = (query.shape, key.shape, value.shape), (query.stride(), key.stride(), value.stride())
     holes = 2 if rules.bias is not None or rules.mask is not None else int(rules.table is not None)
     special = holes > 0 or rules.cap is not None or rules.shift is not None
@@ -448,7 +448,8 @@ class _Ranges(torch.autograd.Function):
         plan: Plan,
     ) -> Tensor:  # fmt: skip
         output, lse = plan.forward(query, key, value, rules, known, True)
-        # The tensors of the rules are saved too, so that changing them in place before the backward pass raises.
+        # The tensors of the rules are saved too: if they are changed in place before the backward pass, torch raises an
+        # error.
         of_mask = rules.lengths, rules.query_ids, rules.key_ids, rules.mask
         ctx.save_for_backward(query, key, value, output, lse, learned, *of_mask, rules.slopes, rules.table, rules.bias)
         ctx.settings = rules, known, plan

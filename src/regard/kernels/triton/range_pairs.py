@@ -1,6 +1,6 @@
-"""Masks that are ranges of keys, as kernel arguments, and the device functions that apply them.
+"""Masks that are ranges of keys, as kernel arguments, and device functions that apply them.
 
-The functions return the tiles that a program visits, the rows of a tile, and the scores and weights of its pairs.
+The functions compute the tiles that a program visits, the rows of a tile, and the scores and weights of its pairs.
 """
 
 from typing import Any, NamedTuple
@@ -13,19 +13,19 @@ from regard.kernels.triton.segment_bounds import SPAN
 
 
 class Rules(NamedTuple):
-    """Conditions under which query i may attend key j, and the biases of their score; None disables a part.
+    """Conditions under which query i may attend key j, and biases of their score; a field that is None has no effect.
 
     Fields with the suffixes _b, _h, _q, _n and _k are the strides of the tensor before them.
     """
 
-    low: Any = None  # smallest j - i that may attend
-    high: Any = None  # largest j - i that may attend
+    low: Any = None  # query i may attend key j only if j - i >= low
+    high: Any = None  # query i may attend key j only if j - i <= high
     lengths: Any = None  # (b,): key j may be attended if j < lengths[b]
     lengths_b: Any = None
-    query_ids: Any = None  # (b, q): segment ids; a query attends only keys with its id
+    query_ids: Any = None  # (b, q): segment ids of the queries; a query attends only keys with the same id
     query_b: Any = None
     query_n: Any = None
-    key_ids: Any = None  # (b, k): segment ids
+    key_ids: Any = None  # (b, k): segment ids of the keys
     key_b: Any = None
     key_n: Any = None
     row_bounds: Any = None  # (b, q / SPAN, 4): `segment_bounds` of the keys for each span of queries
@@ -36,12 +36,12 @@ class Rules(NamedTuple):
     table: Any = None  # (h, 2 * reach + 1): adds table[clip(j - i - offset, -reach, reach) + reach] to the score
     table_h: Any = None
     reach: Any = None
-    bias: Any = None  # added to the score; indexed (b, h, q, k) by strides, 0 where it broadcasts; -inf masks a pair
+    bias: Any = None  # bias of the score, indexed (b, h, q, k) by strides, 0 where it broadcasts; -inf masks a pair
     bias_b: Any = None
     bias_h: Any = None
     bias_q: Any = None
     bias_k: Any = None
-    mask: Any = None  # bytes, indexed (b, h, q, k) by strides; 0 masks a pair
+    mask: Any = None  # mask: bytes, indexed (b, h, q, k) by strides; a byte of 0 masks a pair
     mask_b: Any = None
     mask_h: Any = None
     mask_q: Any = None
@@ -189,8 +189,8 @@ def exponential(x, HOLES: tl.constexpr, NATIVE: tl.constexpr):
     """Return e to the power of a difference of scores.
 
     Without table, bias and mask (HOLES = 0), scores are already multiplied by log2(e), so that 2^x needs no
-    multiplication for each pair. With one of them (HOLES > 0) they are not: a bias equal to the smallest number of its
-    dtype times log2(e) would overflow to -inf, which masks a pair.
+    multiplication for each pair. With one of them (HOLES > 0), scores are not multiplied: a bias equal to the smallest
+    number of its dtype times log2(e) would overflow to -inf, which masks a pair.
     """
     return power_of_two(x * LOG2E, NATIVE) if HOLES > 0 else power_of_two(x, NATIVE)
 
@@ -204,7 +204,7 @@ def logistic(s, shift, HOLES: tl.constexpr, NATIVE: tl.constexpr):
 
 @triton.jit
 def attended_rows(x, s):
-    """Return x, keys or values of a tile, with zeros in the rows that are masked for every query of the tile."""
+    """Return the keys or values x of a tile, with zeros in the rows that are masked for every query of the tile."""
     seen = tl.max((s != float("-inf")).to(tl.int32), 0) > 0
     return tl.where(seen[:, None], x, 0.0).to(x.dtype)
 
@@ -269,7 +269,7 @@ def weights_of(s, row_lse, rules, HOLES: tl.constexpr, NATIVE: tl.constexpr):
 
 @triton.jit
 def slopes_of(p, dp, row_delta, s, rules, HOLES: tl.constexpr):
-    """Return the gradient of the scores s, given `dp`, that of the weights p; it is 0 where a pair is masked."""
+    """Return the gradient of the scores s, given the gradient `dp` of the weights p; it is 0 for masked pairs."""
     ds = p * (1.0 - p) * dp if rules.shift is not None else p * (dp - row_delta)
     if HOLES > 0:  # dp may be NaN where a pair is masked, because masked keys and values may be NaN
         ds = tl.where(s != float("-inf"), ds, 0.0)

@@ -27,7 +27,7 @@ from regard.kernels.triton.range_pairs import (
     weights_of,
 )
 
-_PROGRAMS = 528  # the batch is split up to this number of programs: four per multiprocessor of an H200
+_PROGRAMS = 528  # the batch is split into parts for at most this many programs: four per multiprocessor of an H200
 
 
 @triton.jit
@@ -37,7 +37,7 @@ def _slopes_of_tile(
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, B: tl.constexpr, UNIT: tl.constexpr,
     NATIVE: tl.constexpr, PRECISION: tl.constexpr, HOLES: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradient of the scores with bias of a tile: B queries from i0 on and B keys from j0 on."""
+    """Return the gradient of the scores (with bias) of a tile of B queries from i0 on and B keys from j0 on."""
     i = i0 + tl.arange(0, B)
     j = j0 + tl.arange(0, B)
     q = rows_of(query + (b * q_b + h * q_h) * UNIT, i, 0, n_q, q_n * UNIT, D, BD, True)
@@ -72,8 +72,8 @@ def range_sums(
 ):  # fmt: skip
     """Sum dS over the heads that share an output and over a part of the batch.
 
-    With DIAGONAL, also sum along a diagonal of tiles; `near` is the first diagonal that is stored, `nears` their
-    number.
+    With DIAGONAL, also sum along a diagonal of tiles; `near` is the first diagonal that is stored, `nears` the
+    number of stored diagonals.
     """
     tile, chunk = tl.program_id(0), tl.program_id(2)
     head = tl.program_id(1)
@@ -138,7 +138,8 @@ def table_sums(sums, grad, offset, reach, near, nears, tiles, B: tl.constexpr, C
     n = (distance - beside) // B - near
     r = tl.arange(0, B)[None, :]
     total = tl.zeros((COUNT,), tl.float32)
-    for half in tl.static_range(2):  # within a tile, j - i is `beside`, or `beside` - B in the next
+    # A diagonal crosses two tiles: j - i is `beside` within the first, and `beside` - B within the second.
+    for half in tl.static_range(2):
         c = beside[:, None] - half * B + r
         tile = (n + half)[:, None]
         inside = (c >= 0) & (c < B) & (tile >= 0) & (tile < nears)
@@ -159,7 +160,7 @@ def table_sums(sums, grad, offset, reach, near, nears, tiles, B: tl.constexpr, C
 class PairSums:
     """The prepared launches for the gradient of a table or bias, for tensors of given shapes and strides.
 
-    Tiles are (size, size).
+    Tiles have `size` rows and columns.
     """
 
     def __init__(
@@ -204,7 +205,7 @@ class PairSums:
         self, query: Tensor, key: Tensor, value: Tensor, change: Tensor, lse: Tensor | None, delta: Tensor | None,
         rules: Rules, learned: Tensor, known: Any,
     ) -> Tensor:  # fmt: skip
-        """Return the gradient of the table or bias of the rules."""
+        """Return the gradient of the table or bias in `rules`."""
         sums = torch.empty(self.shape, dtype=self.dtype, device=query.device)
         known = None if known is None else (known, learned.dtype)
         self.launch(query, key, value, change, lse, delta, sums, rules, known=known)

@@ -87,9 +87,9 @@ def row_sums(
 
 @triton.jit
 def lost_sums(total, pairs, b, h, i0, start, stop, n_q, n_k, BM: tl.constexpr, BN: tl.constexpr):
-    """Return the sums of `row_sums`, with NaN for rows whose attended scores are all −inf: their softmax is NaN.
+    """Return the `total` of `row_sums`, with NaN for rows whose attended scores are all −inf: their softmax is NaN.
 
-    With a bias the sums stay as they are, because a bias of −inf masks a pair.
+    With a bias, the sums are not changed, because a bias of −inf masks a pair.
     """
     if (pairs.bias is None) & (pairs.table is None):
         i = i0 + tl.arange(0, BM)
@@ -114,7 +114,7 @@ def known_sums(lse, at, inside):
 
 
 class Scored(NamedTuple):
-    """Queries (b, h, q, d), keys (b, g, k, d), the pairs that may attend, and the scale of the dot products."""
+    """Queries (b, h, q, d), keys (b, g, k, d), masks and biases of pairs, and the scale of the dot products."""
 
     query: Tensor
     key: Tensor

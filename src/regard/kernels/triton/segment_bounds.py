@@ -1,4 +1,4 @@
-"""Bounds of segments: the range of keys that have a segment id of a span of queries, and the reverse.
+"""Bounds of segments: for each span of queries, the range of keys that have one of its segment ids, and vice versa.
 
 Kernels that visit ranges of keys read these bounds (`range_pairs`).
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.kernels.triton.additive.plan import Block, Prepared
 
 SPAN = tl.constexpr(32)  # number of positions that share one entry of the bounds
-FAR = tl.constexpr(2**24)  # more spans than any sequence has
+FAR = tl.constexpr(2**24)  # larger than the number of spans of any sequence
 
 
 @triton.jit

@@ -28,9 +28,9 @@ def _mixed(x):
 
 @triton.jit
 def _kept(seed, head, BQ: tl.constexpr, BK: tl.constexpr, dropout):
-    """Return the dropout mask of a head: 1 / (1 - dropout) for the pairs (i, j) that stay, and 0 for dropped pairs.
+    """Return the dropout mask of a head: 0 for the pairs (i, j) that are dropped, 1 / (1 - dropout) for all others.
 
-    It is a hash of seed, head, i and j alone, because the forward and the backward kernel must drop the same pairs,
+    The mask is a hash of seed, head, i and j, because the forward and the backward kernel must drop the same pairs,
     whatever the layout of their tiles. Triton's generator with four random numbers per call, interleaved by join and
     reshape, was as fast and gave the same mask in both kernels in the interpreter, but on a GPU a model did not learn
     with it.
@@ -49,7 +49,7 @@ def _open(
 ):
     """Return for each key whether some query may attend it.
 
-    The other keys and their values are never loaded, so that not even NaN in them changes the output.
+    Keys that no query may attend, and their values, are never loaded, so that not even NaN in them changes the output.
     """
     j = tl.arange(0, BK)
     inside = j < keys
@@ -64,7 +64,7 @@ def _open(
 
 @triton.jit
 def _weights(q, k, inside, scale, CAUSAL: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr):
-    """Return the softmax of the scores; a row whose keys are all masked is zeros."""
+    """Return the softmax of the scores, which is 0 for rows whose keys are all masked."""
     i = tl.arange(0, BQ)[:, None]
     j = tl.arange(0, BK)[None, :]
     seen = inside[None, :] & (i >= 0)
@@ -256,7 +256,7 @@ _operator.register_autograd(_differentiate, setup_context=_keep)
 
 @functools.lru_cache(maxsize=1024)
 def _tiles(size: int, queries: int, keys: int) -> tuple[Block, dict[str, int]]:
-    """Return launch options and tile sizes: powers of two, at least 16. One warp suffices for tiles of 32 rows."""
+    """Return launch options and tile sizes: powers of two, at least 16. Tiles of at most 32 rows use one warp."""
     sides = [max(16, triton.next_power_of_2(n)) for n in (size, queries, keys)]
     warps = 1 if max(sides[1:]) <= 32 else 4
     return Block(*sides[1:], warps=warps), {"D": sides[0], "SIZE": size, "BQ": sides[1], "BK": sides[2]}
@@ -278,7 +278,7 @@ def _prepared(
 def _known(lengths: Tensor | None, mask: Tensor | None, *tensors: Tensor) -> tuple[Any, ...] | None:
     """Return a cache key for the properties of all tensors, or None if the launch must inspect them.
 
-    The key needs no entry for the tensors that are allocated for the call: these are aligned to 16 bytes.
+    The cache key needs no entry for tensors that are allocated for the call, because they are aligned to 16 bytes.
     """
     if mask is not None or any(tensor.data_ptr() & 15 for tensor in tensors):
         return None

@@ -33,7 +33,8 @@ def _parts(
     cells = (row * parts + part) * COUNT
     for rank in tl.static_range(COUNT):
         most = tl.max(x, 0)
-        where = tl.min(tl.where(x == most, place, vocabulary - 1), 0)  # a valid token even in a row of NaN
+        # If all logits are NaN, no logit equals the maximum, and the last token of the vocabulary is chosen.
+        where = tl.min(tl.where(x == most, place, vocabulary - 1), 0)
         tl.store(values + cells + rank, most)
         tl.store(tokens + cells + rank, where)
         x = tl.where(place == where, -float("inf"), x)

@@ -1,6 +1,6 @@
 """Summaries of softmax weights in one pass over the pairs: log-sum-exp, entropy, and received weight.
 
-None of them needs the values, so each costs about half of a forward pass of attention. With the scores s, their
+The summaries do not need the values, so each costs about half of a forward pass of attention. With the scores s, their
 log-sum-exp L and the weights p = exp(s − L), the entropy of row i is H_i = Σ_j p_ij (L_i − s_ij), and key j receives
 the weight R_j = Σ_i p_ij. The gradient of each summary with respect to s_ij is p_ij (a_ij − c_i):
 
@@ -94,7 +94,7 @@ def column_sums(
     j = j0 + tl.arange(0, BN)
     k = tile_rows(key + b.to(tl.int64) * k_b + (h // group) * k_h, j, n_k, k_n, SIZE, D)
     query += b.to(tl.int64) * q_b + h * q_h
-    acc = tl.zeros((BM, BN), tl.float32)  # summed over its BM rows once, after the loop
+    acc = tl.zeros((BM, BN), tl.float32)  # a sum of tiles; its BM rows are summed after the loop
     spoilt = tl.zeros((ROWS,), tl.float32)
     for i0 in range(0, n_q, ROWS):
         i = i0 + tl.arange(0, ROWS)
@@ -123,7 +123,8 @@ def _gradient(s, row, change, key_change, entropy, centre, KIND: tl.constexpr, P
         ds = p * change[:, None] * (-x * LN2 - entropy[:, None])
     else:
         ds = p * change[:, None]
-    return tl.where((p == 0.0) | (s == float("-inf")), 0.0, ds)  # masked pairs of a row with NaN give 0
+    # The gradient of masked pairs is 0, also in rows with NaN.
+    return tl.where((p == 0.0) | (s == float("-inf")), 0.0, ds)
 
 
 @triton.jit
@@ -253,7 +254,7 @@ def received(scored: Scored, lse: Tensor) -> Tensor:
 
 
 def _summed(scored: Scored, lse: Tensor | None, kind: str) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the summary of this kind, the log-sum-exp, and the entropy if it was computed."""
+    """Return the summary named `kind`, the log-sum-exp, and the entropy if it was computed."""
     if kind == "entropy":
         lse, spread = log_sum_exp(scored, entropy=True) if lse is None else (lse, row_entropy(scored, lse))
         return spread, lse, spread
@@ -261,11 +262,12 @@ def _summed(scored: Scored, lse: Tensor | None, kind: str) -> tuple[Tensor, Tens
         lse, _ = log_sum_exp(scored, weights=kind != "logsumexp")
     if kind == "received":
         return received(scored, lse), lse, None
-    return lse.nan_to_num(torch.nan, torch.nan, -torch.inf), lse, None  # +inf becomes NaN, as in `known_sums`
+    # A log-sum-exp of +inf becomes NaN, as in `known_sums`.
+    return lse.nan_to_num(torch.nan, torch.nan, -torch.inf), lse, None
 
 
 class _Summary(torch.autograd.Function):
-    """A summary of one kind, with a hand-written backward pass."""
+    """The summary named `kind`, with a hand-written backward pass."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, pairs: Pairs, scale: float, lse: Tensor | None, kind: str) -> Any:

@@ -138,7 +138,7 @@ def window_keys(
             i = i0 + tl.arange(0, BM)
             q = _tile(own, i, n_q, q_n, D)
             row_lse = tl.load(lse + rows + i, mask=i < n_q, other=float("inf"))
-            # The scores are computed transposed, (keys, queries), as both matrix products need them.
+            # The scores are computed transposed, (keys, queries), as the matrix products of both gradients need them.
             s = tl.dot(k, q.T) * (scale * LOG2E)
             distance = j[:, None] - i[None, :]
             allowed = (distance >= low) & (distance <= high) & (j < n_k)[:, None] & (i < n_q)[None, :]
@@ -156,14 +156,14 @@ def window_keys(
 
 
 class Tuning(NamedTuple):
-    """The tile sizes of the three kernels."""
+    """The tile sizes of the forward kernel and of the two backward kernels."""
 
     forward: Block
     rows: Block
     keys: Block
 
 
-SMALL = Tuning(Block(128, 64, warps=4), Block(128, 64, warps=8), Block(64, 128, warps=8))  # sizes d and e up to 64
+SMALL = Tuning(Block(128, 64, warps=4), Block(128, 64, warps=8), Block(64, 128, warps=8))  # tiles for d, e <= 64
 LARGE = Tuning(Block(64, 64, warps=4), Block(64, 64, warps=4, stages=2), Block(64, 64, warps=4, stages=2))
 
 
@@ -233,7 +233,7 @@ def window_attention(query: Tensor, key: Tensor, value: Tensor, low: int, high: 
     `regard.window`.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
-    scale = float(scale)  # Triton would compile other kernels for an integer
+    scale = float(scale)  # for an integer scale, Triton would compile other kernels
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return _Window.apply(query, key, value, low, high, scale)
     return _attended(query, key, value, low, high, scale)[0]

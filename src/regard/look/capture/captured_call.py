@@ -21,7 +21,7 @@ _HELD_BYTES = 2**20  # largest size in bytes of a value tensor that is stored fo
 
 @runtime_checkable
 class Computes(Source, Protocol):
-    """A source that can also compute weights on their own device, which does not wait for the device."""
+    """A source of weights that can also compute them on their own device, without waiting for that device."""
 
     def block(self, batch: slice, heads: range, rows: Tensor) -> Tensor: ...
 
@@ -61,7 +61,7 @@ class Recorder(Protocol):
         """Return the number of heads in a joint axis of sequences and heads of length `count`; None if unknown."""
 
     def inside(self, heads: int) -> AbstractContextManager[None]:
-        """In this context, calls inside the function of a layer with that number of heads are captured."""
+        """In this context, attention calls inside the function of a layer with `heads` heads are captured."""
 
     def with_sinks(self, sinks: Tensor | None) -> AbstractContextManager[None]:
         """In this context, `self.sinks` are the attention sinks of the running layer."""
@@ -134,8 +134,8 @@ class Settled:
 def checked(call: Call) -> Checked | Settled | None:
     """Return a check that compares weights @ value with the output of a call at some rows; None if it cannot apply.
 
-    The weights are those that the record shows. A small value tensor is stored and the product is computed when the
-    check is requested, which does not delay the model; with a large value tensor it is computed now.
+    The weights are those that the record shows. If the value tensor is small, it is stored and the product is computed
+    when the check is requested, which does not delay the model. If it is large, the product is computed now.
     """
     if not call.checkable or call.value is None or call.output is None or 0 in call.source.shape:
         return None

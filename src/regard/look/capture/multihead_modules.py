@@ -75,7 +75,7 @@ def as_unwatched(encoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         return None
     padded = padding if padding.dtype == torch.bool else padding != 0
     if getattr(encoder, "mask_check", True) and bool((padded[:, :-1] & ~padded[:, 1:]).any()):
-        return None  # the encoder does not pack if padding is anywhere but at the end
+        return None  # the encoder does not pack sequences if padding is anywhere but at the end
     blank = torch.zeros((), dtype=output.dtype, device=output.device).expand(output.shape[-1])
     if encoder.norm is not None:
         blank = encoder.norm(blank)

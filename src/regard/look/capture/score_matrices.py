@@ -33,7 +33,7 @@ FUNCTIONS = PRODUCT | SCALED | DIVIDED | ADDED | FILLED | ROUNDED
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Scores scale · query keyᵀ + the sum of `added`, masked at the pairs where a tensor of `closed` is True."""
+    """Scores scale · query keyᵀ plus the tensors `added`, masked at the pairs where a tensor of `closed` is True."""
 
     query: Tensor
     key: Tensor

@@ -35,7 +35,8 @@ class Tag:
     clean: Tensor | None = None
     late: bool = False  # whether dropout was applied in place, so that the weights before dropout are lost
     scores: Scores | None = None  # the scores from which the weights were computed, if they are known
-    product: Tensor | None = None  # if the tensor is weights * values, not yet summed over the keys: the weights
+    # The weights, if the tensor is the product weights * values before its sum over the keys.
+    product: Tensor | None = None
 
 
 class Tags(Generic[Kind]):

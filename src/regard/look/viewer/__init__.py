@@ -1,4 +1,4 @@
-"""The viewer: a standalone HTML page that displays a trace. Imports look only.
+"""The viewer: a standalone HTML page that displays a trace. Its modules import modules of `regard.look` only.
 
 - `page`: the page as one HTML file
 - `page_data`: the data of a trace for the page

@@ -135,7 +135,7 @@ def bundle() -> str:
 
 
 def _in_order(name: str, known: list[str]) -> Iterator[str]:
-    """Yield the names of a module and all modules that it imports, each once and after those that it imports."""
+    """Yield the names of a JavaScript module and of its imports, recursively, each once and after its own imports."""
     known.append(name)
     for needed in _IMPORT.findall((FOLDER / name).read_text(encoding="utf-8")):
         if needed[1] not in known:

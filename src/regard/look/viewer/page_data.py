@@ -23,7 +23,7 @@ from regard.look.trace import Trace
 
 THUMBNAIL = 32  # largest number of cells per side of a thumbnail
 WHOLE = 512  # largest number of queries or keys of a map that is stored whole; larger maps are pooled
-KEPT = 8  # number of largest weights of each row that a whole map stores in 16 bits
+KEPT = 8  # number of the largest weights of each row that are stored in 16 bits if the map is stored whole
 # Weights in 8 bits are multiples of a step. If the maps that a page stores whole have more than FINE weights together,
 # the step of each row is at least COARSE; otherwise 255 steps reach exactly the largest weight of the row.
 FINE = 4_000_000
@@ -31,7 +31,7 @@ COARSE = 2e-4
 POOLED_CELLS = 3_000_000  # largest number of cells in all pooled maps of a page
 KEPT_WEIGHTS = 1_200_000  # largest number of separately stored largest weights in all pooled maps of a page
 SOUND = 2**20  # largest size in bytes of a sound in a page; a larger one is omitted
-BLOCK = 2**22  # number of weights that are in memory at a time
+BLOCK = 2**22  # largest number of weights that are in memory at a time
 NUMBERS = (  # the entries of `Labels.extra` that are lists of numbers
     *("x", "y", "heading", "speed", "sides", "probability", "length", "width", "present", "ego"),
     *("lanes", "crossings", "zebras", "ramps"),
@@ -71,7 +71,7 @@ class Budget:
 
 
 class Odd(NamedTuple):
-    """The numbers of NaN, infinite and negative weights in a map."""
+    """The counts of NaN, infinite and negative weights in a map."""
 
     nan: int
     infinite: int
@@ -86,7 +86,7 @@ class Odd(NamedTuple):
         return Odd(self.nan + other.nan, self.infinite + other.infinite, self.negative + other.negative)
 
     def told(self) -> str | None:
-        """Return a sentence that states these counts; None if all are 0.
+        """Return a sentence that states the counts; None if all are 0.
 
         >>> Odd(3, 0, 1).told()
         'Of the weights 3 are NaN, 1 negative.'
@@ -99,14 +99,15 @@ class Odd(NamedTuple):
 class _Swept(NamedTuple):
     """Statistics of the weights of one sequence of a record, which `_swept` computes in one pass."""
 
-    sums: Tensor  # (heads, queries), the sum of each row
-    received: Tensor  # (heads, keys), the sum of each column
-    entropy: Tensor  # (heads,), the mean entropy of the rows
+    sums: Tensor  # the sum of each row of weights, (heads, queries)
+    received: Tensor  # the sum of each column of weights, (heads, keys)
+    entropy: Tensor  # the mean entropy of the rows of each head, (heads,)
     # For each head, the mean distance between query and key; None if rows and columns are not the same positions, or
     # some weights are unknown.
     distance: list[float | None] | None
     odd: Odd
-    small: Tensor  # (heads, rows, columns) of thumbnails, each cell the weight of the largest magnitude in it
+    # Thumbnails of the heads, (heads, rows, columns): each cell has the weight of the largest magnitude in it.
+    small: Tensor
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,7 @@ def sentences(*parts: str | None) -> str | None:
 
 
 def pictures(trace: Trace, *, batch: int = 0) -> dict[str, bytes]:
-    """Return the PNG files of labels with pictures, by the index of the labels in the description of `about`."""
+    """Return the PNG files of labels with pictures, by the index of the labels in the description (`about`)."""
     labels: list[Labels] = []
     for record in trace.records:
         _, one = one_of(record, batch)
@@ -301,7 +302,8 @@ def _peak(values: Tensor) -> float:
 def _pack_whole(record: Record, budget: Budget, swept: _Swept, cells: Tensor) -> tuple[Json, bytes]:
     """Return the entry and the bytes of a map that is stored whole.
 
-    The largest weights of each row have 16 bits. The others have 8 bits: 255 steps up to the largest of them.
+    The largest weights of each row are stored in 16 bits. All others are stored in 8 bits: 255 steps from 0 to the
+    largest of them.
     """
     weights = _sane(record.weights())
     kept = min(KEPT, record.keys)
@@ -350,7 +352,7 @@ def _written(
     largest: Tensor,
     codes: Tensor,
 ) -> tuple[Json, bytes]:
-    """Return the completed entry and the bytes of all arrays, each aligned to four bytes, in the order of source.js."""
+    """Return the completed entry and the bytes of all arrays, aligned to four bytes, in the order of `source.js`."""
     *steps, received = rows
     places = indices.to(torch.uint32 if record.keys > 65536 else torch.uint16)
     arrays = [*(row.float() for row in steps), received.float() / max(1, record.queries), places, largest, codes]
@@ -399,9 +401,9 @@ def _swept(record: Record, heads: int) -> _Swept:
 
 
 class _Largest:
-    """Thumbnails of all heads, in which each cell is the weight of the largest magnitude among those that it covers.
+    """Thumbnails of all heads; each cell has the weight of the largest magnitude among those that it covers.
 
-    A mean would make the large weights of a sharp head invisible.
+    The mean of the weights in a cell would make the large weights of a sharp head invisible.
     """
 
     def __init__(self, record: Record) -> None:

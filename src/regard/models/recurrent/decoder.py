@@ -61,7 +61,7 @@ class RecurrentDecoder(nn.Module):
     context c_i is `memory.summary` (Cho et al. 2014). The first state is tanh(W_s · summary).
 
     In Luong's order without input feeding, `forward` calls the network once and attention once. Otherwise it loops over
-    the steps. For one GRU layer with additive attention this is a hand-written loop, which on CUDA is replayed as one
+    the steps. For one GRU layer with additive attention the loop is hand-written, and on CUDA it is replayed as one
     graph.
 
     >>> from regard.core.requests import full
@@ -189,8 +189,8 @@ class RecurrentDecoder(nn.Module):
             states = states.transpose(0, 1) if found.turned else states
             return Decoded(self.dropout(states), None if request is None else request.of(found.weights))
         gates, mapping = self._gates(words)
-        # A request for some rows counts them over all steps, and received weight is summed over all steps. For these
-        # two requests each step therefore computes full weights.
+        # A `Rows` request numbers its rows over all steps, and a `Received` request sums weights over all steps. For
+        # these two requests each step therefore computes full weights.
         whole = isinstance(request, (Rows, Received))
         hidden: list[Tensor] = []
         reads: list[_Read] = []

@@ -16,9 +16,9 @@ from regard.models.recurrent.token_embeddings import embedded
 
 
 class RecurrentEncoder(nn.Module):
-    """A recurrent encoder h_j = f(x_j, h_{j-1}), in one direction or in both (Bahdanau et al. 2015, section 3.2).
+    """A recurrent encoder h_j = f(x_j, h_{j-1}), in one or in two directions (Bahdanau et al. 2015, section 3.2).
 
-    In both directions, word j is encoded as [→h_j; ←h_j]. A source (b, k) is encoded as a `Memory` with keys = values
+    With two directions, word j is encoded as [→h_j; ←h_j]. A source (b, k) is encoded as a `Memory` with keys = values
     (b, k, m), where m = size for one direction and 2 · size for two. `summary` is the last state of the top layer, of
     all directions. Padding changes no result: the states of a sequence do not depend on the rest of the batch, and
     states at padded positions are zeros.
@@ -76,11 +76,11 @@ class RecurrentEncoder(nn.Module):
         mask = None
         captured = gru_sequence.serves_cuda(self.network) and source.numel() > 0
         if lengths is not None:
-            # Lengths on CUDA are not checked: that would wait for the device, which fails while a graph is captured.
+            # Lengths on CUDA are not checked: a check would wait for the device, which is an error in a graph capture.
             if captured and lengths.is_cuda:
                 _check_shape(source, lengths)
             else:
-                lengths = lengths.cpu()  # pack_padded_sequence needs them on the CPU
+                lengths = lengths.cpu()  # pack_padded_sequence needs lengths on the CPU
                 _check(source, lengths)
             mask = torch.arange(source.shape[1], device=source.device) < lengths.to(source.device).unsqueeze(-1)
         if gru_sequence.serves(self.network) and source.numel():

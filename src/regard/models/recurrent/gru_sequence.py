@@ -82,8 +82,8 @@ def read_cuda(network: nn.GRU | nn.LSTM, embedded: Tensor, mask: Tensor | None) 
 
     if mask is not None:  # padding is set to zero, because NaN in padding would stay NaN when multiplied by 0
         embedded = embedded.masked_fill(~mask.unsqueeze(-1), 0.0)
-    # One matrix product computes the input gates of both directions, with time first; those of the backward direction
-    # are then reversed in time.
+    # One matrix product computes the input gates of both directions, with time first; the gates of the backward
+    # direction are then reversed in time.
     gates = F.linear(embedded.transpose(0, 1), torch.cat(each("weight_ih")), torch.cat(each("bias_ih"))).chunk(
         len(ways), -1
     )
@@ -91,7 +91,7 @@ def read_cuda(network: nn.GRU | nn.LSTM, embedded: Tensor, mask: Tensor | None) 
     kept = None
     if mask is not None:
         kept = torch.stack([_turned(mask.t(), way) for way in range(len(ways))], 1)
-    recurrent = torch.stack(each("weight_hh")).to(inputs.dtype)  # the input gates have autocast's dtype, if it is on
+    recurrent = torch.stack(each("weight_hh")).to(inputs.dtype)  # under autocast, `inputs` has the autocast dtype
     bias = torch.stack(each("bias_hh")).unsqueeze(1).to(inputs.dtype)
     states = sequence_cuda.states(inputs, recurrent, bias, kept)
     found = torch.cat([_turned(states[:, way], way) for way in range(len(ways))], -1).transpose(0, 1)

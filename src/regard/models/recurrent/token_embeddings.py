@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from regard.kernels.products import linear
 
-_SHARE = 0.6  # if at most this fraction of the tokens is distinct, mapping each distinct token once is faster
-_FEW = 256  # in a batch of fewer tokens than this, every token is mapped
+_SHARE = 0.6  # if at most this fraction of tokens is distinct, each distinct token is mapped only once
+_FEW = 256  # in a batch with fewer tokens, every token is mapped, even if it occurs more than once
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +39,8 @@ class Tokens:
 def embedded(embedding: nn.Embedding, dropout: nn.Dropout, tokens: Int[Tensor, "b t"]) -> Tokens:
     """Return the tokens' embeddings, on the CPU once for each distinct token, because most words in a text repeat.
 
-    With dropout, every token has its own vector. On a GPU, every token has one too, because finding the distinct tokens
-    takes longer than mapping all of them.
+    With dropout or on a GPU, every token has its own vector; on a GPU, to determine the distinct tokens takes longer
+    than to map all tokens.
     """
     single = dropout.p == 0.0 or not dropout.training
     if single and tokens.device.type == "cpu" and tokens.numel() >= _FEW and not torch.compiler.is_compiling():

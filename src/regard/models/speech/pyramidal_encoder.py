@@ -131,7 +131,7 @@ def _check(frames: Tensor, lengths: Tensor) -> None:
         raise ValueError(
             f"lengths must have one number for each of the {len(frames)} recordings, got shape {tuple(lengths.shape)}"
         )
-    # Lengths on a GPU are not checked, because this would wait for the device. Too large lengths have no effect there.
+    # Lengths on a GPU are not checked, because a check would wait for the device. Too large lengths have no effect.
     if lengths.device.type == "cpu" and lengths.numel():
         low, high = int(lengths.min()), int(lengths.max())
         if low < 0 or high > frames.shape[1]:

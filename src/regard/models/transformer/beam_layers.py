@@ -1,4 +1,4 @@
-"""The layers of a decoder for grouped hypotheses: each is a query of its row, all at the same position."""
+"""Decoder layers in beam search: the hypotheses of a source are the queries of one batch row, all at one position."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -16,13 +16,14 @@ _KERNEL = (torch.bfloat16, torch.float16, torch.float32)
 _LARGEST = 256  # the largest head size that the kernel supports
 
 Pair = tuple[Tensor, Tensor]
-# keep(layer, new keys and values (b, 2h, s, d)) stores them, and returns all keys and values (b, h, n, d) so far.
+# keep(layer, new) stores the new keys and values (b, 2h, s, d) of a layer, and returns all keys and values (b, h, n, d)
+# stored so far.
 Keep = Callable[[int, Tensor], Pair]
 
 
 @runtime_checkable
 class Carries(Protocol):
-    """The part of a state that the layers use: the decoder, the memory's keys and values, and their mask."""
+    """The interface of `TransformerBeams` and `StaticBeams` that the layers use; the fields are described there."""
 
     @property
     def decoder(self) -> Any: ...
@@ -45,8 +46,9 @@ def through(
 ) -> tuple[Tensor, Tensor | None]:
     """Apply all layers to x (b, s, d); return also the last layer's weights over the memory (b·s, k), if requested.
 
-    `bias` (b, 1, s, n) masks the keys that are not of a hypothesis' own history; `offset` is their position, a number
-    or a tensor on the device. A tensor means a captured search, in which Triton kernels run on CUDA.
+    `bias` (b, 1, s, n) masks the keys that are not in the history of a hypothesis. `offset` is the position of the
+    tokens in x, a number or a tensor on the device. It is a tensor if the step is captured in a CUDA graph; then the
+    layers use Triton kernels on CUDA.
     """
     stack, looked = state.decoder.stack, None
     time = offset if isinstance(offset, Tensor) else None
@@ -70,14 +72,14 @@ def through(
 
 
 def _left(around: Any, x: Tensor, added: Tensor, fused: bool) -> Tensor:
-    """Return the residual stream after a part of a layer, in inference."""
+    """Return the sum of x and the sublayer's output `added`, with the normalisation of the sublayer (no dropout)."""
     norm = around.norm
     if not around.residual:
         return added if around.first else norm(added)
     if around.first:
         return x + added
     if fused and type(norm) is nn.LayerNorm and norm.weight is not None and norm.weight.dtype == x.dtype == added.dtype:
-        from regard.kernels.triton.beam_attention import added_norm  # imported here, because it imports Triton
+        from regard.kernels.triton.beam_attention import added_norm  # imported late, because the module needs Triton
 
         return added_norm(x, added, norm)
     return norm(x + added)
@@ -92,10 +94,10 @@ def _read(
     time: Tensor | None,
     fused: bool,
 ) -> Tensor:
-    """Return the attention output of the hypotheses; with `time` on the device, keys of later steps are skipped."""
+    """Return the attention output of the hypotheses; given the step number `time`, the kernel skips unused keys."""
     scale = _scale(attention)
     if fused and query.shape[-1] <= _LARGEST:
-        from regard.kernels.triton.beam_attention import attend  # imported here, because it imports Triton
+        from regard.kernels.triton.beam_attention import attend  # imported late, because the module needs Triton
 
         return attention.output(attend(query, key, value, bias, scale=scale, time=time))
     found = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
@@ -105,7 +107,7 @@ def _read(
 def _looked(
     attention: MultiHeadAttention, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, blank: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the attention output and the weights, averaged over heads."""
+    """Return the output of the attention to the memory, and its weights averaged over heads."""
     scores = query @ key.mT * _scale(attention)
     weights = (scores if real is None else scores + real).softmax(-1)
     output = attention.output((weights @ value).transpose(1, 2).flatten(-2))
@@ -122,7 +124,10 @@ def _scale(attention: MultiHeadAttention) -> float:
 
 
 def _turned(attention: MultiHeadAttention, packed: Tensor, offset: int | Tensor) -> Tensor:
-    """Return queries and keys with rotary positions, if the layer uses them; all are at the same position."""
+    """Return packed queries, keys and values; if the layer has rotary positions, queries and keys are rotated.
+
+    The queries and keys of all hypotheses are rotated by the same position, `offset`.
+    """
     if not isinstance(attention.positions, Rotary):
         return packed
     rows, _, slots, _ = packed.shape

@@ -1,8 +1,8 @@
-"""Beam search in a Transformer decoder: a step for several hypotheses of one source that share memory and keys.
+"""Beam search in a Transformer decoder: one step for all hypotheses of a source, which share memory and cached keys.
 
-The hypotheses of a row are the queries of one batch item. All of them attend to one projected memory. Keys and values
-stay where they were written, and a mask selects the row's keys that belong to a hypothesis: when a beam continues from
-other parents, a few bits of the mask change instead of all keys and values.
+The hypotheses of a source are the queries of one batch row. All of them attend to the same projected memory. Cached
+keys and values of self-attention are never moved when a search step selects the parents of the new hypotheses: a mask
+selects, for each hypothesis, the row's keys that belong to its history, and only this mask changes.
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,14 @@ from regard.nn.transformer import TransformerDecoderLayer
 
 _FIRST = 64  # the smallest initial capacity, in keys
 _TIDY = 4  # unused keys are removed every _TIDY steps
-_ROUND = 8  # rows of a mask are padded to a multiple of this, for aligned loads
+_ROUND = 8  # rows of a mask are padded to a multiple of this number, for aligned loads
 
 
 def why_not(decoder: Any) -> str | None:
-    """Return the reason why hypotheses of this decoder cannot be grouped, or None; else each is a row of the batch."""
+    """Return why `TransformerBeams` cannot be used with this decoder, or None if it can.
+
+    If `TransformerBeams` cannot be used, each hypothesis is a row of the batch.
+    """
     if core.observers:
         return "somebody watches: every attention goes the way it is watched"
     if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
@@ -66,9 +69,9 @@ def _not_usual(attention: Any) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class TransformerBeams:
-    """The state of a decoder with s hypotheses for each of b rows, after `length` tokens.
+    """The state of a decoder after `length` tokens, with s hypotheses for each of b rows (sources).
 
-    Storage is written in place, as caches are: a state is no longer valid after a step from it.
+    Each step writes new keys and values into `storage` in place, so a state is no longer valid after a step from it.
     """
 
     decoder: Any
@@ -76,12 +79,12 @@ class TransformerBeams:
     real: Float[Tensor, "b 1 1 k"] | None  # −∞ at padding of the memory, else 0
     blank: Bool[Tensor, "b"] | None  # True for rows whose memory is empty
     storage: list[Float[Tensor, "b g room d"]]  # keys and values of each layer, concatenated along the heads
-    seen: Bool[Tensor, "b s n"]  # True for the keys of each hypothesis' own history
+    seen: Bool[Tensor, "b s n"]  # True for the keys of the tokens of each hypothesis
     length: int
     looks: bool
 
     def step(self, tokens: Int[Tensor, " n"]) -> Step:
-        """Process one token of each hypothesis (b·s,), row by row; return the scores of the next."""
+        """Process one token of each hypothesis (b·s,), row by row; return the logits of the next token."""
         rows, slots, before = self.seen.shape
         own = torch.eye(slots, dtype=torch.bool, device=tokens.device).expand(rows, -1, -1)
         seen = torch.cat((self.seen, own), -1)
@@ -99,7 +102,10 @@ class TransformerBeams:
         return Step(self.decoder.logits(x.flatten(0, 1)), state, looked)
 
     def regroup(self, parents: Int[Tensor, "r s"], kept: Int[Tensor, " r"] | None = None) -> "TransformerBeams":
-        """Return the state after selecting parent hypotheses of the rows `kept` (None: of all rows)."""
+        """Return the state of new hypotheses that continue `parents` (indices within a row).
+
+        `kept` are the rows to keep (None: all).
+        """
         seen = self.seen if kept is None else self.seen.index_select(0, kept)
         seen = seen.gather(1, parents.unsqueeze(-1).expand(-1, -1, seen.shape[-1]))
         if kept is None:
@@ -114,9 +120,10 @@ class TransformerBeams:
         )
 
     def _tidy(self) -> "TransformerBeams":
-        """Remove keys that no hypothesis of a row uses, every few steps; most hypotheses share parents.
+        """Remove the keys that no hypothesis of a row attends to any more, every `_TIDY` steps.
 
-        Reading the number of remaining keys is a synchronisation on a GPU.
+        Many keys are not needed, because most hypotheses share parents. On CUDA nothing is removed: to read the number
+        of remaining keys would synchronise the device.
         """
         count = self.seen.shape[2]
         if self.seen.is_cuda or self.length % _TIDY or count < _FIRST // 2:
@@ -133,13 +140,16 @@ class TransformerBeams:
         return replace(self, seen=seen)
 
     def reorder(self, index: Int[Tensor, " n"]) -> "TransformerBeams":
-        """Return the rows named by `index`, where each has one hypothesis."""
+        """Return the state with the batch rows `index`; every row must have one hypothesis."""
         if self.seen.shape[1] != 1:
             raise ValueError(f"rows have {self.seen.shape[1]} hypotheses each: regroup names their parents")
         return self.regroup(index.new_zeros(index.shape[0], 1), index)
 
     def static(self, width: int, steps: int) -> "StaticBeams | None":
-        """Return a state with fixed shapes for a search of `width` hypotheses a row, from here; None if impossible."""
+        """Return a state with fixed shapes for a search with `width` hypotheses per row; None if it is not supported.
+
+        Fixed shapes are not supported after the first token, or if there are fewer learned positions than steps.
+        """
         positions = self.decoder.input.positions
         if self.length or (isinstance(positions, LearnedPositions) and positions.capacity < _rounded(steps, 16)):
             return None
@@ -147,9 +157,10 @@ class TransformerBeams:
 
 
 class StaticBeams:
-    """The same with every shape fixed and the time on the device: a step that a CUDA graph can capture.
+    """`TransformerBeams` with fixed shapes and the step number in a tensor, so that a CUDA graph can capture a step.
 
-    Rows, memory and steps are rounded up, so that searches of similar size reuse it; `load` fills it.
+    The numbers of rows, memory positions and steps are rounded up, so that searches of similar size reuse one object
+    and its CUDA graph; `load` copies the state of a new search into it.
     """
 
     def __init__(self, like: TransformerBeams, width: int, steps: int) -> None:
@@ -173,7 +184,7 @@ class StaticBeams:
         self.places = _places(self.decoder.input.positions, self.steps, key)
 
     def fits(self, state: TransformerBeams, width: int, steps: int) -> bool:
-        """Return whether the storage, and the graph captured with it, can be reused for a search from that state."""
+        """Return whether this object, and the CUDA graph captured with it, can be reused for a search from `state`."""
         key = state.memory[0][0]
         mine = (self.decoder, self.looks, self.width, self.rows, self.keys, self.real.dtype, self.real.device)
         size = (_rounded(key.shape[0], 8), _rounded(key.shape[2], 8))
@@ -181,9 +192,10 @@ class StaticBeams:
         return mine == asked and self.steps == _rounded(steps, 16) and self.parameters == _addresses(self.decoder)
 
     def load(self, state: TransformerBeams) -> None:
-        """Begin a search from that state. Additional rows are zeros.
+        """Copy `state` into the tensors of fixed shape, to begin a search from it.
 
-        All other storage is zeroed too: masked values must be finite, and the previous search may have left NaN.
+        All other elements of the tensors are set to zero: masked values must be finite, and the previous search may
+        have left NaN.
         """
         rows, _, keys, _ = state.memory[0][0].shape
         for mine, theirs in zip(self.memory, state.memory, strict=True):
@@ -203,7 +215,7 @@ class StaticBeams:
         self.time.zero_()
 
     def step(self, tokens: Int[Tensor, " n"]) -> Step:
-        """Process one token of each hypothesis (rows·width,); return the scores of the next."""
+        """Process one token of each hypothesis (rows·width,); return the logits of the next token."""
         index = self.time * self.width + self.slots
         self.seen.index_copy_(2, index, self.own)
         x = self.decoder.input.embedding(tokens) * self.decoder.input.scale
@@ -222,13 +234,13 @@ class StaticBeams:
         return Step(self.decoder.logits(x.flatten(0, 1)), self, looked)
 
     def regroup(self, parents: Int[Tensor, "r s"], kept: Tensor | None = None) -> "StaticBeams":
-        """Select the parent of every hypothesis."""
+        """Replace every hypothesis by a continuation of its parent; `parents` are indices within a row."""
         assert kept is None, "no row is left out where shapes are fixed"
         self.seen.copy_(self.seen.gather(1, parents.unsqueeze(-1).expand_as(self.seen)))
         return self
 
     def reorder(self, index: Int[Tensor, " n"]) -> "StaticBeams":
-        """Raise: rows stay in place, because only hypotheses within a row can be selected."""
+        """Raise an error: with fixed shapes, rows cannot be selected, only the hypotheses within a row."""
         raise ValueError(f"shapes are fixed at {self.rows} rows: regroup names parents within a row")
 
 
@@ -241,7 +253,10 @@ def grouped(
     length: int,
     looks: bool,
 ) -> TransformerBeams | None:
-    """Return the grouped state with one hypothesis per row, from a decoder's ungrouped state; or None."""
+    """Return a `TransformerBeams` with one hypothesis per row, from the fields of a decoder's ordinary state.
+
+    The result is None if `why_not` returns a reason or the decoder has no layers.
+    """
     if not decoder.stack.layers or why_not(decoder):
         return None
     blank = None if mask is None else ~mask.any(1)
@@ -251,8 +266,8 @@ def grouped(
             key, value = cache.read()
         else:
             key, value = _projected(layer.cross_attention, memory)
-        # A row without memory must have a zero context: it attends to its padding, whose values are zeros. Contiguous
-        # heads are loaded faster at every step.
+        # A row whose memory is empty must have a zero context, so it attends to its padding, whose values are set to
+        # zero. Contiguous keys and values are loaded faster at every step.
         value = value if blank is None else value.masked_fill(blank[:, None, None, None], 0)
         pairs.append((key.contiguous(), value.contiguous()))
     key = pairs[0][0]
@@ -268,7 +283,7 @@ def grouped(
 
 
 def embedded(module: Any, tokens: Int[Tensor, " n"], offset: int) -> Float[Tensor, "n d"]:
-    """Return vectors of tokens that are all at the same position."""
+    """Return the vectors of one token per hypothesis, all at position `offset`; `module` is a `TokenInput`."""
     return module(tokens.unsqueeze(1), offset=offset).squeeze(1)
 
 
@@ -292,14 +307,14 @@ def _roomy(storage: Tensor, used: int, new: Tensor) -> Tensor:
 
 
 def _places(positions: nn.Module | None, count: int, like: Tensor) -> Tensor | None:
-    """Return the position vectors, computed once."""
+    """Return a table of the first `count` position vectors, or None if the decoder adds none to the embeddings."""
     if isinstance(positions, SinusoidalPositions):
         return positions.table(count, dtype=like.dtype, device=like.device)
     return positions.table(count).to(like.dtype) if isinstance(positions, LearnedPositions) else None
 
 
 def _bias(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return 0 where the mask is True, −∞ elsewhere."""
+    """Return 0 where `allowed` is True, −∞ elsewhere."""
     return torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, -torch.inf)
 
 
@@ -309,5 +324,5 @@ def _addresses(decoder: nn.Module) -> tuple[int, ...]:
 
 
 def _rounded(count: int, step: int) -> int:
-    """Return the next multiple of `step`; small numbers are unchanged."""
+    """Return `count` rounded up to a multiple of `step`; a count below `step` is unchanged."""
     return count if count < step else -(-count // step) * step

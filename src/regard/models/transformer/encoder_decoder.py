@@ -1,6 +1,6 @@
 """The Transformer: an encoder of self-attention layers and a decoder with attention to the encoder's states.
 
-How to train it fast, here in bfloat16 on CUDA (the loss never materialises all logits):
+Example of fast training in bfloat16 on CUDA, with a loss that never materialises all logits:
 
     embedding = nn.Embedding(32000, 512)
     encoder = TransformerEncoder(32000, 512, layers=6, heads=8, embedding=embedding)
@@ -18,8 +18,8 @@ How to train it fast, here in bfloat16 on CUDA (the loss never materialises all 
         optimizer.step()
         optimizer.zero_grad()
 
-`compile_layers` is in `regard.models`, `linear_cross_entropy` in `regard.nn`. `regard train` with `train.graphs=true`
-replays forward and backward pass as one CUDA graph.
+`compile_layers` is in `regard.models`, `linear_cross_entropy` in `regard.nn`. The command `regard train` with the
+option `train.graphs=true` replays the forward and backward pass as one CUDA graph.
 """
 
 from collections.abc import Callable
@@ -45,21 +45,22 @@ from regard.nn.positions import LearnedPositions, SinusoidalPositions
 from regard.nn.transformer import Norm, Normalization, TransformerDecoderLayer, TransformerEncoderLayer
 
 Positions = str | Added | Inside | None
-Feeds = int | Callable[[], nn.Module] | None  # a hidden size, or a factory of the feed-forward part of each layer
+Feeds = int | Callable[[], nn.Module] | None  # a hidden size, or a factory of the feed-forward module of each layer
 
 
 class TransformerEncoder(nn.Module):
     """Embeddings with positions, then layers of self-attention and feed-forward (Vaswani et al. 2017, section 3.1).
 
-    source (b, k) → `Memory` with keys = values (b, k, size); `summary` is their mean over the real positions.
-    `feed_forward` is the hidden size of a ReLU layer (4 · size unless given), or a function that makes another kind,
-    such as `lambda: FeedForward(512, 1376, activation="swiglu")`. `positions`: sinusoidal, learned, relative, rotary,
-    alibi, a module of `regard.nn`, or None (a bag of words). `embedding` may be shared with a decoder. `keys` and
-    `values` of the memory are the "states", the "words" with their positions (in training after a separate dropout),
-    or "both".
+    A source (b, k) is encoded as a `Memory` with keys = values (b, k, size); `summary` is their mean over the positions
+    that are not padding.
+    `feed_forward` is the hidden size of a ReLU layer (default: 4 · size), or a function that returns another module,
+    such as `lambda: FeedForward(512, 1376, activation="swiglu")`. `positions` is "sinusoidal", "learned", "relative",
+    "rotary", "alibi", a module of `regard.nn`, or None (a bag of words). `embedding` may be shared with a decoder.
+    `keys` and `values` choose the keys and values of the memory: the output "states" of the last layer, the "words"
+    (embeddings with positions; in training with a separate dropout mask), or "both" (the sum of states and words).
     `dropout` applies to the embeddings and the output of each sublayer, `inner_dropout` (default: `dropout`) to the
-    attention weights and inside the feed-forward parts. `residual` and `normalization` are as in the layers of
-    `regard.nn`.
+    attention weights and inside the feed-forward modules. `residual` and `normalization` are as in
+    `regard.nn.TransformerEncoderLayer`.
 
     >>> encoder = TransformerEncoder(11, 8, layers=2, heads=2, positions="rotary").eval()
     >>> memory = encoder(torch.tensor([[3, 4, 5], [6, 7, 0]]), torch.tensor([3, 2]))
@@ -108,7 +109,7 @@ class TransformerEncoder(nn.Module):
         )
 
     def forward(self, source: Int[Tensor, "b k"], lengths: Int[Tensor, " b"] | None = None) -> Memory:
-        """Return the memory of some sources; `lengths` holds the number of real tokens of each row (None: all)."""
+        """Return the memory of `source`; `lengths` are the numbers of tokens of its rows, without padding."""
         states = self.read(source, lengths).output
         if lengths is None:
             memory = Memory(states, states, None, states.mean(1))
@@ -139,9 +140,9 @@ class TransformerEncoder(nn.Module):
         positions: Positions = None,
         batch_first: bool | None = None,
     ) -> "TransformerEncoder":
-        """Return torch's encoder with an embedding before it, which torch does not include.
+        """Return a TransformerEncoder with a copy of torch's layers and with `embedding`, which torch does not include.
 
-        `batch_first` is as for `MultiHeadAttention.from_torch`.
+        `batch_first` is as in `MultiHeadAttention.from_torch`.
         """
         stack = EncoderStack.from_torch(encoder, batch_first=batch_first)
         vocabulary, size = embedding.weight.shape
@@ -152,12 +153,12 @@ class TransformerEncoder(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class TransformerState:
-    """The state of a decoder between tokens: its own keys and values, and the memory's, projected once.
+    """The state of a decoder between two tokens: cached keys and values of its self-attention and of the memory.
 
-    The caches change with each step: a state is no longer valid after a step from it.
+    Each step changes the caches in place, so a state is no longer valid after a step from it.
     """
 
-    memory: Memory | None  # None after the first token, when every layer has cached its keys and values
+    memory: Memory | None  # None after the first token: every layer has then cached the memory's keys and values
     caches: list[KeyValueCache]
     memory_caches: list[KeyValueCache]
     mask: Bool[Tensor, "b k"] | None
@@ -166,12 +167,12 @@ class TransformerState:
     decoder: "TransformerDecoder"
 
     def grouped(self) -> TransformerBeams | None:
-        """Return the state for grouped hypotheses, which share their memory; None if they cannot be grouped."""
+        """Return a state for beam search whose hypotheses share one memory per source; None if not supported."""
         looks = self.weights is not None
         return grouped(self.decoder, self.memory, self.caches, self.memory_caches, self.mask, self.length, looks)
 
     def reorder(self, index: Int[Tensor, " n"]) -> "TransformerState":
-        """Return the rows of the batch given by `index`, as beam search needs them."""
+        """Return the state with the batch rows `index`, which beam search may repeat or leave out."""
         for cache in (*self.caches, *self.memory_caches):
             cache.reorder(index)
         memory = None if self.memory is None else self.memory.reorder(index)
@@ -179,11 +180,12 @@ class TransformerState:
 
 
 class TransformerDecoder(nn.Module):
-    """Masked self-attention, attention to a memory, feed-forward; logits by the weights of the embedding.
+    """A decoder whose layers have causal self-attention, attention to a memory, and a feed-forward module.
 
-    (Vaswani et al. 2017, section 3.1; tied weights: Press & Wolf 2017.) `memory_size` is the size of the memory if it
-    differs from `size`; with `tied=False` the output has its own matrix and bias. The rest is as in TransformerEncoder.
-    Requested weights are those of the attention to the memory, a list of (b, h, t, k), first layer to last.
+    (Vaswani et al. 2017, section 3.1.) The output layer uses the weights of the embedding (Press & Wolf 2017), or its
+    own matrix and bias with `tied=False`. `memory_size` is the size of the memory if it differs from `size`. The other
+    arguments are as in `TransformerEncoder`. Requested weights are those of the attention to the memory, a list of
+    (b, h, t, k), first layer to last.
 
     >>> decoder = TransformerDecoder(7, 8, layers=2, heads=2).eval()
     >>> memory = TransformerEncoder(11, 8, layers=2, heads=2).eval()(torch.tensor([[3, 4, 5]]))
@@ -245,7 +247,7 @@ class TransformerDecoder(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Decoded:
-        """Return states for every token of the prefix, each of which attends to the memory and the tokens up to
+        """Return the state of every token of the prefix; a token attends to the memory and to the tokens up to
         itself."""
         done = self.stack(
             self.input(prefix),
@@ -259,7 +261,7 @@ class TransformerDecoder(nn.Module):
         return Decoded(done.output, done.weights)
 
     def logits(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
-        """Return scores of the next token."""
+        """Return the logits of the next token from the states that `forward` returns."""
         if self.prepared_output is not None:
             return self.prepared_output(states)
         return F.linear(states, self.output_weight, self.output_bias)
@@ -271,7 +273,7 @@ class TransformerDecoder(nn.Module):
 
     @property
     def output_bias(self) -> Float[Tensor, " v"] | None:
-        """Return the bias of the logits."""
+        """Return the bias that is added to the logits, or None."""
         return None if self.output is None else self.output.bias
 
     def start(self, memory: Memory, *, limit: int | None = None, weights: bool = False) -> TransformerState:
@@ -283,8 +285,8 @@ class TransformerDecoder(nn.Module):
 
     @pure
     def step(self, state: TransformerState | TransformerBeams | StaticBeams, tokens: Int[Tensor, " b"]) -> Step:
-        """Return the scores of the next token, given one for each row; weights are averaged over the last layer's
-        heads."""
+        """Return the logits of the next token, given the last token of each row; the attention weights are averaged
+        over the heads of the last layer."""
         sharding.refuse("decoding token by token")
         if not isinstance(state, TransformerState):
             return state.step(tokens)
@@ -310,9 +312,9 @@ class TransformerDecoder(nn.Module):
         positions: Positions = None,
         batch_first: bool | None = None,
     ) -> "TransformerDecoder":
-        """Return torch's decoder with an embedding before it and a tied output after it, which torch does not include.
+        """Return a TransformerDecoder with a copy of torch's layers, and with `embedding`, also used as output weights.
 
-        `batch_first` is as for `MultiHeadAttention.from_torch`.
+        Torch's decoder has no embedding and no output layer. `batch_first` is as in `MultiHeadAttention.from_torch`.
         """
         stack = DecoderStack.from_torch(decoder, batch_first=batch_first)
         vocabulary, size = embedding.weight.shape
@@ -322,7 +324,7 @@ class TransformerDecoder(nn.Module):
 
 
 def _heads(stack: nn.TransformerEncoder | nn.TransformerDecoder) -> int:
-    """Return the number of heads of one of torch's stacks."""
+    """Return the number of heads of a torch encoder or decoder."""
     return next(part.num_heads for part in stack.modules() if isinstance(part, nn.MultiheadAttention))
 
 
@@ -340,15 +342,15 @@ def _feed(feed_forward: Feeds, size: int, dropout: float) -> nn.Module:
 
 
 def _real(source: Tensor, lengths: Tensor) -> Bool[Tensor, "b k"]:
-    """Return which positions are tokens."""
+    """Return a mask that is True at tokens and False at padding."""
     return torch.arange(source.shape[1], device=source.device) < lengths.unsqueeze(-1)
 
 
 def _for_all(mask: Bool[Tensor, "b k"] | None) -> Bool[Tensor, "b 1 1 k"] | None:
-    """Return a mask of keys, the same for all heads and queries."""
+    """Return the mask of keys with two more axes, so that it applies to all heads and queries."""
     return None if mask is None else mask[:, None, None, :]
 
 
 def _values(memory: Memory) -> Tensor | None:
-    """Return the memory's values if they differ from its keys: one tensor is projected in one product."""
+    """Return the memory's values, or None if they are its keys: then one matrix product projects keys and values."""
     return None if memory.values is memory.keys else memory.values

@@ -1,4 +1,4 @@
-"""Compilation of Transformer layers: once for each kind of layer, whatever the depth."""
+"""Compilation of Transformer layers: once for each type of layer, not once for each layer."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from regard.nn.transformer import TransformerDecoderLayer, TransformerEncoderLay
 def compile_layers(model: nn.Module, **options: Any) -> None:
     """Compile every Transformer layer of a model in place, and the token embeddings.
 
-    Equal layers share one compilation, so the time does not grow with their number. Options are those of
-    `torch.compile`. The little code between layers is not compiled.
+    Equal layers share one compilation, so the compilation time does not grow with their number. `options` are passed
+    to `torch.compile`. The code between layers is not compiled.
     """
     for part in model.modules():
         if isinstance(part, (TransformerEncoderLayer, TransformerDecoderLayer, TokenInput)):

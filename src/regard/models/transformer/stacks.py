@@ -56,7 +56,7 @@ class EncoderStack(nn.Module):
     def from_torch(cls, encoder: nn.TransformerEncoder, *, batch_first: bool | None = None) -> "EncoderStack":
         """Return the same encoder with a copy of torch's weights; for an nn.Transformer pass its `encoder`.
 
-        `batch_first` is as for `MultiHeadAttention.from_torch`.
+        `batch_first` is as in `MultiHeadAttention.from_torch`.
         """
         theirs = _of(encoder, nn.TransformerEncoderLayer)
         layers = [TransformerEncoderLayer.from_torch(layer, batch_first=batch_first) for layer in theirs]
@@ -66,9 +66,9 @@ class EncoderStack(nn.Module):
 class DecoderStack(nn.Module):
     """Decoder layers that attend to one memory, and a last normalisation (Vaswani et al. 2017, figure 1, right).
 
-    Give `mask=causal()` for an autoregressive decoder. With caches, one for each layer, only
-    new positions are given; `memory_caches` store the memory at the first call, projected for each layer, and after
-    that `memory` is left out.
+    Pass `mask=causal()` for an autoregressive decoder. With `caches`, one for each layer, x holds only the new
+    positions. With `memory_caches`, the first call stores the memory's keys and values as projected by each layer, and
+    later calls omit `memory`.
 
     >>> from regard.nn import FeedForward, MultiHeadAttention
     >>> def layer() -> TransformerDecoderLayer:
@@ -118,7 +118,7 @@ class DecoderStack(nn.Module):
     def from_torch(cls, decoder: nn.TransformerDecoder, *, batch_first: bool | None = None) -> "DecoderStack":
         """Return the same decoder with a copy of torch's weights; for an nn.Transformer pass its `decoder`.
 
-        `batch_first` is as for `MultiHeadAttention.from_torch`.
+        `batch_first` is as in `MultiHeadAttention.from_torch`.
         """
         theirs = _of(decoder, nn.TransformerDecoderLayer)
         layers = [TransformerDecoderLayer.from_torch(layer, batch_first=batch_first) for layer in theirs]
@@ -130,7 +130,7 @@ def _normed(norm: nn.Module | None, x: Tensor) -> Tensor:
 
 
 def _of(stack: nn.TransformerEncoder | nn.TransformerDecoder, kind: type) -> list[Any]:
-    """Return the layers of one of torch's stacks, or an error if one has another type."""
+    """Return the layers of a torch encoder or decoder; raise a TypeError if a layer is not of type `kind`."""
     layers = list(stack.layers.children())
     for layer in layers:
         if not isinstance(layer, kind):
@@ -139,7 +139,7 @@ def _of(stack: nn.TransformerEncoder | nn.TransformerDecoder, kind: type) -> lis
 
 
 def _copied(norm: nn.Module | None) -> nn.Module | None:
-    """Return a copy of the last normalisation."""
+    """Return a copy of the normalisation after the last layer of a torch encoder or decoder."""
     if norm is None:
         return None
     if not isinstance(norm, nn.LayerNorm):

@@ -8,17 +8,18 @@ from torch import Tensor, nn
 
 from regard.nn.positions import Alibi, LearnedPositions, RelativePositions, Rotary, SinusoidalPositions
 
-# Positions are added to the embeddings, or enter the self-attention of every layer.
+# Positions of type `Added` are added to the embeddings; positions of type `Inside` are an argument of the
+# self-attention of every layer.
 Added = SinusoidalPositions | LearnedPositions
 Inside = Rotary | Alibi | RelativePositions
 NAMES = ("sinusoidal", "learned", "relative", "rotary", "alibi")
 
 _CAPACITY = 1024  # number of positions of `positions="learned"`
-_REACH = 16  # reach of `positions="relative"`, as in Shaw et al. 2018, section 4.1
+_REACH = 16  # largest distance of `positions="relative"`, as in Shaw et al. 2018, section 4.1
 
 
 def positions_of(positions: str | Added | Inside | None, size: int, heads: int) -> Added | Inside | None:
-    """Return positions given by name, or as a module, for a model of that size."""
+    """Return the module of positions for a model of that size; `positions` is a name, a module or None."""
     if positions is None or isinstance(positions, nn.Module):
         return positions
     if positions not in NAMES:
@@ -35,7 +36,10 @@ def positions_of(positions: str | Added | Inside | None, size: int, heads: int) 
 
 
 def inside(positions: Added | Inside | None) -> Inside | None:
-    """Return the positions of one layer's self-attention: a copy, as each layer learns its own."""
+    """Return a copy of the positions for the self-attention of one layer; None if they are added to the embeddings.
+
+    Each layer has its own copy of the positions, because it learns their parameters separately.
+    """
     return copy.deepcopy(positions) if isinstance(positions, (Rotary, Alibi, RelativePositions)) else None
 
 
@@ -61,7 +65,7 @@ class TokenInput(nn.Module):
 
 
 def embedding_for(vocabulary: int, size: int, embedding: nn.Embedding | None) -> nn.Embedding:
-    """Return the given embedding, or one with rows of length about 1, suitable as tied output weights."""
+    """Return the given embedding, or a new one whose rows have a norm of about 1, suitable as tied output weights."""
     if embedding is None:
         made = nn.Embedding(vocabulary, size)
         nn.init.normal_(made.weight, std=size**-0.5)

@@ -1,4 +1,4 @@
-"""A driver from camera frames: spatial attention in each frame, then temporal attention over the last frames."""
+"""A model that drives by camera frames: spatial attention in each frame, then temporal attention over the frames."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

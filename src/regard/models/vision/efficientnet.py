@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-# The published weights were trained with batch norms of this epsilon and momentum: batch_norm_epsilon and
+# Epsilon and momentum of the batch norms with which the published weights were trained: batch_norm_epsilon and
 # 1 − batch_norm_momentum of the paper's code.
 _EPSILON, _MOMENTUM = 1e-3, 0.01
-# Lite models normalise pixels from 0 to 255 as (pixel − 127) / 128, the same for all three channels. Pixels here are
-# from 0 to 1.
+# Lite models normalise pixels from 0 to 255 as (pixel − 127) / 128, the same for all three channels. The constants
+# below are for pixels from 0 to 1.
 _PIXEL_MEAN, _PIXEL_SCALE = 127 / 255, 128 / 255
 
 
@@ -42,7 +42,7 @@ _STAGES = (
 class EfficientNetLite0(nn.Module):
     """EfficientNet-Lite0 (Tan & Le 2019, table 1; the Lite variant has ReLU6 and no squeeze-excitation).
 
-    It maps images (b, 3, height, width) with values from 0 to 1 to a feature map (b, channels, ⌈height/stride⌉,
+    The network maps images (b, 3, height, width) of values from 0 to 1 to a feature map (b, channels, ⌈height/stride⌉,
     ⌈width/stride⌉). `stage` is the last stage that is built: stages 1 to 7 have 16, 24, 40, 80, 112, 192, 320 channels
     at strides 2, 4, 8, 16, 16, 32, 32; stage 8 is the head with 1,280 channels at stride 32. A `frozen` network is not
     trained, and its batch norms do not update their statistics.

@@ -125,8 +125,8 @@ class RecurrentVisualAttention(nn.Module):
             if step + 1 == self.steps:
                 break
             if places is None:
-                # Detached: neither the reward of the location network nor the error of the baseline gives the core a
-                # gradient (Mnih et al. 2014, section 4).
+                # The hidden state is detached: neither the reward of the location network nor the error of the
+                # baseline gives the core a gradient (Mnih et al. 2014, section 4).
                 known = hidden.detach()
                 place, log_prob = self._move(known, patches, place, generator)
                 log_probs.append(log_prob)

@@ -1,4 +1,5 @@
-// Source words above, target words below, and a line from each target word to its attended source words.
+// Draws the alignment of a translation: source words above, target words below, and a line from each target word to the
+// source words that it attends to.
 
 import { el, whenResized } from "/page/dom.js";
 import { short } from "/page/format.js";

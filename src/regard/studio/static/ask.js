@@ -1,5 +1,5 @@
-// The page for questions to a run of any task: the inputs of its task, the answer, its record, and the map. A second
-// run can be compared.
+// The page on which a run of any task answers inputs: fields for the inputs, the answer, its record, and the attention
+// map. Answers of two runs can be compared.
 
 import { el } from "/page/dom.js";
 import { fields, filled } from "./inputs.js";
@@ -8,8 +8,8 @@ import { fixed } from "./numbers.js";
 import { shown } from "./shown.js";
 import { say } from "./words.js";
 
-const KEPT = ["view", "scale", "cells"]; // settings of the map that are kept for the next answer
-const LONGEST = 24; // largest number of displayed list items in a record
+const KEPT = ["view", "scale", "cells"]; // settings of the displayed map that stay the same for the next answer
+const LONGEST = 24; // largest number of displayed items of a list in a record
 
 export async function open(place, kept) {
   const { runs } = await json("/api/runs");
@@ -34,14 +34,14 @@ export async function open(place, kept) {
   let closed = false;
   place.append(form, answers, map);
 
-  // Values are stored by the types of inputs, so that another run with the same inputs gets the same values.
+  // Values are stored by the kinds of the inputs, so that another run with the same inputs gets the same values.
   function given() {
     const values = (setup.values[shape(run())] ??= {});
     for (const { name } of run().inputs) values[name] ??= run().example?.[name] ? { text: run().example[name] } : null;
     return values;
   }
 
-  // Fetches the example's image or sound, if the run has one and no input was given yet.
+  // Fetches the image or sound of the run's example, if it has one and the user has not given an input.
   async function fetchExample(anew = false) {
     const [one, values] = [run(), given()];
     const wanted = (one.files ?? []).filter((name) => anew || !values[name]);
@@ -56,7 +56,7 @@ export async function open(place, kept) {
     return wanted.length > 0;
   }
 
-  // Restores the example input of the run.
+  // Replaces the inputs by the example of the run.
   async function useExample() {
     const one = run();
     for (const [name, text] of Object.entries(one.example ?? {})) given()[name] = { text };
@@ -95,7 +95,7 @@ export async function open(place, kept) {
     run().inputs.filter(({ name }) => error.startsWith(`${name} `)).forEach(({ name }) => form.querySelector(`[data-input="${CSS.escape(name)}"]`)?.setAttribute("aria-invalid", "true"));
   });
 
-  // The answer of one run; the failure of one run does not affect the other.
+  // Returns the answer of one run. The failure of one run does not affect the other one.
   async function one(number, inputs, signal) {
     try {
       return { run: number, ...(await json("/api/ask", { body: { run: number, inputs }, signal })) };
@@ -141,7 +141,7 @@ export async function open(place, kept) {
     else start();
   }
 
-  // Fetches missing parts of the example, and requests its answer.
+  // Fetches missing parts of the example, and requests the run's answer for it.
   async function start() {
     const one = run();
     if (!(await fetchExample()) || closed || one !== run()) return;
@@ -210,8 +210,8 @@ function answer({ answer: text, record, trace, error }, { name }) {
   );
 }
 
-// A shortened record for display: lists of plain values are on one line, and long ones are truncated. Copying gives
-// all.
+// Returns a record as text for display: a list of plain values is on one line, and a long list is truncated. A copied
+// record is complete.
 function brief(value, indent = "") {
   if (value === null || typeof value !== "object") return typeof value === "number" && !Number.isInteger(value) ? String(Number(value.toPrecision(6))) : JSON.stringify(value);
   const [open, close] = Array.isArray(value) ? "[]" : "{}";

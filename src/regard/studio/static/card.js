@@ -1,5 +1,5 @@
-// Markdown of a model card as elements: headings, tables, lists, code, paragraphs. Text is inserted as text, and links
-// are not active.
+// Converts the Markdown of a model card to page elements: headings, tables, lists, code and paragraphs. Text is never
+// parsed as HTML, and links are not active.
 
 import { el } from "/page/dom.js";
 
@@ -12,7 +12,7 @@ export function markdown(text) {
     while (at < lines.length && !stop(lines[at])) at++;
     return lines.slice(start, at);
   };
-  if (lines[0] === "---") { // front matter is skipped
+  if (lines[0] === "---") { // skips the YAML front matter
     at = 1;
     blocks.push(el("pre", { text: until((line) => line === "---").join("\n") }));
     at++;

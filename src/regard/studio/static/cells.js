@@ -1,4 +1,4 @@
-// A table of numbers in which darker cells have larger numbers, for small maps.
+// Draws a small map as a table of numbers, in which larger numbers have darker cells.
 
 import { css, ink } from "/page/colors.js";
 import { el } from "/page/dom.js";
@@ -9,7 +9,8 @@ export function theme() {
   return document.documentElement.dataset.theme === "dark" ? "dark" : "light";
 }
 
-// values[row][column]; `text` formats a number; `share` is the depth of its cell, from 0 to 1; null is a masked cell.
+// `values` are rows of numbers, with null for a masked cell; `text(value)` formats a number; `share` gives the darkness
+// of its cell, from 0 to 1.
 export function cells({ values, rows, columns, text, share, selected, choose, label, totals }) {
   const paper = theme();
   const many = columns.length > 10;

@@ -1,4 +1,5 @@
-// Faithfulness as two small charts: the model's score as inputs are removed, and with these inputs alone.
+// Draws the faithfulness of an attention map as two small charts: the model's score without the inputs with the largest
+// weights, and its score with only these inputs.
 
 import { el } from "/page/dom.js";
 import { fixed } from "./numbers.js";
@@ -7,7 +8,7 @@ import { say } from "./words.js";
 
 const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT] = [400, 200, 40, 34, 10, 12];
 const GRADIENT = "gradient × input";
-const CLEAR = 0.02; // a smaller difference of areas counts as none
+const CLEAR = 0.02; // a smaller difference between the areas under two curves is treated as no difference
 const KINDS = { map: "map", random: "random", "gradient × input": "gradient" };
 
 function verdict({ random, [GRADIENT]: gradient }) {
@@ -18,7 +19,7 @@ function verdict({ random, [GRADIENT]: gradient }) {
   return `${over} ${say(name, { value: fixed(Math.abs(gradient), 2) })}`;
 }
 
-// `of` is the name of the row and the map.
+// Draws the curves of an evaluation; `of` is the name of the evaluated row and map.
 export function charts(found, of) {
   const names = Object.keys(found.deletion);
   const all = [...Object.values(found.deletion), ...Object.values(found.sufficiency)].flatMap((curve) => [...curve.scores, ...curve.low, ...curve.high]);

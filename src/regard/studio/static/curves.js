@@ -1,4 +1,4 @@
-// Charts of figures over the steps of a run: one for the loss, one for each other figure.
+// Draws charts of a run's metrics over its steps: one chart for each metric.
 
 import { el } from "/page/dom.js";
 import { show } from "./numbers.js";
@@ -7,15 +7,15 @@ import { named, say } from "./words.js";
 
 const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT] = [480, 230, 52, 26, 12, 14];
 const KNOWN = { loss: "loss", learning_rate: "learningRate", gradient_norm: "gradientNorm", tokens_per_second: "tokensPerSecond" };
-// Figures of the machine and the optimiser come last.
+// The charts of the learning rate, the gradient norm and the throughput come last.
 const LAST = ["learning_rate", "gradient_norm", "tokens_per_second"];
 
-// `series` are { kind, name, points, last, mean_of }; `labels` describe the figures of the task.
+// `series` is a list of { kind, name, points, last, mean_of }; `labels` has the display names of the task's metrics.
 export function drawn(series, labels) {
   const names = [...new Set(series.map(({ name }) => name))];
   const steps = series.flatMap(({ points }) => points.map(([step]) => step));
   const [least, end] = [Math.min(...steps), Math.max(...steps)];
-  const reach = [least < end / 5 ? 0 : least, end]; // the same steps in every chart
+  const reach = [least < end / 5 ? 0 : least, end]; // all charts have the same range of steps
   const rank = (name) => (name === "loss" ? -1 : LAST.includes(name) ? 1 : 0);
   return names.sort((one, two) => rank(one) - rank(two)).map((name) => chart(name, series.filter((one) => one.name === name), labels[name], reach));
 }
@@ -80,7 +80,7 @@ function nearest(points, step) {
   return points.reduce((best, one) => (Math.abs(one[0] - step) < Math.abs(best[0] - step) ? one : best));
 }
 
-// Round numbers that enclose the range.
+// Returns round numbers at equal distances that enclose the range from `low` to `high`.
 export function nice(low, high, count = 5) {
   const spread = high - low || Math.abs(high) || 1;
   const rough = spread / (count - 1);

@@ -1,4 +1,4 @@
-// The formula of each stage, in MathML.
+// The formulas of the three stages of attention (scores, weights, output) in MathML.
 
 import { say } from "./words.js";
 
@@ -10,7 +10,7 @@ function m(tag, ...children) {
   return element;
 }
 
-// One token of a formula: a number, a sign, or a name.
+// One token of a formula as a MathML element: a number, a sign, or a name.
 function text(word) {
   const element = document.createElementNS(NS, /^[\d.]+$/.test(word) ? "mn" : /^[\p{L}τσ]+$/u.test(word) ? "mi" : "mo");
   element.textContent = word;

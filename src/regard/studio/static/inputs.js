@@ -1,16 +1,17 @@
-// The fields of a question, one for each input of a task: text, an image or a sound as a file, a scene as JSON.
+// Input fields, one for each input of a task: for text, for an image or a sound as a file, or for a scene as JSON.
 
 import { el } from "/page/dom.js";
 import { recorder } from "./recorder.js";
 import { named, say } from "./words.js";
 
-const MOST = 16; // MB of a file
+const MOST = 16; // largest size of a file in MB
 const ACCEPT = { image: "image/*", sound: "audio/*,.wav,.flac" };
 
-const DRAWN = 96; // pixels a side up to which a picture is shown in whole pixels, not smoothed
+const DRAWN = 96; // a picture of at most this many pixels a side is enlarged without smoothing
 
-// `values` gets what is given, by name: { text } or { data (base64), blob, title }. `ask` is called where Enter asks.
-// The element's `paste(event)` takes an image from the clipboard into the first field for one.
+// `values` receives the value of each field under its name: { text } or { data (base64), blob, title }. `ask` is called
+// when the user presses Enter. The element's `paste(event)` puts an image from the clipboard into the first image
+// field.
 export function fields(inputs, values, ask) {
   const made = inputs.map((input) => (ACCEPT[input.kind] ? file(input, values) : text(input, values, ask)));
   const place = el("div", { class: "inputs" }, ...made);
@@ -24,7 +25,7 @@ export function fields(inputs, values, ask) {
   return place;
 }
 
-// A file as the value of a field.
+// Returns the value of a field for a file.
 export async function filled(blob, title) {
   return { data: await base64(blob), blob, title };
 }
@@ -44,7 +45,7 @@ function text({ name, kind, label, long }, values, ask) {
     ondragover: (event) => event.preventDefault(),
     ondrop: async (event) => {
       const [dropped] = event.dataTransfer.files;
-      if (!dropped) return; // text that is dragged goes where it is dropped
+      if (!dropped) return; // the browser inserts dragged text at the position of the drop
       event.preventDefault();
       box.value = (await dropped.text()).slice(0, 100000);
       values[name] = { text: box.value };
@@ -98,7 +99,8 @@ function file({ name, kind, label }, values) {
   return place;
 }
 
-// The image that was given. A format that the browser cannot show is only named: the run may still read it.
+// Shows the chosen image. If the browser cannot display its format, only its name is shown: the run may still support
+// the format.
 function preview(address, title) {
   const image = el("img", {
     src: address, alt: title,

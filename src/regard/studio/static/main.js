@@ -1,5 +1,5 @@
-// The frame of the studio: sections, language, colours. A section is a function that fills an element and returns a
-// function that cleans up.
+// The frame of the studio: the menus of sections, languages and colours. A section is a function that fills an element
+// and returns a function that is called when the user leaves the section.
 
 import { choice, el } from "/page/dom.js";
 import { remember, remembered } from "/page/state.js";
@@ -7,10 +7,10 @@ import { LANGUAGES, language, say, speak } from "./words.js";
 
 const SECTIONS = ["playground", "views", "ask", "runs", "translate", "traces"];
 const THEMES = ["auto", "light", "dark"];
-const kept = {}; // the state of each section, kept when the language or colour changes
+const kept = {}; // the state of each section, which stays the same when the language or the colours change
 
 let leave = () => {};
-let turn = 0; // prevents a slowly loading section from replacing a newer one
+let turn = 0; // number of the last section change: a section that loads slowly must not replace a newer one
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 let theme = THEMES.includes(remembered("theme")) ? remembered("theme") : "auto";
@@ -72,7 +72,7 @@ function frame(name) {
   document.querySelector("header.top").replaceChildren(mark, nav, el("span", { class: "space" }), languages, themes);
 }
 
-// The theme is always set explicitly, so that scripts and styles need not query the system.
+// The light or dark theme is always set explicitly, so that scripts and styles need not query the system.
 function paint() {
   document.documentElement.dataset.theme = theme === "auto" ? (dark.matches ? "dark" : "light") : theme;
 }

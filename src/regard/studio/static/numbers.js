@@ -1,4 +1,4 @@
-// Formatting of numbers.
+// Functions that format numbers as text.
 
 const MINUS = "−";
 

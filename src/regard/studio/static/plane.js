@@ -1,4 +1,4 @@
-// Two components of every vector as arrows; their tips can be dragged, or moved by the arrow keys.
+// Draws two components of every vector as arrows, whose tips can be dragged or moved by the arrow keys.
 
 import { el } from "/page/dom.js";
 import { show } from "./numbers.js";
@@ -8,13 +8,13 @@ import { say } from "./words.js";
 const SIDE = 300;
 const MARGIN = 16;
 
-// `arrows` is a list of { name, kind, numbers }; `axes` is [x, y], the displayed components. The result has `element`,
-// and `result(numbers)`, which moves the arrow of the output.
+// `arrows` is a list of { name, kind, numbers }; `axes` is [x, y], the indices of the displayed components. The
+// returned object has `element`, and `result(numbers)`, which moves the arrow of the output.
 export function plane({ arrows, axes, choose, changed }) {
   const size = arrows[0].numbers.length;
   const [x, y] = axes;
   const reach = nice(Math.max(1, ...arrows.flatMap(({ numbers }) => [Math.abs(numbers[x]), Math.abs(numbers[y])])));
-  // Without negative numbers the origin is near the corner, which leaves more room.
+  // Without negative numbers, the origin is near the corner, to leave more room for the arrows.
   const low = arrows.some(({ numbers }) => numbers[x] < 0 || numbers[y] < 0) ? -reach : -0.15 * reach;
   const scale = (SIDE - 2 * MARGIN) / (reach - low);
   const zero = MARGIN - low * scale;
@@ -28,7 +28,7 @@ export function plane({ arrows, axes, choose, changed }) {
       picture.append(svg("text", { x: at, y: SIDE - zero + 13, class: "tick", "text-anchor": "end", text: show(share * reach) }), svg("text", { x: zero - 4, y: SIDE - at + 11, class: "tick", "text-anchor": "end", text: show(share * reach) }));
     }
   }
-  const placed = new Map(); // the tip and the name of each arrow: names must not overlap
+  const placed = new Map(); // positions of the tip and the name of each arrow, to avoid overlapping names
   const output = { name: say("stage3"), kind: "output", numbers: arrows[0].numbers.map(() => 0), fixed: true };
   const drawn = draw(output, { to, axes, zero, placed });
   drawn.group.style.display = "none";
@@ -101,7 +101,7 @@ function draw(arrow, { picture, to, scale, zero, axes, changed, placed }) {
   return { group, place };
 }
 
-// The position of a name: beside its tip, in the direction of the arrow, without overlap.
+// Returns a free position for the name of an arrow, beside the arrow's tip, preferably on the side to which it points.
 function free(px, py, right, wide, others) {
   const [after, before] = [px + 8, px - 8 - wide];
   const sides = right ? [after, before] : [before, after];
@@ -114,7 +114,7 @@ function free(px, py, right, wide, others) {
     ?? { ...spots[0], x: Math.min(SIDE - 4 - wide, Math.max(4, spots[0].x)), y: Math.min(SIDE - 5, Math.max(12, spots[0].y)) };
 }
 
-// The next of 1, 2, 5, 10, 20, … that is large enough.
+// Returns the smallest of 1, 2, 5, 10, 20, 50, … that is not smaller than the value.
 function nice(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= value * 0.999);

@@ -1,4 +1,4 @@
-// The playground: vectors and settings on one side, the three stages on the other.
+// The playground: the user's vectors and settings, and the three stages of attention (scores, weights, output).
 
 import { choice, el } from "/page/dom.js";
 import { delayed, json } from "./server.js";
@@ -13,7 +13,7 @@ const NORMALIZERS = ["softmax", "sparsemax", "entmax", "sigmoid", "hard"];
 const MASKS = ["none", "causal", "window", "padding"];
 const MOST = 32;
 
-// The worked example: the query of 汤姆, and the hidden states of the source.
+// The worked example of the documentation: the query of the target word 汤姆, and the hidden states of the source words.
 function tomAndJerry() {
   return {
     query: [{ name: "汤姆", numbers: [10, 5, 10] }],
@@ -106,7 +106,7 @@ export async function open(place, kept) {
     return [el("label", { for: "sentence", class: "small", text: say("sentenceLabel") }), area, el("p", { class: "quiet", text: say("sentenceHelp") }), words];
   }
 
-  // Only the vectors are redrawn: the text field with the focus stays unchanged.
+  // Draws only the vectors again, so that the text field keeps the focus.
   function drawWords() {
     words.replaceChildren(editor({ kind: "key", title: say("vectors"), rows: setup.key.slice(0, 12), most: 0, changed: () => {}, readonly: true }));
   }

@@ -1,12 +1,12 @@
-// Recording of the microphone as a WAV file of one channel, if the browser supports it.
+// Records the microphone as a WAV file with one channel, if the browser supports recording.
 
 import { el } from "/page/dom.js";
 import { say } from "./words.js";
 
 const RATE = 16000;
-const LONGEST = 60_000; // largest duration in milliseconds
+const LONGEST = 60_000; // longest recording in milliseconds
 
-// A button that records until it is pressed again; null if recording is not possible.
+// Returns a button that starts a recording, and ends it when pressed again; null if the browser cannot record.
 export function recorder(done, failed) {
   if (!navigator.mediaDevices?.getUserMedia || typeof MediaRecorder === "undefined") return null;
   let recording = null;
@@ -57,7 +57,7 @@ async function wav(blob) {
   return encoded((await offline.startRendering()).getChannelData(0), RATE);
 }
 
-// PCM of 16 bits with the header of a WAV file.
+// Encodes samples as 16-bit PCM with the header of a WAV file.
 export function encoded(samples, rate) {
   const view = new DataView(new ArrayBuffer(44 + 2 * samples.length));
   const text = (at, letters) => [...letters].forEach((letter, n) => view.setUint8(at + n, letter.charCodeAt(0)));

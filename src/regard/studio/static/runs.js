@@ -7,7 +7,7 @@ import { json } from "./server.js";
 import { fixed } from "./numbers.js";
 import { named, say } from "./words.js";
 
-const PAUSE = 3000; // milliseconds between two requests about a training run
+const PAUSE = 3000; // milliseconds between two requests for the state of a run that trains
 
 export async function open(place, kept) {
   const { runs } = await json("/api/runs");
@@ -54,7 +54,7 @@ export async function open(place, kept) {
     } catch (error) {
       if (closed) return;
       failure.textContent = say("error", { reason: error.message });
-      timer = setTimeout(look, 2 * PAUSE); // tried again, because the server may return
+      timer = setTimeout(look, 2 * PAUSE); // requests again later, because the server may be reachable again
     }
   }
 
@@ -95,7 +95,7 @@ function results({ figures, finished, unit }) {
 
 function value({ value: number, percent, group }) {
   if (number === null) return "–";
-  const digits = number && Math.abs(number) < 0.1 ? 4 : 1; // more digits for small numbers, such as a squared error
+  const digits = number && Math.abs(number) < 0.1 ? 4 : 1; // four decimals for small numbers, such as a squared error
   return percent ? `${fixed(100 * number, 1)} %` : fixed(number, group === "faithfulness" ? 2 : digits);
 }
 

@@ -1,4 +1,4 @@
-// Requests to the server. Any failure becomes an error with one sentence.
+// Functions that send requests to the server. Any failure becomes an Error whose message is one sentence.
 
 import { say } from "./words.js";
 
@@ -34,7 +34,8 @@ async function reason(answer) {
   }
 }
 
-// Calls `work(signal)` a while after the last request for it; an older call is aborted.
+// Returns a function that calls `work(signal)` after a delay. A new call restarts the delay and aborts work that is
+// still running.
 export function delayed(milliseconds, work) {
   let timer;
   let running = null;

@@ -1,4 +1,4 @@
-// The viewer of one trace in the studio, with faithfulness below it.
+// The viewer of a trace inside the studio, with an evaluation of the attention's faithfulness below it.
 
 import { mount } from "/page/viewer.js";
 import { el } from "/page/dom.js";
@@ -8,11 +8,11 @@ import { StudioSource } from "./source.js";
 import { theme } from "./cells.js";
 import { language, say } from "./words.js";
 
-const LONG = 512; // number of tokens from which on weights are too small for a linear scale
+const LONG = 512; // above this number of tokens, weights are too small for a linear colour scale
 const KEPT = ["sequence", "record", "head", "several", "heads", "shared", "words", "view", "scale", "cells", "zoom", "locked"];
 
-// Fills `place` with one trace, or two to compare; `kept` stores the selection. `first` is the initial selection. With
-// `judged`, faithfulness is below it.
+// Fills the element `place` with the viewer of one trace, or of two to compare. `kept` stores the selection and `first`
+// is the initial selection. With `judged`, the faithfulness of the chosen row is shown below the viewer.
 export async function shown(place, id, kept, first = null, beside = null, judged = true) {
   const holder = el("div", { class: "holder" });
   const below = el("div", { "aria-live": "polite" });

@@ -1,4 +1,5 @@
-// A trace over HTTP, with the interface of /page/source.js. Numbers arrive as half floats, or as bytes with a scale.
+// A data source that fetches a trace over HTTP, with the interface of /page/source.js. Numbers arrive as half floats,
+// or as bytes with a scale.
 
 import { halves } from "/page/halves.js";
 import { ask, json } from "./server.js";
@@ -6,7 +7,7 @@ import { ask, json } from "./server.js";
 const REMEMBERED = 400;
 
 export class StudioSource {
-  // The n-th sequence of a trace.
+  // Returns the source of sequence `batch` of a trace.
   static async open(id, batch = 0) {
     const source = new StudioSource();
     source.batch = batch;

@@ -1,4 +1,5 @@
-// The three stages: formula, numbers as a picture, and the arithmetic of the chosen pair.
+// Shows the three stages of attention (scores, weights, output): for each its formula, its numbers, and the arithmetic
+// for the chosen pair of query and key.
 
 import { css, ink } from "/page/colors.js";
 import { el } from "/page/dom.js";
@@ -8,7 +9,7 @@ import * as formulas from "./formulas.js";
 import { fixed, show, vector } from "./numbers.js";
 import { say } from "./words.js";
 
-const FEW = 6; // largest number of keys, or components, that are written out
+const FEW = 6; // largest number of keys, or of vector components, whose arithmetic is written out
 
 export function stages({ setup, answer, head, selected, choose }) {
   const rows = setup.query.map((row, n) => row.name || `q${n}`);
@@ -18,7 +19,8 @@ export function stages({ setup, answer, head, selected, choose }) {
   const known = scores.flat().filter((value) => value !== null);
   const [low, high] = [Math.min(...known), Math.max(...known)];
   const many = columns.length > 10;
-  const broad = columns.length > 4; // only two decimals fit; the line below each stage has all of them
+  // In cells of this width only two decimals fit; the line below each stage has all decimals.
+  const broad = columns.length > 4;
   const pair = { i: Math.min(selected.row, rows.length - 1), j: Math.min(selected.column, columns.length - 1) };
   const at = { row: pair.i, column: pair.j };
   const context = { setup, answer, head, scores, weights, rows, columns, ...pair };
@@ -95,7 +97,8 @@ function weightWork({ setup, answer, scores, weights, i, j, rows, columns }) {
   }
   if (setup.normalize === "sigmoid") return `${name}: 1 / (1 + e^${show(-scores[i][j])}) = ${result}`;
   if (setup.normalize === "hard") return `${name}: ${result}`;
-  // The threshold of a row follows from any key with a weight.
+  // The threshold τ of sparsemax or entmax follows from the score and the weight of any key of the row whose weight is
+  // positive.
   const seen = weights[i].findIndex((weight) => weight > 0);
   const half = setup.normalize === "entmax";
   const threshold = half ? scores[i][seen] / 2 - Math.sqrt(weights[i][seen]) : scores[i][seen] - weights[i][seen];
@@ -111,7 +114,7 @@ function outputWork({ setup, answer, weights, head, i, rows }) {
   return `${rows[i]}: ${shown || "0"}${terms.length > 4 ? " + …" : ""} = ${vector(answer.output[head][i], 4)}`;
 }
 
-// The output vectors, with the contribution of each value as a strip.
+// Draws the output vectors, and below them a strip whose parts are the weights of the values in the chosen row.
 function outputs({ setup, answer, head, weights, rows, columns, i }, choose) {
   const paper = theme();
   const numbers = answer.output[head];

@@ -1,4 +1,4 @@
-// Functions that create SVG elements; text is inserted as text.
+// Functions that create SVG elements. Text is never parsed as markup.
 
 const NS = "http://www.w3.org/2000/svg";
 

@@ -1,14 +1,15 @@
-// Traces given at the start or opened here, each in the viewer.
+// The section of traces: those given on the command line, and files that the user opens in the browser, each in the
+// viewer.
 
 import { el } from "/page/dom.js";
 import { ask, json } from "./server.js";
 import { shown } from "./shown.js";
 import { say } from "./words.js";
 
-const MOST = 256; // largest file in MB
+const MOST = 256; // largest size in MB of a trace file
 
 export async function open(place, kept) {
-  // Those are under Ask and Views.
+  // The sections "ask" and "views" show the traces of answers and of runs, so they are omitted here.
   const traces = (await json("/api/traces")).traces.filter(({ origin }) => !["answer", "run"].includes(origin));
   const mine = traces.filter(({ origin }) => origin !== "example");
   const asked = location.hash.split("/")[2];
@@ -59,7 +60,8 @@ export async function open(place, kept) {
   return shown(stage, chosen, kept[chosen], null, beside);
 }
 
-// Setting the same address twice triggers no event.
+// Opens the address of a trace. The browser sends no event if the address is the current one, so the event is sent
+// here.
 function go(id) {
   const wanted = id ? `#/traces/${id}` : "#/traces";
   if (location.hash === wanted) dispatchEvent(new HashChangeEvent("hashchange"));

@@ -1,4 +1,4 @@
-// Translation: the source can be edited, a word can be forced, and a second run can be compared.
+// The section of translation: the source can be edited, a target word can be forced, and two runs can be compared.
 
 import { el } from "/page/dom.js";
 import { short } from "/page/format.js";
@@ -47,7 +47,7 @@ export async function open(place, kept) {
     type: "text", value: setup.text, maxlength: 2000, spellcheck: "false", autocomplete: "off", "data-name": "source",
     oninput: (event) => {
       setup.text = event.target.value;
-      setup.forced = [[], []]; // forced words belonged to the other sentence
+      setup.forced = [[], []]; // forced words belong to the translation of the previous text
       setup.chosen = [{}, {}];
       if (setup.text.trim()) translate();
     },
@@ -97,7 +97,8 @@ export async function open(place, kept) {
     );
   }
 
-  // Measures whether the alignment of the chosen word is faithful: the run is evaluated again without some words.
+  // Shows the faithfulness of the chosen word's alignment: the server evaluates the run again without some source
+  // words.
   function judged(side, beam, word) {
     const run = setup.runs[side];
     if (!runs[run].scores || word === undefined || word >= beam.tokens.length) return "";
@@ -143,7 +144,8 @@ function best(weights) {
   return weights.indexOf(Math.max(...weights));
 }
 
-// The agreement of two answers. Weights can be compared only for the same word over the same pieces of the source.
+// Returns how far two translations agree. Weights can be compared only for the same target word over the same pieces of
+// the source.
 function agreement([one, two], sources) {
   const all = Math.max(one.tokens.length, two.tokens.length);
   const shared = Math.min(one.tokens.length, two.tokens.length);

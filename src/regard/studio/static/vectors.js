@@ -1,4 +1,4 @@
-// Editable vectors: a row of numbers each, every number with a bar behind it.
+// Editable vectors: each is a row of number fields, with a bar behind each number.
 
 import { el } from "/page/dom.js";
 import { signed } from "./numbers.js";
@@ -6,11 +6,12 @@ import { say } from "./words.js";
 
 const STEP = 0.5;
 
-// `rows` is a list of { name, numbers }; `changed()` is called after each change in place.
+// `rows` is a list of { name, numbers }, which the fields modify in place; `changed()` is called after each change.
 export function editor({ kind, title, rows, most, changed, removed, added, readonly = false }) {
   const box = el("fieldset", { class: `vectors ${kind}` }, el("legend", { text: title }));
   const reach = Math.max(1, ...rows.flatMap((row) => row.numbers.map(Math.abs)));
-  const floor = rows.some((row) => row.numbers.some((number) => number < 0)) ? 50 : 0; // position of zero, in percent
+  // Position of zero in a number's bar, in percent.
+  const floor = rows.some((row) => row.numbers.some((number) => number < 0)) ? 50 : 0;
   rows.forEach((row, n) => {
     const label = row.name || `${say(kind)} ${n}`;
     const name = el("input", {
@@ -69,13 +70,13 @@ function number(row, at, { label, reach, floor, changed, readonly }) {
   return cell;
 }
 
-// Short numbers, so that many fit: .4, −1.2, 0.
+// Formats a number with one decimal and without a leading zero, so that many numbers fit: .4, −1.2, 0.
 function tenths(value) {
   const rounded = Math.round(value * 10) / 10;
   return rounded === 0 ? "0" : rounded.toFixed(1).replace(/^(-?)0\./, "$1.");
 }
 
-// Dragging up and down changes the number; a press without a movement is for typing.
+// Changes the number in a cell when the pointer drags it up or down; a click without a movement starts typing.
 function drag(cell, input, read, put, reach) {
   cell.addEventListener("pointerdown", (event) => {
     if (event.button !== 0) return;

@@ -1,11 +1,11 @@
-// The attention of runs on their own examples, and a demonstration for each kind of picture.
+// The section of views: the attention of each run on its own example, and example traces for each kind of drawing.
 
 import { el } from "/page/dom.js";
 import { json } from "./server.js";
 import { shown } from "./shown.js";
 import { say } from "./words.js";
 
-// The initial selection: a row, and its view.
+// The initial selection of each example trace: a locked row and, for some, a view.
 const EXAMPLES = {
   image: { locked: { row: 2, column: null } },
   sound: { locked: { row: 0, column: null } },

@@ -1,4 +1,4 @@
-// Every text of the studio, in English and Chinese. {name} is a placeholder.
+// Every text of the studio in English and Chinese. {name} stands for a value that is inserted.
 
 const EN = {
   title: "regard studio", skip: "Skip to the content", language: "Language", theme: "Colours",
@@ -136,7 +136,7 @@ const ZH = {
   curveOf: "{title}，至第 {step} 步：{newest}。方向键逐步读取。", meanOf: "每个点是 {count} 行的平均。",
 };
 
-// Translations of the names of inputs and figures; other names are shown unchanged.
+// Chinese names of inputs and metrics; a name that is not in this list is shown unchanged.
 const NAMES = {
   Sentence: "句子", Text: "文本", Review: "评论", Passage: "文章", Story: "故事", Question: "问题", Image: "图像", Picture: "图像", Photo: "照片", Sound: "声音", Recording: "录音", Scene: "场景",
   accuracy: "准确率", "exact match": "完全匹配", "exactly as the reference": "与参考完全相同", "alignment error rate": "对齐错误率", "alignment error rate, the word known": "对齐错误率（已知该词）",
@@ -170,12 +170,12 @@ export function say(name, fields = {}) {
   return text.replace(/\{(\w+)\}/g, (whole, field) => (field in fields ? String(fields[field]) : whole));
 }
 
-// The name of an input or a figure.
+// Returns the name of an input or a metric in the current language.
 export function named(label) {
   return current === "zh" ? (NAMES[label] ?? label) : label;
 }
 
-// Names that one language has and the other lacks; a test checks that there are none.
+// Returns the names of texts that exist in one language only; a test checks that there are none.
 export function missing() {
   const [en, zh] = [Object.keys(EN), Object.keys(ZH)];
   return [...en.filter((name) => !(name in ZH)), ...zh.filter((name) => !(name in EN))];

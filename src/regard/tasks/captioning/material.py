@@ -36,7 +36,7 @@ class Example:
 
 
 def world_material(config: CaptioningConfig, codec: CaptionCodec | None) -> Material:
-    """Return the data of the built-in world: drawn scenes with captions and gold regions."""
+    """Return the built-in data: generated drawings of scenes, with captions and gold regions."""
     settings, most = config.data, config.data.objects[1]
     parts = parts_of(
         scene_captions.splits,

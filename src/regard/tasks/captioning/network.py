@@ -139,7 +139,8 @@ def _attention(settings: ModelSettings, learning: LearningSettings) -> Attention
 
 
 def _twin_embedding(settings: ModelSettings, vocabulary: int) -> int:
-    """Return the size of word vectors with which a model without attention has the parameters of one with attention."""
+    """Return the size of word vectors with which a model without attention has about as many parameters as one with
+    attention."""
     plain = settings.embedding or settings.size
 
     def count(**changes: Any) -> int:

@@ -26,7 +26,7 @@ from regard.tasks.text_generation import NEVER, PAD, hypotheses
 from regard.train.distributed import shareable
 
 _AT_ONCE = 64  # largest number of images in a batch
-_NONE = -100  # target number of padding, which the loss ignores
+_NONE = -100  # the number that marks padding in targets; the loss ignores it
 
 
 def collate(records: Sequence[Record], config: CaptioningConfig, *, grid: int = 1, rows: int = 0) -> Any:

@@ -68,8 +68,8 @@ def sacrebleu_figures(captions: Sequence[str], references: Sequence[Sequence[str
 
     metric = sacrebleu.BLEU(lowercase=True, force=True)
     most = max(map(len, references), default=1)
-    # sacrebleu needs as many references for every image: for an image with fewer, the last one is repeated, which does
-    # not change its BLEU.
+    # sacrebleu needs the same number of references for every image. For an image with fewer references, the last one is
+    # repeated, which does not change the BLEU score.
     padded = [[several[min(n, len(several) - 1)] for several in references] for n in range(most)]
     score = metric.corpus_score(list(captions), padded)
     return {"sacrebleu": round(score.score, 3), "signature": str(metric.get_signature())}
@@ -78,7 +78,7 @@ def sacrebleu_figures(captions: Sequence[str], references: Sequence[Sequence[str
 def judge(predictor: CaptionPredictor, examples: Sequence[Example], config: CaptioningConfig, explain: bool) -> Judged:
     """Return the metrics of the captions: BLEU, exact match, and pointing accuracy if gold regions are known.
 
-    With `explain`, return the faithfulness too.
+    With `explain`, the faithfulness of the attention is measured too.
     """
     images = predictor.images(examples)
     captions = predictor.search(images)

@@ -1,12 +1,12 @@
 """Driving: actions and steering from the objects of a scene, from a camera, and in highway-env.
 
-Beside the files that every task has (`regard.tasks`):
-- `camera_material`: the frames of a driving log
-- `camera_network`: the camera driver from its settings
-- `camera_predictor`: controls from frames
-- `camera_scoring`: squared errors and those of baselines
-- `replay`: a drive of the model, step by step
-- `highway`: highway-env: scenes, planner, episodes
-- `highway_view`: an episode as a trace
-- `imitation`: learning from the planner (DAgger)
+This folder has the files that every task has (see `regard.tasks`), and:
+- `camera_material`: reads the frames of a driving log as training and evaluation data
+- `camera_network`: builds the network that drives from camera frames
+- `camera_predictor`: computes controls from camera frames with a trained network
+- `camera_scoring`: squared errors of the controls of the network and of baselines
+- `replay`: a simulated drive of the model, step by step
+- `highway`: scenes, planner and episodes of the simulator highway-env
+- `highway_view`: an episode of highway-env as a trace
+- `imitation`: imitation learning from the planner in highway-env (DAgger)
 """

@@ -1,4 +1,4 @@
-"""Training and evaluation data of a driver with a camera: the frames of a driving log."""
+"""Training and evaluation data of the network that drives from camera frames: the frames of a driving log."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -17,14 +17,14 @@ from regard.tasks.driving.codec import FILE
 from regard.tasks.driving.config import DrivingConfig
 from regard.tasks.task import Material, SettingError
 
-_SAID = 1024  # number of pictures between two lines of progress
+_SAID = 1024  # number of pictures between two progress messages
 Record = dict[str, Any]
 Say = Callable[[str], Any]
 
 
 @dataclass(frozen=True)
 class CameraCodec:
-    """The size and number of input frames, as stored in a run."""
+    """The size of the camera frames and the number of frames in one input; stored in the run's directory."""
 
     height: int
     width: int
@@ -43,9 +43,9 @@ class CameraCodec:
         return cls(int(facts["height"]), int(facts["width"]), int(facts["seen"]))
 
     def record(self, pictures: Sequence[Pixels], angles: Sequence[float], controls: Sequence[float]) -> Record:
-        """Return a record of the network: frames, oldest first, the steering before each, and the controls at the last.
+        """Return an input record: frames, oldest first, the steering before each, and the controls at the last frame.
 
-        If there are fewer frames than it needs, the oldest are missing: `known` marks the others.
+        If there are fewer frames than the network needs, the oldest are zeros; `known` is True for the given frames.
         """
         missing = self.seen - len(pictures)
         frames = np.zeros((self.seen, 3, self.height, self.width), np.uint8)
@@ -58,7 +58,7 @@ class CameraCodec:
 
 @dataclass(frozen=True, eq=False)
 class Footage:
-    """The frames of a log with their pictures: `picture(place)` loads one at the size of the codec."""
+    """The frames of a driving log; `picture(place)` returns the picture of a frame at the size of the codec."""
 
     log: DrivingLog
     picture: Callable[[int], Pixels]
@@ -69,12 +69,12 @@ class Footage:
         return self.log.frames
 
     def before(self, place: int) -> float:
-        """Return the steering of the previous frame; 0 if unknown."""
+        """Return the steering of the frame before frame `place`; 0 for the first frame of a sequence."""
         first = place == self.frames[place].first
         return 0.0 if first else self.frames[place - 1].controls[0]
 
     def record(self, place: int, *, mirrored: bool = False) -> Record:
-        """Return a frame with its history; if mirrored, with the opposite steering."""
+        """Return the record of a frame and its previous frames; if `mirrored`, flipped, with the opposite steering."""
         places = history(self.frames, place, self.codec.seen)
         steering, *pedals = self.frames[place].controls
         sign = -1.0 if mirrored else 1.0
@@ -85,7 +85,7 @@ class Footage:
 
 @dataclass(frozen=True)
 class CameraExample:
-    """Frame number `place` of a log."""
+    """Frame number `place` of a driving log."""
 
     footage: Footage = field(repr=False, compare=False)
     place: int
@@ -119,7 +119,7 @@ def camera_material(config: DrivingConfig, cache: Path, codec: CameraCodec | Non
     parts = split_blocks(count, block=data.block, gap=data.gap, valid=data.valid, test=data.test, seed=data.seed)
 
     def record(number: int) -> Record:
-        """Return a frame with its history; after all frames come the mirrored ones."""
+        """Return training record `number`; the mirrored frames follow after all original frames."""
         mirrored, place = divmod(number, len(parts.train))
         return footage.record(parts.train[place], mirrored=bool(mirrored))
 
@@ -134,14 +134,14 @@ def camera_material(config: DrivingConfig, cache: Path, codec: CameraCodec | Non
 
 
 def log_of(files: Sequence[Path]) -> Path:
-    """Return the single path of a log."""
+    """Return the only path of `files`, a driving log or its folder; raise an error if there is not exactly one."""
     if not files:
         raise SettingError("input=camera learns from a driving log, and there is no built-in one: give --data DIR")
     return only_path(files, "driving log or folder", listed=False)
 
 
 def _stored(log: DrivingLog, codec: CameraCodec, cache: Path, say: Say, *, skip_faults: bool) -> Footage:
-    """Return the frames decoded once, at the size of the codec; damaged pictures are an error or are skipped."""
+    """Decode all frames at the size of the codec into the cache; damaged pictures raise an error or are skipped."""
 
     def progress(done: int, total: int) -> None:
         if done % _SAID < 64:
@@ -162,14 +162,14 @@ def _stored(log: DrivingLog, codec: CameraCodec, cache: Path, say: Say, *, skip_
 
 
 def read_footage(path: Path, codec: CameraCodec, *, skip_faults: bool = False) -> Footage:
-    """Return a log whose pictures are decoded when they are needed."""
+    """Return the frames of a driving log; each access to a picture decodes its file."""
     log = load_driving_log(path, skip_faults=skip_faults)
     size = codec.height, codec.width
     return Footage(log, lambda place: decode(log.frames[place].image, size), codec)
 
 
 def camera_files(config: DrivingConfig) -> list[Path]:
-    """Return every file that a run uses: the log and its pictures."""
+    """Return every data file that a run uses: the driving log and its pictures."""
     path = log_of(config.data.files)
     log = load_driving_log(path, skip_faults=config.data.skip_faults)
     return [log_file(path), *(frame.image for frame in log.frames)]
@@ -178,6 +178,6 @@ def camera_files(config: DrivingConfig) -> list[Path]:
 def camera_examples(
     paths: Sequence[Path], config: DrivingConfig, codec: CameraCodec
 ) -> tuple[list[CameraExample], str]:
-    """Return all frames of another log."""
+    """Return all frames of another driving log as examples, and a description of the log."""
     footage = read_footage(log_of(paths), codec, skip_faults=config.data.skip_faults)
     return [CameraExample(footage, place) for place in range(len(footage.frames))], f"{paths[0]}: {footage.log.about}"

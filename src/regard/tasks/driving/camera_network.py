@@ -1,4 +1,4 @@
-"""Builds the camera driver from its settings, and computes its loss."""
+"""Builds the network that drives from camera frames from its settings, and computes its loss."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def visible(settings: ModelSettings, height: int) -> slice:
 
 
 class Camera(nn.Module):
-    """A camera driver on bytes, restricted to the part between the sky and the bonnet."""
+    """A `CameraDriver` on frames of bytes (uint8), cropped to the rows between the sky and the car's bonnet."""
 
     def __init__(self, driver: CameraDriver, rows: slice) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Camera(nn.Module):
 
     @property
     def grid(self) -> Grid:
-        """Return rows and columns of cells of the visible part."""
+        """Return the numbers of rows and columns of cells in the cropped frame."""
         return self.driver.encoder.grid
 
     def forward(
@@ -43,14 +43,14 @@ class Camera(nn.Module):
         *,
         weights: Request | None = None,
     ) -> Driven:
-        """Return the controls at the last of the frames."""
+        """Return the controls (steering, throttle, brake) at the last of the frames."""
         shown = scaled(frames[..., self.rows, :].flatten(0, 1)).unflatten(0, frames.shape[:2])
         given = None if self.driver.angle is None else angles
         return self.driver(shown, known, given, weights=weights)
 
 
 def build_camera(config: DrivingConfig, codec: CameraCodec) -> Camera:
-    """Return an untrained driver for frames of that size."""
+    """Return an untrained network for frames of the size of the codec."""
     settings = config.model
     rows = visible(settings, codec.height)
     attends = settings.attention != "none"
@@ -74,8 +74,10 @@ def build_camera(config: DrivingConfig, codec: CameraCodec) -> Camera:
 
 
 def camera_outcome(network: Camera, batch: Any, config: DrivingConfig, attention: bool) -> Outcome:
-    """Return the squared error of the steering, plus those of throttle and brake if weighted; weights are over the
-    frames."""
+    """Return the squared error of the steering plus `pedal_weight` times the errors of throttle and brake.
+
+    The attention weights of the outcome are over the frames.
+    """
     known = batch.known | ~batch.real[:, None]
     driven = network(batch.frames, known, batch.angles, weights=full() if attention else None)
     wrong = (driven.controls.float() - batch.controls).square()

@@ -1,4 +1,4 @@
-"""A trained camera driver: controls from frames, with the gates of each frame and the weights over time."""
+"""Predictions of a trained camera driver: the controls, the gates of the cells of each frame, the frames' weights."""
 
 import json
 import os
@@ -30,10 +30,10 @@ _ROWS = 64  # number of frames per batch
 
 @dataclass(frozen=True, eq=False)
 class Steered:
-    """The controls at a frame.
+    """The predicted controls at a frame.
 
-    `gates` (t, cells) and `weights` (t,) belong to the input frames, oldest first. `picture` is the visible part of the
-    last frame; `logged` are the controls in the log, if known.
+    `gates` (t, cells) and `weights` (t,) belong to the t input frames, oldest first. `picture` is the last frame,
+    cropped to the rows that the network uses; `logged` are the controls in the driving log, if there is one.
     """
 
     controls: tuple[float, float, float]
@@ -50,17 +50,17 @@ class Steered:
 
     @property
     def line(self) -> str:
-        """Return the controls, and the steering of the log if there is one."""
+        """Return the controls as text, with the steering of the driving log if there is one."""
         return self.answer if self.logged is None else f"{self.answer} (logged: steering {_signed(self.logged[0])})"
 
     @property
     def moments(self) -> list[str]:
-        """Return names of the frames: `now`, and the number of frames before it."""
+        """Return names of the input frames: `now` for the last one, `2 before` for the one two frames earlier."""
         count = len(self.weights)
         return ["now" if back == 0 else f"{back} before" for back in range(count - 1, -1, -1)]
 
     def record(self) -> dict[str, Any]:
-        """Return the controls as JSON, with the weight of each frame and the gates of its cells, row by row."""
+        """Return the controls as a JSON record, with the weight of each frame and the gates of its cells."""
         found: dict[str, Any] = {"answer": self.answer}
         found |= {name: round(value, 4) for name, value in zip(CONTROLS, self.controls, strict=True)}
         if self.logged is not None:
@@ -72,7 +72,7 @@ class Steered:
         return found
 
     def trace(self) -> Trace | None:
-        """Return the gates of each frame over the picture, each row divided by its sum, and the weights over time."""
+        """Return the gates of each frame over the picture, divided by their sum, and the weights of the frames."""
         if not self.attends:
             return None
         cells = self.gates / self.gates.sum(-1, keepdim=True).clamp_min(1e-9)
@@ -90,7 +90,7 @@ def _signed(value: float) -> str:
 
 @dataclass(frozen=True)
 class CameraPredictor:
-    """A driver with its codec."""
+    """A trained `Camera` network with its codec and configuration."""
 
     network: Camera
     codec: CameraCodec
@@ -98,10 +98,10 @@ class CameraPredictor:
     _kept: dict[str, Footage] = field(default_factory=dict, compare=False, repr=False)
 
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Steered | InputError]:
-        """Return controls in the order of the inputs; an error for an invalid input.
+        """Return the controls for each input, in the order of the inputs; an `InputError` for an invalid input.
 
         A scene is the path of a picture, or of a folder whose pictures are the last frames, ordered by name; in Python
-        also a list of paths, oldest first. `{"frame": 12}` is frame 12 of the run's training log.
+        also a list of paths, oldest first. `{"frame": 12}` is frame 12 of the driving log that the run was trained on.
         """
 
         def read(one: Mapping[str, Any]) -> tuple[Record, Any]:
@@ -113,7 +113,7 @@ class CameraPredictor:
         return answered(inputs, read, self.steer)
 
     def _read(self, given: Any) -> tuple[Record, Any]:
-        """Return the record of an input, and the logged controls."""
+        """Return the record of an input, and the controls in the driving log, or None for other pictures."""
         if isinstance(given, str) and given.lstrip().startswith("{"):
             try:
                 given = json.loads(given)
@@ -146,14 +146,14 @@ class CameraPredictor:
 
     @property
     def _footage(self) -> Footage:
-        """Return the log of the run, read once."""
+        """Return the driving log of the run; it is read once and cached."""
         if "log" not in self._kept:
             path = log_of(self.config.data.files)
             self._kept["log"] = read_footage(path, self.codec, skip_faults=self.config.data.skip_faults)
         return self._kept["log"]
 
     def steer(self, records: Sequence[tuple[Record, Any]]) -> list[Steered]:
-        """Return controls with weights and gates, of records with their logged controls."""
+        """Return controls with weights and gates for pairs of a record and its logged controls (or None)."""
         found: list[Steered] = []
         attends = self.network.driver.temporal is not None
         for first in range(0, len(records), _ROWS):
@@ -169,7 +169,7 @@ class CameraPredictor:
         return found
 
     def controls(self, examples: Sequence[CameraExample]) -> NDArray[np.float32]:
-        """Return the controls (n, 3) of examples, without weights."""
+        """Return the predicted controls (n, 3) of examples."""
         parts = []
         for first in range(0, len(examples), _ROWS):
             parts.append(self._run([one.record() for one in examples[first : first + _ROWS]])[0])
@@ -185,7 +185,7 @@ class CameraPredictor:
 
 
 def _pictures(path: Path) -> list[Path]:
-    """Return the frames of a path: a picture, or the pictures of a folder in the order of their names."""
+    """Return the picture files of a path: the path itself, or the pictures of a folder in the order of their names."""
     if not path.is_dir():
         return [path]
     found = sorted(one for one in path.iterdir() if one.suffix.lower() in SUFFIXES)

@@ -1,4 +1,4 @@
-"""Metrics of a driver with a camera, and of two baselines without a camera."""
+"""Metrics of the network that drives from camera frames, and of two baselines that use no frames."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,9 +19,10 @@ def errors(predictor: CameraPredictor, examples: Sequence[CameraExample]) -> dic
 
 
 def baselines(examples: Sequence[CameraExample]) -> dict[str, float]:
-    """Return the errors of two baselines: always straight ahead, and repeating the previous angle.
+    """Return the squared errors of two baselines: always straight ahead, and repeating the previous steering angle.
 
-    The second uses the last angle of the log, which is no input of a driver without `model.angles`.
+    The second baseline uses the previous angle of the driving log, an input that the network has only with
+    `model.angles`.
     """
     gold = np.array([one.controls[0] for one in examples])
     last = np.array([one.last_angle for one in examples])
@@ -29,7 +30,7 @@ def baselines(examples: Sequence[CameraExample]) -> dict[str, float]:
 
 
 def judge_camera(predictor: CameraPredictor, examples: Sequence[CameraExample]) -> Judged:
-    """Return squared errors, those of the baselines, and which baselines are better."""
+    """Return the squared errors of the network and of the baselines, and which baselines are at least as good."""
     found = errors(predictor, examples) | baselines(examples)
     metrics: dict[str, Any] = {name: round(value, 5) for name, value in found.items()}
     metrics["frames"] = len(examples)

@@ -1,4 +1,4 @@
-"""Traffic scenes as numbers, as stored in a run."""
+"""Converts traffic scenes to input features of the network; the settings of the conversion are stored in the run."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -17,19 +17,19 @@ _NUMBERS = 15
 
 @dataclass(frozen=True)
 class DrivingCodec:
-    """The kinds of objects, and the number of objects in the input."""
+    """Encodes scenes as features, with the kinds of objects and the largest number of objects in an input."""
 
     kinds: tuple[str, ...] = KINDS
     objects: int = 12
 
     @property
     def features(self) -> int:
-        """Return the number of features of an object: kind, position, motion, and those of the ego vehicle."""
+        """Return the number of features of an object: its kind, position and motion, and the ego vehicle's state."""
         return 1 + len(self.kinds) + _NUMBERS
 
     def encode(self, scenes: Scenes) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Return scenes (n, s) as features (n, 1 + s, f) with the ego vehicle first, and which of the rows are
-        present."""
+        """Return n scenes of s objects as features (n, 1 + s, f), the ego vehicle first, and a mask (n, 1 + s) of the
+        rows that hold an object."""
         count, most = scenes.present.shape
         x, y, heading, speed, limit = scenes.ego.T
         found = np.zeros((count, 1 + most, self.features), np.float32)
@@ -43,7 +43,7 @@ class DrivingCodec:
         return np.where(present[..., None], found, 0), present
 
     def _relative(self, scenes: Scenes, x: NDArray[Any], y: NDArray[Any], speed: NDArray[Any]) -> NDArray[Any]:
-        """Return objects relative to the ego vehicle: coarse and fine distances, velocities, and half of their size."""
+        """Return features relative to the ego vehicle: coarse and fine distances, velocities, sizes, lateral gaps."""
         ahead, beside = scenes.place[..., 0] - x, scenes.place[..., 1] - y
         along, across = scenes.velocity[..., 0], scenes.velocity[..., 1]
         extent = scenes.extent

@@ -1,4 +1,4 @@
-"""The settings of a driver: its data, its model and its training."""
+"""The settings of driving: its data, its model and its training."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,11 +20,11 @@ from regard.tasks.config import (
 
 Pixels = Annotated[int, Field(gt=0, le=4096)]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
-_MOST = 4_000_000  # the largest number of scenes in a part; with more, parts would share roads
+_MOST = 4_000_000  # the largest number of scenes in a split; with more scenes, two splits would share roads
 
 
 class DataSettings(TaskData):
-    """The built-in simulator, or files."""
+    """The data of driving: scenes of the built-in simulator, or files."""
 
     files: tuple[Path, ...] = ()
     """A JSONL file of scenes with decisions, or a folder with train, valid and test files; none: the simulator.
@@ -58,7 +58,7 @@ class DataSettings(TaskData):
 
 
 class ModelSettings(Settings):
-    """An encoder of objects, and a controller that attends over them."""
+    """The model of driving: an encoder of objects or camera frames, and a controller with attention over them."""
 
     attention: Literal["none", ScoreName] = "scaled_dot"
     """Score of the objects; none: their mean replaces attention, with the same number of parameters."""
@@ -91,7 +91,7 @@ class ModelSettings(Settings):
 
 
 class DriverLearning(LearningSettings):
-    """Training of attention and steering."""
+    """The training of driving: the weights of the losses of steering, throttle and brake, and settings of attention."""
 
     steering_weight: NonNegativeFloat = 10.0
     """Weight of the squared error of the steering, relative to the loss of the action."""
@@ -100,7 +100,7 @@ class DriverLearning(LearningSettings):
 
 
 class DrivingConfig(TaskConfig):
-    """The settings of a whole run."""
+    """The settings of a whole driving run."""
 
     figures = ("loss", "agreement", "steering_mse")
 

@@ -1,6 +1,7 @@
-"""highway-env as a road: its vehicles as scenes, a planner that tries actions in copies of the simulator, episodes.
+"""Driving in the simulator highway-env: scenes of its vehicles, episodes, and a planner.
 
-highway-env is an extra: `pip install "regard[driving]"`. It is imported in the functions that use it.
+The planner simulates each action in a copy of the simulator. highway-env is an optional dependency, installed with
+`pip install "regard[driving]"`; it is imported only in the functions that use it.
 """
 
 import copy
@@ -22,8 +23,8 @@ from regard.tasks.driving.network import Driver
 
 FEATURES = ("presence", "x", "y", "vx", "vy", "cos_h", "sin_h")
 VEHICLES = 15  # number of vehicles in a scene, including the ego vehicle
-FAST = 5  # simulation steps per second in the planner's copies; the environments have 15
-_UNITS = (1.0, 40.0, 10.0, 10.0, 10.0, 1.0, 1.0)  # divisors that scale metres and m/s to numbers of about 1
+FAST = 5  # simulation steps per second in the copies that the planner simulates; the default of highway-env is 15
+_UNITS = (1.0, 40.0, 10.0, 10.0, 10.0, 1.0, 1.0)  # divisors of `FEATURES`, so that their values are about 1
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,15 @@ class Plan:
 
 PLANS = {"intersection-v0": Plan(6, 100.0), "highway-v0": Plan(5, 60.0)}
 
-Scene = NDArray[np.float32]  # (vehicles, features): the ego vehicle's position, then the others relative to it
-Policy = Callable[[Any, Scene], int]  # returns an action for the environment and its scene
+Scene = NDArray[np.float32]  # (vehicles, features): the ego vehicle first; other vehicles are relative to it
+Policy = Callable[[Any, Scene], int]  # returns an action, given the environment and its scene
 
 
 def make(name: str, *, frequency: int | None = None) -> Any:
-    """Return the environment of that name with its own rewards, traffic and actions, observed as vectors of vehicles.
+    """Return an environment of highway-env by its name; observations are feature vectors of vehicles.
 
-    `frequency` is the number of simulation steps per second; None: that of the environment (15). Fewer are faster.
+    Rewards, traffic and actions are those of the environment. `frequency` is the number of simulation steps per second;
+    None means the environment's own (15). Fewer steps are faster.
     """
     try:
         gymnasium, highway_env = import_module("gymnasium"), import_module("highway_env")
@@ -53,7 +55,7 @@ def make(name: str, *, frequency: int | None = None) -> Any:
         raise ValueError(f"expected {' or '.join(PLANS)}, got {name!r}")
     gymnasium.register_envs(highway_env)
     observation = {"type": "Kinematics", "vehicles_count": VEHICLES, "features": list(FEATURES), "see_behind": True}
-    # Observations are in metres: normalised by the environment, a car's length on the highway would be 0.025.
+    # Observations are in metres: if the environment normalised them, the length of a car on highway-v0 would be 0.025.
     config: dict[str, Any] = {"observation": observation | {"normalize": False, "absolute": False}}
     if frequency is not None:
         config["simulation_frequency"] = frequency
@@ -63,10 +65,11 @@ def make(name: str, *, frequency: int | None = None) -> Any:
 
 
 def planned(env: Any, plan: Plan) -> NDArray[np.float64]:
-    """Return the value of each action: the reward of a few decisions in a copy of the simulator, −∞ if unavailable.
+    """Return the value of each action: the total reward of a few decisions in a copy of the simulator.
 
-    After the action, the better of holding the speed and accelerating counts. A crash costs one reward for each
-    decision of the plan; an arrival earns one for each remaining decision.
+    After the action, the ego vehicle either holds its speed or accelerates; the value is the larger total of the two. A
+    crash subtracts 1 for each decision of the plan; an arrival adds 1 for each remaining decision. Unavailable actions
+    have the value −∞.
     """
     near = copy.deepcopy(env)
     near.config["simulation_frequency"] = FAST * near.config["policy_frequency"]
@@ -93,7 +96,7 @@ def _rollout(env: Any, action: int, then: int, horizon: int) -> float:
 
 
 def seen(env: Any, observation: Scene) -> Scene:
-    """Return an observation as a scene, without the ego vehicle's position along a highway, which is irrelevant."""
+    """Return an observation as a scene; on highway-v0 the ego vehicle's position along the road, irrelevant, is 0."""
     scene = observation.astype(np.float32)
     if env.spec.id == "highway-v0":
         scene[0, FEATURES.index("x")] = 0.0
@@ -101,7 +104,7 @@ def seen(env: Any, observation: Scene) -> Scene:
 
 
 def network_of(actions: int, *, size: int = 64, layers: int = 1, heads: int = 2) -> Driver:
-    """Return the network of the driving task over objects, with this number of actions.
+    """Return the driving task's network over objects, with this number of actions.
 
     >>> decided(network_of(5), torch.zeros(2, 4, len(FEATURES))).logits.shape
     torch.Size([2, 5])
@@ -111,9 +114,10 @@ def network_of(actions: int, *, size: int = 64, layers: int = 1, heads: int = 2)
 
 
 def decided(network: Driver, scenes: Tensor, *, weights: Request | None = None) -> Controlled:
-    """Return the network's output in scenes (b, vehicles, features).
+    """Return the network's output for scenes (b, vehicles, features).
 
-    The features of each vehicle are concatenated with the ego vehicle's: whether two paths meet depends on both.
+    The features of each vehicle are concatenated with those of the ego vehicle, because both determine whether their
+    paths intersect.
     """
     rows = scenes / scenes.new_tensor(_UNITS)
     objects = torch.cat([rows, rows[:, :1].expand_as(rows)], -1)
@@ -122,12 +126,12 @@ def decided(network: Driver, scenes: Tensor, *, weights: Request | None = None) 
 
 @torch.no_grad()
 def looked(network: Driver, scene: Scene, *, weights: Request | None = None) -> Controlled:
-    """Return the network's action in one scene."""
+    """Return the network's output for one scene, without gradients."""
     return decided(network, torch.from_numpy(scene)[None], weights=weights)
 
 
 def driver_of(name: str, network: Driver | None = None) -> Policy | None:
-    """Return the driver of that name: `random`, `idle`, or `network` with the given network; None for `planner`."""
+    """Return the policy named `random`, `idle`, or `network`, which uses the given network; None for `planner`."""
     if name == "random":
         return lambda env, scene: int(env.np_random.integers(env.action_space.n))
     if name == "idle":
@@ -148,7 +152,7 @@ def _best(controlled: Controlled) -> int:
 class Episode:
     """The result of an episode: whether the ego vehicle crashed, the sum of the rewards, and the number of decisions.
 
-    `scenes` and `values` are those evaluated by the planner, if any.
+    `scenes` are the scenes that the planner evaluated, if any, and `values` the values of the actions in them.
     """
 
     crashed: bool = False
@@ -159,10 +163,10 @@ class Episode:
 
 
 def drive(env: Any, driver: Policy | None, seed: int, *, judged: bool = False, explore: float = 0.0) -> Episode:
-    """Run one episode; without a driver the planner drives.
+    """Run one episode with a policy `driver`; None means that the planner selects the actions.
 
-    With `judged` the planner computes the values of all actions in each scene, whoever drives. A fraction `explore` of
-    the actions is random, so that scenes after mistakes are included.
+    If `judged`, the planner computes the values of all actions in each scene, even if another policy drives. A fraction
+    `explore` of the actions is random, so that scenes after mistakes are included.
     """
     scene = seen(env, env.reset(seed=seed)[0])
     random, episode = np.random.default_rng(seed), Episode()

@@ -1,4 +1,4 @@
-"""An episode of highway-env as a trace for a page: the vehicles from above, and the weights at each decision."""
+"""Converts an episode of highway-env to a trace for an HTML page: the vehicles seen from above, and the weights."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ _CROSSING = "intersection-v0"
 
 
 def watched(env: Any, network: Driver, seed: int) -> Trace:
-    """Return an episode driven by the network as a trace: a row for each decision over the observed vehicles."""
+    """Run an episode with the network; return its attention weights as a trace, decisions × observed vehicles."""
     scene = seen(env, env.reset(seed=seed)[0])
     known: dict[int, Any] = {}  # vehicles by `id`, in the order of first observation
     moments: list[dict[int, tuple[float, list[float]]]] = []
@@ -61,7 +61,7 @@ def _trace(title: str, rows: list[str], moments: list[Any], ego: list[float], kn
 
 
 def _others(env: Any) -> list[Any]:
-    """Return the vehicles of a scene in its order, without the ego vehicle."""
+    """Return the observed vehicles in the order of the observation's rows, without the ego vehicle."""
     near = env.road.close_objects_to(
         env.vehicle, env.PERCEPTION_DISTANCE, count=VEHICLES - 1, see_behind=True, sort=True, vehicles_only=False
     )
@@ -69,9 +69,9 @@ def _others(env: Any) -> list[Any]:
 
 
 def _drawn(env: Any, vehicle: Any) -> list[float]:
-    """Return position, heading, speed and size in page coordinates, in which the ego vehicle starts to the right."""
+    """Return position, heading, speed and size in page coordinates, in which the ego vehicle starts heading right."""
     (x, y), heading = vehicle.position, vehicle.heading
-    if env.spec.id == _CROSSING:  # in this environment the ego vehicle starts upwards
+    if env.spec.id == _CROSSING:  # in this environment the ego vehicle starts heading up
         x, y, heading = -y, x, heading + np.pi / 2
     else:
         y -= _middle(env)
@@ -79,7 +79,7 @@ def _drawn(env: Any, vehicle: Any) -> list[float]:
 
 
 def _lanes(env: Any) -> list[float]:
-    """Return the lines of the road, from left to right."""
+    """Return the y coordinates of the lane markings, from left to right as seen by the driver."""
     if env.spec.id == _CROSSING:
         return [-4.0, 0.0, 4.0]
     count = env.config["lanes_count"]
@@ -87,7 +87,7 @@ def _lanes(env: Any) -> list[float]:
 
 
 def _middle(env: Any) -> float:
-    """Return the y of the road's centre; lanes are 4 metres wide, with the first lane's centre at 0."""
+    """Return the y coordinate of the road's centre; lanes are 4 metres wide, and the first lane's centre is y = 0."""
     return 2.0 * (env.config["lanes_count"] - 1)
 
 

@@ -32,13 +32,13 @@ DRIVERS = ("network", "random", "idle", "planner")
 _TEST_SEED = 1_000_000  # test episodes have seeds from this number on
 _EXPLORE = 0.1
 _TEMPERATURE = 0.05  # softmax temperature that converts action values to targets
-_MOST_LOST = 5.0  # upper bound of the value that a wrong action loses, such as a crash
-_LOST_WEIGHT = 4.0  # weight of the lost value beside the cross-entropy, so that crashes matter in similar scenes
+_MOST_LOST = 5.0  # upper bound of the regret: the value of the best action minus the value of the chosen one
+_LOST_WEIGHT = 4.0  # weight of the expected regret in the loss, relative to the cross-entropy
 
 
 @dataclass(frozen=True)
 class Errand:
-    """Episodes of one environment for one process: one for each seed."""
+    """A job for one worker process: episodes of one environment, one for each seed."""
 
     environment: str
     driver: str
@@ -49,7 +49,7 @@ class Errand:
 
 
 def run_errand(errand: Errand) -> list[Episode]:
-    """Run the episodes of one process."""
+    """Run the episodes of one job in a worker process."""
     torch.set_num_threads(1)
     env = make(errand.environment, frequency=errand.frequency)
     network = None
@@ -62,7 +62,7 @@ def run_errand(errand: Errand) -> list[Episode]:
 
 
 def targets(values: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return the planner's values (n, actions) as probabilities: actions that are equally good are equally right.
+    """Return the softmax of the planner's values (n, actions) as target probabilities of the actions.
 
     >>> targets(np.array([[1.0, 1.0, -np.inf]])).tolist()
     [[0.5, 0.5, 0.0]]
@@ -86,7 +86,7 @@ class Decisions:
 
     @classmethod
     def of(cls, episodes: Iterable[Episode]) -> "Decisions":
-        """Return the training data of some judged episodes."""
+        """Return the training data of episodes in which the planner computed the values of the actions."""
         given = list(episodes)
         return cls(
             np.stack([scene for one in given for scene in one.scenes]),
@@ -103,7 +103,7 @@ class Decisions:
 
 
 def learn(decisions: Decisions, *, steps: int, seed: int, batch: int = 256) -> Driver:
-    """Train a network on the planner's values: cross-entropy, plus the value that its choice would lose."""
+    """Train a network on the planner's values: cross-entropy plus the expected regret of the network's actions."""
     torch.manual_seed(seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     values = decisions.values
@@ -146,7 +146,7 @@ def summary(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 class Fleet:
-    """Runs episodes in several processes, with a line of progress for each part."""
+    """Runs episodes in several processes, with a progress message after each quarter of them."""
 
     def __init__(self, environment: str, pool: Any) -> None:
         self.environment, self.pool = environment, pool
@@ -154,7 +154,7 @@ class Fleet:
     def drive(
         self, driver: str, seeds: range, *, judged: bool = False, network: Driver | None = None, **others: Any
     ) -> Iterator[Episode]:
-        """Run one episode for each seed, in the order of the seeds; `judged` by the planner."""
+        """Run one episode for each seed, in the order of the seeds; if `judged`, the planner values all actions."""
         state = None if network is None else {name: value.numpy() for name, value in network.state_dict().items()}
         errands = [Errand(self.environment, driver, (seed,), judged, state, **others) for seed in seeds]
         return self._watched(driver, self.pool.imap(run_errand, errands), len(errands))
@@ -181,8 +181,8 @@ def imitate(
 ) -> tuple[Driver, Decisions]:
     """Train a network in `rounds` rounds of `episodes` episodes; return it with its training data.
 
-    The first round is driven by the planner, or its data is `known`. `kept` is the file of the data, written after each
-    round.
+    The planner drives in the first round, unless the training data of that round is given as `known`. The training data
+    is written to the file `kept` after each round.
     """
     network = None
     for number in range(rounds):
@@ -207,7 +207,7 @@ def _say(text: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    """Train, evaluate, and write `result.json` and `model.safetensors`."""
+    """Train and evaluate a network; write `result.json` and `model.safetensors`."""
     parser = argparse.ArgumentParser(prog="python -m regard.tasks.driving.imitation", description=__doc__)
     parser.add_argument("environment", choices=list(PLANS))
     parser.add_argument("--out", type=Path, required=True, help="directory of the result")

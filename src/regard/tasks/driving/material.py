@@ -1,4 +1,4 @@
-"""Training and evaluation data of a driver: simulated drives, or the user's scenes with decisions."""
+"""Training and evaluation data of driving from objects: simulated drives, or the user's scenes with decisions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,14 +16,14 @@ from regard.tasks.driving.codec import DrivingCodec
 from regard.tasks.driving.config import DataSettings, DrivingConfig
 from regard.tasks.task import Material
 
-# The first road number of each split. Those of training come last, because their number is unlimited.
+# The first road number of each split. Training roads have the last numbers, because there are most of them.
 _TESTED, _VALIDATED, _BUSY, _TRAINED = 0, 200_000, 300_000, 400_000
-_REPLAYED = 4  # every fourth of the first test examples shows a drive of the model
+_REPLAYED = 4  # every fourth test example is displayed as a drive of the model instead of a single scene
 
 
 @dataclass(frozen=True)
 class Example:
-    """Scene number `place` of `recorded`; `road`, if set, is the simulated road on which the model is shown driving."""
+    """Scene number `place` of `recorded`; if `road` is set, the page shows the model driving on that simulated road."""
 
     recorded: Recorded = field(repr=False, compare=False)
     place: int
@@ -32,7 +32,7 @@ class Example:
 
     @property
     def forced(self) -> NDArray[np.bool_]:
-        """Return which objects force the decision."""
+        """Return the mask of the objects without which the expert's decision would differ."""
         return self.recorded.decisions.forced[self.place]
 
     @property
@@ -43,7 +43,7 @@ class Example:
 
 
 def gathered(examples: Sequence[Example]) -> Recorded:
-    """Return the scenes and decisions of examples that are of one recording."""
+    """Return the scenes and decisions of examples; all examples must be from the same `Recorded`."""
     recorded = examples[0].recorded
     return _part(recorded, np.array([one.place for one in examples]))
 
@@ -70,13 +70,13 @@ class Records(Sequence[dict[str, Any]]):
 def make_material(
     config: DrivingConfig, cache: Path, codec: DrivingCodec | None, say: Callable[[str], None]
 ) -> Material:
-    """Return the scenes of a run; `cache` is not needed."""
+    """Return the training and evaluation data of a run; `cache` is not used."""
     codec = codec or DrivingCodec(objects=config.data.objects)
     return _files(config.data, codec, say) if config.data.files else _world(config.data, codec)
 
 
 def _world(settings: DataSettings, codec: DrivingCodec) -> Material:
-    """Return simulated scenes; in half of the training scenes an object forces the decision, the others are sampled."""
+    """Return simulated scenes; in half of the training scenes an object forces the expert's decision."""
     seed, seen = settings.seed, codec.objects
     train = record(seed, settings.train, first=_TRAINED, seen=seen)
     valid = record(seed, settings.valid, first=_VALIDATED, seen=seen, even=False)
@@ -151,7 +151,7 @@ def input_files(config: DrivingConfig) -> list[Path]:
 
 
 def examples_of(paths: Sequence[Path], config: DrivingConfig, codec: DrivingCodec) -> tuple[list[Example], str]:
-    """Return the scenes of other files: of a folder with parts, its test part."""
+    """Return the scenes of other files as examples; for a folder with several parts, the scenes of its test part."""
     found = load_scenes(_path(paths), seen=codec.objects)
     part = found.test or found.valid or found.train
     assert part is not None

@@ -1,4 +1,4 @@
-"""Builds the model from its settings: an encoder of objects and a controller."""
+"""Builds the driving model from its settings: an encoder of objects and a controller that attends to them."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,9 +17,9 @@ _LEARNING = LearningSettings()
 
 
 class Driver(nn.Module):
-    """Actions and steering in traffic scenes.
+    """Computes actions and steering in traffic scenes.
 
-    The ego vehicle, the first row, is the query and is not among the keys.
+    The ego vehicle, the first row of a scene, is the query of the attention; the other objects are the keys.
     """
 
     def __init__(self, encoder: SceneEncoder, controller: Controller) -> None:
@@ -33,7 +33,10 @@ class Driver(nn.Module):
         *,
         weights: Request | None = None,
     ) -> Controlled:
-        """Return the decision in scenes (b, 1 + objects, features); weights are (b, 1, 1 + objects), the ego's is 0."""
+        """Return the decisions for scenes (b, 1 + objects, features).
+
+        The attention weights are (b, 1, 1 + objects); the weight of the ego vehicle is 0.
+        """
         memory = self.encoder(objects, present)
         others = present & (torch.arange(present.shape[1], device=present.device) > 0)
         return self.controller(Memory(memory.keys, memory.values, others, memory.summary), weights=weights)

@@ -1,4 +1,4 @@
-"""A trained driver: the action in a traffic scene with the weights of its objects; or a whole drive."""
+"""Predictions of a trained driving model: the action in a traffic scene with weights of its objects, or a drive."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,8 +26,8 @@ from regard.tasks.inference import evaluating
 from regard.tasks.task import InputError
 
 _ROWS = 2048  # number of scenes per batch
-_NAMED = 3  # number of objects in a line of output
-_FAINT = 0.05  # objects with smaller weights are not printed
+_NAMED = 3  # the largest number of objects that a printed line lists with their weights
+_FAINT = 0.05  # printed lines leave out objects with smaller weights
 _BYTES = 1 << 22  # the largest scene file in bytes
 
 
@@ -56,11 +56,11 @@ class Decided:
 
     @property
     def names(self) -> list[str]:
-        """Return names of the objects by kind, numbered if there are several of a kind."""
+        """Return the names of the objects: their kind, with a number if there are several objects of that kind."""
         return object_names(self.scene.kind[0])
 
     def record(self) -> dict[str, Any]:
-        """Return the decision as JSON, with a weight for each object in the order of the scene."""
+        """Return the decision as a JSON record, with a weight for each object in the order of the scene."""
         record: dict[str, Any] = {
             "answer": self.answer,
             "probability": self.probabilities[self.answer],
@@ -72,7 +72,7 @@ class Decided:
         return record
 
     def trace(self) -> Trace | None:
-        """Return a row over the objects of the scene; None without attention or without objects."""
+        """Return the weights of the objects as a trace with one row; None without attention or without objects."""
         if self.weights is None or not len(self.weights):
             return None
         trace = Trace.from_weights({"objects": self.weights[None, None]}, title=self.line)
@@ -82,7 +82,7 @@ class Decided:
 
 
 def object_names(kinds: NDArray[np.int64]) -> list[str]:
-    """Return names of objects by their kinds.
+    """Return the names of objects, given their kinds as indices into `KINDS`.
 
     >>> object_names(np.array([0, 3, 0]))
     ['car 1', 'pedestrian', 'car 2']
@@ -98,16 +98,16 @@ def object_names(kinds: NDArray[np.int64]) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class DrivingPredictor:
-    """A model with its codec."""
+    """A trained driving model with its codec and configuration."""
 
     network: Driver
     codec: DrivingCodec
     config: DrivingConfig
 
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Decided | Replay | InputError]:
-        """Return decisions in the order of the inputs; an error for a scene that cannot be read.
+        """Return decisions in the order of the inputs; an `InputError` for a scene that cannot be read.
 
-        A scene is a path, JSON text or a mapping. `{"road": 7}` is a drive of the model on simulated road 7.
+        A scene is a path, JSON text or a mapping. For `{"road": 7}`, the model drives on simulated road 7.
         """
         found: dict[int, Decided | Replay | InputError] = {}
         scenes: dict[int, Scenes] = {}
@@ -125,7 +125,10 @@ class DrivingPredictor:
         return [found[place] for place in range(len(inputs))]
 
     def ask(self, scenes: Sequence[Scenes]) -> list[Decided]:
-        """Return decisions in scenes of one row each; objects beyond the input limit have the weight 0."""
+        """Return the decision for each of several batches of one scene.
+
+        The network's input holds only the nearest objects, at most `codec.objects`; all other objects have weight 0.
+        """
         if not scenes:
             return []
         near, orders = zip(*(nearest(one, self.codec.objects) for one in scenes), strict=True)
@@ -157,12 +160,12 @@ class DrivingPredictor:
         return chances.numpy(), steering.numpy(), torch.cat(maps).numpy() if maps else None
 
     def policy(self, scenes: Scenes) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the model's drives in closed loop."""
+        """Return the most probable actions and the steering (n,) in n scenes, as a policy of the simulator."""
         chances, steering, _ = self.decide(scenes, weights=False)
         return chances.argmax(1), steering
 
     def score_of(self, scene: Scenes, action: int) -> Score:
-        """Return the log-probability of an action with some objects of the scene removed."""
+        """Return a function that computes the log-probability of `action` after objects of the scene are removed."""
         there = np.flatnonzero(scene.present[0])
 
         def score(kept: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Presets: functions that return a configuration."""
+"""The presets of driving: functions that return a named configuration."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from regard.train.train_settings import TrainSettings
 
 
 def _training(steps: int, rate: float, *, every: int = 1000, **others: Any) -> TrainSettings:
-    """Return training settings that select the checkpoint with the lowest loss, which includes the steering."""
+    """Return training settings with a cosine schedule that select the checkpoint with the lowest watched figure."""
     return TrainSettings(steps=steps, learning_rate=rate, schedule="cosine", validate_every=every, **others)
 
 

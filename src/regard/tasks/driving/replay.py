@@ -15,7 +15,7 @@ from regard.look.labels import Labels
 from regard.look.trace import Trace
 from regard.tasks.task import InputError
 
-_EACH = 2  # a replay shows every second step
+_EACH = 2  # a replay contains every second step of the drive
 _LARGEST = 10**6  # the largest road number
 
 Decide = Callable[[Scenes], tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]]
@@ -25,7 +25,7 @@ Decide = Callable[[Scenes], tuple[NDArray[Any], NDArray[Any], NDArray[Any] | Non
 class Moment:
     """A step of a drive: the scene, the probabilities of the actions, the steering, and the weights.
 
-    `objects` are the indices of the road's objects in the scene, `weights` their weights.
+    `objects` are the indices, among all objects of the road, of those in the scene; `weights` are their weights.
     """
 
     step: int
@@ -46,7 +46,7 @@ class Moment:
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """A whole drive; `hit` is the kind of the object that was hit."""
+    """A whole drive; `hit` is the kind of the object that the ego vehicle collided with, or None."""
 
     number: int
     moments: Sequence[Moment]
@@ -69,7 +69,7 @@ class Replay:
         return f"{self.answer}, {self.seconds:.0f} s"
 
     def record(self) -> dict[str, Any]:
-        """Return the drive as JSON: for each step the action, the steering, and the weights of the observed objects."""
+        """Return the drive as a JSON record: for each step the action, the steering, and the weights of the objects."""
         steps = [
             {
                 "seconds": round(one.step * STEP, 1),
@@ -90,7 +90,10 @@ class Replay:
         return {self.names[n]: round(float(w), 4) for n, w in zip(one.objects, one.weights, strict=True)}
 
     def trace(self) -> Trace | None:
-        """Return a row for each step over the objects that were observed during the drive."""
+        """Return the weights as a trace: one row for each step, one column for each object observed during the drive.
+
+        None if no step has weights.
+        """
         shown = [one for one in self.moments if one.weights is not None and len(one.objects)]
         if not shown:
             return None
@@ -114,9 +117,9 @@ def scene_labels(
     places: Sequence[Sequence[int]] | None = None,
     count: int = 0,
 ) -> dict[str, list[float]]:
-    """Return the numbers from which a page draws consecutive scenes of `count` objects, some of them absent.
+    """Return the arrays from which an HTML page draws consecutive scenes of `count` objects, some of them absent.
 
-    `ego` are x, y, heading and speed of each scene; `places` are the indices of the present objects.
+    `places[i]` are the columns, from 0 to `count` − 1, of the objects that are present in scene i.
     """
     count = count or scenes[0].present.shape[1]
     numbers = np.zeros((len(scenes), count, 7))
@@ -140,7 +143,7 @@ def _rounded(values: NDArray[Any]) -> list[float]:
 
 
 def road_of(value: Any) -> int | None:
-    """Return the number of the road to drive, if the input requests a drive."""
+    """Return the number of the simulated road if an input requests a drive, `{"road": number}`; None for a scene."""
     if not isinstance(value, Mapping) or "road" not in value or "objects" in value:
         return None
     number = value["road"]
@@ -150,7 +153,7 @@ def road_of(value: Any) -> int | None:
 
 
 def replay(decide: Decide, seed: int, number: int, *, seen: int) -> Replay:
-    """Return the drive of a model on the simulated road `number` of that seed."""
+    """Return the drive of a model on the simulated road with this seed and number."""
     made = road(seed, number)
     traffic = Traffic([made], seen)
     moments = []

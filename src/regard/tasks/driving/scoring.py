@@ -1,4 +1,4 @@
-"""Metrics of driving: collisions and progress in the closed loop, agreement with the expert, and pointing."""
+"""Metrics of driving: collisions and progress in simulated drives, agreement with the expert, pointing accuracy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from regard.tasks.driving.predictor import DrivingPredictor
 from regard.tasks.task import Judged
 
 _EXPLAINED = 100  # number of forced decisions whose faithfulness is measured
-_DRIVEN = 500_000  # roads from this number on are for closed-loop drives; no scenes come from them
+_DRIVEN = 500_000  # the model drives on roads from this number on; examples are from roads with smaller numbers
 
 
 def agreement(chances: NDArray[Any], recorded: Recorded) -> float:
@@ -25,7 +25,11 @@ def agreement(chances: NDArray[Any], recorded: Recorded) -> float:
 
 
 def pointing(weights: NDArray[Any], recorded: Recorded) -> tuple[float, int] | None:
-    """Return the fraction of forced decisions whose largest weight is on a forcing object, and their number."""
+    """Return the pointing accuracy, and the number of decisions it was computed from.
+
+    Pointing accuracy is the fraction of the forced decisions (those forced by an object) in which such an object has
+    the largest attention weight.
+    """
     forced = recorded.decisions.forced
     judged = forced.any(1)
     if not judged.any():
@@ -36,7 +40,7 @@ def pointing(weights: NDArray[Any], recorded: Recorded) -> tuple[float, int] | N
 
 
 def closed_loop(predictor: DrivingPredictor, config: DrivingConfig) -> dict[str, Any]:
-    """Return the figures of the model, the expert, a random and an idle policy on the same roads."""
+    """Return figures of simulated drives of the model, the expert, a random and an idle policy on the same roads."""
     data = config.data
     roads = [road(data.seed, number) for number in range(_DRIVEN, _DRIVEN + data.drives)]
     seen = predictor.codec.objects
@@ -54,8 +58,8 @@ def closed_loop(predictor: DrivingPredictor, config: DrivingConfig) -> dict[str,
 
 
 def judge(predictor: DrivingPredictor, examples: Sequence[Example], config: DrivingConfig, explain: bool) -> Judged:
-    """Return closed-loop figures (for simulated examples), agreement, the error of the steering, and pointing
-    accuracy."""
+    """Return agreement, the error of the steering, pointing accuracy, and for simulated examples also the figures of
+    simulated drives."""
     recorded = gathered(examples)
     chances, steering, weights = predictor.decide(recorded.scenes)
     metrics: dict[str, Any] = closed_loop(predictor, config) if examples[0].world else {}

@@ -1,4 +1,4 @@
-"""The task record of driving: its functions for the shared training, evaluation and prediction."""
+"""The `Task` record of driving: the functions with which shared code trains, evaluates and predicts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ from regard.tasks.driving.presets import PRESETS
 from regard.tasks.driving.scoring import agreement, judge
 from regard.tasks.task import Figure, Input, Judged, Material, Outcome, Task, View
 
-# `input` selects objects as vectors or frames of a camera; the two have different types of examples and codecs.
+# The setting `input` selects between objects as vectors and camera frames, which have different examples and codecs.
 
 
 def _material(config: DrivingConfig, cache: Path, codec: Any, say: Any) -> Material:
@@ -61,7 +61,10 @@ def _outcome(network: Any, batch: Any, config: DrivingConfig, attention: bool) -
 
 
 def _object_outcome(network: Any, batch: Any, config: DrivingConfig, attention: bool) -> Outcome:
-    """Return cross-entropy of the action plus squared error of the steering; its negative rewards hard choices."""
+    """Return the cross-entropy of the action plus the squared error of the steering.
+
+    With hard attention, the negative of this loss is the reward of the sampled choices.
+    """
     done = network(batch.objects, batch.present, weights=full() if attention else None)
     wrong = F.cross_entropy(done.logits.float(), batch.action, reduction="none")
     wrong = wrong + config.learning.steering_weight * (done.controls[:, 0].float() - batch.steering).square()

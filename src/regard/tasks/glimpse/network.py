@@ -17,7 +17,7 @@ _FACTOR = 48271  # multiplier of this generator, the "minimal standard" (Park an
 class Gazer(nn.Module):
     """Recurrent visual attention on uint8 images, with a learned, a random, or a fixed gaze.
 
-    All three have the same parameters, so that their results are comparable.
+    Models with a learned, a random and a fixed gaze have the same parameters, so that their results are comparable.
     """
 
     def __init__(self, model: RecurrentVisualAttention, gaze: Literal["learned", "random", "none"]) -> None:
@@ -53,7 +53,7 @@ class Gazer(nn.Module):
 def places_of(images: UInt8[Tensor, "b 1 height width"], steps: int) -> Float[Tensor, "b steps 2"]:
     """Return pseudo-random locations, computed from the pixels of each image.
 
-    So an image has the same locations in every batch and on every device.
+    The locations of an image are the same in every batch and on every device.
 
     >>> image = torch.arange(16, dtype=torch.uint8).reshape(1, 1, 4, 4)
     >>> torch.equal(places_of(image, 3), places_of(image.expand(2, -1, -1, -1), 3)[1:])

@@ -15,8 +15,8 @@ def placed(
 ) -> UInt8[Tensor, "b 1 side side"]:
     """Return each image at a random position on a black canvas of side × side pixels.
 
-    `regard.data.worlds.digits.on_canvas` does the same for one image. With `shift`, an image may be cut off by this
-    number of pixels at an edge; an image as large as the canvas is shifted by at most `shift` pixels. With `clutter`,
+    `regard.data.worlds.digits.on_canvas` places a single image. With `shift`, an image may be cut off by this number
+    of pixels at an edge; an image as large as the canvas is shifted by at most `shift` pixels. With `clutter`,
     pieces of other images of the batch are added beside each digit. With `grain`, the background is noise as in the
     built-in digits. Random numbers come from the device's generator, without synchronisation, so that a CUDA graph can
     capture this function.
@@ -65,7 +65,7 @@ def _index(shape: tuple[int, ...], top: Tensor, left: Tensor) -> tuple[Tensor, T
 def ink_boxes(images: UInt8[Tensor, "b height width"]) -> Int[Tensor, "b 4"]:
     """Return the bounding boxes (left, top, right, bottom) of pixels brighter than the background.
 
-    `regard.data.worlds.digits.ink_box` does the same for one image.
+    `regard.data.worlds.digits.ink_box` computes the box of a single image.
     """
     ink = images > INK
     edges = []
@@ -88,5 +88,5 @@ def _add_piece(canvas: Tensor, others: Tensor, box: Tensor) -> None:
     left, top, right, bottom = (edge.unsqueeze(1) for edge in box.unbind(1))
     free = (x + PIECE <= left) | (x >= right) | (y + PIECE <= top) | (y >= bottom)
     first = free.int().argmax(1, keepdim=True)
-    pieces = pieces * free.gather(1, first)[:, :, None]  # if all positions overlap the box, the piece is black
+    pieces = pieces * free.gather(1, first)[:, :, None]  # if all positions overlap the digit's box, draw a black piece
     _put(canvas, pieces, y.gather(1, first)[:, 0], x.gather(1, first)[:, 0])

@@ -33,7 +33,7 @@ def accuracy(found: Sequence[Seen], examples: Sequence[Example]) -> float:
 def judge(predictor: GlimpsePredictor, examples: Sequence[Example], config: GlimpseConfig, explain: bool) -> Judged:
     """Return the accuracy, the fraction of pixels read, and how often the last location is on the digit.
 
-    With `explain`, return the faithfulness too.
+    With `explain`, the faithfulness of the glimpses' weights is measured too.
     """
     found = predictor.look([one.image for one in examples])
     metrics: dict[str, Any] = {"accuracy": round(accuracy(found, examples), 4), "images": len(examples)}

@@ -39,7 +39,7 @@ class ReadingCodec:
     ) -> "ReadingCodec":
         """Return a codec whose vocabulary has the lower-case words of these questions and their passages.
 
-        It has the `size` most frequent of the words that occur at least `rare` times.
+        The vocabulary has the `size` most frequent of the words that occur at least `rare` times.
         """
 
         def texts() -> Iterator[Sequence[str]]:

@@ -116,7 +116,7 @@ def build(settings: ModelSettings, vocabulary: int, *, normalize: Normalizer | N
 
 
 def _twin_size(settings: ModelSettings, vocabulary: int) -> int:
-    """Return the state size with which a model without attention has the parameters of one with attention, nearly."""
+    """Return the state size with which a model without attention has about as many parameters as one with attention."""
     wanted = _count(settings.model_copy(update={"attention": "dot"}), vocabulary, settings.size)
     sizes = range(settings.size, 2 * settings.size + 1)
     return min(sizes, key=lambda size: abs(_count(settings, vocabulary, size) - wanted))

@@ -114,6 +114,6 @@ READING = Task(
     examples=examples_of,
     asked=lambda one: {"passage": one.passage.text, "question": one.asked_text},
     needs=NEEDS,
-    recorded=("model.align",),  # the width of a model without attention depends on this setting too
+    recorded=("model.align",),  # model.align also determines the width of a model without attention
     aliases={"data": "data.files"},
 )

@@ -61,7 +61,7 @@ class FeatureSettings(Settings):
 
 
 class ModelSettings(Settings):
-    """The model of speech recognition: a pyramidal encoder, and a recurrent decoder that attends to its steps."""
+    """The model of speech recognition: a pyramidal encoder, and a recurrent decoder with attention over its output."""
 
     encoder_size: Width = 64
     """Size of the encoder's states in each direction."""

@@ -19,7 +19,7 @@ from regard.tasks.world_examples import parts_of
 Record = dict[str, Any]
 Say = Callable[[str], Any]
 _BEYOND = 3  # the utterances in `Material.longer` have up to this number of words more than training utterances
-_NONE = -100  # target number of padding, which the loss ignores
+_NONE = -100  # the number that marks padding in targets; the loss ignores it
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Example:
 
 
 def world_material(config: SpeechConfig, codec: SpeechCodec | None) -> Material:
-    """Return the data of the built-in world: synthesised utterances with the times of their words and characters."""
+    """Return the built-in data: synthesised utterances with the times of their words and characters."""
     settings, most = config.data, config.data.words[1]
     parts = parts_of(
         utterances.splits,

@@ -42,7 +42,7 @@ def wrong_symbols(said: Sequence[str], written: Sequence[str]) -> tuple[int, lis
 
 
 def error_rate(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> float:
-    """Return the error rate of pairs of a reference and a transcript: their edit distances per symbol of the references.
+    """Return the error rate of pairs of a reference and a transcript: edit distances per symbol of the references.
 
     >>> error_rate([("one two".split(), "one".split()), ("three four".split(), "three four".split())])
     0.25
@@ -64,7 +64,7 @@ def text_figures(transcripts: Sequence[Transcript], examples: Sequence[Example])
 def judge(predictor: SpeechPredictor, examples: Sequence[Example], config: SpeechConfig, explain: bool) -> Judged:
     """Return the metrics of the transcripts: error rates, `pointing` and `doubted`.
 
-    With `explain`, return the faithfulness too.
+    With `explain`, the faithfulness of the attention is measured too.
     """
     transcripts = predictor.search([one.features(config) for one in examples])
     metrics = text_figures(transcripts, examples)
@@ -116,7 +116,8 @@ def doubted(
 def faithfulness(predictor: SpeechPredictor, transcripts: Sequence[Transcript]) -> dict[str, float]:
     """Return how much a symbol's log-probability falls if its most attended encoder step is silenced.
 
-    "random" is the same for a random other step.
+    "attended" is the decrease of the log-probability if the most attended encoder step is silenced, "random" the
+    decrease if a random other encoder step is silenced.
     """
     places = (
         (transcript.weights[place], predictor.score_of(transcript, place))

@@ -70,7 +70,7 @@ class Coder(Protocol):
     def write(self, numbers: Sequence[int], source: Reading, weights: Tensor | None) -> str:
         """Return the target text of these token numbers.
 
-        In place of an unknown word, it has the source word with the largest of the attention weights (t, s).
+        An unknown word is replaced by the source word with the largest of its attention weights (t, s).
         """
 
     def save(self, directory: Path) -> None:
@@ -81,7 +81,7 @@ class Coder(Protocol):
 class WordCoder:
     """The codec of the built-in sentences, English to Chinese: a token is a whole word.
 
-    In place of an unknown target word, the text has the source word with the largest attention weight.
+    In translated texts, an unknown target word is replaced by the source word with the largest attention weight.
     """
 
     source: Vocabulary

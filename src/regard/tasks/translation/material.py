@@ -120,7 +120,7 @@ def file_material(
 
 
 def _short(examples: Sequence[Example]) -> str | None:
-    """Return an example input for the run, a short sentence: the first quartile by length of the first 50 sources."""
+    """Return a short source sentence as the example input of a run: the first quartile by length of 50 sentences."""
     few = sorted((example.source for example in examples[:50] if example.source), key=len)
     return " ".join(few[len(few) // 4]) if few else None
 

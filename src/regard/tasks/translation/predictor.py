@@ -35,7 +35,7 @@ _SEARCHED = 64 * LONGEST  # default of the largest product of source tokens and 
 
 @dataclass(frozen=True, eq=False)
 class Translation:
-    """One translation.
+    """The translation of one text.
 
     `weights` (t, s) are the attention weights of each target token over the source tokens; the last source token may be
     the end mark.
@@ -188,8 +188,8 @@ class Translator:
     def longest(self, *, width: int | None = None, tokens: int | None = None) -> int:
         """Return the largest number of source tokens of a text.
 
-        It is `tokens` if given, else LONGEST, or less if `width` hypotheses of a text need too much memory. It is never
-        larger than the number of learned position embeddings allows.
+        The limit is `tokens` if given, else LONGEST, or less if `width` hypotheses of a text need too much memory. The
+        limit is never larger than the number of learned position embeddings allows.
         """
         wanted = tokens or max(1, min(LONGEST, _SEARCHED // (width or self.settings.beam)))
         held = _positions(self.model.encoder)

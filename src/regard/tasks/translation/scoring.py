@@ -179,8 +179,9 @@ def _likelihood(translator: Translator, pairs: Sequence[tuple[Sequence[int], Seq
 def faithfulness(translator: Translator, translations: Sequence[Translation], *, seed: int = 1) -> dict[str, float]:
     """Return how much a target token's log-probability falls when its most attended source token is deleted.
 
-    "random" is the same for the deletion of a random other source token. For faithful weights, "attended" is much
-    larger than "random". Both are means over the target tokens.
+    "attended" is the decrease of the log-probability if the most attended source token is deleted, "random" the
+    decrease if a random other source token is deleted; both are means over the target tokens. For faithful attention
+    weights, "attended" is much larger than "random".
     """
     drops: dict[str, list[float]] = {"attended": [], "random": []}
     source_of_chance = torch.Generator().manual_seed(seed)

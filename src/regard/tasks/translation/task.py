@@ -69,7 +69,8 @@ def _loaded(
 ) -> Translator:
     """Return the translator in a precision; "auto" is the precision in the run's configuration.
 
-    With None, `Translator.of` uses the same precision, but does not copy or pack a float32 model.
+    If the precision is None, `Translator.of` uses the configured precision too, but does not copy or pack a float32
+    model.
     """
     chosen = config.decode.precision if precision == "auto" else precision
     return Translator.of(network, codec, config, device, precision=chosen)

@@ -81,7 +81,8 @@ def build(
 
 
 def _twin_features(settings: ModelSettings, answers: int) -> int:
-    """Return the hidden size with which a classifier without attention has the parameters of one with attention."""
+    """Return the hidden size with which a classifier without attention has about as many parameters as one with
+    attention."""
     with torch.device("meta"):
         twin = StackedClassifier(
             answers, memory_size=settings.size, hops=settings.hops, features=settings.features, counts=settings.counts

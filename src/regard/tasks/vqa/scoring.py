@@ -44,7 +44,7 @@ def pointing(seen: Sequence[Seen], examples: Sequence[Example]) -> float | None:
 def judge(predictor: VqaPredictor, examples: Sequence[Example], config: VqaConfig, explain: bool) -> Judged:
     """Return the accuracy, in total and for each form of question, and the pointing accuracy.
 
-    With `explain`, return the faithfulness too.
+    With `explain`, the faithfulness of the attention is measured too.
     """
     seen = predictor.ask([(one.pixels, one.question) for one in examples])
     metrics: dict[str, Any] = {"accuracy": round(accuracy(seen, examples), 4), "questions": len(examples)}

@@ -1,6 +1,6 @@
 """Adverbials of place, time and manner in English and Chinese.
 
-In English they follow the verb, in Chinese they precede it.
+In English, adverbials of place, time and manner follow the verb; in Chinese, they precede it.
 """
 
 from collections.abc import Sequence
@@ -160,7 +160,10 @@ def ride(dice: Dice) -> Setting:
 
 
 def span(dice: Dice) -> Setting:
-    """Return a duration in both languages, such as "for two hours", 两 个 小时; in Chinese too it follows the verb."""
+    """Return a duration in both languages, such as "for two hours", 两 个 小时.
+
+    In Chinese, unlike other adverbials, a duration follows the verb.
+    """
     number = dice.pick(tuple(NUMBERS))
     unit, chinese, measure = dice.pick((("hours", "小时", "个"), ("minutes", "分钟", "")))
     preposition, count, units = Token("for"), Token(number), Token(unit)

@@ -19,7 +19,7 @@ _COUNTED = ("text", "thing", "food", "vehicle", "clothes", "animal")
 def quality(dice: Dice, *, question: bool = False) -> Clause:
     """Return a clause with an adjective, such as "Mary is very happy", 玛丽 非常 快乐.
 
-    With `question` it is a question, such as "is the car red", 汽车 是 红色 的 吗.
+    With `question`, the clause is a question, such as "is the car red", 汽车 是 红色 的 吗.
     """
     subject = described(dice, (dice.pick((*_LIVING, *_THINGS)),), DEFINITE, subject=True)
     word = dice.pick(_BY_KIND[subject.kind])
@@ -55,7 +55,7 @@ def comparison(dice: Dice, *, question: bool = False) -> Clause:
 def role(dice: Dice, *, question: bool = False) -> Clause:
     """Return a clause that states a person's role, such as "Anna is a doctor", 安娜 是 一 位 医生.
 
-    With negation it is, for example, "they are not teachers", 他们 不 是 老师.
+    A negated clause is, for example, "they are not teachers", 他们 不 是 老师.
     """
     subject = phrase(dice, ("person",), DEFINITE, subject=True)
     negation = [Token("not")] if dice.chance(0.2) else []
@@ -98,7 +98,7 @@ def _being(subject: Nominal, be: Token, english: list[Token], words: list[Made],
 def existence(dice: Dice, *, question: bool = False) -> Clause:
     """Return an existential clause, such as "there are two books on the table", 桌子 上 有 两 本 书.
 
-    With negation it is, for example, "there is no book on the table", 桌子 上 没有 书.
+    A negated clause is, for example, "there is no book on the table", 桌子 上 没有 书.
     """
     living = dice.chance(0.4)
     kind = dice.pick(("person", "animal") if living else ("text", "thing", "food"))
@@ -156,7 +156,7 @@ def who(dice: Dice) -> Clause:
 def what(dice: Dice) -> Clause:
     """Return a question about the object, such as "what did Tom eat", 汤姆 吃 了 什么.
 
-    It begins with "who", "what", "how many" or "which" ("which book", 哪 本 书).
+    The question begins with "who", "what", "how many" or "which" ("which book", 哪 本 书).
     """
     verb = dice.pick(_OBJECTS)
     kind = dice.pick(tuple(kind for kind in verb.chinese if kind in NOUNS))

@@ -27,8 +27,8 @@ _SIZES = ("big", "small", "old", "new")
 class Nominal:
     """A noun phrase in English and Chinese.
 
-    `agreement` is the form of "be" that it requires as a subject (am, is, are). `lead` are the Chinese determiner,
-    number and measure word (一 只 in 一 只 猫, "a cat"); `chinese` is the rest.
+    `agreement` is the form of "be" that the phrase requires as a subject (am, is, are). `lead` are the Chinese
+    determiner, number and measure word (一 只 in 一 只 猫, "a cat"); `chinese` are the other Chinese words.
     """
 
     english: list[Token]
@@ -37,7 +37,7 @@ class Nominal:
     kind: str
     lead: list[Made] = field(default_factory=list)
     open: bool = False  # whether a relative clause may follow the noun
-    heavy: bool = False  # whether it ends in a clause; adverbials after it would seem to belong to that clause
+    heavy: bool = False  # whether the phrase ends in a clause, to which adverbials after it would seem to belong
 
     def words(self) -> list[Made]:
         """Return the whole noun phrase in Chinese."""

@@ -38,7 +38,7 @@ class Predicate:
     pre: list[Made] = field(default_factory=list)
     settled: bool = False
     placed: bool = False  # whether the predicate already contains a place, so that no other place is added
-    heavy: bool = False  # whether it ends in a clause; adverbials after it would seem to belong to that clause
+    heavy: bool = False  # whether the object ends in a clause, to which adverbials after it would seem to belong
     short: bool = False  # whether no adverbials may be added
 
 
@@ -68,7 +68,7 @@ def frame(dice: Dice) -> Frame:
 
 
 def transitive(verb: Verb) -> Frame:
-    """Return the frame of a verb with one object, such as "chases the cat", 追逐 猫."""
+    """Return the `Frame` of a verb with one object, such as "chases the cat", 追逐 猫."""
 
     def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
         kind = dice.pick(tuple(verb.chinese))
@@ -90,7 +90,7 @@ def _simple(dice: Dice) -> Frame:
 
 
 def _alone(dice: Dice) -> Frame:
-    """Return the frame of a verb without object, "sleeps", 睡觉, or "worked for two hours", 工作 了 两 个 小时."""
+    """Return the `Frame` of a verb without object, "sleeps", 睡觉, or "worked for two hours", 工作 了 两 个 小时."""
     verb = dice.fresh(INTRANSITIVE)
     lasting = verb.base in LASTING and dice.maybe(0.4)
 
@@ -102,7 +102,7 @@ def _alone(dice: Dice) -> Frame:
 
 
 def _give(dice: Dice) -> Frame:
-    """Return the frame of a verb with two objects.
+    """Return the `Frame` of a verb with two objects.
 
     For example, "gives Mary a book" or "gives a book to Mary", both 给 玛丽 一 本 书.
     """
@@ -125,7 +125,7 @@ def _give(dice: Dice) -> Frame:
 
 
 def _send(dice: Dice) -> Frame:
-    """Return the frame of a verb with a recipient, such as "sends a letter to Mary", 给 玛丽 寄 一 封 信."""
+    """Return the `Frame` of a verb with a recipient, such as "sends a letter to Mary", 给 玛丽 寄 一 封 信."""
     verb = dice.pick(SENDING)
 
     def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
@@ -139,7 +139,7 @@ def _send(dice: Dice) -> Frame:
 
 
 def _put(dice: Dice) -> Frame:
-    """Return the frame of a verb of placing, such as "puts the book on the table", 把 书 放 在 桌子 上."""
+    """Return the `Frame` of a verb of placing, such as "puts the book on the table", 把 书 放 在 桌子 上."""
     verb = dice.pick(PUTTING)
 
     def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
@@ -155,7 +155,7 @@ def _put(dice: Dice) -> Frame:
 
 
 def _stay(dice: Dice) -> Frame:
-    """Return the frame of a verb of posture, such as "sits on the chair", 坐 在 椅子 上."""
+    """Return the `Frame` of a verb of posture, such as "sits on the chair", 坐 在 椅子 上."""
     verb = dice.pick(STAYING)
 
     def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
@@ -167,7 +167,7 @@ def _stay(dice: Dice) -> Frame:
 
 
 def _go(dice: Dice) -> Frame:
-    """Return the frame of a verb of motion, such as "goes to the park by bus", 坐 公共汽车 去 公园."""
+    """Return the `Frame` of a verb of motion, such as "goes to the park by bus", 坐 公共汽车 去 公园."""
     verb = dice.pick(GOING)
 
     def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
@@ -181,7 +181,7 @@ def _go(dice: Dice) -> Frame:
 
 
 def _live(dice: Dice) -> Frame:
-    """Return the frame of the verb "live", such as "lives in Beijing", 住 在 北京."""
+    """Return the `Frame` of the verb "live", such as "lives in Beijing", 住 在 北京."""
 
     def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
         where = place(dice, CITIES)
@@ -192,7 +192,7 @@ def _live(dice: Dice) -> Frame:
 
 
 def _have(dice: Dice) -> Frame:
-    """Return the frame of the verb "have", such as "has a cat", 有 一 只 猫, or "does not have", 没有."""
+    """Return the `Frame` of the verb "have", such as "has a cat", 有 一 只 猫, or "does not have", 没有."""
 
     def complete(dice: Dice, indefinite: bool, phrases: Phrases) -> Predicate:
         thing = phrases(dice, ("animal", "thing", "vehicle", "clothes"), INDEFINITE if indefinite else BARE_PLURAL)

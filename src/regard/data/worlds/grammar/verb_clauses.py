@@ -45,8 +45,8 @@ def statement(
 ) -> Clause:
     """Return a random clause, such as "Tom often reads a book in the park", 汤姆 经常 在 公园 里 读 一 本 书.
 
-    With `question` it is a question, "does Tom …", 汤姆 … 吗. `allowed` restricts the tenses ("" allows all); `deny` is
-    the probability of a negation; `early` allows a time at the start of the clause.
+    With `question`, the clause is a question, "does Tom …", 汤姆 … 吗. `allowed` restricts the tenses ("" allows all);
+    `deny` is the probability of a negation; `early` allows a time at the start of the clause.
     """
     chosen = frame(dice)
     while allowed and not can_tell(chosen.verb, allowed, within=chosen.tenses):

@@ -1,4 +1,4 @@
-"""The backward pass: all gradients, with dS in memory one slab of pairs at a time."""
+"""The backward pass of additive attention: dS, the gradient of the scores, is stored one slab of pairs at a time."""
 
 from typing import Any, NamedTuple
 
@@ -40,11 +40,11 @@ from regard.kernels.triton.additive.plan import (
 )
 
 _MOST_SEGMENTS = 8
-_LARGE = 256 << 20  # bytes of features from which on half of the heads are processed at a time
+_LARGE = 256 << 20  # features of at least this many bytes are computed for half of the heads at a time
 
 
 class _Work(NamedTuple):
-    """Arguments that the launches of all slabs share."""
+    """Arguments of the kernel launches that are the same for all slabs."""
 
     inputs: Inputs
     pairs: Pairs
@@ -56,14 +56,14 @@ class _Work(NamedTuple):
     by_row: Factors
     grad_output: Tensor
     lse: Tensor
-    change: Tensor | None  # the gradient of lse, if it has one
+    change: Tensor | None  # the gradient of the log-sum-exp, or None
     delta: Tensor
     copies: tuple[Tensor, Tensor]
     copy_step: int
     boost: Tensor | None
-    weight_part: Tensor  # (b * h, parts, f): the weight's gradient by rows
-    split: bool  # whether several slabs add to the same keys
-    known: Any  # the key under which compiled kernels are cached, without the slab
+    weight_part: Tensor  # (b * h, parts, f): parts of the weight's gradient, which are summed at the end
+    split: bool  # whether several slabs contribute to the gradients of the same keys
+    known: Any  # the part of the kernels' cache key that is the same for all slabs
 
     @property
     def plan(self) -> Tensor | None:
@@ -80,7 +80,7 @@ class _Work(NamedTuple):
 
 
 def _boost(inputs: Inputs, grad_output: Tensor) -> Tensor | None:
-    """Return a power of two that scales dS into the range of float16, from a bound on |dO| |V|."""
+    """Return a power of two, computed from a bound on |dO| |V|, that scales dS into the range of float16."""
     if inputs.query.dtype != torch.float16:
         return None
     bound = grad_output.float().norm(dim=-1).amax() * inputs.value.float().nan_to_num(0, 0, 0).norm(dim=-1).amax()
@@ -103,7 +103,7 @@ def backward(
 ) -> Gradients:
     """Compute all gradients; `bias` and `table` are given if their gradients are needed.
 
-    `choice` is that of the forward pass, if the caller has it.
+    `choice` is the forward pass's choice of a series, if the caller has stored it.
     """
     s, device, repeat = inputs.sizes, inputs.query.device, inputs.sizes.h // inputs.sizes.g
     change = None if grad_lse is None else torch.where(lse == float("-inf"), 0.0, grad_lse).float()
@@ -112,7 +112,8 @@ def backward(
     if form != "exact" and series_serves(inputs):
         choice = choice or choose(inputs, "backward")
         turns = _turns(inputs)
-        made = room_for_features(s, turns[-1], device, dtype, "backward")  # the last turn is the largest
+        # Features are allocated once, for the last range of heads, which is the largest.
+        made = room_for_features(s, turns[-1], device, dtype, "backward")
     else:
         turns = [range(s.b * s.g)]
     plan, found = choice.plan if choice else None, ranges(inputs) if inputs.factored else None
@@ -130,7 +131,7 @@ def backward(
     )  # fmt: skip
     partial = not parts[0] or pairs.low is not None or pairs.high is not None
     grad_query, grad_key = _rows_to_fill(inputs, partial=partial, split=split)
-    whole = not (partial or split)  # whether every key belongs to one slab
+    whole = not (partial or split)  # whether every key belongs to exactly one slab
     grad_value = (torch.empty if whole else torch.zeros)(
         inputs.value.shape, device=device, dtype=inputs.value.dtype if whole else torch.float32
     )
@@ -168,8 +169,10 @@ def backward(
 
 
 def _rows_to_fill(inputs: Inputs, *, partial: bool, split: bool) -> tuple[Tensor, Tensor]:
-    """Allocate gradients of query and key: zeros if they are not fully written, or if several slabs add to the same
-    keys."""
+    """Allocate the gradients of query and key.
+
+    The tensors are filled with zeros if the kernels do not write all rows, or if several slabs add to the same keys.
+    """
     query, key = inputs.query, inputs.key
     grad_query = (torch.zeros if partial else torch.empty)(query.shape, device=query.device, dtype=query.dtype)
     new = torch.zeros if partial or split else torch.empty
@@ -177,7 +180,10 @@ def _rows_to_fill(inputs: Inputs, *, partial: bool, split: bool) -> tuple[Tensor
 
 
 def _turns(inputs: Inputs) -> list[range]:
-    """Return key heads, all at once or in halves: halving the features leaves memory for dS."""
+    """Return the key heads whose features are computed at a time: all heads, or halves.
+
+    Computing half of the features at a time leaves more memory for dS.
+    """
     s = inputs.sizes
     count = s.b * s.g
     if count < 2 or feature_numbers(s) * inputs.query.element_size() < _LARGE:
@@ -186,8 +192,7 @@ def _turns(inputs: Inputs) -> list[range]:
 
 
 def _slab_pairs(inputs: Inputs, tuning: Tuning, *, series_first: bool) -> int:
-    """Return the number of pairs in a slab: enough rows to fill the device, in at most half the memory of the
-    features."""
+    """Return the number of pairs in a slab: enough to fill the device, in at most half the memory of the features."""
     s = inputs.sizes
     room = tuning.slab_bytes // inputs.query.element_size()
     return max(room, min(feature_numbers(s) // 2, PAD * PAD * s.k_pad)) if series_first else room
@@ -198,11 +203,14 @@ def _segments(programs: int, wanted: int, most: int) -> int:
 
 
 def _add_value_gradient(work: _Work, part: Slab, slab: Tensor, grad_value: Tensor, *, whole: bool) -> None:
-    """Compute dS of the slab, and add dV of its keys, or write it if they belong to no other slab."""
+    """Compute dS of a slab and dV of its keys.
+
+    dV is added to `grad_value`; with `whole`, it is written, because the keys belong to no other slab.
+    """
     inputs, pairs, tuning, made = work.inputs, work.pairs, work.tuning, work.made
     s = inputs.sizes
     where = (part.first_unit, part.first_query, part.last_query, part.first_key)
-    # tiles of the series are wide, so a few hundred programs fill the device
+    # the tiles of the series kernel are wide, so half as many programs fill the device
     block = tuning.exact_score if made is None else tuning.series_score
     wanted = tuning.programs if made is None else tuning.programs // 2
     segments = _segments(part.columns // block.columns * part.units, wanted, min(16, part.rows // PAD))
@@ -235,7 +243,7 @@ def _add_value_gradient(work: _Work, part: Slab, slab: Tensor, grad_value: Tenso
 
 
 def _feature_gradients(work: _Work, part: Slab, slab: Tensor, grad: Tensor, *, is_query: bool) -> None:
-    """Compute the gradient of the slab's queries or keys from its dS, and of the weight along with the queries."""
+    """Compute the gradient of a slab's queries or keys from its dS; with the queries, also the weight's gradient."""
     inputs, made = work.inputs, work.made
     s, repeat = inputs.sizes, inputs.sizes.h // inputs.sizes.g
     heads = part.units * repeat if is_query else part.units
@@ -261,7 +269,8 @@ def _feature_gradients(work: _Work, part: Slab, slab: Tensor, grad: Tensor, *, i
     block = work.tuning.exact_feature
     wide = min(block.columns, s.f_block)
     grid = (extent // block.rows, -(-s.f // wide), heads)
-    # if the series may apply, it has written the gradient, and these programs mostly return at once
+    # If the series kernel was launched, it has usually written the gradient, and the programs of this kernel return at
+    # once.
     segments = 1 if made else _segments(grid[0] * grid[1] * heads, 2 * work.tuning.programs, _MOST_SEGMENTS)
     out = grad
     if segments > 1:

@@ -1,4 +1,4 @@
-"""Gradient of a relative bias: sums of dS along its diagonals."""
+"""Gradient of a table of relative biases: sums of dS, the gradient of the scores, along its diagonals."""
 
 import torch
 import triton
@@ -16,7 +16,7 @@ def diagonal_sums(slab, boost, sums, slab_q, slab_k, rows, columns, ROWS: tl.con
     distance = d - (rows - 1)
     acc = tl.zeros((WIDE,), tl.float32)
     first = tl.program_id(0) * WIDE - (rows - 1)
-    # rows whose diagonal entries of this block of distances can lie inside the slab
+    # Only rows start .. stop of the slab have an entry at one of the program's distances.
     start = tl.maximum(0, -(first + WIDE - 1)) // ROWS * ROWS
     stop = tl.minimum(rows, columns - first)
     for i0 in range(start, stop, ROWS):
@@ -33,9 +33,10 @@ def diagonal_sums(slab, boost, sums, slab_q, slab_k, rows, columns, ROWS: tl.con
 def by_distance(
     slab: Tensor, boost: Tensor | None, room: tuple[int, int, int], size: tuple[int, int], first: int, table: Tensor
 ) -> Tensor:
-    """Return the gradient of a table (h, 2r + 1) from dS of `size` pairs per head; pair (0, 0) has distance `first`.
+    """Return the gradient (heads of the slab, 2r + 1) of a table (h, 2r + 1) of biases, given dS in `slab`.
 
-    `room` is the shape of the slab. The result is (heads of the slab, 2r + 1).
+    `room` is the padded shape (heads, rows, columns) of the slab, `size` are the rows and columns without padding, and
+    `first` is the distance j - i of its pair (0, 0).
     """
     (heads, slab_q, slab_k), (rows, columns) = room, size
     count, radius = rows + columns - 1, table.shape[1] // 2

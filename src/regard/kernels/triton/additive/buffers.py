@@ -11,7 +11,7 @@ from regard.kernels.additive import series
 from regard.kernels.triton.additive import prepare, series_features
 from regard.kernels.triton.additive.plan import SPAN, Block, Inputs, Sizes, launch, trait
 
-PARTS = 16  # number of groups of rows in the search for ranges; each program reduces them all
+PARTS = 16  # number of groups of rows whose minima and maxima are computed separately
 
 
 def series_serves(inputs: Inputs) -> bool:
@@ -23,7 +23,8 @@ def series_serves(inputs: Inputs) -> bool:
 def _table(activation: str, dtype: torch.dtype, direction: str, device: torch.device) -> Tensor:
     rows = series.packed(activation, str(dtype).removeprefix("torch."), direction)
     count = triton.next_power_of_2(len(rows))
-    # rows with no range come first: the search skips them, and indices need no correction
+    # Padding rows come first and cover no range: `table_row` counts the rows that do not cover a range, and this count
+    # is then the index of the first row that does.
     none = tuple((-1.0,) + (0.0,) * (len(rows[0]) - 1) for _ in range(count - len(rows)))
     return torch.tensor(none + rows, dtype=torch.float32, device=device)
 
@@ -37,17 +38,17 @@ def _operands(inputs: Inputs, *, value: bool) -> list[Any]:
 class Ranges(NamedTuple):
     """The minimum and maximum of every feature of each head, over each of several groups of rows."""
 
-    lows: Tensor  # (b * h + b * g, PARTS, f)
+    lows: Tensor  # minima, shape (b * h + b * g, PARTS, f): query heads first, then key heads
     highs: Tensor
 
 
 def ranges(inputs: Inputs) -> Ranges:
-    """Compute the ranges in one pass over query and key."""
+    """Compute the minimum and maximum of every feature in one pass over query and key."""
     s = inputs.sizes
     heads = s.b * (s.h + s.g)
     both = torch.empty(2, heads, PARTS, s.f, device=inputs.query.device, dtype=torch.float32)
     found = Ranges(both[0], both[1])
-    # few steps, because each waits for its loads, and no more rows than a program has
+    # A step loads many rows, because every step waits for its loads, but no more than the program has to process.
     rows = min(128, max(16, triton.next_power_of_2(-(-max(s.q, s.k) // PARTS))))
     block = Block(rows, s.f_block, warps=8 if rows > 32 else 4)
     launch(
@@ -59,7 +60,7 @@ def ranges(inputs: Inputs) -> Ranges:
 
 
 class Notes(NamedTuple):
-    """A copy of value without NaN and Inf, and the positions where they were."""
+    """A copy of the values with NaN and Inf as 0, and flags of the queries, keys and spans of keys that held them."""
 
     value: Tensor
     query_bad: Tensor
@@ -81,23 +82,24 @@ class Notes(NamedTuple):
 class Choice(NamedTuple):
     """The series for each key head, chosen on the device by the range of query and key.
 
-    If no series covers the range, the exact kernels run.
+    For key heads whose range no series covers, the exact kernels compute the scores.
     """
 
     direction: str
     table: Tensor
-    plan: Tensor  # (b * g,): row of the table, or -1 for none
-    fits: Tensor | None  # (b * g, f_pad): offset of each hidden unit's fit in the row, if there are several fits
+    plan: Tensor  # (b * g,): row of the table of series, or -1 if none covers the range
+    fits: Tensor | None  # (b * g, f_pad): offset of each hidden unit's fit in its table row; None if rows have one fit
 
 
 class Features(NamedTuple):
-    """Features of the key heads `units` and of the query heads that share them."""
+    """Sine-series features of the key heads `units` and of the query heads that share them."""
 
     units: range
-    query: Tensor  # (heads * q_pad, 32 * f_pad)
+    query: Tensor  # features of the queries, shape (heads * q_pad, 32 * f_pad)
     key: Tensor
-    raw: tuple[Tensor, Tensor]  # copies of all heads for the exact kernels, for heads without a series
-    # Terms that slopes and constants add to queries, and slopes to keys; None in the backward pass.
+    raw: tuple[Tensor, Tensor]  # float32 copies of query and key, for heads without a series
+    # What the slopes and constants of the fits add to the scores of each query, and the slopes to those of each key;
+    # None for the series of the backward pass.
     shifts: tuple[Any, Any]
 
 
@@ -116,7 +118,7 @@ def _raw(s: Sizes, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def choose(inputs: Inputs, direction: str) -> Choice:
-    """Return the rows of the series table for the range of query and key."""
+    """Choose for each key head the row of the series table that covers the range of query and key."""
     s, device, fits = inputs.sizes, inputs.query.device, series.FITS[direction]
     made = Choice(
         direction,
@@ -140,7 +142,7 @@ def feature_numbers(s: Sizes) -> int:
 
 
 def room_for_features(s: Sizes, units: range, device: torch.device, dtype: torch.dtype, direction: str) -> Features:
-    """Allocate features for the given heads, uninitialised."""
+    """Allocate uninitialised features for the key heads `units` and the query heads that share them."""
     shifts = (None, None)
     if direction == "forward":
         shifts = tuple(torch.empty(s.b * s.h, n, device=device, dtype=torch.float32) for n in (s.q_pad, s.k_pad))
@@ -150,7 +152,7 @@ def room_for_features(s: Sizes, units: range, device: torch.device, dtype: torch
 
 
 def write_features(inputs: Inputs, notes: Notes, choice: Choice, made: Features, group: int = 1) -> None:
-    """Compute the features of `made.units` by the chosen series, with `group` adjacent harmonics of a hidden unit."""
+    """Compute features of the key heads `made.units` by the chosen series; `group` harmonics of a unit are adjacent."""
     s, direction = inputs.sizes, choice.direction
     launch(
         series_features.features, (max(s.q_pad, s.k_pad) // SPAN, len(made.units) * (s.h // s.g + 1), 1),
@@ -164,7 +166,10 @@ def write_features(inputs: Inputs, notes: Notes, choice: Choice, made: Features,
 
 
 def factors(inputs: Inputs, notes: Notes, *, found: Ranges | None, plan: Tensor | None, by_row: bool) -> Factors:
-    """Return the operands of the exact kernels, feature-major or row-major; ranges are for the exponential form."""
+    """Return the operands of the exact kernels, feature-major or row-major.
+
+    `found` are the ranges of query and key, which only the form with exponentials needs.
+    """
     s, device = inputs.sizes, inputs.query.device
     factored = inputs.factored
 
@@ -188,20 +193,25 @@ def factors(inputs: Inputs, notes: Notes, *, found: Ranges | None, plan: Tensor 
 
 
 def plain_factors(raw: tuple[Tensor, Tensor]) -> Factors:
-    """Return the operands of the exact kernels that `features` has written, for heads without a series."""
+    """Return `raw`, which the kernel `features` writes for heads without a series, as operands of the exact kernels."""
     return Factors(raw, (None, None, None), (None, None), (None, None))
 
 
 def value_steps(s: Sizes, plan: Tensor | None) -> tuple[int, int]:
-    """Return the strides of the value copy by key and column: row-major for the series, transposed for exact
-    kernels."""
+    """Return the strides of the copied values along keys and columns.
+
+    The copy is row-major if a series may be used, and transposed if only the exact kernels run.
+    """
     return (1, s.k_pad) if plan is None else (s.e_block, 1)
 
 
 def output_gradient(
     inputs: Inputs, output: Tensor, grad_output: Tensor, change: Tensor | None, plan: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, Tensor], int]:
-    """Return delta, copies of dO by row and by column, and the offset of the copies' low parts."""
+    """Return delta = Σ dO O - dlse of each row, copies of dO by row and by column, and the offset of their low parts.
+
+    The low parts exist where float32 numbers are split in two; without them, the offset is 0.
+    """
     s, device = inputs.sizes, inputs.query.device
     split = inputs.split
     step = s.b * s.h * s.q_pad * s.e_block if split else 0

@@ -1,12 +1,12 @@
-"""Additive attention on the arithmetic units, in float32: tanh by shared reciprocals of exponentials.
+"""Additive attention with scores computed pair by pair in float32: tanh by shared reciprocals of exponentials.
 
-tanh(a+b) = 1 - 2 / (1 + e^{2a} e^{2b}).  With u = 1/w, A' = u e^{2a} and B = e^{2b}, a term w / (1 + AB) is 1 / D' with
-D' = u + A' B, and two terms share one reciprocal, 1/D1' + 1/D2' = (D1' + D2') / (D1' D2'): five multiply-adds and one
-special function for two pair-features; four terms likewise: twelve and one.  Weights are divided by the largest one,
-so |D'| >= 1.
+tanh(a+b) = 1 - 2 / (1 + e^{2a} e^{2b}). With u = 1/w, A' = u e^{2a} and B = e^{2b}, a term w / (1 + AB) is 1 / D' with
+D' = u + A' B. Two terms share one reciprocal, 1/D1' + 1/D2' = (D1' + D2') / (D1' D2'), which takes five multiply-adds
+and one special function for two features of a pair. Four terms that share one reciprocal take twelve multiply-adds and
+one special function. Weights are divided by the largest one, so |D'| >= 1.
 
-Each tile uses the cheapest form that its range allows: four or two terms per reciprocal, two terms with D' clamped, or,
-if a factor alone would overflow float32, the exponential of the sum.
+Each tile uses the cheapest formula that its range of sums allows: four or two terms per reciprocal, two terms with D'
+clamped, or, if a factor alone would overflow float32, the exponential of the sum.
 """
 
 import triton
@@ -31,23 +31,27 @@ from regard.kernels.triton.additive.pairs import (
 )
 from regard.kernels.triton.additive.prepare import LIMIT, reciprocal, span_place
 
-# D' = u D, the denominator 1 + e^{2x} of a tanh times a reciprocal weight u of at most 1e8; x is the largest sum.
-QUIET = tl.constexpr(11.0)  # if x + ln(u) / 2 is at most this, the product of four D' fits float32
-# Up to this x + ln(u) / 2 the product of two D' fits float32. Beyond it, saturated slopes in the gradient must be 0,
-# not a rounding error.
+# D' = u D is the denominator D = 1 + e^{2x} of a tanh times a reciprocal weight u of at most 1e8; x is the largest sum
+# query + key of a tile.
+QUIET = tl.constexpr(11.0)  # largest x + ln(u) / 2 for which a product of four u (1 + e^{2x}) fits float32
+# The largest x + ln(u) / 2 for which a product of two u (1 + e^{2x}) fits float32. Beyond it, the gradient kernel uses
+# a formula in which the derivative of a saturated tanh is 0, not a rounding error.
 CALM = tl.constexpr(12.0)
-CAP = tl.constexpr(1e18)  # a larger |D'| counts as infinite; the product of two does not overflow
+CAP = tl.constexpr(1e18)  # limit of |D'|: a product of two denominators within this limit does not overflow
 TWO_LOG2E = tl.constexpr(2.8853900817779268)
-CALM_REACH = tl.constexpr(34.0)  # scores of weights with Σ|w| below this span less than a hundred powers of two
-CALM_FLOAT16 = tl.constexpr(8.3)  # scores of weights with Σ|w| below this span less than 24 powers of two
-WARPS = tl.constexpr(4)  # warps of a program: each has a part of the tile's keys, each thread one query of every span
-SATURATED = tl.constexpr(34.6)  # log2(e^24): beyond, 1 - tanh is below float32 rounding
+CALM_REACH = tl.constexpr(34.0)  # largest Σ|w| for which scores span less than a hundred powers of two
+CALM_FLOAT16 = tl.constexpr(8.3)  # largest Σ|w| for which scores span less than 24 powers of two
+WARPS = tl.constexpr(4)  # warps of a program; a warp computes a part of a tile's keys, a thread one query of each span
+SATURATED = tl.constexpr(34.6)  # log2(e^24): for larger exponents, 1 - tanh is below float32 rounding
 
 
 @triton.jit
 def tile_form(tops, sizes, z_q, z_k, i0, j0, q_pad, k_pad, BM: tl.constexpr, BN: tl.constexpr):
-    """Return -1 for four features per reciprocal, 0 for two, 1 for two with a clamp, 2 for the exponential of the
-    sum."""
+    """Return the number of the formula that the range of a tile allows.
+
+    It is -1 for four features per reciprocal, 0 for two, 1 for two with clamped denominators, and 2 for the exponential
+    of the sum.
+    """
     query_top, key_top = tops
     query_size, key_size = sizes
     q_at = z_q * (q_pad // SPAN) + i0 // SPAN + tl.arange(0, BM // SPAN)
@@ -65,7 +69,7 @@ def clamp(d):
 
 @triton.jit
 def _four_terms(a, b, u, FORM: tl.constexpr, NATIVE: tl.constexpr):
-    """Return Σ 1 / D' of four features."""
+    """Return the sum of 1 / D' over four features, with the denominators D' of the module's docstring."""
     a1, a2, a3, a4 = a
     b1, b2, b3, b4 = b
     u1, u2, u3, u4 = u
@@ -90,8 +94,8 @@ def _four_terms(a, b, u, FORM: tl.constexpr, NATIVE: tl.constexpr):
 def _four(at, NATIVE: tl.constexpr):
     """Load four adjacent numbers into four tensors.
 
-    Inline assembly instead of tl.load gives every thread the numbers it needs; the compiler would distribute them over
-    threads first and exchange them afterwards.
+    With inline assembly, every thread loads the numbers that it needs. For tl.load, the compiler would distribute the
+    numbers over the threads and exchange them afterwards.
     """
     if NATIVE:
         return tl.inline_asm_elementwise(
@@ -117,16 +121,19 @@ def _spread(at, NATIVE: tl.constexpr, like):
 @triton.jit
 def _factored_sum(a_at, b_at, u_at, f_pad, FORM: tl.constexpr, NATIVE: tl.constexpr,
                   BM: tl.constexpr, BN: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
-    """Return Σ_f 1 / D'_f over a tile (keys, queries); a_at and b_at point at feature 0 of its first query and key."""
+    """Return Σ_f 1 / D'_f for each pair of a tile (keys, queries).
+
+    a_at and b_at point to feature 0 of the tile's first query and first key.
+    """
     rows: tl.constexpr = BM // 32
     keys: tl.constexpr = BN // WARPS
     total = tl.zeros((rows, keys, WARPS, 32), tl.float32)
     a_at += tl.arange(0, rows)[:, None, None, None] * (f_pad * SPAN) + tl.arange(0, 32)[None, None, None, :] * 4
     key = tl.arange(0, WARPS)[None, None, :, None] * keys + tl.arange(0, keys)[None, :, None, None]
     b_at += span_place(key, 0, f_pad)
-    # A while loop, because the compiler would move the layout of the following matrix product into a for loop, and
-    # every warp would then compute the whole tile. The next features are loaded while these are summed; the tensors are
-    # carried in the shape of the tile to keep its layout.
+    # This is a while loop, because the compiler would move the layout of the following matrix product into a for loop,
+    # and every warp would then compute the whole tile. The next features are loaded while the current ones are summed.
+    # Features have the shape of the tile, so that they keep its layout in the loop.
     a, b, u = _spread(a_at, NATIVE, total), _spread(b_at, NATIVE, total), _spread(u_at + key * 0, NATIVE, total)
     f = 0
     while f < f_pad:
@@ -142,7 +149,10 @@ def _factored_sum(a_at, b_at, u_at, f_pad, FORM: tl.constexpr, NATIVE: tl.conste
 
 @triton.jit
 def even_part(x, ACT: tl.constexpr, NATIVE: tl.constexpr):
-    """Return the activation without its part linear in x, which is separable and added outside."""
+    """Return the activation of x = query + key without its part that is linear in x.
+
+    `regard.kernels.additive.fused` adds the linear part as separate terms of query and key.
+    """
     if ACT == "tanh":
         if NATIVE:
             return tl.inline_asm_elementwise(
@@ -173,8 +183,8 @@ def _plain_sum(a_at, b_at, w_at, f_size, ACT: tl.constexpr, NATIVE: tl.constexpr
 def tile_scores(raw, powers, tops, sizes, weight_at, scale, z_q, z_k, i0, j0, q_pad, k_pad, f_size, f_pad,
                 ACT: tl.constexpr, FACTORED: tl.constexpr, NATIVE: tl.constexpr,
                 BM: tl.constexpr, BN: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
-    """Return scores of a tile (keys, queries) in base 2; the factored form omits Σw, which cancels in a softmax."""
-    q_at = (z_q.to(tl.int64) * q_pad + i0) * f_pad  # tiles start at the start of a span
+    """Return scores of a tile (keys, queries) in base 2; FACTORED omits the term Σw, which cancels in a softmax."""
+    q_at = (z_q.to(tl.int64) * q_pad + i0) * f_pad  # a tile begins with the first row of a span
     k_at = (z_k.to(tl.int64) * k_pad + j0) * f_pad
     if FACTORED:
         form = tile_form(tops, sizes, z_q, z_k, i0, j0, q_pad, k_pad, BM, BN)
@@ -198,7 +208,7 @@ def tile_scores(raw, powers, tops, sizes, weight_at, scale, z_q, z_k, i0, j0, q_
 
 @triton.jit
 def weight_facts(weight_at, f_size, FB: tl.constexpr):
-    """Return largest |w|, Σ w and Σ |w| of the weights of the features."""
+    """Return the largest |w|, Σ w and Σ |w| over the features."""
     largest = 0.0
     total = 0.0
     reach = 0.0
@@ -215,8 +225,9 @@ def weight_facts(weight_at, f_size, FB: tl.constexpr):
 def calm_ceiling(reach, BOUNDED: tl.constexpr, FLOAT16: tl.constexpr, DROPOUT: tl.constexpr):
     """Return whether scores within ±Σ|w| need no running maximum, and the constant to subtract instead, in base 2.
 
-    A weight is rounded to the values' type before it is multiplied. That of float16 ends at 2^-14, so its weights lie
-    between 2^12 and 2^-12, and if dropout scales some of them up, the maximum is used.
+    Attention weights are rounded to the dtype of the values. The smallest normal number of float16 is 2^-14, so for
+    float16 the constant is chosen such that the weights lie between 2^-12 and 2^12. With dropout, which scales weights
+    up, the maximum is used.
     """
     if FLOAT16:
         calm = BOUNDED & (reach < CALM_FLOAT16) & (not DROPOUT)
@@ -261,7 +272,8 @@ def exact_forward(
     ACT: tl.constexpr, BOUNDED: tl.constexpr, FACTORED: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, DEPTH: tl.constexpr, FB: tl.constexpr, EB: tl.constexpr,
 ):  # fmt: skip
-    # long rows of a causal mask start first, so that the launch does not end with a few long programs
+    # With a causal mask, the last rows attend the most keys: their programs start first, so that the launch does not
+    # end with a few long programs.
     block, z = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     b, h = z // heads, z % heads
     y = b * groups + h // (heads // groups)
@@ -349,7 +361,7 @@ def exact_score(
                     row_lse = tl.load(lse + row, mask=i < n_q, other=float("inf"))
                     if FACTORED:
                         row_lse -= weight_sum
-                    # an empty row has lse = -inf and no allowed pair: keep its exponent finite
+                    # a row whose keys are all masked has lse = -inf: replacing it by 0 keeps the exponent finite
                     row_lse = tl.where(row_lse == float("-inf"), 0.0, row_lse) * LOG2E
                     if not every:
                         s = tl.where(tile_allowed(pairs, b, h, i[None, :], j[:, None], n_q, n_k), s, float("-inf"))
@@ -357,7 +369,8 @@ def exact_score(
                     rows_at = grad_by_row + (z.to(tl.int64) * q_pad + i)[:, None] * EB + e[None, :]
                     dp = tl.zeros((BM, BN), tl.float32)
                     if PRECISION == "three":
-                        # low high + high low + high high in a loop: shared memory holds one operand pair at a time
+                        # The products low · high, high · low and high · high of the split operands are summed in a
+                        # loop, so that shared memory holds one pair of operands at a time.
                         for step in tl.range(0, 3, num_stages=1):
                             do = tl.load(rows_at + tl.where(step == 0, g_low_step, 0))
                             dp = tl.dot(do, tl.where(step == 1, v_low, v), dp, input_precision="tf32")
@@ -370,7 +383,7 @@ def exact_score(
                         dp *= factor
                         kept = p * factor
                     ds = p * (dp - tl.load(delta + row, mask=i < n_q, other=0.0)[None, :])
-                    # a NaN row must not reach the keys that it may not attend
+                    # a query whose scores are NaN must not change the gradients of keys that it may not attend
                     ds = tl.where(p == 0.0, 0.0, ds)
                     if boost is not None:
                         ds *= tl.load(boost)
@@ -379,7 +392,8 @@ def exact_score(
                     if PRECISION == "three":
                         high = coarse(kept)
                         low = remainder(kept, high)
-                        fresh = tl.zeros((EB, BN), tl.float32)  # see product_parts
+                        # As in `product_parts`, the sum starts from 0, because tensor cores truncate their sums.
+                        fresh = tl.zeros((EB, BN), tl.float32)
                         for step in tl.range(0, 3, num_stages=1):
                             do = tl.load(columns_at + tl.where(step == 1, g_low_step, 0))
                             fresh = tl.dot(do, tl.where(step == 0, low, high), fresh, input_precision="tf32")

@@ -1,8 +1,8 @@
-"""From dS to the gradients of query, key and weight, exactly: the same terms as in `exact`, one row at a time.
+"""Gradients of query, key and weight, computed from the gradient dS of the scores with the formulas of `exact`.
 
 A program holds (rows, features) of queries (or keys) in registers and loops over the keys (or queries), so nothing is
-summed across threads.  With ρ = 1/D' = w r and tanh' = 4 r (1 - r):  dq = 4 w u Σ dS ρ (1 - u ρ)  and dw = Σ dS - 2 u Σ
-dS ρ.
+summed across threads. With r = 1 / (1 + e^{2x}), ρ = 1/D' = w r and tanh' = 4 r (1 - r), the gradients are
+dq = 4 w u Σ dS ρ (1 - u ρ) and dw = Σ dS - 2 u Σ dS ρ.
 """
 
 import triton
@@ -22,7 +22,7 @@ from regard.kernels.triton.additive.prepare import FAR, reciprocal
 @triton.jit
 def _factored_walk(state, mine, other_at, u1, u2, slab_at, slab_step, first, last, f_pad, p, half,
                    QUERY: tl.constexpr, FORM: tl.constexpr, NATIVE: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
-    """Add rows first .. last of the other operand to Σ dS ρ, Σ dS ρ (1 - u ρ) and Σ dS."""
+    """Add the terms of rows first .. last of the other operand to the sums Σ dS ρ, Σ dS ρ (1 - u ρ) and Σ dS."""
     sum1, sum2, slope1, slope2, change = state
     mine1, mine2 = mine
     for o in tl.range(first, last, loop_unroll_factor=DEPTH):
@@ -49,7 +49,7 @@ def _factored_walk(state, mine, other_at, u1, u2, slab_at, slab_step, first, las
         if FORM == 0:
             slope1 += t1 * (1.0 - u1 * rho1)
             slope2 += t2 * (1.0 - u2 * rho2)
-        else:  # in a wide range most pairs are saturated: their slope must be 0, not a rounding error
+        else:  # for wide ranges, tanh of most pairs is saturated: its derivative must be 0, not a rounding error
             slope1 += t1 * (e1 * rho1)
             slope2 += t2 * (e2 * rho2)
     return sum1, sum2, slope1, slope2, change
@@ -57,7 +57,7 @@ def _factored_walk(state, mine, other_at, u1, u2, slab_at, slab_step, first, las
 
 @triton.jit
 def _slope(x, ACT: tl.constexpr, NATIVE: tl.constexpr):
-    """Return the derivative of even_part."""
+    """Return the derivative of `even_part`."""
     if ACT == "tanh":
         t = even_part(x, ACT, NATIVE)
         return 1.0 - t * t
@@ -98,10 +98,10 @@ def exact_feature(
     QUERY: tl.constexpr, ADD: tl.constexpr, ACT: tl.constexpr, FACTORED: tl.constexpr, NATIVE: tl.constexpr,
     BM: tl.constexpr, FB: tl.constexpr, DEPTH: tl.constexpr, SEGMENTS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of query (QUERY) or key rows of a slab, features f0 .. f0 + FB; weight gradients with QUERY.
+    """Compute the gradient of FB features of a slab's queries (QUERY) or keys; with QUERY, also of the weight.
 
-    raw and powers are row-major here: (head, row, feature).  Several SEGMENTS each loop over a part of the other
-    operand, and `out` is then (segment, head of the slab, row of the slab, feature).
+    `raw` and `powers` are row-major: (head, row, feature). With several SEGMENTS, each loops over a part of the other
+    operand, and `out` is (segment, head of the slab, row of the slab, feature).
     """
     f0 = tl.program_id(1) // SEGMENTS * FB
     segment = tl.program_id(1) % SEGMENTS
@@ -207,7 +207,7 @@ def exact_feature(
                 grad1 += 4.0 * gain * w1 * u1 * slope1
                 grad2 += 4.0 * gain * w2 * u2 * slope2
                 if QUERY:
-                    # Σ dS is taken as summed here, so that its rounding error cancels
+                    # Σ dS is the sum computed in this kernel, so that its rounding error cancels against that of Σ dS ρ
                     to = weight_part + (zz.to(tl.int64) * parts + row0 // BM * SEGMENTS + segment) * f_size
                     part1 = tl.sum(tl.where(row_in[:, None], change - 2.0 * u1 * sum1, 0.0), 0)
                     part2 = tl.sum(tl.where(row_in[:, None], change - 2.0 * u2 * sum2, 0.0), 0)

@@ -1,4 +1,4 @@
-"""The forward pass: output and log-sum-exp of tensors, without recording gradients."""
+"""The forward pass of additive attention: output and log-sum-exp, without autograd."""
 
 import functools
 from typing import Any
@@ -39,7 +39,7 @@ def _where(kind: str, s: Sizes, dtype: torch.dtype, device: torch.device) -> str
 
 
 def _tuned(inputs: Inputs, pairs: Pairs, form: str, learning: bool) -> Tuning:
-    """Return the tile sizes for a call: the defaults, or those measured for its class of shapes."""
+    """Return the tile sizes for a call: the defaults, or the fastest ones measured for calls of similar shapes."""
     if not inputs.native:
         return DEFAULT
     s, series_first, query = inputs.sizes, form != "exact" and series_serves(inputs), inputs.query
@@ -47,7 +47,7 @@ def _tuned(inputs: Inputs, pairs: Pairs, form: str, learning: bool) -> Tuning:
     where = _where(kind, s, query.dtype, query.device)
     choices, number = (_SERIES if s.e_block <= 64 else _SERIES[:1]) if series_first else _EXACT, _TILES.known(where)
     if number is None:
-        if torch.cuda.is_current_stream_capturing():  # nothing can be measured during a graph capture
+        if torch.cuda.is_current_stream_capturing():  # no timing is possible in a graph capture
             return DEFAULT
 
         def seconds(number: int) -> float:
@@ -75,9 +75,9 @@ def forward(
 ) -> tuple[Tensor, Tensor, Choice | None]:
     """Return output (b, h, q, e), log-sum-exp (b, h, q), and the chosen series.
 
-    With `learning`, the features are those of the backward pass, whose weights must sum to 1 under this pass's
-    log-sum-exp. The device chooses the series, if any: both the series kernels and the exact kernels are launched, and
-    one of them returns at once.
+    With `learning`, the series is that of the backward pass, so that the weights that the backward pass computes from
+    the log-sum-exp sum to 1. The series is chosen on the device: both the series kernel and the exact kernel are
+    launched, and for each head one of them returns at once.
     """
     s, device = inputs.sizes, inputs.query.device
     tuning = tuning or _tuned(inputs, pairs, form, learning)
@@ -94,7 +94,7 @@ def forward(
         made = room_for_features(s, range(s.b * s.g), device, dtype, direction)
         write_features(inputs, notes, choice, made)
         plan, exact = choice.plan, plain_factors(made.raw)
-        # wider values leave less shared memory for prefetched columns
+        # values of more than 64 columns leave less shared memory for prefetched feature columns
         block, pieces = (tuning.series_forward, tuning.pieces) if s.e_block <= 64 else (tuning.series_wide, 1)
         launch(
             series_scores.series_forward, (-(-s.q // block.rows), s.b * s.h, 1),

@@ -14,11 +14,11 @@ from regard.kernels.triton.additive.forward import forward
 from regard.kernels.triton.additive.pairs import EVERY, Pairs
 from regard.kernels.triton.additive.plan import SPAN, Inputs
 
-_MANY = 64  # the largest number of alignments and masks for which a call of one signature keeps its launches
+_MANY = 64  # largest number of alignments and masks for which `stored_call` caches the launches of a signature
 
 
 def _spans(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the smallest and largest id of every SPAN rows."""
+    """Return the smallest and largest segment id of every SPAN positions."""
     last = ids[:, -1:].expand(-1, -ids.shape[1] % SPAN)
     spans = torch.cat([ids, last], 1).unflatten(1, (-1, SPAN))
     return spans.amin(-1), spans.amax(-1)
@@ -37,7 +37,7 @@ def kernel_pairs(
     dropout: float = 0.0,
     seed: int = 0,
 ) -> Pairs:
-    """Return which pairs of (b, h, q, k) attend, as kernel arguments."""
+    """Return the masks, biases and dropout of pairs (b, h, q, k) as kernel arguments."""
     fields: dict[str, Any] = {"low": low, "high": high, "lengths": lengths}
     if query_ids is not None and key_ids is not None:
         names = ("query_ids", "key_ids", "query_least", "query_most", "key_least", "key_most")
@@ -149,14 +149,14 @@ def _(
     def like(x: Tensor | None) -> Tensor:
         return query.new_empty(0) if x is None or not bias_gradients else x.new_empty(x.shape)
 
-    # Contiguous, whatever the layout of the operands.
+    # The gradients are contiguous, whatever the layout of the operands.
     grads = (x.new_empty(x.shape) for x in (query, key, value, weight))
     return (*grads, like(bias), like(table))  # type: ignore[return-value]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*inputs[:10], *output)
-    ctx.settings = inputs[10:-1]  # all settings but `learning`
+    ctx.settings = inputs[10:-1]  # all settings except `learning`
 
 
 def _gradients(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
@@ -175,9 +175,10 @@ additive_forward.register_autograd(_gradients, setup_context=_keep)
 
 
 class _Learning(torch.autograd.Function):
-    """The operators without torch's registry, whose overhead equals the kernels of a short call.
+    """The operators as an autograd function: calling a registered operator takes as long as a short call's kernels.
 
-    It has no `setup_context`, with which torch would inspect the signature in every call; torch.func does not use it.
+    The function has no `setup_context`, which only torch.func requires: with it, torch would inspect the function's
+    signature in every call.
     """
 
     @staticmethod
@@ -217,7 +218,7 @@ class _Learning(torch.autograd.Function):
 
 
 class _Stored(torch.autograd.Function):
-    """Compute a checked call with stored scores, without learned biases."""
+    """Attention with stored scores and without learned biases, for operands that the caller has checked."""
 
     @staticmethod
     def forward(
@@ -234,7 +235,7 @@ class _Stored(torch.autograd.Function):
 
 
 class _Weighted(torch.autograd.Function):
-    """Compute a checked call with stored scores and all of its weights."""
+    """Attention with stored scores that also returns all weights, for operands that the caller has checked."""
 
     @staticmethod
     def forward(
@@ -252,7 +253,7 @@ class _Weighted(torch.autograd.Function):
 
 
 def _stored_gradients(ctx: Any, grad: Tensor | None, grad_weights: Tensor | None = None) -> tuple[Tensor | None, ...]:
-    # the lengths are saved, although `pairs` has them, because torch checks that saved tensors are unchanged
+    # the lengths are saved, although `pairs` holds them, because torch checks that saved tensors are unchanged
     query, key, value, weight, output, lse, scores, _ = ctx.saved_tensors
     if grad is None:
         grad = torch.zeros_like(output)
@@ -264,16 +265,17 @@ def _stored_gradients(ctx: Any, grad: Tensor | None, grad_weights: Tensor | None
     return (*found[:4], None, None)
 
 
-# The decorator costs as much as a launch, so only calls whose gradients are differentiated again, which it refuses,
-# pass through it.
+# `once_differentiable` raises if gradients are differentiated again. It takes as long as a kernel launch, so it is only
+# used in a backward pass with create_graph=True.
 _once = once_differentiable(_stored_gradients)
 
 
 def stored_call(learning: bool) -> Callable[[Tensor, Tensor, Tensor, Tensor, Pairs, Hashable], Tensor]:
     """Return a function that computes the output of calls whose operands agree in shape, stride, dtype and device.
 
-    The caller has checked the operands: they have one dtype, and the weight's rows are contiguous. The last argument
-    describes the pairs: it differs where `trait(pairs)` does. Where nothing is differentiated, `learning` is False.
+    The caller has checked the operands: they have one dtype, and the weight's rows are contiguous. The last argument of
+    the returned function is a cache key of the pairs: it must differ if `trait(pairs)` differs. `learning` is False if
+    no gradient is required.
     """
     plans: dict[Any, stored.Recipe] = {}
 
@@ -293,7 +295,7 @@ def stored_call(learning: bool) -> Callable[[Tensor, Tensor, Tensor, Tensor, Pai
 
 
 def stored_weights(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """Return the output and all weights (b, h, q, k) of a checked call, by the kernels that store its scores."""
+    """Return the output and all weights (b, h, q, k) of operands that the caller has checked, with stored scores."""
     plan = stored.recipe(Inputs(query, key, value, weight, pairs.lengths, "tanh"), pairs)
     if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value, weight)):
         return _Weighted.apply(query, key, value, weight, pairs, plan)

@@ -12,24 +12,25 @@ LOG2E = tl.constexpr(1.4426950408889634)
 class Pairs(NamedTuple):
     """Conditions under which query i may attend key j, biases of their score, and dropout of their weight.
 
-    A field of None disables its part at compile time. Fields with the suffixes _b, _h, _q and _k are strides.
+    A condition, bias or dropout whose field is None is omitted at compile time. Fields with the suffixes _b, _h, _q and
+    _k are strides.
     """
 
-    low: Any = None  # smallest j - i that may attend
-    high: Any = None  # largest j - i that may attend
+    low: Any = None  # query i may attend key j only if j - i >= low
+    high: Any = None  # query i may attend key j only if j - i <= high
     lengths: Any = None  # (b,), integers: key j may be attended if j < lengths[b]
-    query_ids: Any = None  # (b, q): segment ids; a query attends only keys with its id
-    key_ids: Any = None  # (b, k): segment ids, integers of the same width as query_ids
-    query_least: Any = None  # (b, q / SPAN) or None: smallest id of each span of SPAN queries
-    query_most: Any = None  # largest id of each span of queries
+    query_ids: Any = None  # (b, q): segment ids of the queries; a query attends only keys with the same id
+    key_ids: Any = None  # (b, k): segment ids of the keys, integers of the same width as query_ids
+    query_least: Any = None  # (b, q / SPAN) or None: smallest segment id of each span of SPAN queries
+    query_most: Any = None  # (b, q / SPAN) or None: largest segment id of each span of SPAN queries
     key_least: Any = None
     key_most: Any = None
-    mask: Any = None  # indexed (b, h, q, k) by strides, 0 where it broadcasts; a value of 0 masks a pair
+    mask: Any = None  # mask: bytes, indexed (b, h, q, k) by strides, 0 where it broadcasts; a byte of 0 masks a pair
     mask_b: Any = None
     mask_h: Any = None
     mask_q: Any = None
     mask_k: Any = None
-    bias: Any = None  # added to the score; indexed (b, h, q, k) by strides
+    bias: Any = None  # bias of the score, indexed (b, h, q, k) by strides
     bias_b: Any = None
     bias_h: Any = None
     bias_q: Any = None
@@ -40,7 +41,7 @@ class Pairs(NamedTuple):
     seed: Any = None
 
 
-EVERY = Pairs()  # no pair is masked, biased or dropped
+EVERY = Pairs()  # without conditions, biases and dropout: every query attends every key
 
 
 @triton.jit
@@ -80,14 +81,14 @@ def query_range(pairs, b, j0, n_q, n_k, COLS: tl.constexpr, STEP: tl.constexpr):
 @triton.jit
 def _span_least(ptr, b, at, n, COUNT: tl.constexpr):
     spans = (n + SPAN - 1) // SPAN
-    index = tl.minimum(at // SPAN + tl.arange(0, COUNT), spans - 1)  # clamped to the last span: stays in bounds
+    index = tl.minimum(at // SPAN + tl.arange(0, COUNT), spans - 1)  # the minimum prevents loads beyond the last span
     return tl.min(tl.load(ptr + b * spans + index), 0)
 
 
 @triton.jit
 def _span_most(ptr, b, at, n, COUNT: tl.constexpr):
     spans = (n + SPAN - 1) // SPAN
-    index = tl.minimum(at // SPAN + tl.arange(0, COUNT), spans - 1)  # clamped to the last span: stays in bounds
+    index = tl.minimum(at // SPAN + tl.arange(0, COUNT), spans - 1)  # the minimum prevents loads beyond the last span
     return tl.max(tl.load(ptr + b * spans + index), 0)
 
 
@@ -139,7 +140,7 @@ def tile_allowed(pairs, b, h, i, j, n_q, n_k):
 def any_bad(bad_span, k_pad):
     """Return whether any key or value of a head holds NaN or Inf.
 
-    This is rare, so that one test of the head usually saves the tests of its tiles.
+    Such values are rare, so one test of the head usually makes the tests of its tiles unnecessary.
     """
     found = 0
     for first in range(0, k_pad // SPAN, 256):
@@ -274,7 +275,7 @@ def product(a, b, acc, PRECISION: tl.constexpr):
     Triton's own "tf32x3" is not used, because it computes the parts in a register layout that repeats them in many
     threads.
     """
-    if PRECISION == "interpreted":  # in tl.dot, the interpreter treats bfloat16 as integers
+    if PRECISION == "interpreted":  # Triton's interpreter treats bfloat16 operands of tl.dot as integers
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
     elif PRECISION == "three":
         b_high = coarse(b)

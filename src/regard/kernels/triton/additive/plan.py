@@ -21,10 +21,10 @@ class Block(NamedTuple):
 
     rows: int
     columns: int
-    depth: int = 64  # columns, features or rows per step
+    depth: int = 64  # number of columns, features or rows that the kernel's loop processes per step
     warps: int = 4
     stages: int = 3
-    registers: int | None = None  # limit per thread, so that more programs fit a multiprocessor
+    registers: int | None = None  # limit of registers per thread, so that more programs fit a multiprocessor
 
     @property
     def options(self) -> dict[str, int]:
@@ -33,13 +33,13 @@ class Block(NamedTuple):
 
 
 class Tuning(NamedTuple):
-    """One tile choice per kernel; benchmarks try others."""
+    """Tile sizes of each kernel; benchmarks try other sizes."""
 
     exact_forward: Block = Block(128, 32, 8)
     exact_score: Block = Block(128, 32, 8)
     exact_feature: Block = Block(32, 32, 4)
     series_forward: Block = Block(128, 256, 64, warps=8, stages=4)
-    series_wide: Block = Block(128, 128, 64, warps=8, stages=3)  # for values of more than 64 columns
+    series_wide: Block = Block(128, 128, 64, warps=8, stages=3)  # `series_forward` for values of more than 64 columns
     series_score: Block = Block(128, 128, 64, warps=8, stages=4)
     series_feature: Block = Block(128, 256, 64, warps=8, stages=3)
     pieces: int = 2  # number of parts in which the series' forward softmax processes a tile
@@ -51,7 +51,7 @@ DEFAULT = Tuning()
 
 
 def trait(x: Any) -> Any:
-    """Return the properties of an argument that select the compiled kernel: those of Triton's rules, or stricter."""
+    """Return the properties of an argument that select the compiled kernel: all that Triton distinguishes, or more."""
     if x is None:
         return None
     kind = type(x)
@@ -74,7 +74,8 @@ _MANY = 16384
 def launcher(compiled: Any) -> Callable[..., None]:
     """Return a function of a grid and all arguments that launches a kernel compiled for the current device.
 
-    `compiled[grid]` describes every launch to the hooks of profilers; here this is only done where there are any.
+    `compiled[grid]` prepares a description of each launch for the hooks of profilers. The returned function skips this
+    if no hook is set.
     """
     hooks, device = triton.knobs.runtime, torch.cuda.current_device()
     before, after = (getattr(x, "calls", None) for x in (hooks.launch_enter_hook, hooks.launch_exit_hook))
@@ -97,17 +98,17 @@ def launch(
     """Launch kernel[grid](*args, **constants); a cached choice bypasses Triton's dispatcher, which costs 0.1 ms.
 
     `known` is a cache key for the properties of all arguments, if the caller can provide one. Return the compiled
-    kernel; None in the interpreter.
+    kernel, or None in Triton's interpreter.
     """
     options = {} if block is None else block.options
-    if not isinstance(kernel, triton.runtime.JITFunction):  # the interpreter
+    if not isinstance(kernel, triton.runtime.JITFunction):  # Triton's interpreter runs the kernel
         kernel[grid](*args, **constants, **options)
         return None
     traits = tuple(map(trait, args)) if known is None else known
     key = (kernel, availability.current_device(), block, traits, *constants.values())
     found = _compiled.get(key)
     if found is None:
-        if len(_compiled) >= _MANY:  # every length adds entries
+        if len(_compiled) >= _MANY:  # every new sequence length adds cache entries
             _compiled.clear()
         compiled = kernel[grid](*args, **constants, **options)
         _compiled[key] = compiled, launcher(compiled), tuple(kernel.arg_names[len(args) :])
@@ -118,9 +119,9 @@ def launch(
 
 
 class Prepared:
-    """A launch whose grid, numbers and constants are fixed: only its tensors, or tuples of them, are given.
+    """A launch whose grid, numbers and constants are fixed: a call gives only tensors, or tuples of them.
 
-    Triton's dispatcher inspects every argument, which takes 0.1 ms; here only those given are inspected.
+    Triton's dispatcher inspects every argument, which takes 0.1 ms; this class inspects only the tensors.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class Prepared:
 
     def __call__(self, *tensors: Tensor | tuple[Any, ...] | None, known: Any = None) -> None:
         """Launch the kernel; `known` is a cache key for the properties of all tensors, if the caller can provide it."""
-        if not isinstance(self.kernel, triton.runtime.JITFunction):  # the interpreter
+        if not isinstance(self.kernel, triton.runtime.JITFunction):  # Triton's interpreter runs the kernel
             self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.block.options)
             return
         key = availability.current_device(), *(map(trait, tensors) if known is None else known)
@@ -150,7 +151,7 @@ def _up(n: int, step: int) -> int:
 
 
 class Sizes(NamedTuple):
-    """The lengths of a call, and their padded sizes."""
+    """The sizes of a call's operands, and their padded sizes."""
 
     b: int
     h: int
@@ -168,7 +169,7 @@ class Sizes(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def sizes_of(query: torch.Size, key: torch.Size, value: torch.Size, step: int) -> Sizes:
-    """Return the sizes, with hidden units padded to a multiple of `step`."""
+    """Return the sizes of a call, with the number of hidden units padded to a multiple of `step`."""
     (b, h, q, f), (_, g, k, _), e = query, key, value[3]
     wide = [max(16, 1 << (n - 1).bit_length()) for n in (e, f)]
     return Sizes(b, h, g, q, k, f, e, _up(q, PAD), _up(k, PAD), _up(f, step), wide[0], min(64, wide[1]))
@@ -187,7 +188,7 @@ class Inputs:
 
     @functools.cached_property
     def sizes(self) -> Sizes:
-        # the series' columns, 2 harmonics x units, come in blocks of 64 whatever the number of harmonics
+        # with a multiple of 32 hidden units, the 2 · harmonics · units columns of a series are a multiple of 64
         step = 16 if self.query.dtype == torch.float32 else 32
         return sizes_of(self.query.shape, self.key.shape, self.value.shape, step)
 
@@ -204,15 +205,15 @@ class Inputs:
 
     @property
     def native(self) -> bool:
-        """Return whether the kernels run on a device, which has inline assembly and bfloat16 products, unlike the
-        interpreter."""
+        """Return whether the kernels run on a GPU, which, unlike Triton's interpreter, has inline assembly and bfloat16
+        products."""
         return self.query.is_cuda
 
     @property
     def factored(self) -> bool:
-        """Return whether the exponential form is used: for tanh in float32.
+        """Return whether the exact kernels compute tanh from factors e^{2a} and e^{2b}: for tanh in float32.
 
-        Half precision uses the series in its range.
+        In half precision, the sine series is used for sums within its range.
         """
         return self.activation == "tanh" and self.query.dtype == torch.float32
 
@@ -229,13 +230,13 @@ class Inputs:
 
     @property
     def low_step(self) -> int:
-        """Return the offset of the low parts of split values; 0 without them."""
+        """Return the offset of the low parts of values that are split in two, or 0 if they are not split."""
         s = self.sizes
         return s.b * s.g * s.k_pad * s.e_block if self.split else 0
 
 
 class Gradients(NamedTuple):
-    """Gradients; those of weight, bias and table are sums in float32, so that they lose no digits."""
+    """Gradients of the operands; those of weight, bias and table are summed in float32 to avoid rounding errors."""
 
     query: Tensor
     key: Tensor
@@ -246,7 +247,7 @@ class Gradients(NamedTuple):
 
 
 class Slab(NamedTuple):
-    """A part of the pairs whose dS is held at once: some key heads, a range of queries, the keys that these may
+    """The pairs whose dS is stored at a time: some key heads, a range of queries, and the keys that the queries may
     attend."""
 
     first_unit: int
@@ -266,10 +267,10 @@ class Slab(NamedTuple):
 
 
 def slabs(s: Sizes, low: int | None, high: int | None, most_pairs: int, among: range) -> Iterator[Slab]:
-    """Yield slabs of the pairs of the key heads `among`, each with at most `most_pairs` if a block row has no more."""
+    """Yield slabs of the key heads `among`, each with at most `most_pairs` pairs unless one block of rows has more."""
     repeat, q_all = s.h // s.g, s.q_pad
     rows = q_all
-    if low is not None and high is not None:  # in a window, tall slabs would be mostly empty
+    if low is not None and high is not None:  # with a window, most pairs of a slab of many rows are masked
         rows = min(rows, max(512, _up(high - low, PAD)))
     rows = min(rows, max(PAD, most_pairs // (repeat * s.k_pad) // PAD * PAD)) if rows == q_all else rows
     pieces = []

@@ -6,7 +6,7 @@ import triton.language as tl
 from regard.kernels.triton.additive.pairs import LOG2E, SPAN, coarse, remainder
 
 LIMIT = tl.constexpr(34.0)  # the largest |x| for which e^{2x} divided by the smallest weight fits float32
-LEAST = tl.constexpr(1e-8)  # smaller weights, relative to the largest, are raised to this
+LEAST = tl.constexpr(1e-8)  # weights smaller than this, relative to the largest weight, are raised to it
 FAR = tl.constexpr(1e9)  # reciprocal weight of padding features: their terms vanish in rounding
 
 
@@ -23,7 +23,7 @@ def reciprocal(x, NATIVE: tl.constexpr):
 @triton.jit
 def _span_of(x, x_n, x_f, first, last, f_size, low_at, high_at, ROWS: tl.constexpr, FB: tl.constexpr):
     f = tl.program_id(2) * FB + tl.arange(0, FB)
-    # minima and maxima are kept for whole tiles, so that threads exchange them only once, at the end
+    # Minima and maxima are accumulated for each element of a tile, so that threads exchange them only once, at the end.
     low = tl.full((ROWS, FB), float("inf"), tl.float32)
     high = tl.full((ROWS, FB), float("-inf"), tl.float32)
     for r in range(first, last, ROWS):
@@ -44,7 +44,7 @@ def ranges(
     heads, groups, n_q, n_k, f_size, batch_heads,
     PARTS: tl.constexpr, ROWS: tl.constexpr, FB: tl.constexpr,
 ):  # fmt: skip
-    """Compute the minimum and maximum of FB features over a PARTS-th of the rows, ignoring NaN and padded keys."""
+    """Compute the minimum and maximum of FB features over one of PARTS groups of rows, without NaN and padded keys."""
     part, z = tl.program_id(0), tl.program_id(1)
     at = (z * PARTS + part) * f_size
     if z < batch_heads:
@@ -72,9 +72,10 @@ def _with_part(low, high, lows, highs, at, good):
 
 @triton.jit
 def unit_range(lows, highs, unit, batch_heads, f, f_size, repeat, PARTS: tl.constexpr, ROLLED: tl.constexpr = False):
-    """Return ranges of query and key features f, over all query heads that share the key head `unit`.
+    """Return minima and maxima of the query and key features f, over all query heads that share the key head `unit`.
 
-    With ROLLED the code is shorter and slower, for callers that inline it many times.
+    With ROLLED, loops are not unrolled, for kernels that inline this function several times: the code is shorter, but
+    slower.
     """
     good = f < f_size
     at = (batch_heads + unit) * PARTS * f_size + f
@@ -101,7 +102,7 @@ def unit_range(lows, highs, unit, batch_heads, f, f_size, repeat, PARTS: tl.cons
 
 @triton.jit
 def nan_rows(x, x_n, x_f, stop, i0, f_size, ROWS: tl.constexpr, FB: tl.constexpr):
-    """Return 1 for rows with a NaN: they enter sums as 0, and rows that attend to them become NaN at the end."""
+    """Return 1 for rows that hold NaN: NaN is 0 in sums, and outputs that depend on it are set to NaN at the end."""
     i = i0 + tl.arange(0, ROWS)
     bad = tl.zeros((ROWS,), tl.int32)
     for f0 in range(0, f_size, FB):
@@ -115,9 +116,9 @@ def nan_rows(x, x_n, x_f, stop, i0, f_size, ROWS: tl.constexpr, FB: tl.constexpr
 @triton.jit
 def copy_values(value, v_n, v_e, stop, i0, e_size, bad, copy_at, c_n, c_e, low_step, bad_at, bad_span_at,
                 SPLIT: tl.constexpr, ROWS: tl.constexpr, EB: tl.constexpr):  # fmt: skip
-    """Write a padded copy of value rows in which NaN and Inf are 0, and the positions where they were.
+    """Write a padded copy of value rows in which NaN and Inf are 0, and flags of the rows that held NaN or Inf.
 
-    SPLIT writes each number as the sum of two that the matrix unit's float32 mode holds exactly.
+    With SPLIT, each number is written as the sum of two TF32 numbers.
     """
     i = i0 + tl.arange(0, ROWS)
     e = tl.arange(0, EB)
@@ -139,8 +140,10 @@ def copy_values(value, v_n, v_e, stop, i0, e_size, bad, copy_at, c_n, c_e, low_s
 
 @triton.jit
 def span_place(i, f, f_pad):
-    """Return the offset of feature f of row i: rows are grouped in spans, (feature / 4, row, feature % 4) inside
-    one."""
+    """Return the offset of feature f of row i in a copy whose rows are grouped in spans.
+
+    A span of SPAN rows is stored as (feature / 4, row, feature % 4).
+    """
     return (i // SPAN * f_pad + f // 4 * 4).to(tl.int64) * SPAN + i % SPAN * 4 + f % 4
 
 
@@ -149,7 +152,7 @@ def _exp(x):
     """Return e^x accurate to float32 rounding: the rounding error of the argument is carried separately."""
     high = x * LOG2E
     whole = tl.floor(high + 0.5)
-    # x * log2(e) - whole, with log2(e) in two parts
+    # the remainder x * log2(e) - whole, in which log2(e) is the sum of two float32 numbers
     part = tl.fma(x, 1.44269502162933349609, -whole) + x * 1.92596299112661746887e-8
     return tl.exp2(whole) * tl.exp2(part)
 
@@ -163,9 +166,10 @@ def factors(
     PARTS: tl.constexpr, ROW_MAJOR: tl.constexpr, FACTORED: tl.constexpr, COPY: tl.constexpr, SPLIT: tl.constexpr,
     FB: tl.constexpr, EB: tl.constexpr,
 ):  # fmt: skip
-    """Write float32 copies of query and key and, for tanh, e^{2(a+c)} / w and e^{2(b-c)}, by feature or by row.
+    """Write float32 copies of query a and key b and, for tanh, e^{2(a+c)} / w and e^{2(b-c)}, feature- or row-major.
 
-    c centres the ranges of query and key in each feature: it cancels in tanh(a + b) but limits the exponentials.
+    The constant c of each feature centres the ranges of query and key: it cancels in tanh(a + b) but limits the
+    exponentials.
     """
     span, z = tl.program_id(0), tl.program_id(1)
     i = span * SPAN + tl.arange(0, SPAN)
@@ -258,7 +262,7 @@ def output_gradient(
     output, o_b, o_h, o_n, o_e, grad, g_b, g_h, g_n, g_e, change, delta, plan, by_row, by_column,
     heads, groups, n_q, q_pad, e_size, low_step, COPY: tl.constexpr, SPLIT: tl.constexpr, EB: tl.constexpr,
 ):  # fmt: skip
-    """Compute delta = Σ dO O - dlse for each row and, for the exact kernels, padded copies of dO in both layouts."""
+    """Compute delta = Σ dO O - dlse of each row and, for the exact kernels, padded copies of dO by row and column."""
     z = tl.program_id(1)
     b, h = z // heads, z % heads
     i = tl.program_id(0) * SPAN + tl.arange(0, SPAN)

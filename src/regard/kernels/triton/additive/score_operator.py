@@ -1,4 +1,4 @@
-"""Additive scores alone, as a differentiable function: for requested weights, and for normalisers without a kernel."""
+"""Additive scores as a differentiable function, for requests of all weights and for normalisers without a kernel."""
 
 import math
 from typing import Any

@@ -6,14 +6,18 @@ import triton.language as tl
 from regard.kernels.triton.additive.pairs import LOG2E
 from regard.kernels.triton.additive.prepare import copy_values, nan_rows, span_place, unit_range
 
-HEAVY = tl.constexpr(4096.0)  # query features of a larger weight would overflow float16
-STEEP = tl.constexpr(2.0)  # exponent by which a unit's squared error grows with its range; an upper bound for most fits
-WHOLE = tl.constexpr(65536.0)  # errors are summed as integers, so that the sum does not depend on the order
+HEAVY = tl.constexpr(4096.0)  # with a larger |weight|, query features could overflow float16
+# A hidden unit's squared error is assumed to grow with its range r as exp(STEEP r), an upper bound for most fits.
+STEEP = tl.constexpr(2.0)
+WHOLE = tl.constexpr(65536.0)  # errors are summed as integers in units of 1 / WHOLE, so that their order has no effect
 
 
 @triton.jit
 def sine_cosine(turns, NATIVE: tl.constexpr):
-    """Return sin 2πt and cos 2πt; the special-function unit is accurate enough for |t| within half a turn."""
+    """Return sin 2πt and cos 2πt for t = `turns`.
+
+    t is first reduced to |t| <= 1/2, where the GPU's approximate sine and cosine are accurate enough.
+    """
     shift = 12582912.0  # 1.5 * 2^23: adding and subtracting it rounds to an integer
     t = (turns - ((turns + shift) - shift)) * 6.283185307179586
     if NATIVE:
@@ -36,9 +40,10 @@ def _tops(spans, unit, batch_heads, f, f_size, repeat, PARTS: tl.constexpr, MANY
 @triton.jit
 def table_row(spans, weight, w_h, table, unit, groups, batch_heads, f_size, repeat, TABLE_ROWS: tl.constexpr,
               STEP: tl.constexpr, PARTS: tl.constexpr, MANY: tl.constexpr, FB: tl.constexpr):  # fmt: skip
-    """Return the first table row that covers all sums query + key of a key head, and ranges of the last FB features.
+    """Return the index of the first table row that covers all sums query + key of a key head.
 
-    The row is -1 if none covers them, or if a query feature would be too large.
+    It is -1 if no row covers them, or if a query feature would be too large. Also return the largest |query + key| of
+    each of the last FB features.
     """
     reach = 0.0
     tops = tl.zeros((FB,), tl.float32)
@@ -75,9 +80,9 @@ def choose(
     TABLE_ROWS: tl.constexpr, WIDTH: tl.constexpr, FITS: tl.constexpr, PARTS: tl.constexpr, MANY: tl.constexpr,
     FB: tl.constexpr,
 ):  # fmt: skip
-    """Choose the table row of each key head, and in it the fit of each hidden unit.
+    """Choose the row of the series table for each key head, and the fit within this row for each hidden unit.
 
-    The fits of a row have decreasing ranges; a unit uses the last fit that covers its own range.
+    The fits of a row have decreasing ranges; a hidden unit uses the last fit that covers its own range.
     """
     unit, repeat = tl.program_id(0), heads // groups
     spans = (lows, highs)
@@ -99,7 +104,7 @@ def choose(
 @triton.jit
 def _shifts(x, x_n, x_f, stop, i0, f_size, weight, row_at, fits_at, QUERY: tl.constexpr, ROWS: tl.constexpr,
             FB: tl.constexpr):  # fmt: skip
-    """Return Σ_f w_f slope_f x_f of rows i0 .. i0 + ROWS, NaN as 0; for a query also the fits' constants."""
+    """Return Σ_f w_f slope_f x_f of rows i0 .. i0 + ROWS, with NaN as 0; for a query, also add the fits' constants."""
     i = i0 + tl.arange(0, ROWS)
     total = tl.zeros((ROWS,), tl.float32)
     for f0 in range(0, f_size, FB):
@@ -117,7 +122,7 @@ def _shifts(x, x_n, x_f, stop, i0, f_size, weight, row_at, fits_at, QUERY: tl.co
 
 @triton.jit
 def _write_raw(x, x_n, x_f, stop, i0, f_size, f_pad, out_at, ROWS: tl.constexpr, FB: tl.constexpr):
-    """Write a float32 copy for the exact kernels; NaN and rows from stop on are 0."""
+    """Write a float32 copy of rows for the exact kernels; NaN and rows from `stop` on are written as 0."""
     i = i0 + tl.arange(0, ROWS)
     for f0 in range(0, f_pad, FB):
         f = f0 + tl.arange(0, FB)
@@ -133,8 +138,8 @@ def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, row_at, fits_at, 
                     NATIVE: tl.constexpr):  # fmt: skip
     """Compute the feature columns of rows i0 .. i0 + ROWS; rows from n on are 0.
 
-    Columns are [group of harmonics][feature / 4][GROUP harmonics][feature % 4][2]: with groups of two, a thread of a
-    matrix product's result holds all harmonics of its features, which the gradients sum.
+    The columns are ordered as (group of harmonics, feature / 4, GROUP harmonics, feature % 4, 2). With groups of two,
+    in the result of a matrix product, a thread holds all harmonics of its features, which the gradient kernel sums.
     """
     i = i0 + tl.arange(0, ROWS)
     member = tl.arange(0, GROUP)
@@ -149,10 +154,11 @@ def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, row_at, fits_at, 
         inside = (i < n)[:, None] & (f < f_size)[None, :]
         t = tl.load(x + i.to(tl.int64)[:, None] * x_n + f[None, :] * x_f, mask=inside, other=0.0).to(tl.float32)
         turns = tl.reshape(tl.where(t == t, t, 0.0) * base[None, :], (ROWS, FB // 4, 1, 4))
-        # from one group of harmonics to the next the angle grows by 2 GROUP times the base angle: a rotation
+        # From one group of harmonics to the next, the angle grows by 2 GROUP times the base angle, so sine and cosine
+        # are rotated instead of computed again.
         s, c = sine_cosine(turns * (lowest + (2 * member).to(tl.float32)[None, None, :, None]), NATIVE)
         turn_s, turn_c = sine_cosine(turns * (2.0 * GROUP), NATIVE)
-        scale = inside.to(tl.float32)  # the rotated vector may be scaled first, to 0 in padding
+        scale = inside.to(tl.float32)  # sine and cosine are scaled before the rotation; padding becomes 0
         if QUERY:
             scale *= tl.load(weight + f, mask=f < f_size, other=0.0).to(tl.float32)[None, :] * LOG2E
         scale = tl.reshape(scale, (ROWS, FB // 4, 1, 4))
@@ -167,7 +173,7 @@ def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, row_at, fits_at, 
                     first, second = p * s + q * c, p * c - q * s
             else:
                 first, second = c, s
-            if GROUP == 1:  # stored as all first members, then all second ones, which needs no exchange between threads
+            if GROUP == 1:  # storing all first columns, then all second ones, needs no exchange between threads
                 spot = out_at + i[:, None].to(tl.int64) * (f_pad * 32) + (2 * group * f_pad + f)[None, :]
                 first = tl.reshape(first, (ROWS, FB)).to(out_at.dtype.element_ty)
                 second = tl.reshape(second, (ROWS, FB)).to(out_at.dtype.element_ty)
@@ -191,10 +197,11 @@ def features(
     STEP: tl.constexpr, GROUP: tl.constexpr, ODD: tl.constexpr, ROWS: tl.constexpr, FB: tl.constexpr,
     RB: tl.constexpr, EB: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Write features of query and key if a table row covers them, else float32 copies for the exact kernels.
+    """Write features of query and key if a row of the series table covers them, else copies for the exact kernels.
 
-    Also write what slopes and constants of the fits add to a query's log-sum-exp, and to a key's base-2 scores for each
-    of its query heads. Only `units` key heads from `first` on, and the query heads that share them, are processed.
+    Also write what the slopes and constants of the fits add to a query's log-sum-exp, and what the slopes add to a
+    key's base-2 scores for each of its query heads. Only `units` key heads from `first` on, and the query heads that
+    share them, are processed.
     """
     i0, place = tl.program_id(0) * ROWS, tl.program_id(1)
     i = i0 + tl.arange(0, ROWS)

@@ -1,7 +1,8 @@
-"""From dS to the gradients of query, key and weight by the sine series: matrix products, then the chain rule.
+"""Gradients of query, key and weight from dS with the sine series: matrix products, then the chain rule.
 
-G = dS K' has, for each hidden unit and harmonic, Σ dS cos ωb and Σ dS sin ωb.  The columns of one unit are adjacent, so
-the chain rule through sin ωa and cos ωa is applied to the sums in registers and G is never stored.
+The product G = dS K' of dS and the key features K' holds, for each hidden unit and harmonic ω, the sums Σ dS cos ωb and
+Σ dS sin ωb over the keys b. The columns of one unit are adjacent, so the chain rule through sin ωa and cos ωa of a
+query a is applied to the sums in registers, and G is never stored.
 """
 
 import triton
@@ -10,15 +11,16 @@ import triton.language as tl
 from regard.kernels.triton.additive.pairs import LOG2E, key_range, product, query_range
 from regard.kernels.triton.additive.series_features import sine_cosine
 
-GROUP = tl.constexpr(2)  # adjacent harmonics in the feature columns; series.GROUPS["backward"]
+GROUP = tl.constexpr(2)  # number of adjacent harmonics in the feature columns, equal to series.GROUPS["backward"]
 
 
 @triton.jit
 def _chain(g, x, fit, group, QUERY: tl.constexpr, ODD: tl.constexpr, NATIVE: tl.constexpr, BM: tl.constexpr,
            UNITS: tl.constexpr):  # fmt: skip
-    """Return (gradient of x, weight terms) of a group of harmonics; g (rows, units * 2 GROUP), x (rows, units / 4, 4).
+    """Return what a group of harmonics adds to the gradient of x (rows, units / 4, 4) and of the weight.
 
-    With QUERY the gradient must still be multiplied by the weight, without QUERY divided by log2(e).
+    g (rows, units * 2 GROUP) are the sums of the module's docstring. The caller multiplies the gradient of x by the
+    weight with QUERY, and divides it by log2(e) without QUERY.
     """
     which = tl.arange(0, GROUP) + group * GROUP
     harmonic = (2 * which + 1).to(tl.float32) * tl.load(fit + 2)
@@ -26,7 +28,8 @@ def _chain(g, x, fit, group, QUERY: tl.constexpr, ODD: tl.constexpr, NATIVE: tl.
     s, c = sine_cosine(x[:, :, None, :] * harmonic[None, None, :, None], NATIVE)
     omega = harmonic * 6.283185307179586
     if QUERY:
-        # f_r(a + b) = sine sin ω(a+b) + cosine cos ω(a+b); first pairs with cos ωb, second with sin ωb
+        # A harmonic of the series is sine · sin ω(a+b) + cosine · cos ω(a+b). `first` are sums with cos ωb, `second`
+        # sums with sin ωb.
         sine = tl.load(fit + 8 + which)
         along, across = first * s + second * c, first * c - second * s
         slope = (omega * sine)[None, None, :, None] * across
@@ -49,13 +52,13 @@ def series_feature(
     QUERY: tl.constexpr, ADD: tl.constexpr, ODD: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
     WIDTH: tl.constexpr, BM: tl.constexpr, UNITS: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of query (QUERY) or key rows of a slab for UNITS hidden units; weight gradients with QUERY.
+    """Compute the gradient of UNITS hidden units of a slab's queries (QUERY) or keys; with QUERY, also of the weight.
 
-    The features in memory start with those of the key head `first_feature`.
+    The feature buffers begin with key head `first_feature`.
     """
     f0 = tl.program_id(0) * UNITS
     repeat = heads // groups
-    head = tl.program_id(2)  # index in the slab, of query heads or key heads
+    head = tl.program_id(2)  # index of the query head (QUERY) or key head within the slab
     y = first_unit + (head // repeat if QUERY else head)
     b, g = y // groups, y % groups
     row = tl.load(plan + y)
@@ -79,7 +82,7 @@ def series_feature(
             start, stop = tl.maximum(start, first_query), tl.minimum(stop, last_query)
             place = g
             turns = repeat
-        # features as (units / 4, 4), in the order of the columns
+        # hidden units as (UNITS / 4, 4), in the order of the feature columns
         f = f0 + 4 * tl.arange(0, UNITS // 4)[:, None] + tl.arange(0, 4)[None, :]
         inside = row_in[:, None, None] & (f < f_size)[None, :, :]
         line = b.to(tl.int64) * x_b + place * x_h + rows.to(tl.int64)[:, None, None] * x_n
@@ -117,7 +120,7 @@ def series_feature(
         if QUERY:
             part = tl.sum(tl.where(row_in[:, None, None], weight_sum, 0.0), 0) * gain
             if row_change is not None:
-                # the series' constant term: Σ_j dS equals the gradient that arrives through the log-sum-exp
+                # the gradient of the series' constant term is Σ_j dS, which equals the gradient of the log-sum-exp
                 change = tl.load(row_change + (b * heads + h).to(tl.int64) * n_q + rows, mask=row_in, other=0.0)
                 part += tl.load(fit + 4) * tl.sum(change, 0)
             to = weight_part + ((b * heads + h).to(tl.int64) * parts + row0 // BM) * f_size

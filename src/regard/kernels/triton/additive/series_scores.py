@@ -1,8 +1,8 @@
-"""Additive attention on the matrix units: scores are dot products of the sine-series features.
+"""Additive attention on tensor cores: scores are dot products of the sine-series features.
 
-The features of one row (2R per hidden unit, 1,024 columns for R = 8 and 64 units) are too many for registers or shared
-memory, so a score tile is summed over column chunks, like a matrix product, and then treated as in flash attention.
-Query features carry the weight and log2(e): scores come out in base 2.
+With R harmonics, a row has 2R feature columns per hidden unit (1,024 columns for R = 8 and 64 units), which is too many
+for registers or shared memory. A score tile is therefore summed over chunks of columns, like a matrix product, and then
+processed as in flash attention. Query features are multiplied by the weight and log2(e), so scores are in base 2.
 """
 
 import triton
@@ -29,7 +29,7 @@ from regard.kernels.triton.additive.pairs import (
 def _tile_scores(query_at, key_at, q_row, k_row, columns, shift, PRECISION: tl.constexpr,
                  BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
     s = tl.zeros((BM, BN), tl.float32)
-    if shift is not None:  # added first, because adding it at the end would need more registers
+    if shift is not None:  # the sum starts from the shift: adding it at the end would need more registers
         s += shift[None, :]
     for c in tl.range(0, columns, BK):
         q = query_at.load([q_row, c])
@@ -41,7 +41,7 @@ def _tile_scores(query_at, key_at, q_row, k_row, columns, shift, PRECISION: tl.c
 @triton.jit
 def _attend(state, s, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i, j0, n_q, n_k, k_pad, every,
             PRECISION: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """Add a score tile to the running softmax and the running output."""
+    """Add a score tile (queries, keys) to the running softmax and the running output."""
     most, total, poison, acc = state
     v = value_at.load([y * k_pad + j0, 0])
     j = j0 + tl.arange(0, BN)
@@ -67,7 +67,8 @@ def series_forward(
     WIDTH: tl.constexpr, BOUNDED: tl.constexpr, PIECES: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, FB: tl.constexpr, EB: tl.constexpr,
 ):  # fmt: skip
-    # long rows of a causal mask start first, so that the launch does not end with a few long programs
+    # With a causal mask, the last rows attend the most keys: their programs start first, so that the launch does not
+    # end with a few long programs.
     block, z = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     b, h = z // heads, z % heads
     y = b * groups + h // (heads // groups)
@@ -79,7 +80,7 @@ def series_forward(
         e = tl.arange(0, EB)
         _, weight_sum, reach = weight_facts(weight + h * w_h, f_size, FB)
         calm, ceiling = calm_ceiling(reach, BOUNDED, output.dtype.element_ty == tl.float16, pairs.keep is not None)
-        if query_shift is not None:  # the scores of the tiles do not include this shift of the queries
+        if query_shift is not None:  # added to the log-sum-exp instead of the scores of each tile
             row_shift = tl.load(query_shift + z * q_pad + i, mask=i < n_q, other=0.0)
             ceiling -= row_shift * LOG2E
         most = tl.full((BM,), float("-inf"), tl.float32)
@@ -101,7 +102,7 @@ def series_forward(
                 if PIECES == 1:
                     state = _attend(state, s, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i, j0,
                                     n_q, n_k, k_pad, every, PRECISION, BN)  # fmt: skip
-                else:  # processes half of the temporaries at a time, to use fewer registers
+                else:  # the two halves of a tile are processed one after the other, to use fewer registers
                     half: tl.constexpr = BN // 2
                     s1, s2 = tl.split(tl.permute(tl.reshape(s, (BM, 2, half)), (0, 2, 1)))
                     state = _attend(state, s1, value_at, calm, ceiling, pairs, bad, spoilt, b, h, z, y, i, j0,
@@ -133,7 +134,7 @@ def series_score(
 ):  # fmt: skip
     """Compute dS of a slab of pairs, and dV summed over one segment of the slab's queries.
 
-    The features in memory start with those of the key head `first_feature`.
+    The feature buffers begin with key head `first_feature`.
     """
     j0 = first_key + tl.program_id(0) * BN
     segment, y = tl.program_id(1), first_unit + tl.program_id(2)
@@ -165,7 +166,7 @@ def series_score(
                     s = add_bias(s, pairs, b, h, i[:, None], j[None, :], n_q, n_k, LOG2E)
                     row = z.to(tl.int64) * n_q + i
                     row_lse = tl.load(lse + row, mask=i < n_q, other=float("inf")) - shift
-                    # an empty row has lse = -inf and no allowed pair: keep its exponent finite
+                    # a row whose keys are all masked has lse = -inf: replacing it by 0 keeps the exponent finite
                     row_lse = tl.where(row_lse == float("-inf"), 0.0, row_lse) * LOG2E
                     if not every:
                         s = tl.where(tile_allowed(pairs, b, h, i[:, None], j[None, :], n_q, n_k), s, float("-inf"))
@@ -182,7 +183,7 @@ def series_score(
                         kept = p * factor
                     grad_v = product(tl.trans(kept.to(v.dtype)), do, grad_v, PRECISION)
                     ds = p * (dp - tl.load(delta + row, mask=i < n_q, other=0.0)[:, None])
-                    # a NaN row must not reach the keys that it may not attend
+                    # a query whose scores are NaN must not change the gradients of keys that it may not attend
                     ds = tl.where(p == 0.0, 0.0, ds)
                     if boost is not None:
                         ds *= tl.load(boost)

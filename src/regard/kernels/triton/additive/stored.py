@@ -1,4 +1,4 @@
-"""The launches of small and middle-sized calls, which store their scores: two forward and three backward."""
+"""Kernel launches of small and middle-sized calls, which store all scores: two launches forward, three backward."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,9 +12,9 @@ from regard.kernels.triton.additive.pairs import EVERY, Pairs
 from regard.kernels.triton.additive.plan import Block, Gradients, Inputs, launcher, trait
 
 _WARPS = 4
-_KEYS = 64  # the largest number of keys of a program that multiplies matrices
-_PROGRAMS = 264  # two for each multiprocessor of an H200
-_MOST_ROWS = 4096  # the largest number of parts of the weight's gradient that a program adds up
+_KEYS = 64  # largest number of keys in a tile of the kernels that multiply matrices
+_PROGRAMS = 264  # number of programs that fill a device: two for each multiprocessor of an H200
+_MOST_ROWS = 4096  # a kernel adds up at most this many parts of the weight's gradient; more are added by PyTorch
 
 
 class Tiles(NamedTuple):
@@ -23,16 +23,16 @@ class Tiles(NamedTuple):
     queries: int = 8  # number of queries in the registers of a thread
     keys: int = 2
     lanes: int = 8  # number of lanes that share the hidden units of a pair
-    rows: int = 2  # number of queries that a thread processes at a time in the gradients
-    quads: int = 4  # number of groups of four keys that it holds
-    columns: int = 128  # number of value columns
+    rows: int = 2  # number of queries that a thread of the gradient kernel processes at a time
+    quads: int = 4  # number of groups of four keys that a thread of the gradient kernel holds
+    columns: int = 128  # number of value columns in a tile
 
 
 DEFAULT = Tiles()
 
 
 def _fitting(tiles: Tiles, keys: int, size: int) -> Tiles:
-    """Return the tiles for few keys, which would leave most threads of larger ones idle."""
+    """Return smaller tiles if there are few keys, which would leave most threads of larger tiles idle."""
     if tiles != DEFAULT or keys > 32:
         return tiles
     if keys > 16:
@@ -70,12 +70,13 @@ class Recipe:
         self.numbers = h, g, q, k, q_pad, k_pad  # in the order of the kernels' arguments
         self.f, self.e = f, e
         self.room, self.shape, self.rows, self.pairs = (b * h, q_pad, k_pad), (b, h, q, e), (b, h, q), (b, h, q, k)
-        self.parts = _up(k, wide)  # number of parts of the query's gradient
+        self.parts = _up(k, wide)  # number of parts of the query's gradient, one for each tile of keys
         self.pair_steps = query.stride(), (*key.stride(),), (inputs.weight_step,)
         self.value_steps = value.stride()
         self.allocators = tuple(_allocator(x) for x in (query, key, value, weight))
-        # the working memory of the backward pass: dS, the parts of the weight's gradient, those of the query's gradient
-        shared = weight.dim() == 1  # one weight for all heads
+        # The working memory of the backward pass holds dS, then the parts of the weight's gradient, then the parts of
+        # the query's gradient.
+        shared = weight.dim() == 1  # whether all heads share one weight
         self.weight_parts, self.weight_size = (b * self.parts * h, f) if shared else (b * self.parts, h * f)
         self.weight_at = b * h * q_pad * k_pad
         self.query_at = self.weight_at + _up(b * self.parts * h * f, 64) * 64
@@ -85,7 +86,7 @@ class Recipe:
         chunks += _up(query.numel(), stored_gradient.QUERY_COLUMNS.value) if self.parts > 1 else 0
         self.sums = b * g, self.query_at, self.parts, query.numel(), self.weight_at, self.weight_parts, sums
         self.compiled: dict[Any, Any] = {}
-        # float32 products hold two parts of each operand: with more columns, registers would spill
+        # In float32, a matrix product holds two parts of each operand: with more columns, registers would spill.
         most = tiles.columns // 2 if query.dtype == torch.float32 else tiles.columns
         rows, columns = 32 if q > 16 else 16, min(most, max(16, triton.next_power_of_2(e)))
         tall, narrow = 64 if q > 32 else rows, min(most // 2, columns)
@@ -111,7 +112,7 @@ class Recipe:
             "features": (
                 stored_gradient.feature_gradients, (b * g * self.parts, _up(f, 32), 1),
                 {**pairwise, "QB": min(tiles.rows, queries), "KQ": tiles.quads, "WARPS": _WARPS},
-                Block(tiles.rows, 32, registers=128),  # four programs per multiprocessor
+                Block(tiles.rows, 32, registers=128),  # with 128 registers, four programs fit a multiprocessor
             ),
             "dV": (
                 stored_gradient.value_gradient, (b * g + _up(chunks, by_keys * by_values), by_keys, by_values),
@@ -122,7 +123,7 @@ class Recipe:
     def launch(self, name: str, *args: Any, kind: Any = None) -> None:
         """Launch one of the kernels; a cached choice bypasses Triton's dispatcher, which costs 0.1 ms.
 
-        `kind` selects the kernel together with the operands.
+        `kind` is a cache key of all properties that select the compiled kernel, besides those of the recipe.
         """
         found = self.compiled.get((name, kind))
         if found is not None:
@@ -131,16 +132,15 @@ class Recipe:
             return
         kernel, grid, constants, block = self.plans[name]
         compiled = kernel[grid](*args, **constants, **block.options)
-        if isinstance(kernel, triton.runtime.JITFunction):  # the interpreter returns nothing
-            if len(self.compiled) >= _MANY_KINDS:  # every layout of a gradient adds entries
+        if isinstance(kernel, triton.runtime.JITFunction):  # Triton's interpreter returns no compiled kernel
+            if len(self.compiled) >= _MANY_KINDS:  # every new layout of a gradient adds cache entries
                 self.compiled.clear()
             self.compiled[name, kind] = launcher(compiled), grid, tuple(constants.values())
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs, weights: bool = False
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return output (b, h, q, e), log-sum-exp (b, h, q), the stored scores, and the weights (b, h, q, k) or
-        None."""
+        """Return output (b, h, q, e), log-sum-exp (b, h, q), stored scores, and the weights (b, h, q, k) or None."""
         scores = self.pair_scores(query, key, weight, pairs)
         output, lse = value.new_empty(self.shape), scores.new_empty(self.rows)
         found = query.new_empty(self.pairs) if weights else None
@@ -160,7 +160,7 @@ class Recipe:
     ) -> tuple[Tensor, Tensor]:
         """Return the gradients of query and key. `work` begins with dS, whose padding is 0.
 
-        If there are several parts, the query's gradient is returned uninitialised, and its parts are in `work`.
+        If the query's gradient has several parts, they are stored in `work`, and the returned tensor is uninitialised.
         """
         to_query, to_key = self.allocators[0](query), self.allocators[1](key)
         q_steps, k_steps, w_step = self.pair_steps
@@ -198,12 +198,12 @@ class Recipe:
         return to_query, to_key, to_value, to_weight, work
 
     def weight_sum(self, work: Tensor) -> Tensor:
-        """Return the weight's gradient in float32, as one row."""
+        """Return the weight's gradient in float32, as one row: the sum of its parts in `work`."""
         stop = self.weight_at + self.weight_parts * self.weight_size
         return work[self.weight_at : stop].view(self.weight_parts, self.weight_size).sum(0)
 
     def query_sum(self, work: Tensor, query: Tensor) -> Tensor:
-        """Return the query's gradient from its parts."""
+        """Return the query's gradient, the sum of its parts in `work`."""
         return work[self.query_at :].view(self.parts, *query.shape).sum(0).to(query.dtype)
 
 
@@ -217,7 +217,7 @@ def recipe(inputs: Inputs, pairs: Pairs, tiles: Tiles = DEFAULT) -> Recipe:
     key = inputs.traits, None if pairs is EVERY else trait(pairs), inputs.query.device, tiles
     found = _recipes.get(key)
     if found is None:
-        if len(_recipes) >= _MANY:  # every length adds entries
+        if len(_recipes) >= _MANY:  # every new sequence length adds cache entries
             _recipes.clear()
         found = _recipes[key] = Recipe(inputs, tiles)
     return found
@@ -251,7 +251,7 @@ def backward(
     table: Tensor | None = None,
     tiles: Tiles = DEFAULT,
 ) -> Gradients:
-    """Compute all gradients without the forward pass's scores, which are computed again."""
+    """Compute all gradients if the forward pass's scores are not available: the scores are computed again."""
     plan = recipe(inputs, pairs, tiles)
     four = inputs.query, inputs.key, inputs.value, inputs.weight
     scores = plan.pair_scores(inputs.query, inputs.key, inputs.weight, pairs)
@@ -270,7 +270,7 @@ def gradients(
     bias: Tensor | None,
     table: Tensor | None,
 ) -> Gradients:
-    """Return the gradients of query, key, value and weight, and of those of `bias` and `table` that are not None."""
+    """Return the gradients of query, key, value, weight and, unless they are None, of `bias` and `table`."""
     change = None if grad_lse is None else grad_lse.float().contiguous()
     *grads, work = plan.backward(*operands, pairs, output, lse, scores, grad_output, change)
     heads, _, n_q, n_k, q_pad, k_pad = plan.numbers

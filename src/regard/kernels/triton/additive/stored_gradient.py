@@ -1,4 +1,8 @@
-"""Gradients from stored scores: dS in float32, then every gradient with one more tanh per pair and unit."""
+"""Gradients from stored scores.
+
+First dS, the gradient of the scores, is computed in float32, then the gradients of the operands, with one more tanh for
+each pair and hidden unit.
+"""
 
 import triton
 import triton.language as tl
@@ -20,14 +24,14 @@ from regard.kernels.triton.additive.stored_scores import (
     four_elements,
 )
 
-WEIGHT_ROWS = tl.constexpr(128)  # rows and columns of a tile that is summed for the weight's gradient
+WEIGHT_ROWS = tl.constexpr(128)  # number of parts of the weight's gradient that `_sum_rows` loads at a time
 WEIGHT_COLUMNS = tl.constexpr(32)
 QUERY_COLUMNS = tl.constexpr(1024)
 
 
 @triton.jit
 def _weights(s, row_lse, NATIVE: tl.constexpr):
-    """Return e^{score - lse}, 0 for masked pairs, even in a row of NaN."""
+    """Return e^{score - lse}, which is 0 for masked pairs even if lse is NaN."""
     return tl.where(s == float("-inf"), 0.0, power_of_two(s - row_lse * LOG2E, NATIVE))
 
 
@@ -74,7 +78,7 @@ def score_gradient(
         if by_weights is not None:
             at = by_weights + row[:, None] * n_k
             dp += tl.load(at + j[None, :], mask=(i < n_q)[:, None] & (j < n_k)[None, :], other=0.0).to(tl.float32)
-            for c0 in range(0, n_k, BN):  # Σ P dP runs over all keys of the rows
+            for c0 in range(0, n_k, BN):  # Σ P dP is a sum over all keys, not only those of the tile
                 c = c0 + tl.arange(0, BN)
                 inside = (i < n_q)[:, None] & (c < n_k)[None, :]
                 line = scores + (z.to(tl.int64) * q_pad + i)[:, None] * k_pad
@@ -154,15 +158,18 @@ def _value_tile(
 
 @triton.jit
 def _finite(x):
-    """Return x with NaN as 0: at fully masked keys it must not reach a sum; elsewhere dS is NaN too."""
+    """Return x with NaN as 0.
+
+    NaN in a key that no query attends must not enter a sum. For other keys, the result is NaN because dS is NaN.
+    """
     return tl.where(x == x, x, 0.0)
 
 
 @triton.jit
 def _pair_gradients(q, k, ds, shape: tl.constexpr, EXACT: tl.constexpr, NATIVE: tl.constexpr):
-    """Return dS tanh' summed over the queries and over the keys of a thread, and dS tanh over both.
+    """Return dS tanh' summed over a thread's queries, dS tanh' summed over its keys, and dS tanh summed over both.
 
-    With EXACT from e^{-2|x|}, which gives a derivative that is accurate where tanh is saturated.
+    With EXACT, tanh is computed from e^{-2|x|}, so that its derivative is accurate where tanh is saturated.
     """
     x = tl.broadcast_to(q, shape) + tl.broadcast_to(k, shape)
     d = tl.broadcast_to(ds, shape)
@@ -238,7 +245,7 @@ def feature_gradients(
             to = out + i.to(tl.int64)[:, None] * f_size + f1[None, :]
             tl.store(to, change.to(out.dtype.element_ty), mask=inside)
         if (pairs.low is not None) or (pairs.high is not None) or (pairs.lengths is not None):
-            for i0 in range(0, n_q, QB):  # queries that attend none of these keys
+            for i0 in range(0, n_q, QB):  # 0 for queries that attend none of the program's keys
                 if (i0 < start) | (i0 >= stop):
                     i = i0 + tl.arange(0, QB)
                     inside = (i < n_q)[:, None] & (f1 < f_size)[None, :]

@@ -1,7 +1,8 @@
-"""The scores of a call pair by pair with one tanh each, stored in float32, and the values weighted by them.
+"""Kernels that compute additive scores pair by pair, store them in float32, and multiply the values by their softmax.
 
-For small and middle sizes: no pass over ranges and no features in memory, two launches from query, key and value to
-output and log-sum-exp. A thread holds a few pairs in registers while it loops over its share of the hidden units.
+They are used for small and middle sizes: two launches compute output and log-sum-exp, without a pass over the ranges of
+query and key and without features in memory. A thread holds a few pairs in registers while it loops over its share of
+the hidden units.
 """
 
 import triton
@@ -23,7 +24,7 @@ TWO_LOG2E = tl.constexpr(2.8853900817779268)
 
 @triton.jit
 def approximate_tanh(x):
-    """Return tanh by the device's own instruction, accurate to 11 bits: enough for half precision."""
+    """Return tanh by the GPU's approximate instruction, whose 11 accurate bits suffice for half precision."""
     return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
@@ -31,8 +32,8 @@ def approximate_tanh(x):
 def element(at, NATIVE: tl.constexpr):
     """Load the number at each address and convert it to float32.
 
-    Inline assembly instead of tl.load gives every thread the numbers it needs; the compiler would distribute them over
-    threads first and exchange them afterwards.
+    With inline assembly, every thread loads the numbers that it needs. For tl.load, the compiler would distribute the
+    numbers over the threads and exchange them afterwards.
     """
     if not NATIVE:
         return tl.load(at).to(tl.float32)
@@ -52,7 +53,7 @@ def element(at, NATIVE: tl.constexpr):
 
 @triton.jit
 def four_elements(at, NATIVE: tl.constexpr):
-    """Load four adjacent numbers, aligned to their size, into four float32 tensors."""
+    """Load four adjacent numbers, aligned to their total size, into four float32 tensors."""
     if not NATIVE:
         return (
             tl.load(at).to(tl.float32),
@@ -84,7 +85,7 @@ def four_elements(at, NATIVE: tl.constexpr):
 
 @triton.jit
 def _features(at, step, f, f_size, NATIVE: tl.constexpr, VECTOR: tl.constexpr):
-    """Load features f to f + 3 of rows; past the end, other valid addresses are used."""
+    """Load features f to f + 3 of rows; features past the last are loaded from other valid addresses."""
     if VECTOR:
         return four_elements(at + tl.minimum(f, f_size - 4), NATIVE)
     else:
@@ -99,15 +100,17 @@ def _features(at, step, f, f_size, NATIVE: tl.constexpr, VECTOR: tl.constexpr):
 
 @triton.jit
 def _denominator(q, k, shape: tl.constexpr, NATIVE: tl.constexpr):
-    """Return D = 1 + e^{2(q + k)}, limited so that the product of four fits float32: tanh = 1 - 2 / D is 1 by then."""
+    """Return D = 1 + e^{2(q + k)}, limited so that a product of four fits float32.
+
+    At the limit, tanh = 1 - 2 / D is already 1.
+    """
     x = (tl.broadcast_to(q, shape) + tl.broadcast_to(k, shape)) * TWO_LOG2E
     return 1.0 + power_of_two(tl.minimum(x, 30.0, propagate_nan=tl.PropagateNan.ALL), NATIVE)
 
 
 @triton.jit
 def _four_terms(total, q, k, w, EXACT: tl.constexpr, NATIVE: tl.constexpr):
-    """Return total + Σ w tanh(q + k) of four features or, with EXACT, total + Σ w / D with one reciprocal for all
-    four."""
+    """Return total + Σ w tanh(q + k) of four features or, with EXACT, total + Σ w / D by a single reciprocal."""
     q1, q2, q3, q4 = q
     k1, k2, k3, k4 = k
     w1, w2, w3, w4 = w
@@ -147,7 +150,7 @@ def pair_scores(
 ):  # fmt: skip
     """Compute the scores of QI queries and KJ · WARPS · 32 / LF keys in base 2, -inf for masked pairs.
 
-    LF lanes of a warp share the hidden units of a pair, four at a time, and are summed at the end.
+    LF lanes of a warp share the hidden units of a pair, four at a time, and their sums are added at the end.
     """
     LK: tl.constexpr = 32 // LF
     BN: tl.constexpr = KJ * WARPS * LK
@@ -169,7 +172,8 @@ def pair_scores(
         k_at = key + b.to(tl.int64) * k_b + (h // (heads // groups)).to(tl.int64) * k_h + j.to(tl.int64) * k_n
         weight_sum = tl.zeros((1, 1, 1, 1, LF), tl.float32)
         f0 = 0
-        while f0 < f_size:  # not a for loop: the compiler would move the layout of the following code into it
+        # This is a while loop, because the compiler would move the layout of the following code into a for loop.
+        while f0 < f_size:
             f = f0 + own
             w = _four_weights(weight + h * w_h, f, f_size, NATIVE, VECTOR)
             q = _features(q_at, q_f, f, f_size, NATIVE, VECTOR)
@@ -188,7 +192,7 @@ def pair_scores(
 
 @triton.jit
 def finite_values(at, inside, AXIS: tl.constexpr):
-    """Return values with NaN and Inf as 0, and where along the other axis there was one."""
+    """Return values with NaN and Inf as 0, and flags of where they were, reduced along AXIS."""
     v = tl.load(at, mask=inside, other=0.0)
     finite = tl.abs(v.to(tl.float32)) < float("inf")
     return tl.where(finite, v, 0.0), tl.max((~finite).to(tl.int32), AXIS)
@@ -241,6 +245,7 @@ def weighted_values(
                 inside = (i < n_q)[:, None] & (j < n_k)[None, :]
                 s = tl.load(s_at + j[None, :], mask=inside, other=float("-inf"))
                 p = power_of_two(s - tl.where(most == float("-inf"), 0.0, most)[:, None], NATIVE)
-                p = p / tl.where(empty, 1.0, total)[:, None]  # a row whose total is NaN is NaN, masked pairs too
+                # If the total of a row is NaN, all its weights are NaN, also those of masked pairs.
+                p = p / tl.where(empty, 1.0, total)[:, None]
                 to = weights + (z.to(tl.int64) * n_q + i)[:, None] * n_k + j[None, :]
                 tl.store(to, p.to(weights.dtype.element_ty), mask=inside)

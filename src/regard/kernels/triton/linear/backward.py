@@ -25,9 +25,9 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def _upstream(change, output, peaks, at, row, inside, c_n, plane, E: tl.constexpr, EB: tl.constexpr):
-    """Return do_i, δ_i = do_i · output_i, the largest exponent and 1 / d_i of rows.
+    """Return the output gradient do_i, δ_i = do_i · output_i, the largest exponent and 1 / d_i of rows.
 
-    The last is 0 for a row whose keys are all masked.
+    1 / d_i is returned as 0 for a row whose keys are all masked.
     """
     do = rows_of(change, at, inside, c_n, E, EB)
     o = rows_of(output, row, inside, E, E, EB)
@@ -44,7 +44,10 @@ def query_gradients(
     D: tl.constexpr, EB: tl.constexpr, MB: tl.constexpr, NF: tl.constexpr, MP: tl.constexpr, BM: tl.constexpr,
     BC: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of the queries; that of ln φ_m(q_i), feature m, is φ_m(q_i) / d_i (do_i·S_m − δ_i z_m)."""
+    """Compute the gradient of the queries.
+
+    The gradient of ln φ_m(q_i), for feature m, is φ_m(q_i) / d_i (do_i·S_m − δ_i z_m).
+    """
     i0, z = tl.program_id(0) * BM, tl.program_id(1)
     b, h = (z // p.heads).to(tl.int64), z % p.heads
     yy = z // p.heads * (p.heads // p.group) + h // p.group
@@ -119,7 +122,10 @@ def key_gradients(
     D: tl.constexpr, EB: tl.constexpr, MB: tl.constexpr, NF: tl.constexpr, MP: tl.constexpr, BM: tl.constexpr,
     BC: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of keys and values; that of ln φ_m(k_j), feature m, is φ_m(k_j) (v_j·T_m + t_m)."""
+    """Compute the gradients of keys and values.
+
+    The gradient of ln φ_m(k_j), for feature m, is φ_m(k_j) (v_j·T_m + t_m).
+    """
     j0, yy = tl.program_id(0) * BM, tl.program_id(1)
     groups = p.heads // p.group
     b, g = (yy // groups).to(tl.int64), yy % groups
@@ -130,7 +136,7 @@ def key_gradients(
     half = half_squares(k, p.half)
     acc = tl.zeros((BM, D), tl.float32)
     grad_v = tl.zeros((BM, EB), tl.float32)
-    whole = tl.zeros((BM,), tl.float32)  # Σ_m dl, the gradient of −|k|²/2
+    whole = tl.zeros((BM,), tl.float32)  # sum of dl over the features: the gradient of −|k|²/2
     slot = yy * later_slots + later_chunks
     far = False
     count = 1
@@ -140,7 +146,7 @@ def key_gradients(
         slot = yy * later_slots + later_chunks - 1 - c
         far = far_apart(rows, p.plane, yy * p.slots + c, M, MP)
         count = p.group
-    i = c * BC + tl.arange(0, BC)  # queries of the keys' chunk
+    i = c * BC + tl.arange(0, BC)  # the queries of the chunk that contains the keys
     plane = tl.num_programs(1).to(tl.int64) * p.group * p.n_q
     for r in range(count):
         h = g * p.group + r
@@ -189,7 +195,7 @@ def key_gradients(
                 acc += dl
         if CAUSAL and not far:
             grad_v = product(tl.where(seen, a, 0.0).to(DOT), do.to(DOT), grad_v, PRECISION)
-    if PERFORMER:  # p.half gives |k|²/2 in base 2, so LN2 converts
+    if PERFORMER:  # p.half scales |k|² to |k|²/2 in base 2; LN2 converts the gradient to base e
         acc = acc * LN2 - (whole * (2.0 * p.half * LN2))[:, None] * k.to(tl.float32)
     else:
         acc *= elu_slope(k)

@@ -17,23 +17,23 @@ from regard.kernels.triton.additive.plan import Block, Prepared
 from regard.kernels.triton.linear.elu_chunks import causal_pairs, causal_quotients, key_chunks, sums_before
 from regard.kernels.triton.linear.elu_rows import elu_features, elu_gradients, upstream
 
-_BLOCK, _NUMBERS = Block(16, 128, warps=4, stages=1), 4096  # number of entries of a tile
+_BLOCK, _NUMBERS = Block(16, 128, warps=4, stages=1), 4096  # _NUMBERS: number of entries of a tile
 _SUMS = Block(1, 128, warps=1, stages=1)
 CHUNK = 128  # largest number of positions of a chunk
 
 
 class _Signature(NamedTuple):
-    """The properties of a call that determine its launches."""
+    """The properties of a call that determine its kernel launches."""
 
     query: torch.Size
     value: torch.Size
-    strides: tuple[tuple[int, ...], ...]  # of query, key and value
+    strides: tuple[tuple[int, ...], ...]  # strides of query, key and value
     keep: tuple[int, ...] | None  # strides of the mask of keys
     chunk: int
 
 
 class _Plan:
-    """The prepared launches of all calls with one signature."""
+    """The prepared kernel launches of all calls with the same signature."""
 
     def __init__(self, call: _Signature) -> None:
         (b, h, q, d), (_, _, k, e), c = call.query, call.value, min(call.chunk, 1 << (call.query[2] - 1).bit_length())
@@ -66,7 +66,8 @@ class _Plan:
         self.key_gradients = Prepared(elu_gradients, tiles, (*at_key, padded, 1, c, d), of_keys, _BLOCK)
         self.before = {width: self._before(width, False) for width in (d * e, d + e)}
         self.after = {width: self._before(width, True) for width in (d * e, d)}
-        self.upstream = functools.lru_cache(maxsize=16)(  # by the strides of the output gradient
+        # The kernel launches are cached by the strides of the output's gradient.
+        self.upstream = functools.lru_cache(maxsize=16)(
             lambda change: Prepared(upstream, tiles, (h, *change, q, padded), {**value, "R": tile}, _BLOCK)
         )
 
@@ -80,14 +81,15 @@ _plan = functools.lru_cache(maxsize=512)(_Plan)
 
 
 def _forward(plan: _Plan, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> tuple[Tensor, ...]:
-    """Return the output and, divided into chunks: φ(q), φ(k), the finite values, the pairs, and their divisors.
+    """Return the output, and the tensors that the backward pass needs, divided into chunks.
 
-    Between the pairs and the divisors are the sums of the keys before each chunk: matrices (or None) and totals.
+    These are φ(q), φ(k), the values with NaN and Inf as 0, the weights of all pairs within each chunk, the sums of the
+    keys before each chunk (matrices, or None if there is a single chunk, and totals), and the divisors of the queries.
     """
     (d, e), c, chunks, heads = plan.sizes, plan.chunk, plan.chunks, plan.heads
     count, hidden = heads * chunks, key if keep is None else keep
     queries, keys, values = (query.new_empty(count, c, n) for n in (d, d, e))
-    stats = torch.empty(2, count, d + e, device=query.device)  # of each chunk, and of all chunks before it
+    stats = torch.empty(2, count, d + e, device=query.device)  # sums of each chunk, and of all chunks before it
     divisor = torch.empty(count, c, device=query.device)
     plan.queries(query, query, queries)
     plan.keys(key, value, hidden, keys, values, stats[0])

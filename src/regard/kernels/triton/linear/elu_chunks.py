@@ -14,8 +14,8 @@ def key_chunks(key, value, keep, mapped, finite, stats, heads, k_b, k_h, k_n, v_
     """Store φ(k) and the values as (b · h, chunks, C, …), with 0 for masked keys and for values of NaN or Inf.
 
     `stats` (b · h, chunks, size + value size) receives z = Σ φ(k) of each chunk, and the sum of its values of NaN or
-    Inf. These are kept out of the matrix product, in which the value of a later position is multiplied by an earlier
-    query's weight of 0: 0 · NaN is NaN.
+    Inf. Such values are left out of the matrix product, in which the value of a later position is multiplied by an
+    earlier query's weight of 0: 0 · NaN is NaN.
     """
     chunk, z = tl.program_id(0), tl.program_id(1)
     b, h = (z // heads).to(tl.int64), z % heads
@@ -52,7 +52,7 @@ def sums_before(added, before, chunks, width, REVERSE: tl.constexpr, W: tl.const
     sums = tl.zeros((W,), tl.float32)
     inside = w < width
     for c in range(0, chunks, 4):
-        left = z * 0 + chunks - c  # int64, like z
+        left = z * 0 + chunks - c  # `left` is int64, like z
         at = first + (chunks - left) * width
         step = width
         if REVERSE:
@@ -78,8 +78,8 @@ def causal_pairs(pairs, queries, before, divisor, delta, FORWARD: tl.constexpr, 
                  E: tl.constexpr, C: tl.constexpr, R: tl.constexpr):  # fmt: skip
     """Set the entries of `pairs` (chunks of all sequences, C, C) whose key comes after their query to 0.
 
-    In the forward pass, store the divisor of each query: its pairs' sum plus φ(q)·z, with z of the chunks before. In
-    the backward pass, subtract δ_i from the pairs of query i first.
+    In the forward pass, store the divisor of each query: the sum of its pairs plus φ(q)·z, with the sum z of earlier
+    chunks. In the backward pass, first subtract δ_i from the pairs of query i.
     """
     TILES: tl.constexpr = C // R
     i, chunk = tl.program_id(0) % TILES * R + tl.arange(0, R), (tl.program_id(0) // TILES).to(tl.int64)

@@ -85,10 +85,10 @@ def upstream(change, output, divisor, above, delta, heads, c_b, c_h, c_n, n, pad
 def elu_gradients(x, keep, change, delta, total, grad, heads, x_b, x_h, x_n, m_b, m_h, n, padded, group, chunk, width,
                   QUERIES: tl.constexpr, KEEP: tl.constexpr, SIZE: tl.constexpr, D: tl.constexpr,
                   R: tl.constexpr):  # fmt: skip
-    """Store the gradient of queries, (df_i − δ_i z) φ'(q_i) / largest, or of keys, (df_j − t) φ'(k_j).
+    """Store the gradient of queries, (df_i − δ_i z) φ'(q_i) / largest_i, or of keys, (df_j − t) φ'(k_j).
 
-    df is `change`, the largest feature of a row is its divisor in `elu_features`, and z or t are rows of `total`,
-    `width` entries apart: one for each `chunk` positions of the `group` heads that share it.
+    df is `change`, and largest_i is the largest feature of query i, by which `elu_features` divides. The vectors z or t
+    are rows of `total`, `width` entries apart: one row for each `chunk` positions of the `group` heads that share it.
     """
     i, z = tl.program_id(0) * R + tl.arange(0, R), tl.program_id(1)
     b, h = (z // heads).to(tl.int64), z % heads

@@ -50,10 +50,10 @@ class Places(NamedTuple):
     n_k: Any
     chunk: Any
     chunks: Any  # number of chunks of keys
-    slots: Any  # number of sums stored for each key head: those of the chunks, and one of all
-    plane: Any  # offset in `rows` from the totals to the shifts, and to the logarithms of each chunk's first key
-    scale: Any  # scale of Performer's directions
-    half: Any  # scale of the squared lengths of keys
+    slots: Any  # number of sums stored for each key head: one for each chunk, and one of all chunks
+    plane: Any  # offset in `rows` from totals to shifts, and from shifts to logarithms of each chunk's first key
+    scale: Any  # factor by which Performer's random directions are multiplied
+    half: Any  # factor by which the squared norms of keys are multiplied
 
 
 @triton.jit
@@ -65,7 +65,7 @@ def chunk_sums(
 ):  # fmt: skip
     """Compute S and z of each chunk of keys, or T and t of each chunk of queries, for a block of features.
 
-    The module `operator` defines these sums. With a causal mask, the sums of chunks of queries are stored in reverse
+    The module `operator` defines S, z, T and t. With a causal mask, the sums of chunks of queries are stored in reverse
     order, so that a running sum starts from the last chunk.
     """
     f0, c, yy = tl.program_id(0) % NF * MB, tl.program_id(0) // NF, tl.program_id(1)
@@ -128,7 +128,7 @@ def chunk_sums(
 def far_apart(rows, plane, slot, M: tl.constexpr, MP: tl.constexpr):
     """Return whether the pairs of a chunk must be computed one by one.
 
-    They must if the features of its keys span more than 2^SPAN, or if a key or value is not finite.
+    This is necessary if the features of its keys span more than 2^SPAN, or if a key or value is not finite.
     """
     m = tl.arange(0, MP)
     at = rows + slot.to(tl.int64) * M + m

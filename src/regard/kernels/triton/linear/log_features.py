@@ -58,7 +58,7 @@ def query_logs(x, w, f0, PERFORMER: tl.constexpr, PROJECT: tl.constexpr, M: tl.c
                ROWS: tl.constexpr):  # fmt: skip
     """Return the logarithms of the features f0, f0 + 1, … of queries.
 
-    Performer's are without their term −|x|²/2, which cancels in the quotient of a row.
+    The logarithms of Performer's features omit the term −|x|²/2, which cancels in the quotient of a row.
     """
     if PERFORMER:
         logs = _projected(x, w, PROJECT, ROWS, MB)
@@ -95,7 +95,7 @@ def elu_slope(x):
 
 @triton.jit
 def with_sums(a, sums, acc, WHOLE: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """Return acc + a @ sums in float32 with the precision WHOLE; "dot" means the dtype and precision of pairs."""
+    """Return acc + a @ sums in float32 with the precision WHOLE; "dot" means the dtype DOT and PRECISION."""
     if WHOLE == "dot":
         return product(a.to(DOT), sums.to(DOT), acc, PRECISION)
     else:
@@ -136,7 +136,7 @@ def put_state(sums, rows, plane, slot, m, state, total, shift, live, M: tl.const
 def get_state(sums, rows, plane, slot, m, live, M: tl.constexpr, E: tl.constexpr, EB: tl.constexpr):
     """Return the sum of a chunk (matrix, totals and shifts).
 
-    For features m from `live` on, it is the sum over no positions: zeros with shifts of −inf.
+    The result for features m from `live` on is an empty sum: zeros with shifts of −inf.
     """
     e = tl.arange(0, EB)
     inside = m < live
@@ -149,7 +149,7 @@ def get_state(sums, rows, plane, slot, m, live, M: tl.constexpr, E: tl.constexpr
 @triton.jit
 def _passed(state, total, shift, sums, rows, plane, first, c, chunks, m, new_state, new_total, new_shift,
             ALL: tl.constexpr, M: tl.constexpr, E: tl.constexpr, EB: tl.constexpr):  # fmt: skip
-    """Return the running sum with chunk c added; with ALL, store the running sum before it in the chunk's place."""
+    """Return the running sum with chunk c added; with ALL, first store the running sum in the place of chunk c."""
     if ALL:
         put_state(sums, rows, plane, first + c, m, state, total, shift, tl.where(c < chunks, M, 0), M, E, EB)
     both = tl.maximum(shift, new_shift)
@@ -162,7 +162,7 @@ def running_sums(
     sums, rows, plane, chunks, slots, ALL: tl.constexpr, M: tl.constexpr, E: tl.constexpr, EB: tl.constexpr,
     RB: tl.constexpr,
 ):  # fmt: skip
-    """Replace the sum of each chunk by the sum of all chunks before it, and store the sum of all after the last.
+    """Replace the sum of each chunk by the sum of all chunks before it; store the sum of all chunks after the last one.
 
     Without ALL, only the sum of all chunks is stored. Four chunks are loaded at a time, because single loads would each
     wait for memory.

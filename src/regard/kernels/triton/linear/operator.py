@@ -36,13 +36,13 @@ class Tuning(NamedTuple):
 
     causal: Block = Block(32, 32, warps=4, stages=2)
     full: Block = Block(128, 64, warps=8, stages=2)
-    wide: Block = Block(64, 64, warps=4, stages=2)  # `full` in float32 for sizes above 64, where shared memory is short
+    wide: Block = Block(64, 64, warps=4, stages=2)  # `full` in float32 for sizes above 64: less shared memory
     sums: Block = Block(32, 64, warps=2, stages=1)
     gradient: Block = Block(32, 32, warps=4, stages=2)
-    features: int = 64  # number of features per step
-    paired_features: int = 32  # number of features per step in a causal pass, where pairs take registers too
-    project: str = "split"  # how half-precision inputs are multiplied by the directions
-    whole: str = "dot"  # how half-precision features are multiplied by float32 sums
+    features: int = 64  # number of features that a step of a loop processes
+    paired_features: int = 32  # `features` with a causal mask, where pairs need registers too
+    project: str = "split"  # precision of products of half-precision inputs and Performer's random directions
+    whole: str = "dot"  # precision of products of half-precision features and float32 sums
 
 
 TUNING = Tuning()
@@ -50,14 +50,14 @@ SUMS = 4 << 30  # largest size in bytes of the sums of all chunks in a forward p
 
 
 class _Signature(NamedTuple):
-    """The properties of a call that determine its launches."""
+    """The properties of a call that determine its kernel launches."""
 
     query: torch.Size
     value: torch.Size
-    strides: tuple[tuple[int, ...], ...]  # of query, key and value
+    strides: tuple[tuple[int, ...], ...]  # strides of query, key and value
     keep: tuple[int, ...] | None  # strides of the mask of keys
     dtype: torch.dtype
-    cuda: bool  # False in the interpreter
+    cuda: bool  # whether the kernels run on a GPU, not in Triton's interpreter
     directions: int | None  # number of Performer's directions; None for elu features
     causal: bool
     tuning: Tuning
@@ -67,7 +67,7 @@ _SUMS = ("PERFORMER", "PROJECT", "DOT", "PRECISION", "M", "SIZE", "E", "D", "EB"
 
 
 class _Plan:
-    """The prepared launches of all calls with one signature."""
+    """The prepared kernel launches of all calls with the same signature."""
 
     def __init__(self, call: _Signature) -> None:
         self.call = call
@@ -78,7 +78,7 @@ class _Plan:
         # Without a causal mask, up to 64 large chunks suffice to keep the device busy.
         self.chunk = causal.columns if call.causal else max(256, -(-k // 64 // 64) * 64)
         self.chunks = -(-k // self.chunk)
-        self.bytes = b * g * (self.chunks + 1) * features * e * 4  # size of the sums of all chunks
+        self.bytes = b * g * (self.chunks + 1) * features * e * 4  # size in bytes of the sums of all chunks
         self.places = Places(
             *call.strides[0][:3], *call.strides[1][:3], *call.strides[2][:3], *(call.keep or (0, 0)), h, h // g, q, k,
             self.chunk, self.chunks, self.chunks + 1, b * g * (self.chunks + 1) * features, d**-0.25 / math.log(2),
@@ -92,10 +92,11 @@ class _Plan:
             block = tuning.wide
         grid = (-(-q // block.rows), b * h, 1)
         self.read = Prepared(read, grid, (self.places,), self._tiled(block), block)
-        self.gradients = functools.lru_cache(maxsize=16)(self._gradients)  # by the strides of the output gradient
+        # The launches of the backward pass are cached by the strides of the output's gradient.
+        self.gradients = functools.lru_cache(maxsize=16)(self._gradients)
 
     def rooms(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return empty tensors for the sums of the chunks, and one of all.
+        """Return two empty tensors for the sums of each chunk and of all chunks.
 
         The first is for the matrices; the second is for the totals, the shifts and the logarithms of each chunk's first
         key.
@@ -110,7 +111,7 @@ class _Plan:
     def _summed(self, queries: bool, n: int, x: tuple[int, ...], y: tuple[int, ...]) -> tuple[Prepared, Prepared]:
         """Return two launches that sum over the keys before each chunk or, with `queries`, over the queries after it.
 
-        The first sums each chunk, the second adds up the chunks; it stores the sum of all after the last one.
+        The first launch sums each chunk; the second adds up the chunks, and stores the sum of all after the last one.
         """
         block, constants = self.call.tuning.sums, self.constants
         chunks, heads = -(-n // self.chunk), self.call.value[0] * self.call.value[1]

@@ -15,20 +15,20 @@ from torch.autograd.function import once_differentiable
 from regard.kernels.triton.additive.plan import Block, Prepared
 from regard.kernels.triton.linear.elu_rows import elu_features, elu_gradients, quotients, upstream
 
-_BLOCK, _NUMBERS = Block(16, 128, warps=4, stages=1), 4096  # number of entries of a tile
+_BLOCK, _NUMBERS = Block(16, 128, warps=4, stages=1), 4096  # _NUMBERS: number of entries of a tile
 
 
 class _Signature(NamedTuple):
-    """The properties of a call that determine its launches."""
+    """The properties of a call that determine its kernel launches."""
 
     query: torch.Size
     value: torch.Size
-    strides: tuple[tuple[int, ...], ...]  # of query and key
+    strides: tuple[tuple[int, ...], ...]  # strides of query and key
     keep: tuple[int, ...] | None  # strides of the mask of keys
 
 
 class _Plan:
-    """The prepared launches of all calls with one signature."""
+    """The prepared kernel launches of all calls with the same signature."""
 
     def __init__(self, call: _Signature) -> None:
         (b, h, q, d), (_, g, k, e) = call.query, call.value
@@ -48,7 +48,8 @@ class _Plan:
         self.query_gradients = Prepared(elu_gradients, queries, (*at_query, q, h // g, q, d), of_queries, _BLOCK)
         self.key_gradients = Prepared(elu_gradients, keys, (*at_key, k, 1, k, d), of_keys, _BLOCK)
         self.rest = queries, (h, q), {**value, "R": tile}
-        self.upstream = functools.lru_cache(maxsize=16)(self._upstream)  # by the strides of the output gradient
+        # The kernel launches are cached by the strides of the output's gradient.
+        self.upstream = functools.lru_cache(maxsize=16)(self._upstream)
 
     def _upstream(self, change: tuple[int, ...]) -> Prepared:
         grid, (h, q), constants = self.rest
@@ -61,7 +62,7 @@ _plan = functools.lru_cache(maxsize=512)(_Plan)
 def _forward(plan: _Plan, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> tuple[Tensor, ...]:
     """Return the output, φ(q), φ(k), S = Σ φ(k) vᵀ, z = Σ φ(k) and the divisors.
 
-    In all but the output, the query heads that share a key head are one sequence.
+    In all tensors but the output, the query heads that share a key head are joined to one sequence.
     """
     (b, h, q, d), (_, g, k, e) = plan.call.query, plan.call.value
     queries, keys = query.new_empty(b * g, plan.rows, d), key.new_empty(b * g, k, d)

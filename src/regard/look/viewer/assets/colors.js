@@ -1,6 +1,6 @@
-// The colour scale of regard.look.color_scale, for a screen: one hue, with perceptually equal steps. The lightness of
-// an OKLCH colour (Ottosson 2020) is linear in the weight, so the order of two weights is visible in grey print and for
-// colour-blind readers.
+// The colour scale of heat maps, the same as in regard.look.color_scale: one hue, with perceptually equal steps. The
+// lightness of an OKLCH colour (Ottosson 2020) is linear in the weight, so the order of two weights is visible in grey
+// print and for colour-blind readers.
 
 const HUE = (258 * Math.PI) / 180;
 const BELOW = (48 * Math.PI) / 180; // hue of negative weights
@@ -38,20 +38,20 @@ export function headTable(n, theme) {
   return tables[name];
 }
 
-// The text colour on the n-th hue of heads at a share of its scale.
+// The colour of text on the n-th hue of heads; `share` is the weight divided by the largest weight.
 export function headInk(share, n, theme) {
   return between(headScale(n, theme).lightness, share) > 0.565 ? "#000000" : "#ffffff";
 }
 
-// The scale of one head ends in the colour of its lines. Hues of the second half lie between those of the first, so
-// they are lighter.
+// The colour scale of a head in the n-th hue; at the largest weight it has the colour of the head's lines. The hues of
+// the second half of `HEADS` lie between those of the first half and are lighter, to be distinguishable from them.
 function headScale(n, theme) {
   const light = (theme === "dark" ? 0.72 : 0.52) + (n < HEADS.length / 2 ? 0 : 0.15);
   const { lightness, chroma } = SCALES[theme];
   return { lightness: [lightness[0], light], chroma: [chroma[0], 0.17] };
 }
 
-// The n-th hue of heads in CSS notation, strong enough for a line.
+// The n-th hue of heads as a CSS colour, strong enough for a line.
 export function headColor(n, theme) {
   return `rgb(${headTable(n, theme)[255].join(",")})`;
 }
@@ -66,12 +66,12 @@ export function colorOf(value, highest, scale, theme) {
   return table(theme, value < 0)[Math.round(255 * stretch(value, highest, scale))];
 }
 
-// The colour of a weight in CSS notation.
+// The colour of a weight as a CSS colour.
 export function tint(value, highest, scale, theme) {
   return `rgb(${colorOf(value, highest, scale, theme).join(",")})`;
 }
 
-// The text colour on the colour of a weight.
+// The colour of text on a background in the colour of a weight.
 export function inkOf(value, highest, scale, theme) {
   if (!Number.isFinite(value)) return theme === "dark" ? "#000000" : "#ffffff";
   return ink(stretch(value, highest, scale), theme);
@@ -88,18 +88,20 @@ export function palette(theme) {
   return THEMES[theme];
 }
 
-// The colour of a share from 0 to 1, in CSS notation.
+// The CSS colour of a share: a weight divided by the largest weight, from 0 to 1.
 export function css(share, theme) {
   const [red, green, blue] = table(theme)[Math.round(255 * Math.min(1, Math.max(0, share)))];
   return `rgb(${red},${green},${blue})`;
 }
 
-// The text colour on a share's colour: black on light, white on dark, swapped where both contrast 4.5 : 1.
+// The colour of text on the colour of a share: black on light and white on dark colours. The text changes from black to
+// white at the lightness at which both have a contrast of 4.5 : 1.
 export function ink(share, theme) {
   return between(SCALES[theme].lightness, Math.min(1, Math.max(0, share))) > 0.565 ? "#000000" : "#ffffff";
 }
 
-// The position of a weight on its scale, whatever its sign. "root" enlarges small weights; non-finite ones stand out.
+// The position of a weight on the colour scale, from 0 to 1; the sign is ignored. The scale "root" enlarges small
+// weights. Non-finite weights are at 1.
 export function stretch(value, highest, scale) {
   if (!Number.isFinite(value)) return 1;
   const share = highest > 0 ? Math.min(1, Math.abs(value) / highest) : 0;

@@ -1,4 +1,4 @@
-// Functions that create elements. Text is always inserted as text: nothing of a trace is parsed as markup.
+// Functions that create elements of the page. Text from a trace is inserted as text and never parsed as HTML.
 
 export function el(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -12,8 +12,8 @@ export function el(tag, attributes = {}, ...children) {
   return element;
 }
 
-// A group of buttons of which one is pressed; arrow keys move between them, as between radio buttons. Choosing may
-// redraw the group, so the focus is restored by the group's name.
+// A group of buttons of which one is pressed; arrow keys move between the buttons, as in a group of radio buttons. A
+// choice may redraw the group, so the focus is restored by the group's name.
 export function choice(label, options, current, choose, name = label) {
   const take = (value) => {
     choose(value);
@@ -37,8 +37,8 @@ export function choice(label, options, current, choose, name = label) {
   return el("div", group, ...buttons);
 }
 
-// Replaces the children of an element, and restores the focus to the element with the same `data-here`. A text field
-// keeps its caret.
+// Replaces the children of an element, and restores the focus to the child with the same `data-here`. A text field
+// keeps the position of its caret.
 export function replaced(element, ...children) {
   const had = element.contains(document.activeElement) ? document.activeElement : null;
   const caret = had?.type === "search" ? had.selectionStart : null;
@@ -48,7 +48,7 @@ export function replaced(element, ...children) {
   if (next && caret !== null) next.setSelectionRange(caret, caret);
 }
 
-// Reports the width of an element, at once and after each change; returns a function that stops it.
+// Reports the width of an element, at once and after each change; returns a function that ends the reports.
 export function whenResized(element, report) {
   let last = -1;
   const observer = new ResizeObserver(() => {

@@ -1,13 +1,14 @@
-// Texts about a head: its shape and check, the error of its storage, and what is under the pointer.
+// Texts about a head: its shape, the result of its check, its storage error, and the values under the pointer.
 
 import { el } from "./dom.js";
 import { compact, known, labelOf, short, weight } from "./format.js";
 import { best, valueAt } from "./model.js";
 import { heard } from "./sound.js";
 
-const GOOD = 0.05; // a relative error that half precision explains; a larger one means that the weights are wrong
+const GOOD = 0.05; // largest relative error that half precision explains; above it, the weights are wrong
 
-// The layer and, if it has several heads, those that are shown: one, their mean (the one after the last), or more.
+// The title of the displayed map: the name of the layer and, if the layer has several heads, which of them are shown.
+// The head after the last is the mean of all heads.
 export function titleOf(name, record, heads, say) {
   const which = headsOf(record, heads, say);
   return [
@@ -22,7 +23,7 @@ export function headsOf(record, heads, say) {
   return heads[0] === record.heads ? say("meanOf", { count: record.heads }) : say("head", { head: heads[0] });
 }
 
-// Numbers in order, neighbours as ranges: "0–3, 7".
+// Numbers in ascending order; consecutive numbers are written as a range: "0–3, 7".
 function ranges(numbers) {
   const found = [];
   for (const number of numbers) {
@@ -56,7 +57,7 @@ export function factsOf(record, head, name, say) {
   ];
 }
 
-// The storage error of a map in a page, and what a pooled map shows.
+// Sentences about the stored weights: their largest error, and what the cells of a pooled map show.
 export function storedOf({ record, map, whole }, finer, say) {
   const sizes = {
     queries: record.queries, keys: record.keys, kept: record.pack?.kept,
@@ -65,12 +66,12 @@ export function storedOf({ record, map, whole }, finer, say) {
   if (finer) return whole ? [] : [say("pooledTiles", sizes)];
   if (!whole) return [say("pooled", sizes), ...(record.pack.stride > 1 ? [say("stride", record.pack)] : [])];
   const error = compact(map.error);
-  const fine = compact(record.pack.peak / 131070); // half a step of 16 bits
+  const fine = compact(record.pack.peak / 131070); // rounding error of weights in 16 bits: half a step
   if (record.pack.half || record.pack.kept >= record.keys || fine === error) return [say("within", { error })];
   return [say("precision", { error, kept: record.pack.kept, fine })];
 }
 
-// One sentence about a position of the picture.
+// The text about the cell or token at a position of the picture: its names, its weight and the error of the weight.
 export function readoutOf(model, { row, column }, view, say) {
   const name = (labels, n) => short(labelOf(labels, n), 32);
   const parts = [];
@@ -95,7 +96,7 @@ export function readoutOf(model, { row, column }, view, say) {
     const { from, to } = heard(weights, model.columns.seconds);
     parts.push(el("span", { class: "number", text: say("seconds", { from: from.toFixed(2), to: to.toFixed(2) }) }));
   }
-  // In the road view every row has its own numbers, unless there is only one row.
+  // In the road view each row of the map has its own scene; the speeds of all scenes are in one list, row after row.
   const at = view === "road" ? (row ?? 0) * model.columns.items.length + column : column;
   const speed = ["scene", "road"].includes(view) && column !== null ? model.columns.speed?.[at] : undefined;
   if (speed !== undefined) parts.push(el("span", { class: "number", text: say("speedOf", { value: compact(speed) }) }));

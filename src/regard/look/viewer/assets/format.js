@@ -1,7 +1,7 @@
-// Numbers and labels as displayed text.
+// Functions that convert numbers and labels to displayed text.
 
-// A weight with three digits and at least three decimals, or as many as its storage error allows. `like` determines the
-// number of decimals if several weights are listed together.
+// A weight as text: three significant digits and at least three decimals, but no more than its storage error allows.
+// Weights of one list get the number of decimals of the weight `like`.
 export function weight(value, error = 0, like = value) {
   if (!Number.isFinite(value)) return odd(value);
   const sure = error > 0 ? Math.max(1, Math.floor(-Math.log10(2 * error))) : 6;
@@ -10,7 +10,7 @@ export function weight(value, error = 0, like = value) {
   return value.toFixed(Math.min(6, sure, Math.max(3, wanted))).replace("-", "−");
 }
 
-// Whether a value is known; unknown ones are null.
+// Whether a value is known; unknown values are null.
 export function known(value) {
   return value !== null && value !== undefined;
 }
@@ -33,7 +33,7 @@ export function compact(value) {
   return value.toExponential(1).replace("e-", "e−").replace("e+", "e");
 }
 
-// Control characters, and marks without width that could change the direction of the text.
+// A pattern of control characters, and of invisible marks that could change the direction of the text.
 const UNSEEN = /[\u0000-\u001f\u007f\u200b-\u200f\u202a-\u202e\u2066-\u2069]/g;
 
 // A token as visible text: blanks and line ends are replaced by symbols.
@@ -48,15 +48,15 @@ export function short(label, longest = 24) {
   return letters.length > longest ? `${letters.slice(0, longest - 1).join("")}…` : letters.join("");
 }
 
-// The i-th label; without labels its number, from 0.
+// The label at an index; without labels, the index itself.
 export function labelOf(labels, index) {
   return labels?.items[index] ?? String(index);
 }
 
 const PATH = /^[\w.]+$/;
 
-// Names of records: the layer in words, or the module name, with the answer it belongs to; and the number of the call
-// if a module was called several times.
+// Names of records for display: the name of the layer, or the path of the module. The name begins with the record's
+// group, if it has one, and ends with the number of the call if a module was called several times.
 export function namesOf(records, say) {
   const calls = new Map();
   for (const { name } of records) calls.set(name, (calls.get(name) ?? 0) + 1);
@@ -68,7 +68,7 @@ export function namesOf(records, say) {
   });
 }
 
-// Dotted paths without their common parts at both ends.
+// Module paths without the parts that all of them have in common at the beginning and at the end.
 function trimmed(paths) {
   const split = paths.filter((path) => path !== null).map((path) => path.split("."));
   if (new Set(split.map((parts) => parts.join("."))).size < 2) return paths;

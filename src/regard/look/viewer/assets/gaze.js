@@ -1,10 +1,10 @@
-// The path of the gaze over an image, numbered, and the patches of each glimpse.
+// The view of a model that looks at an image in glimpses: their locations as a numbered path, and their patches.
 
 import { labelOf, short, textWidth } from "./format.js";
 
-const BADGE = 10; // radius of a number's circle
-const SIDE = 60; // side of a patch
-const STEP = SIDE + 16; // distance between glimpses in the list
+const BADGE = 10; // radius of the circle around the number of a glimpse
+const SIDE = 60; // side of a displayed patch, in pixels
+const STEP = SIDE + 16; // distance in pixels between the entries of the list of glimpses
 const MOST = 200; // largest number of listed glimpses
 
 export const gaze = {
@@ -38,7 +38,7 @@ function layout(model, look) {
   };
 }
 
-// The positions of the numbers: beside their locations, without overlap.
+// The positions of the glimpses' numbers: beside the glimpses' locations, without overlap.
 function badgesOf({ count, at, large, high }) {
   const taken = [];
   for (let n = 0; n < count; n++) {
@@ -57,7 +57,7 @@ function badgesOf({ count, at, large, high }) {
   return taken;
 }
 
-// The patches of each glimpse at each scale, cropped once from the single picture that contains them all.
+// The patches of each glimpse at each scale, cropped from the one picture in which all patches are stored, and cached.
 function cropsOf(model, { scales }) {
   if (model.crops) return model.crops;
   const { sheet, rows } = model;
@@ -96,7 +96,7 @@ function draw(painter, box, place, model, look) {
   }
 }
 
-// The squares of a glimpse: for the chosen one at all scales, for the others the finest.
+// The outlines of the patches on the image: of the chosen glimpse at all scales, of the others at the finest scale.
 function retina(painter, place, { rows }, look) {
   const square = (n, share, style) => {
     const [[x, y], side] = [place.at(n), share * place.large];
@@ -131,7 +131,7 @@ function badge(painter, x, y, n, look) {
   painter.text(String(n), x, y + 0.5, { size: 12, color: colors.text, anchor: "middle", weight: 600 });
 }
 
-// A line of the list: the number, the patches from fine to coarse, and the name.
+// An entry of the list of glimpses: the number, the patches from the finest scale to the coarsest, and the name.
 function glimpse(painter, place, model, look, n, y) {
   const { colors, matches } = look;
   badge(painter, place.left + BADGE + 2, y + SIDE / 2, n, look);

@@ -1,14 +1,14 @@
-// The map of weights: rows are queries, columns are keys, darker cells have larger weights.
+// The view of a map as cells: rows are queries, columns are keys, and darker cells have larger weights.
 
 import { colorOf, headColor, headInk, headTable, inkOf, mostOf, palette, stretch, table } from "./colors.js";
 import { compact, labelOf, nice, odd, short, textWidth } from "./format.js";
 import { inside } from "./model.js";
 import { pixels } from "./painter.js";
 
-const SIZE = 12; // font size of labels
+const SIZE = 12; // font size of the labels in pixels
 const LONGEST = 140; // largest width of a label in pixels
 const READABLE = 34; // smallest cell in pixels that shows a number
-const painted = new WeakMap(); // a grid's cells as a small picture, cached for one scale and theme
+const painted = new WeakMap(); // cache of drawn maps: the cells of a grid as a picture, for one scale and theme
 
 export const heatmap = {
   name: "heatmap",
@@ -20,7 +20,7 @@ export const heatmap = {
 
 function layout(model, look) {
   const { record } = model;
-  const most = Math.max(60, Math.min(LONGEST, look.width * 0.24)); // largest width of a label
+  const most = Math.max(60, Math.min(LONGEST, look.width * 0.24)); // largest width of a label in pixels
   const left = 14 + Math.min(most, longest(model.rows, record.queries));
   const widest = Math.min(most, longest(model.columns, record.keys));
   const after = Math.max(12, ...overhang(model.columns, record.keys, widest, look.width - left));
@@ -45,7 +45,7 @@ function layout(model, look) {
   };
 }
 
-// The extent of the last slanted labels beyond the map, if its columns share the available width.
+// How far the slanted labels of the last columns extend beyond the right edge of the map, in pixels.
 function overhang(labels, count, widest, width) {
   const cell = Math.max(1, Math.min(44, (width - widest * Math.SQRT1_2) / Math.max(1, count)));
   if (widest <= cell - 6) return [];
@@ -58,12 +58,12 @@ function overhang(labels, count, widest, width) {
 
 function longest(labels, count) {
   let widest = 0;
-  const step = Math.max(1, Math.floor(count / 600)); // in a very long list only some labels are measured
+  const step = Math.max(1, Math.floor(count / 600)); // in a very long list only some labels are measured, to save time
   for (let n = 0; n < count; n += step) widest = Math.max(widest, textWidth(short(labelOf(labels, n)), SIZE));
   return Math.ceil(widest);
 }
 
-// The rows and columns in a box of the picture.
+// The range of rows and columns of the map that are visible in a box of the picture.
 function span(place, record, box) {
   const row0 = Math.max(0, Math.floor(box.y / place.high));
   const column0 = Math.max(0, Math.floor(box.x / place.cell));
@@ -124,7 +124,7 @@ export function rowTops(grid) {
   return Float32Array.from({ length: grid.rows }, (_, i) => mostOf(row(i)));
 }
 
-// A stroke through non-finite cells, so that they are recognisable without colour.
+// Draws a stroke through the cells of non-finite weights, so that they are recognisable without colour.
 function hatched(painter, place, box, grid, look) {
   const [wide, high] = [place.cell * grid.columnBlock, place.high * grid.rowBlock];
   if (Math.min(wide, high) < 5) return;
@@ -174,7 +174,8 @@ function numbers(painter, place, seen, model, look) {
 function marks(painter, place, record, { hover, locked, colors }) {
   const box = (row, column, opacity) => {
     const edge = { stroke: colors.mark, line: 1.5, opacity };
-    const thread = { fill: colors.mark, opacity: opacity * 0.8 }; // used where a frame would hide its cell
+    // Drawn instead of a frame if the cells are so small that a frame would hide them.
+    const thread = { fill: colors.mark, opacity: opacity * 0.8 };
     const [x, y] = [place.left + place.cell * column, place.top + place.high * row];
     const [wide, high] = [place.cell * record.keys, place.high * record.queries];
     if (row !== null && place.high >= 5) painter.rect(place.left, y, wide, place.high, edge);
@@ -189,7 +190,7 @@ function marks(painter, place, record, { hover, locked, colors }) {
     const [x, y] = [place.left + place.cell * locked.column, place.top + place.high * locked.row];
     const grow = Math.max(0, (7 - Math.min(place.cell, place.high)) / 2);
     const [wide, high] = [place.cell + 2 * grow, place.high + 2 * grow];
-    // Two nested frames are visible on light and on dark cells.
+    // Two nested frames in different colours are visible on light and on dark cells.
     painter.rect(x - grow, y - grow, wide, high, { stroke: colors.page, line: place.cell < 7 ? 3.5 : 6 });
     painter.rect(x - grow, y - grow, wide, high, { stroke: colors.mark, line: place.cell < 7 ? 1.5 : 2.5 });
   } else box(null, locked.column, 0.9);
@@ -204,7 +205,8 @@ function rowNames(painter, box, place, seen, model, look) {
       const strong = i === hover?.row || i === locked?.row;
       if (!ticked(i, every) && !strong && !matches.rows.has(i)) continue;
       if (!strong && every > 1 && near(i, [hover?.row, locked?.row], every)) continue;
-      const y = place.top + Math.max(place.high * (i + 0.5), i ? 0 : SIZE / 2); // the first label is not cut off
+      // Keeps the first label from being cut off at the top.
+      const y = place.top + Math.max(place.high * (i + 0.5), i ? 0 : SIZE / 2);
       const color = matches.rows.has(i) ? colors.accent : strong ? colors.text : colors.quiet;
       const style = { size: SIZE, color, anchor: "end", weight: strong || matches.rows.has(i) ? 600 : 400 };
       painter.text(fitted(labelOf(model.rows, i), place.most), box.x + place.left - 8, y, style);
@@ -231,7 +233,7 @@ function columnNames(painter, box, place, seen, model, look) {
   });
 }
 
-// The first label and every `every`-th; for plain numbers, round ones.
+// Whether the n-th row or column gets a label: the first one and every `every`-th one.
 function ticked(n, every) {
   return n % every === 0;
 }
@@ -246,13 +248,13 @@ function fitted(label, room) {
   return text;
 }
 
-// The colour bar, from 0 or from the most negative weight to the largest.
+// The colour bar below the map, from 0 (or from the most negative weight) to the largest weight.
 export function scaleBar(theme, negative) {
   const color = (n) => (n < 0 ? table(theme, true)[-n] : table(theme)[n]);
   return negative ? pixels(255, 1, (n) => color(2 * n - 254)) : pixels(128, 1, (n) => color(2 * n + 1));
 }
 
-// The texts at the ends of the colour bar.
+// The texts at the two ends of the colour bar.
 export function scaleEnds(deepest, negative, look) {
   const how = look.scale === "root" ? ` (${look.say("root")})` : "";
   const largest = look.scale === "row" ? look.say("largestOfRow") : compact(deepest) + how;

@@ -1,26 +1,29 @@
-// An image with attention as an overlay: large for the chosen word, small for every word.
+// The view of attention over an image: a large picture with the chosen word's weights as an overlay, and a small one
+// for every word.
 
 import { inkOf, mostOf, tint } from "./colors.js";
 import { labelOf, short, textWidth, weight } from "./format.js";
 import { veilOf, veilScale } from "./veil.js";
 
 const GAP = 16;
-const UNDER = 66; // height of the word and the scale below the large picture
-const DRAWN = 96; // side in pixels up to which a picture is enlarged by whole factors, without smoothing
-const CHIP = 28; // height of a token that is not part of the image
-const CHIPS = 64; // largest number of such tokens
+const UNDER = 66; // height of the caption and the colour scale below the large picture
+const DRAWN = 96; // largest side in pixels of a picture that is enlarged by a whole factor, without smoothing
+const CHIP = 28; // displayed height of a token that is not part of the image
+const CHIPS = 64; // largest number of displayed tokens that are not part of the image
 
 export const image = {
   name: "image",
   keys: "flow",
-  scale: "row", // the default scale, because a word with broad attention has small weights
+  // By default, each word's colours end at its own largest weight: a word with broad attention has small weights.
+  scale: "row",
   veils: true,
   fits: (model) => model.picture !== null && Boolean(sides(model)),
   layout,
 };
 
-// The axis of the map that is the image. Keys, as for words about an image or patches that attend each other; or
-// queries, as for an image generated from words: then a word's map is its column, and all rows are needed.
+// Finds the axis of the map whose positions are the patches of the image. If the keys are patches (words that attend to
+// an image, or patches that attend to each other), the weights of a word are its row. If the queries are patches (an
+// image generated from words), the weights of a word are its column, so all rows are needed.
 function sides(model) {
   const { rows, columns, map, record } = model;
   const isImage = (labels) => labels?.kind === "patches" && Boolean(labels.grid);
@@ -40,7 +43,7 @@ function layout(model, look) {
   const ratio = model.picture.height / model.picture.width;
   const words = Math.min(side.words, 400);
   const large = enlarged(model.picture, Math.min(look.width - 8, words ? 440 : 520, 520 / ratio));
-  // The words' pictures are beside the large one if there is room, else below it.
+  // The small pictures of the words are beside the large picture if there is room, otherwise below it.
   const apart = words > 0 && beside(look, large);
   const left = apart ? large + 36 : 4;
   const top = apart ? 4 : large * ratio + UNDER + 24;
@@ -52,7 +55,7 @@ function layout(model, look) {
   place.crisp = isDrawn(model.picture);
   place.step = small * ratio + 40;
   place.chosen = side.axis === "row" ? look.active : (look.hover?.column ?? look.locked?.column ?? null);
-  // For patches, initially the class token.
+  // If patches attend to patches, the class token is shown until the user chooses a patch.
   place.shown = place.chosen ?? (words ? peak(place, model) : first ? 0 : null);
   if (words && !apart) place.top += flow.high;
   const below = large * ratio + UNDER + 4 + (flow.x > large ? 0 : flow.high);
@@ -70,7 +73,7 @@ function layout(model, look) {
   };
 }
 
-// Each pixel of a small picture stays a square: its width grows by whole factors.
+// Whether a picture is so small that it is enlarged by a whole factor, so that each pixel stays a square.
 function isDrawn({ width, height }) {
   return Math.max(width, height) <= DRAWN;
 }
@@ -80,7 +83,7 @@ function enlarged(picture, width) {
   return isDrawn(picture) && times > 1 ? times * picture.width : Math.round(width);
 }
 
-// The number of small pictures in a row, and their width: for a drawn picture a whole multiple.
+// The number of small pictures in a row, and the width of each of them.
 function strip(picture, room) {
   const narrow = room < 500;
   const least = isDrawn(picture) ? enlarged(picture, narrow ? 110 : 150) : narrow ? 100 : 128;
@@ -88,7 +91,7 @@ function strip(picture, room) {
   return { across, small: enlarged(picture, Math.min(150, Math.floor((room - GAP * (across - 1)) / across))) };
 }
 
-// The initial word: the one with the largest weight. Rows that are not loaded yet are ignored.
+// The word that is shown first: the one with the largest weight. Rows that are not loaded yet are ignored.
 function peak({ side, words, first }, model) {
   if (!model.whole) return 0;
   const most = Array.from({ length: words }, (_, n) => mostOf(side.weights(n).subarray(first)));
@@ -99,7 +102,7 @@ function beside(look, large) {
   return look.width - large > 330;
 }
 
-// Tokens of the sequence that are not part of the image, such as the class token: below the picture, or beside it.
+// The layout of tokens that are not part of the image, such as the class token: below the picture, or beside it.
 function chipsOf(side, first, { x, y, wide }) {
   const chips = [];
   let [left, top] = [x, y];
@@ -170,7 +173,7 @@ function fitted(label, room, strong) {
   return text;
 }
 
-// Below the large picture: the word, its largest weight and its probability, and the legend of the overlay.
+// Draws the text below the large picture (the word, its largest weight and its probability) and the overlay's legend.
 function caption(painter, place, model, look) {
   const { side, shown, large, ratio } = place;
   const { say, colors } = look;
@@ -195,12 +198,13 @@ function largest(values) {
   return values?.find((value) => !Number.isFinite(value)) ?? mostOf(values);
 }
 
-// The weight at which the overlay is clear: the largest of this word, or of all words and of the other trace.
+// The weight at which the overlay is transparent: the largest weight of this word, or of all words of all compared
+// traces.
 function brightest(own, look, word) {
   return look.scale === "row" || word === null ? mostOf(own) : Math.max(look.highest, 1e-12);
 }
 
-// The picture under a word's overlay, which is clear where the weight is largest.
+// Draws the picture under the overlay of a word, which is transparent where the weight is largest.
 function lit(painter, x, y, width, place, model, look, word) {
   const height = width * place.ratio;
   painter.image(model.picture, x, y, width, height, { smooth: !place.crisp });
@@ -211,7 +215,7 @@ function lit(painter, x, y, width, place, model, look, word) {
   painter.clip(x, y, width, height, () => painter.image(veil, x, y, width, height, { smooth: !look.cells }));
 }
 
-// Each token with its weight, in a colour comparable with the patches.
+// Draws each token that is not part of the image with its weight, in a colour of the same scale as the patches.
 function special(painter, { side, chips, words }, model, look, shown, marked) {
   const weights = shown === null ? side.total : side.weights(shown);
   const most = mostOf(weights);

@@ -1,13 +1,13 @@
-// Queries at the left, keys at the right, and a line for each weight above a threshold.
+// The view of a map as lines: queries at the left, keys at the right, and a line for each weight above a threshold.
 
 import { headColor, palette, stretch, tint } from "./colors.js";
 import { labelOf, short, textWidth, weight } from "./format.js";
 
 const SIZE = 13;
-const HIGH = 22; // height of a line of text
-const MOST = 1200; // largest number of lines; more would be unreadable
-const BAR = 4; // width in pixels of the bar of a head's weight
-const known = new WeakMap(); // the positions of the largest weights of a map, cached
+const HIGH = 22; // height in pixels of a line of text
+const MOST = 1200; // largest number of drawn lines; more would be unreadable
+const BAR = 4; // width in pixels of the bar that shows the weight of one head
+const known = new WeakMap(); // cache: the positions of the largest weights of each map
 
 export const lines = {
   name: "lines",
@@ -20,7 +20,8 @@ function layout(model, look) {
   const { record } = model;
   const room = Math.max(70, Math.min(180, look.width * 0.28));
   const left = Math.min(room, widest(model.rows, record.queries)) + 20;
-  const bars = model.parts ? model.parts.length * BAR : BAR; // width of the heads' bars before each name at the right
+  // Width of the bars, one for each head, before each key's name.
+  const bars = model.parts ? model.parts.length * BAR : BAR;
   const right = Math.min(room, widest(model.columns, record.keys)) + 60 + bars;
   const gap = Math.max(90, Math.min(340, look.width - left - right));
   const place = { left, gap, right, room, bars };
@@ -79,7 +80,7 @@ function strands(painter, box, place, model, look, chosen) {
   }
 }
 
-// The weights of a head that get a line, as [row, column, weight, weight of the thickest line].
+// The weights of a head that are drawn as lines: [row, column, weight, weight at which a line has its full width].
 function links(map, { record }, look, chosen) {
   const found = [];
   if (chosen) {
@@ -106,7 +107,7 @@ function strongest(map, least) {
   return known.get(map).places;
 }
 
-// Whether a weight gets a line; non-finite ones always do.
+// Whether a weight is drawn as a line; non-finite weights always are.
 function counts(value, least) {
   return !Number.isFinite(value) || Math.abs(value) > least;
 }
@@ -133,8 +134,8 @@ function name(painter, place, model, look, n, side, chosen) {
   }
 }
 
-// The weight that a name receives, as a bar before it: one in the colour of its weight, or one for each of several
-// heads.
+// Draws the weight that a key receives as a bar before its name: one bar in the colour of the weight, or, if several
+// heads are shown, one bar for each head.
 function bars(painter, x, y, model, look, n, fill) {
   if (!model.parts) {
     if (fill) painter.rect(x, y, BAR, HIGH - 4, { fill, radius: 2 });

@@ -1,9 +1,9 @@
-// The entry of a standalone page: decodes its embedded data, and shows it.
+// The entry point of a standalone page: decodes the data in the page and shows the viewer.
 
 import { decode, MemorySource } from "./source.js";
 import { mount } from "./viewer.js";
 
-// For each trace the sources of all its sequences.
+// The sources of each trace: one source for each of its sequences.
 const traces = [];
 for (const element of document.querySelectorAll("script[data-about]")) {
   const trace = Number(element.dataset.about.split("-")[0]);

@@ -1,4 +1,4 @@
-// Every head as a point: the breadth of its attention (entropy) against its distance.
+// Every head of a model as a point: the mean entropy of its rows, against the mean distance between query and key.
 
 import { css } from "./colors.js";
 import { compact, known, nice, textWidth } from "./format.js";
@@ -14,7 +14,7 @@ export const measures = {
   layout,
 };
 
-// Points in reading order: layer by layer, head by head. `apart` is whether distances are known.
+// The points in reading order: layer by layer, head by head. `apart` is true if mean distances are known.
 export function points(about) {
   const apart = about.records.some((record) => record.distance);
   const found = [];
@@ -27,7 +27,7 @@ export function points(about) {
   return { apart, found };
 }
 
-// Where the name of a point begins: beside, above or below it, where it covers the fewest other points.
+// The position of a point's name: beside, above or below the point, where it covers the fewest other points.
 function clear(x, y, wide, others, width, height) {
   const covered = ([left, level]) => others.filter(([px, py]) =>
     px > left - RADIUS && px < left + wide + RADIUS && Math.abs(py - level) < 7 + RADIUS).length;

@@ -1,10 +1,10 @@
-// The data of one head for the views: its map, its labels, and its rows, some of which may still be loading.
+// The data of one head for drawing: its map, its labels, and its rows, some of which may still be loading.
 
 import { mostOf } from "./colors.js";
 import { strongestMap } from "./several.js";
 
-// `ask(row)` fetches a row of a pooled map; `arrived()` is called when it has arrived, `failed(error)` if it failed.
-// `parts` are the maps of several heads, whose mean is `map`; null if one head is shown.
+// `ask(row)` fetches a row of a pooled map; `arrived()` is called when the row has arrived, `failed(error)` if fetching
+// failed. `parts` are the maps of several heads, whose mean is `map`; null if one head is shown.
 export function modelOf({ record, map, received, rows, columns, picture, sheet, parts = null }, { ask, arrived, failed }) {
   const whole = map.rowBlock === 1 && map.columnBlock === 1;
   const known = new Map();
@@ -33,7 +33,7 @@ export function modelOf({ record, map, received, rows, columns, picture, sheet, 
     found.indices.forEach((index, n) => (values[index] = found.values[n]));
     return values;
   };
-  // The weights of each of several heads in a row; null while loading.
+  // The weights of one row, for each of several heads; null while the row is loading.
   const partsOf = (row) => {
     if (!whole) return rowOf(row)?.parts ?? null;
     return parts.map((part) => part.map.values.subarray(row * map.columns, (row + 1) * map.columns));
@@ -44,14 +44,16 @@ export function modelOf({ record, map, received, rows, columns, picture, sheet, 
     record, map, received, rows, columns, picture, sheet, whole, rowOf, weights, tile: null, parts, partsOf, strongest,
     highest: strongest?.highest ?? map.highest,
     mostReceived: Math.max(1e-12, ...(parts ? parts.map((part) => mostOf(part.received)) : [mostOf(received)])),
-    negative: map.values.some((value) => value < 0), // drawn in a second hue
-    odd: map.values.some((value) => !Number.isFinite(value)), // NaN or infinite
-    same: record.queries === record.keys && names(rows) === names(columns), // queries and keys are the same tokens
+    // True if there are negative weights, which are drawn in a second hue.
+    negative: map.values.some((value) => value < 0),
+    odd: map.values.some((value) => !Number.isFinite(value)), // true if there are NaN or infinite weights
+    // True if queries and keys are the same tokens.
+    same: record.queries === record.keys && names(rows) === names(columns),
   };
 }
 
-// The weight of a cell and its error: from a tile, the whole map or the largest weights of a row. `mean` is true if
-// only the mean of its surroundings is known.
+// The weight of a cell and its storage error: from a tile, the whole map or the largest weights of a row. `mean` is
+// true if only the mean of several weights, in which the cell is pooled, is known.
 export function valueAt(model, row, column) {
   const { map, tile } = model;
   if (tile?.rowBlock === 1 && tile.columnBlock === 1 && inside(tile, row, column)) {

@@ -1,4 +1,4 @@
-// All heads: a row of small maps for each layer, or a point for each head.
+// The overview of all heads: a row of small maps for each layer, or a point for each head.
 
 import { colorOf, headColor, MOST_HEADS } from "./colors.js";
 import { choice, el } from "./dom.js";
@@ -10,8 +10,8 @@ import { Picture } from "./picture.js";
 import { pixels } from "./painter.js";
 import { huesOf } from "./several.js";
 
-const ACROSS = 16; // largest number of heads in a row
-const LONG = 40; // number of characters from which a name is laid out as a sentence
+const ACROSS = 16; // largest number of heads side by side
+const LONG = 40; // a name with more characters is laid out as a sentence, in a line of its own
 
 export class Overview {
   constructor(stage) {
@@ -23,7 +23,7 @@ export class Overview {
     }, { rootMargin: "200px" });
   }
 
-  // The weight of the darkest colour if all heads share a scale: 1, or the largest weight if rows do not sum to 1.
+  // The weight of the darkest colour if all heads share a scale: 1, or the largest weight if it exceeds 1.
   get top() {
     return Math.max(1, ...this.stage.about.records.flatMap(({ thumbnails }) => thumbnails?.peaks ?? []));
   }
@@ -60,7 +60,7 @@ export class Overview {
     );
   }
 
-  // The initial heads if several are shown: all of them, up to the number of hues.
+  // The heads that are chosen when the display of several heads is switched on: all of them, up to the number of hues.
   first() {
     const { heads } = this.stage.about.records[this.stage.record];
     return Array.from({ length: Math.min(heads, MOST_HEADS) }, (_, head) => head);
@@ -73,9 +73,11 @@ export class Overview {
     const help = parts ? heading : say("overviewHelp");
     const grid = el("div", { class: "heads", role: "grid", "aria-label": help, onkeydown: (event) => this.press(event) });
     const most = Math.max(1, ...records.map((record) => record.heads));
-    grid.style.setProperty("--across", Math.min(ACROSS, most) + (most > 1)); // plus one for their mean
+    // One more column for the mean of the heads.
+    grid.style.setProperty("--across", Math.min(ACROSS, most) + (most > 1));
     grid.dataset.size = most <= 2 ? "large" : most <= 6 ? "medium" : "small";
-    // Sentences are beside their single map or above their heads, names of layers before their heads.
+    // Long names, which are sentences, are beside the maps if each layer has one map, otherwise above the maps. Names
+    // of layers are always before their maps.
     const long = names.some((name) => name.length > LONG);
     if (parts || long) grid.dataset.list = most > 1 ? "above" : "beside";
     if (most > 1) grid.append(this.numbers(most));
@@ -83,7 +85,7 @@ export class Overview {
       const name = el("span", { class: "name", role: "rowheader", text: names[n], title: record.name || names[n] });
       const cells = el("div", { class: "cells", role: "presentation" });
       const order = Array.from({ length: record.heads }, (_, head) => head);
-      if (record.heads > 1) order.unshift(record.heads); // the mean of the heads
+      if (record.heads > 1) order.unshift(record.heads); // this index stands for the mean of the heads
       cells.append(...order.map((head) => this.cell(record, n, head, most)));
       grid.append(el("div", { class: "layer", role: "row" }, name, cells));
     });
@@ -92,7 +94,7 @@ export class Overview {
     return grid;
   }
 
-  // The numbers of the heads, above them.
+  // The row of head numbers, above the small maps.
   numbers(most) {
     const head = (text) => el("span", { role: "columnheader", text });
     const cells = Array.from({ length: most > ACROSS ? 0 : most }, (_, n) => head(String(n)));
@@ -100,7 +102,7 @@ export class Overview {
       el("div", { class: "cells", role: "presentation" }, head(this.stage.say("meanShort")), ...cells));
   }
 
-  // The small map of a head; that of a layer with one head is in the column of the means.
+  // The small map of a head. The map of a layer with one head is in the column of the means.
   cell(record, n, head, most) {
     const { say, names, state } = this.stage;
     const measure = (name) => (known(record[name]?.[head]) ? `, ${say(name)} ${compact(record[name][head])}` : "");
@@ -113,12 +115,13 @@ export class Overview {
     const isMean = record.heads > 1 && head === record.heads;
     button.classList.toggle("mean", isMean);
     button.style.gridColumn = String(isMean || record.heads === 1 ? 1 : 2 + (head % Math.min(ACROSS, most)));
-    if (isMean && state.get("several")) button.disabled = true; // the mean has no hue
+    // Among several heads in colours, the mean cannot be chosen: it has no hue.
+    if (isMean && state.get("several")) button.disabled = true;
     this.seen.observe(button);
     return button;
   }
 
-  // Shows a head; if several are shown, adds or removes it.
+  // Shows a head. If several heads are shown, adds this head to them or removes it.
   choose(record, head) {
     const { stage } = this;
     const { heads: count } = stage.about.records[record];
@@ -149,8 +152,8 @@ export class Overview {
     }
   }
 
-  // The legend of the small maps, and whether all heads share their colours. The colour depends on the root of the
-  // weight.
+  // The legend of the small maps, with the switch between one colour scale for all heads and one for each head. The
+  // colour depends on the square root of the weight.
   scale() {
     const { say, state } = this.stage;
     const shared = state.get("shared");
@@ -198,7 +201,7 @@ export class Overview {
     return el("div", { class: "measures" }, this.picture.element, readout);
   }
 
-  // Marks the chosen heads; only one of them is in the tab order.
+  // Marks the buttons of the chosen heads; only one button can be reached by the tab key.
   mark() {
     this.picture?.refresh();
     if (this.kind !== "maps" || !this.cells) return;
@@ -215,7 +218,7 @@ export class Overview {
     }
   }
 
-  // Arrow keys move between heads and layers; the mean is before the first head.
+  // Arrow keys move between heads and layers; the mean of the heads comes before the first head.
   press(event) {
     const step = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key];
     if (!step) return;

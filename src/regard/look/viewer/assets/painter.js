@@ -1,5 +1,5 @@
-// One drawing interface for a canvas (the screen, PNG) and for SVG text. Every picture is drawn through it, so a saved
-// picture equals the displayed one.
+// One drawing interface for canvases (screen and PNG) and for SVG text. Every picture is drawn through this interface,
+// so a saved picture equals the displayed one.
 
 import { FONTS } from "./format.js";
 
@@ -183,7 +183,7 @@ export class SvgPainter {
   }
 }
 
-// Cells as a small picture of one pixel each; `color(n)` returns [r, g, b] or [r, g, b, a] of cell n.
+// A picture with one pixel for each cell; `color(n)` returns [r, g, b] or [r, g, b, a] of cell n.
 export function pixels(columns, rows, color) {
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [Math.max(1, columns), Math.max(1, rows)];
@@ -198,7 +198,7 @@ export function pixels(columns, rows, color) {
 }
 
 function escape(text) {
-  // Characters that XML does not allow.
+  // Replaces the characters that XML does not allow.
   const possible = String(text).replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g, "·");
   return possible.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
 }

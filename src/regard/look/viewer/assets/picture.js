@@ -4,7 +4,8 @@ import { el, whenResized } from "./dom.js";
 import { CanvasPainter } from "./painter.js";
 
 export class Picture {
-  // `build(width)` returns a layout; `point(place)`, `choose(place)` and `press(key, layout)` are called on user input.
+  // `build(width)` returns a layout; `point(place)`, `choose(place)` and `press(key, layout)` are called when the user
+  // moves the pointer, clicks or presses a key.
   constructor({ build, point, choose, press, scrolled = () => {} }) {
     Object.assign(this, { build, point, choose, press, scrolled });
     this.canvas = el("canvas", { "aria-hidden": "true" });
@@ -20,13 +21,13 @@ export class Picture {
     this.stop = whenResized(this.element, () => this.refresh());
   }
 
-  // Repeats the layout after a change of data or width.
+  // Computes the layout and draws the picture again, after a change of the data or of the width.
   refresh() {
     const width = this.element.clientWidth;
     if (!width) return;
     this.layout = this.build(width);
     if (!this.layout) return;
-    // Scrolled in a separate frame: a map, whose labels stay at its edges, and any drawing too high to paint.
+    // A map, whose labels stay at its edges, is scrolled inside a box of limited height, and so is a very high drawing.
     this.element.classList.toggle("held", Boolean(this.layout.held) || this.layout.height > 2400);
     this.filler.style.width = `${Math.ceil(this.layout.width)}px`;
     this.filler.style.height = `${Math.ceil(this.layout.height)}px`;
@@ -35,7 +36,7 @@ export class Picture {
     this.draw(true);
   }
 
-  // The visible part of the drawing.
+  // The visible part of the drawing, as a rectangle in the drawing's coordinates.
   get box() {
     const { scrollLeft: x, scrollTop: y, clientWidth, clientHeight } = this.element;
     const { width, height } = this.layout;
@@ -61,8 +62,8 @@ export class Picture {
     if (!this.layout) return null;
     const edge = this.canvas.getBoundingClientRect();
     const { box } = this;
-    // Rounded to whole pixels, because browsers report clicks in whole pixels and moves in fractions, and both must
-    // give the same cell.
+    // Coordinates are rounded to whole pixels: browsers report clicks in whole pixels and moves in fractions, and both
+    // must give the same cell.
     const [x, y] = [Math.floor(event.clientX) - edge.left, Math.floor(event.clientY) - edge.top];
     if (x < 0 || y < 0 || x > box.width || y > box.height) return null;
     return this.layout.hit(x + box.x, y + box.y, box);

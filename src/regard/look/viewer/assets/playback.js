@@ -11,7 +11,7 @@ export class Playback {
     this.sound = null;
   }
 
-  // Sets the sound of these labels; null if there is none.
+  // Sets the sound to play; null if the labels of the map have no sound.
   show(sound, say) {
     if (sound !== this.sound) this.stop();
     Object.assign(this, { sound, say });
@@ -21,7 +21,7 @@ export class Playback {
     this.tell();
   }
 
-  // Seconds from the beginning; null while nothing plays.
+  // The position of the sound in seconds from its beginning; null while nothing plays.
   get time() {
     return this.source ? Math.max(0, this.context.currentTime - this.began) : null;
   }

@@ -1,12 +1,13 @@
-// A slider over the rows of a map, and a button that plays them in order.
+// A slider over the rows of a map, and a button that shows the rows one after another.
 
 import { el } from "./dom.js";
 import { labelOf, short } from "./format.js";
 
-const PACE = 200; // milliseconds from row to row
+const PACE = 200; // milliseconds for which each row is shown
 
 export class Player {
-  // `frames()` returns the number of rows to play, 0 for none; `show(row)` shows one; `row()` is the current one.
+  // `frames()` returns the number of rows to play, or 0 if rows cannot be played; `show(row)` shows a row; `row()`
+  // returns the current row.
   constructor({ frames, row, show, say, labels }) {
     Object.assign(this, { frames, row, show, say, labels, timer: null });
     this.button = el("button", { type: "button", "data-here": "play", onclick: () => this.toggle() });

@@ -1,13 +1,13 @@
-// A drive from above: the road under the objects, the ego vehicle, and the weight of each object, step by step.
+// A driving scene from above: the road, the ego vehicle, and the objects with their weights, step by step.
 
 import { stretch, tint } from "./colors.js";
 import { labelOf, short, textWidth } from "./format.js";
 
-const [BEHIND, AHEAD, LEFT, RIGHT] = [18, 62, 15, 11]; // metres around the ego vehicle
-const OWN = [4.5, 1.9]; // length and width of the ego vehicle
+const [BEHIND, AHEAD, LEFT, RIGHT] = [18, 62, 15, 11]; // visible distance around the ego vehicle, in metres
+const OWN = [4.5, 1.9]; // length and width of the ego vehicle, in metres
 const SOON = 0.8; // seconds of motion that a dotted line shows
-const WIDE = 3.5; // half of a crossing road
-const MOST = 1; // the weight of the darkest colour, so that a colour means the same weight in every step
+const WIDE = 3.5; // half of the width of a crossing road, in metres
+const MOST = 1; // weight of the darkest colour, the same in every step, so that the colours of steps can be compared
 const NAMED = 0.05; // smallest weight of an object with a label
 const ROAD = {
   light: { ground: "#eef2ea", pavement: "#e4e5e8", asphalt: "#cfd3d9", paint: "#ffffff", body: "#f8f9fb" },
@@ -23,7 +23,7 @@ export const road = {
   layout,
 };
 
-// The number of scenes, one for each row; 0 if the numbers do not fit.
+// The number of scenes, one for each row of the map; 0 if the coordinates do not match that number.
 function framesOf({ ego, x, y, items }) {
   const frames = ego.length / 4;
   return [x, y].every((places) => places?.length === frames * items.length) ? frames : 0;
@@ -80,7 +80,8 @@ function draw(painter, box, place, model, look) {
   measure(painter, place, box, look);
 }
 
-// Pavements, lanes, crossings, zebra crossings and ramps; dashes are fixed to the road.
+// Draws pavements, lanes, crossings, zebra crossings and ramps. Dashes have fixed positions on the road, so they move
+// past the ego vehicle.
 function ground(painter, place, columns, paint) {
   const { scale, width, height, at, ego } = place;
   const lines = columns.lanes?.length > 1 ? columns.lanes : [-5.25, -1.75, 1.75];
@@ -109,7 +110,7 @@ function ground(painter, place, columns, paint) {
   }
 }
 
-// Lines from the ego vehicle to the attended objects.
+// Draws a line from the ego vehicle to each object, wider for a larger weight.
 function asked(painter, place, weights, look) {
   const [x0, y0] = place.at(place.ego.x, place.ego.y);
   for (const { n, x, y } of place.objects) {
@@ -149,7 +150,7 @@ function ahead(painter, place, { x, y, turn, speed }, stroke) {
   painter.curve(x0, y0, x1, y1, { stroke, line: 2, bend: 0, dash: [3, 3] });
 }
 
-// The labels of attended objects; one that would cover another is moved above its object, or omitted.
+// Draws the labels of the attended objects. A label that would cover another one is moved above its object, or omitted.
 function names(painter, place, model, look, weights) {
   const strong = (n) => n === look.hover?.column || n === look.locked?.column || look.matches.columns.has(n);
   const order = place.objects.filter(({ n }) => strong(n) || (weights?.[n] ?? 0) >= NAMED);

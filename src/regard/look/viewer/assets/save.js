@@ -7,9 +7,10 @@ import { CanvasPainter, SvgPainter } from "./painter.js";
 import { ranked } from "./source.js";
 
 const EDGE = 24;
-const LARGEST = 14000; // largest side in pixels that every browser supports
+const LARGEST = 14000; // largest side of a canvas in pixels that every browser supports
 
-// A whole picture with its title above and the scale and the check below.
+// Draws the frame of a saved picture: the title and the check of the weights above the picture, the colour scale below
+// it.
 function framed(painter, layout, caption, look) {
   const { width, height } = frame(layout, caption, look);
   painter.rect(0, 0, width, height, { fill: look.colors.page });
@@ -26,7 +27,7 @@ function frame(layout, caption, look) {
 }
 
 class Shifted {
-  // A painter with a shifted origin.
+  // A painter whose origin is shifted by (x, y).
   constructor(painter, x, y) {
     const move = (name, places) => (...given) => {
       for (const n of places) given[n] += n % 2 ? y : x;
@@ -65,7 +66,8 @@ export function asPng(layout, caption, look) {
   return new Promise((done) => canvas.toBlob(done, "image/png"));
 }
 
-// The map as a table, a line for each row; for a pooled map, the largest weights of each row, which `rowOf(n)` fetches.
+// The map as a table with one line for each row. For a pooled map, a line has the largest weights of a row, which
+// `rowOf(n)` fetches.
 export async function asTable(model, separator, rowOf) {
   const { map } = model;
   const lines = [];

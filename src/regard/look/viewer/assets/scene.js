@@ -3,7 +3,7 @@
 import { mostOf, stretch, tint } from "./colors.js";
 import { labelOf, short, textWidth, weight } from "./format.js";
 
-const LONG = 5; // length of a vehicle in metres
+const LONG = 5; // length of a drawn vehicle in metres
 const BROAD = 2;
 const EDGE = 34;
 const SOON = 0.4; // seconds of motion that a dotted line shows
@@ -20,7 +20,7 @@ function layout(model, look) {
   const { x, y } = model.columns;
   const [west, east] = [Math.min(...x) - LONG, Math.max(...x) + LONG];
   const [north, south] = [Math.min(...y) - LONG, Math.max(...y) + LONG];
-  // A minimum scale, so that vehicles stay visible: a wide scene is scrolled instead.
+  // The scale has a minimum, so that vehicles stay visible: a wide scene is scrolled instead.
   const scale = Math.max(7, Math.min((look.width - 2 * EDGE) / (east - west), 420 / (south - north), 26));
   const width = Math.max(look.width, (east - west) * scale + 2 * EDGE);
   const height = Math.max(200, (south - north) * scale + 2 * EDGE + 24);
@@ -47,14 +47,14 @@ function shownWeights(model, look) {
   return look.active === null ? model.received : model.weights(look.active);
 }
 
-// The row of an object, if rows are objects too.
+// The row of the map that belongs to an object, if the rows are objects too; otherwise null.
 function asks(model, column) {
   if (!model.rows) return null;
   const row = model.rows.items.indexOf(model.columns.items[column]);
   return row >= 0 && model.rows.items.length > 1 ? row : null;
 }
 
-// The querying object: the one with the row's name; null if there is none.
+// The index of the object that is the query: the object whose name is the label of the row; −1 if there is none.
 function asker(model, row) {
   return row === null || !model.rows ? -1 : model.columns.items.indexOf(model.rows.items[row]);
 }
@@ -99,14 +99,17 @@ function names(painter, place, model, look, weights, self) {
   const isStrong = (n) => n === look.hover?.column || n === look.locked?.column || n === self;
   const order = model.columns.items.map((_, n) => n);
   order.sort((a, b) => isStrong(b) - isStrong(a) || (weights?.[b] ?? 0) - (weights?.[a] ?? 0));
-  const taken = []; // most attended objects are labelled first; an overlapping label is moved above, or omitted
+  // The most attended objects are labelled first. A label that would cover another one is moved above its object, or
+  // omitted.
+  const taken = [];
   for (const n of order) {
     const strong = isStrong(n);
     const [x, y] = place.at(n);
     const name = short(labelOf(model.columns, n), 16) + (weights ? `  ${weight(weights[n], 0.0004)}` : "");
     const half = textWidth(name, 12, strong ? 600 : 400) / 2 + 3;
     const turn = model.columns.heading?.[n] ?? 0;
-    const tall = Math.abs(Math.sin(turn)) * LONG + Math.abs(Math.cos(turn)) * BROAD; // height of the rotated body
+    // Height of the rotated vehicle in the picture, in metres.
+    const tall = Math.abs(Math.sin(turn)) * LONG + Math.abs(Math.cos(turn)) * BROAD;
     const away = Math.max(8, (tall / 2) * place.scale) + 11;
     const apart = (other, at) => Math.abs(other.x - x) > other.half + half || Math.abs(other.y - at) > 15;
     const free = (at) => taken.every((other) => apart(other, at));

@@ -1,13 +1,14 @@
-// Several heads of one layer, each in its own hue.
+// Functions that combine the maps of several heads of one layer, each of which is shown in its own hue.
 
 import { MOST_HEADS, mostOf } from "./colors.js";
 
-// The hue of each of the chosen heads: its number, or its index if a layer has more heads than hues.
+// The index of the hue of each chosen head: the head's number, or its position among the chosen heads if the layer has
+// more heads than there are hues.
 export function huesOf(heads, count) {
   return heads.map((head, place) => (count <= MOST_HEADS ? head : place) % MOST_HEADS);
 }
 
-// The mean of several maps of one shape.
+// The mean of several maps of the same shape.
 export function meanMap(maps) {
   const [first] = maps;
   const values = new Float32Array(first.values.length);
@@ -19,7 +20,7 @@ export function meanOf(lists) {
   return Float32Array.from(lists[0], (_, n) => lists.reduce((sum, list) => sum + list[n], 0) / lists.length);
 }
 
-// One row of several heads: their mean, with the weights of each.
+// The mean of one row over several heads; `parts` has the weights of each head.
 export function meanRow(rows, keys) {
   const dense = rows.map((row) => {
     if (!row.indices) return row.values;
@@ -31,7 +32,7 @@ export function meanRow(rows, keys) {
   return { row: rows[0].row, indices: null, values: meanOf(dense), parts: dense, rest, error: Math.max(...rows.map(({ error }) => error)) };
 }
 
-// A map with the largest weight of any head in each cell, and the index of that head.
+// A map that has in each cell the largest |weight| of any head, and the index of that head.
 export function strongestMap(parts) {
   const [{ map }] = parts;
   const values = new Float32Array(map.values.length);

@@ -1,11 +1,12 @@
-// A spectrogram, and below it the frames of each symbol, on one time axis.
+// The view of attention over sound: a spectrogram, and below it a row for each symbol with the weights of the frames,
+// on the same time axis.
 
 import { colorOf, css, mostOf, stretch } from "./colors.js";
 import { labelOf, nice, short, textWidth } from "./format.js";
 import { pixels } from "./painter.js";
 
 const HIGH = 24;
-const TALL = 150; // height of the spectrogram
+const TALL = 150; // height of the spectrogram in pixels
 
 export const sound = {
   name: "sound",
@@ -40,7 +41,8 @@ function hit(x, y, place, record) {
   return { row: row < 0 ? null : row, column };
 }
 
-// The interval of a row in seconds: around its largest weight, down to half of it.
+// The interval in seconds that a symbol attends to: the frames around its largest weight whose weights are at least
+// half of it.
 export function heard(weights, seconds) {
   let peak = 0;
   weights.forEach((value, n) => value > weights[peak] && (peak = n));
@@ -67,7 +69,7 @@ function draw(painter, box, place, model, look) {
   }
   axis(painter, place, record.keys * seconds, model, look);
   for (let i = 0; i < record.queries; i++) strip(painter, box, place, model, look, i, seconds);
-  if (look.time != null) { // the position of the playing sound
+  if (look.time != null) { // a line at the current position of the sound while it plays
     const x = place.left + (place.wide * look.time) / (record.keys * seconds);
     painter.rect(Math.min(x, place.left + place.wide) - 1, 0, 2, place.top + HIGH * record.queries, { fill: colors.warm });
   }

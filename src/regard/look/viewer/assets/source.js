@@ -4,39 +4,43 @@
 //   source.thumbnail(record, head)              -> Grid of at most 32 × 32 cells: each has the largest weight in it
 //   source.map(record, head)                    -> Grid of the whole map, pooled if it is too large to store
 //   source.tile(record, head, row0, column0, rows, columns)
-//                                               -> Grid of that part, in weights; pooled if it is too large
+//                                               -> Grid of that part of the map; pooled if it is too large
 //   source.rows(record, head, row)              -> Row, the weights of one query
 //   source.received(record, head)               -> Float32Array: the mean weight that each key receives
 //   source.picture(label)                       -> Blob of a PNG, or null
-//   source.finer                                -> true if tile() can show more than map() does
+//   source.finer                                -> true if tile() can have a higher resolution than map()
 //   source.sequence(n)                          -> the source of the n-th of about.sequences
 //
-// `record`, `head` and `label` are positions in the lists of About. If a record has several heads, the head after the
-// last is their mean.
+// `record`, `head` and `label` are indices in the lists of About. If a record has several heads, the head after the
+// last is their mean. In the objects below, `?` marks a field that may be missing.
 //
-// About  { title, parts: { en, zh } | null: the heading of the records, dropped: [sentence], labels: [Labels], records: [{
-//            group: the answer it belongs to, or "", layer: [word] | null,
-//            name, call, kind, heads, queries, keys, scale, note, check, rows, columns,   (these two: labels or null)
-//            entropy: [per head] | null, distance: [per head] | null }],    (null for a head: unknown)
-//          sequence, sequences: [{ number, text }] }     (those of the batch in the page; text: the first words)
+// About  { title, parts: { en, zh } or null (the heading of the records), dropped: [sentence], labels: [Labels],
+//          records: [{
+//            group: the title of the answer that the record belongs to, or "", layer: [word] or null,
+//            name, call, kind, heads, queries, keys, scale, note, check,
+//            rows, columns: indices in `labels`, or null,
+//            entropy: [number for each head] or null, distance: [number for each head] or null }],
+//          sequence, sequences: [{ number, text }]: the sequences of the batch in the page, and their first words }
 // Labels { kind: "tokens" | "patches" | "frames" | "objects" | "glimpses" | "list", items: [string], grid: [h, w]?,
-//            picture: bool, seconds?: number per frame, sound?: a WAV file in base64, x?, y?, heading?, speed?: [per object],
-//            length?, width?, present?: [per object], ego?: [x, y, heading, speed per row]: then x, y, … have a number for
-//            each object of each row; lanes?, crossings?, zebras?, ramps?: [metres],
-//            sides?: [per scale], width of a glimpse as a fraction of the image's; x and y are fractions then too,
-//            probability?: [per item], of a generated word }
+//            picture: bool, seconds?: the length of a frame, sound?: a WAV file in base64,
+//            x?, y?, heading?, speed?, length?, width?, present?: [number for each object],
+//            ego?: [x, y, heading, speed for each row]; then x, y, … have a number for each object of each row,
+//            lanes?, crossings?, zebras?, ramps?: [metres],
+//            sides?: [width of a glimpse at each scale]; with it, x, y and sides are fractions of the image's size,
+//            probability?: [probability of each generated word] }
 // Grid   { row0, column0, rows, columns, rowBlock, columnBlock, values: Float32Array, highest, error }
 //            A cell is the mean of rowBlock × columnBlock weights; `error` bounds the storage error.
 //            Values may be negative, infinite or NaN; `highest` is the largest finite |value|.
-// Row    { row, indices: Uint32Array | null, values: Float32Array, rest, error }
-//            With indices null there is a value for every key; else the largest ones, and the sum of all others.
+// Row    { row, indices: Uint32Array or null, values: Float32Array, rest, error }
+//            If `indices` is null, there is a value for every key. Otherwise there are only the largest weights, and
+//            `rest` is the sum of the others.
 
 import { mostOf } from "./colors.js";
 import { halves } from "./halves.js";
 
 export class MemorySource {
-  // A trace compressed in the page. `packs` has one gzip file in base64 per record, decompressed at first use. `others`
-  // are the sources of all sequences of the batch, including this one.
+  // The data source of a trace whose compressed data is in the page. `packs` has one gzip file in base64 for each
+  // record, decompressed at first use. `others` are the sources of all sequences of the batch, including this one.
   constructor(about, packs, pictures, others) {
     this.about = about;
     this.others = others;
@@ -44,7 +48,7 @@ export class MemorySource {
     this.packs = packs;
     this.pictures = pictures;
     this.unpacked = new Map();
-    this.maps = new Map(); // cache of the most recent heads
+    this.maps = new Map(); // cache of the maps of recently shown heads
   }
 
   async sequence(n) {
@@ -123,7 +127,7 @@ export class MemorySource {
     return picture ? new Blob([decode(picture)], { type: "image/png" }) : null;
   }
 
-  // The largest weights of one stored row, largest first.
+  // The stored largest weights of a row, in descending order, with the indices of their keys.
   largest(pack, head, at) {
     const start = (head * pack.rowsKept + at) * pack.kept;
     const indices = pack.indices.subarray(start, start + pack.kept);
@@ -135,12 +139,13 @@ export class MemorySource {
   unpack(record) {
     if (!this.unpacked.has(record)) {
       const { pack } = this.about.records[record];
-      const { heads } = pack; // includes their mean
+      const { heads } = pack; // number of heads, including the mean of all heads
       const views = decompress(decode(this.packs[record])).then(({ buffer }) => {
         let start = 0;
         const take = (type, length) => {
           const view = new type(buffer, start, length);
-          start += Math.ceil((length * type.BYTES_PER_ELEMENT) / 4) * 4; // every array begins at a multiple of four
+          // Every array begins at a multiple of four bytes.
+          start += Math.ceil((length * type.BYTES_PER_ELEMENT) / 4) * 4;
           return view;
         };
         const rows = heads * pack.rowsKept;
@@ -160,7 +165,7 @@ export class MemorySource {
   }
 }
 
-// The cells of a grid that cover the requested weights.
+// The cells of a grid that cover the given range of rows and columns.
 export function part(grid, row0, column0, rows, columns) {
   const top = Math.floor(row0 / grid.rowBlock);
   const left = Math.floor(column0 / grid.columnBlock);
@@ -173,7 +178,7 @@ export function part(grid, row0, column0, rows, columns) {
   return { ...grid, row0: row, column0: column, rows: bottom - top, columns: right - left, values };
 }
 
-// The weights of a query as { index, value } pairs: non-finite ones first, then the largest.
+// The weights of a query as { index, value } pairs: the non-finite weights first, then the others in descending order.
 export function ranked(row) {
   const pairs = Array.from(row.values, (value, n) => ({ index: row.indices ? row.indices[n] : n, value }));
   const rank = ({ value }) => (Number.isFinite(value) ? 0 : 1);

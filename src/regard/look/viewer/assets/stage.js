@@ -1,4 +1,4 @@
-// One trace on the page: its heads, the picture of the chosen one, and the current token.
+// The part of the page that shows one trace: its heads, the picture of the chosen head, and the current token.
 
 import { headColor, mostOf, palette } from "./colors.js";
 import { el } from "./dom.js";
@@ -24,9 +24,10 @@ import { TokenList } from "./token.js";
 import { byWords, sentenceOf, wordsOf } from "./words.js";
 
 export const VIEWS = [heatmap, lines, text, gaze, image, sound, road, scene];
-const OWN = [gaze, image, sound, road, scene]; // preferred views, if they fit
-const COLOURED = [heatmap, lines, text]; // views that can show several heads, each in its hue
-const PATIENCE = 50; // milliseconds that the pointer rests, or a map is not scrolled, before more is fetched
+// Specialised views: the first of them that can show a record is its default.
+const OWN = [gaze, image, sound, road, scene];
+const COLOURED = [heatmap, lines, text]; // views that can show several heads at once, each in its own hue
+const PATIENCE = 50; // time in milliseconds without a move of the pointer or a scroll after which more data is fetched
 const STEPS = {
   ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity,
 };
@@ -36,7 +37,7 @@ export class Stage {
     Object.assign(this, { viewer, source, index, state: viewer.state, about: source.about, model: null });
     this.matches = { rows: new Set(), columns: new Set() };
     this.element = el("section", { class: "stage" });
-    this.bitmaps = new Map(); // decoded pictures of labels
+    this.bitmaps = new Map(); // cache of decoded pictures of labels
     this.overview = new Overview(this);
     this.token = new TokenList(this);
     this.playback = new Playback(() => this.follow());
@@ -62,14 +63,15 @@ export class Stage {
     return Math.min(this.state.get("record"), this.about.records.length - 1);
   }
 
-  // The displayed head; the one after the last is the mean of all, which a record of one head does not have.
+  // The index of the displayed head. The index after the last head is the mean of all heads, which a record with one
+  // head does not have.
   get head() {
     const { heads } = this.about.records[this.record];
     const head = this.state.get("head");
     return head === "mean" ? heads - (heads === 1) : Math.min(head, heads - 1);
   }
 
-  // All displayed heads: several only if this is switched on.
+  // The indices of all displayed heads: more than one only if the display of several heads is switched on.
   get heads() {
     const { heads } = this.about.records[this.record];
     if (!this.state.get("several") || heads === 1) return [this.head];
@@ -85,13 +87,13 @@ export class Stage {
     return this.names[this.record];
   }
 
-  // Whether this record has words in several pieces, and all their weights are loaded.
+  // Whether some words of this record consist of several pieces, and all weights of the record are loaded.
   get hasWords() {
     const { rows, columns } = this.about.records[this.record] ?? {};
     return Boolean(this.model?.whole) && [rows, columns].some((place) => wordsOf(this.about.labels[place]));
   }
 
-  // The views that can show this record, and the current one.
+  // The views that can show this record.
   get views() {
     if (!this.model) return [heatmap];
     return VIEWS.filter((view) => view.fits(this.model) && (!this.model.parts || COLOURED.includes(view)));
@@ -104,12 +106,12 @@ export class Stage {
     return views.find((view) => (asked ? view.name === asked : OWN.includes(view))) ?? usual;
   }
 
-  // The scale from weights to colours: as chosen, or the default of the view.
+  // The name of the scale from weights to colours: the user's choice, or the default of the view.
   get scale() {
     return this.state.get("scale") ?? this.view.scale ?? "linear";
   }
 
-  // A position in the picture, if it exists in this trace.
+  // The position (row, column) that the selection stores under a name; null if it does not exist in this trace.
   place(name) {
     const place = this.state.get(name);
     if (!place || !this.model) return null;
@@ -127,7 +129,7 @@ export class Stage {
     return this.place("hover")?.column ?? this.place("locked")?.column ?? (this.model?.same ? this.active : null);
   }
 
-  // The weight of the darkest colour, shared by traces that are compared, so that a colour means the same weight.
+  // The weight of the darkest colour. All traces that are compared share it, so that a colour means the same weight.
   get highest() {
     const of = ({ model }) => Math.max(model?.highest ?? 0, model?.tile?.highest ?? 0);
     return Math.max(...this.viewer.stages.map(of));
@@ -146,7 +148,7 @@ export class Stage {
     };
   }
 
-  // Shows another sequence of the batch; late responses for an earlier choice are ignored.
+  // Shows another sequence of the batch. A response that arrives after the user has chosen yet another one is ignored.
   async turn() {
     const wanted = this.state.get("sequence");
     try {
@@ -158,12 +160,13 @@ export class Stage {
       return;
     }
     this.bitmaps.clear();
-    this.state.set({ hover: null, locked: null }); // the words at these positions have changed
+    this.state.set({ hover: null, locked: null }); // the selected positions belong to other words now
     this.render();
     this.load();
   }
 
-  // Fetches the chosen head, then shows it; late responses for another head are ignored.
+  // Fetches the chosen heads, then shows them. A response that arrives after the user has chosen other heads is
+  // ignored.
   async load() {
     if (!this.about.records.length) return;
     const [at, heads, { source }] = [this.record, this.heads, this];
@@ -174,7 +177,8 @@ export class Stage {
       const [found, picture, sheet] = await Promise.all([
         Promise.all(heads.map((head) => Promise.all([source.map(at, head), source.received(at, head)]))),
         this.bitmap(columns?.picture ? record.columns : record.rows),
-        this.bitmap(rows?.kind === "glimpses" ? record.rows : null), // the patches of the glimpses
+        // The picture that contains the patches of all glimpses.
+        this.bitmap(rows?.kind === "glimpses" ? record.rows : null),
       ]);
       if (!here()) return;
       this.model = modelOf({ ...this.shown(record, heads, found, rows, columns), picture, sheet }, {
@@ -187,7 +191,8 @@ export class Stage {
     this.viewer.loaded(this);
   }
 
-  // The data of the fetched heads for the views: the mean of several, words instead of their pieces.
+  // The fetched data in the form that the views need: merged into words if whole words are chosen, and averaged if
+  // several heads are chosen.
   shown(record, heads, found, rows, columns) {
     const whole = found.every(([map]) => map.rowBlock === 1 && map.columnBlock === 1);
     const merges = this.state.get("words") && whole && (wordsOf(rows) || wordsOf(columns));
@@ -198,7 +203,8 @@ export class Stage {
     return { ...each[0], map: meanMap(parts.map(({ map }) => map)), received: meanOf(parts.map(({ received }) => received)), parts };
   }
 
-  // One row. From a server it is fetched only if the pointer rests; pictures of all rows need each of them at once.
+  // Fetches one row of a map. From a server, it is fetched only once the pointer rests, except for views with a picture
+  // of each row, which need all rows at once.
   async ask(record, heads, row) {
     if (this.source.finer && !OWN.includes(this.view)) {
       await new Promise((done) => setTimeout(done, PATIENCE));
@@ -215,7 +221,7 @@ export class Stage {
     return this.bitmaps.get(place);
   }
 
-  // For a pooled map, fetches the visible part in full once it is large enough to be seen.
+  // For a pooled map, fetches the visible part at a higher resolution, unless almost the whole map is visible.
   async sharpen(layout, box) {
     const { model } = this;
     if (!this.source.finer || !layout.wanted || !model || model.whole || model.parts) return;
@@ -239,7 +245,7 @@ export class Stage {
     }
   }
 
-  // Locks a position; locking the same one again removes the lock.
+  // Locks a position, so that it stays selected without the pointer; locking the same position again removes the lock.
   lock(place) {
     if (!place) return;
     const old = this.state.get("locked");
@@ -266,7 +272,7 @@ export class Stage {
     return true;
   }
 
-  // The position to which a key moves the lock: in a map along both axes, else from token to token.
+  // The position that is locked after a key press: in a map, keys move along both axes; otherwise from token to token.
   step(key) {
     const { queries, keys } = this.model.record;
     const { row = null, column = null } = this.place("locked") ?? {};
@@ -280,7 +286,7 @@ export class Stage {
     return ["ArrowLeft", "ArrowRight", "Home", "End"].includes(key) ? { row, column: right } : { row: down, column };
   }
 
-  // Searches a text in the labels; returns the positions, rows first.
+  // Searches the labels for a text; returns the positions of the matches, those in the rows first.
   find(query) {
     this.matches = { rows: new Set(), columns: new Set() };
     const wanted = query.trim().toLocaleLowerCase();
@@ -296,7 +302,7 @@ export class Stage {
     return same ? inRows : [...inRows, ...inColumns];
   }
 
-  // Builds all elements: at the start, or after a change of language.
+  // Creates all elements, at the start and after a change of language.
   render() {
     const { say } = this;
     const several = this.viewer.stages.length > 1;
@@ -343,7 +349,7 @@ export class Stage {
       el("ul", {}, ...dropped.map((sentence) => el("li", { text: sentence }))));
   }
 
-  // Redraws the current head after a change of its settings.
+  // Draws the current heads again after a change of settings.
   refresh() {
     if (!this.title || !this.model) return;
     const { say, model, view, heads, name } = this;
@@ -366,7 +372,7 @@ export class Stage {
     this.tell();
   }
 
-  // The sentences of both axes as running text, because labels of a map are shortened and far apart.
+  // The sentences of both axes as running text, because the labels in a map are shortened and far apart.
   texts() {
     const { say, model } = this;
     const sides = model.same ? [["sentence", model.rows]] : [["queries", model.rows], ["keys", model.columns]];
@@ -376,7 +382,7 @@ export class Stage {
     });
   }
 
-  // Updates the page after the pointer or the lock has moved.
+  // Updates the page after the pointer has moved, or a position was locked or unlocked.
   follow() {
     if (!this.model || !this.title) return;
     const width = this.picture.element.clientWidth;
@@ -385,7 +391,8 @@ export class Stage {
     this.tell();
   }
 
-  // Texts beside the picture: the position under the pointer or locked, the legend, and the list of the token.
+  // Updates the texts beside the picture: the position under the pointer or the locked one, the legend, and the list of
+  // the current token's weights.
   tell() {
     const hover = this.place("hover");
     const place = hover ?? this.place("locked");
@@ -408,7 +415,7 @@ export class Stage {
     this.token.render();
   }
 
-  // The legend of the heads' hues.
+  // The legend that shows the hue of each head.
   keysOfHeads() {
     return this.model.parts.map(({ head, hue }) => {
       const square = el("span", { class: "hue" });
@@ -441,7 +448,7 @@ export class Stage {
     download(await paint(view.layout(model, look), caption, look), `${name}.${kind}`);
   }
 
-  // The locked row if there is one, else the whole map.
+  // Copies the weights of the locked row or, if no row is locked, of the whole map.
   async copy() {
     const row = this.place("locked")?.row ?? null;
     const rowOf = (place) => (this.model.whole ? this.model.rowOf(place) : this.source.rows(this.record, this.head, place));

@@ -1,4 +1,5 @@
-// The selection, shared by all parts of the page. Listeners receive the names of changed entries.
+// The state of the page, such as the selection and the settings, shared by all its parts. Listeners receive the names
+// of the entries that have changed.
 
 export class State {
   constructor(values) {
@@ -30,7 +31,7 @@ function same(a, b) {
   return a.row === b.row && a.column === b.column && a.stage === b.stage;
 }
 
-// Stored for the next visit if the browser allows it, else in the page's address.
+// Returns a setting from an earlier visit, from the browser's storage or else from the page's address.
 export function remembered(name) {
   try {
     const kept = localStorage.getItem(`regard.${name}`);
@@ -53,6 +54,6 @@ export function remember(name, value) {
   try {
     history.replaceState(null, "", `#${kept}`);
   } catch {
-    // a document without an address loses its settings when it is closed
+    // a document without an address cannot store the setting
   }
 }

@@ -1,4 +1,4 @@
-// Every text of the viewer, in English and Chinese. {name} is a placeholder.
+// Every text of the viewer in English and Chinese. {name} stands for a value that is inserted.
 
 const EN = {
   language: "Language", theme: "Appearance", auto: "Auto", light: "Light", dark: "Dark",
@@ -99,7 +99,7 @@ const ZH = {
 
 const WORDS = { en: EN, zh: ZH };
 
-// Names of layers; other parts of a module path are shown unchanged.
+// Words in the names of layers. Parts of a module path that are not in this list are shown unchanged.
 const LAYERS = { zh: { encoder: "编码器", decoder: "解码器", layer: "层", self: "自注意力", cross: "交叉注意力", rollout: "累积注意力" } };
 
 // Returns a function that translates texts into a language.

@@ -1,11 +1,12 @@
-// Tokens in reading order, coloured by the weight that they receive, or by the weights of the chosen token.
+// The view of a text: its tokens in reading order, coloured by the mean weight that each receives, or by the weights of
+// the chosen token.
 
 import { headColor, inkOf, stretch, tint } from "./colors.js";
 import { labelOf, short, textWidth } from "./format.js";
 
 const SIZE = 15;
 const HIGH = 30;
-const MOST = 4096; // largest number of tokens
+const MOST = 4096; // largest number of tokens that this view shows
 
 export const text = {
   name: "text",
@@ -86,7 +87,7 @@ function draw(painter, box, parts, model, look) {
   }
 }
 
-// A stripe for each head, more opaque for a larger weight.
+// Draws a stripe for each head behind a token, more opaque for a larger weight.
 function striped(painter, x, y, wide, parts, each, n, most, look) {
   const step = wide / parts.length;
   parts.forEach(({ hue }, place) => {

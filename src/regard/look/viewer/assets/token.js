@@ -1,4 +1,4 @@
-// One token: the keys that it attends, or the queries that attend it, as a list of bars with weights.
+// The list of one token's weights: bars for the keys that the token attends to, or for the queries that attend to it.
 
 import { headColor, mostOf, stretch, tint } from "./colors.js";
 import { choice, el, replaced } from "./dom.js";
@@ -41,7 +41,7 @@ export class TokenList {
     );
   }
 
-  // Without a chosen token: the tokens that receive the most weight.
+  // Shows the tokens that receive the most weight, while no token is chosen.
   received() {
     const { say, model } = this.stage;
     this.element.setAttribute("aria-label", say("most"));
@@ -61,7 +61,8 @@ export class TokenList {
     return this.bars(row, looks ? model.columns : model.rows, looks ? model.record.keys : model.record.queries, target, each);
   }
 
-  // For several heads, `each` has the weight of each: its part of a bar has its hue.
+  // Creates the list of bars. If several heads are shown, `each` has the weights of each head, and a bar consists of
+  // one part for each head, in the head's hue.
   bars(row, labels, total, target, each = null) {
     const { stage } = this;
     const list = el("ol", { class: "bars" });
@@ -78,7 +79,7 @@ export class TokenList {
         part.style.background = headColor(stage.model.parts[n].hue, stage.state.get("shown"));
         bar.append(part);
       });
-      // non-finite and negative weights have a full bar in a separate hue.
+      // a non-finite or negative weight has a full bar in a separate hue
       const strange = Number.isFinite(value) ? (value < 0 ? -0.7 : null) : NaN;
       if (strange !== null) bar.style.background = tint(strange, 1, "linear", stage.state.get("shown"));
       const name = labelOf(labels, index);

@@ -1,16 +1,20 @@
-// A map of weights over a picture: a veil (translucent overlay), clear at the largest weight and opaque at 0.
+// Draws weights over a picture as a veil: a translucent overlay that is transparent at the largest weight and nearly
+// opaque at weight 0.
 
 import { colorOf, mostOf, stretch } from "./colors.js";
 import { compact } from "./format.js";
 import { pixels } from "./painter.js";
 
-const THICK = 190; // opacity of 255, at weight 0
-const SIDE = 144; // side of a veil in pixels; at least half of it along the longer side
-const DARK = 0.3; // mean lightness below which a picture gets a light veil, because a dark one would be invisible
-const means = new WeakMap(); // mean colours of pictures, cached
-const veils = new WeakMap(); // veils of models by word and settings, cached
+const THICK = 190; // opacity of the overlay at weight 0, of at most 255
+// The longer side of an overlay has at most this many pixels, and at least half as many; a grid with more cells has one
+// pixel for each cell.
+const SIDE = 144;
+// A picture with a mean lightness below this gets a light overlay, because a dark one would be invisible.
+const DARK = 0.3;
+const means = new WeakMap(); // cache: the mean colour of each picture
+const veils = new WeakMap(); // cache: the overlays of each model, by word and settings
 
-// The weights of a grid (high × wide) as a veil, for one word of a model.
+// The overlay for one word: the word's weights over a grid of high × wide cells, as a picture.
 export function veilOf(model, word, weights, { high, wide }, most, look) {
   if (!veils.has(model)) veils.set(model, new Map());
   const known = veils.get(model);
@@ -30,7 +34,7 @@ export function veilOf(model, word, weights, { high, wide }, most, look) {
   return veil;
 }
 
-// The legend of a veil: its opacity from weight 0 to the largest, over the picture's mean colour.
+// Draws the legend of the overlay: its opacity from weight 0 to the largest weight, over the picture's mean colour.
 export function veilScale(painter, x, y, width, most, model, look) {
   const [mean, shadow] = [meanOf(model.picture), shadowOf(model.picture)];
   const bar = pixels(96, 1, (n) => {
@@ -45,8 +49,8 @@ export function veilScale(painter, x, y, width, most, model, look) {
   painter.text(compact(most), x + width, y + 18, { ...style, anchor: "end" });
 }
 
-// Cubic convolution between the centres of the cells (Keys 1981): at a centre it is that cell's weight. Elsewhere it
-// could leave the range of the weights, so it is clamped.
+// Interpolates the weights between the centres of the cells by cubic convolution (Keys 1981). At the centre of a cell
+// the result is the cell's weight. Elsewhere it is limited to the range of the weights.
 function interpolated(weights, high, wide, size) {
   const finite = Float32Array.from({ length: high * wide }, (_, n) => (Number.isFinite(weights[n]) ? Math.abs(weights[n]) : 0));
   const most = mostOf(finite);
@@ -67,7 +71,7 @@ function interpolated(weights, high, wide, size) {
   return spread;
 }
 
-// For each pixel along a side, four cells and their coefficients.
+// For each pixel along one side: the four cells that it is interpolated from, with their coefficients.
 function taps(count, size) {
   return Array.from({ length: count * size }, (_, u) => {
     const place = (u + 0.5) / size - 0.5;

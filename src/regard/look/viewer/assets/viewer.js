@@ -1,4 +1,5 @@
-// The viewer: `mount(element, sources, options)` inserts it into an element, for one source or two to compare.
+// The viewer: `mount(element, sources, options)` inserts it into an element, for one source, or for two that are
+// compared.
 
 import { choice, el, replaced } from "./dom.js";
 import { short } from "./format.js";
@@ -8,14 +9,15 @@ import { speaker } from "./strings.js";
 
 export function mount(root, sources, options = {}) {
   const viewer = new Viewer(root, sources, options);
-  root.viewer = viewer; // for scripts of the embedding page
+  root.viewer = viewer; // gives scripts of the embedding page access to the viewer
   viewer.render();
   viewer.stages.forEach((stage) => stage.load());
   return viewer;
 }
 
 export class Viewer {
-  // options: title; language "en" or "zh"; theme "auto", "light" or "dark"; header false where the page has its own.
+  // options: title; language "en" or "zh"; theme "auto", "light" or "dark"; header false if the page has its own
+  // header.
   constructor(root, sources, { title, language = "en", theme = "auto", header = true } = {}) {
     Object.assign(this, { root, header });
     this.dark = matchMedia("(prefers-color-scheme: dark)");
@@ -49,7 +51,7 @@ export class Viewer {
       this.tools();
       this.stages.forEach((stage) => stage.turn());
     }
-    // The words at these positions have changed.
+    // The selected positions have other meanings after a switch between words and pieces.
     if (changed.has("words")) this.state.set({ hover: null, locked: null });
     if (["shared", "several"].some((name) => changed.has(name))) this.stages.forEach((stage) => stage.overview.render());
     if (["record", "head", "several", "heads", "words"].some((name) => changed.has(name))) {
@@ -67,11 +69,11 @@ export class Viewer {
     }
   }
 
-  // A stage has loaded its head, so other views may fit now.
+  // Called when a stage has loaded its head: other views may be able to show it.
   loaded(stage) {
     if (this.state.get("query")) stage.find(this.state.get("query"));
     this.tools();
-    this.stages.forEach((each) => each.refresh()); // the scale is shared
+    this.stages.forEach((each) => each.refresh()); // all stages share one colour scale
   }
 
   render() {
@@ -128,7 +130,7 @@ export class Viewer {
     this.counted();
   }
 
-  // The menu of the batch's sequences; for two traces, those of the one with more.
+  // The entries of the menu of sequences; of two traces, those of the trace with more sequences.
   sequences() {
     const lists = this.stages.map((stage) => stage.about.sequences ?? []);
     const longest = lists.reduce((a, b) => (b.length > a.length ? b : a));
@@ -138,14 +140,14 @@ export class Viewer {
     });
   }
 
-  // The switch between whole words and their pieces.
+  // The switch between whole words and sub-word pieces.
   pieces() {
     const kinds = ["pieces", "words"].map((value) => ({ value, text: this.say(value), title: this.say(`${value}Help`) }));
     const current = kinds[Number(this.state.get("words"))].value;
     return choice(this.say("tokens"), kinds, current, (kind) => this.state.set({ words: kind === "words" }), "words");
   }
 
-  // The switch for interpolation of a map over a picture.
+  // The switch between interpolated weights and square cells in an overlay over a picture.
   veils() {
     const kinds = ["smooth", "cells"].map((value) => ({ value, text: this.say(value), title: this.say(`${value}Help`) }));
     const current = kinds[Number(this.state.get("cells"))].value;
@@ -175,7 +177,7 @@ export class Viewer {
     if (locked) this.stages.forEach((stage) => stage.picture.reveal(locked.row, locked.column));
   }
 
-  // Marks search results; with a step, locks the next or the previous one.
+  // Marks the search results; with a step of 1 or −1, locks the next or the previous result.
   search(step) {
     const found = this.stages.map((stage) => stage.find(this.state.get("query")));
     this.found = found.find((places) => places.length) ?? [];

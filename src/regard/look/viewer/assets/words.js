@@ -1,12 +1,13 @@
-// Whole words from pieces: a token that continues a word begins with a dot ("·ing"), a part of a character has its
-// number ("汤⟨2/3⟩").
+// Joins the sub-word pieces of labels into words. A token that continues a word begins with a dot ("·ing"), and a part
+// of a character has a number ("汤⟨2/3⟩").
 
 const PART = /(.)⟨(\d+)\/\d+⟩/gu;
 const LATER = /^.⟨(?!1\/)\d+\/\d+⟩/u;
 const WIDE = /[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60]/;
 const CLOSING = /^[.,;:!?)\]}%»”’]/;
 
-// The words of an axis as { start, stop, name }; null if no piece continues a word.
+// The words along an axis as { start, stop, name }, where start and stop count pieces; null if every piece is a whole
+// word.
 export function wordsOf(labels) {
   if (labels?.kind !== "tokens") return null;
   const words = [];
@@ -18,14 +19,15 @@ export function wordsOf(labels) {
   return words.length < labels.items.length ? words : null;
 }
 
-// The text that a piece adds to its word: a character in parts is added by the first of them.
+// The text that a piece adds to its word. A character that is split over several pieces is added by the first of them.
 function own(item) {
   const text = item.length > 1 ? item.replace(/^·/, "") : item;
   return text.replace(PART, (_, character, part) => (part === "1" ? character : ""));
 }
 
-// A map and its labels by words. A word's outgoing weights are the mean over its pieces, its incoming weights the sum
-// (Clark et al. 2019, section 4.1), so every row still sums to 1.
+// Returns the map of the weights between words instead of pieces, with its labels. The weights of a word as a query are
+// the mean over its pieces, and its weight as a key is the sum over its pieces (Clark et al. 2019, section 4.1), so
+// every row still sums to 1.
 export function byWords({ record, map, rows, columns }) {
   const [down, right] = [wordsOf(rows) ?? each(record.queries), wordsOf(columns) ?? each(record.keys)];
   const values = new Float32Array(down.length * right.length);
@@ -56,7 +58,8 @@ function renamed(labels, words) {
   return labels && wordsOf(labels) ? { kind: labels.kind, picture: false, items: words.map(({ name }) => name) } : labels;
 }
 
-// The labels of an axis as running text; null if they are not text. A list is text if it has several single words.
+// The labels of an axis as running text; null if the labels are not text. Labels of kind "list" are text if there are
+// more than two and each is a single word.
 export function sentenceOf(labels) {
   const isText = labels?.kind === "list" && labels.items.length > 2 && !labels.items.some((item) => item.includes(" "));
   if (labels?.kind !== "tokens" && !isText) return null;
