@@ -74,7 +74,7 @@ def _shared_memory(device: torch.device) -> int:
 
 
 def attend(problem: Problem, features: Features, causal: bool) -> Tensor:
-    """Return the output, (…, h, q, e)."""
+    """Return the output of linear attention on CUDA, (…, h, q, e)."""
     from regard.kernels.triton.linear.operator import linear_attention  # imported here, because it imports Triton
 
     projection = None
@@ -149,7 +149,7 @@ def blocks_serve(problem: Problem, given: tuple[Tensor, ...], features: Features
 def attend_in_blocks(
     problem: Problem, features: Features, chunk: int | None, rows: int, general: Callable[..., Tensor]
 ) -> Tensor | None:
-    """Return the output, (…, h, q, e), or None if some numbers are too large or too small for this method.
+    """Return the output (…, h, q, e), computed on the CPU in blocks, or None if numbers are too large or too small.
 
     With a `chunk` the attention is causal. Then the rows before the first such number are computed in blocks and the
     others by `general`, so that later positions do not change a single bit of earlier outputs.
@@ -160,7 +160,7 @@ def attend_in_blocks(
     whole = all(t.is_contiguous() for t in (query, key, value))
     # If a tensor is not contiguous, batch and heads stay two axes (a view): the blocks copy a few sequences at a time.
     query, key, value = (t.reshape(-1, *t.shape[-2 if whole else -3 :]) for t in (query, key, value))
-    # In half precision gradients would be inaccurate: that of a query is a small difference of large rounded numbers.
+    # In half precision gradients would be inaccurate: the gradient of a query is a small difference of large numbers.
     if query.dtype == torch.float16 or (query.dtype in HALF and problem.differentiated):
         query, key, value = query.float(), key.float(), value.float()
     maps: linear_blocks.Map = linear_blocks.Elu(query.shape[-1])

@@ -49,7 +49,7 @@ class Coarse(NamedTuple):
 class Mask:
     """A rule that decides which query may attend which key.
 
-    Create one with causal, window, padding, segments or dense; combine with & | ~.
+    Create a mask with causal, window, padding, segments or dense; combine masks with & | ~.
 
     >>> both = causal() & padding(torch.tensor([2]))
     >>> both.aligned((1, 1, 3, 3)).allowed(range(3), range(3), torch.device("cpu"))[0, 0].int()
@@ -400,8 +400,8 @@ class Not(Mask):
 def causal(offset: int = 0) -> Mask:
     """Return the mask in which query i may attend keys j ≤ i + offset, aligned to the top left.
 
-    Where the queries are the last of c + q keys, the offset is c. A layer with a cache adds the cache's length itself:
-    write `causal()` there.
+    If the q queries are at the last positions of c + q keys, the offset is c. A layer with a cache adds the cache's
+    length itself: write `causal()` there.
     """
     if type(offset) is int and offset == 0:
         return _CAUSAL

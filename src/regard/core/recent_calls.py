@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from regard.core.dispatch import Route
 
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-_TensorGuards: Any = getattr(_guards, "TensorGuards", None)  # Any, because torch's type stubs of it are wrong
+_TensorGuards: Any = getattr(_guards, "TensorGuards", None)  # Any: torch's type stubs of TensorGuards are wrong
 _MOST, _COUNTED = 8, 4096  # the largest numbers of remembered calls, and of routes whose calls are counted
-# It replaces an argument that holds tensors, which must not be kept alive; that argument is compared by its cache key.
+# `_NEVER` replaces an argument that holds tensors, which must not be kept alive; its cache key is compared instead.
 _NEVER = object()
 _has_gradients, _deterministic = torch.is_grad_enabled, torch._C._get_deterministic_algorithms
 # Each entry describes a call: score, normaliser, mask, bias and request, each replaced by `_NEVER` if it holds tensors;

@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "gelu": F.gelu,
-    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),  # the slope of graph attention (Veličković et al. 2018)
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),  # slope of graph attention networks (Veličković et al. 2018)
 }
 
 _ROOM = 2.0**15  # a bound below the largest float16 number (65504), so that rounding does not overflow
@@ -306,7 +306,7 @@ def _fitting(x: Tensor, weight: Tensor, other: Tensor) -> Tensor:
     """
     # The norm is computed in the dtype of the tensor: with dtype=float32 torch would first cast the whole tensor.
     of_x, of_weight, of_other = (torch.linalg.vector_norm(t.detach(), math.inf).float() for t in (x, weight, other))
-    largest = of_x * of_weight * max(weight.shape[-2:])  # at least the largest entry of the product
+    largest = of_x * of_weight * max(weight.shape[-2:])  # an upper bound of the entries of the product
     factor = (_ROOM / largest).maximum(of_other / _ROOM).clamp_max(1.0)
     return torch.where((largest < math.inf) & (of_other < math.inf), factor, 1.0)
 

@@ -53,7 +53,7 @@ def extent(numbers: Tensor) -> tuple[int, int] | None:
     try:
         low, high = numbers.aminmax()
         return int(low), int(high)
-    except RuntimeError:  # raised under vmap and for fake tensors
+    except RuntimeError:  # values of vmapped and fake tensors cannot be read
         return None
 
 

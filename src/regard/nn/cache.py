@@ -198,7 +198,7 @@ def later_mask(
 
 
 def later_bias(bias: Bias | Tensor | None, offset: int | Tensor, query: Tensor, keys: int) -> Bias | None:
-    """Return the bias for queries that start at key position `offset`: functions of the distance are shifted."""
+    """Return the bias for queries that start at key position `offset`: a bias that depends on distance is shifted."""
     if bias is None:
         return None
     bias = as_bias(bias)

@@ -161,7 +161,8 @@ def implied_weights(
     seen = allowed.any(-2).unsqueeze(-1)
     query, key = query.double(), torch.where(seen, key.double(), 0)
     if isinstance(features, LogFeatures):
-        # The largest value of each feature is moved from keys to queries, so that no exponential overflows.
+        # Key features are divided by their largest value, and query features multiplied by it, so that no exponential
+        # overflows.
         queries, keys = features.log_features(query), features.log_features(key)
         shift = keys.detach().amax(-2, keepdim=True) if shape[-1] else keys.new_zeros(())
         queries = queries + shift

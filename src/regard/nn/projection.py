@@ -166,8 +166,8 @@ class HeadProjection(nn.Module):
     ) -> tuple[Float[Tensor, "b heads n e"], ...]:
         """Return queries, keys and values of self-attention, or parts with other numbers of heads.
 
-        They are split before the axes are transposed, so that the backward pass concatenates their gradients in the
-        layout of the product.
+        Queries, keys and values are split before the axes are transposed, so that the backward pass concatenates their
+        gradients in the layout of the product.
         """
         packed, counts = self._of_itself(x), counts or (self.heads, self.kv_heads, self.kv_heads)
         batch, length, _ = packed.shape

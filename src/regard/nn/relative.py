@@ -67,7 +67,7 @@ class RelativePositions(nn.Module):
         generator: torch.Generator | None = None,
         offset: int | Tensor = 0,
     ) -> Attended:
-        """Compute attention with both terms; the first query is at position `offset` among the keys."""
+        """Compute attention with relative positions; the first query is at position `offset` among the keys."""
         factor = self.factor(score)
         device = query.device.type
         with torch.autocast(device, enabled=False) if device in ("cpu", "cuda") else nullcontext():

@@ -12,7 +12,7 @@ from regard.nn.argument_checks import check_sizes
 
 
 class MaxSaliency(nn.Module):
-    """max_j x_jc: for each feature, the position where it is largest; the first on a tie.
+    """The maximum max_j x_jc of each feature c over all positions j; the weights mark its position, the first on a tie.
 
     Max pooling is attention with weights that are 1 at the maximum and 0 elsewhere. Each feature has its own weights,
     so they are (b, d, k): `received()` counts the features whose maximum is at each position, a saliency map.

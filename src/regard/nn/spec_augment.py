@@ -54,7 +54,7 @@ class SpecAugment(nn.Module):
 def _masked(sizes: Tensor, count: int, width: int, share: float, total: int) -> Tensor:
     """Return which of `total` positions are masked, (b, total): `count` spans of 0 to `width` within the first `sizes`.
 
-    This needs no device synchronisation.
+    The computation needs no device synchronisation.
     """
     drawn = torch.rand(2, len(sizes), count, device=sizes.device)
     most = (sizes * share).clamp_max(width).unsqueeze(1)

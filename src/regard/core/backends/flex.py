@@ -109,7 +109,7 @@ def attend(problem: Problem, *, compiled: bool = True) -> Result:
     If `compiled` is False, FlexAttention runs uncompiled, in torch operations.
     """
     found = clauses(problem.mask, *problem.shape[-2:])
-    assert found is not None  # checked by refuses()
+    assert found is not None  # not None, as refuses() has checked
     if compiled and ranges.serves(problem, found) and not _narrow(problem, found):
         return ranges.attend(problem, found)
     problem = zero_masked_keys(problem)
@@ -168,7 +168,8 @@ def _near(heads: int, *tensors: Tensor) -> bool:
 def direct(problem: Problem) -> Direct | None:
     """Return a function that runs only the kernel, for all calls with the signature of this problem, or None.
 
-    It is None if such calls need more than the kernel. The problem must hold the caller's own tensors and no request.
+    The result is None if calls with this signature need more than the kernel, such as copies. The problem must hold the
+    caller's own tensors, not views of them, and must not request weights.
     """
     found = clauses(problem.mask, *problem.shape[-2:])
     if found is None or problem.query.ndim != 4:

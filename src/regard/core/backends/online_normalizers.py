@@ -38,7 +38,7 @@ class Block(NamedTuple):
     values: Tensor
     first: int  # the position of the block's first key
     kept: Tensor | None = None  # the dropout mask, already scaled by 1 / (1 − p)
-    noise: Tensor | None = None  # Gumbel noise, where a key is sampled
+    noise: Tensor | None = None  # Gumbel noise, if hard attention samples a key
 
     def drop(self, weights: Tensor) -> Tensor:
         return weights if self.kept is None else weights * self.kept

@@ -280,7 +280,7 @@ def _products_serve(query: Tensor, key: Tensor, value: Tensor) -> bool:
     queries, keys = query.shape[2], key.shape[2]
     scores = query.shape[0] * query.shape[1] * queries * keys
     if pads(query, value) and (queries > _FEW or _learning(query, key, value)) and scores <= _SMALL:
-        return True  # not a few queries without gradients: the kernel for decoding steps computes them
+        return True  # few queries without gradients are left to the kernel for decoding steps
     # Matrix products need no copy of a tensor whose batch and heads are one axis in memory.
     memory = all(_joined(t) for t in (key, value))
     if queries <= _FEW and keys >= _MANY:
@@ -388,8 +388,8 @@ def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropo
 def excludes_cudnn(query: Tensor, key: Tensor, value: Tensor, masked: bool = False) -> bool:
     """Return whether cuDNN must be excluded, because its gradients could be wrong.
 
-    They could be for head sizes outside of `_CUDNN_SIZES` and `_CUDNN_LONG`, and inside vmap and compiled transforms,
-    where the memory layout of the incoming gradient cannot be controlled (see `returned_layout`).
+    Its gradients could be wrong for head sizes outside of `_CUDNN_SIZES` and `_CUDNN_LONG`, and inside vmap and
+    compiled transforms, where the memory layout of the incoming gradient cannot be controlled (see `returned_layout`).
     """
     if transformed() and (mapped() or torch.compiler.is_compiling()):
         return True
