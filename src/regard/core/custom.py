@@ -144,7 +144,7 @@ def leaves(scores: Tensor, known: tuple[Tensor, ...] = ()) -> list[Tensor]:
 class _Captured(torch.overrides.TorchFunctionMode):
     """A torch function mode for the trial call, which observes every torch call.
 
-    It records the captured tensors that require grad, and counts the numbers stored for pairs of query and key.
+    The mode records the captured tensors that require grad, and counts the numbers stored for pairs of query and key.
     """
 
     def __init__(self, query: Tensor, key: Tensor) -> None:
@@ -211,8 +211,8 @@ class _RestoredRandomState:
 def _few(query: Tensor, key: Tensor) -> tuple[int, int]:
     """Return the numbers of queries and keys of the trial call.
 
-    The two numbers differ, so that scores with swapped axes are detected. They are primes that divide no other axis, so
-    that `_may_be_of_pairs` can recognise them in the shape of a tensor.
+    The trial uses different numbers of queries and keys, so that scores with swapped axes are detected. Both numbers are
+    primes that divide no other axis, so that `_may_be_of_pairs` can recognise them in the shape of a tensor.
     """
     others = {*query.shape[:-2], *key.shape[:-2], query.shape[-1], key.shape[-1]}
     primes = [prime for prime in (3, 5, 7, 11, 13) if not any(size % prime == 0 for size in others)]

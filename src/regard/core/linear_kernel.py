@@ -193,7 +193,7 @@ def _plan(problem: Problem, count: int, chunk: int | None, rows: int) -> linear_
     if chunk is not None and queries > chunk + 2 * count * size // (count + size):
         return linear_blocks.Plan(chunk, max(1, rows // (math.prod(lead) * chunk)) * chunk, max(1, rows // chunk))
     # Up to some length, causal attention over all pairs needs fewer multiplications than over chunks with sums of
-    # features. These blocks of whole sequences are twice as large: that is as fast on an idle machine, and on a busy
-    # one fewer blocks have to wait for a core.
+    # features. The blocks then consist of whole sequences and are twice as large: on an idle machine the time is the
+    # same, and on a busy machine fewer blocks have to wait for a core.
     pairs = None if chunk is None else max(1, queries)
     return linear_blocks.Plan(pairs, max(64, rows), max(1, 2 * rows // max(1, length)))

@@ -291,7 +291,7 @@ class Hard(Normalizer):
     def sharpness(self) -> float:
         """Return 1/T, the factor of the scores in the sampled distribution.
 
-        The factor is 1 for `gumbel`, where the temperature T only affects the gradient.
+        The factor of the scores is 1 for `gumbel`, where the temperature T only affects the gradient.
         """
         return 1.0 if self.estimator == "gumbel" else 1.0 / self.temperature
 

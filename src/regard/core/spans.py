@@ -19,7 +19,7 @@ _constants: dict[Hashable, Tensor] = {}
 class Stretch:
     """A range of positions, start ≤ i < stop.
 
-    It is used in place of `range`, because torch.compile treats the bounds of a `range` as constants and compiles a new
+    This class replaces `range`, because torch.compile treats the bounds of a `range` as constants and compiles a new
     graph for each length.
     """
 

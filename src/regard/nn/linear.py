@@ -21,10 +21,10 @@ from regard.nn.projection import HeadProjection
 class LinearAttention(nn.Module):
     """Heads of φ(Q) (φ(K)ᵀ V), each row divided by φ(Q) (φ(K)ᵀ 1), in O(n) (Performer, Choromanski et al. 2021).
 
-    It replaces `MultiHeadAttention`, with the same call and the same parameter names. `features` is `PerformerFeatures`
-    (sampled here if None, stored in the state_dict, resampled by `redraw`), `EluFeatures`, or any map to numbers ≥ 0. A
-    mask may be `padding`, `causal()`, or both; with `causal=True` the layer is always causal. Weights are computed only
-    on request.
+    The layer can replace `MultiHeadAttention`: the call and the parameter names are the same. `features` is
+    `PerformerFeatures` (sampled here if None, stored in the state_dict, resampled by `redraw`), `EluFeatures`, or any
+    map to numbers ≥ 0. A mask may be `padding`, `causal()`, or both; with `causal=True` the layer is always causal.
+    Weights are computed only on request.
 
     >>> layer = LinearAttention(16, heads=4, causal=True)
     >>> x = torch.randn(2, 7, 16)

@@ -207,8 +207,8 @@ def _distance(rows: Stretch, columns: Stretch, offset: int | Tensor, device: tor
 class _Spread(torch.autograd.Function):
     """Expand (…, q, 2R + 1), a number for each distance, to (…, q, k): entry clip(j − i) of row i at key j.
 
-    Its gradient is computed by `_Summed`, and the gradient of `_Summed` by this function. torch's own gradient of
-    `gather` would add the many keys beyond distance R one by one, in no fixed order on a GPU.
+    The gradient of `_Spread` is computed by `_Summed`, and the gradient of `_Summed` by `_Spread`. torch's own gradient
+    of `gather` would add the many keys beyond distance R one by one, in no fixed order on a GPU.
     """
 
     @staticmethod

@@ -173,8 +173,8 @@ def _features(problem: Problem) -> int:
 def _builds(problem: Problem) -> bool:
     """Return whether the loops over pairs are compiled.
 
-    This depends only on the size of the call, not on what was compiled before, so that a resumed training run computes
-    the same numbers.
+    The result depends only on the size of the call, not on what was compiled before, so that a resumed training run
+    computes the same numbers.
     """
     if not eager((problem.query, problem.key)) or _SOME <= _features(problem) < _WORTH:
         return False

@@ -1,6 +1,6 @@
 """Dot-product attention over a part of the keys by torch's flash kernel on CUDA, in half precision.
 
-As on the CPU (`flash`), the kernel's backward pass receives the output and the log-sum-exp over all keys.
+As in `flash`, the code for the CPU, the kernel's backward pass receives the output and the log-sum-exp over all keys.
 """
 
 import torch

@@ -388,7 +388,7 @@ def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropo
 def excludes_cudnn(query: Tensor, key: Tensor, value: Tensor, masked: bool = False) -> bool:
     """Return whether cuDNN must be excluded, because its gradients could be wrong.
 
-    Its gradients could be wrong for head sizes outside of `_CUDNN_SIZES` and `_CUDNN_LONG`, and inside vmap and
+    cuDNN's gradients could be wrong for head sizes outside of `_CUDNN_SIZES` and `_CUDNN_LONG`, and inside vmap and
     compiled transforms, where the memory layout of the incoming gradient cannot be controlled (see `returned_layout`).
     """
     if transformed() and (mapped() or torch.compiler.is_compiling()):
