@@ -69,7 +69,7 @@ class Custom(Score):
         from torch._subclasses.fake_tensor import FakeTensorMode  # imported only for an error message
 
         try:
-            with FakeTensorMode(allow_non_fake_inputs=True) as fake:  # computes shapes without allocating memory
+            with FakeTensorMode(allow_non_fake_inputs=True) as fake:  # fake tensors have shapes but no memory
                 query, key = (fake.from_tensor(t.detach()) for t in (query, key))
                 key = key.repeat_interleave(group, -3)
                 scores = self.function(query, key)
@@ -211,8 +211,8 @@ class _RestoredRandomState:
 def _few(query: Tensor, key: Tensor) -> tuple[int, int]:
     """Return the numbers of queries and keys of the trial call.
 
-    The trial uses different numbers of queries and keys, so that scores with swapped axes are detected. Both numbers are
-    primes that divide no other axis, so that `_may_be_of_pairs` can recognise them in the shape of a tensor.
+    The trial uses different numbers of queries and keys, so that scores with swapped axes are detected. Both numbers
+    are primes that divide no other axis, so that `_may_be_of_pairs` can recognise them in the shape of a tensor.
     """
     others = {*query.shape[:-2], *key.shape[:-2], query.shape[-1], key.shape[-1]}
     primes = [prime for prime in (3, 5, 7, 11, 13) if not any(size % prime == 0 for size in others)]

@@ -37,7 +37,7 @@ class Backend:
 
     module: ModuleType
     serves: str
-    devices: tuple[str, ...] = ()  # device types it supports; empty: all
+    devices: tuple[str, ...] = ()  # the device types that the backend supports; empty: all
     softmax: bool = False  # whether softmax is the only supported normaliser
     products: bool = False
     additive: bool = False

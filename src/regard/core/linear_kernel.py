@@ -56,11 +56,11 @@ def _by_products(problem: Problem, features: Features, causal: bool) -> bool:
     wide, dtype = max(problem.query.shape[-1], problem.value.shape[-1]), problem.query.dtype
     if isinstance(features, PerformerFeatures):
         rows = math.prod(problem.query.shape[:-1]) + math.prod(problem.key.shape[:-1])
-        fits = rows * features.projection.shape[0] * 4 <= _SUMS  # the features of all rows are in memory at once
+        fits = rows * features.projection.shape[0] * 4 <= _SUMS  # this method stores the features of all rows
         return TRIAL and fits and wide > _SIZE and not causal
     if not isinstance(features, EluFeatures) or wide > _WIDEST:
         return False
-    if dtype == torch.float32 and not causal:  # the kernels split float32 into three parts, in too many registers
+    if dtype == torch.float32 and not causal:  # kernels split float32 numbers into three parts: too many registers
         return True
     if TRIAL and (wide > _SIZE or (dtype == torch.float32 and wide > _SIZE // 2)):
         return True

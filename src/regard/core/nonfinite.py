@@ -24,8 +24,8 @@ from regard.core.problem import HALF, Problem
 from regard.core.spans import all_of, cut
 from regard.kernels.availability import capturing
 
-_ROWS = 512  # rows of the mask evaluated at a time
-_NUMBERS = 2**26  # entries of mask and bias evaluated at a time
+_ROWS = 512  # the largest number of rows of a mask that are evaluated at a time
+_NUMBERS = 2**26  # the largest number of entries of mask and bias that are evaluated at a time
 
 
 def needs_cleaning(problem: Problem) -> bool:
@@ -50,7 +50,7 @@ def harmless(query: Tensor, key: Tensor, value: Tensor, differentiated: bool) ->
     """Return whether all values are finite and none is so large that products of such values overflow."""
     dtype = torch.float32 if query.dtype in HALF else query.dtype
     limit = math.sqrt(torch.finfo(dtype).max) / 256
-    if query.device.type != "cpu":  # one synchronisation instead of six
+    if query.device.type != "cpu":  # copy the six extremes to the host in one synchronisation
         extremes = [
             end.to(dtype) for tensor in (query, key, value) if tensor.numel() for end in tensor.detach().aminmax()
         ]

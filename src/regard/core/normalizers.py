@@ -120,7 +120,7 @@ def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
     """Return the softmax over allowed keys; rows without allowed keys are 0, and so is their gradient."""
     if allowed is None:
         return torch.softmax(scores, -1)
-    if _no_row_empty(scores, allowed):  # half as many passes over the scores as in the general form below
+    if _no_row_empty(scores, allowed):  # this form reads the scores half as often as the general form below
         return torch.softmax(torch.where(allowed, scores, -math.inf), -1)
     scores, filled = masked(scores, allowed)
     return torch.where(filled, torch.softmax(scores, -1), 0)
@@ -200,7 +200,7 @@ class Entmax(Normalizer):
         if torch.compiler.is_compiling() and twice():
             raise NotImplementedError(f"second derivatives of {type(self).__name__} do not compile: torch loses parts")
         if not scores.requires_grad and not torch.compiler.is_compiling() and not transformed():
-            return _Entmax.forward(scores, self.alpha)  # torch inspects the function's signature in every `apply`
+            return _Entmax.forward(scores, self.alpha)  # `apply` would inspect the signature of `forward` at each call
         return _Entmax.apply(scores, self.alpha)
 
 

@@ -32,7 +32,7 @@ _has_gradients, _deterministic = torch.is_grad_enabled, torch._C._get_determinis
 # dropout; whether grad mode was on, deterministic algorithms were required and a CUDA graph was recorded; the guard of
 # its tensors; its route; the cache keys of the five arguments.
 _recent: tuple[tuple[Any, ...], ...] = ()
-_missed: dict[int, int] = {}  # by id of a route: the number of its calls that `recall` did not return
+_missed: dict[int, int] = {}  # for each route, by id: the number of calls that `recall` did not return
 
 
 def recall(

@@ -141,7 +141,7 @@ def _keep(problem: Problem, function: Callable[[], Found]) -> Found:
     """Return function(); if gradients are needed, the backward pass calls it again instead of storing activations."""
     if not problem.differentiated:
         return function()
-    unchanged: list[Unchanged] = []  # filled after the forward pass, so that only the backward pass checks it
+    unchanged: list[Unchanged] = []  # filled after the forward pass, for the check in the backward pass
 
     def run() -> Found:
         for since in unchanged:

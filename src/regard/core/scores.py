@@ -358,7 +358,7 @@ class Additive(Score):
         return (self.weight,)
 
     def flops(self, size: int) -> int:
-        return 4 * size  # an addition, an activation, a multiply-add for each feature
+        return 4 * size  # for each feature: an addition, an activation, a multiplication and an addition
 
     def floats(self, size: int) -> float:
         return 2.0 * size

@@ -34,7 +34,7 @@ def integer(value: int, name: str) -> int:
         return value
     if isinstance(value, (bool, Tensor)) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    return operator.index(value)  # accepts NumPy integers too
+    return operator.index(value)  # converts NumPy integers too
 
 
 def position(value: int, name: str) -> int:

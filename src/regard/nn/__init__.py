@@ -52,7 +52,7 @@ _HOME = {
     "Attends": "regard.nn.protocol",
 }
 
-_MODULES = ("losses",)  # a module of functions, imported at first use
+_MODULES = ("losses",)  # submodules that are imported at first use
 
 __all__ = [*_HOME]
 

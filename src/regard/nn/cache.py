@@ -166,7 +166,7 @@ class KeyValueCache:
         self._key.index_copy_(-2, index, key)
         self._value.index_copy_(-2, index, value)
         self.position.add_(count)
-        if not torch.compiler.is_compiling():  # a changing Python number would cause recompilations
+        if not torch.compiler.is_compiling():  # a Python number that changes would cause recompilations
             self._length += count
         return self._key, self._value
 

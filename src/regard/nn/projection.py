@@ -221,7 +221,7 @@ class HeadProjection(nn.Module):
         """Return weight and bias of the queries, and of keys and values together (None if those have two inputs)."""
         rows, kv_rows, _ = self.rows
         bias, both_bias = (None, None) if self.bias is None else self.bias.split([rows, 2 * kv_rows])
-        if self.weight is not None:  # one split: its backward pass is one concatenation
+        if self.weight is not None:  # split once: the backward pass is one concatenation
             query, both = self.weight.split([rows, 2 * kv_rows])
             return (query, bias), (both, both_bias)
         assert self.query_weight is not None

@@ -22,7 +22,7 @@ from regard.core.requests import Entropy, LogSumExp, Received, Request, Rows, To
 from regard.core.scores import Dot, ScaledDot, Score
 from regard.core.spans import Stretch, all_of, cut, take
 
-_BLOCK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}  # bytes of the scores of one block of queries
+_BLOCK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}  # bytes of the scores of a block of queries, by device
 
 
 class RelativePositions(nn.Module):

@@ -41,7 +41,7 @@ class MaxSaliency(nn.Module):
                 f"mask must be a bool tensor {tuple(x.shape[:2])}, True for real positions, "
                 f"got {real.dtype} {tuple(real.shape)}"
             )
-        if x.shape[1] == 0:  # an empty axis has no maximum
+        if x.shape[1] == 0:  # torch.max raises on an empty axis
             return Attended(x.sum(1), None if weights is None else weights.of(x.mT))
         seen = x if mask is None else torch.where(real.unsqueeze(-1), x, -torch.inf)
         best, index = seen.max(1)

@@ -295,7 +295,7 @@ def _direct_stored(problem: Problem) -> Direct:
     from regard.kernels.triton.additive.plan import trait
 
     shape, batch, run = problem.shape, problem.shape[0], stored_call(problem.differentiated)
-    fixed: tuple[Pairs, Any] | None = None  # arguments of a mask without tensors, equal for all calls
+    fixed: tuple[Pairs, Any] | None = None  # kernel arguments of a mask without tensors
     if problem.mask is not None and not problem.mask.tensors():
         pairs = mask_pairs(problem.mask, shape, problem.device)
         fixed = pairs, trait(pairs)

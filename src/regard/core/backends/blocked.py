@@ -322,7 +322,8 @@ def _sizes(problem: Problem) -> tuple[int, int]:
     row_bytes = max(1, math.prod(problem.shape[:-2]) * problem.shape[-1] * problem.dtype.itemsize)
     if problem.device.type == "cuda":
         row_bytes *= max(1, round(problem.score.floats(problem.query.shape[-1])))
-        columns = problem.shape[-1] * _CUDA_ROWS // row_bytes  # a part of a row, if a whole row exceeds the budget
+        # If a whole row of scores exceeds the budget, a block has a part of one row.
+        columns = problem.shape[-1] * _CUDA_ROWS // row_bytes
         return max(1, _CUDA_ROWS // row_bytes), max(side, min(_CUDA_COLUMNS, columns))
     return max(1, min(side, _BUDGET // row_bytes)), side
 

@@ -142,7 +142,7 @@ def _padded(tensor: Tensor, size: int) -> Tensor:
     missing = size - tensor.shape[-1]
     if missing:
         return torch.nn.functional.pad(tensor, (0, missing))
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()  # the kernel assumes a last stride of 1
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()  # torch's kernel assumes a last stride of 1
 
 
 def _four_axes(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
@@ -166,7 +166,7 @@ def _tiles(problem: Problem) -> Iterator[_Tile]:
         yield _Tile(all_of(queries), all_of(keys), None, found.banded)
         return
     for rows, columns in mask_blocks.visible(problem):
-        assert problem.mask is not None  # without a mask the function has returned above
+        assert problem.mask is not None  # calls without a mask have returned above
         allowed = problem.mask.allowed(rows, columns, problem.device)
         allowed = allowed.expand(*allowed.shape[:-2], len(rows), len(columns))
         yield _Tile(rows, columns, mask_blocks.four_axes(allowed, problem), False)

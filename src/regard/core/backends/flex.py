@@ -160,7 +160,7 @@ def _narrow(problem: Problem, found: Clauses) -> bool:
 
 def _near(heads: int, *tensors: Tensor) -> bool:
     """Return whether 32-bit offsets can address every head of a sequence, as the Triton kernel for windows requires."""
-    # The largest number of entries in one head of a contiguous copy.
+    # The number of entries of one head in a contiguous copy of the largest tensor.
     farthest = max(t.shape[-2] for t in tensors) * max(t.shape[-1] for t in tensors)
     return heads * max(farthest, *(t.stride(-3) for t in tensors)) < 2**31
 

@@ -36,7 +36,7 @@ def mask_pairs(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Any:
     given |= _clause_arguments(found, torch.Size(shape[:1]))
     lengths, given["lengths"] = given["lengths"], None
     given = narrowed(given, shape[-1])
-    given["lengths"] = None if lengths is None else lengths.contiguous()  # the kernels read any integer dtype
+    given["lengths"] = None if lengths is None else lengths.contiguous()  # kernels read any integer dtype
     return kernel_pairs(shape, *given.pop("band"), **given, bias=None, table=None)
 
 
@@ -59,7 +59,7 @@ def pairs_of(problem: Problem) -> Callable[[Any, Any, torch.device], Any]:
     shape, found = problem.shape, clauses(problem.mask, *problem.shape[-2:])
     assert found is not None  # not None, as by_pairs() has checked
     (batch, _, queries, keys), masked = shape, problem.mask is not None
-    alone = not found.dense and (found.lengths is None or not found.segments)  # not both lengths and segments
+    alone = not found.dense and (found.lengths is None or not found.segments)  # not lengths and segments together
     few = max(queries, keys) <= _SPANS
 
     def of_mask(mask: Any, device: torch.device) -> Any:

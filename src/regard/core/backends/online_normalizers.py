@@ -229,8 +229,8 @@ class Candidate(NamedTuple):
     index: Tensor
     scale: Tensor
     value: Tensor
-    plain: Running  # softmax of the sampled distribution, for log_prob
-    relaxed: Running  # softmax of the distribution whose gradient is computed
+    plain: Running  # the softmax from which a key is sampled, for log_prob
+    relaxed: Running  # the softmax whose gradient the estimator uses
 
 
 @dataclass(frozen=True)
@@ -303,6 +303,6 @@ def stream(normalize: Normalizer, sample: bool) -> Stream | None:
             return SigmoidStream(bias)
         case Entmax() | Sparsemax():
             return EntmaxStream(normalize.alpha)
-        case Hard() if not (sample and normalize.mixes):  # a mixture with the expected value needs every weight
+        case Hard() if not (sample and normalize.mixes):  # mixing with the expected value needs all weights
             return HardStream(normalize, sample)
     return None

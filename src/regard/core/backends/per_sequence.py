@@ -48,7 +48,7 @@ class Piece(NamedTuple):
 class Packed(NamedTuple):
     """The kernel calls (`Piece`) of consecutive sequences of the batch that have equal boundaries.
 
-    `batch` is the number of these sequences.
+    `batch` is the number of sequences of the batch that these calls compute.
     """
 
     batch: int
@@ -296,7 +296,7 @@ def _of_simple_rules(
     if band is not None:
         outside = _outside(low, high, queries, keys)
         masked = outside if masked is None else masked | outside
-    assert masked is not None  # the mask has lengths or ids
+    assert masked is not None  # the mask has at least one rule
     # With segment ids but no lengths, every query may attend the key at its own position, if the band allows it. With
     # lengths but no ids, every query may attend the first key, if the band allows it.
     to_first = ids is None and least > 0 and low is None and (high is None or high >= 0)

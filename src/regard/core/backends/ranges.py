@@ -47,7 +47,7 @@ class Lowered(NamedTuple):
 
     rules: Any
     seen: Tensor | None
-    known: Any = None  # a cache key for the properties of the rules
+    known: Any = None  # a cache key for the properties of `rules`, if known
 
 
 def serves(problem: Problem, found: Clauses | None) -> bool:

@@ -186,7 +186,8 @@ def _chosen(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: fl
     heads, others = query.shape[1], query.is_cuda and excludes_cudnn(query, key, value)
     repeats = grouped and query.is_cuda and _has_no_groups(query, key, False, causal, others)
     kernel: Any = F.scaled_dot_product_attention
-    if (grouped and not repeats) or scale != 1.0 / math.sqrt(query.shape[-1]):  # keywords take half a µs to parse
+    # Keywords are passed only where necessary, because torch takes half a microsecond to parse them.
+    if (grouped and not repeats) or scale != 1.0 / math.sqrt(query.shape[-1]):
         kernel = functools.partial(kernel, scale=scale, enable_gqa=grouped and not repeats)
     if not query.is_cuda and not causal and dropout == 0.0:
         return lambda query, key, value, score, mask, bias: kernel(query, key, value)
@@ -197,7 +198,7 @@ def _chosen(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: fl
     def run(query: Tensor, key: Tensor, value: Tensor, score: object, mask: object, bias: object) -> Tensor:
         try:
             misaligned = (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15
-        except RuntimeError:  # a fake tensor has no memory
+        except RuntimeError:  # a fake tensor has no memory address
             misaligned = 0
         if misaligned:
             query, key, value = _aligned(query, key, value)
