@@ -73,8 +73,8 @@ def remember(
 ) -> None:  # fmt: skip
     """Store the route of a call that `recall` did not return; the oldest of the stored calls is dropped.
 
-    Creating the guard takes as long as several signatures, so of the calls of a route that are not recalled only the
-    first, second, fourth, eighth, … is stored.
+    Creating the guard takes as long as computing several signatures. Therefore, of the calls of a route that `recall`
+    did not return, only the first, second, fourth, eighth, … are stored.
     """
     global _recent
     if len(_missed) >= _COUNTED:

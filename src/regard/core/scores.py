@@ -301,8 +301,8 @@ class Bilinear(Score):
 def _fitting(x: Tensor, weight: Tensor, other: Tensor) -> Tensor:
     """Return a factor c ≤ 1 with which neither x · c W nor other / c overflows float16, if such a factor exists.
 
-    c is computed on the device from the largest entries. It is 1 for ordinary numbers, and if a tensor holds NaN or
-    Inf.
+    The factor is computed on the device from the largest entries. It is 1 for numbers that cannot overflow, and if a
+    tensor holds NaN or Inf.
     """
     # The norm is computed in the dtype of the tensor: with dtype=float32 torch would first cast the whole tensor.
     of_x, of_weight, of_other = (torch.linalg.vector_norm(t.detach(), math.inf).float() for t in (x, weight, other))

@@ -193,7 +193,7 @@ class HeadProjection(nn.Module):
     def cross(
         self, query: Float[Tensor, "b q d"], key: Float[Tensor, "b k dk"], value: Float[Tensor, "b k dv"]
     ) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b g k e"], Float[Tensor, "b g k e"]]:
-        """Return queries of one input and keys and values of another, by one product if those share one tensor."""
+        """Return queries of one input, and keys and values of another, by one product if these two share one tensor."""
         (weight, bias), (both, both_bias) = self._query_and_memory()
         queries = self._split(F.linear(query, weight, bias))
         return queries, *self._memories(key, value, both, both_bias)

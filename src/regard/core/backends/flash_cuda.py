@@ -14,7 +14,7 @@ from regard.core.transforms import transformed
 
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward
-_SIZE = 256  # the largest head size of the kernel
+_SIZE = 256  # the largest head size that torch's flash kernel supports
 
 
 def serves(problem: Problem) -> bool:

@@ -59,7 +59,8 @@ def pairs_of(problem: Problem) -> Callable[[Any, Any, torch.device], Any]:
     shape, found = problem.shape, clauses(problem.mask, *problem.shape[-2:])
     assert found is not None  # not None, as by_pairs() has checked
     (batch, _, queries, keys), masked = shape, problem.mask is not None
-    alone = not found.dense and (found.lengths is None or not found.segments)  # not lengths and segments together
+    # `alone` is whether the mask has lengths or segments or neither, but not both, and no dense tensor.
+    alone = not found.dense and (found.lengths is None or not found.segments)
     few = max(queries, keys) <= _SPANS
 
     def of_mask(mask: Any, device: torch.device) -> Any:

@@ -229,7 +229,7 @@ def _scores(problem: Problem, clean: bool) -> Tensor:
     elif isinstance(score, Additive):
         scores = by_kernel(problem).score(query.to(problem.dtype), problem.repeat(key.to(problem.dtype)))
     else:
-        wide = isinstance(score, Bilinear) and query.dtype == torch.float16  # query times weight can overflow float16
+        wide = isinstance(score, Bilinear) and query.dtype == torch.float16  # query @ weight can overflow float16
         given = score.as_product(query.float(), key.float()) if wide else score.as_product(query, key)
         assert given is not None  # cosine and bilinear scores have a form as a product
         scores = product(given.query, given.key, given.scale, False, learning)

@@ -29,7 +29,7 @@ from regard.kernels import availability
 from regard.kernels.availability import TRITON
 
 KERNEL = "triton ranges"
-_SIZE = 256  # the largest size of queries, keys and values
+_SIZE = 256  # the largest size of queries, keys and values that the kernel supports
 _SINGLE = 128  # the largest size in float32 with gradients, or with a mask under which few blocks of keys are skipped
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a kernel launch in CUDA
 _REACH = 2**20  # the largest distance in the table of a relative bias, and its largest offset

@@ -214,7 +214,7 @@ def attend(problem: Problem) -> Result:
             dropout_p=problem.dropout,
             is_causal=causal,
             scale=product.scale,
-            enable_gqa=bool(query.shape[-3] != key.shape[-3]),  # bool(): torch.jit.trace makes it a tensor
+            enable_gqa=bool(query.shape[-3] != key.shape[-3]),  # torch.jit.trace returns tensors for comparisons
         )
         return output if filled is None else torch.where(filled, output, 0)
 
