@@ -1,4 +1,4 @@
-"""`regard bench decoding`: all contenders do the same work with the same weights. No test depends on a time."""
+"""`regard bench decoding`: all contenders do the same work with the same weights. No test depends on measured times."""
 
 import importlib.util
 import json

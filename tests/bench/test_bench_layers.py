@@ -1,5 +1,5 @@
 """`regard bench layers`: the number of layers between two positions, against known counts; the record, its tables and
-its figure. No test depends on a time."""
+its figure. No test depends on measured times."""
 
 import json
 import os
@@ -37,7 +37,7 @@ SMALL = Setting(size=8, kernel=3, reach=2)
         ("convolution", 3, Met(1, 1)),  # a kernel of 3 reads two earlier positions
         ("convolution", 4, Met(2, 2)),
         ("convolution", 12, Met(6, 6)),
-        ("dilated convolution", 3, Met(1, 1)),  # dilations 1, 3, 9 reach 2, 2 + 6, 2 + 6 + 18 positions back
+        ("dilated convolution", 3, Met(1, 1)),  # layers of dilations 1, 3, 9 reach back 2, 2 + 6, 2 + 6 + 18
         ("dilated convolution", 4, Met(2, 2)),
         ("dilated convolution", 9, Met(2, 2)),
         ("dilated convolution", 10, Met(3, 3)),

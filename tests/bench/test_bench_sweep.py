@@ -1,6 +1,6 @@
 """`regard bench sweep`: a seed gives the same cases, contenders agree, and the report is complete.
 
-No test depends on a time.
+No test depends on measured times.
 """
 
 import json

@@ -252,7 +252,7 @@ def test_compiled_whole_with_dropout_drawn_anew_at_each_call() -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("way", ["eager", "compiled", "captured"])
 def test_what_is_dropped_is_the_same_on_the_way_back(way: str) -> None:
-    """⟨output, output⟩ = ⟨values, their gradient⟩ for the upstream gradient `output`, if both passes drop the same."""
+    """For the upstream gradient `output`, ⟨output, output⟩ = ⟨values, gradient⟩ if both passes drop the same pairs."""
     query, key, value = inputs(31, 29, heads=5)
 
     def call(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

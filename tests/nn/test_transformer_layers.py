@@ -246,7 +246,7 @@ def test_token_by_token_equals_the_whole():
     for at in range(QUERIES):
         part = layer(
             x[:, at : at + 1],
-            memory if at == 0 else None,  # the first call caches its projections
+            memory if at == 0 else None,  # later calls use the cached memory
             mask=causal(),
             memory_mask=allowed,
             cache=cache,
