@@ -258,7 +258,8 @@ def test_gumbel_has_the_gradient_of_the_noisy_softmax(backend: str, temperature:
     jacobian = torch.stack(
         [torch.autograd.grad(attended.output[..., c].sum(), scores, retain_graph=True)[0] for c in range(keys)], dim=1
     )
-    product = -temperature * jacobian  # entry (i, j) is y_i y_j if i and j differ
+    # The Jacobian is (diag(y) − y yᵀ) / T, so the entries of this product off the diagonal are y_i y_j.
+    product = -temperature * jacobian
     ab, ac, bc = product[:, 0, 1], product[:, 0, 2], product[:, 1, 2]
     y = torch.stack(((ab * ac / bc).sqrt(), (ab * bc / ac).sqrt(), (ac * bc / ab).sqrt()), dim=1)
 
