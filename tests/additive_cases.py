@@ -122,7 +122,8 @@ def _everything() -> dict[str, Any]:
     return {
         **_segments(),
         "band": (-23, 19),
-        "lengths": torch.tensor([KEYS - 29, 2**40]),  # 2**40: a length beyond the end means all keys
+        # A length of 2**40, which is more than the number of keys, means all keys.
+        "lengths": torch.tensor([KEYS - 29, 2**40]),
         "mask": torch.rand(BATCH, 1, QUERIES, KEYS) > 0.2,
         "bias": torch.randn(1, HEADS, QUERIES, KEYS),
         "relative": torch.randn(HEADS, 31),

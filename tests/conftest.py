@@ -39,7 +39,8 @@ hypothesis.settings.load_profile("regard")
 collect_ignore = [] if importlib.util.find_spec("playwright") else ["studio/take_screenshots.py"]
 
 
-@pytest.hookimpl(tryfirst=True)  # runs before pytest selects items by their marks
+# This hook runs before pytest selects items by their marks.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("cuda") and not torch.cuda.is_available():

@@ -214,7 +214,8 @@ def test_those_near_the_fastest_are_read_again_among_themselves(monkeypatch):
 
     def seconds(run, number, device):
         ran.append((run(), number))
-        return times[run()] if number == 5 else 1.05 * times[run()]  # slower in rounds with "slow"
+        # Each contender takes 5 % longer in rounds together with the slow contender.
+        return times[run()] if number == 5 else 1.05 * times[run()]
 
     monkeypatch.setattr(measure, "seconds_per_call", seconds)
     times = {"first": 0.001, "slow": 0.002, "second": 0.00104}
@@ -271,7 +272,8 @@ def test_every_contender_of_every_case_computes_the_same(case):
     truth = field.truth()
     for name, make in field.contenders.items():
         if name == "torch.compile":
-            continue  # compiling every case takes minutes; the benchmark itself reports the error
+            # Compiled contenders are skipped: compiling takes minutes, and the benchmark itself reports their errors.
+            continue
         try:
             attend = make()
         except ModuleNotFoundError:

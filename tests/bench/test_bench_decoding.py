@@ -1,4 +1,4 @@
-"""`regard bench decoding`: all contenders do the same work with the same weights. No test depends on a time."""
+"""`regard bench decoding`: all contenders do the same work with the same weights. No test depends on measured times."""
 
 import importlib.util
 import json
@@ -65,7 +65,8 @@ def test_the_table_is_on_the_screen_and_on_the_page(measured, capsys, monkeypatc
     for row in decoding_bench.rows(record):
         assert f"| {' | '.join(row)} |" in text
         assert row[0] in printed
-    assert decoding_bench.write(record, page.parent).read_text() == text  # a second call leaves the page as it is
+    # Writing the same record a second time does not change the page.
+    assert decoding_bench.write(record, page.parent).read_text() == text
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
 """`regard bench layers`: the number of layers between two positions, against known counts; the record, its tables and
-its figure. No test depends on a time."""
+its figure. No test depends on measured times."""
 
 import json
 import os
@@ -37,7 +37,8 @@ SMALL = Setting(size=8, kernel=3, reach=2)
         ("convolution", 3, Met(1, 1)),  # a kernel of 3 reads two earlier positions
         ("convolution", 4, Met(2, 2)),
         ("convolution", 12, Met(6, 6)),
-        ("dilated convolution", 3, Met(1, 1)),  # dilations 1, 3, 9 reach 2, 2 + 6, 2 + 6 + 18 positions back
+        # Stacked layers with dilations 1, 3 and 9 depend on 2, 2 + 6 and 2 + 6 + 18 earlier positions.
+        ("dilated convolution", 3, Met(1, 1)),
         ("dilated convolution", 4, Met(2, 2)),
         ("dilated convolution", 9, Met(2, 2)),
         ("dilated convolution", 10, Met(3, 3)),
@@ -191,7 +192,8 @@ def test_what_fails_or_is_too_large_keeps_its_place(monkeypatch):
     attention, formed = BY_NAME["self-attention"], BY_NAME["self-attention, matrix formed"]
 
     def only_narrow(setting, depth):
-        if setting.size > 2:  # layers of size 2, which count the steps, must work
+        # The layers of size 2, with which steps are counted, must work.
+        if setting.size > 2:
             raise RuntimeError("no such layer\nat all")
         return attention.make(setting, depth)
 

@@ -1,6 +1,6 @@
 """`regard bench sweep`: a seed gives the same cases, contenders agree, and the report is complete.
 
-No test depends on a time.
+No test depends on measured times.
 """
 
 import json
@@ -307,7 +307,8 @@ def test_sequences_end_to_end_give_the_same_output(name, monkeypatch):
     given = tensors.make(case)
     output, _ = fused_peers.varlen(case, given)()
     right, _ = plain_forms.attend(case, given, tensors.blocked(case, given), None)
-    for b in range(2):  # only queries before the padding are compared
+    # The peer does not compute queries in the padding, so only the others are compared.
+    for b in range(2):
         real = int(given["lengths"][b]) if name == "padding" else 11
         torch.testing.assert_close(output[b, :, :real], right[b, :, :real])
 

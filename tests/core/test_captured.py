@@ -75,7 +75,8 @@ def test_parameters_nobody_can_know_of_are_an_error_and_not_a_silence() -> None:
 
 @pytest.mark.parametrize("backend", ["blocked", "additive"])
 def test_second_derivatives_are_refused_where_they_would_vanish(backend: str, monkeypatch) -> None:
-    monkeypatch.setattr(native_attention, "_AGAIN", 0)  # the size up to which calls have second derivatives
+    # `_AGAIN` is the size up to which calls have second derivatives.
+    monkeypatch.setattr(native_attention, "_AGAIN", 0)
     query, key, value = (tensor.requires_grad_() for tensor in inputs())
     output = regard.attention(query, key, value, score=regard.Additive(torch.ones(5)), backend=backend).output
     with pytest.raises(RuntimeError, match=r"differentiable once: use backend='reference'"):

@@ -203,7 +203,8 @@ def test_biases_of_any_length_take_few_graphs(rule: str, at: Place) -> None:
 
 @every_place
 def test_a_compiled_backward_pass(at: Place) -> None:
-    x = at.draw(1, 1, 20, 8).mul_(2).requires_grad_()  # changed in place, as optimisers change parameters
+    # The tensor is changed in place, as an optimiser changes parameters.
+    x = at.draw(1, 1, 20, 8).mul_(2).requires_grad_()
 
     def total() -> Tensor:
         return regard.attention(x, x, x, backend="blocked").output.float().square().sum()

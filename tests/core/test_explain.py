@@ -93,7 +93,8 @@ def test_weights_cost_a_second_look_at_the_keys() -> None:
     assert plain.backend == asked.backend == "sdpa"
     assert asked.flops == plain.flops + 8 * 4096 * 4096 * 2 * 64
     assert plain.bytes == 0
-    assert 8 * 2**20 < asked.bytes < 64 * 2**20  # memory for a block of rows; all rows would take 512 MiB
+    # The weights are computed for a block of rows at a time; all rows would take 512 MiB.
+    assert 8 * 2**20 < asked.bytes < 64 * 2**20
     rows = regard.explain(x, x, x, weights=regard.rows([0, 5])).bytes
     assert 8 * 2 * 4096 * 4 <= rows < asked.bytes
 
@@ -114,7 +115,8 @@ def test_flops_of_a_window() -> None:
 def test_blocked_needs_less_memory_than_the_matrix() -> None:
     blocked, plain = (regard.explain(*LONG, score=regard.Additive(WEIGHT), backend=b) for b in ("blocked", "reference"))
     assert blocked.bytes < plain.bytes / 4
-    assert plain.bytes >= 4 * 4 * 1024 * 1024 * 32  # 32 hidden units of each of 4 · 1024² pairs
+    # The reference stores 32 hidden units in float32 for each of 4 · 1024² pairs.
+    assert plain.bytes >= 4 * 4 * 1024 * 1024 * 32
 
 
 def test_explain_computes_nothing() -> None:
@@ -140,10 +142,12 @@ def test_tensors_without_data_are_explained() -> None:
 @pytest.mark.parametrize(
     ("queries", "mask", "dropped"),
     [
-        (1, regard.causal(offset=20), True),  # one query after twenty cached keys
+        # One query after twenty cached keys may attend all 21 keys.
+        (1, regard.causal(offset=20), True),
         (1, regard.causal(offset=19), False),
         (2, regard.causal(offset=20), True),
-        (2, regard.causal(offset=19), False),  # masks the last key for the first query
+        # With this offset, the causal mask masks the last key for the first query.
+        (2, regard.causal(offset=19), False),
         (3, regard.window(2, 20), True),
         (3, regard.window(1, 20), False),
     ],

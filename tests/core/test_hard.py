@@ -231,7 +231,8 @@ def test_straight_through_has_the_gradient_of_the_expectation(backend: str, temp
 
     p = distribution(scores, temperature)
     assert_close(gradient[0], hand_derived(p, value.detach(), slopes) / temperature)
-    assert_close(value_gradient, attended.weights[0, 0].mT @ slopes)  # only values of sampled keys have a gradient
+    # The output is the value of the sampled key, so other values have no gradient.
+    assert_close(value_gradient, attended.weights[0, 0].mT @ slopes)
 
 
 @every_backend
@@ -257,11 +258,13 @@ def test_gumbel_has_the_gradient_of_the_noisy_softmax(backend: str, temperature:
     jacobian = torch.stack(
         [torch.autograd.grad(attended.output[..., c].sum(), scores, retain_graph=True)[0] for c in range(keys)], dim=1
     )
-    product = -temperature * jacobian  # the off-diagonal entries are y_i y_j
+    # The Jacobian is (diag(y) − y yᵀ) / T, so the entries of this product off the diagonal are y_i y_j.
+    product = -temperature * jacobian
     ab, ac, bc = product[:, 0, 1], product[:, 0, 2], product[:, 1, 2]
     y = torch.stack(((ab * ac / bc).sqrt(), (ab * bc / ac).sqrt(), (ac * bc / ab).sqrt()), dim=1)
 
-    sound = (product.abs() > 1e-100).all(dim=(1, 2))  # in other rows y is too close to one-hot to be recovered
+    # Other rows are left out, because their y is too close to one-hot to be recovered from the Jacobian.
+    sound = (product.abs() > 1e-100).all(dim=(1, 2))
     assert sound.sum() > 0.99 * rows
     y, chosen = y[sound], attended.weights.reshape(rows, keys)[sound].argmax(dim=-1)
     assert_close(y.sum(dim=-1), torch.ones(len(y), dtype=torch.float64), rtol=1e-5, atol=1e-5)
@@ -392,7 +395,8 @@ def test_reinforce_by_hand() -> None:
     assert_close(result.loss, torch.tensor(2 * 0.625 - 0.25))
     assert_close(result.baseline, torch.tensor(0.8 * 1.0 + 0.2 * 1.25))
     (gradient,) = torch.autograd.grad(result.loss, log_prob)
-    assert_close(gradient, torch.tensor([[-1.0, -1.0], [0.5, 0.5]]))  # the formula is −λ (reward − baseline) / batch
+    # The gradient is −λ (reward − baseline) / batch, with λ = reward_weight.
+    assert_close(gradient, torch.tensor([[-1.0, -1.0], [0.5, 0.5]]))
 
 
 def test_reinforce_leaves_out_what_is_masked() -> None:

@@ -284,7 +284,8 @@ def test_empty_inputs_give_the_right_shape(name: str, causal: bool) -> None:
 
 @both_ways
 def test_strides_do_not_matter(causal: bool) -> None:
-    packed = torch.randn(2, 13, 3, 4, 5, dtype=torch.float64)  # (b, n, 3, h, d), the output of one projection
+    # One projection has the output (b, n, 3, h, d).
+    packed = torch.randn(2, 13, 3, 4, 5, dtype=torch.float64)
     query, key, value = (packed[:, :, i].transpose(1, 2) for i in range(3))
     output = regard.linear_attention(query, key, value, features=performer(), causal=causal)
     plain = (x.contiguous() for x in (query, key, value))
@@ -834,7 +835,8 @@ def test_features_without_logarithms_do_not_overflow_by_their_products(name: str
     features = regard.EluFeatures() if name == "elu" else lambda x: torch.relu(x) + 1e-3
     query, key, value = (torch.randn(2, 70, 8) for _ in range(3))
     query, key = (t.sign() * t.abs().add(0.1) * scale for t in (query, key))
-    query[..., 0], key[..., 0] = query[..., 0].abs(), key[..., 0].abs()  # so that no denominator is 0
+    # All queries and keys are positive in the first feature, so that no denominator is 0.
+    query[..., 0], key[..., 0] = query[..., 0].abs(), key[..., 0].abs()
     found = regard.linear_attention(query, key, value, features=features, causal=causal)
     weights = features(query.double()) @ features(key.double()).mT
     weights = weights.tril() if causal else weights

@@ -78,7 +78,8 @@ def test_a_change_through_numpy_is_seen_on_the_cpu() -> None:
         output = regard.attention(
             scores[..., :2], torch.zeros(2, 1, 4, 2), torch.ones(2, 1, 4, 1).cumsum(-2), mask=mask
         )
-        assert output.output[1].item() == (length + 1) / 2  # the mean of the values 1 … length
+        # The output is the mean of the values 1 … length.
+        assert output.output[1].item() == (length + 1) / 2
 
 
 def test_what_cannot_be_followed_is_not_stored() -> None:

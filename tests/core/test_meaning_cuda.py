@@ -123,7 +123,8 @@ def test_a_row_with_nothing_to_attend_is_zero_in_output_weights_and_gradient(
     near(way, plain, true)
     gradients = learned(tensors, plain)
     for gradient, wanted in zip(gradients, learned(tensors, true), strict=True):
-        near(way, gradient, wanted)  # empty rows contribute nothing to keys and values
+        # Empty rows contribute nothing to the gradients of keys and values.
+        near(way, gradient, wanted)
     for result in (attended.output, attended.weights, plain, gradients[0]):
         assert torch.count_nonzero(result[:, :, :2]) == 0
     assert torch.count_nonzero(gradients[0][:, :, 5]) > 0

@@ -36,7 +36,7 @@ class SameParity(regard.Mask):
 
 @dataclass(frozen=True, eq=False)
 class FirstKeys(SameParity):
-    """Every query may attend the first `count` keys. It is a rule for kernels, too."""
+    """Every query may attend the first `count` keys. The method `clauses` describes this to kernels."""
 
     count: int
 

@@ -91,7 +91,7 @@ class SharperGate(regard.Sigmoid):
 @pytest.mark.parametrize("mask", [None, regard.causal()], ids=["all", "causal"])
 @pytest.mark.parametrize("made", [Sharper, SharperSparse, SharperGate])
 def test_a_subclass_of_a_normaliser_is_called(made: type[regard.Normalizer], mask: regard.Mask | None) -> None:
-    """No fused kernel may replace a subclass. This one doubles the scores, which doubled queries do as well."""
+    """No fused kernel may replace a subclass of a normaliser. The subclasses of this test double the scores."""
     query, key, value = (torch.randn(1, 2, 40, 8, dtype=torch.float64) for _ in range(3))
     found = regard.attention(query, key, value, normalize=made(), mask=mask).output
     plain = made.__base__()

@@ -127,7 +127,8 @@ def test_attended_nan_is_not_lost(mask: str, request_: str, normalize: regard.No
     """Requested weights are NaN where those of the reference are; some rows are empty, and some attend no NaN."""
     tensors = drawn(6)
     tensors[0][0, 0, 4, 1], tensors[1][1, 1, 2, 3] = math.nan, math.nan
-    tensors[0][:, :, 2, 1] = math.nan  # no effect if the mask leaves query 2 no key
+    # A query of NaN has no effect if the mask leaves it no key, as some masks do for query 2.
+    tensors[0][:, :, 2, 1] = math.nan
     settings = MASKS[mask] | {"normalize": normalize, "weights": REQUESTS[request_]}
     found = computed(tensors, "auto", False, **settings)[1]
     true = computed([tensor.double() for tensor in tensors], "reference", False, **settings)[1]

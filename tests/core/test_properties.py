@@ -45,7 +45,8 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
         return tensor.mT.contiguous().mT
     if layout == "every other":
         return torch.stack((tensor, torch.full_like(tensor, torch.nan)), dim=-1).flatten(-2)[..., ::2]
-    if layout == "slice":  # the tensor is a part of a larger one
+    # The tensor is a view of a part of a larger tensor.
+    if layout == "slice":
         return torch.nn.functional.pad(tensor, (2, 3, 1, 1), value=torch.nan)[..., 1:-1, 2:-3]
     return tensor
 
@@ -309,7 +310,8 @@ def test_attention_to_one_key_returns_its_value(backend: str) -> None:
 def test_a_score_is_a_function_one_can_call(backend: str) -> None:
     """A score record and a Python function with the same formula give the same output."""
     for name, case in SCORES.items():
-        if name.endswith("heads"):  # a user-defined function has no weights per head
+        # A user-defined function has no separate parameters for each head.
+        if name.endswith("heads"):
             continue
         query, key, value, *parameters = case.inputs(groups=6)
         record = case.build(*parameters)

@@ -59,7 +59,7 @@ def test_a_kernel_gets_the_gradient_laid_out_like_its_output(compiler: str | Non
 
 
 def test_gradients_in_batches() -> None:
-    """`torch.autograd.functional.jacobian(vectorize=True)` computes gradients in batches like this."""
+    """Gradients in batches (`is_grads_batched`), as in `torch.autograd.functional.jacobian(vectorize=True)`."""
     x, grads = torch.randn(2, 3, 5, 8, requires_grad=True), torch.randn(4, 2, 5, 3, 8).transpose(2, 3)
     output = returned_layout.returning_alike(x * 2)
     (found,) = torch.autograd.grad(output, x, grads, is_grads_batched=True)

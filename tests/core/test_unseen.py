@@ -190,7 +190,8 @@ def test_what_a_kernel_makes_of_an_empty_row_does_not_change_the_meaning(
         "lengths and dense": regard.padding([0, 500]) & regard.dense(torch.ones(600, 600, dtype=torch.bool).tril()),
         "shifted": regard.causal(-3),
         "window": regard.window(4, 0, offset=-2),
-        "window, all rows see": regard.window(4, 0),  # only rows that pad the last block attend no key
+        # All queries attend a key; only the rows that pad the last block of the band do not.
+        "window, all rows see": regard.window(4, 0),
     }[how]
     calls = []
 
@@ -210,7 +211,8 @@ def test_what_a_kernel_makes_of_an_empty_row_does_not_change_the_meaning(
 
     true = learn("reference")
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", kernel)
-    monkeypatch.setattr(sdpa, "_sequences", lambda problem, found: None)  # only CPU calls are split
+    # Disables the split of calls by sequence, which is not used on CUDA.
+    monkeypatch.setattr(sdpa, "_sequences", lambda problem, found: None)
     spoilt = learn("sdpa")
     monkeypatch.setattr(sdpa, "_wants_full_rows", lambda device: True)
     found = learn("sdpa")

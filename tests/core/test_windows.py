@@ -47,7 +47,8 @@ def test_a_window_takes_work_and_memory_of_its_width() -> None:
     whole = regard.explain(query, query, query)
     assert narrow.backend == "sdpa"
     assert narrow.flops < whole.flops / 60
-    assert narrow.bytes < 8192 * 8192 / 4  # a quarter of a mask with one byte for each pair
+    # A mask with one byte for each pair would take four times this limit.
+    assert narrow.bytes < 8192 * 8192 / 4
 
 
 BEYOND = {

@@ -48,13 +48,15 @@ def test_every_form_is_as_exact_as_tanh(shape: tuple[int, ...], scale: float, he
             each = zip(learned(tensors, backend), true, strict=True)
             found.append([float((a.double() - b).norm() / b.norm()) for a, b in each])
     ours, plain = (torch.tensor(found).mean(0) for found in errors.values())
-    plain = plain.clamp_min(torch.finfo(torch.float32).eps)  # a sum in blocks has this rounding error
+    # The limit is at least the rounding error of a sum in blocks.
+    plain = plain.clamp_min(torch.finfo(torch.float32).eps)
     assert ours[0] <= 2 * plain[0]
     assert (ours[1:] <= 3 * plain[1:]).all(), (ours, plain)
 
 
 def test_which_form_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_loops, "available", lambda: False)  # simulates a machine without a C compiler
+    # This simulates a machine without a C compiler.
+    monkeypatch.setattr(pair_loops, "available", lambda: False)
     few, some = (regard.explain(*drawn(s)[:3], score=regard.Additive(torch.ones(s[-1]))) for s in (FEW, SOME))
     assert (few.backend, some.backend) == ("reference", "additive")
     assert "small" in few.refused["additive"]
@@ -122,7 +124,8 @@ def test_small_calls_have_second_derivatives_and_can_be_mapped(monkeypatch: pyte
         return torch.autograd.grad(first.square().sum(), leaf)[0]
 
     torch.testing.assert_close(curved("additive"), curved("reference"), rtol=1e-3, atol=1e-4)
-    monkeypatch.setattr(pair_loops, "available", lambda: False)  # simulates a machine without a C compiler
+    # This simulates a machine without a C compiler.
+    monkeypatch.setattr(pair_loops, "available", lambda: False)
     torch.testing.assert_close(curved("additive"), curved("reference"), rtol=1e-3, atol=1e-4)
     score = regard.Additive(weight)
     queries, keys, values = (torch.stack((x, x.flip(2))) for x in (query, key, value))

@@ -306,7 +306,8 @@ def test_a_direct_call_equals_the_general_one(name: str, groups: int) -> None:
     score = regard.Additive(torch.randn(32, device="cuda", dtype=BRAIN, requires_grad=True))
     leaves, mask = [query, key, value, score.weight], MASKS[name]()
     ways = []
-    for way in ("additive", "auto", "auto", "auto"):  # the second call stores its route, which the third one uses
+    # The second call stores the choice of its kernel, which later calls reuse.
+    for way in ("additive", "auto", "auto", "auto"):
         out = regard.attention(query, key, value, score=score, mask=mask, backend=way).output
         ways.append((out, *torch.autograd.grad(out.float().square().sum(), leaves)))
     for other in ways[1:]:

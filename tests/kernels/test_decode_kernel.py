@@ -40,7 +40,8 @@ def test_lengths_under_the_interpreter(queries: int, keys: int, workers: int, na
     query, key = torch.randn(3, 4, queries, f_size), torch.randn(3, groups, keys, f_size)
     value, weight = torch.randn(3, groups, keys, e_size), WEIGHTS[name](f_size)
     key[2, :, 5:], value[2, :, 5:], key[1] = torch.nan, torch.inf, torch.nan
-    lengths = torch.tensor([keys, 0, 5])  # all keys, none and five keys are attended
+    # The three sequences attend all keys, no key and five keys.
+    lengths = torch.tensor([keys, 0, 5])
     tensors = [tensor.double() for tensor in (query, key, value)]
     mask = regard.padding(lengths)
     plain = regard.attention(*tensors, score=score_of(weight), mask=mask, backend="reference").output
@@ -115,7 +116,8 @@ def test_a_stored_route_computes_later_calls(name: str, additive: bool, monkeypa
     from regard.core.backends import decoding_step
     from regard.core.problem import build
 
-    monkeypatch.setattr(availability, "current_device", lambda: None)  # the tensors of this test are on the CPU
+    # The kernel checks that its tensors are on the current device, here the CPU.
+    monkeypatch.setattr(availability, "current_device", lambda: None)
     monkeypatch.setattr(decoding_step, "_workers", lambda device: 4)
     torch.manual_seed(5)
     score: Any = regard.Additive(torch.randn(19)) if additive else regard.ScaledDot(0.3)
@@ -212,7 +214,8 @@ def test_lengths_may_lie_in_memory_as_they_like(lengths: str) -> None:
     mask = regard.padding(
         {"own": table[:, 0].contiguous(), "a column": table[:, 0], "one for all": table[5, 1]}[lengths]
     )
-    for queries in (32, 1):  # a call on short sequences, and a decoding step
+    # 32 queries use the kernel for short sequences, and one query uses the kernel for decoding steps.
+    for queries in (32, 1):
         found, plain = (
             regard.attention(tensor[:, :, :queries], tensor, tensor, mask=mask, backend=backend).output
             for backend in ("auto", "reference")

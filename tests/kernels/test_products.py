@@ -78,7 +78,8 @@ def test_a_linear_map_has_the_gradients_of_torchs(biased: bool, library: bool) -
     ours, theirs = torch.autograd.grad(found, given, upstream), torch.autograd.grad(expected, exact, upstream.double())
     for one, other in zip(ours, theirs, strict=True):
         near(one, other, torch.float32)
-    [of_weight] = torch.autograd.grad(linear(*given).sum(), [weight])  # the gradient of a sum is an expanded scalar
+    # The upstream gradient of a sum is an expanded scalar, with strides of 0.
+    [of_weight] = torch.autograd.grad(linear(*given).sum(), [weight])
     near(of_weight, rows.detach().double().sum((0, 1)).expand(OUT, -1), torch.float32)
 
 

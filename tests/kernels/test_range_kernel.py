@@ -257,7 +257,8 @@ def test_bounds_of_segments() -> None:
 
 LENGTHS, PACKED = torch.tensor([131, 70]), torch.tensor([[0] * 50 + [4] * 81, [2] * 100 + [1] * 31])
 ALIKE = PACKED[:1]
-ELSEWHERE = torch.tensor([[4] * 60 + [8] * 71, [1] * 131])  # key ids, some of which no query has
+# Segment ids of keys, some of which no query has.
+ELSEWHERE = torch.tensor([[4] * 60 + [8] * 71, [1] * 131])
 MASKS = {
     "padding": (regard.padding(LENGTHS), lambda b, i, j: j < LENGTHS[b]),
     "causal padding": (regard.causal() & regard.padding(LENGTHS), lambda b, i, j: (j <= i) & (j < LENGTHS[b])),
@@ -282,7 +283,8 @@ def test_masks_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     from regard.core.clauses import clauses
     from regard.core.problem import build
 
-    monkeypatch.setattr(availability, "current_device", lambda: None)  # so that the check of a GPU passes on the CPU
+    # The kernel checks that its tensors are on the current device, here the CPU.
+    monkeypatch.setattr(availability, "current_device", lambda: None)
     mask, may = MASKS[name]
     torch.manual_seed(5)
     query, key, value = (torch.randn(2, 2, 131, 16).half().requires_grad_() for _ in range(3))
@@ -307,7 +309,8 @@ def test_masks_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     run = ranges.direct(problem, found)
     assert run is not None
     short = run(query, *broken, problem.score, mask, None)
-    assert (short is None) == (name == "documents elsewhere")  # NaN in masked keys is replaced first
+    # With "documents elsewhere" the prepared call returns None, because NaN in masked keys has to be replaced first.
+    assert (short is None) == (name == "documents elsewhere")
     assert short is None or torch.equal(short, output)
 
 
@@ -333,7 +336,8 @@ def test_alibi_without_a_problem(score: regard.Score, slopes: list[float], monke
     change = torch.randn_like(real)
     expected = (real, *torch.autograd.grad(real, true, change))
     run = ranges.direct(problem, found)
-    assert (run is None) == isinstance(score, regard.Bilinear)  # bilinear scores rescale float16 keys first
+    # No prepared call exists for bilinear scores in float16, which rescale the keys first.
+    assert (run is None) == isinstance(score, regard.Bilinear)
     outputs = [ranges.attend(problem, found).output, *([] if run is None else [run(*leaves, score, mask, bias)])]
     for output in outputs:
         assert output is not None
@@ -516,7 +520,8 @@ def test_no_call_waits_for_the_device() -> None:
         torch.cuda.set_sync_debug_mode("default")
     for output in outputs:
         assert (output.double() - true()).norm() <= 1e-2 * true().norm()
-    ids += torch.arange(300, device="cuda") // 120  # changes the segments of `mask` in place
+    # The mask holds `ids`, so this changes its segments in place.
+    ids += torch.arange(300, device="cuda") // 120
     assert (regard.attention(query, key, value, mask=mask).output.double() - true()).norm() <= 1e-2 * true().norm()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -23,7 +23,8 @@ def unit_rows(x: Tensor) -> Tensor:
 def test_rows_and_gradients_agree_with_float64(shape: tuple[int, ...], scale: str, device: str) -> None:
     generator = torch.Generator(device).manual_seed(3)
     packed = torch.randn(shape[0], shape[2], shape[1], shape[3], generator=generator, device=device) * SCALES[scale]
-    x = packed.transpose(1, 2).requires_grad_()  # a view with the strides of a layer's heads
+    # The input is a strided view, like the heads of a layer.
+    x = packed.transpose(1, 2).requires_grad_()
     upstream = torch.randn(shape, generator=generator, device=device)
     output = unit_rows(x)
     (grad,) = torch.autograd.grad(output, x, upstream)
@@ -52,7 +53,8 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
     x = torch.randn(2, 3, 70, 64, device="cuda").to(dtype).requires_grad_()
     upstream = torch.randn(2, 3, 70, 64, device="cuda").to(dtype)
     right = unit(x.double())
-    least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # the smallest subnormal number
+    # The tolerance is the smallest subnormal number.
+    least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
     torch.testing.assert_close(unit_rows(x).double(), right, rtol=torch.finfo(dtype).eps, atol=least)
     (grad,) = torch.autograd.grad(unit_rows(x), x, upstream)
     (expected,) = torch.autograd.grad(right, x, upstream.double())

@@ -58,14 +58,16 @@ def test_the_kernels_agree_with_float64(
 ) -> None:
     torch.manual_seed(queries)
     packed = torch.randn(BATCH, max(queries, keys), 3, HEADS, SIZE, device=device).to(dtype)
-    query, key, value = (t.transpose(1, 2) for t in packed.unbind(2))  # views with the strides of a layer's heads
+    # The inputs are strided views, like the heads of a layer.
+    query, key, value = (t.transpose(1, 2) for t in packed.unbind(2))
     leaves = [query[:, :, :queries], key[:, :, :keys], value[:, :, :keys]]
     allowed = torch.ones(BATCH, HEADS, queries, keys, dtype=torch.bool, device=device)
     lengths = mask = None
     if causal:
         allowed = allowed & torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
     if "lengths" in masked:
-        lengths = torch.tensor([[0, 1], [keys - 2, 1]], device=device)[:, 0]  # a tensor with stride 2
+        # The lengths are a view with stride 2.
+        lengths = torch.tensor([[0, 1], [keys - 2, 1]], device=device)[:, 0]
         allowed = allowed & (torch.arange(keys, device=device) < lengths[:, None, None, None])
     if "mask" in masked:
         mask = torch.rand(BATCH, keys, device=device) > 0.3
@@ -222,7 +224,8 @@ def test_auto_takes_it_for_dropout_padding_and_many_heads() -> None:
         assert regard.explain(*inputs(), dropout=0.1).backend == "short"
         assert regard.explain(*inputs(heads=683), mask=regard.causal()).backend == "short"
         assert "few" in regard.explain(*inputs(heads=682)).refused["short"]
-    with cuda_graphs.recorded():  # in a CUDA graph, a backend is chosen by its time on the GPU alone
+    # While a CUDA graph is recorded, the backend is chosen by its time on the GPU alone.
+    with cuda_graphs.recorded():
         assert regard.explain(*inputs(), dropout=0.1).backend == "short"
         assert regard.explain(*inputs(heads=171)).backend == "short"
     assert "few" in regard.explain(*inputs(heads=171), dropout=0.1).refused["short"]
@@ -252,7 +255,7 @@ def test_compiled_whole_with_dropout_drawn_anew_at_each_call() -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("way", ["eager", "compiled", "captured"])
 def test_what_is_dropped_is_the_same_on_the_way_back(way: str) -> None:
-    """⟨output, output⟩ = ⟨values, their gradient⟩ for the upstream gradient `output`, if both passes drop the same."""
+    """For the upstream gradient `output`, ⟨output, output⟩ = ⟨values, gradient⟩ if both passes drop the same pairs."""
     query, key, value = inputs(31, 29, heads=5)
 
     def call(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -211,7 +211,7 @@ NONFINITE = [(case, False) for case in CASES if case != "large scores"] + [("pla
 
 
 def assert_same(found: Tensor | regard.Top, real: Tensor, kind: str) -> None:
-    """Compare a requested result with the expected one, NaN included; indices of weights of NaN are not compared."""
+    """Compare requested weights with the expected ones, including NaN; the indices of NaN weights are not compared."""
     if isinstance(found, regard.Top):
         found, indices = found
         real = real.topk(5, -1).values

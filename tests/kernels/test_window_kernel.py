@@ -60,7 +60,8 @@ def test_a_scale_is_the_callers_own() -> None:
     for scale in (1, 0.125, 2):
         settings = {"score": regard.ScaledDot(scale), "mask": regard.window(40, 0)}
         found = regard.attention(query, key, value, backend="flex", **settings).output
-        short = regard.attention(query, key, value, **settings).output  # may reuse the kernel choice of an earlier call
+        # Without `backend=`, a call may reuse the choice of a kernel that an earlier call stored.
+        short = regard.attention(query, key, value, **settings).output
         assert torch.equal(short, found)
         true = regard.attention(*(t.double() for t in (query, key, value)), backend="reference", **settings).output
         assert (found.double() - true).norm() <= 1e-2 * true.norm()

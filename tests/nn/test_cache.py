@@ -344,8 +344,10 @@ def test_an_encoders_memory_is_projected_once(monkeypatch: pytest.MonkeyPatch) -
     cache = KeyValueCache()
     found = torch.cat([layer(x[:, t : t + 1], memory, cache=cache).output for t in range(6)], 1)
     assert_close(found, whole, rtol=0, atol=1e-12)
-    assert lengths.count(11) == 1  # one product projects keys and values, at the first step
-    assert lengths.count(1) == 12  # each of six steps projects the query and the output
+    # The keys and values of the memory are projected by one product, at the first step only.
+    assert lengths.count(11) == 1
+    # Each of the six steps has one product for the query and one for the output.
+    assert lengths.count(1) == 12
     # Without a memory as argument, the layer uses the cached projections of the memory.
     assert_close(layer(x, cache=cache).output, whole, rtol=0, atol=1e-12)
 

@@ -162,7 +162,8 @@ def test_under_autocast_products_are_narrow_and_gradients_have_their_leaves_dtyp
     with torch.autocast("cpu", torch.bfloat16):
         found = linear_cross_entropy(states, weight, target, bias=bias, ignore=IGNORE).loss
     assert found.dtype == torch.float32
-    assert found != exact  # a loss in bfloat16 differs from one in float32
+    # The two losses differ, which shows that the products used bfloat16.
+    assert found != exact
     torch.testing.assert_close(found, exact, rtol=2e-2, atol=0)
     found.backward()
     for leaf, gradient in zip((states, weight, bias), torch.autograd.grad(exact, (states, weight, bias)), strict=True):

@@ -133,7 +133,9 @@ def test_projections_are_packed_and_nothing_is_copied(kind: str) -> None:
     for products, call in ((2, lambda: layer(x)), (2, lambda: layer(x, x, x)), (3, lambda: layer(x, memory))):
         with Operations() as seen:
             call()
-        assert seen.names.count("addmm") == products  # one product projects q, k and v; with a memory, k and v
+        # Self-attention projects queries, keys and values by one product; with a memory, queries are projected
+        # separately.
+        assert seen.names.count("addmm") == products
         assert "clone" not in seen.names
         assert kind == "rotary" or "cat" not in seen.names
 

@@ -65,7 +65,8 @@ def test_a_parametrised_weight_is_used() -> None:
 def test_a_parametrised_projection_is_used() -> None:
     layer, x = regard.nn.MultiHeadAttention(8, 2, bias=False), torch.randn(2, 3, 8)
     layer.output.weight.data.copy_(torch.eye(8))
-    layer.projection.weight.data[:16] = 0  # queries and keys of 0 give equal weights
+    # Queries and keys are 0, so that all weights are equal.
+    layer.projection.weight.data[:16] = 0
     plain = layer(x).output
     parametrize.register_parametrization(layer.projection, "weight", Doubled())
     torch.testing.assert_close(layer(x).output, 2 * plain)

@@ -246,7 +246,8 @@ def test_token_by_token_equals_the_whole():
     for at in range(QUERIES):
         part = layer(
             x[:, at : at + 1],
-            memory if at == 0 else None,  # the first call caches its projections
+            # The first call projects and caches the memory.
+            memory if at == 0 else None,
             mask=causal(),
             memory_mask=allowed,
             cache=cache,
@@ -274,7 +275,8 @@ def test_dropout_falls_in_training_only():
     torch.testing.assert_close(layer.eval()(x).output, layer(x).output, rtol=0, atol=0)
     still = encoder_layer(dropout=0.0)
     still.load_state_dict(layer.state_dict())
-    torch.testing.assert_close(still(x).output, layer(x).output)  # dropout of 0 in training equals inference
+    # A layer in training with a dropout of 0 gives the output of inference.
+    torch.testing.assert_close(still(x).output, layer(x).output)
 
 
 def test_dropout_keeps_the_mean():

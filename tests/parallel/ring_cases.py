@@ -206,11 +206,13 @@ def keys_sent(case: Case, rank: int, size: int) -> int | None:
     match case.mask:
         case "none":
             return (size - 1) * part
-        case "causal" if case.balanced:  # later ranks need one of the two chunks, earlier ranks both
+        # A process sends one of its two chunks to every later rank, and both to every earlier rank.
+        case "causal" if case.balanced:
             return (size - 1 - rank) * chunk + rank * 2 * chunk
         case "causal":
             return (size - 1 - rank) * part
-        case "window" if case.balanced:  # the process of the next chunk needs the last 3 keys
+        # The last 3 keys of a chunk are sent to the process that holds the next chunk.
+        case "window" if case.balanced:
             return 3 * ((rank < size - 1) + (rank > 0))
         case "window":
             return 3 * (rank < size - 1)

@@ -34,6 +34,7 @@ CALLS: dict[str, tuple[str, Callable[[], object]]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_it_is_refused(name, monkeypatch):
     what, call = CALLS[name]
-    monkeypatch.setattr(sharding, "current", object())  # as inside of `regard.parallel.context`
+    # This simulates a call inside of `regard.parallel.context`.
+    monkeypatch.setattr(sharding, "current", object())
     with pytest.raises(NotImplementedError, match=f"^{what} is not computed over a process group"):
         call()

@@ -160,7 +160,7 @@ def gathered_attention(
 ) -> Attended:
     """Compute `attention` where each query has n keys of its own: query (…, h, q, 1, d), key (…, h, q, n, d).
 
-    Local attention (`regard.core.local`) calls it, with the keys around the centre of each query.
+    Local attention (`regard.core.local`) calls this function with the keys around the centre of each query.
     """
     if sharding.current is not None:
         return attention(query, key, value, score=score, mask=mask, weights=weights)

@@ -19,7 +19,7 @@ from regard.core.transforms import mapped, resolved
 class Bias:
     """A term that is added to the scores. Create one with `alibi` or `relative`; a float tensor is accepted too."""
 
-    plain: bool = field(default=False, kw_only=True)  # whether it was given as Python numbers, not as a tensor
+    plain: bool = field(default=False, kw_only=True)  # whether the bias was given as Python numbers
 
     def aligned(self, shape: tuple[int, ...]) -> "Bias":
         """Return the bias with its tensors reshaped to broadcast to scores of `shape` (*leading, q, k), or raise."""
@@ -141,7 +141,7 @@ class Relative(Rule):
 
     @property
     def may_mask(self) -> bool:
-        # The table is small enough to inspect on the CPU. On a GPU the host would wait; under vmap it cannot be read.
+        # The table is small enough to inspect on the CPU. On a GPU the host would wait, and vmap hides values.
         unreadable = self.table.device.type != "cpu" or torch.compiler.is_compiling() or mapped()
         return unreadable or bool((self.table == -torch.inf).any())
 

@@ -20,13 +20,13 @@ class Clauses:
 
     low: int | None = None
     high: int | None = None
-    lengths: Tensor | None = None  # (*leading)
+    lengths: Tensor | None = None  # of shape (*leading)
     segments: tuple[tuple[Tensor, Tensor], ...] = ()
     dense: tuple[Tensor, ...] = ()
 
     @property
     def banded(self) -> bool:
-        """Return whether the band excludes anything."""
+        """Return whether the rules include a band, bounded on at least one side."""
         return self.low is not None or self.high is not None
 
     @property
@@ -37,8 +37,8 @@ class Clauses:
 
     @property
     def separate(self) -> bool:
-        """Return whether each fully masked key is excluded by one rule alone, where the band and the segments together
-        count as one rule."""
+        """Return whether each key that no query may attend is excluded by one rule alone, where band and segments
+        together count as one rule."""
         pairs = sum(tensor.shape[-2] > 1 for tensor in self.dense)
         return pairs + len(self.segments) <= 1 and not (pairs and self.banded)
 

@@ -65,16 +65,16 @@ class Custom(Score):
             raise _tried_on(ValueError(str(error)), *few) from None
 
     def _said_of_all(self, query: Tensor, key: Tensor, group: int) -> str | None:
-        """Return the error message about the shape of the scores for the tensors of the call; None if it is right."""
+        """Return the error message about the shape of the scores for the tensors of the call; None if it is correct."""
         from torch._subclasses.fake_tensor import FakeTensorMode  # imported only for an error message
 
         try:
-            with FakeTensorMode(allow_non_fake_inputs=True) as fake:  # computes shapes without allocating memory
+            with FakeTensorMode(allow_non_fake_inputs=True) as fake:  # fake tensors have shapes but no memory
                 query, key = (fake.from_tensor(t.detach()) for t in (query, key))
                 key = key.repeat_interleave(group, -3)
                 scores = self.function(query, key)
                 return None if tuple(scores.shape) == _expected(query, key) else _said_of_shapes(query, key, scores)
-        except Exception:  # the function reads values, which fake tensors do not have, or fails for these shapes
+        except Exception:  # the score function reads values, which fake tensors lack, or fails for these shapes
             return None
 
     def _probe(self, query: Tensor, key: Tensor) -> "Custom":
@@ -95,7 +95,7 @@ class Custom(Score):
                 self.unfit = "the score draws random numbers, and would draw others when it is computed again"
         if leaves(scores, tuple(seen.tensors)):
             self.unfit = "the score uses tensors that torch functions do not show, as a scripted module does"
-        known = dict.fromkeys(seen.tensors)  # unique, in order of first use
+        known = dict.fromkeys(seen.tensors)  # the tensors without duplicates, in order of first use
         if isinstance(self.function, torch.nn.Module):
             known |= {tensor: None for tensor in self.function.parameters() if tensor.requires_grad}
         self._captured = tuple(known)
@@ -144,7 +144,7 @@ def leaves(scores: Tensor, known: tuple[Tensor, ...] = ()) -> list[Tensor]:
 class _Captured(torch.overrides.TorchFunctionMode):
     """A torch function mode for the trial call, which observes every torch call.
 
-    It records the captured tensors that require grad, and counts the numbers stored for pairs of query and key.
+    The mode records the captured tensors that require grad, and counts the numbers stored for pairs of query and key.
     """
 
     def __init__(self, query: Tensor, key: Tensor) -> None:
@@ -172,7 +172,8 @@ class _Captured(torch.overrides.TorchFunctionMode):
     def _may_be_of_pairs(self, shape: torch.Size) -> bool:
         """Return whether a tensor of this shape may hold numbers for each pair of query and key.
 
-        Its axes contain a multiple of the number of queries and one of the number of keys, or of their product.
+        The axes of such a tensor contain a multiple of the number of queries and one of the number of keys, or a
+        multiple of their product.
         """
         queries, keys = self._lengths
         return any(size % (queries * keys) == 0 for size in shape) or any(
@@ -210,8 +211,8 @@ class _RestoredRandomState:
 def _few(query: Tensor, key: Tensor) -> tuple[int, int]:
     """Return the numbers of queries and keys of the trial call.
 
-    The two numbers differ, so that scores with swapped axes are detected. They are primes that divide no other axis, so
-    that `_may_be_of_pairs` can recognise them in the shape of a tensor.
+    The trial uses different numbers of queries and keys, so that scores with swapped axes are detected. Both numbers
+    are primes that divide no other axis, so that `_may_be_of_pairs` can recognise them in the shape of a tensor.
     """
     others = {*query.shape[:-2], *key.shape[:-2], query.shape[-1], key.shape[-1]}
     primes = [prime for prime in (3, 5, 7, 11, 13) if not any(size % prime == 0 for size in others)]

@@ -37,7 +37,7 @@ class Backend:
 
     module: ModuleType
     serves: str
-    devices: tuple[str, ...] = ()  # device types it supports; empty: all
+    devices: tuple[str, ...] = ()  # the device types that the backend supports; empty: all
     softmax: bool = False  # whether softmax is the only supported normaliser
     products: bool = False
     additive: bool = False
@@ -56,7 +56,7 @@ class Backend:
         return self.module.attend
 
     def kernel(self, problem: Problem) -> str:
-        """Return the name of the code that would run."""
+        """Return the name of the kernel, or of the other code, that would compute the problem."""
         return reference.NAME if problem.empty else self.module.kernel(problem)
 
     def refuses(self, problem: Problem) -> str | None:
@@ -154,7 +154,7 @@ class Route:
 
 _ROUTES: dict[Hashable, Route] = {}
 _MOST = 4096  # the largest number of stored routes
-# Returns the stored route of calls with a signature, or None.
+# A function that returns the stored route of calls with a signature, or None.
 stored: Callable[[Hashable], Route | None] = _ROUTES.get
 
 

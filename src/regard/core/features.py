@@ -75,7 +75,7 @@ class PerformerFeatures:
     def redraw(self, generator: torch.Generator | None = None) -> "PerformerFeatures":
         """Return features with newly sampled directions of the same kind and number, to resample during training.
 
-        Training then does not adapt to one sample.
+        Without resampling, the model could adapt to one sample of directions.
         """
         count, size = self.projection.shape
         dtype, device = self.projection.dtype, self.projection.device
@@ -93,7 +93,7 @@ class PerformerFeatures:
         """Return the logarithms of the features, w·x' − |x'|²/2 − ½ ln m."""
         self.check(x)
         count, size = self.projection.shape
-        rows = x.reshape(math.prod(x.shape[:-1]), size) / size**0.25  # flattened, for one matrix product
+        rows = x.reshape(math.prod(x.shape[:-1]), size) / size**0.25  # leading axes flattened, for one matrix product
         logs = rows @ self.projection.to(x.dtype).mT
         # A squared length that overflows (|x| ≈ 1e19 in float32) would give −inf here, and 0 / 0 in the quotient.
         most = torch.finfo(x.dtype).max / 8

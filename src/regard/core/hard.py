@@ -51,7 +51,7 @@ def choose(
 def read_expected(hard: Hard, rows: Tensor, generator: torch.Generator | None) -> Tensor:
     """Return which queries use the expected value Σ p_j v_j, as a bool tensor in the shape of `rows`.
 
-    The probability `hard.expected` is compared on the device, so there is no synchronisation.
+    Random numbers are compared with the probability `hard.expected` on the device, without a synchronisation.
     """
     if isinstance(hard.expected, Tensor) and hard.expected.dtype == torch.bool:
         return hard.expected.expand(rows.shape)

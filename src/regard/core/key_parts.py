@@ -1,6 +1,7 @@
 """Softmax attention over a part of the keys, forward and backward, for callers that merge the parts themselves.
 
-Neither pass builds an autograd graph: the caller calls `backward` with the output and log-sum-exp over all keys.
+Neither `forward` nor `backward` builds an autograd graph: the caller calls `backward` with the output and log-sum-exp
+over all keys.
 """
 
 from typing import NamedTuple

@@ -4,7 +4,7 @@ With φ(q)·φ(k) in place of exp(q·k/√d) the sums over the keys no longer de
 
     output_i = φ(q_i) Σ_j φ(k_j) v_jᵀ / φ(q_i) Σ_j φ(k_j)
 
-so the keys are summed once, into a summary of fixed size. Causal attention updates the summary key by key.
+Therefore the keys are summed once, into a summary of fixed size. Causal attention updates the summary key by key.
 
 Performer features are exponentials, so they are stored as logarithms, and the summary of each feature is divided by
 exp(shift), the largest value of that feature *so far*. Every factor in this file is then at most 1 and every
@@ -50,9 +50,9 @@ Given = tuple[Tensor, Tensor, Tensor]  # query, key and value in the shapes that
 class LinearState(NamedTuple):
     """The sums over all keys and values so far, one per key head, divided by exp(shift)."""
 
-    summary: Float[Tensor, "... m e"]  # Σ_j φ(k_j) v_jᵀ
-    normalizer: Float[Tensor, "... m"]  # Σ_j φ(k_j)
-    shift: Float[Tensor, "... m"]  # max_j ln φ(k_j); 0 for features without logarithms
+    summary: Float[Tensor, "... m e"]  # Σ_j φ(k_j) v_jᵀ over all keys j so far
+    normalizer: Float[Tensor, "... m"]  # Σ_j φ(k_j) over all keys j so far
+    shift: Float[Tensor, "... m"]  # max_j ln φ(k_j) over all keys j so far; 0 for features without logarithms
 
 
 def linear_attention(
@@ -326,7 +326,7 @@ def _halves(chunk: int) -> list[int]:
 def _running_maximum(x: Float[Tensor, "... n m"]) -> Float[Tensor, "... n m"]:
     """Compute the cumulative maximum along n positions in place; n must be a power of two (Sklansky 1960).
 
-    On a CPU it is faster than `torch.cummax`.
+    On a CPU this function is faster than `torch.cummax`.
     """
     for half in _halves(x.shape[-2]):
         parts = x.unflatten(-2, (-1, 2, half))
@@ -355,7 +355,7 @@ def _not_negative(mapped: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
     if mapped.device.type == "cpu" and mapped.numel() and not torch.compiler.is_compiling():
         try:
             least = float(mapped.detach().amin())
-        except RuntimeError:  # raised under vmap and for fake tensors
+        except RuntimeError:  # values of vmapped and fake tensors cannot be read
             pass
         else:
             if least < 0:
@@ -425,8 +425,8 @@ def _checked(query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | No
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the tensor cast to autocast's dtype.
 
-    Like autocast, it leaves float64 unchanged. It also leaves values that are not float tensors unchanged; a later
-    check raises an error that names them.
+    Like autocast, this function leaves float64 unchanged. It also leaves values that are not float tensors unchanged; a
+    later check raises an error that names them.
     """
     casts = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
     return x.to(dtype) if casts else x

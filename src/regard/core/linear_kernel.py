@@ -56,11 +56,11 @@ def _by_products(problem: Problem, features: Features, causal: bool) -> bool:
     wide, dtype = max(problem.query.shape[-1], problem.value.shape[-1]), problem.query.dtype
     if isinstance(features, PerformerFeatures):
         rows = math.prod(problem.query.shape[:-1]) + math.prod(problem.key.shape[:-1])
-        fits = rows * features.projection.shape[0] * 4 <= _SUMS  # the features of all rows are in memory at once
+        fits = rows * features.projection.shape[0] * 4 <= _SUMS  # this method stores the features of all rows
         return TRIAL and fits and wide > _SIZE and not causal
     if not isinstance(features, EluFeatures) or wide > _WIDEST:
         return False
-    if dtype == torch.float32 and not causal:  # the kernels split float32 into three parts, in too many registers
+    if dtype == torch.float32 and not causal:  # kernels split float32 numbers into three parts: too many registers
         return True
     if TRIAL and (wide > _SIZE or (dtype == torch.float32 and wide > _SIZE // 2)):
         return True
@@ -74,7 +74,7 @@ def _shared_memory(device: torch.device) -> int:
 
 
 def attend(problem: Problem, features: Features, causal: bool) -> Tensor:
-    """Return the output, (…, h, q, e)."""
+    """Return the output of linear attention on CUDA, (…, h, q, e)."""
     from regard.kernels.triton.linear.operator import linear_attention  # imported here, because it imports Triton
 
     projection = None
@@ -149,7 +149,7 @@ def blocks_serve(problem: Problem, given: tuple[Tensor, ...], features: Features
 def attend_in_blocks(
     problem: Problem, features: Features, chunk: int | None, rows: int, general: Callable[..., Tensor]
 ) -> Tensor | None:
-    """Return the output, (…, h, q, e), or None if some numbers are too large or too small for this method.
+    """Return the output (…, h, q, e), computed on the CPU in blocks, or None if numbers are too large or too small.
 
     With a `chunk` the attention is causal. Then the rows before the first such number are computed in blocks and the
     others by `general`, so that later positions do not change a single bit of earlier outputs.
@@ -160,7 +160,7 @@ def attend_in_blocks(
     whole = all(t.is_contiguous() for t in (query, key, value))
     # If a tensor is not contiguous, batch and heads stay two axes (a view): the blocks copy a few sequences at a time.
     query, key, value = (t.reshape(-1, *t.shape[-2 if whole else -3 :]) for t in (query, key, value))
-    # In half precision gradients would be inaccurate: that of a query is a small difference of large rounded numbers.
+    # In half precision gradients would be inaccurate: the gradient of a query is a small difference of large numbers.
     if query.dtype == torch.float16 or (query.dtype in HALF and problem.differentiated):
         query, key, value = query.float(), key.float(), value.float()
     maps: linear_blocks.Map = linear_blocks.Elu(query.shape[-1])
@@ -193,7 +193,7 @@ def _plan(problem: Problem, count: int, chunk: int | None, rows: int) -> linear_
     if chunk is not None and queries > chunk + 2 * count * size // (count + size):
         return linear_blocks.Plan(chunk, max(1, rows // (math.prod(lead) * chunk)) * chunk, max(1, rows // chunk))
     # Up to some length, causal attention over all pairs needs fewer multiplications than over chunks with sums of
-    # features. These blocks of whole sequences are twice as large: that is as fast on an idle machine, and on a busy
-    # one fewer blocks have to wait for a core.
+    # features. The blocks then consist of whole sequences and are twice as large: on an idle machine the time is the
+    # same, and on a busy machine fewer blocks have to wait for a core.
     pairs = None if chunk is None else max(1, queries)
     return linear_blocks.Plan(pairs, max(64, rows), max(1, 2 * rows // max(1, length)))

@@ -38,8 +38,8 @@ def local_attention(
 ) -> Attended:
     """Compute softmax over the keys within `reach` of each query's centre p, times exp(−(s − p)² / 2σ²), σ = reach / 2.
 
-    As in the paper the product is not renormalised. The centre gets its gradient through the Gaussian. `gaussian=False`
-    with centre = position is the paper's monotonic alignment (local-m). The returned weights are
+    As in the paper, the products with the Gaussian are not renormalised. The centre gets its gradient through the
+    Gaussian. `gaussian=False` with centre = position is the paper's monotonic alignment (local-m). The weights are
     (…, h, q, 2 · reach + 1), for key positions ⌈p − reach⌉ onwards; weights for positions outside of the window or
     without a key are 0.
 
@@ -126,7 +126,7 @@ def _end(lengths: Tensor | None, keys: int, axes: int) -> Tensor | int:
 def _dense_is_faster(query: Tensor, key: Tensor, value: Tensor, centre: Tensor, reach: int, score: Score) -> bool:
     """Return whether, on the CPU, scoring all pairs is faster than copying keys and values for each query.
 
-    It is False if a value is NaN or Inf, because the product over all keys would spread it to other windows (0 · NaN).
+    The result is False if a value is NaN or Inf: the product over all keys would spread it to other windows (0 · NaN).
     """
     plain = type(query) is type(key) is type(value) is Tensor and query.device.type == "cpu"
     if not plain or attention.observers or torch.compiler.is_compiling() or transformed():

@@ -25,7 +25,7 @@ from regard.core.tensor_arguments import (
     second_offset,
 )
 
-_LONG = 2**30  # more than the length of any sequence
+_LONG = 2**30  # greater than the length of any sequence
 
 
 class Blocks(NamedTuple):
@@ -49,7 +49,7 @@ class Coarse(NamedTuple):
 class Mask:
     """A rule that decides which query may attend which key.
 
-    Create one with causal, window, padding, segments or dense; combine with & | ~.
+    Create a mask with causal, window, padding, segments or dense; combine masks with & | ~.
 
     >>> both = causal() & padding(torch.tensor([2]))
     >>> both.aligned((1, 1, 3, 3)).allowed(range(3), range(3), torch.device("cpu"))[0, 0].int()
@@ -157,7 +157,8 @@ class Band(Mask):
 
     def coarse(self, blocks: Blocks) -> Coarse:
         rows, columns = blocks.rows.unsqueeze(-1), blocks.columns
-        least = columns[:-1] - (rows[1:] - 1)  # smallest j − i in each block (`least`), and largest (`most`)
+        # The smallest (`least`) and the largest (`most`) distance j − i in each block.
+        least = columns[:-1] - (rows[1:] - 1)
         most = (columns[1:] - 1) - rows[:-1]
         some = torch.ones_like(least, dtype=torch.bool)
         every = some
@@ -191,7 +192,7 @@ class Padding(Mask):
 
     lengths: Int[Tensor, "*lead"]
     plain: bool = False  # whether the lengths were Python numbers, not a tensor
-    bounds: tuple[int, int] | None = field(default=None, compare=False)  # (smallest, largest) length if plain
+    bounds: tuple[int, int] | None = field(default=None, compare=False)  # smallest and largest length, if plain
 
     def on(self, device: torch.device) -> "Padding":
         return replace(self, lengths=self.lengths.to(device)) if self.plain else self
@@ -400,8 +401,8 @@ class Not(Mask):
 def causal(offset: int = 0) -> Mask:
     """Return the mask in which query i may attend keys j ≤ i + offset, aligned to the top left.
 
-    Where the queries are the last of c + q keys, the offset is c. A layer with a cache adds the cache's length itself:
-    write `causal()` there.
+    If the q queries are at the last positions of c + q keys, the offset is c. A layer with a cache adds the cache's
+    length itself: write `causal()` there.
     """
     if type(offset) is int and offset == 0:
         return _CAUSAL

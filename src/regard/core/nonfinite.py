@@ -24,8 +24,8 @@ from regard.core.problem import HALF, Problem
 from regard.core.spans import all_of, cut
 from regard.kernels.availability import capturing
 
-_ROWS = 512  # rows of the mask evaluated at a time
-_NUMBERS = 2**26  # entries of mask and bias evaluated at a time
+_ROWS = 512  # the largest number of rows of a mask that are evaluated at a time
+_NUMBERS = 2**26  # the largest number of entries of mask and bias that are evaluated at a time
 
 
 def needs_cleaning(problem: Problem) -> bool:
@@ -42,7 +42,7 @@ def needs_cleaning(problem: Problem) -> bool:
         return not harmless(problem.query, problem.key, problem.value, problem.differentiated)
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError:  # raised under vmap and for fake tensors
+    except RuntimeError:  # values of vmapped and fake tensors cannot be read
         return True
 
 
@@ -50,7 +50,7 @@ def harmless(query: Tensor, key: Tensor, value: Tensor, differentiated: bool) ->
     """Return whether all values are finite and none is so large that products of such values overflow."""
     dtype = torch.float32 if query.dtype in HALF else query.dtype
     limit = math.sqrt(torch.finfo(dtype).max) / 256
-    if query.device.type != "cpu":  # one synchronisation instead of six
+    if query.device.type != "cpu":  # copy the six extremes to the host in one synchronisation
         extremes = [
             end.to(dtype) for tensor in (query, key, value) if tensor.numel() for end in tensor.detach().aminmax()
         ]
@@ -92,7 +92,7 @@ def all_finite(problem: Problem) -> bool:
         return finite(problem.query, problem.key, problem.value)
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError:  # raised under vmap and for fake tensors
+    except RuntimeError:  # values of vmapped and fake tensors cannot be read
         return False
 
 
@@ -104,8 +104,8 @@ def finite(*tensors: Tensor) -> bool:
 def cleaned(problem: Problem) -> tuple[Problem, Tensor | None]:
     """Return the problem with finite keys and values, and a tensor to add to its output, or None.
 
-    The tensor holds NaN and Inf where a query attends such a value, and 0 elsewhere. Non-finite keys are recorded in
-    `bad_keys` of the problem.
+    The tensor to add holds NaN and Inf where a query attends a value of NaN or Inf, and 0 elsewhere. Non-finite keys
+    are recorded in `bad_keys` of the problem.
     """
     if problem.bad_keys is not None or 0 in problem.shape or not needs_cleaning(problem):
         return problem, None
@@ -158,8 +158,8 @@ def finite_keys(problem: Problem) -> Problem:
 def _one_of(rows: Tensor, good: Bool[Tensor, "... n"]) -> Tensor:
     """Return the first row of `rows` where `good` is True, (…, 1, size); zeros if there is none.
 
-    It replaces non-finite rows in the arguments of a user's score function, which may be undefined for zeros, but must
-    be defined for this row, because the row is one of its arguments anyway.
+    This row replaces non-finite rows in the arguments of a user's score function. The function may be undefined for
+    zeros, but must be defined for this row, because the row is one of its arguments anyway.
     """
     first = good.to(torch.uint8).argmax(-1, keepdim=True)
     row = rows.detach().gather(-2, first.unsqueeze(-1).expand(*first.shape, rows.shape[-1]))
@@ -183,7 +183,7 @@ def _blocks(problem: Problem) -> Iterator[Bool[Tensor, "... rows k"]]:
 
 
 def _attended(problem: Problem) -> Tensor:
-    """Return a tensor in the shape of the output: inf, −inf or NaN where a query attends such a value, 0 elsewhere."""
+    """Return inf, −inf or NaN where a query attends a value that is not finite, and 0 elsewhere, as the output."""
     value = problem.repeat(problem.value.detach()).to(problem.dtype)
     marks: list[Tensor] = []
     for allowed in _blocks(problem):
@@ -245,8 +245,8 @@ def of_key_heads(problem: Problem, seen: Bool[Tensor, "... k"]) -> Bool[Tensor, 
 def seen_by_any(problem: Problem) -> Bool[Tensor, "... k"] | None:
     """Return which keys at least one query may attend, by mask and bias; None if all keys.
 
-    The table of a `relative` bias is inspected only on the CPU. It masks a key for all queries only if the bias of the
-    key is −inf for each of them.
+    The table of a `relative` bias is inspected only on the CPU. The bias masks a key for all queries only if it is −inf
+    for each of them.
     """
     queries, keys = problem.shape[-2:]
     found, bias = clauses(problem.mask, queries, keys), problem.bias

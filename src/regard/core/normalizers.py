@@ -120,7 +120,7 @@ def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
     """Return the softmax over allowed keys; rows without allowed keys are 0, and so is their gradient."""
     if allowed is None:
         return torch.softmax(scores, -1)
-    if _no_row_empty(scores, allowed):  # half as many passes over the scores as in the general form below
+    if _no_row_empty(scores, allowed):  # this form reads the scores half as often as the general form below
         return torch.softmax(torch.where(allowed, scores, -math.inf), -1)
     scores, filled = masked(scores, allowed)
     return torch.where(filled, torch.softmax(scores, -1), 0)
@@ -200,7 +200,7 @@ class Entmax(Normalizer):
         if torch.compiler.is_compiling() and twice():
             raise NotImplementedError(f"second derivatives of {type(self).__name__} do not compile: torch loses parts")
         if not scores.requires_grad and not torch.compiler.is_compiling() and not transformed():
-            return _Entmax.forward(scores, self.alpha)  # torch inspects the function's signature in every `apply`
+            return _Entmax.forward(scores, self.alpha)  # `apply` would inspect the signature of `forward` at each call
         return _Entmax.apply(scores, self.alpha)
 
 
@@ -291,7 +291,7 @@ class Hard(Normalizer):
     def sharpness(self) -> float:
         """Return 1/T, the factor of the scores in the sampled distribution.
 
-        It is 1 for `gumbel`, where the temperature T only affects the gradient.
+        The factor of the scores is 1 for `gumbel`, where the temperature T only affects the gradient.
         """
         return 1.0 if self.estimator == "gumbel" else 1.0 / self.temperature
 
@@ -389,8 +389,8 @@ def _steep(alpha: float) -> bool:
 def entmax_slope(weights: Tensor, alpha: float) -> Tensor:
     """Return the derivative of each weight by its own score at fixed τ: weight^{2−α} on the support, 0 elsewhere.
 
-    For α > 3 it is computed in float64, because the smallest weights have slopes many powers of ten larger than the
-    others.
+    For α > 3 the derivative is computed in float64, because the smallest weights have derivatives many powers of ten
+    larger than the others.
     """
     inside = weights > 0
     if alpha == 2:
@@ -418,7 +418,8 @@ def entmax_threshold(scores: Tensor, alpha: float) -> Tensor:
 def _threshold(margins: Tensor, alpha: float) -> Tensor:
     """Return τ, computed from the 128 largest scores of each row if they contain its support, else from all scores.
 
-    They nearly always do. In compiled code and CUDA graphs, which cannot read values, all scores are always used.
+    The 128 largest scores nearly always contain the support. In compiled code and CUDA graphs, which cannot read
+    values, all scores are always used.
     """
     solve = {2.0: _sparsemax_threshold, 1.5: _entmax15_threshold}.get(alpha) or partial(_bisect_threshold, alpha=alpha)
     blind = torch.compiler.is_compiling() or (margins.is_cuda and torch.cuda.is_current_stream_capturing())

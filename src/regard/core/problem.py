@@ -123,7 +123,7 @@ class Problem:
         return finite if allowed is None else allowed & finite
 
     def weights(self, scores: Tensor, allowed: Tensor | None) -> Float[Tensor, "..."]:
-        """Return the normalised scores."""
+        """Return the weights: the scores after the normaliser, 0 where masked."""
         infinite = self.bias is not None or isinstance(self.score, Custom)
         return normalized(self.normalize, scores, allowed, may_be_infinite=infinite)
 

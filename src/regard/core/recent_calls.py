@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from regard.core.dispatch import Route
 
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-_TensorGuards: Any = getattr(_guards, "TensorGuards", None)  # Any, because torch's type stubs of it are wrong
+_TensorGuards: Any = getattr(_guards, "TensorGuards", None)  # Any: torch's type stubs of TensorGuards are wrong
 _MOST, _COUNTED = 8, 4096  # the largest numbers of remembered calls, and of routes whose calls are counted
-# It replaces an argument that holds tensors, which must not be kept alive; that argument is compared by its cache key.
+# `_NEVER` replaces an argument that holds tensors, which must not be kept alive; its cache key is compared instead.
 _NEVER = object()
 _has_gradients, _deterministic = torch.is_grad_enabled, torch._C._get_deterministic_algorithms
 # Each entry describes a call: score, normaliser, mask, bias and request, each replaced by `_NEVER` if it holds tensors;
 # dropout; whether grad mode was on, deterministic algorithms were required and a CUDA graph was recorded; the guard of
 # its tensors; its route; the cache keys of the five arguments.
 _recent: tuple[tuple[Any, ...], ...] = ()
-_missed: dict[int, int] = {}  # by id of a route: the number of its calls that `recall` did not return
+_missed: dict[int, int] = {}  # for each route, by id: the number of calls that `recall` did not return
 
 
 def recall(
@@ -73,8 +73,8 @@ def remember(
 ) -> None:  # fmt: skip
     """Store the route of a call that `recall` did not return; the oldest of the stored calls is dropped.
 
-    Creating the guard takes as long as several signatures, so of the calls of a route that are not recalled only the
-    first, second, fourth, eighth, … is stored.
+    Creating the guard takes as long as computing several signatures. Therefore, of the calls of a route that `recall`
+    did not return, only the first, second, fourth, eighth, … are stored.
     """
     global _recent
     if len(_missed) >= _COUNTED:

@@ -101,8 +101,8 @@ def _in_blocks(problem: Problem, chosen: Tensor | None) -> Tensor | Top:
 def working_bytes(problem: Problem) -> int:
     """Return the bytes of working memory in which the requested weights are computed.
 
-    It holds one block of rows, or all rows if full rows are requested. The kernels of `summaries` only store one number
-    for each row.
+    The working memory holds one block of rows, or all rows if full rows are requested. The kernels of `summaries` only
+    store one number for each row.
     """
     if summaries.serves(problem):
         return 4 * math.prod(problem.shape[:-1])
@@ -130,7 +130,7 @@ def _block_rows(problem: Problem) -> int:
 def _room(like: Tensor, axis: int, length: int) -> Tensor:
     """Return an empty tensor for the results of all blocks, shaped like one result with `length` entries along `axis`.
 
-    It is allocated before the other blocks: small results between large blocks would fragment the heap.
+    The tensor is allocated before further blocks: small results between large blocks would fragment the heap.
     """
     shape = list(like.shape)
     shape[axis] = length
@@ -141,7 +141,7 @@ def _keep(problem: Problem, function: Callable[[], Found]) -> Found:
     """Return function(); if gradients are needed, the backward pass calls it again instead of storing activations."""
     if not problem.differentiated:
         return function()
-    unchanged: list[Unchanged] = []  # filled after the forward pass, so that only the backward pass checks it
+    unchanged: list[Unchanged] = []  # filled after the forward pass, for the check in the backward pass
 
     def run() -> Found:
         for since in unchanged:

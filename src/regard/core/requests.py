@@ -50,7 +50,7 @@ class Rows(Request):
     def positions(self, queries: int) -> Tensor:
         """Return the positions of the requested rows, from 0 to queries − 1."""
         if isinstance(self.index, slice):
-            if self.index.step is not None and self.index.step < 0:  # torch does not support negative steps
+            if self.index.step is not None and self.index.step < 0:  # torch does not slice with negative steps
                 return torch.arange(*self.index.indices(queries))
             return torch.arange(queries)[self.index]
         return torch.where(self.index < 0, self.index + queries, self.index)
@@ -199,7 +199,7 @@ def received() -> Request:
 def entropy() -> Request:
     """Request the entropy of each query's weights, −Σ w ln w in nats, (…, h, q).
 
-    With `normalize=Hard(…)` it is the entropy of the distribution from which the key is sampled.
+    With `normalize=Hard(…)` the result is the entropy of the distribution from which the key is sampled.
     """
     return Entropy()
 
@@ -207,7 +207,7 @@ def entropy() -> Request:
 def logsumexp() -> Request:
     """Request ln Σ exp(s) over the keys that each query may attend, (…, h, q); −inf where it may attend nothing.
 
-    `regard.merge` uses it to combine attention over parts of the keys. The scores s include the bias, and dropout has
-    no effect on them. For half-precision inputs the result is float32. Only softmax supports this request.
+    `regard.merge` uses the result to combine attention over parts of the keys. The scores s include the bias, and
+    dropout has no effect on them. For half-precision inputs the result is float32. Only softmax supports this request.
     """
     return LogSumExp()

@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "gelu": F.gelu,
-    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),  # the slope of graph attention (Veličković et al. 2018)
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),  # slope of graph attention networks (Veličković et al. 2018)
 }
 
 _ROOM = 2.0**15  # a bound below the largest float16 number (65504), so that rounding does not overflow
@@ -301,12 +301,12 @@ class Bilinear(Score):
 def _fitting(x: Tensor, weight: Tensor, other: Tensor) -> Tensor:
     """Return a factor c ≤ 1 with which neither x · c W nor other / c overflows float16, if such a factor exists.
 
-    c is computed on the device from the largest entries. It is 1 for ordinary numbers, and if a tensor holds NaN or
-    Inf.
+    The factor is computed on the device from the largest entries. It is 1 for numbers that cannot overflow, and if a
+    tensor holds NaN or Inf.
     """
     # The norm is computed in the dtype of the tensor: with dtype=float32 torch would first cast the whole tensor.
     of_x, of_weight, of_other = (torch.linalg.vector_norm(t.detach(), math.inf).float() for t in (x, weight, other))
-    largest = of_x * of_weight * max(weight.shape[-2:])  # at least the largest entry of the product
+    largest = of_x * of_weight * max(weight.shape[-2:])  # an upper bound of the entries of the product
     factor = (_ROOM / largest).maximum(of_other / _ROOM).clamp_max(1.0)
     return torch.where((largest < math.inf) & (of_other < math.inf), factor, 1.0)
 
@@ -358,7 +358,7 @@ class Additive(Score):
         return (self.weight,)
 
     def flops(self, size: int) -> int:
-        return 4 * size  # an addition, an activation, a multiply-add for each feature
+        return 4 * size  # for each feature: an addition, an activation, a multiplication and an addition
 
     def floats(self, size: int) -> float:
         return 2.0 * size

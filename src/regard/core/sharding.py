@@ -34,8 +34,8 @@ def refuse(what: str) -> None:
 def shifted(offset: int | Tensor, length: int, device: torch.device) -> int | Tensor:
     """Return what to add to 0, 1, … length − 1 to get positions in the whole sequence.
 
-    Inside `regard.parallel.context`, where this process holds a part of the sequence, it is a tensor of `length`
-    numbers.
+    Inside `regard.parallel.context`, where this process holds a part of the sequence, the result is a tensor of
+    `length` numbers.
     """
     if current is None:
         return offset

@@ -110,7 +110,7 @@ def _by_fields(kind: type) -> Callable[[Any], Any]:
         if _UNKNOWN in parts:
             return _UNKNOWN
         tensors = {id(value) for name in names if isinstance(value := getattr(record, name), Tensor)}
-        return kind, len(tensors), *parts  # segments with one shared tensor and with two differ in key
+        return kind, len(tensors), *parts  # distinguishes segments with one shared tensor of ids
 
     return described
 

@@ -19,7 +19,7 @@ _constants: dict[Hashable, Tensor] = {}
 class Stretch:
     """A range of positions, start ≤ i < stop.
 
-    It is used in place of `range`, because torch.compile treats the bounds of a `range` as constants and compiles a new
+    This class replaces `range`, because torch.compile treats the bounds of a `range` as constants and compiles a new
     graph for each length.
     """
 
@@ -87,7 +87,7 @@ def take(tensor: Tensor, axis: int, span: Span) -> Tensor:
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape to which these shapes broadcast, ten times as fast as `torch.broadcast_shapes`.
 
-    It does not check that the shapes broadcast.
+    This function does not check that the shapes broadcast.
     """
     if len(shapes) < 2 or torch.compiler.is_compiling():
         return tuple(torch.broadcast_shapes(*shapes)) if len(shapes) != 1 else shapes[0]
@@ -105,7 +105,7 @@ def cut(length: int, size: int) -> list[Stretch]:
 def align_first(tensor: Tensor, axes: int, shape: tuple[int, ...], name: str) -> Tensor:
     """Return the tensor with axes of size 1 inserted before its last `axes` axes, so that it broadcasts to the scores.
 
-    Its leading axes must match the first axes of the scores' `shape`: (b, q) becomes (b, 1, q) for scores (b, h, q, k).
+    The other axes must match the first axes of the scores' `shape`: (b, q) becomes (b, 1, q) for scores (b, h, q, k).
     """
     leading, own = shape[:-2], tuple(tensor.shape[: tensor.ndim - axes])
     fits = len(own) <= len(leading) and all(a in (1, b) for a, b in zip(own, leading, strict=False))

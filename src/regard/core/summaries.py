@@ -68,7 +68,7 @@ def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
     # masked keys must be zeros there.
     problem = zero_masked_keys(problem) if problem.differentiated else problem
     product, lead = problem.score.as_product(problem.query, problem.key), problem.shape[:-2]
-    assert product is not None  # checked by serves()
+    assert product is not None  # not None, as serves() has checked
     query, key = (t.reshape(-1, *t.shape[-3:]) for t in (product.query, product.key))
     query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key))
     pairs = _pairs(problem, (*query.shape[:3], key.shape[2]))
@@ -146,7 +146,7 @@ def sums_serve(problem: Problem) -> bool:
 def sums(problem: Problem, lse: Tensor) -> Tensor:
     """Compute the requested entropy or received weights on the CPU from the log-sum-exp (…, h, q) of finite inputs."""
     product, found = problem.score.as_product(problem.query, problem.key), clauses(problem.mask, *problem.shape[-2:])
-    assert product is not None  # checked by sums_serve()
+    assert product is not None  # not None, as sums_serve() has checked
     assert found is not None
     lead, keys = problem.shape[:-2], problem.shape[-1]
     query, key = (t.detach().to(problem.dtype) for t in (product.query, product.key))

@@ -34,7 +34,7 @@ def integer(value: int, name: str) -> int:
         return value
     if isinstance(value, (bool, Tensor)) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    return operator.index(value)  # accepts NumPy integers too
+    return operator.index(value)  # converts NumPy integers too
 
 
 def position(value: int, name: str) -> int:
@@ -53,7 +53,7 @@ def extent(numbers: Tensor) -> tuple[int, int] | None:
     try:
         low, high = numbers.aminmax()
         return int(low), int(high)
-    except RuntimeError:  # raised under vmap and for fake tensors
+    except RuntimeError:  # values of vmapped and fake tensors cannot be read
         return None
 
 

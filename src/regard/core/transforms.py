@@ -20,7 +20,8 @@ def transformed() -> bool:
 def eager(tensors: tuple[torch.Tensor, ...]) -> bool:
     """Return whether the memory of the tensors holds their values, so that compiled code can read it.
 
-    It does not under torch.compile, torch.func, tracing and dispatch modes, nor for tensor subclasses.
+    The memory does not hold the values under torch.compile, torch.func, tracing and dispatch modes, nor for tensor
+    subclasses.
     """
     if torch.compiler.is_compiling() or transformed():
         return False

@@ -12,7 +12,7 @@
 - `convert`: weights and masks of torch's own layers; `protocol`: the interface of a layer that a decoder can use;
 - `argument_checks`: errors about sizes and inputs.
 
-The names below are imported at first use.
+The public names are imported at first use.
 """
 
 import sys
@@ -52,7 +52,7 @@ _HOME = {
     "Attends": "regard.nn.protocol",
 }
 
-_MODULES = ("losses",)  # a module of functions, imported at first use
+_MODULES = ("losses",)  # submodules that are imported at first use
 
 __all__ = [*_HOME]
 

@@ -16,7 +16,7 @@ from regard.nn.argument_checks import also_called, check_input, check_sizes
 from regard.nn.projection import SCORES, OwnedScore, settled
 from regard.nn.protocol import Projected
 
-_EQUAL = ("dot", "scaled_dot", "cosine")  # scores that need query and key of one size
+_EQUAL = ("dot", "scaled_dot", "cosine")  # scores that need queries and keys of equal size
 
 
 class Attention(nn.Module):

@@ -166,7 +166,7 @@ class KeyValueCache:
         self._key.index_copy_(-2, index, key)
         self._value.index_copy_(-2, index, value)
         self.position.add_(count)
-        if not torch.compiler.is_compiling():  # a changing Python number would cause recompilations
+        if not torch.compiler.is_compiling():  # a Python number that changes would cause recompilations
             self._length += count
         return self._key, self._value
 
@@ -198,7 +198,7 @@ def later_mask(
 
 
 def later_bias(bias: Bias | Tensor | None, offset: int | Tensor, query: Tensor, keys: int) -> Bias | None:
-    """Return the bias for queries that start at key position `offset`: functions of the distance are shifted."""
+    """Return the bias for queries that start at key position `offset`: a bias that depends on distance is shifted."""
     if bias is None:
         return None
     bias = as_bias(bias)

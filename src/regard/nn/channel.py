@@ -13,8 +13,9 @@ from regard.core.scores import float_tensor
 class ChannelAttention(nn.Module):
     """x_c · s_c with s = σ(W₂ relu(W₁ z)), z the mean of each channel (squeeze-excitation, Hu et al. 2018, section 3).
 
-    `pool="both"` is CBAM's: s = σ(mlp(mean) + mlp(max)), one perceptron for the two (Woo et al. 2018, section 3). The
-    hidden layer has channels / reduction units. Any number of axes may follow the channels: an image, a sound, a video.
+    `pool="both"` is the channel attention of CBAM: s = σ(mlp(mean) + mlp(max)), with one perceptron for the two (Woo et
+    al. 2018, section 3). The hidden layer has channels / reduction units. Any number of axes may follow the channels:
+    an image, a sound, a video.
 
     >>> layer = ChannelAttention(32, pool="both")
     >>> x = torch.randn(2, 32, 7, 5)

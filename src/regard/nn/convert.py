@@ -87,7 +87,8 @@ def load(source: nn.MultiheadAttention, projection: HeadProjection, output: nn.L
 def renamed(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
     """Rename the entries of an `nn.MultiheadAttention` in a state dict to those of `MultiHeadAttention`.
 
-    This is a hook of `load_state_dict`, so that a model's checkpoint loads after its attention was replaced.
+    This function is a hook of `load_state_dict`, so that a checkpoint of a model with `nn.MultiheadAttention` loads
+    after the attention was replaced by `MultiHeadAttention`.
     """
     if f"{prefix}out_proj.weight" not in state:
         return

@@ -80,7 +80,7 @@ class CoverageAttention(nn.Module):
         """Return the outputs of the queries, computed one after another, and the coverage after the last query."""
         check_query(query, self.query_size, projected)
         covered = state[0] if state is not None else blank(projected)
-        covered = covered.float() if covered.dtype in HALF else covered  # a long sum of small numbers needs float32
+        covered = covered.float() if covered.dtype in HALF else covered  # sums of many small weights need float32
         times = None
         if self.fertile is not None and self.fertility is not None:
             # A fertility of 0 would make the coverage infinite, so it is at least 10⁻⁴.

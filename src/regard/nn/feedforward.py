@@ -53,7 +53,7 @@ class FeedForward(nn.Module):
         self.outer = nn.Linear(self.hidden_size, size, bias=bias)
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-        """Apply the two maps to each position (…, d)."""
+        """Apply the two linear maps and the activation to each position (…, d)."""
         float_tensor(x, "x")
         if x.ndim == 0 or x.shape[-1] != self.size:
             raise ValueError(f"x must be (…, {self.size}), got shape {tuple(x.shape)}")
@@ -91,7 +91,7 @@ class FeedForward(nn.Module):
 def _fuses(x: Tensor) -> bool:
     """Return whether the fused kernel of relu and dropout is faster than torch's two kernels.
 
-    In eager calls with few entries it is not, because the host takes longer to launch it than torch's two.
+    In eager calls with few entries the fused kernel is slower: the host takes longer to launch it than torch's two.
     """
     if not x.is_cuda or not TRITON:
         return False

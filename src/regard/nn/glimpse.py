@@ -67,10 +67,10 @@ class Glimpse(nn.Module):
         """Return, for one axis of the image, the weight of each pixel in each entry of the patch."""
         location = location.float() if location.dtype in HALF else location
         made = {"device": location.device, "dtype": location.dtype}
-        centre = ((location + 1) * length - 1) / 2  # in units of pixels, whose centres are at 0, 1, …
+        centre = ((location + 1) * length - 1) / 2  # the location in pixels, whose centres are at 0, 1, …
         fine = self.factor ** torch.arange(self.scales, **made)
         offsets = (torch.arange(self.size, **made) - (self.size - 1) / 2) * fine.unsqueeze(-1)
-        places = centre[:, None, None, None] + offsets.unsqueeze(-1)  # (b, scales, size, 1)
+        places = centre[:, None, None, None] + offsets.unsqueeze(-1)  # shape (b, scales, size, 1)
         distance = (places - torch.arange(length, **made)).abs()
         # The sum of `fine` triangles 1 − |distance|, one pixel apart, is a trapezoid.
         fine = fine[:, None, None]

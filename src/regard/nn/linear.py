@@ -21,10 +21,10 @@ from regard.nn.projection import HeadProjection
 class LinearAttention(nn.Module):
     """Heads of φ(Q) (φ(K)ᵀ V), each row divided by φ(Q) (φ(K)ᵀ 1), in O(n) (Performer, Choromanski et al. 2021).
 
-    It replaces `MultiHeadAttention`, with the same call and the same parameter names. `features` is `PerformerFeatures`
-    (sampled here if None, stored in the state_dict, resampled by `redraw`), `EluFeatures`, or any map to numbers ≥ 0. A
-    mask may be `padding`, `causal()`, or both; with `causal=True` the layer is always causal. Weights are computed only
-    on request.
+    The layer can replace `MultiHeadAttention`: the call and the parameter names are the same. `features` is
+    `PerformerFeatures` (sampled here if None, stored in the state_dict, resampled by `redraw`), `EluFeatures`, or any
+    map to numbers ≥ 0. A mask may be `padding`, `causal()`, or both; with `causal=True` the layer is always causal.
+    Weights are computed only on request.
 
     >>> layer = LinearAttention(16, heads=4, causal=True)
     >>> x = torch.randn(2, 7, 16)
@@ -161,7 +161,8 @@ def implied_weights(
     seen = allowed.any(-2).unsqueeze(-1)
     query, key = query.double(), torch.where(seen, key.double(), 0)
     if isinstance(features, LogFeatures):
-        # The largest value of each feature is moved from keys to queries, so that no exponential overflows.
+        # Key features are divided by their largest value, and query features multiplied by it, so that no exponential
+        # overflows.
         queries, keys = features.log_features(query), features.log_features(key)
         shift = keys.detach().amax(-2, keepdim=True) if shape[-1] else keys.new_zeros(())
         queries = queries + shift

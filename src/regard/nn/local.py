@@ -183,7 +183,7 @@ class LocalAttention(nn.Module):
         first = torch.ceil(centre.detach() - self.reach).long()
         place = first.unsqueeze(-1) + torch.arange(near.shape[-1], device=near.device)
         whole = near.new_zeros(*near.shape[:-1], keys)
-        whole = whole.scatter_add(-1, place.clamp(0, keys - 1), near)  # weights outside the memory are 0
+        whole = whole.scatter_add(-1, place.clamp(0, keys - 1), near)  # weights at positions outside the memory are 0
         if mask is None:
             return whole
         return torch.zeros_like(whole).scatter(-1, _real_first(mask).unsqueeze(1).expand_as(whole), whole)

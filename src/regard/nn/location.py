@@ -1,6 +1,6 @@
 """Location-aware attention, whose scores depend on the weights of the previous query.
 
-Such attention processes one query at a time: `attend` with q queries equals q calls of `attend` with one query each.
+The layer processes one query at a time: `attend` with q queries equals q calls of `attend` with one query each.
 """
 
 import math

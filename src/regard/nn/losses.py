@@ -58,7 +58,7 @@ def doubly_stochastic(
 ) -> Float[Tensor, ""]:
     """Return Σ_j (1 − Σ_i α_ij)²: every key should get a total weight of 1 (Xu et al. 2015, section 4.2.1).
 
-    It is summed over keys and averaged over leading axes (batch, heads).
+    The loss is summed over keys and averaged over leading axes (batch, heads).
 
     >>> doubly_stochastic(torch.tensor([[[0.5, 0.5], [1.0, 0.0]]]))
     tensor(0.5000)

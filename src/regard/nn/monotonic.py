@@ -171,7 +171,7 @@ def expected_alignment(
 class _Recurrence(torch.autograd.Function):
     """The recurrence r_j = carry_j r_{j−1} + add_j.
 
-    Its gradient is the same recurrence in reverse, so no intermediate step is stored.
+    The gradient of r is the same recurrence in reverse, so no intermediate step of the scan is stored.
     """
 
     @staticmethod

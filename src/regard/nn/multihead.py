@@ -90,8 +90,8 @@ class MultiHeadAttention(nn.Module):
     def from_torch(cls, source: nn.MultiheadAttention, *, batch_first: bool | None = None) -> "MultiHeadAttention":
         """Return a layer equal to torch's, with a copy of its weights; `torch_masks` converts masks.
 
-        This layer takes (batch, length, size). A source made with batch_first=False takes the length first, so its
-        callers have to change: `batch_first=True` confirms that they do.
+        The inputs of this layer are (batch, length, size). Inputs of a torch module made with batch_first=False are
+        (length, batch, size), so its callers have to change: `batch_first=True` confirms that they do.
         """
         convert.refuse(source, batch_first)
         like = source.out_proj.weight

@@ -11,7 +11,7 @@ from regard.core.biases import Bias, alibi
 from regard.core.scores import float_tensor
 from regard.nn.relative import RelativePositions as RelativePositions
 
-Offset = int | Tensor  # the first position: a number, or a tensor on the device
+Offset = int | Tensor  # the position of the first vector: a number, or a tensor on the device
 
 
 def _steps(count: int, offset: Offset, device: torch.device) -> Tensor:
@@ -89,7 +89,7 @@ class LearnedPositions(nn.Module):
 
     def table(self, count: int, *, offset: Offset = 0) -> Float[Tensor, "n d"]:
         """Return the encodings of positions offset … offset + count − 1."""
-        if isinstance(offset, Tensor):  # an index beyond the table raises on the device
+        if isinstance(offset, Tensor):  # an index outside of the table raises an error on the device
             return self.weight.index_select(0, torch.arange(count, device=self.weight.device) + offset)
         if offset < 0 or offset + count > self.capacity:
             raise ValueError(f"positions {offset} to {offset + count - 1} asked, the table holds {self.capacity}")

@@ -166,8 +166,8 @@ class HeadProjection(nn.Module):
     ) -> tuple[Float[Tensor, "b heads n e"], ...]:
         """Return queries, keys and values of self-attention, or parts with other numbers of heads.
 
-        They are split before the axes are transposed, so that the backward pass concatenates their gradients in the
-        layout of the product.
+        Queries, keys and values are split before the axes are transposed, so that the backward pass concatenates their
+        gradients in the layout of the product.
         """
         packed, counts = self._of_itself(x), counts or (self.heads, self.kv_heads, self.kv_heads)
         batch, length, _ = packed.shape
@@ -193,7 +193,7 @@ class HeadProjection(nn.Module):
     def cross(
         self, query: Float[Tensor, "b q d"], key: Float[Tensor, "b k dk"], value: Float[Tensor, "b k dv"]
     ) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b g k e"], Float[Tensor, "b g k e"]]:
-        """Return queries of one input and keys and values of another, by one product if those share one tensor."""
+        """Return queries of one input, and keys and values of another, by one product if these two share one tensor."""
         (weight, bias), (both, both_bias) = self._query_and_memory()
         queries = self._split(F.linear(query, weight, bias))
         return queries, *self._memories(key, value, both, both_bias)
@@ -221,7 +221,7 @@ class HeadProjection(nn.Module):
         """Return weight and bias of the queries, and of keys and values together (None if those have two inputs)."""
         rows, kv_rows, _ = self.rows
         bias, both_bias = (None, None) if self.bias is None else self.bias.split([rows, 2 * kv_rows])
-        if self.weight is not None:  # one split: its backward pass is one concatenation
+        if self.weight is not None:  # split once: the backward pass is one concatenation
             query, both = self.weight.split([rows, 2 * kv_rows])
             return (query, bias), (both, both_bias)
         assert self.query_weight is not None

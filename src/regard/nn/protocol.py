@@ -15,7 +15,7 @@ class Projected(NamedTuple):
 
     key: Float[Tensor, "b k d"]
     value: Float[Tensor, "b k e"]
-    mask: Bool[Tensor, "b k"] | None  # True = a real position
+    mask: Bool[Tensor, "b k"] | None  # True at real positions, False at padding
 
     def reorder(self, index: Tensor) -> "Projected":
         """Return the batch rows selected by `index`; beam search reorders its hypotheses with it."""

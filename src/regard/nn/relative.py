@@ -22,7 +22,7 @@ from regard.core.requests import Entropy, LogSumExp, Received, Request, Rows, To
 from regard.core.scores import Dot, ScaledDot, Score
 from regard.core.spans import Stretch, all_of, cut, take
 
-_BLOCK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}  # bytes of the scores of one block of queries
+_BLOCK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}  # bytes of the scores of a block of queries, by device
 
 
 class RelativePositions(nn.Module):
@@ -67,7 +67,7 @@ class RelativePositions(nn.Module):
         generator: torch.Generator | None = None,
         offset: int | Tensor = 0,
     ) -> Attended:
-        """Compute attention with both terms; the first query is at position `offset` among the keys."""
+        """Compute attention with relative positions; the first query is at position `offset` among the keys."""
         factor = self.factor(score)
         device = query.device.type
         with torch.autocast(device, enabled=False) if device in ("cpu", "cuda") else nullcontext():
@@ -207,8 +207,8 @@ def _distance(rows: Stretch, columns: Stretch, offset: int | Tensor, device: tor
 class _Spread(torch.autograd.Function):
     """Expand (…, q, 2R + 1), a number for each distance, to (…, q, k): entry clip(j − i) of row i at key j.
 
-    Its gradient is computed by `_Summed`, and the gradient of `_Summed` by this function. torch's own gradient of
-    `gather` would add the many keys beyond distance R one by one, in no fixed order on a GPU.
+    The gradient of `_Spread` is computed by `_Summed`, and the gradient of `_Summed` by `_Spread`. torch's own gradient
+    of `gather` would add the many keys beyond distance R one by one, in no fixed order on a GPU.
     """
 
     @staticmethod

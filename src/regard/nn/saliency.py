@@ -12,7 +12,7 @@ from regard.nn.argument_checks import check_sizes
 
 
 class MaxSaliency(nn.Module):
-    """max_j x_jc: for each feature, the position where it is largest; the first on a tie.
+    """The maximum max_j x_jc of each feature c over all positions j; the weights mark its position, the first on a tie.
 
     Max pooling is attention with weights that are 1 at the maximum and 0 elsewhere. Each feature has its own weights,
     so they are (b, d, k): `received()` counts the features whose maximum is at each position, a saliency map.
@@ -41,7 +41,7 @@ class MaxSaliency(nn.Module):
                 f"mask must be a bool tensor {tuple(x.shape[:2])}, True for real positions, "
                 f"got {real.dtype} {tuple(real.shape)}"
             )
-        if x.shape[1] == 0:  # an empty axis has no maximum
+        if x.shape[1] == 0:  # torch.max raises on an empty axis
             return Attended(x.sum(1), None if weights is None else weights.of(x.mT))
         seen = x if mask is None else torch.where(real.unsqueeze(-1), x, -torch.inf)
         best, index = seen.max(1)

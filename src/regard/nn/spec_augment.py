@@ -36,7 +36,7 @@ class SpecAugment(nn.Module):
         self.share, self.fill = share, fill
 
     def forward(self, frames: Float[Tensor, "b t f"], lengths: Int[Tensor, "b"] | None = None) -> Tensor:
-        """Return the frames with parts of them masked; `lengths` are those of the recordings."""
+        """Return the frames with parts of them masked; `lengths` are the numbers of frames of the recordings."""
         if not self.training:
             return frames
         rows, steps, features = frames.shape
@@ -52,9 +52,9 @@ class SpecAugment(nn.Module):
 
 
 def _masked(sizes: Tensor, count: int, width: int, share: float, total: int) -> Tensor:
-    """Return which of `total` positions are masked, (b, total): `count` spans of 0 to `width` within the first `sizes`.
+    """Return which positions are masked, (b, total): `count` spans of 0 to `width` within the first `sizes` positions.
 
-    This needs no device synchronisation.
+    The computation needs no device synchronisation.
     """
     drawn = torch.rand(2, len(sizes), count, device=sizes.device)
     most = (sizes * share).clamp_max(width).unsqueeze(1)

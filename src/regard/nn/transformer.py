@@ -259,7 +259,7 @@ def _size(attention: nn.Module, *others: nn.Module) -> int:
 
 
 def _like(norm: nn.LayerNorm) -> Normalization:
-    """Return a function that creates another normalisation like torch's."""
+    """Return a function that creates layer normalisations with the options of the given one."""
     weight = norm.weight
     return functools.partial(
         nn.LayerNorm, eps=norm.eps, bias=norm.bias is not None, device=weight.device, dtype=weight.dtype

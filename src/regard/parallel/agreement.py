@@ -1,6 +1,6 @@
 """Agreement of processes: all make the same call, or all raise.
 
-Otherwise a process that waits alone in a collective operation would hang.
+If only some processes raised, the others would hang in a collective operation.
 """
 
 import hashlib

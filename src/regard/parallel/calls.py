@@ -96,7 +96,7 @@ class Ring:
             except (TypeError, ValueError, NotImplementedError) as caught:
                 error = caught
             agree(self.group, self.layout, device, call, error)
-            assert problem is not None  # `agree` raises if there is no problem
+            assert problem is not None  # `agree` has raised if the arguments were refused
             return self._attend(problem, mask)
         finally:
             sharding.current = self

@@ -90,7 +90,7 @@ def shard(sequence: Tensor, group: Group = None, *, dim: int = 1, balanced: bool
 def unshard(part: Tensor, group: Group = None, *, dim: int = 1, balanced: bool = True) -> Tensor:
     """Return the whole sequence, on every process, from the parts that `shard` returns.
 
-    It is differentiable: the gradient of a part is the gradient of the sum of all processes' losses.
+    The function is differentiable: the gradient of a part is the gradient of the sum of all processes' losses.
     """
     where, dim = layout(group, balanced), _axis(part, dim)
     where.check_part(part.shape[dim], "part")

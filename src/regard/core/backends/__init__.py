@@ -1,6 +1,6 @@
 """The backends: each reports why it cannot compute a call, estimates its memory, and computes it. Imports core.
 
-The files:
+The files of this folder:
 
 - `reference`: the specification, in torch operations over the whole matrix; `plain_form`: the same in fewer ones;
 - `sdpa`: torch's fused kernels, called through `torch_sdpa`; `returned_layout`: the memory layout of gradients that

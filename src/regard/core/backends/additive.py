@@ -92,7 +92,7 @@ def _kernels_refuse(problem: Problem) -> str | None:
 
 
 def not_worth_it(problem: Problem) -> str | None:
-    """Return a reason where the reference implementation is as fast, or None."""
+    """Return a reason if the reference implementation is as fast, else None."""
     if problem.device.type == "cuda":
         if _stores_weights(problem):
             return None
@@ -173,7 +173,8 @@ def _features(problem: Problem) -> int:
 def _builds(problem: Problem) -> bool:
     """Return whether the loops over pairs are compiled.
 
-    The size of the call decides and not what was compiled before, so that a resumed run computes the same numbers.
+    The result depends only on the size of the call, not on what was compiled before, so that a resumed training run
+    computes the same numbers.
     """
     if not eager((problem.query, problem.key)) or _SOME <= _features(problem) < _WORTH:
         return False
@@ -201,7 +202,8 @@ def _exponential(problem: Problem) -> Problem:
 def direct(problem: Problem) -> Direct | None:
     """Return a function that runs only the kernel, for all calls with the signature of this problem, or None.
 
-    It is None if such calls need more than the kernel. The problem must hold the caller's own tensors and no request.
+    The result is None if calls with this signature need more than the kernel, such as copies. The problem must hold the
+    caller's own tensors, not views of them, and must not request weights.
     """
     if problem.device.type == "cpu":
         return _native(problem) if _native_serves(problem) else None
@@ -222,7 +224,7 @@ def direct(problem: Problem) -> Direct | None:
 
 
 def _native_serves(problem: Problem) -> bool:
-    """Return whether one call of compiled code computes the problem: softmax on the CPU, with lengths or causal."""
+    """Return whether one call of compiled code computes the problem: softmax on the CPU, padded or causal."""
     query, value, shape = problem.query, problem.value, problem.shape
     assert isinstance(problem.score, Additive)
     if problem.bias is not None or problem.dropout > 0.0 or not problem.normalize.is_softmax or problem.group > 1:
@@ -258,7 +260,7 @@ def asked(problem: Problem) -> Asked | None:
 def _native(problem: Problem) -> Callable[..., Any]:
     """Return a function of query, key, value, score and mask that runs the compiled code.
 
-    It returns the output, or output and weights if the problem requests weights.
+    The function returns the output, or output and weights if the problem requests weights.
     """
     shape, run = problem.shape, native_attention.with_weights if problem.request else native_attention.attention
 
@@ -274,7 +276,7 @@ def _native(problem: Problem) -> Callable[..., Any]:
 
 def _visible(found: Clauses | None, shape: tuple[int, ...]) -> native_attention.Visible:
     """Return the mask's length for each batch item and head, and the upper bound of its band."""
-    assert found is not None  # checked by _native_serves
+    assert found is not None  # not None, as _native_serves() has checked
     # The lengths are copied, because the caller may change the mask before the backward pass reads them.
     lengths = None if found.lengths is None else found.lengths.expand(shape[:2]).flatten().to(torch.long, copy=True)
     return native_attention.Visible(lengths, found.high)
@@ -293,7 +295,7 @@ def _direct_stored(problem: Problem) -> Direct:
     from regard.kernels.triton.additive.plan import trait
 
     shape, batch, run = problem.shape, problem.shape[0], stored_call(problem.differentiated)
-    fixed: tuple[Pairs, Any] | None = None  # arguments of a mask without tensors, equal for all calls
+    fixed: tuple[Pairs, Any] | None = None  # kernel arguments of a mask without tensors
     if problem.mask is not None and not problem.mask.tensors():
         pairs = mask_pairs(problem.mask, shape, problem.device)
         fixed = pairs, trait(pairs)

@@ -35,7 +35,7 @@ def direct(problem: Problem, found: Clauses) -> Direct | None:
             return None
         numbers = stored(bias, query.device, ("scores", shape, band, dtype), lambda: _numbers(bias, shape, band, dtype))
         product = score.as_product(query, key)
-        assert product is not None  # checked by refuses()
+        assert product is not None  # not None, as refuses() has checked
         options = {"attn_mask": numbers, "scale": product.scale, "enable_gqa": grouped}
         return torch_sdpa.attend(product.query, product.key, value, **options)
 

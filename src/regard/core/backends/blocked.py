@@ -90,7 +90,7 @@ def run(problem: Problem) -> Result:
     learned = tuple(t for t in problem.learned if t is not bias)
     asked = isinstance(problem.request, LogSumExp)
     rule = SoftmaxStream(logsumexp=True) if asked else stream(problem.normalize, problem.sample)
-    assert rule is not None  # checked by refuses()
+    assert rule is not None  # not None, as refuses() has checked
     originals = learned if bias is None else (*learned, bias)
     job = Job(problem, rule, grid(problem, *_sizes(problem)), seed(problem), originals)
     output, log_prob, chosen = _Blocked.apply(job, problem.query, problem.key, problem.value, bias, *learned)
@@ -254,7 +254,7 @@ class _Sums:
         rows, columns = self.job.grid.rows[r], self.job.grid.columns[c]
         query = take(self.inputs[0], -2, rows).detach().to(problem.dtype).requires_grad_()
         key = take(self.inputs[1], -2, columns).detach().to(problem.dtype).requires_grad_()
-        custom = isinstance(problem.score, Custom)  # a function mode replaces the tensors it captured
+        custom = isinstance(problem.score, Custom)  # a torch function mode replaces captured tensors
         with torch.enable_grad(), Swapped(self._swapped) if custom else nullcontext():
             raw, allowed = self.job.scores(query, key, r, c)
         self._refuse_strangers(raw, query, key)
@@ -322,7 +322,8 @@ def _sizes(problem: Problem) -> tuple[int, int]:
     row_bytes = max(1, math.prod(problem.shape[:-2]) * problem.shape[-1] * problem.dtype.itemsize)
     if problem.device.type == "cuda":
         row_bytes *= max(1, round(problem.score.floats(problem.query.shape[-1])))
-        columns = problem.shape[-1] * _CUDA_ROWS // row_bytes  # a part of a row, if a whole row exceeds the budget
+        # If a whole row of scores exceeds the budget, a block has a part of one row.
+        columns = problem.shape[-1] * _CUDA_ROWS // row_bytes
         return max(1, _CUDA_ROWS // row_bytes), max(side, min(_CUDA_COLUMNS, columns))
     return max(1, min(side, _BUDGET // row_bytes)), side
 

@@ -34,12 +34,12 @@ def serves(problem: Problem) -> bool:
 
 
 def attend(problem: Problem, query: Tensor, key: Tensor, weight: Tensor | None, scale: float) -> Tensor:
-    """Return the output of the step: additive scores if a weight is given, else scale · ⟨query, key⟩."""
+    """Return the output of a decoding step, with additive scores if a weight is given, else scale · ⟨query, key⟩."""
     from regard.kernels.triton.decode_attention import decode  # imported here, because it imports Triton
 
     found = clauses(problem.mask, *problem.shape[-2:])
     lead = problem.query.shape[:-3]
-    assert found is not None  # checked by serves()
+    assert found is not None  # not None, as serves() has checked
     lengths, mask = _seen(found, lead, problem.shape[-1])
     query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, problem.value))
     output = decode(query, key, value, weight, lengths, mask, scale, _workers(problem.device))
@@ -58,7 +58,7 @@ def direct(problem: Problem, weight: Tensor | None, scale: float) -> Direct | No
     shape, (queries, keys), batch = problem.shape, problem.shape[-2:], problem.shape[0]
     query, key, value = problem.query, problem.key, problem.value
     found = clauses(problem.mask, queries, keys)
-    assert found is not None  # checked by serves()
+    assert found is not None  # not None, as serves() has checked
     shared = found.lengths is None or found.lengths.numel() == 1
     steps = Steps(
         (query.shape, key.shape, value.shape), (query.stride(), key.stride(), value.stride()), key.element_size(),
@@ -102,7 +102,7 @@ def _seen(found: Clauses, lead: torch.Size, keys: int) -> tuple[Tensor | None, T
 def _seen_by(mask: Mask, shape: tuple[int, ...], device: torch.device) -> tuple[Tensor | None, Tensor | None]:
     """Return the mask of a checked call with four axes as contiguous lengths and a uint8 tensor for the kernel."""
     found = clauses(mask.on(device).aligned(shape), *shape[-2:])
-    assert found is not None  # checked by serves()
+    assert found is not None  # not None, as serves() has checked
     lengths, dense = _seen(found, torch.Size(shape[:1]), shape[-1])
     dense = None if dense is None else dense.contiguous().view(torch.uint8)
     return None if lengths is None else lengths.contiguous(), dense

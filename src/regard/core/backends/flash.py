@@ -104,7 +104,7 @@ def part_backward(problem: Problem, output: Tensor, total: Tensor, doutput: Tens
     with torch.no_grad():
         query, key, value = _four_axes(problem)
         output, doutput = (_padded(_flat(t.to(query.dtype)), query.shape[-1]) for t in (output, doutput))
-        total = torch.where(total == -math.inf, 0, total)  # rows without allowed keys, for which s − total would be NaN
+        total = torch.where(total == -math.inf, 0, total)  # in rows without allowed keys, s − total would be NaN
         total = total.reshape(query.shape[0], *total.shape[-2:])
         grads = tuple(torch.zeros(t.shape, dtype=problem.dtype) for t in (query, key, value))
         for tile in _tiles(problem):
@@ -142,7 +142,7 @@ def _padded(tensor: Tensor, size: int) -> Tensor:
     missing = size - tensor.shape[-1]
     if missing:
         return torch.nn.functional.pad(tensor, (0, missing))
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()  # the kernel assumes a last stride of 1
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()  # torch's kernel assumes a last stride of 1
 
 
 def _four_axes(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
@@ -166,7 +166,7 @@ def _tiles(problem: Problem) -> Iterator[_Tile]:
         yield _Tile(all_of(queries), all_of(keys), None, found.banded)
         return
     for rows, columns in mask_blocks.visible(problem):
-        assert problem.mask is not None  # without a mask the function has returned above
+        assert problem.mask is not None  # calls without a mask have returned above
         allowed = problem.mask.allowed(rows, columns, problem.device)
         allowed = allowed.expand(*allowed.shape[:-2], len(rows), len(columns))
         yield _Tile(rows, columns, mask_blocks.four_axes(allowed, problem), False)

@@ -1,6 +1,6 @@
 """Dot-product attention over a part of the keys by torch's flash kernel on CUDA, in half precision.
 
-As on the CPU (`flash`), the kernel's backward pass receives the output and the log-sum-exp over all keys.
+As in `flash`, the code for the CPU, the kernel's backward pass receives the output and the log-sum-exp over all keys.
 """
 
 import torch
@@ -14,7 +14,7 @@ from regard.core.transforms import transformed
 
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward
-_SIZE = 256  # the largest head size of the kernel
+_SIZE = 256  # the largest head size that torch's flash kernel supports
 
 
 def serves(problem: Problem) -> bool:

@@ -109,7 +109,7 @@ def attend(problem: Problem, *, compiled: bool = True) -> Result:
     If `compiled` is False, FlexAttention runs uncompiled, in torch operations.
     """
     found = clauses(problem.mask, *problem.shape[-2:])
-    assert found is not None  # checked by refuses()
+    assert found is not None  # not None, as refuses() has checked
     if compiled and ranges.serves(problem, found) and not _narrow(problem, found):
         return ranges.attend(problem, found)
     problem = zero_masked_keys(problem)
@@ -160,7 +160,7 @@ def _narrow(problem: Problem, found: Clauses) -> bool:
 
 def _near(heads: int, *tensors: Tensor) -> bool:
     """Return whether 32-bit offsets can address every head of a sequence, as the Triton kernel for windows requires."""
-    # The largest number of entries in one head of a contiguous copy.
+    # The number of entries of one head in a contiguous copy of the largest tensor.
     farthest = max(t.shape[-2] for t in tensors) * max(t.shape[-1] for t in tensors)
     return heads * max(farthest, *(t.stride(-3) for t in tensors)) < 2**31
 
@@ -168,7 +168,8 @@ def _near(heads: int, *tensors: Tensor) -> bool:
 def direct(problem: Problem) -> Direct | None:
     """Return a function that runs only the kernel, for all calls with the signature of this problem, or None.
 
-    It is None if such calls need more than the kernel. The problem must hold the caller's own tensors and no request.
+    The result is None if calls with this signature need more than the kernel, such as copies. The problem must hold the
+    caller's own tensors, not views of them, and must not request weights.
     """
     found = clauses(problem.mask, *problem.shape[-2:])
     if found is None or problem.query.ndim != 4:

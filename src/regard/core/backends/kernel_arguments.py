@@ -22,7 +22,7 @@ def mask_arguments(problem: Problem, lead: torch.Size) -> dict[str, Any]:
     `lead` are the leading axes of the scores before the head axis, which the kernels have as one batch axis.
     """
     found = clauses(problem.mask, *problem.shape[-2:])
-    assert found is not None  # checked by the caller
+    assert found is not None  # not None, as the caller has checked
     return _clause_arguments(found, lead)
 
 
@@ -31,12 +31,12 @@ def mask_pairs(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Any:
     from regard.kernels.triton.additive.operator import kernel_pairs  # imported here, because it imports Triton
 
     found = clauses(mask.on(device).aligned(shape), *shape[-2:])
-    assert found is not None  # checked by the caller
+    assert found is not None  # not None, as the caller has checked
     given: dict[str, Any] = dict.fromkeys(("mask", "lengths", "query_ids", "key_ids"))
     given |= _clause_arguments(found, torch.Size(shape[:1]))
     lengths, given["lengths"] = given["lengths"], None
     given = narrowed(given, shape[-1])
-    given["lengths"] = None if lengths is None else lengths.contiguous()  # the kernels read any integer dtype
+    given["lengths"] = None if lengths is None else lengths.contiguous()  # kernels read any integer dtype
     return kernel_pairs(shape, *given.pop("band"), **given, bias=None, table=None)
 
 
@@ -57,9 +57,10 @@ def pairs_of(problem: Problem) -> Callable[[Any, Any, torch.device], Any]:
     from regard.kernels.triton.additive.pairs import EVERY, Pairs  # imported here, because it imports Triton
 
     shape, found = problem.shape, clauses(problem.mask, *problem.shape[-2:])
-    assert found is not None  # checked by by_pairs()
+    assert found is not None  # not None, as by_pairs() has checked
     (batch, _, queries, keys), masked = shape, problem.mask is not None
-    alone = not found.dense and (found.lengths is None or not found.segments)  # lengths or segments, and maybe a band
+    # `alone` is whether the mask has lengths or segments or neither, but not both, and no dense tensor.
+    alone = not found.dense and (found.lengths is None or not found.segments)
     few = max(queries, keys) <= _SPANS
 
     def of_mask(mask: Any, device: torch.device) -> Any:
@@ -130,7 +131,7 @@ def bias_arguments(bias: Bias | None, shape: tuple[int, ...], lead: torch.Size) 
         return {"bias": _four_axes(bias.tensor, lead)}
     if bias is None or (isinstance(bias, Relative) and bias.offset == 0):
         return {} if bias is None else {"relative": bias.table.expand(heads, -1)}
-    assert isinstance(bias, Rule)  # checked by the caller
+    assert isinstance(bias, Rule)  # a `Rule`, as the caller has checked
     # A rule of the distance becomes a table over all distances j - i that occur; its size is linear in the length.
     reach = bias.reach if isinstance(bias, Relative) else max(shape[-2:])
     far = reach + abs(bias.offset)

@@ -12,8 +12,8 @@ from regard.core.masks import Mask
 from regard.core.problem import Problem
 from regard.core.spans import Stretch, all_of, cut
 
-CPU_NUMBERS = 2**22  # entries of a mask built at a time
-CUDA_NUMBERS = 2**26  # entries of a mask built at a time on a GPU, which needs larger blocks to be busy
+CPU_NUMBERS = 2**22  # on a CPU, the largest number of entries of a mask that are built at a time
+CUDA_NUMBERS = 2**26  # on a GPU, the largest number of entries of a mask that are built at a time
 STORED_NUMBERS = 2**20  # the largest number of entries of a block's mask that is cached
 _COLUMNS = 128  # the range of keys that a block of queries may attend is a multiple of this many keys
 
@@ -36,7 +36,7 @@ def visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
 def rows_at_once(problem: Problem) -> int:
     """Return the number of queries in a block.
 
-    It is small on the CPU, because the queries of a smaller block may attend a smaller range of keys.
+    Blocks are small on the CPU, because the queries of a smaller block may attend a smaller range of keys.
     """
     queries, keys = problem.shape[-2:]
     if problem.device.type != "cpu":
@@ -58,7 +58,7 @@ def built(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
     if allowed is not None:
         numbers = torch.where(allowed, numbers, -math.inf)
     elif not cpu and isinstance(problem.bias, Rule):
-        numbers = numbers.contiguous()  # the values of a rule are a view whose rows overlap and are not aligned
+        numbers = numbers.contiguous()  # the values of a distance bias are a view with overlapping, unaligned rows
     return four_axes(numbers, problem)
 
 

@@ -38,7 +38,7 @@ class Block(NamedTuple):
     values: Tensor
     first: int  # the position of the block's first key
     kept: Tensor | None = None  # the dropout mask, already scaled by 1 / (1 − p)
-    noise: Tensor | None = None  # Gumbel noise, where a key is sampled
+    noise: Tensor | None = None  # Gumbel noise, if hard attention samples a key
 
     def drop(self, weights: Tensor) -> Tensor:
         return weights if self.kept is None else weights * self.kept
@@ -229,8 +229,8 @@ class Candidate(NamedTuple):
     index: Tensor
     scale: Tensor
     value: Tensor
-    plain: Running  # softmax of the sampled distribution, for log_prob
-    relaxed: Running  # softmax of the distribution whose gradient is computed
+    plain: Running  # the softmax from which a key is sampled, for log_prob
+    relaxed: Running  # the softmax whose gradient the estimator uses
 
 
 @dataclass(frozen=True)
@@ -303,6 +303,6 @@ def stream(normalize: Normalizer, sample: bool) -> Stream | None:
             return SigmoidStream(bias)
         case Entmax() | Sparsemax():
             return EntmaxStream(normalize.alpha)
-        case Hard() if not (sample and normalize.mixes):  # a mixture with the expected value needs every weight
+        case Hard() if not (sample and normalize.mixes):  # mixing with the expected value needs all weights
             return HardStream(normalize, sample)
     return None

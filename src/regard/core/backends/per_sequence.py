@@ -30,13 +30,13 @@ _ROW = 4  # fewer queries than this take the kernel as long as this many, becaus
 # Two matrix products and a softmax are faster than torch's fused kernel if batch × heads is at least _PLAIN_SLICES and
 # there are at most _PLAIN queries and keys (_PLAIN_LENGTH with gradients), or at most _STEP queries without gradients.
 _PLAIN_SLICES, _PLAIN, _PLAIN_LENGTH, _STEP = 16, 32, 256, 2
-_PLAIN_PAIRS = 2**22  # the largest number of scores that the two products may hold in memory
+_PLAIN_PAIRS = 2**22  # the largest number of scores for two matrix products, which hold all scores in memory
 
 
 class Piece(NamedTuple):
     """The arguments of one kernel call: a run of queries, the run of their keys, and how many of these keys to use.
 
-    `causal` is whether the call is causal.
+    `causal` is whether the call has a causal mask.
     """
 
     rows: Stretch
@@ -46,7 +46,10 @@ class Piece(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """The pieces of consecutive sequences of the batch that have equal boundaries; `batch` is their number."""
+    """The kernel calls (`Piece`) of consecutive sequences of the batch that have equal boundaries.
+
+    `batch` is the number of sequences of the batch that these calls compute.
+    """
 
     batch: int
     pieces: list[Piece]
@@ -64,7 +67,7 @@ def packed(found: Clauses | None, shape: tuple[int, ...]) -> list[Packed] | None
     *lead, heads, queries, keys = shape
     batch = math.prod(lead)
     if max(queries, keys) <= _TILE and (batch > 1 or found.segments):
-        return None  # splitting would save no time
+        return None  # splitting such short sequences would save no time
     lengths = [keys] * batch if found.lengths is None else found.lengths.expand(*lead, 1).flatten().tolist()
     if not found.segments and not _worth_splitting(lengths, shape):
         return None
@@ -84,7 +87,7 @@ def packed(found: Clauses | None, shape: tuple[int, ...]) -> list[Packed] | None
 
 
 def _worth_splitting(lengths: list[int], shape: tuple[int, ...]) -> bool:
-    """Return whether one call per length saves more time, by the keys it does not read, than the calls cost."""
+    """Return whether one kernel call for each length, which reads no padding, is faster than one call for all."""
     *_, heads, queries, keys = shape
     saved, further = len(lengths) * keys - sum(lengths), sum(a != b for a, b in pairwise(lengths))
     return heads * max(_ROW, queries) * saved >= _CALL * further
@@ -100,7 +103,7 @@ def _by_length(lengths: list[int], shape: tuple[int, ...]) -> list[Packed] | Non
 
 
 def _cost(piece: Piece, heads: int) -> int:
-    """Return the time of one kernel call, in query-key pairs.
+    """Return the time of one kernel call, measured in query-key pairs.
 
     A causal piece counts all its pairs, because torch's kernel computes all of them up to 512 keys.
     """
@@ -135,9 +138,10 @@ def _runs_of(ids: Tensor, lead: list[int]) -> list[Runs]:
 
 
 def _pieces(own: Runs, other: Runs, length: int, high: int | None) -> list[Piece] | None:
-    """Return the piece of each run of queries.
+    """Return a `Piece` for each run of queries.
 
-    The result is None if an id has several runs of keys, or if the causal band does not start at the piece's corner.
+    The result is None if an id has several runs of keys, or if the causal band does not start at the first query and
+    first key of a piece.
     """
     where = dict(other)
     if len(where) < len(other):
@@ -204,7 +208,7 @@ def direct(problem: Problem) -> Direct:
         factor, given = scale, (query, key)
         if not as_it_is:
             product = score.as_product(query, key)
-            assert product is not None  # checked by refuses()
+            assert product is not None  # not None, as refuses() has checked
             query, key, factor = product
         # Without gradients, non-finite values are detected in the results. NaN and Inf in `value` always reach the
         # output. NaN and Inf in `query` and `key` reach the scores, but the softmax may remove them, so that the output
@@ -292,7 +296,7 @@ def _of_simple_rules(
     if band is not None:
         outside = _outside(low, high, queries, keys)
         masked = outside if masked is None else masked | outside
-    assert masked is not None  # the mask has lengths or ids
+    assert masked is not None  # the mask has at least one rule
     # With segment ids but no lengths, every query may attend the key at its own position, if the band allows it. With
     # lengths but no ids, every query may attend the first key, if the band allows it.
     to_first = ids is None and least > 0 and low is None and (high is None or high >= 0)

@@ -1,11 +1,11 @@
 """The plain form of attention: the matrix of all scores, in few torch operations or by one Triton kernel.
 
-It computes the calls for which `backend="auto"` chooses `reference`, by the same formula with fewer kernel launches. On
-a GPU no value is inspected, because the host would have to wait for the device. Instead every masked score is replaced,
-even if it is NaN, `attended` removes the effect of masked values, and the backward pass multiplies only with finite
-numbers. On the CPU the values are inspected, and calls with NaN or Inf are left to `reference`. Matrix products of
-half-precision tensors have inputs in half precision and sums in float32. The operations between the products are in
-float32; on the CPU their results are rounded to bfloat16.
+This module computes the calls for which `backend="auto"` chooses `reference`, by the same formula with fewer kernel
+launches. On a GPU no value is inspected, because the host would have to wait for the device. Instead every masked score
+is replaced, even if it is NaN, `attended` removes the effect of masked values, and the backward pass multiplies only
+with finite numbers. On the CPU the values are inspected, and calls with NaN or Inf are left to `reference`. Matrix
+products of half-precision tensors have inputs in half precision and sums in float32. The operations between the
+products are in float32; on the CPU their results are rounded to bfloat16.
 """
 
 import functools
@@ -54,7 +54,7 @@ _PROGRAMS = 65_535  # the largest number of programs on the second axis of a ker
 def serves(problem: Problem) -> bool:
     """Return whether this module supports the call.
 
-    It supports scores and normalisers of regard on plain tensors, without sampling and dropout, in eager mode.
+    The module supports scores and normalisers of regard on plain tensors, without sampling and dropout, in eager mode.
     """
     if problem.named or problem.sample or problem.dropout > 0.0 or problem.bad_keys is not None or problem.empty:
         return False
@@ -132,7 +132,7 @@ def asked(problem: Problem) -> Asked | None:
     def computed(
         query: Tensor, key: Tensor, value: Tensor, _: object, mask: Any, bias: Any, request: Request | None
     ) -> tuple[Tensor, Tensor | Top | None, None] | None:
-        assert request is not None  # checked by asks()
+        assert request is not None  # not None, as asks() has checked
         if run is not None and pairs_of_call is not None and query.device.index == availability.current_device():
             output, weights = run(query, key, value, pairs_of_call(mask, bias, query.device))
         elif masked:
@@ -147,7 +147,7 @@ def asked(problem: Problem) -> Asked | None:
 
 
 def by_one_kernel(problem: Problem) -> bool:
-    """Return whether one kernel computes output and weights."""
+    """Return whether one Triton kernel computes both the output and the requested weights of the call."""
     return _kernel_fits(problem) and asks(problem)
 
 
@@ -168,7 +168,7 @@ def _kernel_fits(problem: Problem) -> bool:
 
 
 def inspects(problem: Problem) -> bool:
-    """Return whether values are inspected: on the CPU, where that takes little time."""
+    """Return whether values are inspected for NaN and Inf: on the CPU, where that takes little time."""
     return problem.device.type == "cpu"
 
 
@@ -219,7 +219,7 @@ def _scores(problem: Problem, clean: bool) -> Tensor:
     if type(score) in (Dot, ScaledDot) and softcap is None:
         return product(query, key, scale, clean, learning)
     spoilt = None
-    if clean:  # otherwise the gradient of a masked score of NaN would be 0 · NaN
+    if clean:  # without it, a masked score of NaN would have a gradient of 0 · NaN
         # 0 · NaN and 0 · Inf are NaN, so each vector with NaN or Inf gives NaN here, and any other vector gives 0.
         of_query, of_key = (t.detach() @ t.new_zeros(t.shape[-1]) for t in (query, key))
         spoilt = of_query.unsqueeze(-1) + problem.repeat(of_key.unsqueeze(-1)).mT
@@ -229,7 +229,7 @@ def _scores(problem: Problem, clean: bool) -> Tensor:
     elif isinstance(score, Additive):
         scores = by_kernel(problem).score(query.to(problem.dtype), problem.repeat(key.to(problem.dtype)))
     else:
-        wide = isinstance(score, Bilinear) and query.dtype == torch.float16  # query times weight can overflow float16
+        wide = isinstance(score, Bilinear) and query.dtype == torch.float16  # query @ weight can overflow float16
         given = score.as_product(query.float(), key.float()) if wide else score.as_product(query, key)
         assert given is not None  # cosine and bilinear scores have a form as a product
         scores = product(given.query, given.key, given.scale, False, learning)
@@ -239,8 +239,8 @@ def _scores(problem: Problem, clean: bool) -> Tensor:
 def _rounds(problem: Problem) -> bool:
     """Return whether scores may be rounded to bfloat16.
 
-    They may not for normalisers that depend on the order or on exact differences of scores (hard attention, sparsemax,
-    entmax), nor for a requested log-sum-exp.
+    Scores are not rounded for normalisers that depend on their order or on exact differences (hard attention,
+    sparsemax, entmax), nor for a requested log-sum-exp.
     """
     if isinstance(problem.request, LogSumExp):
         return False
@@ -398,7 +398,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key = ctx.saved_tensors
         query, key = (_finite(query), _finite(key)) if ctx.clean else (query, key)
-        late = ctx.scale != 1.0 and 2 * query.shape[-1] < key.shape[-2]  # scale dquery and dkey: fewer numbers
+        late = ctx.scale != 1.0 and 2 * query.shape[-1] < key.shape[-2]  # scale dquery and dkey, which are smaller
         change = grads[0] if late or ctx.scale == 1.0 else grads[0] * ctx.scale
         change = _grouped(_narrowed(change, query), key.shape[-3])
         dquery = dkey = None

@@ -29,11 +29,11 @@ from regard.kernels import availability
 from regard.kernels.availability import TRITON
 
 KERNEL = "triton ranges"
-_SIZE = 256  # the largest size of queries, keys and values
+_SIZE = 256  # the largest size of queries, keys and values that the kernel supports
 _SINGLE = 128  # the largest size in float32 with gradients, or with a mask under which few blocks of keys are skipped
 _PROGRAMS = 65_535  # the largest number of programs on the second axis of a kernel launch in CUDA
 _REACH = 2**20  # the largest distance in the table of a relative bias, and its largest offset
-_FEW = 1024  # with more keys than this, calls of few queries are slower than by other backends: one program reads all
+_FEW = 1024  # over more keys than this, calls of few queries are slower than by other backends
 _SUMS = 9 * 2**20  # bytes of the partial sums of a bias's gradient: 528 tiles of 64 × 64 numbers in float32
 _KEPT = 2**16  # the largest number of entries of a bias that a cached route holds in memory until its next call
 
@@ -47,7 +47,7 @@ class Lowered(NamedTuple):
 
     rules: Any
     seen: Tensor | None
-    known: Any = None  # a cache key for the properties of the rules
+    known: Any = None  # a cache key for the properties of `rules`, if known
 
 
 def serves(problem: Problem, found: Clauses | None) -> bool:
@@ -100,14 +100,14 @@ def _product(score: Score, query: Tensor, key: Tensor) -> ScaledProduct:
     if isinstance(score, ScaledDot):
         return ScaledProduct(query, key, score.factor(query.shape[-1]))
     product = score.as_product(query, key)
-    assert product is not None  # checked by serves()
+    assert product is not None  # not None, as serves() has checked
     return product
 
 
 def _settings(problem: Problem) -> dict[str, float]:
     """Return the softcap and the bias of the sigmoid, if there are any, as fields of the kernel's `Rules`."""
     cap, normalize = _softcap(problem.score), problem.normalize
-    # They are floats, because Triton compiles special kernels for some integers.
+    # The numbers are converted to float, because Triton compiles special kernels for some integers.
     settings = {} if cap is None else {"cap": float(cap)}
     return settings | ({"shift": float(normalize.bias)} if isinstance(normalize, Sigmoid) else {})
 
@@ -185,7 +185,8 @@ def attend(problem: Problem, found: Clauses) -> Result:
 def direct(problem: Problem, found: Clauses) -> Direct | None:
     """Return a function that runs only the kernel, for all calls with the signature of this problem, or None.
 
-    It is None if such calls need more than the kernel. The problem must hold the caller's own tensors and no request.
+    The result is None if calls with this signature need more than the kernel, such as copies. The problem must hold the
+    caller's own tensors, not views of them, and must not request weights.
     """
     # Imported here, because they import Triton.
     from regard.kernels.triton.range_attention import plan_of, planned_attention
@@ -295,7 +296,7 @@ def _rules_of(problem: Problem, found: Clauses) -> Callable[[Any, torch.device],
 def _lowered_for(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Lowered:
     """Return the mask of a checked call as arguments of the kernel."""
     found = clauses(mask.on(device).aligned(shape), *shape[-2:])
-    assert found is not None  # checked by serves()
+    assert found is not None  # not None, as serves() has checked
     return _lowered(found, shape, device)
 
 

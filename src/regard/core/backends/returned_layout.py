@@ -27,7 +27,7 @@ def fed_alike(output: Tensor) -> Tensor:
         return output
     if torch.compiler.is_compiling() or transformed() or output.grad_fn is None:
         return returning_alike(output)
-    node = output.grad_fn.name()  # it names the kernel; only cuDNN's needs the hook
+    node = output.grad_fn.name()  # contains the kernel's name; only cuDNN's output needs the hook
     return output if "FlashAttention" in node or "EfficientAttention" in node else returning_alike(output)
 
 

@@ -147,7 +147,7 @@ def kernel(problem: Problem) -> str:
 
 
 def _like_kernels(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tensors for which torch picks the same kernel as for the real ones, without computing any values."""
+    """Return tensors for which torch chooses the same kernel as for the problem, without computing any values."""
     wanted = torch_sdpa.sizes(problem.query, problem.value, problem.masked)
     tensors = (problem.query, problem.key, problem.value)
     if all(t.ndim == 4 and t.shape[-1] == size for t, size in zip(tensors, wanted, strict=True)):
@@ -192,7 +192,7 @@ def attend(problem: Problem) -> Result:
         problem, row = zeroed_with_row(problem, found)
         row = None if row is None else mask_blocks.four_axes(row, problem)
     product = problem.score.as_product(problem.query, problem.key)
-    assert product is not None  # checked by refuses()
+    assert product is not None  # not None, as refuses() has checked
     if step:
         return Result(decoding_step.attend(problem, product.query, product.key, None, product.scale))
     if product.query is not problem.query or product.key is not problem.key:
@@ -214,7 +214,7 @@ def attend(problem: Problem) -> Result:
             dropout_p=problem.dropout,
             is_causal=causal,
             scale=product.scale,
-            enable_gqa=bool(query.shape[-3] != key.shape[-3]),  # under torch.jit.trace it is a tensor
+            enable_gqa=bool(query.shape[-3] != key.shape[-3]),  # torch.jit.trace returns tensors for comparisons
         )
         return output if filled is None else torch.where(filled, output, 0)
 
@@ -250,7 +250,8 @@ def attend(problem: Problem) -> Result:
 def direct(problem: Problem) -> Direct | None:
     """Return a function that runs only the kernel, for all calls with the signature of this problem, or None.
 
-    It is None if such calls need more than the kernel. The problem must hold the caller's own tensors and no request.
+    The result is None if calls with this signature need more than the kernel, such as copies. The problem must hold the
+    caller's own tensors, not views of them, and must not request weights.
     """
     found, (queries, keys) = clauses(problem.mask, *problem.shape[-2:]), problem.shape[-2:]
     if found is None or problem.query.ndim != 4:
@@ -313,7 +314,7 @@ def direct(problem: Problem) -> Direct | None:
         factor = scale
         if not as_it_is:
             product = score.as_product(query, key)
-            assert product is not None  # checked by refuses()
+            assert product is not None  # not None, as refuses() has checked
             query, key, factor = product
         query, key, value = torch_sdpa.padded(query, key, value, given is not None)
         output = torch_sdpa.attend(query, key, value, attn_mask=given, scale=factor, **options)
@@ -342,10 +343,10 @@ def with_lse(problem: Problem) -> Both | None:
 def _prepared_product(problem: Problem, causal: bool) -> Direct | None:
     """Return the result of `direct` on CUDA for a score that is rewritten as a dot product of other vectors.
 
-    It is None if these vectors must be padded.
+    The result is None if the vectors of the product must be padded.
     """
     product, value = problem.score.as_product(problem.query, problem.key), problem.value
-    assert product is not None  # checked by refuses()
+    assert product is not None  # not None, as refuses() has checked
     if not torch_sdpa.fits(product.query, product.key, value, causal, problem.dropout):
         return None
     run = torch_sdpa.prepared(product.query, product.key, value, causal, problem.dropout, product.scale)
@@ -401,7 +402,7 @@ def _at_once(problem: Problem) -> bool:
 def _sequences(problem: Problem, found: Clauses | None) -> list[per_sequence.Packed] | None:
     """Return the kernel calls, one for each sequence, or None if they are impossible or one call is faster.
 
-    They are possible if the lengths and segment ids of the mask are on the CPU.
+    One call for each sequence is possible if the lengths and segment ids of the mask are on the CPU.
     """
     if problem.device.type != "cpu" or problem.bias is not None or problem.dropout > 0.0 or problem.empty:
         return None
@@ -418,7 +419,7 @@ def _with_log_sum_exp(problem: Problem) -> Result | None:
     from regard.core.backends import flash  # imported here, because flash imports this module
 
     product = problem.score.as_product(problem.query, problem.key)
-    assert product is not None  # checked by refuses()
+    assert product is not None  # not None, as refuses() has checked
     plain = replace(problem, query=product.query, key=product.key, score=ScaledDot(product.scale))
     if not flash.serves(plain):
         return None

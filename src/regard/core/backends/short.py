@@ -105,7 +105,7 @@ def attend(problem: Problem) -> Result:
         problem = zero_masked_keys(problem)
     product = problem.score.as_product(problem.query, problem.key)
     found = clauses(problem.mask, *problem.shape[-2:])
-    assert product is not None  # checked by refuses()
+    assert product is not None  # not None, as refuses() has checked
     assert found is not None
     lead, keys = problem.query.shape[:-3], problem.shape[-1]
     lengths = None if found.lengths is None else found.lengths.expand(*lead, 1).reshape(-1)
@@ -123,7 +123,8 @@ def attend(problem: Problem) -> Result:
 def direct(problem: Problem) -> Direct | None:
     """Return a function that runs only the kernel, for all calls with the signature of this problem, or None.
 
-    It is None if such calls need more than the kernel. The problem must hold the caller's own tensors and no request.
+    The result is None if calls with this signature need more than the kernel, such as copies. The problem must hold the
+    caller's own tensors, not views of them, and must not request weights.
     """
     found, dropout = clauses(problem.mask, *problem.shape[-2:]), problem.dropout
     if found is None or problem.query.ndim != 4 or not isinstance(problem.score, (Dot, ScaledDot)):
@@ -133,7 +134,7 @@ def direct(problem: Problem) -> Direct | None:
     from regard.kernels.triton.short_attention import short_attention  # imported here, because it imports Triton
 
     product = problem.score.as_product(problem.query, problem.key)
-    assert product is not None  # checked by refuses()
+    assert product is not None  # not None, as refuses() has checked
     scale, causal, padded, dense = product.scale, found.high is not None, found.lengths is not None, bool(found.dense)
     batch, keys = problem.shape[0], problem.shape[-1]
 

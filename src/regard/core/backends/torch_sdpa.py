@@ -186,7 +186,8 @@ def _chosen(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: fl
     heads, others = query.shape[1], query.is_cuda and excludes_cudnn(query, key, value)
     repeats = grouped and query.is_cuda and _has_no_groups(query, key, False, causal, others)
     kernel: Any = F.scaled_dot_product_attention
-    if (grouped and not repeats) or scale != 1.0 / math.sqrt(query.shape[-1]):  # keywords take half a µs to parse
+    # Keywords are passed only where necessary, because torch takes half a microsecond to parse them.
+    if (grouped and not repeats) or scale != 1.0 / math.sqrt(query.shape[-1]):
         kernel = functools.partial(kernel, scale=scale, enable_gqa=grouped and not repeats)
     if not query.is_cuda and not causal and dropout == 0.0:
         return lambda query, key, value, score, mask, bias: kernel(query, key, value)
@@ -197,7 +198,7 @@ def _chosen(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: fl
     def run(query: Tensor, key: Tensor, value: Tensor, score: object, mask: object, bias: object) -> Tensor:
         try:
             misaligned = (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15
-        except RuntimeError:  # a fake tensor has no memory
+        except RuntimeError:  # a fake tensor has no memory address
             misaligned = 0
         if misaligned:
             query, key, value = _aligned(query, key, value)
@@ -280,7 +281,7 @@ def _products_serve(query: Tensor, key: Tensor, value: Tensor) -> bool:
     queries, keys = query.shape[2], key.shape[2]
     scores = query.shape[0] * query.shape[1] * queries * keys
     if pads(query, value) and (queries > _FEW or _learning(query, key, value)) and scores <= _SMALL:
-        return True  # not a few queries without gradients: the kernel for decoding steps computes them
+        return True  # few queries without gradients are left to the kernel for decoding steps
     # Matrix products need no copy of a tensor whose batch and heads are one axis in memory.
     memory = all(_joined(t) for t in (key, value))
     if queries <= _FEW and keys >= _MANY:
@@ -388,8 +389,8 @@ def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropo
 def excludes_cudnn(query: Tensor, key: Tensor, value: Tensor, masked: bool = False) -> bool:
     """Return whether cuDNN must be excluded, because its gradients could be wrong.
 
-    They could be for head sizes outside of `_CUDNN_SIZES` and `_CUDNN_LONG`, and inside vmap and compiled transforms,
-    where the memory layout of the incoming gradient cannot be controlled (see `returned_layout`).
+    cuDNN's gradients could be wrong for head sizes outside of `_CUDNN_SIZES` and `_CUDNN_LONG`, and inside vmap and
+    compiled transforms, where the memory layout of the incoming gradient cannot be controlled (see `returned_layout`).
     """
     if transformed() and (mapped() or torch.compiler.is_compiling()):
         return True
