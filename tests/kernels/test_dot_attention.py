@@ -284,20 +284,45 @@ def test_the_number_of_threads_changes_nothing(dtype: torch.dtype, request_name:
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
-def test_gradients_of_keys_that_several_heads_share() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv_heads", "queries", "keys"),
+    [(1, 3, 1, 161, 161), (1, 8, 1, 1, 300), (2, 4, 2, 2, 300), (8, 2, 1, 301, 301), (9, 1, 1, 550, 70)],
+    ids=["parts of a head", "parts of few rows", "few rows", "several blocks together", "more rows than keys"],
+)
+@pytest.mark.parametrize("band", [(None, None), (None, 0), (-40, 20)], ids=str)
+def test_gradients_of_keys_that_several_heads_share(
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    queries: int,
+    keys: int,
+    band: tuple[int | None, int | None],
+    dtype: torch.dtype,
+) -> None:
     torch.manual_seed(5)
-    tensors = [torch.randn(1, heads, 161, 20).requires_grad_() for heads in (3, 1, 1)]
+    shapes = ((heads, queries, 20), (kv_heads, keys, 20), (kv_heads, keys, 28))
+    tensors = [torch.randn(batch, *shape).to(dtype).requires_grad_() for shape in shapes]
     doubles = [t.detach().double().requires_grad_() for t in tensors]
     query, key, value = tensors
-    output = dot_attention.attention(
-        query, key, value, dot_attention.form(query, key, value, scale=0.1), Limits(), True
-    )
+    form = dot_attention.form(query, key, value, scale=0.1, band=band)
+    output = dot_attention.attention(query, key, value, form, Limits(), True)
     assert output is not None
-    right = (doubles[0] @ doubles[1].mT * 0.1).softmax(-1) @ doubles[2]
-    direction = torch.arange(right.numel()).cos().reshape(right.shape)
-    found = torch.autograd.grad(output, tensors, direction.float())
-    for one, other in zip(found, torch.autograd.grad(right, doubles, direction.float().double()), strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
+    distance = torch.arange(keys) - torch.arange(queries)[:, None]
+    low, high = -999 if band[0] is None else band[0], 999 if band[1] is None else band[1]
+    masked = (distance < low) | (distance > high)
+    wide_key, wide_value = (t.repeat_interleave(heads // kv_heads, 1) for t in doubles[1:])
+    scores = (doubles[0] @ wide_key.mT * 0.1).masked_fill(masked, -math.inf)
+    scores = torch.where(masked.all(-1, keepdim=True), 0.0, scores)
+    weights = scores.softmax(-1).masked_fill(masked, 0.0)
+    right = weights @ wide_value
+    direction = torch.arange(right.numel()).cos().reshape(right.shape).to(dtype)
+    found = (output, *torch.autograd.grad(output, tensors, direction))
+    near = 1e-5 if dtype == torch.float32 else 2e-2
+    for one, other in zip(found, (right, *torch.autograd.grad(right, doubles, direction.double())), strict=True):
+        torch.testing.assert_close(
+            one.double(), other, rtol=near, atol=near * max(1.0, float(other.detach().abs().max()))
+        )
 
 
 @pytest.mark.parametrize("request_name", REQUESTS)

@@ -18,6 +18,7 @@
 #define UNITS 8              /* number of units below which the rows of a head are divided */
 #define LEAST 2              /* blocks of a part in the backward pass */
 #define DEEP 128             /* depth of a product that is computed at a time */
+#define CHUNK 128            /* keys whose gradients are computed at a time, if few rows attend them */
 #define CHUNKS 32            /* portions of the units that a thread takes in turn */
 #define LOWEST -86.0f        /* the sigmoid of anything less is 0 */
 
@@ -820,6 +821,49 @@ static void backward_unit(const call *c, long unit) {
     save(dv, out, half, n, e, to_value, e, 0);
 }
 
+/* Gradients of a key head that few rows attend, or from a part of these rows. No operand is transposed, and each key and
+ * value is read from memory once. */
+static void backward_few(const call *c, long unit) {
+    const shape *s = c->s;
+    portion own = portion_of(c, unit);
+    long b = own.b, group = s->heads / s->kv_heads, half = s->half, size = s->size, e = s->value_size;
+    long wide = whole(size), out = whole(e), queries = s->queries, rows = (own.to - own.from) * queries;
+    long first = own.all.first, n = own.all.last - first, width = whole(n);
+    int simple = is_simple(c);
+    float *memory = reserve((size_t)(n * (wide + out) + rows * (2 * width + 2 * wide + out) + width + CHUNK * (wide + out)
+                                     + LANES));
+    float *key_copy = memory, *value_copy = key_copy + n * wide, *p = value_copy + n * out, *ds = p + rows * width;
+    float *q = ds + rows * width, *dq = q + rows * wide, *change = dq + rows * wide, *slope = change + rows * out;
+    float *chunk = slope + width;
+    long key_row, value_row;
+    const char *keys = slice(c->key, s->key, half, b, own.g) + first * s->key[2] * bytes(s);
+    const char *values = slice(c->value, s->value, half, b, own.g) + first * s->value[2] * bytes(s);
+    const float *k = rows_of(keys, s->key[2], half, n, size, wide, key_copy, &key_row);
+    const float *v = rows_of(values, s->value[2], half, n, e, e, value_copy, &value_row);
+    for (long t = own.from; t < own.to; t++) {
+        long h = own.g * group + t, z = b * s->heads + h, r = (t - own.from) * queries;
+        block at = block_of(c, b, h, 0, queries, first);
+        load(slice(c->query, s->query, half, b, h), s->query[2], half, queries, size, q + r * wide, wide);
+        load(c->change + z * queries * e * bytes(s), e, half, queries, e, change + r * out, out);
+        score_rows(queries, q + r * wide, wide, k, key_row, n, size, p + r * width, width);
+        score_rows(queries, change + r * out, out, v, value_row, n, e, ds + r * width, width);
+        for (long i = 0; i < queries; i++)
+            gradients_of_row(c, &at, i, width, simple, p + (r + i) * width, ds + (r + i) * width, slope);
+    }
+    multiply(rows, wide, n, ds, width, 1, k, key_row, 0, dq, wide, 0);
+    save(dq, wide, half, rows, size, c->dquery + (b * s->heads + own.g * group + own.from) * queries * size * bytes(s),
+         size, 0);
+    char *to[2];
+    half = targets(c, unit, &own, to, to + 1);
+    for (long x = 0; x < n; x += CHUNK)
+        for (int w = 0; w < 2; w++) {
+            const float *left = w ? p : ds, *right = w ? change : q;
+            long row = w ? out : wide, columns = w ? e : size, count = least(CHUNK, n - x);
+            multiply(count, row, rows, left + x, 1, width, right, row, 0, chunk, row, 0);
+            save(chunk, row, half, count, columns, to[w] + x * columns * (half ? 2 : 4), columns, 0);
+        }
+}
+
 #ifdef BFLOAT16_PRODUCTS
 #define TOGETHER 8        /* blocks, of at most MOST_TOGETHER pairs, that are the depth of one product in the backward pass */
 #define MOST_TOGETHER 131072
@@ -1008,6 +1052,16 @@ int regard_dot_amx(void) {
 #endif
 }
 
+/* Whether products are faster than those of torch: its libraries use AVX-512 well on Intel's processors alone. */
+int regard_dot_outruns_torch(void) {
+#if LANES == 16
+    __builtin_cpu_init();
+    return !__builtin_cpu_is("intel");
+#else
+    return 0;
+#endif
+}
+
 /* Returns 0, or 1 if a number was not finite or a length is out of range. */
 int regard_dot_attention(const shape *s, const void *query, const void *key, const void *value, const long *lengths,
                          const long *query_ids, const long *key_ids, const float *bias, const float *slopes,
@@ -1046,7 +1100,8 @@ void regard_dot_gradients(const shape *s, const void *query, const void *key, co
     long slices = s->batch * s->kv_heads, blocks = s->heads / s->kv_heads * ((s->queries + BLOCK - 1) / BLOCK);
     while (slices * c.parts < UNITS && (c.parts + 1) * LEAST <= blocks) c.parts++;
     if (c.parts > 1) c.sums = extend(&results, (size_t)(slices * c.parts) * sums_of_unit(s));
-    run(&c, slices * c.parts, threads, s->half ? backward_half : backward_unit);
+    int few = s->heads / s->kv_heads * s->queries <= FEW;
+    run(&c, slices * c.parts, threads, few ? backward_few : s->half ? backward_half : backward_unit);
     if (c.parts > 1) run(&c, slices * c.parts, threads, combine);
     free(c.ranges);
 }

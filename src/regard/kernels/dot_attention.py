@@ -96,6 +96,17 @@ def multiplies_bfloat16() -> bool:
     return loaded is not None and bool(loaded.regard_dot_amx())
 
 
+@functools.cache
+def outruns_torch() -> bool:
+    """Return whether the products of the loops are faster than torch's: on a processor with AVX-512 not by Intel.
+
+    On an AMD EPYC of 2024 (two cores), float32 attention of 1,024 tokens and size 64 takes 2.3 ms, in torch's fused
+    kernel 5.4 ms; on Intel's processors both use AVX-512.
+    """
+    loaded = library(__package__ or "", _FILE)
+    return loaded is not None and bool(loaded.regard_dot_outruns_torch())
+
+
 def form(
     query: Tensor,
     key: Tensor,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.core.backends import reference
 from regard.core.backends.result import Asked, Direct, Result
 from regard.core.biases import Alibi, Bias, DenseBias, Relative
 from regard.core.mask_cache import stored
@@ -36,6 +37,7 @@ _FEW = 64  # number of queries that are few
 # The same in bfloat16 on a processor without AMX, with gradients or a band, and otherwise, where torch's products of
 # bfloat16 are faster.
 _HALF_LONGEST, _HALF_FULL = 512, 192
+_OUTRUN = 16384  # where the products of the loops are faster than torch's, the loops are the fastest up to this length
 _WIDEST = 256  # the largest size of a vector
 _TINY = 2**21  # number of products up to which the host takes longer than the gradients of a call
 _LEARNED = 2**15  # numbers in the keys of a head from which on torch's gradients of several heads are faster
@@ -98,6 +100,9 @@ def _requested(made: dot_attention.Results, request: Request | None) -> Tensor |
 def _short(problem: Problem) -> bool:
     """Return whether the loops are likely to be the fastest for these sizes."""
     keys, score = problem.shape[-1], problem.score
+    if dot_attention.outruns_torch():
+        stored = isinstance(problem.request, Full | TopWeights) and problem.differentiated and keys > _HALF_LONGEST
+        return keys <= _OUTRUN and not (stored and reference.in_bfloat16(problem))
     if problem.differentiated and not problem.masked and problem.request is None and problem.normalize.is_softmax:
         # torch's own gradients of the smallest calls take less time on the host, those of long heads in the products.
         dot = isinstance(score, Dot) or (isinstance(score, ScaledDot) and score.softcap is None)
