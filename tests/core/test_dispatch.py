@@ -163,7 +163,7 @@ def test_gradients_are_wanted_or_not() -> None:
 
 
 LONG = [torch.randn(1, 4, 1024, 32) for _ in range(3)]
-VERY_LONG = [torch.randn(1, 4, 3000, 32) for _ in range(3)]
+VERY_LONG = [torch.randn(1, 4, 20000, 32) for _ in range(3)]
 SOME, FEW = ([t[..., :length, :] for t in LONG] for length in (64, 8))
 WEIGHT = torch.randn(32)
 # Tensors and options of a call on the CPU, its backend, and the kernel that `explain` names.

@@ -178,7 +178,7 @@ LISTED = {
     "dot": (300, {}, "dot,"),
     "causal": (300, {"mask": regard.causal()}, "dot,"),
     "cosine": (300, {"score": regard.Cosine(scale=10.0)}, "dot,"),
-    "long": (4500, {}, "…,"),
+    "long": (20000, {}, "…,"),
     "window": (300, {"mask": regard.window(8, 0)}, "`mask=window"),
     "padding": (300, {"mask": regard.padding(torch.tensor([200]))}, "padding"),
     "segments": (300, {"mask": regard.segments(DOCUMENTS, DOCUMENTS)}, "padding"),
