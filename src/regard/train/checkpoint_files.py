@@ -74,8 +74,8 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Return the steps that have a folder, oldest first; the folders are not verified."""
-        found = (re.fullmatch(r"step-(\d{6,})", path.name) for path in self.folder.glob("step-*"))
-        return sorted(int(match[1]) for match in found if match)
+        matches = (re.fullmatch(r"step-(\d{6,})", path.name) for path in self.folder.glob("step-*"))
+        return sorted(int(match[1]) for match in matches if match)
 
     def save(
         self,
@@ -194,9 +194,9 @@ class Checkpoints:
         """
         for step in reversed(self.steps()):
             try:
-                found = self.at(step)
-                usable(found)
-                return found
+                checkpoint = self.at(step)
+                usable(checkpoint)
+                return checkpoint
             except CheckpointError as error:
                 say(f"checkpoint of step {step} passed over: {error}")
         return None

@@ -34,7 +34,7 @@ def my_rows(tensors: Mapping[str, Tensor], rank: int, size: int) -> dict[str, Te
     >>> my_rows({"a": torch.arange(5), "step": torch.tensor(3.0)}, 1, 2)
     {'a': tensor([3, 4])}
     """
-    found: dict[str, Tensor] = {}
+    parts: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if hasattr(tensor, "to_local"):
             part = local_part(tensor)
@@ -42,8 +42,8 @@ def my_rows(tensors: Mapping[str, Tensor], rank: int, size: int) -> dict[str, Te
             rows = [tensor] if tensor.ndim == 0 else tensor.chunk(size)
             part = rows[rank] if rank < len(rows) else tensor[:0] if tensor.ndim else None
         if part is not None and (part.numel() or rank == 0):
-            found[name] = part.detach()
-    return found
+            parts[name] = part.detach()
+    return parts
 
 
 class JoinedPieces(Mapping[str, Tensor]):

@@ -51,14 +51,14 @@ class Checkpointer:
         numbers = RandomState.take(self.device).tensors()
         checkpoints = self.run.checkpoints
         if self._in_pieces([*weights.values(), *tensors.values()]):
-            given = {"model": weights, "aliases": aliases, "optimizer": tensors}
+            contents = {"model": weights, "aliases": aliases, "optimizer": tensors}
             own = _prefixed(_random(self.workers.rank), numbers)
             state = lambda: self._state(training, position)  # noqa: E731
-            path = checkpoints.save_pieces(training.step, self.workers, **given, own=own, state=state)
+            path = checkpoints.save_pieces(training.step, self.workers, **contents, own=own, state=state)
         else:
             tensors = gathered(tensors, keep=self.workers.is_first)
-            for rank, one in enumerate(self.workers.gather(numbers)):
-                tensors |= _prefixed(_random(rank), one)
+            for rank, random_state in enumerate(self.workers.gather(numbers)):
+                tensors |= _prefixed(_random(rank), random_state)
             weights = gathered(weights, keep=self.workers.is_first)
             path = checkpoints.path(training.step)
             if self.workers.is_first:
@@ -74,7 +74,7 @@ class Checkpointer:
             return False
         if self.settings.pieces is not None:
             return self.settings.pieces
-        return sum(one.numel() * one.element_size() for one in tensors if hasattr(one, "to_local")) > _GATHERED
+        return sum(t.numel() * t.element_size() for t in tensors if hasattr(t, "to_local")) > _GATHERED
 
     def _state(self, training: TrainingState, position: Any) -> dict[str, Any]:
         return {
@@ -112,35 +112,35 @@ class Checkpointer:
 
     def newest(self) -> Checkpoint | None:
         """Return the newest valid checkpoint, or None. Temporary folders of killed processes are removed first."""
-        found, checkpoints = None, self.run.checkpoints
+        checkpoint, checkpoints = None, self.run.checkpoints
         with self.workers.agreed():
             if self.workers.is_first:
                 checkpoints.sweep()
-                found = checkpoints.newest(self.say, self._usable)
-                if found is None and checkpoints.steps():
+                checkpoint = checkpoints.newest(self.say, self._usable)
+                if checkpoint is None and checkpoints.steps():
                     self.say("no checkpoint is good: training starts from the beginning")
-        step = self.workers.from_first(None if found is None else found.step)
-        return found if step is None or found is not None else Checkpoint(checkpoints.path(step), step)
+        step = self.workers.from_first(None if checkpoint is None else checkpoint.step)
+        return checkpoint if step is None or checkpoint is not None else Checkpoint(checkpoints.path(step), step)
 
-    def _usable(self, found: Checkpoint) -> None:
-        """Raise `CheckpointError` if a checkpoint to which `found` refers, such as the best one, is damaged."""
-        state = found.state()
+    def _usable(self, checkpoint: Checkpoint) -> None:
+        """Raise `CheckpointError` if a checkpoint to which `checkpoint` refers, such as the best one, is damaged."""
+        state = checkpoint.state()
         best = state["course"]["best_step"]
-        for step in state.get("relies_on", [] if best in (None, found.step) else [best]):
+        for step in state.get("relies_on", [] if best in (None, checkpoint.step) else [best]):
             try:
                 self.run.checkpoints.at(step)
             except CheckpointError as error:
                 raise CheckpointError(f"it relies on the one of step {step}: {error}") from error
 
-    def restore(self, found: Checkpoint, batches: Batches) -> TrainingState:
+    def restore(self, checkpoint: Checkpoint, batches: Batches) -> TrainingState:
         """Restore model, optimiser, data order and random generators, and return the checkpoint's training state."""
-        state = found.state()
+        state = checkpoint.state()
         now = self.settings.model_dump(mode="json")
         changed = sorted(name for name, value in now.items() if state["settings"].get(name) != value)
         if changed:
             self.say(f"settings changed since the checkpoint: {', '.join(changed)}")
-        stored = found.optimizer()
-        put_weights(self.model, *found.model())
+        stored = checkpoint.optimizer()
+        put_weights(self.model, *checkpoint.model())
         load_optimizer(self.model, self.optimizer, Part(stored, "optimizer"))
         if self.average is not None:
             self.average.load(Part(stored, "average"))
@@ -150,8 +150,8 @@ class Checkpointer:
         if numbers := dict(Part(stored, _random(self.workers.rank))):
             RandomState.of(numbers).put(self.device)
         else:  # the checkpoint was written by fewer workers and has no random state for this worker
-            seed_worker(self.settings.seed + found.step, self.workers.rank)
-        self.say(f"resumed from step {found.step}")
+            seed_worker(self.settings.seed + checkpoint.step, self.workers.rank)
+        self.say(f"resumed from step {checkpoint.step}")
         return TrainingState(**state["course"])
 
     def _resume(self, batches: Batches, position: Any) -> None:
@@ -165,7 +165,7 @@ class Checkpointer:
     def put_mean(self, last: int) -> None:
         """Load into the model the mean of the last `average_last` scheduled checkpoints up to step `last`."""
         steps = self.settings.scheduled(last)
-        states = [found.model() for found in map(self.good, steps) if found is not None]
+        states = [checkpoint.model() for checkpoint in map(self.good, steps) if checkpoint is not None]
         if states:
             put_weights(self.model, mean_weights([tensors for tensors, _ in states]), states[-1][1])
 
@@ -175,14 +175,14 @@ class Checkpointer:
         If the run has a moving average, the averaged weights of the best step are loaded; without a valid checkpoint of
         the best step, the current moving average is loaded.
         """
-        found = None if step is None else self.good(step)
-        if found is None:
+        checkpoint = None if step is None else self.good(step)
+        if checkpoint is None:
             if self.average is not None:
                 self.average.put(self.model)
             return False
-        put_weights(self.model, *found.model())
+        put_weights(self.model, *checkpoint.model())
         if self.average is not None:
-            self.average.load(found.average())
+            self.average.load(checkpoint.average())
             self.average.put(self.model)
         return True
 

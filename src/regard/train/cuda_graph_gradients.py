@@ -57,10 +57,10 @@ class Captured:
         self._seen[shapes] += 1
         if self._seen[shapes] >= _AGAIN and self._places and len(self._graphs) < _MOST:
             return self._recorded(shapes, batch)
-        found = self._plain(batch)
+        result = self._plain(batch)
         # The first batch determines which parameters have gradients. All later gradients are added to these tensors.
         self._places = self._places or self._gradients()
-        return found
+        return result
 
     def _plain(self, batch: Any) -> tuple[Tensor, Tensor]:
         return differentiated(self._loss, self._model, batch, self._precision, self._device)
@@ -77,7 +77,7 @@ class Captured:
         before = [gradient.clone() for gradient in self._places.values()]
         try:
             with _no_waiting(), cuda_graphs.recorded():
-                found = self._plain(held)
+                result = self._plain(held)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -94,7 +94,7 @@ class Captured:
                 graph, outputs = cuda_graphs.capture(lambda: self._plain(held), self._device, pool=self._pool)
             self._pool = graph.pool()
             self._graphs[shapes] = _Graph(graph, held, outputs)
-        return found
+        return result
 
 
 class _Graph:
@@ -128,7 +128,7 @@ def _shapes(batch: Any) -> Shapes | None:
     """Return names, shapes and dtypes of a batch's tensors as a key; None if it is not a dataclass of tensors."""
     if not is_dataclass(batch) or isinstance(batch, type):
         return None
-    found = [(field.name, getattr(batch, field.name)) for field in fields(batch)]
-    if not all(isinstance(value, Tensor) for _, value in found):
+    values = [(field.name, getattr(batch, field.name)) for field in fields(batch)]
+    if not all(isinstance(value, Tensor) for _, value in values):
         return None
-    return tuple((name, value.shape, value.dtype) for name, value in found)
+    return tuple((name, value.shape, value.dtype) for name, value in values)

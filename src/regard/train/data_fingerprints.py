@@ -24,17 +24,17 @@ def changes(recorded: Iterable[dict[str, Any]], paths: Sequence[Path]) -> list[s
     A file of the same size and modification time counts as unchanged. If only the modification time differs, the
     SHA-256 of the file decides.
     """
-    known = {one["path"]: one for one in recorded}
-    found = [f"{name} is no longer among the data files" for name in known if Path(name) not in paths]
+    known = {record["path"]: record for record in recorded}
+    messages = [f"{name} is no longer among the data files" for name in known if Path(name) not in paths]
     for path in paths:
-        one = known.get(str(path))
-        if one is None:
-            found.append(f"{path} was not among the data files when the run was started")
+        record = known.get(str(path))
+        if record is None:
+            messages.append(f"{path} was not among the data files when the run was started")
         elif not path.is_file():
-            found.append(f"{path} is missing")
-        elif _differs(path, one):
-            found.append(f"the contents of {path} have changed since the run was started")
-    return found
+            messages.append(f"{path} is missing")
+        elif _differs(path, record):
+            messages.append(f"the contents of {path} have changed since the run was started")
+    return messages
 
 
 def _differs(path: Path, recorded: dict[str, Any]) -> bool:

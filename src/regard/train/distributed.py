@@ -69,9 +69,9 @@ class Workers:
             return [value]
         import torch.distributed as dist
 
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value)
-        return found
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
     def from_first(self, value: Item) -> Item:
         """Return on every worker the value that the first worker passed (a broadcast)."""
@@ -101,7 +101,7 @@ class Workers:
             yield
         except Exception as error:
             failure = error
-        failed = [rank for rank, one in enumerate(self.gather(failure is not None)) if one]
+        failed = [rank for rank, has_failed in enumerate(self.gather(failure is not None)) if has_failed]
         if failed and failure is not None and failed[0] == self.rank:
             raise failure
         if failed:
@@ -115,8 +115,8 @@ class Workers:
         if not self.grouped:
             return
         digest = hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
-        found = self.gather(digest)
-        others = [rank for rank, one in enumerate(found) if one != found[0]]
+        digests = self.gather(digest)
+        others = [rank for rank, other in enumerate(digests) if other != digests[0]]
         with self.agreed():
             if others and self.is_first:
                 named = ", ".join(map(str, others[:8])) + (" …" if len(others) > 8 else "")
@@ -124,22 +124,22 @@ class Workers:
 
     def at_once(self, work: Callable[[], Result]) -> Result:
         """Return the result of `work`, which all workers run at the same time; if one fails, all raise an error."""
-        made: list[Result] = []
+        results: list[Result] = []
         with self.agreed():
-            made.append(work())
-        return made[0]
+            results.append(work())
+        return results[0]
 
     def in_turn(self, work: Callable[[], Result]) -> Result:
         """Return the result of `work`, run by the first worker alone and then by all others.
 
         The other workers can read files that the first worker wrote during its `work`.
         """
-        made: list[Result] = []
+        results: list[Result] = []
         for first in (True, False) if self.grouped else (True,):
             with self.agreed():
                 if self.is_first is first:
-                    made.append(work())
-        return made[0]
+                    results.append(work())
+        return results[0]
 
     def read_by_first(self, items: Iterable[Item]) -> Iterator[Item]:
         """Yield the same items on every worker; only the first worker reads `items`, for example its standard input."""
@@ -147,8 +147,8 @@ class Workers:
             yield from items
             return
         source = iter(items) if self.is_first else iter(())
-        while found := self.from_first([item for item in [next(source, None)] if item is not None]):
-            yield found[0]
+        while received := self.from_first([item for item in [next(source, None)] if item is not None]):
+            yield received[0]
 
     @contextmanager
     def sharing(self) -> Generator[None, None, None]:
@@ -234,10 +234,10 @@ def in_shares(items: Sequence[Any], work: Callable[[Sequence[Any]], list[Any]]) 
         mine = work(items[workers.rank :: workers.size])
     finally:
         _sharing.reset(token)
-    found: list[Any] = [None] * len(items)
+    results: list[Any] = [None] * len(items)
     for rank, part in enumerate(workers.gather(mine)):
-        found[rank :: workers.size] = part
-    return found
+        results[rank :: workers.size] = part
+    return results
 
 
 def shareable(method: Callable[..., list[Any]]) -> Callable[..., list[Any]]:

@@ -87,7 +87,7 @@ class GradientSums:
     def _can_overlap(self) -> bool:
         """Return whether DDP can sum some gradients while others are still computed: if they need several messages."""
         gradients = [p.grad for p in self._step.parameters() if p.grad is not None]
-        return self._captured is None and sum(one.nbytes for one in gradients) > BUCKET
+        return self._captured is None and sum(gradient.nbytes for gradient in gradients) > BUCKET
 
     def _differentiated(self, batch: Any, *, last: bool) -> tuple[Tensor, Tensor]:
         counts = not isinstance(batch, Uncounted)
@@ -115,20 +115,21 @@ class GradientSums:
         known = inspect.signature(DistributedDataParallel).parameters
         # Older versions of torch call the argument forward_sync_buffers `broadcast_buffers`.
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        given: dict[str, Any] = {buffers: False, "find_unused_parameters": unused, "gradient_as_bucket_view": True}
-        return DistributedDataParallel(self._step, **given)
+        options: dict[str, Any] = {buffers: False, "find_unused_parameters": unused, "gradient_as_bucket_view": True}
+        return DistributedDataParallel(self._step, **options)
 
     @torch.no_grad()
     def _sum_at_once(self) -> None:
         held = [(p, p.grad) for p in self._step.parameters() if p.grad is not None]
         if not held:
             return
-        flat = self._workers.reduce(torch.cat([one.reshape(-1) for _, one in held]))
+        flat = self._workers.reduce(torch.cat([gradient.reshape(-1) for _, gradient in held]))
         parts = [
-            part.view_as(one) for part, (_, one) in zip(flat.split([g.numel() for _, g in held]), held, strict=True)
+            part.view_as(gradient)
+            for part, (_, gradient) in zip(flat.split([g.numel() for _, g in held]), held, strict=True)
         ]
         if self._captured is not None:  # CUDA graphs write gradients to fixed addresses: the sums are copied there
-            torch._foreach_copy_([one for _, one in held], parts)
+            torch._foreach_copy_([gradient for _, gradient in held], parts)
             return
         for (parameter, _), part in zip(held, parts, strict=True):
             parameter.grad = part
@@ -143,7 +144,7 @@ class GradientSums:
         both = zip(before, self._versions, self._step.buffers(), strict=True)
         changed = [buffer for old, new, buffer in both if old != new and buffer.is_floating_point()]
         if changed and self._workers.size > 1:
-            flat = self._workers.reduce(torch.cat([one.reshape(-1) for one in changed])) / self._workers.size
-            for buffer, part in zip(changed, flat.split([one.numel() for one in changed]), strict=True):
+            flat = self._workers.reduce(torch.cat([buffer.reshape(-1) for buffer in changed])) / self._workers.size
+            for buffer, part in zip(changed, flat.split([buffer.numel() for buffer in changed]), strict=True):
                 buffer.copy_(part.view_as(buffer))
             self._versions = self._buffer_versions()

@@ -149,7 +149,7 @@ class _Loop:
         )
         self.passes = Passes(self.batches, most=settings.epochs)
         self.signals = Signals(shared=workers.grouped)
-        self.asked: int | None = None  # the signal that some worker had received by the last update, or None
+        self.shared_signal: int | None = None  # the signal that some worker had received by the last update, or None
         self.state = TrainingState()
         self.position: Any = None  # the position in the data after the last update, for the next checkpoint
 
@@ -161,13 +161,13 @@ class _Loop:
 
     def prepare(self) -> None:
         """Restore the newest valid checkpoint, or start from the beginning."""
-        found = self.checkpointer.newest()
-        if found is None:
+        checkpoint = self.checkpointer.newest()
+        if checkpoint is None:
             if self.workers.is_first:
                 self.run.metrics.cut(0)
             seed_worker(self.settings.seed, self.workers.rank)
         else:
-            self.state = self.checkpointer.restore(found, self.batches)
+            self.state = self.checkpointer.restore(checkpoint, self.batches)
         self.position = self.batches.state()
         self.model.train()
         self.show.begin(self.state.step, self.settings.steps)
@@ -202,8 +202,8 @@ class _Loop:
         """
         if not self.workers.grouped:
             return {}
-        found = self.workers.gather({**state_bytes(self.model, self.optimizer), "peak": peak_bytes(self.device)})
-        return {name: max(one[name] for one in found) for name in found[0]}
+        per_worker = self.workers.gather({**state_bytes(self.model, self.optimizer), "peak": peak_bytes(self.device)})
+        return {name: max(sizes[name] for sizes in per_worker) for name in per_worker[0]}
 
     def _ended(self) -> str | None:
         state, settings = self.state, self.settings
@@ -226,8 +226,8 @@ class _Loop:
             self.starting(self.state.step)
         shortage = gradients = None
         try:
-            taken = self.passes.take(self.settings.accumulate, self.state)
-            gradients = gather(self.model, taken, self.device, self._differentiate, self._exchange)
+            batches = self.passes.take(self.settings.accumulate, self.state)
+            gradients = gather(self.model, batches, self.device, self._differentiate, self._exchange)
         except Exception as error:
             if not memory_ran_out(error):
                 raise
@@ -246,7 +246,9 @@ class _Loop:
             raise Diverged(f"{trouble} {where}: {advice}", self._save())
         if gradients is None:
             return False
-        self.asked = next((number for number, flag in zip(SIGNALS, gradients.asked, strict=False) if flag), None)
+        self.shared_signal = next(
+            (number for number, flag in zip(SIGNALS, gradients.extra, strict=False) if flag), None
+        )
         self._step(gradients, began)
         return True
 
@@ -270,7 +272,7 @@ class _Loop:
             return self.shared.of(batches)
         if self.captured is not None:
             return map(self.captured, batches)
-        return (differentiated(self.loss, self.compiled, one, self.precision, self.device) for one in batches)
+        return (differentiated(self.loss, self.compiled, batch, self.precision, self.device) for batch in batches)
 
     def _exchange(self, sums: Tensor) -> Tensor:
         """Return total loss and count, summed over all workers; with several, also how many received each signal."""
@@ -328,7 +330,7 @@ class _Loop:
 
         Several workers return the signal that they exchanged with the last update, so that all stop at the same step.
         """
-        return self.asked if self.workers.size > 1 else self.signals.received
+        return self.shared_signal if self.workers.size > 1 else self.signals.received
 
     def _validate(self) -> bool:
         """Validate the weights, and return whether they are the best so far; False if a signal interrupts it."""

@@ -89,11 +89,11 @@ class Manifest:
         draft = Path(tempfile.mkdtemp(prefix=".draft-", suffix=".tmp", dir=self.folder))
         try:
             save(draft)
-            made = sorted(draft.iterdir())
-            for path in made:
+            files = sorted(draft.iterdir())
+            for path in files:
                 force(path)
-            with self._replacing({path.name: _entry(path) for path in made}):
-                for path in made:
+            with self._replacing({path.name: _entry(path) for path in files}):
+                for path in files:
                     path.replace(self.folder / path.name)
                 force(self.folder)
         except OSError:
@@ -115,10 +115,10 @@ class Manifest:
         If the `with` block succeeds, the manifest afterwards lists only the new version of each of these files.
         """
         known = self.entries() or {}
-        both = {name: [*(old for old in known.get(name, []) if old != one), one] for name, one in new.items()}
+        both = {name: [*(old for old in known.get(name, []) if old != entry), entry] for name, entry in new.items()}
         self._write({**known, **both})
         yield
-        self._write({**(self.entries() or {}), **{name: [one] for name, one in new.items()}})
+        self._write({**(self.entries() or {}), **{name: [entry] for name, entry in new.items()}})
 
     def _write(self, entries: dict[str, list[Entry]]) -> None:
         files = {

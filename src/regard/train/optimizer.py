@@ -74,4 +74,4 @@ def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
         "gradients": [parameter.grad for parameter in model.parameters() if parameter.grad is not None],
         "optimizer": [value for state in optimizer.state.values() for value in state.values()],
     }
-    return {name: sum(local_part(one).nbytes for one in each) for name, each in tensors.items()}
+    return {name: sum(local_part(value).nbytes for value in values) for name, values in tensors.items()}

@@ -179,15 +179,15 @@ class Run:
         if (self.path / "data.json").is_file():
             recorded = self._read_json("data.json").get("files")
             try:
-                found = changes(list(recorded or []), inputs)
+                problems = changes(list(recorded or []), inputs)
             except (KeyError, TypeError, AttributeError) as error:
                 raise RunError(f"{self.path / 'data.json'} is damaged: {error!r}") from error
         else:
             self.manifest.check("data.json")
-            found = [f"{path} is missing" for path in inputs if not path.is_file()]
-        if found:
-            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-            raise RunError(f"{found[0]}{more}: {advice}")
+            problems = [f"{path} is missing" for path in inputs if not path.is_file()]
+        if problems:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise RunError(f"{problems[0]}{more}: {advice}")
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Run":
@@ -262,11 +262,11 @@ class Run:
             raise RunError(f"{self.path} has no model.safetensors and no good checkpoint: its training has not begun")
         with self.reading("config.json"):
             best = newest.state()["course"]["best_step"]
-            found = newest if best is None or best == newest.step else self.checkpoints.at(best)
-            put_weights(model, *found.model())
-            for name, tensor in found.average().items():
+            checkpoint = newest if best is None or best == newest.step else self.checkpoints.at(best)
+            put_weights(model, *checkpoint.model())
+            for name, tensor in checkpoint.average().items():
                 model.get_parameter(name).data.copy_(tensor)
-        return f"weights of step {found.step}: training was interrupted after step {newest.step}"
+        return f"weights of step {checkpoint.step}: training was interrupted after step {newest.step}"
 
     def save_result(self, result: Mapping[str, Any]) -> None:
         """Save the final metrics in result.json."""
@@ -313,8 +313,8 @@ def _json(value: Mapping[str, Any]) -> str:
 def _differences(old: Any, new: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
     """Return the old and the new value of each setting that differs between two configs, by dotted name."""
     if isinstance(old, dict) and isinstance(new, dict):
-        found: dict[str, tuple[Any, Any]] = {}
+        differences: dict[str, tuple[Any, Any]] = {}
         for key in {**old, **new}:
-            found |= _differences(old.get(key), new.get(key), f"{name}.{key}" if name else str(key))
-        return found
+            differences |= _differences(old.get(key), new.get(key), f"{name}.{key}" if name else str(key))
+        return differences
     return {} if old == new else {name: (old, new)}

@@ -39,8 +39,8 @@ class Sharded:
             fully_shard(layer, mesh=mesh)
         fully_shard(self.step, mesh=mesh)
         self._storages = {
-            one.untyped_storage().data_ptr(): (one.untyped_storage(), one.untyped_storage().nbytes())
-            for one in plain.parameters()
+            parameter.untyped_storage().data_ptr(): (parameter.untyped_storage(), parameter.untyped_storage().nbytes())
+            for parameter in plain.parameters()
         }
         self.empty()
 

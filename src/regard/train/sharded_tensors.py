@@ -43,10 +43,10 @@ def gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
     Gathering is a collective, so every worker must call this function. A worker that does not need the tensors passes
     `keep=False`; then each tensor is discarded at once, and the result is empty.
     """
-    found: dict[str, Tensor] = {}
+    full_tensors: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         divided = hasattr(tensor, "full_tensor")
-        one = whole(tensor)
+        full = whole(tensor)
         if keep:
-            found[name] = one.cpu() if divided else one
-    return found
+            full_tensors[name] = full.cpu() if divided else full
+    return full_tensors

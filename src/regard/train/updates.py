@@ -30,7 +30,7 @@ class Gradients:
     total: float
     count: float
     norm: float
-    asked: tuple[float, ...] = ()  # further numbers that `reduce` appended, summed over the workers
+    extra: tuple[float, ...] = ()  # further numbers that `reduce` appended, summed over the workers
 
     def trouble(self) -> str | None:
         """Return an error message if the loss or the gradient is not finite, else None."""

@@ -34,12 +34,12 @@ class Validation:
 
     def figures(self, model: nn.Module, device: torch.device) -> dict[str, float]:
         """Return all metrics by name; "loss" is the mean loss on the held-out batches."""
-        found = {} if self.held_out is None else {"loss": self._held_out_loss(model, self.held_out, device)}
+        metrics = {} if self.held_out is None else {"loss": self._held_out_loss(model, self.held_out, device)}
         if self.validate is not None:
             with self.workers.sharing():
-                found |= {name: float(value) for name, value in self.validate(model).items()}
+                metrics |= {name: float(value) for name, value in self.validate(model).items()}
         # All workers use the first worker's metrics, because all must decide the same, even if metrics differ in a bit.
-        return self.workers.from_first(found)
+        return self.workers.from_first(metrics)
 
     def _held_out_loss(self, model: nn.Module, batches: Iterable[Any], device: torch.device) -> float:
         total = count = 0.0
