@@ -43,7 +43,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path, str]
     return json.loads(done.stdout), folder / "docs", done.stderr
 
 
-def record(*found: measure.Found) -> dict:
+def record(*found: measure.Measurement) -> dict:
     """Return a benchmark record with one case and the given results, as `--json` prints it."""
     contenders = [vars(one) for one in found]
     case = {"name": "a-case", "what": "some <attention>", "device": "cpu", "work": 2.0, "unit": "pairs"}
@@ -58,7 +58,7 @@ def record(*found: measure.Found) -> dict:
     }
 
 
-def contest(**contenders: cases.Make) -> list[measure.Found]:
+def contest(**contenders: cases.Make) -> list[measure.Measurement]:
     case = cases.Case("c", "what", "cpu", lambda: cases.Field(contenders), work=6.0, memory=False)
     return measure.measure(case, quick=True, say=lambda _: None)
 
@@ -158,9 +158,9 @@ def test_peers_are_measured_where_regard_fails():
 
 def test_reasons_stand_below_the_table_and_in_the_chart():
     found = record(
-        measure.Found("regard", 0.25, 1.0, 8.0, 3 * 2**20, 1e-6),
-        measure.Found("R&D <1>", reason="a & b failed"),
-        measure.Found("Nobody's", reason="x is not installed"),
+        measure.Measurement("regard", 0.25, 1.0, 8.0, 3 * 2**20, 1e-6),
+        measure.Measurement("R&D <1>", reason="a & b failed"),
+        measure.Measurement("Nobody's", reason="x is not installed"),
     )
     assert "- R&D <1> (a-case): a & b failed" in bench.markdown(found)
     assert "R&amp;D &lt;1&gt;" in bench.drawing(found)
@@ -238,7 +238,7 @@ def test_a_longer_bar_is_slower_and_ten_times_is_one_step():
 
 
 def test_a_part_for_the_other_machine_is_kept(tmp_path):
-    here = record(measure.Found("regard", 0.25, 1.0))
+    here = record(measure.Measurement("regard", 0.25, 1.0))
     there = {**here, "device": "cuda", "machine": {**here["machine"], "gpu": "A GPU"}}
     for one in (here, there, {**here, "date": "later"}):
         bench.write(one, tmp_path)

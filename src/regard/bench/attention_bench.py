@@ -112,7 +112,7 @@ def run(
                 "device": case.device,
                 "work": case.work,
                 "unit": case.unit if case.work else None,
-                "contenders": [asdict(one) for one in measured],
+                "contenders": [asdict(measurement) for measurement in measured],
             }
         )
         say("")
@@ -129,15 +129,15 @@ def rows(case: dict[str, Any]) -> list[list[str]]:
     """Return the cells of a case's table, a row for each contender that ran."""
     return [
         [
-            one["name"],
-            duration(one["seconds"]),
-            "–" if one["ratio"] is None else f"{one['ratio']:.3g}",
-            giga(one["rate"]),
-            size(one["memory"]),
-            *("–" if one[name] is None else f"{one[name]:.2e}" for name in ("error", "error_by_norm")),
+            contender["name"],
+            duration(contender["seconds"]),
+            "–" if contender["ratio"] is None else f"{contender['ratio']:.3g}",
+            giga(contender["rate"]),
+            size(contender["memory"]),
+            *("–" if contender[name] is None else f"{contender[name]:.2e}" for name in ("error", "error_by_norm")),
         ]
-        for one in case["contenders"]
-        if one["seconds"] is not None
+        for contender in case["contenders"]
+        if contender["seconds"] is not None
     ]
 
 
@@ -174,16 +174,18 @@ def drawing(record: dict[str, Any]) -> str:
         bar_chart.Group(
             f"{case['name']}: {case['what']}",
             [
-                bar_chart.Bar(one["name"], None, one["reason"])
-                if one["seconds"] is None
-                else bar_chart.Bar(one["name"], one["ratio"], _figures(one))
-                for one in case["contenders"]
-                if not _absent(one)
+                bar_chart.Bar(contender["name"], None, contender["reason"])
+                if contender["seconds"] is None
+                else bar_chart.Bar(contender["name"], contender["ratio"], _figures(contender))
+                for contender in case["contenders"]
+                if not _absent(contender)
             ],
         )
         for case in record["cases"]
     ]
-    absent = dict.fromkeys(one["name"] for case in record["cases"] for one in case["contenders"] if _absent(one))
+    absent = dict.fromkeys(
+        contender["name"] for case in record["cases"] for contender in case["contenders"] if _absent(contender)
+    )
     note = f"not installed here: {', '.join(absent)}" if absent else ""
     where = record["machine"]["gpu" if record["device"] == "cuda" else "cpu"]
     return bar_chart.svg(groups, title=f"regard bench attention, {where}", note=note)
@@ -202,20 +204,20 @@ def write(record: dict[str, Any], out: Path) -> list[Path]:
     return [page, image]
 
 
-def _figures(one: dict[str, Any]) -> str:
-    times = "" if one["ratio"] is None else f" · {one['ratio']:.3g}×"
-    return duration(one["seconds"]) + times
+def _figures(contender: dict[str, Any]) -> str:
+    times = "" if contender["ratio"] is None else f" · {contender['ratio']:.3g}×"
+    return duration(contender["seconds"]) + times
 
 
 def _missing(record: dict[str, Any]) -> list[tuple[str, str]]:
     """Return contenders that did not run and why, each reason once with its cases."""
-    found: dict[tuple[str, str], list[str]] = {}
+    skipped: dict[tuple[str, str], list[str]] = {}
     for case in record["cases"]:
-        for one in case["contenders"]:
-            if one["seconds"] is None:
-                found.setdefault((one["name"], one["reason"]), []).append(case["name"])
-    return [(f"{name} ({', '.join(where)})", reason) for (name, reason), where in found.items()]
+        for contender in case["contenders"]:
+            if contender["seconds"] is None:
+                skipped.setdefault((contender["name"], contender["reason"]), []).append(case["name"])
+    return [(f"{name} ({', '.join(where)})", reason) for (name, reason), where in skipped.items()]
 
 
-def _absent(one: dict[str, Any]) -> bool:
-    return one["reason"] is not None and one["reason"].endswith("is not installed")
+def _absent(contender: dict[str, Any]) -> bool:
+    return contender["reason"] is not None and contender["reason"].endswith("is not installed")

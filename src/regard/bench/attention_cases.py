@@ -68,16 +68,16 @@ def cases(device: str, quick: bool = False) -> list[Case]:
     """Return every case for a device, in the order of measurement."""
     sizes = QUICK if quick else CUDA if device == "cuda" else CPU
     dtypes = (torch.bfloat16, torch.float32) if device == "cuda" else (torch.float32,)
-    found = [_overhead(), _decode(device)]
+    all_cases = [_overhead(), _decode(device)]
     for train in (False, True):
-        found += [_additive(device, sizes.additive, dtype, train) for dtype in dtypes]
+        all_cases += [_additive(device, sizes.additive, dtype, train) for dtype in dtypes]
     for size in sizes.dot_sizes:
-        found += [_dot(device, length, size, causal) for length in sizes.dot for causal in (False, True)]
-    found += [_window(device, sizes.window, train) for train in ((False, True) if device == "cuda" else (True,))]
-    found += [_sparse(device, sizes.sparse, name) for name in ("sparsemax", "entmax15")]
+        all_cases += [_dot(device, length, size, causal) for length in sizes.dot for causal in (False, True)]
+    all_cases += [_window(device, sizes.window, train) for train in ((False, True) if device == "cuda" else (True,))]
+    all_cases += [_sparse(device, sizes.sparse, name) for name in ("sparsemax", "entmax15")]
     if device == "cuda":
-        found += [_long(sizes.long), _layer(sizes.layer)]
-    return found
+        all_cases += [_long(sizes.long), _layer(sizes.layer)]
+    return all_cases
 
 
 def _overhead() -> Case:
@@ -325,12 +325,12 @@ def _graphed(attend: Run) -> Run:
 @contextmanager
 def _no_compiler() -> Iterator[None]:
     """Run without the compiled loops, as on a machine without a C compiler."""
-    kept = pair_loops.available
+    original = pair_loops.available
     pair_loops.available = lambda: False
     try:
         yield
     finally:
-        pair_loops.available = kept
+        pair_loops.available = original
 
 
 def _additive_rows(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:

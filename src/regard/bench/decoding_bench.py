@@ -57,7 +57,7 @@ TINY = Setting(sentences=3, tokens=5, vocabulary=31, size=16, heads=2, hidden=32
 
 
 @dataclass
-class Found:
+class Measurement:
     """The measurement of one contender; if the contender could not run, `reason` says why."""
 
     name: str
@@ -111,8 +111,10 @@ def regard(model: EncoderDecoder, width: int, captures: Captures | None = None) 
         state = model.start(source, limit=tokens)
         start = torch.full(source.shape[:1], BEGIN, device=source.device)
         most = tokens - 1  # the end mark counts as a token too
-        found = beam(model.step, state, start=start, stop=END, limit=most, minimum=most, width=width, captures=captures)
-        return [[*one.tokens, END] for [one] in found]
+        hypotheses = beam(
+            model.step, state, start=start, stop=END, limit=most, minimum=most, width=width, captures=captures
+        )
+        return [[*best.tokens, END] for [best] in hypotheses]
 
     return decode
 
@@ -141,19 +143,21 @@ def run(setting: Setting, *, device: str, quick: bool, say: Callable[[str], None
     """Return the record for `--json`: the machine, the setting, and the result of each contender."""
     generator = torch.Generator().manual_seed(1)
     source = torch.randint(3, setting.vocabulary, (setting.sentences, setting.tokens), generator=generator).to(device)
-    found: dict[str, Found] = {}
+    measurements: dict[str, Measurement] = {}
     sides: dict[str, Decode] = {}
     for name, make in contenders(setting, device).items():
         say(name)
-        found[name] = Found(name)
+        measurements[name] = Measurement(name)
         try:
             decode = make()
             outputs = decode(source, setting.tokens)
-            if len(outputs) != setting.sentences or any(len(each) != setting.tokens for each in outputs):
-                raise ValueError(f"wrote {len(outputs)} sentences of {sorted({len(each) for each in outputs})} tokens")
+            if len(outputs) != setting.sentences or any(len(sentence) != setting.tokens for sentence in outputs):
+                raise ValueError(
+                    f"wrote {len(outputs)} sentences of {sorted({len(sentence) for sentence in outputs})} tokens"
+                )
             sides[name] = decode
         except Exception as problem:  # a contender that fails is reported, and the run continues
-            found[name].reason = why(problem)
+            measurements[name].reason = why(problem)
     readings: dict[str, list[float]] = {name: [] for name in sides}
     order = list(sides.items())
     gc.collect()
@@ -163,18 +167,18 @@ def run(setting: Setting, *, device: str, quick: bool, say: Callable[[str], None
         for name, decode in order:
             readings[name].append(_seconds(decode, source, setting.tokens))
     settle = statistics.median if device == "cuda" else min
-    for name, each in readings.items():
-        found[name].seconds = settle(each)
-        found[name].rate = setting.sentences / settle(each)
-    peer = found["HF generate"].rate
-    for each in found.values():
-        each.ratio = each.rate / peer if each.rate is not None and peer is not None else None
+    for name, seconds in readings.items():
+        measurements[name].seconds = settle(seconds)
+        measurements[name].rate = setting.sentences / settle(seconds)
+    peer = measurements["HF generate"].rate
+    for measurement in measurements.values():
+        measurement.ratio = measurement.rate / peer if measurement.rate is not None and peer is not None else None
     return {
         "bench": "decoding",
         "quick": quick,
         **machine(device, PACKAGES),
         "setting": vars(setting),
-        "contenders": [vars(each) for each in found.values()],
+        "contenders": [vars(measurement) for measurement in measurements.values()],
     }
 
 
@@ -183,9 +187,9 @@ def show(record: dict[str, Any]) -> None:
     console = Console(highlight=False)
     console.print(header(record), markup=False)
     print_table(COLUMNS, rows(record), title=what(record), left=COLUMNS[:1])
-    for each in record["contenders"]:
-        if each["reason"]:
-            console.print(f"not run: {each['name']}: {each['reason']}", markup=False)
+    for contender in record["contenders"]:
+        if contender["reason"]:
+            console.print(f"not run: {contender['name']}: {contender['reason']}", markup=False)
 
 
 def what(record: dict[str, Any]) -> str:
@@ -203,14 +207,14 @@ def rows(record: dict[str, Any]) -> list[list[str]]:
     steps = record["setting"]["tokens"]
     return [
         [
-            each["name"],
-            f"{each['rate']:,.0f}" if each["rate"] >= 100 else f"{each['rate']:.1f}",
-            "–" if each["ratio"] is None else f"{each['ratio']:.2f}",
-            f"{each['seconds'] * 1e3:,.0f} ms",
-            f"{each['seconds'] * 1e3 / steps:.2f} ms",
+            contender["name"],
+            f"{contender['rate']:,.0f}" if contender["rate"] >= 100 else f"{contender['rate']:.1f}",
+            "–" if contender["ratio"] is None else f"{contender['ratio']:.2f}",
+            f"{contender['seconds'] * 1e3:,.0f} ms",
+            f"{contender['seconds'] * 1e3 / steps:.2f} ms",
         ]
-        for each in record["contenders"]
-        if each["seconds"] is not None
+        for contender in record["contenders"]
+        if contender["seconds"] is not None
     ]
 
 
@@ -221,7 +225,11 @@ def markdown(record: dict[str, Any]) -> str:
     command = f"`regard bench decoding --device {device}`; {header(record)}; the {best} of readings taken in turns."
     lines = [f"**{'GPU' if device == 'cuda' else 'CPU'}**: {what(record)}. {command}", ""]
     lines += table_lines(COLUMNS, rows(record))
-    lines += [f"\nNot run: {each['name']}: {each['reason']}." for each in record["contenders"] if each["reason"]]
+    lines += [
+        f"\nNot run: {contender['name']}: {contender['reason']}."
+        for contender in record["contenders"]
+        if contender["reason"]
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -38,17 +38,17 @@ def marian(model: EncoderDecoder, positions: int) -> Any:
         "eos_token_id": END, "bos_token_id": BEGIN, "decoder_start_token_id": BEGIN, "forced_eos_token_id": None,
         "max_position_embeddings": positions, "attn_implementation": "sdpa",
     }  # fmt: skip
-    made: Any = MarianMTModel(MarianConfig(**options)).eval()
+    peer: Any = MarianMTModel(MarianConfig(**options)).eval()
     with torch.no_grad():
-        made.model.shared.weight.copy_(decoder.output_weight)
-        made.final_logits_bias.zero_()
+        peer.model.shared.weight.copy_(decoder.output_weight)
+        peer.final_logits_bias.zero_()
         table = decoder.input.positions.table(positions)
-        for mine, theirs in ((encoder, made.model.encoder), (decoder, made.model.decoder)):
+        for mine, theirs in ((encoder, peer.model.encoder), (decoder, peer.model.decoder)):
             theirs.embed_positions.weight.copy_(table)
             for source, target in zip(mine.stack.layers, theirs.layers, strict=True):
                 _layer(source, target)
     weight = decoder.output_weight
-    return made.to(device=weight.device, dtype=weight.dtype)
+    return peer.to(device=weight.device, dtype=weight.dtype)
 
 
 def _layer(source: Any, target: Any) -> None:
@@ -82,7 +82,7 @@ def generate(model: Any, width: int) -> Decode:
     """Return HF `generate` with beam search."""
 
     def decode(source: Tensor, tokens: int) -> list[list[int]]:
-        found = model.generate(
+        outputs = model.generate(
             source,
             attention_mask=torch.ones_like(source),
             num_beams=width,
@@ -92,7 +92,7 @@ def generate(model: Any, width: int) -> Decode:
             length_penalty=1.0,
             early_stopping=False,
         )
-        return found[:, 1:].tolist()
+        return outputs[:, 1:].tolist()
 
     return decode
 
@@ -119,13 +119,13 @@ def ctranslate2(model: Any, width: int, precision: str, threads: int) -> Decode:
 
     def decode(source: Tensor, tokens: int) -> list[list[int]]:
         batch = [[str(number) for number in row] for row in source.tolist()]
-        found = translator.translate_batch(
+        results = translator.translate_batch(
             batch,
             beam_size=width,
             min_decoding_length=tokens,
             max_decoding_length=tokens,
             length_penalty=1.0,
         )
-        return [[int(word) for word in each.hypotheses[0]] for each in found]
+        return [[int(word) for word in result.hypotheses[0]] for result in results]
 
     return decode

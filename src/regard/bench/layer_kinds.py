@@ -192,13 +192,13 @@ def meet(kind: Kind, length: int, setting: Setting) -> Met:
     if kind.sequential == "n":
         return Met(1, _recurrent_steps(x))
     reached = torch.arange(length) == 0
-    layers, made = 0, None
+    layers, layer = 0, None
     while layers == 0 or not reached[-1]:
         if layers == length:
             raise ValueError(f"{kind.name}: the ends of {length} positions do not meet in {length} layers")
-        if made is None or "log" in kind.path:  # only in dilated layers does the receptive field depend on the depth
-            made = kind.make(narrow, layers).double()
-        reached = _differ(*made(torch.cat((x, x + reached.unsqueeze(-1).double()))))
+        if layer is None or "log" in kind.path:  # only in dilated layers does the receptive field depend on the depth
+            layer = kind.make(narrow, layers).double()
+        reached = _differ(*layer(torch.cat((x, x + reached.unsqueeze(-1).double()))))
         layers += 1
     return Met(layers, layers)
 

@@ -82,13 +82,13 @@ def layers(
 def _numbers(text: str) -> tuple[int, ...]:
     """Return the given lengths, shortest first."""
     parts = text.split(",")
-    found = sorted({int(part) for part in parts if part.strip().isdecimal()})
-    if not all(part.strip().isdecimal() for part in parts) or found[0] < 2 or found[-1] > LONGEST:
+    lengths = sorted({int(part) for part in parts if part.strip().isdecimal()})
+    if not all(part.strip().isdecimal() for part in parts) or lengths[0] < 2 or lengths[-1] > LONGEST:
         raise typer.BadParameter(
             f"must be numbers from 2 to {LONGEST:,} with commas between them, such as 128,256; got {text!r}",
             param_hint="--lengths",
         )
-    return tuple(found)
+    return tuple(lengths)
 
 
 def run(lengths: Sequence[int], setting: Setting, *, device: str, say: Callable[[str], None]) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def run(lengths: Sequence[int], setting: Setting, *, device: str, say: Callable[
             point = Point(length, met.layers, met.steps, kind.expected(length, setting))
             point.reason = reason_to_skip(kind, length, setting, device, points[kind.name])
             points[kind.name].append(point)
-        _time(length, setting, device, {name: each[-1] for name, each in points.items()}, say)
+        _time(length, setting, device, {name: kind_points[-1] for name, kind_points in points.items()}, say)
     if device == "cpu":
         say("memory")
         _remember(points, setting, say)
@@ -163,7 +163,7 @@ def calls(kind: Kind, length: int, depth: int, setting: Setting, device: str) ->
     torch.manual_seed(0)
     layer = kind.make(setting, depth).to(device=device, dtype=DTYPES[device])
     x = torch.randn(1, length, setting.size, device=device, dtype=DTYPES[device], requires_grad=True)
-    given = torch.randn_like(x)
+    upstream = torch.randn_like(x)
 
     @torch.no_grad()
     def forward() -> Tensor:
@@ -171,7 +171,7 @@ def calls(kind: Kind, length: int, depth: int, setting: Setting, device: str) ->
 
     def training() -> Tensor:
         output = layer(x)
-        output.backward(given)
+        output.backward(upstream)
         x.grad = None  # freed in every call, so that each call allocates its gradients and its peak includes them
         layer.zero_grad(set_to_none=True)
         return output.detach()
@@ -181,11 +181,13 @@ def calls(kind: Kind, length: int, depth: int, setting: Setting, device: str) ->
 
 def _remember(points: dict[str, list[Point]], setting: Setting, say: Callable[[str], None]) -> None:
     """Fill in the peaks of memory on the CPU, measured in a separate process."""
-    measured = [(name, point) for name, each in points.items() for point in each if point.training is not None]
+    measured = [
+        (name, point) for name, kind_points in points.items() for point in kind_points if point.training is not None
+    ]
     wanted = [(name, point.length, point.layers - 1) for name, point in measured]
-    found = peaks_apart("regard.bench.layers_bench", [json.dumps(asdict(setting)), json.dumps(wanted)], say)
+    peak_bytes = peaks_apart("regard.bench.layers_bench", [json.dumps(asdict(setting)), json.dumps(wanted)], say)
     for name, point in measured:
-        point.memory = found.get(f"{name} {point.length}")
+        point.memory = peak_bytes.get(f"{name} {point.length}")
 
 
 def summary_of_kind(kind: Kind, points: list[Point], setting: Setting) -> dict[str, Any]:
@@ -237,12 +239,12 @@ def columns(record: dict[str, Any], figure: str) -> list[str]:
 
 def left_out(record: dict[str, Any]) -> list[str]:
     """Return what was not measured and why, one line for each kind and reason."""
-    found: dict[tuple[str, str], list[str]] = {}
+    skipped: dict[tuple[str, str], list[str]] = {}
     for kind in record["kinds"]:
         for point in kind["points"]:
             if point["reason"]:
-                found.setdefault((kind["name"], point["reason"]), []).append(f"{point['length']:,}")
-    return [f"{name} ({', '.join(lengths)}): {reason}" for (name, reason), lengths in found.items()]
+                skipped.setdefault((kind["name"], point["reason"]), []).append(f"{point['length']:,}")
+    return [f"{name} ({', '.join(lengths)}): {reason}" for (name, reason), lengths in skipped.items()]
 
 
 def what(record: dict[str, Any]) -> str:
@@ -285,11 +287,11 @@ def drawing(record: dict[str, Any]) -> str:
     """Return the record as curves: training time, memory, steps."""
 
     def lines(figure: str, unit: int = 1) -> dict[str, list[tuple[float, float]]]:
-        found = {
+        curves = {
             kind["name"]: [(float(point["length"]), point[figure] / unit) for point in kind["points"] if point[figure]]
             for kind in record["kinds"]
         }
-        return {name: points for name, points in found.items() if points}
+        return {name: points for name, points in curves.items() if points}
 
     panels = [
         line_chart.Panel("time, forward and backward", lines("training"), duration),

@@ -98,12 +98,12 @@ def _panel(panel: Panel, names: list[str], left: float) -> list[str]:
 
 def _path(points: Sequence[tuple[float, float]], number: int) -> str:
     light, dark = COLORS[number % len(COLORS)]
-    drawn = "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+    path_data = "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in points)
     dashes = DASHES[number % len(DASHES)]
     dashed = f" stroke-dasharray='{dashes}'" if dashes else ""
-    return f"<path d='{drawn}' fill='none' stroke='{light}' stroke-width='2.2' style='--dark:{dark}'{dashed}/>"
+    return f"<path d='{path_data}' fill='none' stroke='{light}' stroke-width='2.2' style='--dark:{dark}'{dashed}/>"
 
 
 def _rule(start: tuple[float, float], end: tuple[float, float]) -> str:
-    drawn = f"M{start[0]:.1f} {start[1]:.1f} L{end[0]:.1f} {end[1]:.1f}"
-    return f"<path d='{drawn}' stroke='#e3e6ea' stroke-width='1' style='--dark:#39414d'/>"
+    path_data = f"M{start[0]:.1f} {start[1]:.1f} L{end[0]:.1f} {end[1]:.1f}"
+    return f"<path d='{path_data}' stroke='#e3e6ea' stroke-width='1' style='--dark:#39414d'/>"

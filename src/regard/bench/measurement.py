@@ -28,7 +28,7 @@ LARGE = 3.0  # seconds above which a call uses much more memory than the librari
 
 
 @dataclass(frozen=True)
-class Found:
+class Measurement:
     """The measurements of one contender; None if not measured, with the `reason`."""
 
     name: str
@@ -41,12 +41,12 @@ class Found:
     reason: str | None = None
 
 
-def measure(case: Case, *, quick: bool, say: Callable[[str], None]) -> list[Found]:
+def measure(case: Case, *, quick: bool, say: Callable[[str], None]) -> list[Measurement]:
     """Measure every contender of a case, in its order."""
     threads = torch.get_num_threads()
     torch.set_num_threads(case.threads or threads)
     try:
-        found = _measure(case, quick, say)
+        measurements = _measure(case, quick, say)
     finally:
         torch.set_num_threads(threads)
         gc.collect()
@@ -54,24 +54,24 @@ def measure(case: Case, *, quick: bool, say: Callable[[str], None]) -> list[Foun
             torch.cuda.empty_cache()
     if case.memory and case.device == "cpu":
         say("memory")
-        found = _with_memory(case, found, quick, say)
-    first = found[0].seconds
+        measurements = _with_memory(case, measurements, quick, say)
+    first = measurements[0].seconds
     return [
-        one
-        if one.seconds is None
+        measurement
+        if measurement.seconds is None
         else replace(
-            one,
-            ratio=one.seconds / first if first else None,
-            rate=case.work / one.seconds if case.work else None,
+            measurement,
+            ratio=measurement.seconds / first if first else None,
+            rate=case.work / measurement.seconds if case.work else None,
         )
-        for one in found
+        for measurement in measurements
     ]
 
 
-def _measure(case: Case, quick: bool, say: Callable[[str], None]) -> list[Found]:
+def _measure(case: Case, quick: bool, say: Callable[[str], None]) -> list[Measurement]:
     field = case.build()
     truth = field.truth() if field.truth else None
-    found: dict[str, Found] = {}
+    measurements: dict[str, Measurement] = {}
     runs: dict[str, Run] = {}
     readings: dict[str, list[float]] = {}
     for name, make in field.contenders.items():
@@ -82,16 +82,19 @@ def _measure(case: Case, quick: bool, say: Callable[[str], None]) -> list[Found]
             readings[name] = [seconds_per_call(run, 1, case.device)]
             memory = cuda_memory(run) if case.memory and case.device == "cuda" else None
         except Exception as problem:  # a contender that fails is reported, and the run continues
-            found[name] = Found(name, reason=why(problem))
+            measurements[name] = Measurement(name, reason=why(problem))
             gc.collect()
             if case.device == "cuda":
                 torch.cuda.empty_cache()
         else:
-            found[name], runs[name] = Found(name, None, None, None, memory, *errors), run
+            measurements[name], runs[name] = Measurement(name, None, None, None, memory, *errors), run
     say("times")
     take_turns(runs, readings, case.device, quick)
     settle = statistics.median if case.device == "cuda" else min
-    return [replace(one, seconds=settle(readings[name]) if name in readings else None) for name, one in found.items()]
+    return [
+        replace(measurement, seconds=settle(readings[name]) if name in readings else None)
+        for name, measurement in measurements.items()
+    ]
 
 
 def take_turns(runs: dict[str, Run], readings: dict[str, list[float]], device: str, quick: bool) -> None:
@@ -142,10 +145,10 @@ def times(runs: dict[str, Run], device: str) -> dict[str, float]:
     """Return the seconds of each call. Each call must have run before; measurements are interleaved, and end after a
     number of rounds or a limit of time for each call."""
     readings = {name: [seconds_per_call(run, 1, device)] for name, run in runs.items()}
-    numbers = {name: max(1, round(BATCH / each[0])) for name, each in readings.items()}
+    numbers = {name: max(1, round(BATCH / seconds[0])) for name, seconds in readings.items()}
     rounds, budget, settle = (21, 0.4, statistics.median) if device == "cuda" else (5, 1.0, min)
     _turns(runs, readings, numbers, device, rounds, budget, True)
-    return {name: settle(each) for name, each in readings.items()}
+    return {name: settle(seconds) for name, seconds in readings.items()}
 
 
 def orders(count: int) -> list[list[int]]:
@@ -158,8 +161,8 @@ def orders(count: int) -> list[list[int]]:
     [[0, 1, 3, 2], [1, 2, 0, 3], [2, 3, 1, 0], [3, 0, 2, 1]]
     """
     first = [(place + 1) // 2 if place % 2 else (count - place // 2) % count for place in range(count)]
-    found = [[(place + start) % count for place in first] for start in range(count)]
-    return found + [order[::-1] for order in found] if count % 2 else found
+    rotated = [[(place + start) % count for place in first] for start in range(count)]
+    return rotated + [order[::-1] for order in rotated] if count % 2 else rotated
 
 
 def seconds_per_call(run: Run, number: int, device: str) -> float:
@@ -216,12 +219,18 @@ def why(problem: Exception) -> str:
     return f"{type(problem).__name__}: {said[0][:160]}" if said else type(problem).__name__
 
 
-def _with_memory(case: Case, found: list[Found], quick: bool, say: Callable[[str], None]) -> list[Found]:
+def _with_memory(
+    case: Case, measurements: list[Measurement], quick: bool, say: Callable[[str], None]
+) -> list[Measurement]:
     """Return the measurements with peaks of memory, which are measured in a separate process."""
-    names = {one.name: (one.seconds or 0.0) < LARGE for one in found if one.seconds is not None}
+    names = {
+        measurement.name: (measurement.seconds or 0.0) < LARGE
+        for measurement in measurements
+        if measurement.seconds is not None
+    }
     arguments = [case.name, json.dumps(names), json.dumps(quick)]
     apart = peaks_apart("regard.bench.measurement", arguments, say) if names else {}
-    return [replace(one, memory=apart.get(one.name)) for one in found]
+    return [replace(measurement, memory=apart.get(measurement.name)) for measurement in measurements]
 
 
 def peaks_apart(module: str, arguments: list[str], say: Callable[[str], None]) -> dict[str, int]:
@@ -262,7 +271,7 @@ def forget_peak() -> None:
 def peaks(contenders: Mapping[str, Callable[[], Run]], names: dict[str, bool]) -> dict[str, int]:
     """Return the peak memory of a call of each contender in `names`, in bytes above the resident memory before it. A
     contender whose value in `names` is True is called once before, to load libraries and to compile."""
-    found = {}
+    peak_bytes = {}
     for name, warm in names.items():
         run = contenders[name]()
         if warm:
@@ -272,8 +281,8 @@ def peaks(contenders: Mapping[str, Callable[[], Run]], names: dict[str, bool]) -
         forget_peak()
         before = status_bytes("VmRSS")
         run()
-        found[name] = max(0, status_bytes("VmHWM") - before)
-    return found
+        peak_bytes[name] = max(0, status_bytes("VmHWM") - before)
+    return peak_bytes
 
 
 def trim() -> None:

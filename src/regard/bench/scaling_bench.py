@@ -104,19 +104,19 @@ def _numbers(text: str) -> tuple[int, ...]:
 def run(sizes: Sequence[int], *, device: str, steps: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Return the record for `--json`: the machine, its constants, measurements with predictions, and forecasts."""
     places = {1: "process"}
-    found = {}
+    groups = {}
     for count in sizes:
         say(f"{count} {places.get(count, 'processes')}")
-        found[count] = _group(count, device, steps)
-    machines = fitted(found, device)
-    rows = [row for count in sizes for row in _compared(found[count], machines[count], count)]
+        groups[count] = _group(count, device, steps)
+    machines = fitted(groups, device)
+    rows = [row for count in sizes for row in _compared(groups[count], machines[count], count)]
     large = _profile(machines[1]) if device == "cuda" else H200
     return {
         "bench": "scaling",
         "quick": False,
         **machine(device, ("triton",)),
         "length": LENGTH[device],
-        "constants": {str(count): _finite(asdict(one)) for count, one in machines.items()},
+        "constants": {str(count): _finite(asdict(constants)) for count, constants in machines.items()},
         "measured": rows,
         "forecast": {"machine": _finite(asdict(large)), "rows": forecasts(large)},
     }
@@ -153,33 +153,33 @@ def _group(count: int, device: str, steps: int) -> list[dict[str, Any]]:
 def _ended(started: list[subprocess.Popen[bytes]]) -> bool:
     """Return whether all processes succeeded; if one fails, or at the time limit, the others are terminated."""
     until = time.monotonic() + PATIENCE
-    while any(one.poll() is None for one in started):
-        if any(one.poll() for one in started) or time.monotonic() > until:
+    while any(process.poll() is None for process in started):
+        if any(process.poll() for process in started) or time.monotonic() > until:
             break
         time.sleep(0.05)
-    for one in started:
-        if one.poll() is None:
-            one.kill()
-        one.wait()
-    return all(one.returncode == 0 for one in started)
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+    return all(process.returncode == 0 for process in started)
 
 
-def fitted(found: dict[int, list[dict[str, Any]]], device: str) -> dict[int, Machine]:
+def fitted(groups: dict[int, list[dict[str, Any]]], device: str) -> dict[int, Machine]:
     """Return the constants of the cost model by number of processes. Those of a step are fitted to training in one
     process, those of the links to the all-reduces of each group."""
-    plain = [case for case in found[1][0]["cases"] if case["way"] == "plain"]
+    plain = [case for case in groups[1][0]["cases"] if case["way"] == "plain"]
     models = [Model(**case["model"]) for case in plain]
     work = [case["tokens"] * model.flops(case["length"]) for case, model in zip(plain, models, strict=True)]
     tokens = [case["tokens"] for case in plain]
     logits = [n * model.vocabulary for n, model in zip(tokens, models, strict=True)]
-    features = [[m.layers, m.parameters, one, words] for m, one, words in zip(models, work, logits, strict=True)]
+    features = [[m.layers, m.parameters, flops, words] for m, flops, words in zip(models, work, logits, strict=True)]
     per_layer, per_parameter, per_flop, per_logit = nonnegative(features, [case["seconds"] for case in plain])
     stored = [[n * model.layers * model.size, n * model.vocabulary] for n, model in zip(tokens, models, strict=True)]
     beyond = [max(0.0, (case["peak"] or 0) - 16 * model.parameters) for case, model in zip(plain, models, strict=True)]
     activation, output = nonnegative(stored, beyond)
     name = torch.cuda.get_device_name() if device == "cuda" else "a CPU process"
     cpu = device == "cpu"
-    one = replace(
+    constants = replace(
         H200,
         name=name,
         flops=1 / per_flop if per_flop else H200.flops,
@@ -196,19 +196,19 @@ def fitted(found: dict[int, list[dict[str, Any]]], device: str) -> dict[int, Mac
         copies=4 if cpu else 2,  # gloo copies its operands
         node=64 if cpu else 8,
     )
-    one = replace(one, added={way: _added(way, found[1][0]["cases"]) for way in WAYS[1:]})
+    constants = replace(constants, added={way: _added(way, groups[1][0]["cases"]) for way in WAYS[1:]})
     machines = {}
-    for count, processes in found.items():
+    for count, processes in groups.items():
         measured = [(int(text), seconds) for text, seconds in processes[0]["probes"].items()]
-        link = _link(measured, count) if count > 1 else one.near
-        machines[count] = replace(one, near=link)
+        link = _link(measured, count) if count > 1 else constants.near
+        machines[count] = replace(constants, near=link)
     return machines
 
 
 def _added(way: str, cases: Sequence[dict[str, Any]]) -> float:
     """Return by how many seconds per layer training in a process group of one is slower than without a group: the
     median over the cases."""
-    plain, grouped = ([case for case in cases if case["way"] == one] for one in ("plain", way))
+    plain, grouped = ([case for case in cases if case["way"] == kind] for kind in ("plain", way))
     pairs = zip(plain, grouped, strict=True)
     return max(0.0, float(np.median([(b["seconds"] - a["seconds"]) / a["model"]["layers"] for a, b in pairs])))
 
@@ -223,7 +223,7 @@ def _link(measured: Sequence[tuple[int, float]], count: int) -> Link:
 def nonnegative(features: Sequence[Sequence[int | float]], values: Sequence[int | float]) -> list[float]:
     """Return the non-negative coefficients with the smallest sum of squared relative errors.
 
-    >>> [round(one, 6) for one in nonnegative([[1, 1], [1, 2], [1, 4]], [3.0, 5.0, 9.0])]
+    >>> [round(coefficient, 6) for coefficient in nonnegative([[1, 1], [1, 2], [1, 4]], [3.0, 5.0, 9.0])]
     [1.0, 2.0]
     """
     scale = 1 / np.maximum(np.asarray(values, float), 1e-12)
@@ -247,14 +247,14 @@ def _cores() -> int:
 def _compared(processes: list[dict[str, Any]], constants: Machine, count: int) -> list[dict[str, Any]]:
     """Return for each case of a process group the measurements and the predictions of the cost model."""
     rows = []
-    for cases in zip(*(one["cases"] for one in processes), strict=True):
+    for cases in zip(*(process["cases"] for process in processes), strict=True):
         case, model = cases[0], Model(**cases[0]["model"])
         expected = cost(case["way"], Work(model, case["tokens"], case["length"]), constants, count)
-        sent = [one["sent"] for one in cases]
-        peaks = [one["peak"] for one in cases]
-        seconds = max(one["seconds"] for one in cases)
+        sent = [record["sent"] for record in cases]
+        peaks = [record["peak"] for record in cases]
+        seconds = max(record["seconds"] for record in cases)
         # Processes that share cores run in turn: a step takes at least the sum of their times divided by the cores.
-        seconds = max(seconds, sum(one["seconds"] for one in cases) / constants.cores)
+        seconds = max(seconds, sum(record["seconds"] for record in cases) / constants.cores)
         rows.append(
             {
                 "workers": count,
@@ -265,7 +265,7 @@ def _compared(processes: list[dict[str, Any]], constants: Machine, count: int) -
                 "measured": {
                     "tokens_per_second": case["tokens"] / seconds,
                     "sent": None if None in sent else sum(sent) / count,
-                    "states": max(sum(one["states"].values()) for one in cases),
+                    "states": max(sum(record["states"].values()) for record in cases),
                     "memory": None if None in peaks else max(peaks),
                 },
                 "expected": _figures(expected),
@@ -278,9 +278,9 @@ def _figures(expected: Cost) -> dict[str, float]:
     return {name: value for name, value in asdict(expected).items() if name != "seconds"}
 
 
-def _profile(one: Machine) -> Machine:
+def _profile(constants: Machine) -> Machine:
     """Return a machine with eight such GPUs in a node; the speed is the measured one, the links are assumed."""
-    return replace(one, near=H200.near, far=H200.far)
+    return replace(constants, near=H200.near, far=H200.far)
 
 
 def forecasts(large: Machine) -> list[dict[str, Any]]:

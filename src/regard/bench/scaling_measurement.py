@@ -118,9 +118,9 @@ class Trainer:
     def update(self) -> None:
         """Run one update of the parameters."""
         self.optimizer.zero_grad(set_to_none=True)
-        found = gather(self.model, [self.batch], self.device, self._gradients, self.workers.reduce)
-        assert found is not None
-        settle(self.model, found, 1.0)
+        gradients = gather(self.model, [self.batch], self.device, self._gradients, self.workers.reduce)
+        assert gradients is not None
+        settle(self.model, gradients, 1.0)
         self.optimizer.step()
 
     def states(self) -> dict[str, int]:
@@ -162,7 +162,7 @@ def measured(way: str, work: Work, workers: Workers, device: torch.device, steps
 def probes(workers: Workers, device: torch.device) -> dict[str, float]:
     """Return the shortest time of several all-reduces in seconds, by number of bytes; on a CPU, processor time."""
     clock = time.perf_counter if device.type == "cuda" else time.process_time
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for size in PROBES:
         numbers = torch.zeros(size // 4, device=device)
         times = []
@@ -173,8 +173,8 @@ def probes(workers: Workers, device: torch.device) -> dict[str, float]:
             if device.type == "cuda":
                 torch.cuda.synchronize()
             times.append(clock() - began)
-        found[str(size)] = min(times)
-    return found
+        seconds[str(size)] = min(times)
+    return seconds
 
 
 def synchronize(device: torch.device, workers: Workers) -> None:
@@ -196,13 +196,13 @@ def sent_bytes() -> int | None:
         with contextlib.suppress(OSError):
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
-            with socket.socket(fileno=os.dup(int(name))) as one:
-                if one.type != socket.SOCK_STREAM or one.family not in (socket.AF_INET, socket.AF_INET6):
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                if connection.type != socket.SOCK_STREAM or connection.family not in (socket.AF_INET, socket.AF_INET6):
                     continue
-                found = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                if len(found) < 216:  # tcpi_bytes_sent and tcpi_bytes_retrans are in Linux 4.19 and later
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                if len(info) < 216:  # tcpi_bytes_sent and tcpi_bytes_retrans are in Linux 4.19 and later
                     return None
-                sent, again = struct.unpack_from("<QQ", found, 200)
+                sent, again = struct.unpack_from("<QQ", info, 200)
                 total += sent - again  # excludes segments that TCP retransmits if a busy machine acknowledges them late
     return total
 
@@ -229,14 +229,14 @@ def main(plan: Path, rank: int, size: int) -> None:
     workers = Workers(rank, size, device, grouped=True)
     for way in WAYS:  # a small step of each kind of parallelism runs first, to load libraries
         measured(way, Work(Model(64, 1, 50), 8 * size * size, 8 * size), workers, device, 1)
-    found: dict[str, Any] = {"probes": probes(workers, device), "cases": []}
+    results: dict[str, Any] = {"probes": probes(workers, device), "cases": []}
     for case in wanted["cases"]:
         if case["way"] != "plain" or size == 1:
             work = Work(Model(**case["model"]), case["tokens"], case["length"])
             record = measured(case["way"], work, workers, device, wanted["steps"])
             gc.collect()
-            found["cases"].append({**case, **record})
-    (plan.parent / f"{rank}-of-{size}.json").write_text(json.dumps(found))
+            results["cases"].append({**case, **record})
+    (plan.parent / f"{rank}-of-{size}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
 
