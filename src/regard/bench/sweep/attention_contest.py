@@ -13,21 +13,21 @@ from regard.core.masks import Mask
 
 def contest(case: Case) -> Contest:
     """Return the contenders of a case of kind "attention"."""
-    given = tensors.make(case)
-    peers: dict[str, Make] = {"eager": maker(given, lambda: _eager(case, given))}
+    inputs = tensors.make(case)
+    peers: dict[str, Make] = {"eager": maker(inputs, lambda: _eager(case, inputs))}
     if case.compiled:
-        peers["torch.compile"] = maker(given, lambda: _compiled(case, given))
-    for name, prepare in fused_peers.every(case, given).items():
-        peers[name] = maker(given, prepare)
+        peers["torch.compile"] = maker(inputs, lambda: _compiled(case, inputs))
+    for name, prepare in fused_peers.every(case, inputs).items():
+        peers[name] = maker(inputs, prepare)
     return Contest(
-        given,
-        Contender(ours(case, given), leaves(given)),
+        inputs,
+        Contender(ours(case, inputs), leaves(inputs)),
         peers,
         lambda some, rows: plain_forms.reference(case, some, rows),
     )
 
 
-def ours(case: Case, given: Tensors) -> Call:
+def ours(case: Case, inputs: Tensors) -> Call:
     """Return regard's call. Score, normaliser, bias and mask are built once; with `case.new_mask`, the mask is built in
     every call."""
     score: dict[str, regard.Score] = {
@@ -38,7 +38,7 @@ def ours(case: Case, given: Tensors) -> Call:
     }
     chosen = score.get(case.score)
     if chosen is None:
-        chosen = (regard.Additive if case.score == "additive" else regard.Bilinear)(given["weight"])
+        chosen = (regard.Additive if case.score == "additive" else regard.Bilinear)(inputs["weight"])
     normalizers: dict[str, regard.Normalizer] = {
         "softmax": regard.Softmax(),
         "sparsemax": regard.Sparsemax(),
@@ -48,21 +48,21 @@ def ours(case: Case, given: Tensors) -> Call:
     }
     normalizer = normalizers[case.normalizer]
     request = _request(case)
-    bias = given.get("bias")
-    if "slopes" in given:
-        bias = regard.alibi(given["slopes"])
-    if "table" in given:
-        bias = regard.relative(given["table"])
-    kept = mask(case, given)
+    bias = inputs.get("bias")
+    if "slopes" in inputs:
+        bias = regard.alibi(inputs["slopes"])
+    if "table" in inputs:
+        bias = regard.relative(inputs["table"])
+    cached_mask = mask(case, inputs)
 
     def run() -> Outcome:
         attended = regard.attention(
-            given["query"],
-            given["key"],
-            given["value"],
+            inputs["query"],
+            inputs["key"],
+            inputs["value"],
             score=chosen,
             normalize=normalizer,
-            mask=mask(case, given) if case.new_mask else kept,
+            mask=mask(case, inputs) if case.new_mask else cached_mask,
             bias=bias,
             weights=request,
         )
@@ -72,7 +72,7 @@ def ours(case: Case, given: Tensors) -> Call:
     return run
 
 
-def mask(case: Case, given: Tensors) -> Mask | Tensor | None:
+def mask(case: Case, inputs: Tensors) -> Mask | Tensor | None:
     """Return the mask of a case as an argument of `regard.attention`."""
     name = case.mask
     if name == "cache":
@@ -81,18 +81,18 @@ def mask(case: Case, given: Tensors) -> Mask | Tensor | None:
         return regard.window(case.before, 0)
     parts: list[Mask] = []
     if name in ("segments", "documents"):
-        parts.append(regard.segments(given["ids"], given["ids"]))
+        parts.append(regard.segments(inputs["ids"], inputs["ids"]))
     if name in ("causal", "documents", "causal_padding"):
         parts.append(regard.causal())
     if name in ("padding", "causal_padding"):
-        parts.append(regard.padding(given["lengths"]))
+        parts.append(regard.padding(inputs["lengths"]))
     if name == "dense":
-        return given["allowed"]
+        return inputs["allowed"]
     return None if not parts else parts[0] if len(parts) == 1 else parts[0] & parts[1]
 
 
 def _request(case: Case) -> regard.Request | None:
-    made = {
+    requests = {
         "full": regard.full,
         "rows": lambda: regard.rows([0, -1]),
         "top": lambda: regard.top(8),
@@ -100,31 +100,31 @@ def _request(case: Case) -> regard.Request | None:
         "entropy": regard.entropy,
         "logsumexp": regard.logsumexp,
     }
-    return None if case.request == "none" else made[case.request]()
+    return None if case.request == "none" else requests[case.request]()
 
 
-def _eager(case: Case, given: Tensors) -> Call:
+def _eager(case: Case, inputs: Tensors) -> Call:
     room(case, case.pairs * (case.size if case.score == "additive" else 1))
-    kept_mask, kept_bias = fused_peers.dense_parts(case, given)
+    cached_mask, cached_bias = fused_peers.dense_parts(case, inputs)
 
     def run() -> Outcome:
-        blocked = tensors.blocked(case, given) if case.new_mask else kept_mask
-        learned = tensors.bias(case, given, case.torch_dtype) if kept_bias is None else kept_bias
-        return plain_forms.attend(case, given, blocked, learned)
+        blocked = tensors.blocked(case, inputs) if case.new_mask else cached_mask
+        learned = tensors.bias(case, inputs, case.torch_dtype) if cached_bias is None else cached_bias
+        return plain_forms.attend(case, inputs, blocked, learned)
 
     return run
 
 
-def _compiled(case: Case, given: Tensors) -> Call:
+def _compiled(case: Case, inputs: Tensors) -> Call:
     room(case, case.pairs)
-    kept_mask, kept_bias = fused_peers.dense_parts(case, given)
+    cached_mask, cached_bias = fused_peers.dense_parts(case, inputs)
 
-    def form(given: Tensors, blocked: Tensor | None, learned: Tensor | None) -> Outcome:
+    def form(inputs: Tensors, blocked: Tensor | None, learned: Tensor | None) -> Outcome:
         if case.new_mask:
-            blocked = tensors.blocked(case, given)
+            blocked = tensors.blocked(case, inputs)
         if learned is None:
-            learned = tensors.bias(case, given, case.torch_dtype)
-        return plain_forms.attend(case, given, blocked, learned, fusible=True)
+            learned = tensors.bias(case, inputs, case.torch_dtype)
+        return plain_forms.attend(case, inputs, blocked, learned, fusible=True)
 
     call = compiled(form)
-    return lambda: call(given, kept_mask, kept_bias)
+    return lambda: call(inputs, cached_mask, cached_bias)

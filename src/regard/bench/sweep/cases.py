@@ -118,7 +118,7 @@ class Case:
             norm = "pre" if self.pre_norm else "post"
             parts = f"MultiHeadAttention({self.width}, {self.heads}), FeedForward({self.width})"
             return f'regard.nn.TransformerEncoderLayer({parts}, norm="{norm}")(x{masked})'
-        given = [
+        arguments = [
             f", {name}={code}"
             for name, code, usual in (
                 ("score", SCORES[self.score], "regard.ScaledDot()"),
@@ -129,7 +129,7 @@ class Case:
             )
             if code != usual
         ]
-        return f"regard.attention(query, key, value{''.join(given)})"
+        return f"regard.attention(query, key, value{''.join(arguments)})"
 
     @property
     def what(self) -> str:

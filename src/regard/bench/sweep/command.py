@@ -51,17 +51,17 @@ def sweep(
             Path(to).write_text(_json(about, sweep, numbers), encoding="utf-8")
 
     if fixed:
-        found = [case for case in ordinary(device) if only in (None, case.index)]
+        chosen = [case for case in ordinary(device) if only in (None, case.index)]
     else:
-        found = [draw(seed, index, device) for index in (range(cases) if only is None else [only])]
+        chosen = [draw(seed, index, device) for index in (range(cases) if only is None else [only])]
     with quiet():
         if processes:
-            compile_ahead(found, processes, say)
-        measured, ended = run(found, minutes=minutes, say=say, done=done)
+            compile_ahead(chosen, processes, say)
+        measured, ended = run(chosen, minutes=minutes, say=say, done=done)
     numbers = report.distribution(measured)
     done(measured, numbers)
     if ended:
-        say(f"ended after {minutes:g} minutes: {len(measured)} of {len(found)} cases")
+        say(f"ended after {minutes:g} minutes: {len(measured)} of {len(chosen)} cases")
     say(report.summary(measured, numbers))
     if to == "-":
         print(_json(about, measured, numbers))
@@ -87,5 +87,5 @@ def run(
 
 
 def _json(about: dict[str, Any], sweep: Sequence[Measured], numbers: dict[str, Any]) -> str:
-    cases = [report.record(one) for one in sweep]
+    cases = [report.record(measured) for measured in sweep]
     return json.dumps({**about, "distribution": numbers, "cases": cases}, indent=2, ensure_ascii=False, allow_nan=False)

@@ -35,9 +35,9 @@ def compile_case(case: Case) -> None:
     with contextlib.suppress(Exception):
         if case.compiled:
             torch.compiler.reset()
-        made = contest(case)
-        contenders: list[Callable[[], Contender]] = [lambda: made.ours]
-        contenders += [make for name, make in made.peers.items() if name in COMPILED]
+        case_contest = contest(case)
+        contenders: list[Callable[[], Contender]] = [lambda: case_contest.ours]
+        contenders += [make for name, make in case_contest.peers.items() if name in COMPILED]
         for make in contenders:
             with contextlib.suppress(Exception):
                 call_once(case, make())

@@ -30,20 +30,20 @@ Make = Callable[[], Contender]  # prepares a contender (compiles, builds masks);
 class Contest:
     """The contenders of a case over the same tensors."""
 
-    given: Tensors
+    inputs: Tensors
     ours: Contender
     peers: dict[str, Make]
     reference: Callable[[Tensors, Tensor], Outcome]  # computes some rows of the first sequence in any dtype
 
 
-def leaves(given: Tensors) -> tuple[Tensor, ...]:
+def leaves(inputs: Tensors) -> tuple[Tensor, ...]:
     """Return the tensors that get gradients."""
-    return tuple(tensor for tensor in given.values() if tensor.requires_grad)
+    return tuple(tensor for tensor in inputs.values() if tensor.requires_grad)
 
 
-def maker(given: Tensors, prepare: Callable[[], Call]) -> Make:
-    """Return a function that prepares a contender, whose gradients are those of the tensors in `given`."""
-    return lambda: Contender(prepare(), leaves(given))
+def maker(inputs: Tensors, prepare: Callable[[], Call]) -> Make:
+    """Return a function that prepares a contender, whose gradients are those of the tensors in `inputs`."""
+    return lambda: Contender(prepare(), leaves(inputs))
 
 
 def room(case: Case, elements: float) -> None:

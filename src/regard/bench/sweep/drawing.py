@@ -101,52 +101,56 @@ def _additive(rng: Random, case: Case) -> Case:
     queries, keys = _length(rng, 1, 1024), _length(rng, 4, 2048)
     if rng.random() < 0.4:
         size = rng.choice((128, 256, 512, 1000))
-        made = replace(case, size=size, value_size=rng.choice((size, 2 * size)), tokens_first=False)
+        sized = replace(case, size=size, value_size=rng.choice((size, 2 * size)), tokens_first=False)
     else:
         heads, size = rng.choice((1, 2, 4, 8)), rng.choice((32, 64, 64, 96, 128, 50))
-        made = replace(case, heads=heads, kv_heads=heads, size=size, value_size=rng.choice((size, size, 80)))
+        sized = replace(case, heads=heads, kv_heads=heads, size=size, value_size=rng.choice((size, size, 80)))
         if rng.random() < 0.5:
             keys = queries
-    return replace(made, batch=_length(rng, 1, 256), queries=queries, keys=keys)
+    return replace(sized, batch=_length(rng, 1, 256), queries=queries, keys=keys)
 
 
 def _step(rng: Random, case: Case) -> Case:
     """Return the sizes of a decoding step: few queries over a cache, without gradients."""
-    made = replace(_itself(rng, case), gradients=False, queries=rng.choice((1, 1, 1, 2, 4, 8)))
-    keys = max(made.queries, _length(rng, 16, LONGEST[case.device]))
+    step = replace(_itself(rng, case), gradients=False, queries=rng.choice((1, 1, 1, 2, 4, 8)))
+    keys = max(step.queries, _length(rng, 16, LONGEST[case.device]))
     if rng.random() < 0.25:
         size = rng.choice((128, 256, 512))
-        made = replace(made, heads=1, kv_heads=1, size=size, value_size=rng.choice((size, 2 * size)), score="additive")
-        return replace(made, tokens_first=False, keys=min(keys, 1024))
-    return replace(made, keys=keys)
+        step = replace(step, heads=1, kv_heads=1, size=size, value_size=rng.choice((size, 2 * size)), score="additive")
+        return replace(step, tokens_first=False, keys=min(keys, 1024))
+    return replace(step, keys=keys)
 
 
 def _mechanism(rng: Random, kind: str, case: Case) -> dict[str, Any]:
     """Return the sampled score, normaliser, mask, bias and requested weights, as fields of `Case`."""
     masks = {"causal": 35, "none": 20, "padding": 15, "documents": 12, "window": 12, "causal_padding": 4, "segments": 2}
-    found: dict[str, Any] = {"before": min(_length(rng, 4, 1024), case.keys)}
+    fields: dict[str, Any] = {"before": min(_length(rng, 4, 1024), case.keys)}
     if kind == "itself":
         biases = {"none": 85, "alibi": 7, "relative": 4, "tensor": 4}
         scores = {"scaled_dot": 86, "softcap": 4, "cosine": 4, "bilinear": 3, "dot": 3}
-        return found | {"mask": _one(rng, masks), "bias": _one(rng, biases), "score": _one(rng, scores)}
+        return fields | {"mask": _one(rng, masks), "bias": _one(rng, biases), "score": _one(rng, scores)}
     if kind == "other":
-        return found | {"mask": _one(rng, {"none": 50, "padding": 50})}
+        return fields | {"mask": _one(rng, {"none": 50, "padding": 50})}
     if kind == "additive":
         allowed = (
             {"none": 45, "padding": 55} if case.queries != case.keys else {"none": 50, "causal": 30, "padding": 20}
         )
-        return found | {"score": "additive", "mask": _one(rng, allowed), "request": _one(rng, {"none": 85, "full": 15})}
+        return fields | {
+            "score": "additive",
+            "mask": _one(rng, allowed),
+            "request": _one(rng, {"none": 85, "full": 15}),
+        }
     if kind == "step":
-        return found | {"mask": _one(rng, {"none": 35, "padding": 40, "cache": 25})}
+        return fields | {"mask": _one(rng, {"none": 35, "padding": 40, "cache": 25})}
     if kind == "weights":
-        asked = {"full": 20, "rows": 20, "top": 20, "received": 20, "entropy": 20}
-        return found | {"mask": _one(rng, masks), "request": _one(rng, asked)}
+        requests = {"full": 20, "rows": 20, "top": 20, "received": 20, "entropy": 20}
+        return fields | {"mask": _one(rng, masks), "request": _one(rng, requests)}
     if kind == "any":
-        return found | _any(rng, case)
+        return fields | _any(rng, case)
     if kind == "linear":
         causal = "causal" if rng.random() < 0.5 else "none"
         features = _one(rng, {"elu": 60, "performer": 40})
-        return found | {"kind": "linear", "mask": causal, "features": features, "kv_heads": case.heads}
+        return fields | {"kind": "linear", "mask": causal, "features": features, "kv_heads": case.heads}
     if kind == "local":
         before = min(rng.choice((4, 10, 32)), max(1, case.keys // 2))
         return {"kind": "local", "before": before, "kv_heads": case.heads, "value_size": case.size}
@@ -154,25 +158,25 @@ def _mechanism(rng: Random, kind: str, case: Case) -> dict[str, Any]:
     sizes = {"size": rng.choice((32, 64, 64, 128)), "pre_norm": rng.random() < 0.6}
     sizes["value_size"] = sizes["size"]
     shared = {"kv_heads": case.heads} if kind == "block" else {}
-    return found | {"kind": kind, "mask": _one(rng, allowed), "tokens_first": False} | sizes | shared
+    return fields | {"kind": kind, "mask": _one(rng, allowed), "tokens_first": False} | sizes | shared
 
 
 def _any(rng: Random, case: Case) -> dict[str, Any]:
     """Return any valid combination of score, normaliser, mask, bias and request."""
-    found = {
+    fields = {
         "score": rng.choice(list(SCORES)),
         "normalizer": rng.choice(list(NORMALIZERS)),
         "mask": rng.choice([name for name in MASKS if name != "cache"]),
         "bias": rng.choice(list(BIASES)),
         "request": rng.choice(list(REQUESTS)),
     }
-    if found["normalizer"] != "softmax" and found["request"] == "logsumexp":
-        found["request"] = "none"
-    if found["normalizer"] == "hard":  # in half precision, rounding would decide which key has the largest score
-        found |= {"gradients": False, "dtype": "float32"}
-    if found["bias"] == "tensor" and case.heads * case.queries * case.keys > LEARNED_TENSOR:
-        found["bias"] = "alibi"
-    return found
+    if fields["normalizer"] != "softmax" and fields["request"] == "logsumexp":
+        fields["request"] = "none"
+    if fields["normalizer"] == "hard":  # in half precision, rounding would decide which key has the largest score
+        fields |= {"gradients": False, "dtype": "float32"}
+    if fields["bias"] == "tensor" and case.heads * case.queries * case.keys > LEARNED_TENSOR:
+        fields["bias"] = "alibi"
+    return fields
 
 
 def _bounded(rng: Random, case: Case) -> Case:

@@ -30,11 +30,11 @@ class Truth:
     allowed: dict[str, float]
 
 
-def rows_checked(case: Case, given: Tensors) -> Tensor:
+def rows_checked(case: Case, inputs: Tensors) -> Tensor:
     """Return the indices of the checked queries, spread evenly over the first sequence without its padding."""
     real = case.queries
-    if "lengths" in given and case.queries == case.keys:
-        real = min(real, int(given["lengths"][0]))
+    if "lengths" in inputs and case.queries == case.keys:
+        real = min(real, int(inputs["lengths"][0]))
     wide = case.size if case.score == "additive" else 1
     count = max(1, min(ROWS, real, ELEMENTS[case.device] // max(1, case.heads * case.keys * wide)))
     spread = torch.linspace(0, real - 1, count).round().long()
@@ -43,7 +43,7 @@ def rows_checked(case: Case, given: Tensors) -> Tensor:
 
 def truth(case: Case, contest: Contest) -> Truth:
     """Return the reference of a case and its budgets."""
-    rows = rows_checked(case, contest.given)
+    rows = rows_checked(case, contest.inputs)
     exact = _of_reference(case, contest, torch.float64, rows)
     plain = _of_reference(case, contest, case.torch_dtype, rows)
     upstream = float(_upstream(case, exact["output"]).norm())
@@ -62,19 +62,19 @@ def budgets(case: Case, contest: Contest, contender: Contender, truth: Truth) ->
     """Return the errors of a contender's output, weights and gradients, each divided by its budget."""
     with torch.set_grad_enabled(case.gradients):
         output, weights = contender.call()
-    found = {"output": output.detach()[:1].index_select(-2, truth.rows)}
+    results = {"output": output.detach()[:1].index_select(-2, truth.rows)}
     if weights is not None and "weights" in truth.exact:
-        found["weights"] = _weights_of_rows(case, weights, truth.rows)
+        results["weights"] = _weights_of_rows(case, weights, truth.rows)
     if case.gradients:
         upstream = torch.zeros_like(output)
-        upstream[:1].index_copy_(-2, truth.rows, _upstream(case, found["output"]))
+        upstream[:1].index_copy_(-2, truth.rows, _upstream(case, results["output"]))
         grads = torch.autograd.grad(output, contender.leaves, upstream, allow_unused=True)
         places = {id(leaf): grad for leaf, grad in zip(contender.leaves, grads, strict=True)}
-        for name, leaf in contest.given.items():
+        for name, leaf in contest.inputs.items():
             grad = places.get(id(leaf))
             if grad is not None and name in truth.exact:
-                found[name] = grad[:1] if name in BATCHED else grad
-    off = {name: float((tensor.double() - truth.exact[name]).norm()) for name, tensor in found.items()}
+                results[name] = grad[:1] if name in BATCHED else grad
+    off = {name: float((tensor.double() - truth.exact[name]).norm()) for name, tensor in results.items()}
     # NaN is replaced, because max() may ignore it and JSON cannot represent it.
     return {
         name: error / max(truth.allowed[name], 1e-30) if error < LARGEST else LARGEST for name, error in off.items()
@@ -82,23 +82,23 @@ def budgets(case: Case, contest: Contest, contender: Contender, truth: Truth) ->
 
 
 def _of_reference(case: Case, contest: Contest, dtype: torch.dtype, rows: Tensor) -> dict[str, Tensor]:
-    some = example(case, contest.given, dtype, gradients=case.gradients)
+    some = example(case, contest.inputs, dtype, gradients=case.gradients)
     with torch.set_grad_enabled(case.gradients):
         output, weights = contest.reference(some, rows)
-    found: dict[str, Tensor] = {}
+    results: dict[str, Tensor] = {}
     if case.request == "rows":  # this request returns the weights of the first and the last query
         ends = torch.tensor([0, case.queries - 1], device=case.device)
         weights = contest.reference(some, ends)[1]
     if case.request == "received":
         weights = _received(case, contest, some)
     if weights is not None:
-        found["weights"] = weights.detach()
-    found["output"] = output.detach()
+        results["weights"] = weights.detach()
+    results["output"] = output.detach()
     if case.gradients:
         learned = {name: tensor for name, tensor in some.items() if tensor.requires_grad}
         grads = torch.autograd.grad(output, list(learned.values()), _upstream(case, output), allow_unused=True)
-        found |= {name: grad for name, grad in zip(learned, grads, strict=True) if grad is not None}
-    return found
+        results |= {name: grad for name, grad in zip(learned, grads, strict=True) if grad is not None}
+    return results
 
 
 def _weights_of_rows(case: Case, weights: Tensor, rows: Tensor) -> Tensor:

@@ -23,70 +23,70 @@ from regard.bench.sweep.tensors import REACH, Tensors
 BACKENDS = ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
 
 
-def every(case: Case, given: Tensors) -> dict[str, Callable[[], Call]]:
+def every(case: Case, inputs: Tensors) -> dict[str, Callable[[], Call]]:
     """Return the fused peers that support the score, the normaliser and the requested weights of a case."""
     if case.normalizer != "softmax" or case.request not in ("none", "rows") or case.score == "additive":
         return {}
-    found: dict[str, Callable[[], Call]] = {}
+    peers: dict[str, Callable[[], Call]] = {}
     if case.score != "softcap":
-        found["SDPA"] = lambda: sdpa(case, given)
+        peers["SDPA"] = lambda: sdpa(case, inputs)
         if case.heads != case.kv_heads:
-            found["SDPA, keys repeated"] = lambda: sdpa(case, given, repeat=True)
+            peers["SDPA, keys repeated"] = lambda: sdpa(case, inputs, repeat=True)
         if case.device == "cuda":
             for name in BACKENDS:
                 label = f"SDPA {name.removesuffix('_ATTENTION').lower()}"
-                found[label] = lambda name=name: _forced(case, given, name)
+                peers[label] = lambda name=name: _forced(case, inputs, name)
     if case.device == "cuda" and case.request == "none":
         if case.compiled:
-            found["FlexAttention"] = lambda: flex(case, given)
+            peers["FlexAttention"] = lambda: flex(case, inputs)
         plain = case.score in ("scaled_dot", "dot") and case.bias == "none" and case.size == case.value_size
         if plain and case.mask in ("padding", "documents", "segments") and case.dtype != "float32":
-            found["varlen_attn"] = lambda: varlen(case, given)
-    return found
+            peers["varlen_attn"] = lambda: varlen(case, inputs)
+    return peers
 
 
-def dense_parts(case: Case, given: Tensors) -> tuple[Tensor | None, Tensor | None]:
+def dense_parts(case: Case, inputs: Tensors) -> tuple[Tensor | None, Tensor | None]:
     """Return the mask and the bias that are reused; None if each call builds its own."""
-    blocked = None if case.new_mask else tensors.blocked(case, given)
+    blocked = None if case.new_mask else tensors.blocked(case, inputs)
     learned = case.gradients and case.bias == "relative"
-    return blocked, None if learned else tensors.bias(case, given, case.torch_dtype)
+    return blocked, None if learned else tensors.bias(case, inputs, case.torch_dtype)
 
 
-def sdpa(case: Case, given: Tensors, *, repeat: bool = False) -> Call:
+def sdpa(case: Case, inputs: Tensors, *, repeat: bool = False) -> Call:
     """Return torch's scaled_dot_product_attention; requested rows of weights are computed in addition."""
     causal = case.mask == "causal" and case.bias == "none"
     if not causal and (case.mask != "none" or case.bias != "none"):
         lead = case.heads if case.bias != "none" else 1
         room(case, case.batch * lead * case.queries * case.keys)
-    kept_mask, kept_bias = (None, None) if causal else dense_parts(case, given)
+    cached_mask, cached_bias = (None, None) if causal else dense_parts(case, inputs)
     # A learned bias is joined with the mask in every call, because an autograd graph can run backward only once.
     learned = case.gradients and case.bias in ("relative", "tensor")
-    kept = None if case.new_mask or learned else _joined(kept_mask, kept_bias)
+    cached = None if case.new_mask or learned else _joined(cached_mask, cached_bias)
     rows = torch.tensor([0, case.queries - 1], device=case.device)
     grouped = case.heads != case.kv_heads
 
     def run() -> Outcome:
-        query, key, scale = plain_forms.prepared(case, given["query"], given["key"], given.get("weight"))
-        value, joined = given["value"], kept
+        query, key, scale = plain_forms.prepared(case, inputs["query"], inputs["key"], inputs.get("weight"))
+        value, joined = inputs["value"], cached
         if joined is None and not causal:
-            blocked = tensors.blocked(case, given) if case.new_mask else kept_mask
-            learned = tensors.bias(case, given, case.torch_dtype) if kept_bias is None else kept_bias
+            blocked = tensors.blocked(case, inputs) if case.new_mask else cached_mask
+            learned = tensors.bias(case, inputs, case.torch_dtype) if cached_bias is None else cached_bias
             joined = _joined(blocked, learned)
         if repeat:
             key, value = (x.repeat_interleave(case.heads // case.kv_heads, 1) for x in (key, value))
         output = F.scaled_dot_product_attention(
             query, key, value, attn_mask=joined, is_causal=causal, scale=scale, enable_gqa=grouped and not repeat
         )
-        weights = None if case.request == "none" else plain_forms.reference(case, _few(given), rows)[1]
+        weights = None if case.request == "none" else plain_forms.reference(case, _few(inputs), rows)[1]
         return output, weights
 
     return run
 
 
-def _few(given: Tensors) -> Tensors:
+def _few(inputs: Tensors) -> Tensors:
     """Return the tensors of a call with one feature of the value, to compute weights, which do not depend on the
     value."""
-    return {**given, "value": given["value"][..., :1]}
+    return {**inputs, "value": inputs["value"][..., :1]}
 
 
 def _joined(blocked: Tensor | None, bias: Tensor | None) -> Tensor | None:
@@ -97,40 +97,40 @@ def _joined(blocked: Tensor | None, bias: Tensor | None) -> Tensor | None:
     return bias if blocked is None else bias.masked_fill(blocked, -torch.inf)
 
 
-def _forced(case: Case, given: Tensors, name: str) -> Call:
+def _forced(case: Case, inputs: Tensors, name: str) -> Call:
     if name == "MATH":
         room(case, case.pairs)
-    call = sdpa(case, given)
+    call = sdpa(case, inputs)
     return attention_peers.sdpa_backend(name, call)
 
 
-def flex(case: Case, given: Tensors) -> Call:
+def flex(case: Case, inputs: Tensors) -> Call:
     """Return compiled FlexAttention with a reused block mask, or one built in the call if the mask is new."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     compiled: Any = torch.compile(flex_attention, dynamic=False)
-    rule, change = _mask_rule(case, given), _score_rule(case, given)
-    batch = case.batch if "lengths" in given or "ids" in given else None
+    rule, change = _mask_rule(case, inputs), _score_rule(case, inputs)
+    batch = case.batch if "lengths" in inputs or "ids" in inputs else None
 
     def block_mask() -> Any:
         if rule is None:
             return None
         return create_block_mask(rule, batch, None, case.queries, case.keys, device=case.device)
 
-    kept = block_mask()
+    cached_mask = block_mask()
 
     def run() -> Outcome:
-        query, key, scale = plain_forms.prepared(case, given["query"], given["key"], given.get("weight"))
-        mask = block_mask() if case.new_mask and case.mask not in ("causal", "window") else kept
+        query, key, scale = plain_forms.prepared(case, inputs["query"], inputs["key"], inputs.get("weight"))
+        mask = block_mask() if case.new_mask and case.mask not in ("causal", "window") else cached_mask
         options = {"scale": scale, "block_mask": mask, "enable_gqa": case.heads != case.kv_heads}
-        return compiled(query, key, given["value"], score_mod=change, **options), None
+        return compiled(query, key, inputs["value"], score_mod=change, **options), None
 
     return run
 
 
-def _mask_rule(case: Case, given: Tensors) -> Any:
+def _mask_rule(case: Case, inputs: Tensors) -> Any:
     """Return the mask as a `mask_mod` of FlexAttention: a function of indices."""
-    lengths, ids, allowed, before = given.get("lengths"), given.get("ids"), given.get("allowed"), case.before
+    lengths, ids, allowed, before = inputs.get("lengths"), inputs.get("ids"), inputs.get("allowed"), case.before
     shift = case.keys - case.queries if case.mask == "cache" else 0
 
     def early(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def _mask_rule(case: Case, given: Tensors) -> Any:
         assert ids is not None
         return ids[b, q] == ids[b, k]
 
-    def given_pairs(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    def allowed_pairs(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         assert allowed is not None
         return allowed[q, k]
 
@@ -157,13 +157,13 @@ def _mask_rule(case: Case, given: Tensors) -> Any:
     def early_and_same(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return early(b, h, q, k) & same(b, h, q, k)
 
-    rules = {"causal": early, "cache": early, "window": near, "padding": real, "segments": same, "dense": given_pairs}
+    rules = {"causal": early, "cache": early, "window": near, "padding": real, "segments": same, "dense": allowed_pairs}
     return (rules | {"documents": early_and_same, "causal_padding": early_and_real}).get(case.mask)
 
 
-def _score_rule(case: Case, given: Tensors) -> Any:
+def _score_rule(case: Case, inputs: Tensors) -> Any:
     """Return softcap and biases as a `score_mod` of FlexAttention."""
-    slopes, table, bias, capped = given.get("slopes"), given.get("table"), given.get("bias"), case.score == "softcap"
+    slopes, table, bias, capped = inputs.get("slopes"), inputs.get("table"), inputs.get("bias"), case.score == "softcap"
     if slopes is None and table is None and bias is None and not capped:
         return None
 
@@ -179,17 +179,17 @@ def _score_rule(case: Case, given: Tensors) -> Any:
     return change
 
 
-def varlen(case: Case, given: Tensors) -> Call:
+def varlen(case: Case, inputs: Tensors) -> Call:
     """Return torch's attention over packed sequences. Padding tokens are removed before it, and zeros put in their
     places after it."""
     varlen_attn: Any = importlib.import_module("torch.nn.attention.varlen").varlen_attn  # in torch 2.10 and later
 
     def bounds() -> tuple[Tensor | None, Tensor, int]:
         if case.mask == "padding":
-            lengths = given["lengths"]
+            lengths = inputs["lengths"]
             index = (torch.arange(case.keys, device=case.device) < lengths[:, None]).flatten().nonzero().squeeze(-1)
         else:
-            ids = given["ids"]
+            ids = inputs["ids"]
             first = torch.ones_like(ids[:, :1], dtype=torch.bool)
             starts = torch.cat([first, ids.diff(dim=-1) != 0], -1).flatten().nonzero().squeeze(-1)
             ends = torch.cat([starts[1:], starts.new_tensor([ids.numel()])])
@@ -198,7 +198,7 @@ def varlen(case: Case, given: Tensors) -> Call:
 
     if case.mask == "padding" and case.queries != case.keys:
         raise ValueError("queries are not padded as keys are")
-    kept = None if case.new_mask else bounds()
+    cached_bounds = None if case.new_mask else bounds()
     options: dict[str, Any] = {}
     if case.mask == "documents":  # the keyword for causal attention differs between versions of torch
         named = inspect.signature(varlen_attn).parameters
@@ -209,8 +209,8 @@ def varlen(case: Case, given: Tensors) -> Call:
         options["scale"] = 1.0
 
     def run() -> Outcome:
-        index, edges, longest = bounds() if kept is None else kept
-        flat = [given[name].transpose(1, 2).flatten(0, 1) for name in ("query", "key", "value")]
+        index, edges, longest = bounds() if cached_bounds is None else cached_bounds
+        flat = [inputs[name].transpose(1, 2).flatten(0, 1) for name in ("query", "key", "value")]
         if index is not None:
             flat = [x[index] for x in flat]
         output = varlen_attn(*flat, edges, edges, longest, longest, **options)

@@ -24,24 +24,24 @@ def contest(case: Case) -> Contest:
     torch.manual_seed(case.index)
     theirs = _torch_layer(case)
     layer = _our_layer(case, theirs)
-    given = tensors.make(case)
-    x, kept = given["x"], mask(case, given)
-    given = {**given, **dict(layer.named_parameters())}
+    inputs = tensors.make(case)
+    x, cached_mask = inputs["x"], mask(case, inputs)
+    inputs = {**inputs, **dict(layer.named_parameters())}
 
     def ours() -> Outcome:
-        return layer(x, mask=mask(case, given) if case.new_mask else kept).output, None
+        return layer(x, mask=mask(case, inputs) if case.new_mask else cached_mask).output, None
 
     peers: dict[str, Make] = {
-        "written by hand, SDPA": lambda: _by_hand(case, given),
-        "written by hand, eager": lambda: _by_hand(case, given, eager=True),
+        "written by hand, SDPA": lambda: _by_hand(case, inputs),
+        "written by hand, eager": lambda: _by_hand(case, inputs, eager=True),
     }
     if theirs is not None:
-        peers["torch.nn"] = lambda: _torch(case, given, theirs)
+        peers["torch.nn"] = lambda: _torch(case, inputs, theirs)
     if case.compiled:
-        peers["written by hand, torch.compile"] = lambda: _by_hand(case, given, compile=True)
+        peers["written by hand, torch.compile"] = lambda: _by_hand(case, inputs, compile=True)
     return Contest(
-        given,
-        Contender(ours, leaves(given)),
+        inputs,
+        Contender(ours, leaves(inputs)),
         peers,
         lambda some, rows: (forward(case, some, tensors.blocked(case, some, rows), _softmax, rows), None),
     )
@@ -75,19 +75,19 @@ def _our_layer(case: Case, theirs: nn.MultiheadAttention | nn.TransformerEncoder
     return layer.requires_grad_(case.gradients)
 
 
-def _torch(case: Case, given: Tensors, layer: nn.MultiheadAttention | nn.TransformerEncoderLayer) -> Contender:
+def _torch(case: Case, inputs: Tensors, layer: nn.MultiheadAttention | nn.TransformerEncoderLayer) -> Contender:
     """Return torch's layer as a contender, with masks in its convention: True at masked keys."""
-    x = given["x"]
+    x = inputs["x"]
     causal = case.mask == "causal"
 
     def masks() -> tuple[Tensor | None, Tensor | None]:
-        blocked = tensors.blocked(case, given)
+        blocked = tensors.blocked(case, inputs)
         return (blocked, None) if causal else (None, None if blocked is None else blocked[:, 0, 0])
 
-    kept = masks()
+    cached_masks = masks()
 
     def run() -> Outcome:
-        pairs, keys = masks() if case.new_mask else kept
+        pairs, keys = masks() if case.new_mask else cached_masks
         if isinstance(layer, nn.TransformerEncoderLayer):
             return layer(x, src_mask=pairs, src_key_padding_mask=keys, is_causal=causal), None
         options: dict[str, Any] = {"attn_mask": pairs, "key_padding_mask": keys, "is_causal": causal}
@@ -96,25 +96,25 @@ def _torch(case: Case, given: Tensors, layer: nn.MultiheadAttention | nn.Transfo
     return Contender(run, tuple(p for p in (x, *layer.parameters()) if p.requires_grad))
 
 
-def _by_hand(case: Case, given: Tensors, *, eager: bool = False, compile: bool = False) -> Contender:
+def _by_hand(case: Case, inputs: Tensors, *, eager: bool = False, compile: bool = False) -> Contender:
     if eager:
         room(case, case.pairs)
     causal = case.mask == "causal" and not eager
-    kept = None if causal or case.new_mask else tensors.blocked(case, given)
+    cached_mask = None if causal or case.new_mask else tensors.blocked(case, inputs)
 
     def sdpa(query: Tensor, key: Tensor, value: Tensor, blocked: Tensor | None) -> Tensor:
         allowed = None if blocked is None else ~blocked
         grouped = case.heads != case.kv_heads
         return F.scaled_dot_product_attention(query, key, value, allowed, is_causal=causal, enable_gqa=grouped)
 
-    def form(given: Tensors, blocked: Tensor | None) -> Outcome:
+    def form(inputs: Tensors, blocked: Tensor | None) -> Outcome:
         if case.new_mask and not causal:
-            blocked = tensors.blocked(case, given)
-        return forward(case, given, blocked, _softmax if eager else sdpa), None
+            blocked = tensors.blocked(case, inputs)
+        return forward(case, inputs, blocked, _softmax if eager else sdpa), None
 
     call = compiled(form) if compile else form
-    run: Call = lambda: call(given, kept)  # noqa: E731
-    return Contender(run, leaves(given))
+    run: Call = lambda: call(inputs, cached_mask)  # noqa: E731
+    return Contender(run, leaves(inputs))
 
 
 def _softmax(query: Tensor, key: Tensor, value: Tensor, blocked: Tensor | None) -> Tensor:
@@ -124,33 +124,33 @@ def _softmax(query: Tensor, key: Tensor, value: Tensor, blocked: Tensor | None) 
     return (scores if blocked is None else scores.masked_fill(blocked, -torch.inf)).softmax(-1) @ value
 
 
-def forward(case: Case, given: Tensors, blocked: Tensor | None, attend: Attend, rows: Tensor | None = None) -> Tensor:
+def forward(case: Case, inputs: Tensors, blocked: Tensor | None, attend: Attend, rows: Tensor | None = None) -> Tensor:
     """Compute the layer in torch operations from its named parameters, for all positions or only for `rows`."""
-    x = given["x"]
+    x = inputs["x"]
     if case.kind == "multihead":
-        return _heads(case, given, x, blocked, attend, rows, "")
+        return _heads(case, inputs, x, blocked, attend, rows, "")
     stream = x if rows is None else x[:, rows]
-    read = _norm(given, "around_attention", x) if case.pre_norm else x
-    stream = stream + _heads(case, given, read, blocked, attend, rows, "attention.")
+    read = _norm(inputs, "around_attention", x) if case.pre_norm else x
+    stream = stream + _heads(case, inputs, read, blocked, attend, rows, "attention.")
     if not case.pre_norm:
-        stream = _norm(given, "around_attention", stream)
-    read = _norm(given, "around_feed_forward", stream) if case.pre_norm else stream
-    hidden = F.relu(F.linear(read, given["feed_forward.inner.weight"], given["feed_forward.inner.bias"]))
-    stream = stream + F.linear(hidden, given["feed_forward.outer.weight"], given["feed_forward.outer.bias"])
-    return stream if case.pre_norm else _norm(given, "around_feed_forward", stream)
+        stream = _norm(inputs, "around_attention", stream)
+    read = _norm(inputs, "around_feed_forward", stream) if case.pre_norm else stream
+    hidden = F.relu(F.linear(read, inputs["feed_forward.inner.weight"], inputs["feed_forward.inner.bias"]))
+    stream = stream + F.linear(hidden, inputs["feed_forward.outer.weight"], inputs["feed_forward.outer.bias"])
+    return stream if case.pre_norm else _norm(inputs, "around_feed_forward", stream)
 
 
-def _norm(given: Tensors, name: str, x: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], given[f"{name}.norm.weight"], given[f"{name}.norm.bias"])
+def _norm(inputs: Tensors, name: str, x: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], inputs[f"{name}.norm.weight"], inputs[f"{name}.norm.bias"])
 
 
 def _heads(
-    case: Case, given: Tensors, x: Tensor, blocked: Tensor | None, attend: Attend, rows: Tensor | None, prefix: str
+    case: Case, inputs: Tensors, x: Tensor, blocked: Tensor | None, attend: Attend, rows: Tensor | None, prefix: str
 ) -> Tensor:
-    packed = F.linear(x, given[f"{prefix}projection.weight"], given[f"{prefix}projection.bias"])
+    packed = F.linear(x, inputs[f"{prefix}projection.weight"], inputs[f"{prefix}projection.bias"])
     parts = packed.split([case.heads * case.size, case.kv_heads * case.size, case.kv_heads * case.size], -1)
     query, key, value = (part.unflatten(-1, (-1, case.size)).transpose(1, 2) for part in parts)
     if rows is not None:
         query = query[:, :, rows]
     output = attend(query, key, value, blocked).transpose(1, 2).flatten(-2)
-    return F.linear(output, given[f"{prefix}output.weight"], given[f"{prefix}output.bias"])
+    return F.linear(output, inputs[f"{prefix}output.weight"], inputs[f"{prefix}output.bias"])

@@ -14,16 +14,16 @@ Form = Callable[[Case, Tensors], plain_forms.Tensor]
 
 def contest(case: Case) -> Contest:
     """Return the contenders of a case of kind "linear" or "local"."""
-    given = tensors.make(case)
+    inputs = tensors.make(case)
     peers: dict[str, Make] = {}
     for name, (form, elements) in _forms(case).items():
-        peers[name] = maker(given, lambda form=form, elements=elements: _called(case, given, form, elements))
+        peers[name] = maker(inputs, lambda form=form, elements=elements: _called(case, inputs, form, elements))
         if case.compiled:
             peers[f"{name}, torch.compile"] = maker(
-                given, lambda form=form, elements=elements: _called(case, given, form, elements, compile=True)
+                inputs, lambda form=form, elements=elements: _called(case, inputs, form, elements, compile=True)
             )
-    ours = Contender(_linear(case, given) if case.kind == "linear" else _local(case, given), leaves(given))
-    return Contest(given, ours, peers, lambda some, rows: plain_forms.reference(case, some, rows))
+    ours = Contender(_linear(case, inputs) if case.kind == "linear" else _local(case, inputs), leaves(inputs))
+    return Contest(inputs, ours, peers, lambda some, rows: plain_forms.reference(case, some, rows))
 
 
 def _forms(case: Case) -> dict[str, tuple[Form, int]]:
@@ -38,21 +38,21 @@ def _forms(case: Case) -> dict[str, tuple[Form, int]]:
     return {"eager": (plain_forms.linear, tokens * case.size)}
 
 
-def _called(case: Case, given: Tensors, form: Form, elements: int, *, compile: bool = False) -> Call:
+def _called(case: Case, inputs: Tensors, form: Form, elements: int, *, compile: bool = False) -> Call:
     room(case, elements)
     if not compile:
-        return lambda: (form(case, given), None)
-    fused = compiled(lambda given: (form(case, given), None))
-    return lambda: fused(given)
+        return lambda: (form(case, inputs), None)
+    fused = compiled(lambda inputs: (form(case, inputs), None))
+    return lambda: fused(inputs)
 
 
-def _linear(case: Case, given: Tensors) -> Call:
-    features = regard.EluFeatures() if case.features == "elu" else regard.PerformerFeatures(given["projection"])
-    query, key, value = (given[name] for name in ("query", "key", "value"))
+def _linear(case: Case, inputs: Tensors) -> Call:
+    features = regard.EluFeatures() if case.features == "elu" else regard.PerformerFeatures(inputs["projection"])
+    query, key, value = (inputs[name] for name in ("query", "key", "value"))
     causal = case.mask == "causal"
     return lambda: (regard.linear_attention(query, key, value, features=features, causal=causal), None)
 
 
-def _local(case: Case, given: Tensors) -> Call:
-    query, key, value, centre = (given[name] for name in ("query", "key", "value", "centre"))
+def _local(case: Case, inputs: Tensors) -> Call:
+    query, key, value, centre = (inputs[name] for name in ("query", "key", "value", "centre"))
     return lambda: (local_attention(query, key, value, centre, reach=case.before).output, None)

@@ -19,13 +19,13 @@ def ordinary(device: str) -> list[Case]:
     """
     half = "bfloat16" if device == "cuda" else "float32"
     cuda = device == "cuda"
-    found: list[Case] = []
+    cases: list[Case] = []
 
     def add(size: int, value_size: int | None = None, *, gradients: bool | None = None, **fields: Any) -> None:
         sizes = {"kv_heads": fields.get("heads", 1), "keys": fields.get("queries"), "value_size": value_size or size}
         for both in (False, True) if gradients is None else (gradients,):
-            given: dict[str, Any] = {"dtype": half, "compiled": True} | sizes | fields
-            found.append(replace(Case(None, len(found), device, size=size, gradients=both), **given))
+            options: dict[str, Any] = {"dtype": half, "compiled": True} | sizes | fields
+            cases.append(replace(Case(None, len(cases), device, size=size, gradients=both), **options))
 
     additive: dict[str, Any] = {"score": "additive"}
     add(512, 1024, batch=32, queries=50, keys=60, **additive)  # the sizes of Bahdanau et al. 2015
@@ -47,4 +47,4 @@ def ordinary(device: str) -> list[Case]:
     requested: dict[str, Any] = {"mask": "causal", "heads": 16 if cuda else 4, "queries": 16384 if cuda else 1024}
     for request in ("none", "top", "received", "entropy"):  # "none" does not return weights, for comparison
         add(128, request=request, gradients=False, **requested)
-    return found
+    return cases

@@ -20,7 +20,7 @@ MASKED = -1e4  # masked score for sparse normalisers, which subtract scores: −
 
 def attend(
     case: Case,
-    given: Tensors,
+    inputs: Tensors,
     blocked: Tensor | None,
     bias: Tensor | None,
     rows: Tensor | None = None,
@@ -28,28 +28,28 @@ def attend(
     fusible: bool = False,
 ) -> Outcome:
     """Compute normalize(score(Q, K) + bias, masked) V."""
-    query = given["query"] if rows is None else given["query"][..., rows, :]
+    query = inputs["query"] if rows is None else inputs["query"][..., rows, :]
     group = case.heads // case.kv_heads
-    key, value = (x if group == 1 else x.repeat_interleave(group, 1) for x in (given["key"], given["value"]))
-    scores = score(case, query, key, given.get("weight"), fusible=fusible)
+    key, value = (x if group == 1 else x.repeat_interleave(group, 1) for x in (inputs["key"], inputs["value"]))
+    scores = score(case, query, key, inputs.get("weight"), fusible=fusible)
     if bias is not None:
         scores = scores + bias
     if blocked is not None:
         scores = scores.masked_fill(blocked, MASKED if case.normalizer in ("sparsemax", "entmax") else -math.inf)
     weights = normalize(case.normalizer, scores)
     # The entropy of hard attention is that of the distribution from which it samples, the softmax.
-    asked = scores.softmax(-1) if case.normalizer == "hard" and case.request == "entropy" else weights
-    return weights @ value, requested(case.request, asked, scores)
+    distribution = scores.softmax(-1) if case.normalizer == "hard" and case.request == "entropy" else weights
+    return weights @ value, requested(case.request, distribution, scores)
 
 
-def reference(case: Case, given: Tensors, rows: Tensor) -> Outcome:
+def reference(case: Case, inputs: Tensors, rows: Tensor) -> Outcome:
     """Compute the output and the weights of the queries `rows`, for a case of any kind except layers."""
     if case.kind == "linear":
-        return linear_rows(case, given, rows), None
+        return linear_rows(case, inputs, rows), None
     if case.kind == "local":
-        return local_dense(case, given, rows), None
-    dtype = given["query"].dtype
-    return attend(case, given, tensors.blocked(case, given, rows), tensors.bias(case, given, dtype, rows), rows)
+        return local_dense(case, inputs, rows), None
+    dtype = inputs["query"].dtype
+    return attend(case, inputs, tensors.blocked(case, inputs, rows), tensors.bias(case, inputs, dtype, rows), rows)
 
 
 def score(case: Case, query: Tensor, key: Tensor, weight: Tensor | None, *, fusible: bool = False) -> Tensor:
@@ -134,33 +134,33 @@ def features(case: Case, x: Tensor, projection: Tensor | None) -> Tensor:
     return (logarithm - logarithm.amax((-2, -1), keepdim=True)).exp()
 
 
-def linear(case: Case, given: Tensors) -> Tensor:
+def linear(case: Case, inputs: Tensors) -> Tensor:
     """Compute φ(Q) (φ(K)ᵀ V) / φ(Q) (φ(K)ᵀ 1), full attention."""
-    query, key = (features(case, given[name], given.get("projection")) for name in ("query", "key"))
-    summary, total = key.mT @ given["value"], key.sum(-2)
+    query, key = (features(case, inputs[name], inputs.get("projection")) for name in ("query", "key"))
+    summary, total = key.mT @ inputs["value"], key.sum(-2)
     return (query @ summary) / (query @ total.unsqueeze(-1))
 
 
-def linear_rows(case: Case, given: Tensors, rows: Tensor | None = None) -> Tensor:
+def linear_rows(case: Case, inputs: Tensors, rows: Tensor | None = None) -> Tensor:
     """Compute linear attention through the matrix φ(Q) φ(K)ᵀ of all pairs, with a causal mask if the case has one."""
-    query, key = (features(case, given[name], given.get("projection")) for name in ("query", "key"))
+    query, key = (features(case, inputs[name], inputs.get("projection")) for name in ("query", "key"))
     if rows is not None:
         query = query[..., rows, :]
     pairs = query @ key.mT
     if case.mask == "causal":
-        later = tensors.blocked(case, given, rows)
+        later = tensors.blocked(case, inputs, rows)
         assert later is not None
         pairs = pairs.masked_fill(later, 0)
-    return (pairs @ given["value"]) / pairs.sum(-1, keepdim=True)
+    return (pairs @ inputs["value"]) / pairs.sum(-1, keepdim=True)
 
 
-def linear_chunks(case: Case, given: Tensors, chunk: int = 128) -> Tensor:
+def linear_chunks(case: Case, inputs: Tensors, chunk: int = 128) -> Tensor:
     """Compute causal linear attention in chunks: all pairs inside a chunk, and for the keys of earlier chunks their
     summary φ(K)ᵀ V."""
     length = case.queries
     count = math.ceil(length / chunk)
-    query, key = (features(case, given[name], given.get("projection")) for name in ("query", "key"))
-    value = torch.cat([given["value"], torch.ones_like(given["value"][..., :1])], -1)
+    query, key = (features(case, inputs[name], inputs.get("projection")) for name in ("query", "key"))
+    value = torch.cat([inputs["value"], torch.ones_like(inputs["value"][..., :1])], -1)
     query, key, value = (
         F.pad(x, (0, 0, 0, count * chunk - length)).unflatten(-2, (count, chunk)) for x in (query, key, value)
     )
@@ -171,21 +171,21 @@ def linear_chunks(case: Case, given: Tensors, chunk: int = 128) -> Tensor:
     return both[..., :-1] / both[..., -1:]
 
 
-def local_dense(case: Case, given: Tensors, rows: Tensor | None = None) -> Tensor:
+def local_dense(case: Case, inputs: Tensors, rows: Tensor | None = None) -> Tensor:
     """Compute local attention (Luong et al. 2015, section 3.2) over all keys, with those out of range masked."""
-    query, centre = given["query"], given["centre"]
+    query, centre = inputs["query"], inputs["centre"]
     if rows is not None:
         query, centre = query[..., rows, :], centre[..., rows]
     distance = torch.arange(case.keys, device=query.device) - centre.unsqueeze(-1)
-    scores = query @ given["key"].mT / math.sqrt(case.size)
+    scores = query @ inputs["key"].mT / math.sqrt(case.size)
     weights = scores.masked_fill(distance.abs() > case.before, -math.inf).softmax(-1)
     weights = weights * torch.exp(distance.square() * (-2.0 / case.before**2)).to(weights.dtype)
-    return weights @ given["value"]
+    return weights @ inputs["value"]
 
 
-def local_gathered(case: Case, given: Tensors) -> Tensor:
+def local_gathered(case: Case, inputs: Tensors) -> Tensor:
     """Compute local attention as `local_dense` does, over the keys within range, gathered for each query."""
-    query, key, value, centre = (given[name] for name in ("query", "key", "value", "centre"))
+    query, key, value, centre = (inputs[name] for name in ("query", "key", "value", "centre"))
     first = torch.ceil(centre.detach() - case.before).long().unsqueeze(-1)
     place = first + torch.arange(2 * case.before + 1, device=query.device)
     distance = place - centre.unsqueeze(-1)

@@ -14,7 +14,7 @@ WORST = 10
 def record(measured: Measured) -> dict[str, Any]:
     """Return the record of a case for `--json`."""
     case = measured.case
-    found = {name: value for name, value in asdict(measured).items() if name != "case"}
+    measurements = {name: value for name, value in asdict(measured).items() if name != "case"}
     return {
         "case": asdict(case),
         "call": case.call,
@@ -23,7 +23,7 @@ def record(measured: Measured) -> dict[str, Any]:
         "ratio": measured.ratio,
         "best_peer": measured.best,
         "error": measured.error,
-        **found,
+        **measurements,
     }
 
 
@@ -53,26 +53,28 @@ def _times(ratio: float | None) -> str:
 
 def distribution(sweep: Sequence[Measured]) -> dict[str, Any]:
     """Return a summary of the ratios of a sweep."""
-    ratios = sorted(one.ratio for one in sweep if one.ratio is not None)
-    beyond = [one for one in sweep if one.error is not None and not one.error <= 1]
+    ratios = sorted(measured.ratio for measured in sweep if measured.ratio is not None)
+    beyond = [measured for measured in sweep if measured.error is not None and not measured.error <= 1]
     return {
         "cases": len(sweep),
         "compared": len(ratios),
-        "failed": sum(one.failed is not None for one in sweep),
+        "failed": sum(measured.failed is not None for measured in sweep),
         "geometric_mean": math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None,
         "fifth_percentile": percentile(ratios, 0.05),
         "median": percentile(ratios, 0.5),
         "least": ratios[0] if ratios else None,
         "slower": sum(ratio < 1 for ratio in ratios),
-        "beyond_budget": [one.case.index for one in beyond],
-        "worst": [one.case.index for one in worst(sweep)],
+        "beyond_budget": [measured.case.index for measured in beyond],
+        "worst": [measured.case.index for measured in worst(sweep)],
     }
 
 
 def worst(sweep: Sequence[Measured]) -> list[Measured]:
     """Return the cases with the smallest ratios, smallest first, after those that failed."""
-    failed = [one for one in sweep if one.failed is not None]
-    compared = sorted((one for one in sweep if one.ratio is not None), key=lambda one: one.ratio or 0.0)
+    failed = [measured for measured in sweep if measured.failed is not None]
+    compared = sorted(
+        (measured for measured in sweep if measured.ratio is not None), key=lambda measured: measured.ratio or 0.0
+    )
     return failed + compared[:WORST]
 
 
@@ -102,7 +104,10 @@ def summary(sweep: Sequence[Measured], numbers: dict[str, Any]) -> str:
         + (f" ({', '.join(map(str, numbers['beyond_budget']))})" if numbers["beyond_budget"] else ""),
         "the worst:",
     ]
-    for one in worst(sweep):
-        peer = one.failed if one.failed is not None else f"beside {one.best}"
-        lines += [f"{_times(one.ratio)}  {one.case.call}  {one.case.what}; {peer}", f"        {one.case.repeat}"]
+    for measured in worst(sweep):
+        peer = measured.failed if measured.failed is not None else f"beside {measured.best}"
+        lines += [
+            f"{_times(measured.ratio)}  {measured.case.call}  {measured.case.what}; {peer}",
+            f"        {measured.case.repeat}",
+        ]
     return "\n".join(lines)

@@ -20,22 +20,22 @@ def make(case: Case) -> Tensors:
     name = f"{case.seed} {case.index}".encode()
     source = torch.Generator(case.device).manual_seed(int(hashlib.sha256(name).hexdigest()[:12], 16))
     if case.kind in ("multihead", "block"):
-        found = {"x": _normal(case, source, case.batch, case.queries, case.width)}
+        inputs = {"x": _normal(case, source, case.batch, case.queries, case.width)}
     else:
         query = _heads(case, source, case.heads, case.queries, case.size)
         if case.score == "dot":  # scaled inputs, because otherwise softmax selects a single key
             query = query / math.sqrt(case.size)
-        found = {
+        inputs = {
             "query": query,
             "key": _heads(case, source, case.kv_heads, case.keys, case.size),
             "value": _heads(case, source, case.kv_heads, case.keys, case.value_size),
         }
-    found |= _parameters(case, source) | _positions(case, source)
+    inputs |= _parameters(case, source) | _positions(case, source)
     if case.gradients:
-        for name in found:
+        for name in inputs:
             if name in LEARNED:
-                found[name].requires_grad_()
-    return found
+                inputs[name].requires_grad_()
+    return inputs
 
 
 def _normal(case: Case, source: torch.Generator, *shape: int) -> Tensor:
@@ -49,52 +49,52 @@ def _heads(case: Case, source: torch.Generator, heads: int, length: int, size: i
 
 
 def _parameters(case: Case, source: torch.Generator) -> Tensors:
-    found: Tensors = {}
+    parameters: Tensors = {}
     if case.score == "additive":
-        found["weight"] = _normal(case, source, case.size) / math.sqrt(case.size)
+        parameters["weight"] = _normal(case, source, case.size) / math.sqrt(case.size)
     if case.score == "bilinear":
-        found["weight"] = _normal(case, source, case.size, case.size) / case.size
+        parameters["weight"] = _normal(case, source, case.size, case.size) / case.size
     if case.bias == "alibi":
-        found["slopes"] = 2.0 ** (-8.0 * torch.arange(1, case.heads + 1, device=case.device) / case.heads)
+        parameters["slopes"] = 2.0 ** (-8.0 * torch.arange(1, case.heads + 1, device=case.device) / case.heads)
     if case.bias == "relative":
-        found["table"] = _normal(case, source, case.heads, 2 * REACH + 1)
+        parameters["table"] = _normal(case, source, case.heads, 2 * REACH + 1)
     if case.bias == "tensor":
-        found["bias"] = _normal(case, source, case.heads, case.queries, case.keys)
+        parameters["bias"] = _normal(case, source, case.heads, case.queries, case.keys)
     if case.kind == "linear" and case.features == "performer":
-        drawn = PerformerFeatures.draw(case.size, generator=torch.Generator().manual_seed(case.index))
-        found["projection"] = drawn.projection.to(case.device, case.torch_dtype)
-    return found
+        performer = PerformerFeatures.draw(case.size, generator=torch.Generator().manual_seed(case.index))
+        parameters["projection"] = performer.projection.to(case.device, case.torch_dtype)
+    return parameters
 
 
 def _positions(case: Case, source: torch.Generator) -> Tensors:
     device, batch, keys = case.device, case.batch, case.keys
-    found: Tensors = {}
+    positions: Tensors = {}
     if "padding" in case.mask:
-        found["lengths"] = torch.randint(max(1, keys // 4), keys + 1, (batch,), generator=source, device=device)
+        positions["lengths"] = torch.randint(max(1, keys // 4), keys + 1, (batch,), generator=source, device=device)
     if case.mask in ("segments", "documents"):
         starts = torch.rand(batch, keys, generator=source, device=device) < min(0.5, 8 / keys)
-        found["ids"] = starts.cumsum(-1)
+        positions["ids"] = starts.cumsum(-1)
     if case.mask == "dense":
         allowed = torch.rand(case.queries, keys, generator=source, device=device) < 0.8
         allowed[:, 0] = True  # every query has a visible key, because the eager forms would give NaN without one
-        found["allowed"] = allowed
+        positions["allowed"] = allowed
     if case.kind == "local":
-        found["centre"] = keys * torch.rand(batch, case.heads, case.queries, generator=source, device=device)
-    return found
+        positions["centre"] = keys * torch.rand(batch, case.heads, case.queries, generator=source, device=device)
+    return positions
 
 
-def example(case: Case, given: Tensors, dtype: torch.dtype, *, gradients: bool) -> Tensors:
+def example(case: Case, inputs: Tensors, dtype: torch.dtype, *, gradients: bool) -> Tensors:
     """Return copies of the first sequence's tensors in another dtype."""
-    found: Tensors = {}
-    for name, tensor in given.items():
+    copies: Tensors = {}
+    for name, tensor in inputs.items():
         part = (tensor[:1] if name in BATCHED else tensor).detach()
-        found[name] = part.to(dtype) if part.is_floating_point() else part
-        if gradients and given[name].requires_grad:
-            found[name] = found[name].clone().requires_grad_()
-    return found
+        copies[name] = part.to(dtype) if part.is_floating_point() else part
+        if gradients and inputs[name].requires_grad:
+            copies[name] = copies[name].clone().requires_grad_()
+    return copies
 
 
-def blocked(case: Case, given: Tensors, rows: Tensor | None = None) -> Tensor | None:
+def blocked(case: Case, inputs: Tensors, rows: Tensor | None = None) -> Tensor | None:
     """Return a bool tensor that is True at masked pairs of a query and a key, broadcastable to (b, h, rows, keys); None
     without a mask."""
     if case.mask == "none":
@@ -103,7 +103,7 @@ def blocked(case: Case, given: Tensors, rows: Tensor | None = None) -> Tensor | 
     row = (torch.arange(case.queries, device=device) if rows is None else rows)[:, None]
     column = torch.arange(case.keys, device=device)
     if case.mask == "dense":
-        allowed = given["allowed"] if rows is None else given["allowed"][rows]
+        allowed = inputs["allowed"] if rows is None else inputs["allowed"][rows]
         return ~allowed
     later = column > row + (case.keys - case.queries if case.mask == "cache" else 0)
     if case.mask in ("causal", "cache"):
@@ -111,24 +111,24 @@ def blocked(case: Case, given: Tensors, rows: Tensor | None = None) -> Tensor | 
     if case.mask == "window":
         return later | (column < row - case.before)
     if case.mask == "padding":
-        return column >= given["lengths"][:, None, None, None]
+        return column >= inputs["lengths"][:, None, None, None]
     if case.mask == "causal_padding":
-        return later | (column >= given["lengths"][:, None, None, None])
-    ids = given["ids"]
+        return later | (column >= inputs["lengths"][:, None, None, None])
+    ids = inputs["ids"]
     apart = (ids if rows is None else ids[:, rows])[:, None, :, None] != ids[:, None, None, :]
     return apart if case.mask == "segments" else apart | later
 
 
-def bias(case: Case, given: Tensors, dtype: torch.dtype, rows: Tensor | None = None) -> Tensor | None:
+def bias(case: Case, inputs: Tensors, dtype: torch.dtype, rows: Tensor | None = None) -> Tensor | None:
     """Return the bias of a case as a tensor (h, rows, keys); None without a bias."""
     if case.bias == "none":
         return None
     if case.bias == "tensor":
-        return given["bias"] if rows is None else given["bias"][:, rows]
+        return inputs["bias"] if rows is None else inputs["bias"][:, rows]
     device = torch.device(case.device)
     row = (torch.arange(case.queries, device=device) if rows is None else rows)[:, None]
     distance = torch.arange(case.keys, device=device) - row
     if case.bias == "alibi":
-        slopes = given["slopes"]
+        slopes = inputs["slopes"]
         return (-slopes[:, None, None] * distance.abs().to(slopes.dtype)).to(dtype)
-    return given["table"][:, distance.clamp(-REACH, REACH) + REACH]
+    return inputs["table"][:, distance.clamp(-REACH, REACH) + REACH]

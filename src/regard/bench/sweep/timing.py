@@ -69,24 +69,24 @@ def contest(case: Case) -> Contest:
 
 def measure(case: Case) -> Measured:
     """Measure every contender of a case."""
-    found = Measured(case)
+    measured = Measured(case)
     try:
-        _measure(case, found)
+        _measure(case, measured)
     except Exception as problem:  # the failure of one case does not end a sweep
-        found.failed = why(problem)
+        measured.failed = why(problem)
     gc.collect()
     if case.device == "cuda":
         torch.cuda.empty_cache()
-    return found
+    return measured
 
 
-def _measure(case: Case, found: Measured) -> None:
+def _measure(case: Case, measured: Measured) -> None:
     if case.compiled:
         torch.compiler.reset()  # torch limits the compilations of a function over all cases of the process
     field = contest(case)
     truth = error_budgets.truth(case, field)
-    found.first = _clock(lambda: _run(case, field.ours)(), case.device)
-    found.errors = error_budgets.budgets(case, field, field.ours, truth)
+    measured.first = _clock(lambda: _run(case, field.ours)(), case.device)
+    measured.errors = error_budgets.budgets(case, field, field.ours, truth)
     contenders = {"regard": field.ours}
     for name, make in field.peers.items():
         try:
@@ -97,20 +97,20 @@ def _measure(case: Case, found: Measured) -> None:
             _run(case, peer)()  # results cached by the first call must be valid in a second one
             contenders[name] = peer
         except Exception as problem:  # a peer that fails is reported, and the case continues
-            found.left_out[name] = why(problem)
+            measured.left_out[name] = why(problem)
             gc.collect()
             if case.device == "cuda":
                 torch.cuda.empty_cache()
-    runs = {name: _run(case, one) for name, one in contenders.items()}
+    runs = {name: _run(case, contender) for name, contender in contenders.items()}
     times = turns(case, runs)
-    found.seconds = times.pop("regard")
-    found.peers = times
-    found.memory = peak(runs["regard"], case.device)
-    if found.best is not None:
-        found.peer_memory = peak(runs[found.best], case.device)
+    measured.seconds = times.pop("regard")
+    measured.peers = times
+    measured.memory = peak(runs["regard"], case.device)
+    if measured.best is not None:
+        measured.peer_memory = peak(runs[measured.best], case.device)
     if case.device == "cuda":
-        found.host = _host(runs["regard"])
-        found.kernels, found.synchronisations = launches(runs["regard"])
+        measured.host = _host(runs["regard"])
+        measured.kernels, measured.synchronisations = launches(runs["regard"])
 
 
 def call_once(case: Case, contender: Contender) -> None:
@@ -184,14 +184,14 @@ def turns(case: Case, runs: dict[str, Run]) -> dict[str, float]:
 
 def _host(run: Run, times: int = 15) -> float:
     """Return seconds until a call returns, with the device idle before it."""
-    found = []
+    seconds = []
     for _ in range(times):
         torch.cuda.synchronize()
         begin = time.perf_counter()
         run()
-        found.append(time.perf_counter() - begin)
+        seconds.append(time.perf_counter() - begin)
     torch.cuda.synchronize()
-    return statistics.median(found)
+    return statistics.median(seconds)
 
 
 def launches(run: Run) -> tuple[int, int]:
@@ -234,11 +234,11 @@ def peak(run: Run, device: str) -> int:
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
     """Suppress what the profiler's own library prints to standard error at each start and stop."""
-    kept = os.dup(2)
+    original_stderr = os.dup(2)
     with open(os.devnull, "w") as nothing:
         os.dup2(nothing.fileno(), 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(original_stderr, 2)
+        os.close(original_stderr)
