@@ -255,7 +255,7 @@ def test_a_wrong_output_and_a_wrong_gradient_are_beyond_the_budget():
 
     def frozen():  # the output is right, but the key's gradient has an added term
         output, weights = contest.ours.call()
-        return output + 0.01 * (contest.inputs["key"].sum() - contest.given["key"].sum().detach()), weights
+        return output + 0.01 * (contest.inputs["key"].sum() - contest.inputs["key"].sum().detach()), weights
 
     off = error_budgets.budgets(case, contest, Contender(shifted, contest.ours.leaves), truth)
     assert off["output"] > 1
