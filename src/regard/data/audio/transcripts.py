@@ -124,7 +124,7 @@ def _find(name: str, folders: list[Path]) -> Path | None:
 
 def _count_unused(folder: Path, parts: Iterable[list[SpokenFile]], tally: Counter[str]) -> None:
     """Add to `tally` the number of sound files in a folder that no transcript refers to."""
-    used = {one.sound for one in chain.from_iterable(parts)}
+    used = {recording.sound for recording in chain.from_iterable(parts)}
     unused = sum(path.suffix.lower() in SUFFIXES and path not in used for path in folder.iterdir())
     if unused:
         tally["sound without transcript"] += unused
@@ -155,8 +155,8 @@ def _of_record(entry: Record) -> _Row:
 def _are_times(times: Any, words: int) -> bool:
     if not isinstance(times, list) or len(times) != words:
         return False
-    pairs = [one for one in times if isinstance(one, list) and len(one) == 2]
-    numbers = [number for one in pairs for number in one]
+    pairs = [pair for pair in times if isinstance(pair, list) and len(pair) == 2]
+    numbers = [number for pair in pairs for number in pair]
     fit = all(isinstance(number, (int, float)) and math.isfinite(number) for number in numbers)
     return len(pairs) == words and fit and all(0 <= begin <= end for begin, end in pairs)
 

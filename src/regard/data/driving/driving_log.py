@@ -193,10 +193,10 @@ class _Pictures:
         self.folders = [folder / name for name in _FOLDERS if (folder / name).is_dir()]
         self._root = folder
         self._names = {
-            one.name: one
+            file.name: file
             for place in reversed(self.folders)
-            for one in place.iterdir()
-            if one.suffix.lower() in SUFFIXES
+            for file in place.iterdir()
+            if file.suffix.lower() in SUFFIXES
         }
 
     def find(self, written: str) -> Path | None:

@@ -52,7 +52,7 @@ def parse_scene(value: Any) -> Scenes:
     own = [_number(ego, name, "ego", default) for name, default in _EGO.items()]
     if own[3] < 0 or own[4] <= 0:
         raise SceneError(f"ego: speed must be at least 0 and limit above 0, got {own[3]:g} and {own[4]:g}")
-    rows = [_object(one, number) for number, one in enumerate(objects)]
+    rows = [_object(item, number) for number, item in enumerate(objects)]
     kind = np.array([[row[0] for row in rows]], np.int64).reshape(1, -1)
     numbers = np.array([row[1:] for row in rows], float).reshape(1, len(rows), 6)
     x, y, heading, speed, length, width = np.moveaxis(numbers, -1, 0)

@@ -77,9 +77,9 @@ class Subwords:
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token numbers of many texts, computed on all cores."""
         parts = [parts_of(text) for text in texts]
-        flat = [part for one in parts for part in one]
+        flat = [part for pieces in parts for part in pieces]
         encodings = iter(self.model.encode_batch_fast(flat, add_special_tokens=False))
-        return [[number for _ in one for number in next(encodings).ids] for one in parts]
+        return [[number for _ in pieces for number in next(encodings).ids] for pieces in parts]
 
     def _encoded(self, text: str) -> Encoding:
         return self.model.encode(text, add_special_tokens=False)

@@ -159,8 +159,8 @@ def _encoded(
 ) -> Iterator[tuple[bytes, bytes]]:
     for chunk in _chunks(corpus):
         left, right = source([pair[0] for pair in chunk]), target([pair[1] for pair in chunk])
-        for one, other in zip(left, right, strict=True):
-            yield np.asarray(one, dtype).tobytes(), np.asarray(other, dtype).tobytes()
+        for source_ids, target_ids in zip(left, right, strict=True):
+            yield np.asarray(source_ids, dtype).tobytes(), np.asarray(target_ids, dtype).tobytes()
 
 
 def _chunks(pairs: Iterable[Couple]) -> Iterator[list[Couple]]:

@@ -141,8 +141,8 @@ def _collected(rows: Iterable[_Caption], folders: ImageFolders, tally: Counter[s
 def _count_silent(folders: ImageFolders, parts: Iterable[Found], tally: Counter[str]) -> None:
     """Add to `tally` the number of pictures in the folders that have no caption."""
     spoken, there = Distinct(), Distinct()
-    for one in chain.from_iterable(parts):
-        spoken.append(str(one.image))
+    for item in chain.from_iterable(parts):
+        spoken.append(str(item.image))
     for image in folders.images():
         there.append(str(image))
     silent = int(np.isin(there.digests, spoken.digests, invert=True).sum())

@@ -34,7 +34,7 @@ def further(scene: Scene, random: Random, *, count: int, forms: Sequence[str] = 
         if not answers or len(questions) == count:
             continue
         wanted = random.choice(answers)
-        question, answer, shown = random.choice([one for one in possible[form] if one[1] == wanted])
+        question, answer, shown = random.choice([candidate for candidate in possible[form] if candidate[1] == wanted])
         regions = tuple(shape.box for shape in shown)
         questions[question] = Asked(scene, question_words(question), answer, regions, form)
     return list(questions.values())

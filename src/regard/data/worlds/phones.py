@@ -84,7 +84,7 @@ def _spelled(text: str) -> Spelling:
     for part in text.split():
         letters, _, names = part.partition("=")
         sounds = [name for name in names.split("+") if name]
-        closed = [one for name in sounds for one in (("closed", name) if name in "tkpdg" else (name,))]
+        closed = [sound for name in sounds for sound in (("closed", name) if name in "tkpdg" else (name,))]
         groups.append((letters, tuple(closed)))
     return tuple(groups)
 

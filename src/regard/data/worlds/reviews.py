@@ -202,12 +202,12 @@ class _Writer:
             return self._fill(self._pick([pattern for pattern in self.grammar.fillers if not _names_author(pattern)]))
         return self._fill(self._pick(self.grammar.distractors if kind < 0.6 else self.grammar.fillers))
 
-    def _fill(self, pattern: str, **given: str) -> list[_Word]:
+    def _fill(self, pattern: str, **fillers: str) -> list[_Word]:
         words: list[_Word] = []
         for piece in pattern.split():
             starred, text = piece.startswith("*"), piece.removeprefix("*")
             if text.startswith("{"):
-                text = given.get(text[1:-1]) or self._pick(self._entries(text[1:-1]))
+                text = fillers.get(text[1:-1]) or self._pick(self._entries(text[1:-1]))
             words += [_Word(word, starred) for word in self._cut(text)]
         return _articles(words)
 

@@ -191,10 +191,10 @@ def _ask_count(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
     def matches(look: Look) -> bool:
         return look[1] == kind if by_kind else look[0] == colour
 
-    given = {number: _alike(dice, (colour, kind), by_kind) for number in range(count)}
-    looks = _others(dice, given, len(placed), lambda look: not matches(look))
+    fixed = {number: _alike(dice, (colour, kind), by_kind) for number in range(count)}
+    looks = _others(dice, fixed, len(placed), lambda look: not matches(look))
     noun = PLURALS[kind] if by_kind else f"{colour} objects"
-    return _Draft(f"how many {noun} are there ?", COUNTS[count], looks, list(given))
+    return _Draft(f"how many {noun} are there ?", COUNTS[count], looks, list(fixed))
 
 
 def _alike(dice: Dice, look: Look, by_kind: bool) -> Look:
@@ -218,13 +218,13 @@ def _ask_presence(dice: Dice, placed: list[Spot], size: int) -> _Draft:
         return look[1] == kind and (not named or look[0] == colour)
 
     present = dice.chance(0.5)
-    given: dict[int, Look] = {0: (colour, kind)} if present else {}
+    fixed: dict[int, Look] = {0: (colour, kind)} if present else {}
     if named:
         near = [(colour, dice.pick([other for other in KINDS if other != kind]))]
         near.append((dice.pick([other for other in COLOURS if other != colour]), kind))
         dice.random.shuffle(near)
-        given |= dict(zip(range(len(given), len(placed)), near, strict=False))
-    looks = _others(dice, given, len(placed), lambda look: not matches(look))
+        fixed |= dict(zip(range(len(fixed), len(placed)), near, strict=False))
+    looks = _others(dice, fixed, len(placed), lambda look: not matches(look))
     article = "an" if noun[0] in "aeiou" else "a"
     return _Draft(f"is there {article} {noun} ?", "yes" if present else "no", looks, [0] if present else [])
 
@@ -274,8 +274,8 @@ def _ask_comparison(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
     first, second = dice.random.sample(KINDS, 2)
     right = dice.chance(0.5)
     wanted = direction if right else dice.pick([other for other in RELATIONS if other != direction])
-    given = {0: (dice.pick(tuple(COLOURS)), first), 1: (dice.pick(tuple(COLOURS)), second)}
-    looks = _others(dice, given, len(placed), lambda look: look[1] not in (first, second))
+    fixed = {0: (dice.pick(tuple(COLOURS)), first), 1: (dice.pick(tuple(COLOURS)), second)}
+    looks = _others(dice, fixed, len(placed), lambda look: look[1] not in (first, second))
     return _Draft(f"is the {first} {wanted} the {second} ?", "yes" if right else "no", looks, [0, 1])
 
 
