@@ -32,7 +32,7 @@ class Lazy(Sequence[Item], Generic[Item]):
 
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
-            return [self._make(one) for one in range(*place.indices(self._count))]
+            return [self._make(index) for index in range(*place.indices(self._count))]
         if not -self._count <= place < self._count:
             raise IndexError(f"item {place} of {self._count}")
         return self._make(int(place) % self._count)
@@ -45,8 +45,8 @@ class Lazy(Sequence[Item], Generic[Item]):
 
 def picked(items: Sequence[Item], places: Sequence[int]) -> Sequence[Item]:
     """Return a lazy sequence of the items at the indices `places`; an item is accessed only when it is read."""
-    kept = np.array(places, np.int64)
-    return Lazy(len(kept), lambda place: items[kept[place]])
+    indices = np.array(places, np.int64)
+    return Lazy(len(indices), lambda place: items[indices[place]])
 
 
 class Texts(Sequence[str]):
@@ -71,7 +71,7 @@ class Texts(Sequence[str]):
 
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
-            return [self[one] for one in range(*place.indices(len(self)))]
+            return [self[index] for index in range(*place.indices(len(self)))]
         end = self._ends[place]
         place %= len(self)
         begin = self._ends[place - 1] if place else 0
@@ -88,8 +88,8 @@ class Numbers(Sequence[list[int]]):
 
     def __init__(self, lists: Iterable[Iterable[int]] = ()) -> None:
         self._content, self._ends = array("i"), array("q")
-        for one in lists:
-            self.append(one)
+        for numbers in lists:
+            self.append(numbers)
 
     def append(self, numbers: Iterable[int]) -> None:
         self._content.extend(numbers)
@@ -100,7 +100,7 @@ class Numbers(Sequence[list[int]]):
 
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
-            return [self[one] for one in range(*place.indices(len(self)))]
+            return [self[index] for index in range(*place.indices(len(self)))]
         end = self._ends[place]
         place %= len(self)
         return self._content[self._ends[place - 1] if place else 0 : end].tolist()

@@ -52,7 +52,7 @@ def parse_scene(value: Any) -> Scenes:
     own = [_number(ego, name, "ego", default) for name, default in _EGO.items()]
     if own[3] < 0 or own[4] <= 0:
         raise SceneError(f"ego: speed must be at least 0 and limit above 0, got {own[3]:g} and {own[4]:g}")
-    rows = [_object(one, number) for number, one in enumerate(objects)]
+    rows = [_object(item, number) for number, item in enumerate(objects)]
     kind = np.array([[row[0] for row in rows]], np.int64).reshape(1, -1)
     numbers = np.array([row[1:] for row in rows], float).reshape(1, len(rows), 6)
     x, y, heading, speed, length, width = np.moveaxis(numbers, -1, 0)
@@ -112,8 +112,8 @@ def _names(fields: Mapping[str, Any]) -> str:
 def scene_json(scenes: Scenes, row: int) -> dict[str, Any]:
     """Return one scene of a batch as a dictionary that can be written as JSON."""
     names = ("x", "y", "heading", "speed", "limit")
-    found: dict[str, Any] = {"ego": {name: _short(value) for name, value in zip(names, scenes.ego[row], strict=True)}}
-    found["objects"] = [
+    record: dict[str, Any] = {"ego": {name: _short(value) for name, value in zip(names, scenes.ego[row], strict=True)}}
+    record["objects"] = [
         {
             "kind": KINDS[scenes.kind[row, n]],
             "x": _short(scenes.place[row, n, 0]),
@@ -123,7 +123,7 @@ def scene_json(scenes: Scenes, row: int) -> dict[str, Any]:
         }
         for n in np.flatnonzero(scenes.present[row])
     ]
-    return found
+    return record
 
 
 def _short(value: float) -> float:
@@ -158,8 +158,8 @@ def nearest(scenes: Scenes, most: int) -> tuple[Scenes, np.ndarray]:
     order = np.argsort(far, 1, kind="stable")[:, :most]
     rows = np.arange(len(scenes))[:, None]
     parts = (scenes.kind, scenes.size, scenes.place, scenes.velocity, scenes.heading, scenes.present)
-    kept = [_wide(part[rows, order], most) for part in parts]
-    return Scenes(scenes.ego, *kept), order
+    selected = [_wide(part[rows, order], most) for part in parts]
+    return Scenes(scenes.ego, *selected), order
 
 
 def _wide(values: np.ndarray, most: int) -> np.ndarray:

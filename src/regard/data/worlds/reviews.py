@@ -77,8 +77,8 @@ def splits(
     A fifth of the pairs of a negation and an opinion word never occur in the training part, so that a model that only
     memorises such pairs fails on the other parts.
 
-    >>> made = splits(1, train=50, valid=10, test=10, longer=5)
-    >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)]
+    >>> parts = splits(1, train=50, valid=10, test=10, longer=5)
+    >>> [len(part) for part in (parts.train, parts.valid, parts.test, parts.longer)]
     [50, 10, 10, 5]
     """
     _check(lengths)
@@ -202,12 +202,12 @@ class _Writer:
             return self._fill(self._pick([pattern for pattern in self.grammar.fillers if not _names_author(pattern)]))
         return self._fill(self._pick(self.grammar.distractors if kind < 0.6 else self.grammar.fillers))
 
-    def _fill(self, pattern: str, **given: str) -> list[_Word]:
+    def _fill(self, pattern: str, **fillers: str) -> list[_Word]:
         words: list[_Word] = []
         for piece in pattern.split():
             starred, text = piece.startswith("*"), piece.removeprefix("*")
             if text.startswith("{"):
-                text = given.get(text[1:-1]) or self._pick(self._entries(text[1:-1]))
+                text = fillers.get(text[1:-1]) or self._pick(self._entries(text[1:-1]))
             words += [_Word(word, starred) for word in self._cut(text)]
         return _articles(words)
 

@@ -159,8 +159,8 @@ def drive(roads: Sequence[Road], policy: Policy, *, seen: int = SEEN, steps: int
 
 def expert_policy(scenes: Scenes) -> tuple[Action, Values]:
     """Return the expert's action and steering in each scene."""
-    found = expert(scenes)
-    return found.action, found.steering
+    decisions = expert(scenes)
+    return decisions.action, decisions.steering
 
 
 def idle_policy(scenes: Scenes) -> tuple[Action, Values]:
@@ -224,8 +224,8 @@ def record(
 
     If `even`, the scenes are selected so that an object forces the decision in half of them, if there are enough.
     """
-    each = 40  # approximate number of scenes per road
-    numbers = range(first, first + max(4, -(-count // each)))
+    scenes_per_road = 40  # approximate
+    numbers = range(first, first + max(4, -(-count // scenes_per_road)))
     traffic = Traffic([road(seed, number, busy=busy) for number in numbers], seen)
     policy = disturbed_policy(first + len(numbers))
     parts: list[tuple[Scenes, Decisions, NDArray[np.int64], int]] = []
