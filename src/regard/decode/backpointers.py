@@ -66,18 +66,18 @@ def walk(
     """
     until, slot, parent_of = times.cpu().numpy(), slots.cpu().numpy(), parents.cpu().numpy()
     at = np.empty((parent_of.shape[0], *slot.shape), dtype=np.int64)  # the slot of each hypothesis after each step
-    asked = np.zeros_like(at)  # the slot of each hypothesis before each step
+    before = np.zeros_like(at)  # the slot of each hypothesis before each step
     for time in reversed(range(parent_of.shape[0])):
         at[time] = slot
         origin = np.take_along_axis(parent_of[time], slot, 1)
         slot = np.where(time < until, origin, slot)
-        asked[time] = np.where(time < until, origin, 0)
+        before[time] = np.where(time < until, origin, 0)
     index = torch.from_numpy(at)
     all_tokens = tokens.cpu().gather(2, index).permute(1, 2, 0).tolist()
     all_values = values.cpu().gather(2, index).permute(1, 2, 0)
     all_weights = None
     if weights is not None:
-        index = torch.from_numpy(asked).to(weights.device).clamp(max=weights.shape[2] - 1)
+        index = torch.from_numpy(before).to(weights.device).clamp(max=weights.shape[2] - 1)
         index = index.view(*index.shape, *[1] * (weights.ndim - 3)).expand(*index.shape, *weights.shape[3:])
         all_weights = weights.gather(2, index).movedim(0, 2).cpu()
     lengths, totals = until.tolist(), sums.tolist()

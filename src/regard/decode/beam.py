@@ -85,9 +85,9 @@ def searched(
         return []
     if width <= GROUPED_WIDTH:
         state = grouped(state)
-        found = captured_search(step, state, limits, table, width=width, n_best=n_best, captures=captures)
-        if found is not None:
-            return found
+        hypotheses = captured_search(step, state, limits, table, width=width, n_best=n_best, captures=captures)
+        if hypotheses is not None:
+            return hypotheses
     return _search(step, state, limits, Front.fresh(limits, width, n_best), table, shrink)
 
 
@@ -118,30 +118,30 @@ def _search(
         trail.add(front.tokens, front.parents, front.values, None if weights is None else spread(weights, rows, batch))
         if time == limits.longest:
             break
-        kept = None
+        running = None
         if (time + 1) % limits.patience == 0:
             refuse_broken(broken, time)
-            kept = (~front.closed[rows]).nonzero().flatten()
-            if kept.numel() == 0:
+            running = (~front.closed[rows]).nonzero().flatten()
+            if running.numel() == 0:
                 break
-            if shrink is None or kept.numel() > (1 - shrink) * rows.numel():
-                kept = None
-        rows, state = _reorder(front.parents, rows, kept, slots, state)
+            if shrink is None or running.numel() > (1 - shrink) * rows.numel():
+                running = None
+        rows, state = _reorder(front.parents, rows, running, slots, state)
     refuse_broken(broken, trail.length)
     return trail.hypotheses(front.done_score, front.done_sum, front.done_time, front.done_slot)
 
 
-def _reorder(parents: Tensor, rows: Tensor, kept: Tensor | None, slots: int, state: Any) -> tuple[Tensor, Any]:
+def _reorder(parents: Tensor, rows: Tensor, running: Tensor | None, slots: int, state: Any) -> tuple[Tensor, Any]:
     """Return the indices of the batch rows that continue, and the state in which hypotheses continue their `parents`.
 
-    `kept` are indices into `rows`, of the rows that continue; None: all continue.
+    `running` are indices into `rows`, of the rows that continue; None: all continue.
     """
-    places = torch.arange(rows.numel(), device=rows.device) if kept is None else kept
+    places = torch.arange(rows.numel(), device=rows.device) if running is None else running
     going = rows[places]
     if hasattr(state, "regroup"):
-        return going, state.regroup(parents[going], kept)
+        return going, state.regroup(parents[going], running)
     index = (places[:, None] * slots + parents[going]).flatten()
-    same = index.device.type == "cpu" and slots == parents.shape[1] and kept is None
+    same = index.device.type == "cpu" and slots == parents.shape[1] and running is None
     if same and torch.equal(index, torch.arange(index.numel())):
         # The order is unchanged, so the caches are not copied. On CUDA the order is not compared, because the
         # comparison would make the host wait for the device.

@@ -48,11 +48,11 @@ def follow(step: StepFunction, state: Any, choose: Choose, bounds: Bounds, shrin
         closed = closed | (last == bounds.stop)
         if (time + 1) % bounds.patience == 0 and time < bounds.longest:
             refuse_broken(broken, time)
-            kept = (~closed[rows]).nonzero().flatten()
-            if kept.numel() == 0:
+            running = (~closed[rows]).nonzero().flatten()
+            if running.numel() == 0:
                 break
-            if shrink is not None and kept.numel() <= (1 - shrink) * rows.numel():
-                rows, state = rows[kept], state.reorder(kept)
+            if shrink is not None and running.numel() <= (1 - shrink) * rows.numel():
+                rows, state = rows[running], state.reorder(running)
     refuse_broken(broken, len(trail))
     return _hypotheses(trail, looked, bounds.stop)
 

@@ -53,15 +53,17 @@ class Captures:
     def session(self, step: StepFunction, state: Any, limits: Bounds, width: int, n_best: int) -> "_Session | None":
         """Return a cached session that fits this search, or a new one; None if the state does not support it."""
         steps = limits.longest + 1
-        found = next((one for one in self.held if one.fits(step, state, limits, width, n_best)), None)
-        if found is None:
+        session = next((cached for cached in self.held if cached.fits(step, state, limits, width, n_best)), None)
+        if session is None:
             static = state.static(width, steps)
             if static is None:
                 return None
-            found = _Session(step, static, limits, width, n_best)
-        self.held = [one for one in self.held if one is not found][-(self.keep - 1) :] if self.keep > 1 else []
-        self.held.append(found)
-        return found
+            session = _Session(step, static, limits, width, n_best)
+        self.held = (
+            [cached for cached in self.held if cached is not session][-(self.keep - 1) :] if self.keep > 1 else []
+        )
+        self.held.append(session)
+        return session
 
     def pool(self, device: torch.device) -> Any:
         """Return the memory pool for a new CUDA graph, which is that of the cached graphs if there are any.
@@ -69,7 +71,7 @@ class Captures:
         Graphs can share a pool because they never run at the same time. A pool is freed with the last of its graphs,
         and its handle must not be used again, so the handle comes from a graph that still exists.
         """
-        living = (one.graph for one in self.held if one.graph is not None and one.device == device)
+        living = (session.graph for session in self.held if session.graph is not None and session.device == device)
         first = next(living, None)
         return torch.cuda.graph_pool_handle() if first is None else first.pool()
 
@@ -85,9 +87,9 @@ def captured_search(
     captures: Captures | None,
 ) -> list[list[Hypothesis]] | None:
     """Return the hypotheses of a search with fixed shapes; None if that is unsupported or not faster."""
-    kept = captures is not None or limits.longest >= _SHORTEST
+    worthwhile = captures is not None or limits.longest >= _SHORTEST
     captures = Captures(keep=1) if captures is None else captures
-    wanted = kept and limits.start.device.type in captures.devices and getattr(step, "pure", False)
+    wanted = worthwhile and limits.start.device.type in captures.devices and getattr(step, "pure", False)
     if not wanted or not hasattr(state, "static") or limits.start.shape[0] == 0:
         return None
     with captures.lock:
@@ -108,11 +110,11 @@ class _Session:
         )
         fresh = Front.fresh(self.limits, width, n_best, slots=width)
         self.front = Front(
-            **{each.name: getattr(fresh, each.name) for each in fields(Front) if each.name == "width"},
+            **{field.name: getattr(fresh, field.name) for field in fields(Front) if field.name == "width"},
             **{
-                each.name: getattr(fresh, each.name).clone(memory_format=torch.contiguous_format)
-                for each in fields(Front)
-                if each.name != "width"
+                field.name: getattr(fresh, field.name).clone(memory_format=torch.contiguous_format)
+                for field in fields(Front)
+                if field.name != "width"
             },
         )
         self.broken = torch.zeros_like(self.front.closed)
@@ -192,10 +194,10 @@ class _Session:
             produced = self.step(self.static, self.front.tokens.flatten())
             check_step(produced, self.static.rows * self.width, limits.stop)
             values = self.front.values.to(torch.promote_types(produced.logits.dtype, torch.float32))
-            kept = [self.front.tokens, self.front.parents, values]
+            parts = [self.front.tokens, self.front.parents, values]
             if produced.weights is not None:
-                kept.append(produced.weights.unflatten(0, (-1, self.width)))
-            self.trail = [part.new_zeros((self.static.steps, *part.shape)) for part in kept]
+                parts.append(produced.weights.unflatten(0, (-1, self.width)))
+            self.trail = [part.new_zeros((self.static.steps, *part.shape)) for part in parts]
             self.static.load(state)
             self._once()
 
@@ -203,21 +205,21 @@ class _Session:
         """Run a whole step of the model and of the search, without waiting for the device."""
         assert self.trail is not None
         produced = self.step(self.static, self.front.tokens.flatten())
-        found = ranked(produced.logits, self.limits, self.time, 2 * self.width, kernels=self.kernels)
+        candidates = ranked(produced.logits, self.limits, self.time, 2 * self.width, kernels=self.kernels)
         if produced.weights is not None:
             looked = produced.weights.unflatten(0, (-1, self.width))
             self.trail[3].index_copy_(0, self.time, looked.unsqueeze(0))
         if self.kernels:
-            self._fused(found)
+            self._fused(candidates)
         else:
-            self._plain(found)
+            self._plain(candidates)
         self.static.regroup(self.front.parents)
         self.time.add_(1)
 
-    def _plain(self, found: tuple[Tensor, Tensor, Tensor]) -> None:
+    def _plain(self, candidates: tuple[Tensor, Tensor, Tensor]) -> None:
         """Advance the search by one token with PyTorch operations, and write the step to the trail."""
         assert self.trail is not None
-        values, tokens, at_stop = (part.unflatten(0, (-1, self.width)) for part in found)
+        values, tokens, at_stop = (part.unflatten(0, (-1, self.width)) for part in candidates)
         divisor, hope = self.table.index_select(0, self.time + 1), self.hope.index_select(1, self.time)[:, 0]
         self.broken |= at_stop.isnan().any(1) & ~self.front.closed
         front = advance(self.front, values, tokens, at_stop, self.limits, self.time, divisor, hope)
@@ -225,13 +227,13 @@ class _Session:
             storage.index_copy_(0, self.time, part.to(storage.dtype).unsqueeze(0))
         copy_front(front, self.front)
 
-    def _fused(self, found: tuple[Tensor, Tensor, Tensor]) -> None:
+    def _fused(self, candidates: tuple[Tensor, Tensor, Tensor]) -> None:
         """Advance the search by one token with one Triton kernel, which also writes the step to the trail."""
         from regard.kernels.triton import beam_update  # imported late, because the module needs Triton
 
         assert self.trail is not None
         beam_update.advance(
-            *(self.front.tensors(), found),
+            *(self.front.tensors(), candidates),
             stop=self.limits.stop,
             limit=self.limits.limit,
             table=self.table,
@@ -244,6 +246,6 @@ class _Session:
 
 def copy_front(new: Front, held: Front) -> None:
     """Copy the values of the search state `new` into the storage of the state `held`."""
-    for each in fields(Front):
-        if each.name != "width":
-            getattr(held, each.name).copy_(getattr(new, each.name))
+    for field in fields(Front):
+        if field.name != "width":
+            getattr(held, field.name).copy_(getattr(new, field.name))

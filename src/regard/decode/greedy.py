@@ -45,9 +45,9 @@ def greedy(
     limits = bounds(start, stop, limit, minimum, never)
     state = grouped(state)
     table = divisors(None, limits.longest + 1, start.device)
-    found = captured_search(step, state, limits, table, width=1, n_best=1, captures=captures)
+    hypotheses = captured_search(step, state, limits, table, width=1, n_best=1, captures=captures)
     # If a row has reached its limit but its stop token has probability 0, beam search returns no hypothesis for it. The
     # loop below then returns one with probability 0.
-    if found is not None and all(found):
-        return [one for [one] in found]
+    if hypotheses is not None and all(hypotheses):
+        return [hypothesis for [hypothesis] in hypotheses]
     return follow(step, state, lambda log_probs, rows: log_probs.argmax(1), limits, shrink)

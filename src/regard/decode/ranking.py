@@ -46,23 +46,23 @@ def best(values: Float[Tensor, "n v"], count: int) -> tuple[Float[Tensor, "n c"]
     if values.device.type == "cpu" and size > count:
         # Without ties the result of topk is unique. Values are checked for ties only on the CPU, because on CUDA a
         # check would make the host wait for the device.
-        found, index = _largest(values, count + 1)
-        if not bool((found[:, 1:] == found[:, :-1]).any()):
-            return found[:, :count], index[:, :count]
+        largest, index = _largest(values, count + 1)
+        if not bool((largest[:, 1:] == largest[:, :-1]).any()):
+            return largest[:, :count], index[:, :count]
     if size < 2 * CHUNK * count:
         padded = F.pad(values, (0, max(0, count - size)), value=-torch.inf)
-        found, index = padded.sort(dim=1, descending=True, stable=True)
-        return found[:, :count], index[:, :count].clamp(max=max(0, size - 1))
+        largest, index = padded.sort(dim=1, descending=True, stable=True)
+        return largest[:, :count], index[:, :count].clamp(max=max(0, size - 1))
     if size % CHUNK:
         values = F.pad(values, (0, CHUNK - size % CHUNK), value=-torch.inf)
     chunks = values.view(rows, -1, CHUNK)
     order = chunks.amax(-1).sort(dim=1, descending=True, stable=True).indices[:, :count]
     order = order.sort(dim=1).values  # in ascending order, so that a stable sort keeps the order of ties
     inside = chunks.gather(1, order[:, :, None].expand(-1, -1, CHUNK)).flatten(1)
-    found, place = inside.sort(dim=1, descending=True, stable=True)
+    largest, place = inside.sort(dim=1, descending=True, stable=True)
     place = place[:, :count]
     index = order.gather(1, place // CHUNK) * CHUNK + place % CHUNK
-    return found[:, :count], index.clamp(max=size - 1)
+    return largest[:, :count], index.clamp(max=size - 1)
 
 
 def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -79,5 +79,5 @@ def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     chunks = values.view(rows, -1, CHUNK)
     order = chunks.amax(-1).topk(count, dim=1).indices
     inside = chunks.gather(1, order[:, :, None].expand(-1, -1, CHUNK)).flatten(1)
-    found, place = inside.topk(count, dim=1)
-    return found, order.gather(1, place // CHUNK) * CHUNK + place % CHUNK
+    largest, place = inside.topk(count, dim=1)
+    return largest, order.gather(1, place // CHUNK) * CHUNK + place % CHUNK

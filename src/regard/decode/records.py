@@ -27,7 +27,7 @@ class Produced(Protocol):
 # `reorder(index)`, which returns the state with the rows `index` (n,); rows may be repeated or left out.
 #
 # A state may also have `grouped()`, which returns a state that stores several hypotheses of a row as one group, or
-# None. A grouped state has `regroup(parents (r, s), kept (r,) or None)`, which keeps the rows `kept` (None: all rows)
+# None. A grouped state has `regroup(parents (r, s), rows (r,) or None)`, which keeps the rows `rows` (None: all rows)
 # and in each row replaces hypothesis i by hypothesis parents[i]. A step with a grouped state takes the tokens of all
 # hypotheses, row by row. A grouped state may have `static(width, steps)`, described in `regard.decode.graph_search`.
 StepFunction = Callable[[Any, Tensor], Produced]
@@ -110,8 +110,8 @@ def bounds(start: Tensor, stop: int, limit: int | Tensor, minimum: int, never: S
 
 def grouped(state: Any) -> Any:
     """Return `state.grouped()`, which stores the hypotheses of a row as one group, or `state` if it has none."""
-    found = state.grouped() if hasattr(state, "grouped") else None
-    return state if found is None else found
+    group = state.grouped() if hasattr(state, "grouped") else None
+    return state if group is None else group
 
 
 def check_step(produced: Produced, rows: int, stop: int) -> None:

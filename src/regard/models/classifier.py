@@ -61,20 +61,20 @@ class Classifier(nn.Module):
             hint = "" if looks < 1 or query_size is None else ": several hops of a question are a StackedClassifier"
             raise ValueError(f"looks must be 1, or more for learned queries with attention, got {looks}{hint}")
         self.query_size, self.memory_size = query_size, memory_size
-        asked = memory_size if query_size is None else query_size
+        size = memory_size if query_size is None else query_size
         learned = attention is not None and query_size is None
-        self.query = nn.Parameter(torch.empty(looks, asked)) if learned else None
+        self.query = nn.Parameter(torch.empty(looks, size)) if learned else None
         self.attention = (
             None
             if attention is None
-            else Attention(asked, memory_size, score=attention, hidden_size=hidden_size, normalize=normalize)
+            else Attention(size, memory_size, score=attention, hidden_size=hidden_size, normalize=normalize)
         )
         read_size = looks * memory_size + (query_size or 0)
         self.features = None if features is None else nn.Linear(read_size, 2 * features)
         self.output = nn.Linear(features or read_size, classes)
         self.dropout = dropout
         if self.query is not None:
-            nn.init.normal_(self.query, std=asked**-0.5)
+            nn.init.normal_(self.query, std=size**-0.5)
 
     def forward(
         self,
@@ -91,15 +91,15 @@ class Classifier(nn.Module):
         self._check(memory, query)
         if self.attention is None:
             return Classified(self._decide(memory.summary, query))
-        asked = self.query if query is None else query.unsqueeze(1)
-        assert asked is not None, "one of them is there"
+        queries = self.query if query is None else query.unsqueeze(1)
+        assert queries is not None, "one of them is there"
         projected = self.attention.project(memory.keys, mask=memory.mask)
         if memory.values is not memory.keys:
             projected = projected._replace(value=memory.values)
-        found, _ = self.attention.attend(
-            asked.expand(len(memory.keys), -1, -1), projected, weights=weights, generator=generator
+        attended, _ = self.attention.attend(
+            queries.expand(len(memory.keys), -1, -1), projected, weights=weights, generator=generator
         )
-        return Classified(self._decide(found.output.flatten(1), query), found.weights, found.log_prob)
+        return Classified(self._decide(attended.output.flatten(1), query), attended.weights, attended.log_prob)
 
     def _decide(self, read: Tensor, query: Tensor | None) -> Tensor:
         read = read if query is None else torch.cat([read, query.to(read.dtype)], -1)

@@ -32,7 +32,7 @@ def with_words(memory: Memory, words: Float[Tensor, "b k m"], *, keys: Content, 
     """
     if memory.mask is not None:  # keys and values at padded positions must be zeros
         words = torch.where(memory.mask.unsqueeze(-1), words, 0)
-    found = {"states": memory.keys, "words": words}
+    contents = {"states": memory.keys, "words": words}
     if "both" in (keys, values):
-        found["both"] = memory.keys + words
-    return replace(memory, keys=found[keys], values=found[values])
+        contents["both"] = memory.keys + words
+    return replace(memory, keys=contents[keys], values=contents[values])

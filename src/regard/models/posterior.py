@@ -36,8 +36,8 @@ def log_likelihood(
     states = decoded.states.flatten(0, 1)
     rows = max(1, LOGITS // len(decoder.output_weight))
     parts = zip(states.split(rows), index.split(rows), strict=True)
-    found = [_chosen(decoder.logits(some), tokens) for some, tokens in parts]
-    likely = torch.cat(found).view(batch, count, prefix.shape[1]).transpose(1, 2)
+    log_probs = [_chosen(decoder.logits(some), tokens) for some, tokens in parts]
+    likely = torch.cat(log_probs).view(batch, count, prefix.shape[1]).transpose(1, 2)
     known = target.unsqueeze(-1) >= 0
     return torch.where(known if memory.mask is None else known & memory.mask.unsqueeze(1), likely, 0.0)
 

@@ -133,12 +133,12 @@ class QuantizedLinear(nn.Module):
         step = step.clamp_(min=_TINY).mul_(1 / self.most)
         # The processor's instruction needs one unsigned operand. Flipping the sign bit adds 128 to the inputs, and the
         # product with zero point 128 subtracts it again.
-        taken = torch.mul(rows, step.reciprocal()).round_().to(torch.int8).view(torch.uint8).bitwise_xor_(128)
-        found = torch.ops.onednn.qlinear_pointwise(
-            *(taken, 1.0, 128, self.packed, self.scale, self.zero, None, 1.0, 0, torch.float32, "none", [], "")
+        rounded = torch.mul(rows, step.reciprocal()).round_().to(torch.int8).view(torch.uint8).bitwise_xor_(128)
+        product = torch.ops.onednn.qlinear_pointwise(
+            *(rounded, 1.0, 128, self.packed, self.scale, self.zero, None, 1.0, 0, torch.float32, "none", [], "")
         )
-        found = found.mul_(step) if self.bias is None else torch.addcmul(self.bias, found, step)
-        return found.view(*x.shape[:-1], self.out_features)
+        product = product.mul_(step) if self.bias is None else torch.addcmul(self.bias, product, step)
+        return product.view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, int8"

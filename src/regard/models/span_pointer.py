@@ -130,20 +130,22 @@ class SpanPointer(nn.Module):
         """
         sharding.refuse("a span pointer")
         words = self._dropped(_real(passage.values, passage.mask, self.memory_size, "passage"))
-        asked = self._dropped(_real(question.values, question.mask, self.question_size, "question"))
-        alignment = self._align(self._keys(passage, words), self._keys(question, asked), asked, question.mask, weights)
+        question_words = self._dropped(_real(question.values, question.mask, self.question_size, "question"))
+        alignment = self._align(
+            self._keys(passage, words), self._keys(question, question_words), question_words, question.mask, weights
+        )
         read = alignment.output.to(words.dtype)
         states = self.aligned(
             torch.cat([words, read, words * read] if self.products else [words, read], -1), passage.mask
         )
         matching = None
         for attend, read in self._hops():
-            found = attend(states, states, mask=passage.mask, weights=weights)
-            states = read(torch.cat([states, found.output.to(states.dtype)], -1), passage.mask)
-            matching = found.weights
+            matched = attend(states, states, mask=passage.mask, weights=weights)
+            states = read(torch.cat([states, matched.output.to(states.dtype)], -1), passage.mask)
+            matching = matched.weights
         states = self._dropped(states)
-        ask = self.ask.expand(len(asked), 1, -1)
-        about = self.summarize(ask, asked, mask=question.mask).output.squeeze(1)
+        ask = self.ask.expand(len(question_words), 1, -1)
+        about = self.summarize(ask, question_words, mask=question.mask).output.squeeze(1)
         start, read = self.point(about, states, passage.mask)
         end, _ = self.point(self.advance(read, about.to(read.dtype)), states, passage.mask)
         return Pointed(start, end, alignment.weights, matching, alignment.log_prob)
@@ -161,17 +163,17 @@ class SpanPointer(nn.Module):
         return values if self.key_size is None else _real(memory.keys, memory.mask, self.key_size, "keys")
 
     def _align(
-        self, words: Tensor, keys: Tensor, asked: Tensor, mask: Tensor | None, weights: Request | None
+        self, words: Tensor, keys: Tensor, question_words: Tensor, mask: Tensor | None, weights: Request | None
     ) -> Attended:
         """Return for each passage word its context, the weighted sum of question words, and the weights."""
         if self.score is None or self.align_passage is None:
-            return _Mean()(words, asked, mask=mask)
+            return _Mean()(words, question_words, mask=mask)
         map_question = self.align_passage if self.align_question is None else self.align_question
         return without_head(
             attention(
                 F.relu(self.align_passage(words)).unsqueeze(1),
                 F.relu(map_question(keys)).unsqueeze(1),
-                asked.unsqueeze(1),
+                question_words.unsqueeze(1),
                 score=self.score(),
                 normalize=settled(self.normalize, self.training),
                 mask=pairs(mask),
@@ -243,8 +245,8 @@ def best_span(start: Float[Tensor, "b n"], end: Float[Tensor, "b n"], *, longest
     On a tie the first i wins, then the first j. For each i, the best j is the position of the maximum in a window of
     `end`, so the search takes O(n · longest) time without a loop in Python.
 
-    >>> found = best_span(torch.tensor([[0.0, 5.0, 1.0]]), torch.tensor([[3.0, 2.0, 4.0]]), longest=2)
-    >>> found.start, found.end, found.score
+    >>> span = best_span(torch.tensor([[0.0, 5.0, 1.0]]), torch.tensor([[3.0, 2.0, 4.0]]), longest=2)
+    >>> span.start, span.end, span.score
     (tensor([1]), tensor([2]), tensor([9.]))
     """
     if start.shape != end.shape or start.ndim != 2 or start.shape[1] == 0:

@@ -100,16 +100,16 @@ class StackedClassifier(nn.Module):
             projected = hop.project(memory.keys, mask=memory.mask)
             if memory.values is not memory.keys:
                 projected = projected._replace(value=memory.values)
-            asked = ask(known)
-            found, _ = hop.attend(asked, projected, weights=weights, generator=generator)
-            read = found.output.to(query.dtype)
+            hop_query = ask(known)
+            attended, _ = hop.attend(hop_query, projected, weights=weights, generator=generator)
+            read = attended.output.to(query.dtype)
             known = known + read
-            if found.weights is not None:
-                maps.append(found.weights)
-            if found.log_prob is not None:
-                chances.append(found.log_prob)
+            if attended.weights is not None:
+                maps.append(attended.weights)
+            if attended.log_prob is not None:
+                chances.append(attended.log_prob)
             if hop is self.hops[-1]:
-                parts = [read, query, *([_count(hop, asked, projected).to(query.dtype)] if self.counts else [])]
+                parts = [read, query, *([_count(hop, hop_query, projected).to(query.dtype)] if self.counts else [])]
         return Stacked(self._decide(parts), tuple(maps), torch.stack(chances, -1) if chances else None)
 
     def _decide(self, parts: list[Tensor]) -> Tensor:
@@ -127,11 +127,11 @@ class StackedClassifier(nn.Module):
             )
 
 
-def _count(hop: Attention, asked: Tensor, projected: Projected) -> Float[Tensor, "b n 1"]:
+def _count(hop: Attention, hop_query: Tensor, projected: Projected) -> Float[Tensor, "b n 1"]:
     """Return the soft count of matching keys, Σ_j σ(score_j − 2) over the keys that are not masked, of each query."""
-    query = asked if hop.query is None else hop.query(asked)
+    query = hop_query if hop.query is None else hop.query(hop_query)
     key = projected.key.unsqueeze(1)
-    found = attention(
+    attended = attention(
         query.unsqueeze(1),
         key,
         torch.ones_like(key[..., :1]),
@@ -139,4 +139,4 @@ def _count(hop: Attention, asked: Tensor, projected: Projected) -> Float[Tensor,
         normalize=_GATE,
         mask=pairs(projected.mask),
     )
-    return found.output.squeeze(1)
+    return attended.output.squeeze(1)

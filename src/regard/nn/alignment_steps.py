@@ -78,10 +78,10 @@ def read(
     )
 
 
-def alignment(found: Attended) -> Float[Tensor, "b k"]:
+def alignment(attended: Attended) -> Float[Tensor, "b k"]:
     """Return the weights (b, k) of a result of attention that has a single query."""
-    assert isinstance(found.weights, Tensor)
-    return found.weights.squeeze(1)
+    assert isinstance(attended.weights, Tensor)
+    return attended.weights.squeeze(1)
 
 
 def gathered(steps: list[Attended], projected: Projected, query: Tensor, weights: Request | None) -> Attended:
@@ -91,10 +91,10 @@ def gathered(steps: list[Attended], projected: Projected, query: Tensor, weights
         empty = projected.value.new_zeros(query.shape[0], 0, projected.value.shape[1])
         return Attended(output, None if weights is None else weights.of(empty))
     log_probs = [step.log_prob for step in steps if step.log_prob is not None]
-    asked = None
+    requested = None
     if weights is not None:
         weights.check(len(steps))
-        asked = weights.of(torch.stack([alignment(step) for step in steps], 1))
+        requested = weights.of(torch.stack([alignment(step) for step in steps], 1))
     return Attended(
-        torch.cat([step.output for step in steps], 1), asked, torch.cat(log_probs, 1) if log_probs else None
+        torch.cat([step.output for step in steps], 1), requested, torch.cat(log_probs, 1) if log_probs else None
     )

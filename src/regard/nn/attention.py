@@ -116,7 +116,7 @@ class Attention(nn.Module):
             if expected is None:
                 expected = read_expected(normalize, query[:, 0, 0], generator)
             normalize = replace(normalize, expected=expected[:, None, None])
-        found = attention(
+        attended = attention(
             query.unsqueeze(1),
             projected.key.unsqueeze(1),
             projected.value.unsqueeze(1),
@@ -127,7 +127,7 @@ class Attention(nn.Module):
             weights=weights,
             generator=generator,
         )
-        return without_head(found), expected
+        return without_head(attended), expected
 
 
 class SelfAttention(nn.Module):
@@ -171,14 +171,14 @@ def pairs(mask: Mask | Tensor | None) -> Mask | Tensor | None:
     return mask[:, None, None] if mask.ndim == 2 else mask[:, None]
 
 
-def without_head(found: Attended) -> Attended:
+def without_head(attended: Attended) -> Attended:
     """Return the result without the axis of its single head."""
-    weights, log_prob = found.weights, found.log_prob
+    weights, log_prob = attended.weights, attended.log_prob
     if isinstance(weights, Top):
         weights = Top(weights.values.squeeze(1), weights.indices.squeeze(1))
     elif weights is not None:
         weights = weights.squeeze(1)
-    return Attended(found.output.squeeze(1), weights, None if log_prob is None else log_prob.squeeze(1))
+    return Attended(attended.output.squeeze(1), weights, None if log_prob is None else log_prob.squeeze(1))
 
 
 def _projected_sizes(

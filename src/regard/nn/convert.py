@@ -34,9 +34,9 @@ def torch_masks(attn_mask: Tensor | None = None, key_padding_mask: Tensor | None
     """
     pairs = attn_mask.unflatten(0, (-1, heads)) if attn_mask is not None and attn_mask.ndim == 3 else attn_mask
     keys = None if key_padding_mask is None else key_padding_mask[:, None, None]
-    found = [each for each in (pairs, keys) if each is not None]
-    dropped = [each for each in found if each.dtype == torch.bool]
-    added = [each for each in found if each.dtype != torch.bool]
+    masks = [part for part in (pairs, keys) if part is not None]
+    dropped = [part for part in masks if part.dtype == torch.bool]
+    added = [part for part in masks if part.dtype != torch.bool]
     mask = None if not dropped else ~dropped[0] if len(dropped) == 1 else ~(dropped[0] | dropped[1])
     bias = None if not added else added[0] if len(added) == 1 else added[0] + added[1]
     return TorchMasks(mask, bias)

@@ -86,16 +86,16 @@ class CoverageAttention(nn.Module):
             # A fertility of 0 would make the coverage infinite, so it is at least 10⁻⁴.
             times = self.fertility * torch.sigmoid(self.fertile(projected.value).squeeze(-1)).clamp_min(1e-4)
         steps = []
-        for one in self.query(query).split(1, 1) if query.shape[1] else ():
-            found = read(
-                one,
+        for single_query in self.query(query).split(1, 1) if query.shape[1] else ():
+            attended = read(
+                single_query,
                 projected._replace(key=projected.key + self.coverage(covered.unsqueeze(-1).to(projected.key.dtype))),
                 self.weight,
                 sampling(self.normalize, self.training, generator),
                 generator,
             )
-            steps.append(found)
-            new = alignment(found)
+            steps.append(attended)
+            new = alignment(attended)
             covered = covered + (new if times is None else new / times)
         return gathered(steps, projected, query, weights), (covered,)
 

@@ -75,17 +75,17 @@ class FeedForward(nn.Module):
     def from_torch(cls, layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> "FeedForward":
         """Return the feed-forward part of one of torch's Transformer layers, with a copy of its weights."""
         first, second = layer.linear1, layer.linear2
-        made = cls(
+        converted = cls(
             first.in_features,
             first.out_features,
             activation=_named(layer.activation),
             bias=first.bias is not None,
             dropout=layer.dropout.p,
         )
-        made.to(first.weight)
-        made.inner.load_state_dict(first.state_dict())
-        made.outer.load_state_dict(second.state_dict())
-        return made.train(layer.training)
+        converted.to(first.weight)
+        converted.inner.load_state_dict(first.state_dict())
+        converted.outer.load_state_dict(second.state_dict())
+        return converted.train(layer.training)
 
 
 def _fuses(x: Tensor) -> bool:

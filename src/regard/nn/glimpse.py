@@ -66,12 +66,12 @@ class Glimpse(nn.Module):
     def _readings(self, location: Float[Tensor, "b"], length: int) -> Float[Tensor, "b scales size length"]:
         """Return, for one axis of the image, the weight of each pixel in each entry of the patch."""
         location = location.float() if location.dtype in HALF else location
-        made = {"device": location.device, "dtype": location.dtype}
+        options = {"device": location.device, "dtype": location.dtype}
         centre = ((location + 1) * length - 1) / 2  # the location in pixels, whose centres are at 0, 1, …
-        fine = self.factor ** torch.arange(self.scales, **made)
-        offsets = (torch.arange(self.size, **made) - (self.size - 1) / 2) * fine.unsqueeze(-1)
+        fine = self.factor ** torch.arange(self.scales, **options)
+        offsets = (torch.arange(self.size, **options) - (self.size - 1) / 2) * fine.unsqueeze(-1)
         places = centre[:, None, None, None] + offsets.unsqueeze(-1)  # shape (b, scales, size, 1)
-        distance = (places - torch.arange(length, **made)).abs()
+        distance = (places - torch.arange(length, **options)).abs()
         # The sum of `fine` triangles 1 − |distance|, one pixel apart, is a trapezoid.
         fine = fine[:, None, None]
         return ((fine + 1) / 2 - distance).clamp(0, 1) / fine

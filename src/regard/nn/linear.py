@@ -107,12 +107,12 @@ class LinearAttention(nn.Module):
             queries, keys, values = self.projection.cross(query, key, key if value is None else value)
         causal, rest = (self.causal, None) if mask is None else _parted(as_mask(mask))
         causal = causal or self.causal
-        found = linear_attention(queries, keys, values, features=self.features, causal=causal, mask=rest)
-        asked = None
+        outputs = linear_attention(queries, keys, values, features=self.features, causal=causal, mask=rest)
+        requested = None
         if weights is not None:
             weights.check(query.shape[1])
-            asked = weights.of(implied_weights(queries, keys, self.features, causal, rest).to(found.dtype))
-        return Attended(self._joined(found), asked)
+            requested = weights.of(implied_weights(queries, keys, self.features, causal, rest).to(outputs.dtype))
+        return Attended(self._joined(outputs), requested)
 
     def step(
         self, x: Float[Tensor, "b n d"], state: LinearState | None = None
@@ -123,11 +123,11 @@ class LinearAttention(nn.Module):
             raise ValueError("step needs causal=True: without it every position reads those still to come")
         self._check(x, None, None)
         queries, keys, values = self.projection(x).split(self.heads, 1)
-        found, state = linear_step(state, queries, keys, values, self.features)
-        return self._joined(found), state
+        outputs, state = linear_step(state, queries, keys, values, self.features)
+        return self._joined(outputs), state
 
-    def _joined(self, found: Float[Tensor, "b h q e"]) -> Float[Tensor, "b q d"]:
-        return self.output(found.transpose(1, 2).flatten(-2))
+    def _joined(self, outputs: Float[Tensor, "b h q e"]) -> Float[Tensor, "b q d"]:
+        return self.output(outputs.transpose(1, 2).flatten(-2))
 
     def _check(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
         if value is not None and key is None:
@@ -143,8 +143,8 @@ def _parted(mask: Mask) -> tuple[bool, Mask | None]:
         case Band(low=None, high=0):
             return True, None
         case And(left, right):
-            (one, first), (two, second) = _parted(left), _parted(right)
-            return one or two, second if first is None else first if second is None else first & second
+            (left_causal, first), (right_causal, second) = _parted(left), _parted(right)
+            return left_causal or right_causal, second if first is None else first if second is None else first & second
     return False, mask
 
 

@@ -88,9 +88,9 @@ class LocalAttention(nn.Module):
         lengths = None if mask is None else mask.sum(-1)
         if key.shape[1] == 0:
             nothing = value.new_zeros(*query.shape[:2], self.output_size)
-            asked = None if weights is None else weights.of(value.new_zeros(*query.shape[:2], 0))
+            requested = None if weights is None else weights.of(value.new_zeros(*query.shape[:2], 0))
             chosen = value.new_zeros(query.shape[:2]) if self.kind == "hard" else None
-            return Attended(nothing, asked, chosen), self._next(state, query)
+            return Attended(nothing, requested, chosen), self._next(state, query)
         log_prob = None
         if self.kind == "hard":
             centre, log_prob = self._locked(query, projected, lengths, generator)
@@ -106,12 +106,12 @@ class LocalAttention(nn.Module):
             lengths=lengths,
             gaussian=self.kind != "monotonic",
         )
-        asked = None
+        requested = None
         if weights is not None:
             weights.check(query.shape[1])
             assert isinstance(near.weights, Tensor)
-            asked = weights.of(self._everywhere(near.weights.squeeze(1), centre, key.shape[1], mask))
-        return Attended(near.output.squeeze(1), asked, log_prob), self._next(state, query)
+            requested = weights.of(self._everywhere(near.weights.squeeze(1), centre, key.shape[1], mask))
+        return Attended(near.output.squeeze(1), requested, log_prob), self._next(state, query)
 
     def forward(
         self,
@@ -158,7 +158,7 @@ class LocalAttention(nn.Module):
         key = projected.key
         dtype = torch.promote_types(query.dtype, torch.float32)
         places = torch.arange(key.shape[1], dtype=dtype, device=key.device)
-        found = attention(
+        attended = attention(
             self._mapped(query).to(dtype),
             key.unsqueeze(1).to(dtype),
             places[:, None].expand(len(key), 1, -1, 1),
@@ -167,10 +167,10 @@ class LocalAttention(nn.Module):
             mask=None if lengths is None else padding(lengths),
             generator=generator,
         )
-        centre = found.output.squeeze(1).squeeze(-1)
-        assert found.log_prob is not None
+        centre = attended.output.squeeze(1).squeeze(-1)
+        assert attended.log_prob is not None
         # The one-hot weights of an estimator are exact only up to rounding, so the position is rounded to an integer.
-        return centre.detach().round() + (centre - centre.detach()), found.log_prob.squeeze(1)
+        return centre.detach().round() + (centre - centre.detach()), attended.log_prob.squeeze(1)
 
     def _everywhere(
         self,

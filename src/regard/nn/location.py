@@ -114,16 +114,16 @@ class LocationAttention(nn.Module):
         check_query(query, self.query_size, projected)
         last = state[0] if state is not None else blank(projected)
         steps = []
-        for one in self.query(query).split(1, 1) if query.shape[1] else ():
-            found = read(
-                one,
+        for single_query in self.query(query).split(1, 1) if query.shape[1] else ():
+            attended = read(
+                single_query,
                 projected._replace(key=projected.key + self._place(last.to(projected.key.dtype))),
                 self.weight * self.sharpness,
                 sampling(self.normalize, self.training, generator),
                 generator,
             )
-            steps.append(found)
-            last = alignment(found)
+            steps.append(attended)
+            last = alignment(attended)
         return gathered(steps, projected, query, weights), (last,)
 
     def _place(self, last: Float[Tensor, "b k"]) -> Float[Tensor, "b k hidden"]:

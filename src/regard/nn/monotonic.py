@@ -103,11 +103,11 @@ class MonotonicAttention(nn.Module):
             rows.append(last)
         alignments = torch.stack(rows, 1) if rows else energies
         alignments = alignments.to(projected.value.dtype)
-        asked = None
+        requested = None
         if weights is not None:
             weights.check(len(rows))
-            asked = weights.of(alignments)
-        return Attended(alignments @ projected.value, asked), (last,)
+            requested = weights.of(alignments)
+        return Attended(alignments @ projected.value, requested), (last,)
 
     def _step(
         self,
@@ -119,8 +119,8 @@ class MonotonicAttention(nn.Module):
         """Return the alignment after the next query; padding is skipped."""
         if self.training:
             if self.noise > 0:
-                drawn = torch.randn(energy.shape, dtype=energy.dtype, device=energy.device, generator=generator)
-                energy = energy + self.noise * drawn
+                noise = torch.randn(energy.shape, dtype=energy.dtype, device=energy.device, generator=generator)
+                energy = energy + self.noise * noise
             stop, go = torch.sigmoid(energy), torch.sigmoid(-energy)  # 1 − stop would round a small `go` to 0
         else:
             stop = (energy > 0).to(energy.dtype)

@@ -176,11 +176,11 @@ class MultiHeadAttention(nn.Module):
                 keys, values = cache.fixed(keys, values)
             elif isinstance(self.positions, Rotary):
                 queries, keys = self.positions(queries), self.positions(keys)
-        found = self._attend(queries, keys, values, offset, mask, bias, weights, generator)
-        joined = applied(own(self, "output"), found.output.transpose(1, 2).flatten(-2))
-        if found.weights is None and found.log_prob is None and not torch.compiler.is_compiling():
+        attended = self._attend(queries, keys, values, offset, mask, bias, weights, generator)
+        joined = applied(own(self, "output"), attended.output.transpose(1, 2).flatten(-2))
+        if attended.weights is None and attended.log_prob is None and not torch.compiler.is_compiling():
             return with_output(joined)
-        return Attended(joined, found.weights, found.log_prob)
+        return Attended(joined, attended.weights, attended.log_prob)
 
     def _itself(self, x: Tensor, offset: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of self-attention.
@@ -209,9 +209,9 @@ class MultiHeadAttention(nn.Module):
         shape = (batch, self.heads, count, keys)
         late_mask = later_mask(mask, offset, count, keys, query.device)
         late_bias = later_bias(bias, offset, query, keys)
-        for each in (late_mask, late_bias):
-            if each is not None:
-                _check_late(each, shape)
+        for part in (late_mask, late_bias):
+            if part is not None:
+                _check_late(part, shape)
         return late_mask, late_bias
 
     def _attend(
@@ -304,8 +304,8 @@ def _sum(slopes: Bias | None, bias: Bias | Tensor, query: Tensor, keys: int) -> 
     assert slopes is not None
     dtype = torch.promote_types(query.dtype, torch.float32)
     parts = (slopes, as_bias(bias).aligned((*query.shape[:-1], keys)))
-    one, two = (part.values(all_of(query.shape[-2]), all_of(keys), dtype) for part in parts)
-    return one + two
+    first, second = (part.values(all_of(query.shape[-2]), all_of(keys), dtype) for part in parts)
+    return first + second
 
 
 def _check_positions(

@@ -123,7 +123,7 @@ class Rotary(nn.Module):
         offset = sharding.shifted(offset, x.shape[-2], x.device)
         angles = _angles(x.shape[-2], offset, self.head_size, self.base, x.device)
         dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
-        cos, sin = (each.to(dtype).unsqueeze(-2) for each in (angles.cos(), angles.sin()))
+        cos, sin = (part.to(dtype).unsqueeze(-2) for part in (angles.cos(), angles.sin()))
         # The rotation uses the layout (b, n, h, d) of projections, which fused kernels accept without a copy.
         first, second = x.transpose(1, 2).to(dtype).chunk(2, -1)
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)

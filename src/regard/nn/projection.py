@@ -27,10 +27,10 @@ def own(module: nn.Module, name: str) -> Any:
 
     Parametrised weights and wrapped modules are not in the module's dictionaries; they are read as attributes.
     """
-    found = module._modules.get(name)
-    if found is None:
-        found = module._parameters.get(name)
-    return getattr(module, name) if found is None else found
+    member = module._modules.get(name)
+    if member is None:
+        member = module._parameters.get(name)
+    return getattr(module, name) if member is None else member
 
 
 def applied(layer: nn.Module, x: Tensor) -> Tensor:
@@ -60,9 +60,9 @@ class OwnedScore(nn.Module):
     def __init__(self, score: str | AnyScore, size: int, heads: int | None = None) -> None:
         super().__init__()
         lead = () if heads is None else (heads,)
-        made = score if not isinstance(score, str) else _by_name(score, size, lead)
-        held = made.tensors() if isinstance(made, Score) else ()
-        self.record: AnyScore = made
+        record = score if not isinstance(score, str) else _by_name(score, size, lead)
+        held = record.tensors() if isinstance(record, Score) else ()
+        self.record: AnyScore = record
         self.learned = bool(held)
         self.weight: Tensor | None
         if not held:
@@ -119,12 +119,12 @@ class HeadProjection(nn.Module):
         self.heads, self.kv_heads, self.head_size = heads, kv_heads, head_size
         rows, kv_rows = heads * head_size, kv_heads * head_size
         packed, paired = size == key_size == value_size, key_size == value_size
-        self.weight = _made(rows + 2 * kv_rows, size) if packed else None
-        self.query_weight = None if packed else _made(rows, size)
-        self.memory_weight = _made(2 * kv_rows, key_size) if paired and not packed else None
-        self.key_weight = None if paired else _made(kv_rows, key_size)
-        self.value_weight = None if paired else _made(kv_rows, value_size)
-        self.bias = _made(rows + 2 * kv_rows) if bias else None
+        self.weight = _parameter(rows + 2 * kv_rows, size) if packed else None
+        self.query_weight = None if packed else _parameter(rows, size)
+        self.memory_weight = _parameter(2 * kv_rows, key_size) if paired and not packed else None
+        self.key_weight = None if paired else _parameter(kv_rows, key_size)
+        self.value_weight = None if paired else _parameter(kv_rows, value_size)
+        self.bias = _parameter(rows + 2 * kv_rows) if bias else None
         self.reset_parameters()
 
     @property
@@ -237,5 +237,5 @@ def settled(normalize: Normalizer, sample: bool) -> Normalizer:
     return replace(normalize, sample=sample) if isinstance(normalize, Hard) and normalize.sample is None else normalize
 
 
-def _made(*shape: int) -> nn.Parameter:
+def _parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape))

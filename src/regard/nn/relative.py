@@ -134,8 +134,8 @@ def _in_blocks(tables: Tables) -> Part:
 def _visible(problem: Problem, size: int) -> list[tuple[Stretch, Stretch]]:
     """Return blocks of queries, each with the range of keys that it needs: under a causal mask up to its last query."""
     queries, keys = problem.shape[-2:]
-    found = clauses(problem.mask, queries, keys)
-    ahead = None if found is None or problem.request is not None else found.high
+    rules = clauses(problem.mask, queries, keys)
+    ahead = None if rules is None or problem.request is not None else rules.high
     return [
         (rows, all_of(keys if ahead is None else max(1, min(keys, rows.stop + ahead)))) for rows in cut(queries, size)
     ]
@@ -163,30 +163,30 @@ def _block(tables: Tables, rows: Stretch, columns: Stretch) -> Part:
     output = weights @ value + _Summed.apply(weights, distance, tables.reach) @ tables.values
     if isinstance(problem.request, LogSumExp):
         return Part(output, log_sum_exp(scores, allowed), log_prob)
-    return Part(output, _asked(seen, problem, rows), log_prob)
+    return Part(output, _requested(seen, problem, rows), log_prob)
 
 
-def _asked(weights: Tensor, problem: Problem, rows: Stretch) -> Tensor | Top | None:
+def _requested(weights: Tensor, problem: Problem, rows: Stretch) -> Tensor | Top | None:
     """Return the requested weights of a block; requested rows of other blocks are zeros."""
     request = problem.request
     if not isinstance(request, Rows):
         return None if request is None else request.of(weights)
     position = request.positions(problem.shape[-2]).to(weights.device)
     inside = (position >= rows.start) & (position < rows.stop)
-    found = weights.index_select(-2, (position - rows.start).clamp(0, rows.stop - rows.start - 1))
-    return torch.where(inside.unsqueeze(-1), found, 0)
+    selected = weights.index_select(-2, (position - rows.start).clamp(0, rows.stop - rows.start - 1))
+    return torch.where(inside.unsqueeze(-1), selected, 0)
 
 
 def _joined(parts: list[Part], request: Request | None) -> Part:
     """Concatenate blocks of queries."""
-    outputs, asked, log_probs = zip(*parts, strict=True)
+    outputs, requested, log_probs = zip(*parts, strict=True)
     seen: Tensor | Top | None = None
-    if isinstance(asked[0], Top):
-        seen = Top(*(torch.cat(pieces, -2) for pieces in zip(*asked, strict=True)))
+    if isinstance(requested[0], Top):
+        seen = Top(*(torch.cat(pieces, -2) for pieces in zip(*requested, strict=True)))
     elif isinstance(request, (Received, Rows)):
-        seen = sum(asked[1:], asked[0])
+        seen = sum(requested[1:], requested[0])
     elif request is not None:
-        seen = torch.cat(asked, -1 if isinstance(request, (Entropy, LogSumExp)) else -2)
+        seen = torch.cat(requested, -1 if isinstance(request, (Entropy, LogSumExp)) else -2)
     return Part(torch.cat(outputs, -2), seen, None if log_probs[0] is None else torch.cat(log_probs, -1))
 
 
@@ -194,8 +194,8 @@ def _dropped(weights: Tensor, problem: Problem) -> Tensor:
     """Apply dropout to the weights once, so that it is the same for the values and for their relative positions."""
     if problem.generator is None or problem.dropout in (0.0, 1.0):
         return nn.functional.dropout(weights, problem.dropout)
-    kept = torch.rand(weights.shape, generator=problem.generator, device=weights.device) >= problem.dropout
-    return weights * kept / (1.0 - problem.dropout)
+    mask = torch.rand(weights.shape, generator=problem.generator, device=weights.device) >= problem.dropout
+    return weights * mask / (1.0 - problem.dropout)
 
 
 def _distance(rows: Stretch, columns: Stretch, offset: int | Tensor, device: torch.device) -> Int[Tensor, "q k"]:

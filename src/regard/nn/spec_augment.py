@@ -56,10 +56,10 @@ def _masked(sizes: Tensor, count: int, width: int, share: float, total: int) -> 
 
     The computation needs no device synchronisation.
     """
-    drawn = torch.rand(2, len(sizes), count, device=sizes.device)
+    uniform = torch.rand(2, len(sizes), count, device=sizes.device)
     most = (sizes * share).clamp_max(width).unsqueeze(1)
-    wide = (drawn[0] * (most + 1)).floor().minimum(most.floor())
-    first = (drawn[1] * (sizes.unsqueeze(1) - wide + 1)).floor()
+    wide = (uniform[0] * (most + 1)).floor().minimum(most.floor())
+    first = (uniform[1] * (sizes.unsqueeze(1) - wide + 1)).floor()
     places = torch.arange(total, device=sizes.device)
     inside = (places >= first.unsqueeze(-1)) & (places < (first + wide).unsqueeze(-1))
     return inside.any(1)

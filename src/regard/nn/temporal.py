@@ -60,19 +60,19 @@ class TemporalAttention(nn.Module):
         described = flat.unflatten(2, (self.size, -1)).mean(-1) if frames.ndim == 5 else flat
         asks = self.query.expand(frames.shape[0], -1) if query is None else query
         projected = self.attention.project(described, mask=mask)
-        found, _ = self.attention.attend(asks.unsqueeze(1), projected, weights=_FULL)
-        assert isinstance(found.weights, Tensor)
-        asked = None if weights is None else _of_one(weights, found.weights)
+        attended, _ = self.attention.attend(asks.unsqueeze(1), projected, weights=_FULL)
+        assert isinstance(attended.weights, Tensor)
+        requested = None if weights is None else _of_one(weights, attended.weights)
         if frames.ndim == 3:
-            return Attended(found.output.squeeze(1), asked)
-        output = (found.weights.to(flat.dtype) @ flat).squeeze(1)
-        return Attended(output.unflatten(1, frames.shape[2:]), asked)
+            return Attended(attended.output.squeeze(1), requested)
+        output = (attended.weights.to(flat.dtype) @ flat).squeeze(1)
+        return Attended(output.unflatten(1, frames.shape[2:]), requested)
 
 
 def _of_one(request: Request, weights: Float[Tensor, "b 1 t"]) -> Tensor | Top:
     """Return the requested weights of the single query, without its axis."""
     request.check(1)
-    found = request.of(weights)
-    if isinstance(found, Top):
-        return Top(found.values.squeeze(1), found.indices.squeeze(1))
-    return found if isinstance(request, Received) else found.squeeze(1)
+    requested = request.of(weights)
+    if isinstance(requested, Top):
+        return Top(requested.values.squeeze(1), requested.indices.squeeze(1))
+    return requested if isinstance(request, Received) else requested.squeeze(1)

@@ -129,8 +129,8 @@ class TransformerEncoderLayer(nn.Module):
             torch_names.refuse("TransformerEncoderLayer", self.forward, unknown, torch_names.ENCODER_CALL)
         check_input(x, "x", self.size)
         first, second = own(self, "around_attention"), own(self, "around_feed_forward")
-        given: dict[str, Any] = {} if generator is None else {"generator": generator}
-        attended = own(self, "attention")(first.enter(x), mask=mask, weights=weights, **given)
+        options: dict[str, Any] = {} if generator is None else {"generator": generator}
+        attended = own(self, "attention")(first.enter(x), mask=mask, weights=weights, **options)
         x = first.leave(x, attended.output)
         added = own(self, "feed_forward")(second.enter(x))
         return Layered(second.leave(x, added), attended.weights)
@@ -140,16 +140,16 @@ class TransformerEncoderLayer(nn.Module):
         cls, layer: nn.TransformerEncoderLayer, *, batch_first: bool | None = None
     ) -> "TransformerEncoderLayer":
         """Return a layer with a copy of torch's weights; `batch_first` is as for `MultiHeadAttention.from_torch`."""
-        made = cls(
+        converted = cls(
             MultiHeadAttention.from_torch(layer.self_attn, batch_first=batch_first),
             FeedForward.from_torch(layer),
             norm="pre" if layer.norm_first else "post",
             normalization=_like(layer.norm1),
             dropout=layer.dropout1.p,
         )
-        made.around_attention.norm.load_state_dict(layer.norm1.state_dict())
-        made.around_feed_forward.norm.load_state_dict(layer.norm2.state_dict())
-        return made.train(layer.training)
+        converted.around_attention.norm.load_state_dict(layer.norm1.state_dict())
+        converted.around_feed_forward.norm.load_state_dict(layer.norm2.state_dict())
+        return converted.train(layer.training)
 
 
 class TransformerDecoderLayer(nn.Module):
@@ -207,8 +207,10 @@ class TransformerDecoderLayer(nn.Module):
         if memory is None and (memory_cache is None or not memory_cache.is_fixed):
             raise ValueError("memory must be given, or a memory_cache that holds it already, got neither")
         check_input(x, "x", self.size)
-        given = _given(generator=generator)
-        attended = self.self_attention(self.around_self_attention.enter(x), mask=mask, **_given(cache=cache), **given)
+        options = _specified(generator=generator)
+        attended = self.self_attention(
+            self.around_self_attention.enter(x), mask=mask, **_specified(cache=cache), **options
+        )
         x = self.around_self_attention.leave(x, attended.output)
         looked = self.cross_attention(
             self.around_cross_attention.enter(x),
@@ -216,8 +218,8 @@ class TransformerDecoderLayer(nn.Module):
             value,
             mask=memory_mask,
             weights=weights,
-            **_given(cache=memory_cache),
-            **given,
+            **_specified(cache=memory_cache),
+            **options,
         )
         x = self.around_cross_attention.leave(x, looked.output)
         added = self.feed_forward(self.around_feed_forward.enter(x))
@@ -228,7 +230,7 @@ class TransformerDecoderLayer(nn.Module):
         cls, layer: nn.TransformerDecoderLayer, *, batch_first: bool | None = None
     ) -> "TransformerDecoderLayer":
         """Return a layer with a copy of torch's weights; `batch_first` is as for `MultiHeadAttention.from_torch`."""
-        made = cls(
+        converted = cls(
             MultiHeadAttention.from_torch(layer.self_attn, batch_first=batch_first),
             MultiHeadAttention.from_torch(layer.multihead_attn, batch_first=batch_first),
             FeedForward.from_torch(layer),
@@ -236,13 +238,13 @@ class TransformerDecoderLayer(nn.Module):
             normalization=_like(layer.norm1),
             dropout=layer.dropout1.p,
         )
-        made.around_self_attention.norm.load_state_dict(layer.norm1.state_dict())
-        made.around_cross_attention.norm.load_state_dict(layer.norm2.state_dict())
-        made.around_feed_forward.norm.load_state_dict(layer.norm3.state_dict())
-        return made.train(layer.training)
+        converted.around_self_attention.norm.load_state_dict(layer.norm1.state_dict())
+        converted.around_cross_attention.norm.load_state_dict(layer.norm2.state_dict())
+        converted.around_feed_forward.norm.load_state_dict(layer.norm3.state_dict())
+        return converted.train(layer.training)
 
 
-def _given(**options: Any) -> dict[str, Any]:
+def _specified(**options: Any) -> dict[str, Any]:
     """Return the options that are not None, so that an attention without such an option need not accept it."""
     return {name: value for name, value in options.items() if value is not None}
 

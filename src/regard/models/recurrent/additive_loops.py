@@ -15,7 +15,7 @@ from regard.nn.attention import Attention
 from regard.nn.protocol import Projected
 
 
-class Found(NamedTuple):
+class LoopResult(NamedTuple):
     """The result of a loop: states (b, t, d), attention weights (b, t, k) and contexts (b, t, e).
 
     With input feeding, `states` are the inputs of the output layer, and there are no contexts. If `turned` is true,
@@ -52,7 +52,7 @@ def serves(network: nn.GRU | nn.LSTM, attention: object, *, feeding: bool = Fals
 
 def bahdanau(
     network: nn.GRU | nn.LSTM, attention: Any, gates: Tensor, mapping: Tensor, state: Tensor, projected: Projected
-) -> Found:
+) -> LoopResult:
     """Run all steps in Bahdanau's order, from the tokens' input gates (t, b, 3d) and the first state (b, d).
 
     `mapping` is the matrix that maps a context to the input gates.
@@ -65,13 +65,13 @@ def bahdanau(
     if state.device.type == "cpu":
         keys, score, state = _wide(gates, projected.key, score, state)
         _, values, mapping, recurrent, bias = _narrow(gates, values, mapping, recurrent, bias)
-        given = bahdanau_cpu.Given(gates, keys, score, values, mapping, state, recurrent, bias, projected.mask)
-        states, contexts, weights = bahdanau_cpu.unrolled(given)
-        return Found(states, weights.transpose(0, 1), contexts, turned=True)
+        inputs = bahdanau_cpu.Given(gates, keys, score, values, mapping, state, recurrent, bias, projected.mask)
+        states, contexts, weights = bahdanau_cpu.unrolled(inputs)
+        return LoopResult(states, weights.transpose(0, 1), contexts, turned=True)
     # The values are mapped to the input gates once, which saves a matrix product with the context at each step.
     narrow = _narrow(gates, projected.key, score, F.linear(values, mapping), state, recurrent, bias)
-    found = _batch_first(bahdanau_loop.unrolled(bahdanau_loop.Given._make([*narrow, projected.mask])))
-    return found._replace(contexts=found.weights @ values)
+    result = _batch_first(bahdanau_loop.unrolled(bahdanau_loop.Given._make([*narrow, projected.mask])))
+    return result._replace(contexts=result.weights @ values)
 
 
 def feeding(
@@ -82,7 +82,7 @@ def feeding(
     mapping: Tensor,
     state: Tensor,
     projected: Projected,
-) -> Found:
+) -> LoopResult:
     """Run all steps in Luong's order with input feeding; `mapping` maps the last output to the input gates."""
     values, query = projected.value, attention.query.weight
     context, hidden = readout.weight.split([values.shape[-1], readout.in_features - values.shape[-1]], 1)
@@ -105,6 +105,6 @@ def _wide(gates: Tensor, *others: Tensor) -> list[Any]:
     return [other.to(dtype) for other in others]
 
 
-def _batch_first(found: tuple[Tensor, Tensor]) -> Found:
-    states, weights = found
-    return Found(states.transpose(0, 1), weights.transpose(0, 1))
+def _batch_first(result: tuple[Tensor, Tensor]) -> LoopResult:
+    states, weights = result
+    return LoopResult(states.transpose(0, 1), weights.transpose(0, 1))

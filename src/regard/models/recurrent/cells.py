@@ -64,7 +64,7 @@ def run(network: nn.GRU | nn.LSTM, inputs: Float[Tensor, "b t i"], hidden: Hidde
 
 def advance(network: nn.GRU | nn.LSTM, gates: Float[Tensor, "b g"], hidden: Hidden) -> tuple[Tensor, Hidden]:
     """Run one step, given the first layer's input gates W x + b; return the output (b, d) and new hidden state."""
-    found: list[Sequence[Tensor]] = []
+    states: list[Sequence[Tensor]] = []
     output = gates
     for layer in range(network.num_layers):
         if layer > 0:
@@ -81,8 +81,8 @@ def advance(network: nn.GRU | nn.LSTM, gates: Float[Tensor, "b g"], hidden: Hidd
             else (gru.step(gates, recurrent, before[0]),)
         )
         output = after[0]
-        found.append(after)
-    return output, tuple(torch.stack(parts) for parts in zip(*found, strict=True))
+        states.append(after)
+    return output, tuple(torch.stack(parts) for parts in zip(*states, strict=True))
 
 
 def _lstm(gates: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:

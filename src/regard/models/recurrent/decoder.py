@@ -182,12 +182,12 @@ class RecurrentDecoder(nn.Module):
             gates, mapping = self._gates(words.turned())
             assert mapping is not None
             assert state.projected is not None
-            found = self._by_hand(gates, mapping, state.hidden[0][0], state.projected)
-            states = found.states
-            if found.contexts is not None:
-                states = self._mixed(states, found.contexts, words.turned() if found.turned else words)
-            states = states.transpose(0, 1) if found.turned else states
-            return Decoded(self.dropout(states), None if request is None else request.of(found.weights))
+            result = self._by_hand(gates, mapping, state.hidden[0][0], state.projected)
+            states = result.states
+            if result.contexts is not None:
+                states = self._mixed(states, result.contexts, words.turned() if result.turned else words)
+            states = states.transpose(0, 1) if result.turned else states
+            return Decoded(self.dropout(states), None if request is None else request.of(result.weights))
         gates, mapping = self._gates(words)
         # A `Rows` request numbers its rows over all steps, and a `Received` request sums weights over all steps. For
         # these two requests each step therefore computes full weights.
@@ -210,7 +210,9 @@ class RecurrentDecoder(nn.Module):
             states = self._mixed(torch.cat(hidden, 1), torch.cat([read.context for read in reads], 1), words)
         return Decoded(self.dropout(states), weights, torch.cat(log_probs, 1) if log_probs else None)
 
-    def _by_hand(self, gates: Tensor, mapping: Tensor, state: Tensor, projected: Projected) -> additive_loops.Found:
+    def _by_hand(
+        self, gates: Tensor, mapping: Tensor, state: Tensor, projected: Projected
+    ) -> additive_loops.LoopResult:
         """Run all steps in the hand-written loop for this decoder's order."""
         if self.input_feeding:
             return additive_loops.feeding(self.network, self.attention, self.readout, gates, mapping, state, projected)
@@ -255,10 +257,10 @@ class RecurrentDecoder(nn.Module):
         """Return the contexts of the queries (b, t, d), by attention, or without attention the memory's summary."""
         if self.attention is None or state.projected is None:
             return _Read(_spread(state.summary, query), None, None, None)
-        found, after = self.attention.attend(
+        attended, after = self.attention.attend(
             query, state.projected, state=state.attention, weights=request, generator=generator
         )
-        return _Read(found.output, found.weights, found.log_prob, after)
+        return _Read(attended.output, attended.weights, attended.log_prob, after)
 
     def _mixed(self, hidden: Tensor, context: Tensor, words: Tokens | None) -> Tensor:
         """Return the input of the output layer, tanh(W [hidden; context; words]), for any number of steps.
@@ -269,10 +271,10 @@ class RecurrentDecoder(nn.Module):
         first, second = (hidden, context) if self.order == "bahdanau" else (context, hidden)
         sizes = [first.shape[-1], second.shape[-1]]
         weights = self.readout.weight.split([*sizes, self.readout.in_features - sum(sizes)], 1)
-        found = linear(first, weights[0], self.readout.bias) + linear(second, weights[1])
+        mixed = linear(first, weights[0], self.readout.bias) + linear(second, weights[1])
         if self.order == "bahdanau" and words is not None:
-            found = found + words.mapped(weights[2])
-        return torch.tanh(found)
+            mixed = mixed + words.mapped(weights[2])
+        return torch.tanh(mixed)
 
 
 def _fed(gates: Tensor, feed: Tensor, mapping: Tensor | None) -> Tensor:
@@ -285,12 +287,12 @@ def _spread(summary: Tensor, like: Tensor) -> Tensor:
     return summary.unsqueeze(1).expand(-1, like.shape[1], -1)
 
 
-def _joined(found: list[Tensor | Top | None]) -> Tensor | Top | None:
+def _joined(weights: list[Tensor | Top | None]) -> Tensor | Top | None:
     """Return the weights of single steps concatenated, as one call of attention over all steps would return them."""
-    tensors = [one for one in found if isinstance(one, Tensor)]
+    tensors = [part for part in weights if isinstance(part, Tensor)]
     if tensors:
         return torch.cat(tensors, 1)
-    tops = [one for one in found if isinstance(one, Top)]
+    tops = [part for part in weights if isinstance(part, Top)]
     return Top(*(torch.cat(parts, 1) for parts in zip(*tops, strict=True))) if tops else None
 
 

@@ -84,12 +84,12 @@ class RecurrentEncoder(nn.Module):
                 _check(source, lengths)
             mask = torch.arange(source.shape[1], device=source.device) < lengths.to(source.device).unsqueeze(-1)
         if gru_sequence.serves(self.network) and source.numel():
-            found = self._by_hand(source, lengths)
-            return Memory(found.states, found.states, mask, found.last)
+            result = self._by_hand(source, lengths)
+            return Memory(result.states, result.states, mask, result.last)
         vectors = self.dropout(self.embedding(source))
         if captured:
-            found = gru_sequence.read_cuda(self.network, vectors, mask)
-            return Memory(found.states, found.states, mask, found.last)
+            result = gru_sequence.read_cuda(self.network, vectors, mask)
+            return Memory(result.states, result.states, mask, result.last)
         if lengths is None or mask is None:
             states, last = self.network(vectors)
             return Memory(states, states, None, self._summary(last))
@@ -113,11 +113,11 @@ class RecurrentEncoder(nn.Module):
         if lengths is not None:  # padding is replaced by a valid token, whose embedding gets no gradient from padding
             source = torch.where(torch.arange(source.shape[1]) < lengths.unsqueeze(-1), source, source[0, 0])
         words = embedded(self.embedding, self.dropout, source.t())
-        found = gru_sequence.read(self.network, words, lengths)
+        result = gru_sequence.read(self.network, words, lengths)
         if order is None:
-            return found
+            return result
         places = order.argsort()
-        return gru_sequence.Read(found.states[places], found.last[places])
+        return gru_sequence.Read(result.states[places], result.last[places])
 
     def _summary(self, last: Tensor | tuple[Tensor, Tensor]) -> Tensor:
         """Return the top layer's last hidden state, with both directions concatenated."""

@@ -40,10 +40,10 @@ def read(network: nn.GRU | nn.LSTM, words: Tokens, lengths: Tensor | None) -> Re
         gates = words.mapped(weight, bias)
         back = way.endswith("reverse")
         counts = _counts(gates, lengths)
-        found = sequence_cpu.states(gates, recurrent.to(gates.dtype), hidden.to(gates.dtype), counts, back)
-        states.append(found)
-        last.append(_last(found, lengths, back))
-    return Read(torch.cat([found.transpose(0, 1) for found in states], -1), torch.cat(last, -1))
+        outputs = sequence_cpu.states(gates, recurrent.to(gates.dtype), hidden.to(gates.dtype), counts, back)
+        states.append(outputs)
+        last.append(_last(outputs, lengths, back))
+    return Read(torch.cat([outputs.transpose(0, 1) for outputs in states], -1), torch.cat(last, -1))
 
 
 def _counts(gates: Tensor, lengths: Tensor | None) -> list[int]:
@@ -77,27 +77,27 @@ def read_cuda(network: nn.GRU | nn.LSTM, embedded: Tensor, mask: Tensor | None) 
     """
     ways = ["_l0", "_l0_reverse"][: 2 if network.bidirectional else 1]
 
-    def each(name: str) -> list[Tensor]:
+    def parameters(name: str) -> list[Tensor]:
         return [network.get_parameter(name + way) for way in ways]
 
     if mask is not None:  # padding is set to zero, because NaN in padding would stay NaN when multiplied by 0
         embedded = embedded.masked_fill(~mask.unsqueeze(-1), 0.0)
     # One matrix product computes the input gates of both directions, with time first; the gates of the backward
     # direction are then reversed in time.
-    gates = F.linear(embedded.transpose(0, 1), torch.cat(each("weight_ih")), torch.cat(each("bias_ih"))).chunk(
-        len(ways), -1
-    )
+    gates = F.linear(
+        embedded.transpose(0, 1), torch.cat(parameters("weight_ih")), torch.cat(parameters("bias_ih"))
+    ).chunk(len(ways), -1)
     inputs = torch.stack([_turned(part, way) for way, part in enumerate(gates)], 1)
-    kept = None
+    turned_mask = None
     if mask is not None:
-        kept = torch.stack([_turned(mask.t(), way) for way in range(len(ways))], 1)
-    recurrent = torch.stack(each("weight_hh")).to(inputs.dtype)  # under autocast, `inputs` has the autocast dtype
-    bias = torch.stack(each("bias_hh")).unsqueeze(1).to(inputs.dtype)
-    states = sequence_cuda.states(inputs, recurrent, bias, kept)
-    found = torch.cat([_turned(states[:, way], way) for way in range(len(ways))], -1).transpose(0, 1)
+        turned_mask = torch.stack([_turned(mask.t(), way) for way in range(len(ways))], 1)
+    recurrent = torch.stack(parameters("weight_hh")).to(inputs.dtype)  # under autocast, `inputs` has the autocast dtype
+    bias = torch.stack(parameters("bias_hh")).unsqueeze(1).to(inputs.dtype)
+    states = sequence_cuda.states(inputs, recurrent, bias, turned_mask)
+    outputs = torch.cat([_turned(states[:, way], way) for way in range(len(ways))], -1).transpose(0, 1)
     if mask is not None:
-        found = found.masked_fill(~mask.unsqueeze(-1), 0.0)
-    return Read(found, torch.cat(states[-1].unbind(0), -1))
+        outputs = outputs.masked_fill(~mask.unsqueeze(-1), 0.0)
+    return Read(outputs, torch.cat(states[-1].unbind(0), -1))
 
 
 def _turned(sequence: Tensor, way: int) -> Tensor:

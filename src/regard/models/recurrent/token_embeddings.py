@@ -32,8 +32,8 @@ class Tokens:
 
     def mapped(self, weight: Float[Tensor, "o e"], bias: Float[Tensor, "o"] | None = None) -> Float[Tensor, "b t o"]:
         """Return W y + b for every token."""
-        found = linear(self.vectors, weight, bias)
-        return found if self.index is None else F.embedding(self.index, found)
+        products = linear(self.vectors, weight, bias)
+        return products if self.index is None else F.embedding(self.index, products)
 
 
 def embedded(embedding: nn.Embedding, dropout: nn.Dropout, tokens: Int[Tensor, "b t"]) -> Tokens:

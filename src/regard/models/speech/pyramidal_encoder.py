@@ -97,8 +97,8 @@ class BothWays(nn.Module):
         steps = torch.arange(x.shape[1], device=x.device)
         count = mask.sum(1, keepdim=True)
         turned = order.gather(1, torch.where(steps < count, count - 1 - steps, steps))
-        there = _taken(self.forwards(_taken(x, order))[0], order.argsort(1))
-        back = _taken(self.backwards(_taken(x, turned))[0], turned.argsort(1))
+        there = _gathered(self.forwards(_gathered(x, order))[0], order.argsort(1))
+        back = _gathered(self.backwards(_gathered(x, turned))[0], turned.argsort(1))
         return torch.where(mask.unsqueeze(-1), torch.cat([there, back], -1), 0)
 
 
@@ -112,14 +112,14 @@ def _joined(x: Tensor, count: int) -> Tensor:
     return F.pad(x, (0, 0, 0, -x.shape[1] % count)).unflatten(1, (-1, count)).flatten(2)
 
 
-def _taken(x: Tensor, order: Tensor) -> Tensor:
+def _gathered(x: Tensor, order: Tensor) -> Tensor:
     """Return x (b, t, d) with the steps of each row in the order of the indices `order` (b, t)."""
     return x.gather(1, order.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
 
 def _at(x: Tensor, index: Tensor) -> Tensor:
     """Return from x (b, t, d) the step `index` (b,) of each sequence, (b, d)."""
-    return _taken(x, index.unsqueeze(-1)).squeeze(1)
+    return _gathered(x, index.unsqueeze(-1)).squeeze(1)
 
 
 def _real(steps: int, lengths: Tensor) -> Tensor:

@@ -100,8 +100,8 @@ def _read(
         from regard.kernels.triton.beam_attention import attend  # imported late, because the module needs Triton
 
         return attention.output(attend(query, key, value, bias, scale=scale, time=time))
-    found = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
-    return attention.output(found.transpose(1, 2).flatten(-2))
+    outputs = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
+    return attention.output(outputs.transpose(1, 2).flatten(-2))
 
 
 def _looked(

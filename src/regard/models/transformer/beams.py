@@ -101,21 +101,21 @@ class TransformerBeams:
         state = replace(self, seen=seen, length=self.length + 1)
         return Step(self.decoder.logits(x.flatten(0, 1)), state, looked)
 
-    def regroup(self, parents: Int[Tensor, "r s"], kept: Int[Tensor, " r"] | None = None) -> "TransformerBeams":
+    def regroup(self, parents: Int[Tensor, "r s"], rows: Int[Tensor, " r"] | None = None) -> "TransformerBeams":
         """Return the state of new hypotheses that continue `parents` (indices within a row).
 
-        `kept` are the rows to keep (None: all).
+        `rows` are the rows to keep (None: all).
         """
-        seen = self.seen if kept is None else self.seen.index_select(0, kept)
+        seen = self.seen if rows is None else self.seen.index_select(0, rows)
         seen = seen.gather(1, parents.unsqueeze(-1).expand(-1, -1, seen.shape[-1]))
-        if kept is None:
+        if rows is None:
             return replace(self, seen=seen)._tidy()
         return replace(
             self,
-            memory=[(key.index_select(0, kept), value.index_select(0, kept)) for key, value in self.memory],
-            real=None if self.real is None else self.real.index_select(0, kept),
-            blank=None if self.blank is None else self.blank.index_select(0, kept),
-            storage=[each.index_select(0, kept) for each in self.storage],
+            memory=[(key.index_select(0, rows), value.index_select(0, rows)) for key, value in self.memory],
+            real=None if self.real is None else self.real.index_select(0, rows),
+            blank=None if self.blank is None else self.blank.index_select(0, rows),
+            storage=[part.index_select(0, rows) for part in self.storage],
             seen=seen,
         )
 
@@ -188,8 +188,8 @@ class StaticBeams:
         key = state.memory[0][0]
         mine = (self.decoder, self.looks, self.width, self.rows, self.keys, self.real.dtype, self.real.device)
         size = (_rounded(key.shape[0], 8), _rounded(key.shape[2], 8))
-        asked = (state.decoder, state.looks, width, *size, key.dtype, key.device)
-        return mine == asked and self.steps == _rounded(steps, 16) and self.parameters == _addresses(self.decoder)
+        required = (state.decoder, state.looks, width, *size, key.dtype, key.device)
+        return mine == required and self.steps == _rounded(steps, 16) and self.parameters == _addresses(self.decoder)
 
     def load(self, state: TransformerBeams) -> None:
         """Copy `state` into the tensors of fixed shape, to begin a search from it.
@@ -224,8 +224,8 @@ class StaticBeams:
         x = x.unflatten(0, (self.rows, self.width))
 
         def keep(layer: int, new: Tensor) -> Pair:
-            kept = self.storage[layer].index_copy_(1, index, new.transpose(1, 2))
-            key, value = kept.transpose(1, 2).chunk(2, 1)
+            stored = self.storage[layer].index_copy_(1, index, new.transpose(1, 2))
+            key, value = stored.transpose(1, 2).chunk(2, 1)
             return key, value
 
         bias = self.seen.unsqueeze(1)
@@ -233,9 +233,9 @@ class StaticBeams:
         self.time.add_(1)
         return Step(self.decoder.logits(x.flatten(0, 1)), self, looked)
 
-    def regroup(self, parents: Int[Tensor, "r s"], kept: Tensor | None = None) -> "StaticBeams":
+    def regroup(self, parents: Int[Tensor, "r s"], rows: Tensor | None = None) -> "StaticBeams":
         """Replace every hypothesis by a continuation of its parent; `parents` are indices within a row."""
-        assert kept is None, "no row is left out where shapes are fixed"
+        assert rows is None, "no row is left out where shapes are fixed"
         self.seen.copy_(self.seen.gather(1, parents.unsqueeze(-1).expand_as(self.seen)))
         return self
 

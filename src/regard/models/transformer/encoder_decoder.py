@@ -146,9 +146,9 @@ class TransformerEncoder(nn.Module):
         """
         stack = EncoderStack.from_torch(encoder, batch_first=batch_first)
         vocabulary, size = embedding.weight.shape
-        made = cls(vocabulary, size, layers=0, heads=_heads(encoder), positions=positions, embedding=embedding)
-        made.stack = stack
-        return made.train(encoder.training)
+        converted = cls(vocabulary, size, layers=0, heads=_heads(encoder), positions=positions, embedding=embedding)
+        converted.stack = stack
+        return converted.train(encoder.training)
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,9 +318,9 @@ class TransformerDecoder(nn.Module):
         """
         stack = DecoderStack.from_torch(decoder, batch_first=batch_first)
         vocabulary, size = embedding.weight.shape
-        made = cls(vocabulary, size, layers=0, heads=_heads(decoder), positions=positions, embedding=embedding)
-        made.stack = stack
-        return made.train(decoder.training)
+        converted = cls(vocabulary, size, layers=0, heads=_heads(decoder), positions=positions, embedding=embedding)
+        converted.stack = stack
+        return converted.train(decoder.training)
 
 
 def _heads(stack: nn.TransformerEncoder | nn.TransformerDecoder) -> int:

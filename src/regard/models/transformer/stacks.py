@@ -145,8 +145,8 @@ def _copied(norm: nn.Module | None) -> nn.Module | None:
     if not isinstance(norm, nn.LayerNorm):
         raise TypeError(f"norm must be an nn.LayerNorm or None, got {type(norm).__name__}")
     options: dict[str, Any] = {"eps": norm.eps, "elementwise_affine": norm.elementwise_affine}
-    made = nn.LayerNorm(list(norm.normalized_shape), bias=norm.bias is not None, **options)
+    copied = nn.LayerNorm(list(norm.normalized_shape), bias=norm.bias is not None, **options)
     if norm.weight is not None:
-        made.to(norm.weight)
-    made.load_state_dict(norm.state_dict())
-    return made
+        copied.to(norm.weight)
+    copied.load_state_dict(norm.state_dict())
+    return copied

@@ -67,9 +67,9 @@ class TokenInput(nn.Module):
 def embedding_for(vocabulary: int, size: int, embedding: nn.Embedding | None) -> nn.Embedding:
     """Return the given embedding, or a new one whose rows have a norm of about 1, suitable as tied output weights."""
     if embedding is None:
-        made = nn.Embedding(vocabulary, size)
-        nn.init.normal_(made.weight, std=size**-0.5)
-        return made
+        created = nn.Embedding(vocabulary, size)
+        nn.init.normal_(created.weight, std=size**-0.5)
+        return created
     if (embedding.num_embeddings, embedding.embedding_dim) != (vocabulary, size):
         raise ValueError(
             f"embedding must hold {vocabulary} tokens of size {size}, "

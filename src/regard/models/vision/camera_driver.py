@@ -161,8 +161,10 @@ class CameraDriver(nn.Module):
         controls = self.controls(F.relu(self.hidden(self.dropout(context))))
         if last is not None:
             controls = torch.cat([controls[:, :1] + last.unsqueeze(-1), controls[:, 1:]], 1)
-        asked = weights is not None
-        return Driven(controls, gates.unflatten(0, frames.shape[:2]) if asked else None, shares if asked else None)
+        requested = weights is not None
+        return Driven(
+            controls, gates.unflatten(0, frames.shape[:2]) if requested else None, shares if requested else None
+        )
 
     def _over_time(self, states: Tensor, known: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.temporal is not None:

@@ -89,9 +89,9 @@ class ImageEncoder(nn.Module):
         rows, columns = maps.shape[-2:]
         for gates in (self.channel, self.spatial):
             maps = maps if gates is None else gates(maps)
-        found = maps.flatten(2).mT
-        found = found if self.gate is None else self.gate(found).output
-        cells = self.norm(self.project(found))
+        vectors = maps.flatten(2).mT
+        vectors = vectors if self.gate is None else self.gate(vectors).output
+        cells = self.norm(self.project(vectors))
         placed = cells
         if self.positions is not None:
             placed = cells + grid_positions(rows, columns, self.size, device=cells.device).to(cells.dtype)

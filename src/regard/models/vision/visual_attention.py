@@ -167,13 +167,13 @@ class RecurrentVisualAttention(nn.Module):
             # The mean is clamped to the image, but gets the gradient of the unclamped mean. The gradient of the clamped
             # mean is 0 outside the image, and no reward could move such a mean back.
             mean = moved + (moved.clamp(-1, 1) - moved).detach()
-        drawn = mean.detach()
+        sampled = mean.detach()
         if self.training:
             noise = torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
-            drawn = drawn + self.deviation * noise
-        distance = ((drawn - mean) / self.deviation).square().sum(-1)
+            sampled = sampled + self.deviation * noise
+        distance = ((sampled - mean) / self.deviation).square().sum(-1)
         log_prob = -0.5 * distance - 2 * math.log(self.deviation) - math.log(2 * math.pi)
-        return drawn.clamp(-1, 1).to(place.dtype), log_prob
+        return sampled.clamp(-1, 1).to(place.dtype), log_prob
 
 
 def looked_loss(
