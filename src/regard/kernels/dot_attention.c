@@ -22,7 +22,8 @@
 #define CHUNKS 32            /* portions of the units that a thread takes in turn */
 #define LOWEST -86.0f        /* the sigmoid of anything less is 0 */
 
-enum { SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX, HARD }; /* entmax with alpha = 1.5; hard: the best key, forward only */
+/* ENTMAX has alpha = 1.5, POWER is entmax with any 1 < alpha <= 2; HARD is the best key, forward only. */
+enum { SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX, HARD, POWER };
 /* What is returned beside the output: all weights w, their sums over the queries, -sum w ln w of each query, or the
  * weights of some queries. */
 enum { NOTHING, ALL_WEIGHTS, RECEIVED, ENTROPY, SOME_ROWS };
@@ -53,7 +54,9 @@ typedef struct {
     const long *place_of;    /* of SOME_ROWS: the place of each query among the rows, or -1 */
     float *log_prob;                       /* (batch, heads, queries) of the best keys, and their indices */
     long *index;
-    float scale, softcap, shift;
+    float scale, softcap, shift, alpha;
+    float dropout;  /* the probability with which a weight is replaced by 0 in the sum of the values */
+    uint64_t seed;  /* of the random numbers of dropout */
     long parts; /* of the rows of a head; the last ones, under a causal mask the longest, are computed first */
     float *sums; /* with several parts, from each part: RECEIVED; backward: the gradients of keys and values */
     int *bad;
@@ -297,24 +300,67 @@ static block block_of(const call *c, long b, long h, long row, long rows, long o
     return found;
 }
 
-/* Sparsemax or entmax of scores whose largest is `big`: [s - t]_+ or ([s / 2 - t]_+)^2 with t such that they sum to 1.
- * Newton's method from below is monotonic, because the sum is convex in t. */
-static void project(float *scores, long width, float big, int square) {
-    float factor = square ? 0.5f : 1.0f, t = -1.0f; /* the largest weight is at most 1 */
+/* y^power for y > 0, and 0 for y <= 0. */
+static inline vec power_of(vec y, float power) {
+    return ABOVE(y, ALL(0.0f), exponential_below(MUL(logarithm(MAX(y, ALL(LEAST_NORMAL))), ALL(power))));
+}
+
+/* Sparsemax or entmax of scores whose largest is `big`: with r = 1 / (alpha - 1), [(alpha - 1) s - t]_+^r with t such
+ * that they sum to 1. Newton's method from below is monotonic, because the sum is convex in t. */
+static void project(float *scores, long width, float big, long normalizer, float alpha) {
+    float factor = normalizer == SPARSEMAX ? 1.0f : normalizer == ENTMAX ? 0.5f : alpha - 1.0f, r = 1.0f / factor;
+    float t = -1.0f; /* the largest weight is at most 1 */
     for (int step = 0; step < 50; step++) {
-        vec total = ALL(0.0f), count = ALL(0.0f), at = ALL(-t);
+        vec total = ALL(0.0f), slope = ALL(0.0f), at = ALL(-t);
         for (long x = 0; x < width; x += LANES) {
             vec y = FMA(ADD(LOAD(scores + x), ALL(-big)), ALL(factor), at), p = MAX(y, ALL(0.0f));
-            total = ADD(total, square ? MUL(p, p) : p);
-            count = ADD(count, square ? ADD(p, p) : ABOVE(y, ALL(0.0f), ALL(1.0f)));
+            if (normalizer == SPARSEMAX) {
+                total = ADD(total, p);
+                slope = ADD(slope, ABOVE(y, ALL(0.0f), ALL(1.0f)));
+            } else if (normalizer == ENTMAX) {
+                total = FMA(p, p, total);
+                slope = ADD(slope, ADD(p, p));
+            } else {
+                vec below = power_of(y, r - 1.0f);
+                total = FMA(p, below, total);
+                slope = FMA(below, ALL(r), slope);
+            }
         }
-        float move = (sum(total) - 1.0f) / sum(count);
+        float move = (sum(total) - 1.0f) / sum(slope);
         t += move;
         if (!(move > 1e-7f)) break;
     }
     for (long x = 0; x < width; x += LANES) {
-        vec p = MAX(FMA(ADD(LOAD(scores + x), ALL(-big)), ALL(factor), ALL(-t)), ALL(0.0f));
-        STORE(scores + x, square ? MUL(p, p) : p);
+        vec y = FMA(ADD(LOAD(scores + x), ALL(-big)), ALL(factor), ALL(-t)), p = MAX(y, ALL(0.0f));
+        STORE(scores + x, normalizer == SPARSEMAX ? p : normalizer == ENTMAX ? MUL(p, p) : power_of(y, r));
+    }
+}
+
+/* A random number of 64 bits for each pair of a seed and a counter (SplitMix64). */
+static inline uint64_t random_of(uint64_t seed, uint64_t counter) {
+    uint64_t x = seed + (counter + 1) * 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+/* A bijection of numbers of 32 bits in which each bit of the result depends on all bits of x. */
+static inline uint32_t mixed(uint32_t x) {
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return x ^ (x >> 16);
+}
+
+/* Dropout of row i of a block: sets numbers to 0 with probability `dropout` and divides the others by 1 - dropout. Which
+ * ones depends on the seed, the row and the key alone. */
+static void drop(const call *c, const block *at, long i, long width, float *numbers) {
+    uint64_t row = random_of(c->seed, (uint64_t)((at->b * c->s->heads + at->h) * c->s->queries + i));
+    uint32_t low = (uint32_t)row, high = (uint32_t)(row >> 32), key = (uint32_t)at->first;
+    uint32_t threshold = (uint32_t)((double)c->dropout * 4294967296.0);
+    float by = 1.0f / (1.0f - c->dropout);
+    for (long x = 0; x < width; x++) {
+        uint32_t number = mixed(mixed((key + (uint32_t)x) ^ low) + high);
+        numbers[x] = number >= threshold ? numbers[x] * by : 0.0f;
     }
 }
 
@@ -411,8 +457,8 @@ static int weigh(const call *c, const block *at, long i, long width, float *scor
         c->index[place] = at->first + best;
         return !wrong;
     }
-    if (s->normalizer == SPARSEMAX || s->normalizer == ENTMAX) {
-        project(scores, width, big, s->normalizer == ENTMAX);
+    if (s->normalizer != SOFTMAX) {
+        project(scores, width, big, s->normalizer, c->alpha);
         return !wrong;
     }
     for (long x = 0; x < width; x += LANES) {
@@ -626,6 +672,7 @@ static void forward_unit(const call *c, long unit) {
         }
         if (*c->bad) return;
         if (s->request != NOTHING) give(c, unit, &at, count, scores, width, by);
+        for (long i = 0; c->dropout > 0.0f && i < at.rows; i++) drop(c, &at, row + i, columns, scores + i * width);
         if (s->normalizer == HARD)
             pick(c, &at, scores, width, v + shift * value_row, value_row, out, out_width);
         else
@@ -641,25 +688,32 @@ static void forward_unit(const call *c, long unit) {
     }
 }
 
+/* The derivative of a weight w by its score where the other weights are constant: w^(2 - alpha), sigmoid: w (1 - w). */
+static inline vec slope_of(const call *c, vec w) {
+    switch (c->s->normalizer) {
+    case SIGMOID: return FNMA(w, w, w);
+    case SPARSEMAX: return ABOVE(w, ALL(0.0f), ALL(1.0f));
+    case ENTMAX: return ROOT(w);
+    case POWER: return power_of(w, 2.0f - c->alpha);
+    default: return w;
+    }
+}
+
 /* The gradients of a row's scores, in place, from those of its weights. A masked pair has weight 0; its gradient is 0
  * even where the gradient of the output is NaN. */
-static void differentiate(long normalizer, const float *weights, float *changes, long width) {
+static void differentiate(const call *c, const float *weights, float *changes, long width) {
+    long normalizer = c->s->normalizer;
     vec delta = ALL(0.0f), count = ALL(0.0f);
     for (long x = 0; x < width && normalizer != SIGMOID; x += LANES) {
-        vec w = LOAD(weights + x);
-        if (normalizer == SPARSEMAX) w = ABOVE(w, ALL(0.0f), ALL(1.0f));
-        if (normalizer == ENTMAX) w = ROOT(w);
+        vec w = slope_of(c, LOAD(weights + x));
         delta = ADD(delta, ABOVE(w, ALL(0.0f), MUL(w, LOAD(changes + x))));
         count = ADD(count, w);
     }
     float total = sum(count);
     if (normalizer != SIGMOID) delta = ALL(total > 0.0f ? sum(delta) / (normalizer == SOFTMAX ? 1.0f : total) : 0.0f);
     for (long x = 0; x < width; x += LANES) {
-        vec w = LOAD(weights + x), y = ADD(LOAD(changes + x), MUL(delta, ALL(-1.0f))), given = w;
-        if (normalizer == SIGMOID) w = FNMA(w, w, w);
-        if (normalizer == SPARSEMAX) w = ABOVE(w, ALL(0.0f), ALL(1.0f));
-        if (normalizer == ENTMAX) w = ROOT(w);
-        STORE(changes + x, ABOVE(given, ALL(0.0f), MUL(w, y)));
+        vec w = LOAD(weights + x), y = ADD(LOAD(changes + x), MUL(delta, ALL(-1.0f)));
+        STORE(changes + x, ABOVE(w, ALL(0.0f), MUL(slope_of(c, w), y)));
     }
 }
 
@@ -688,6 +742,7 @@ static void gradients_of_row(const call *c, const block *at, long i, long column
                              float *changes, float *slope) {
     const shape *s = c->s;
     long count = at->last - at->first;
+    if (c->dropout > 0.0f) drop(c, at, i, columns, changes);
     if (simple) {
         float by;
         weigh_simply(c, at, i, columns, weights, &by);
@@ -697,11 +752,13 @@ static void gradients_of_row(const call *c, const block *at, long i, long column
             by = 1.0f;
         }
         differentiate_simply(weights, changes, columns, by, c->scale);
+        if (c->dropout > 0.0f) drop(c, at, i, columns, weights);
         return;
     }
     weigh(c, at, i, columns, weights, slope);
     if (c->drequested) add_requested(c, at, i, count, weights, changes);
-    differentiate(s->normalizer, weights, changes, columns);
+    differentiate(c, weights, changes, columns);
+    if (c->dropout > 0.0f) drop(c, at, i, columns, weights);
     if (c->dscores) {
         long place = ((at->b * s->heads + at->h) * s->queries + i) * s->keys;
         memset(c->dscores + place, 0, (size_t)s->keys * sizeof(float));
@@ -916,9 +973,12 @@ static void forward_half(const call *c, long unit) {
                 *c->bad = 1;
                 return;
             }
-            if (!few) narrow(weights, columns, p + i * half_line);
         }
         if (s->request != NOTHING) give(c, unit, &at, count, scores, line, by);
+        for (long i = 0; i < at.rows; i++) {
+            if (c->dropout > 0.0f) drop(c, &at, row + i, columns, scores + i * line);
+            if (!few) narrow(scores + i * line, columns, p + i * half_line);
+        }
         if (few)
             sum_few(at.rows, scores, line, count, v + shift * s->value[2], s->value[2], e, out, out_width);
         else
@@ -1066,12 +1126,14 @@ int regard_dot_outruns_torch(void) {
 int regard_dot_attention(const shape *s, const void *query, const void *key, const void *value, const long *lengths,
                          const long *query_ids, const long *key_ids, const float *bias, const float *slopes,
                          const unsigned char *allowed, const long *place_of, void *output, float *requested,
-                         float *log_prob, long *index, double scale, double softcap, double shift, long threads) {
+                         float *log_prob, long *index, double scale, double softcap, double shift, double alpha,
+                         double dropout, uint64_t seed, long threads) {
     int bad = 0;
     call c = {.s = s, .query = query, .key = key, .value = value, .lengths = lengths, .query_ids = query_ids,
               .key_ids = key_ids, .bias = bias, .slopes = slopes, .allowed = allowed, .place_of = place_of,
               .output = output, .requested = requested, .log_prob = log_prob, .index = index, .scale = (float)scale,
-              .softcap = (float)softcap, .shift = (float)shift, .parts = 1, .bad = &bad};
+              .softcap = (float)softcap, .shift = (float)shift, .alpha = (float)alpha, .dropout = (float)dropout,
+              .seed = seed, .parts = 1, .bad = &bad};
     for (long b = 0; lengths && b < s->batch; b++)
         if (lengths[b] < 0 || lengths[b] > s->keys) return 1;
     find_ranges(&c);
@@ -1090,12 +1152,14 @@ void regard_dot_gradients(const shape *s, const void *query, const void *key, co
                           const long *query_ids, const long *key_ids, const float *bias, const float *slopes,
                           const unsigned char *allowed, const long *place_of, const void *change,
                           const float *drequested, void *dquery, void *dkey, void *dvalue, float *dscores,
-                          double scale, double softcap, double shift, long threads) {
+                          double scale, double softcap, double shift, double alpha, double dropout, uint64_t seed,
+                          long threads) {
     int bad = 0;
     call c = {.s = s, .query = query, .key = key, .value = value, .lengths = lengths, .query_ids = query_ids,
               .key_ids = key_ids, .bias = bias, .slopes = slopes, .allowed = allowed, .place_of = place_of,
               .change = change, .drequested = drequested, .dscores = dscores, .dquery = dquery, .dkey = dkey, .dvalue = dvalue,
-              .scale = (float)scale, .softcap = (float)softcap, .shift = (float)shift, .parts = 1, .bad = &bad};
+              .scale = (float)scale, .softcap = (float)softcap, .shift = (float)shift, .alpha = (float)alpha,
+              .dropout = (float)dropout, .seed = seed, .parts = 1, .bad = &bad};
     find_ranges(&c);
     long slices = s->batch * s->kv_heads, blocks = s->heads / s->kv_heads * ((s->queries + BLOCK - 1) / BLOCK);
     while (slices * c.parts < UNITS && (c.parts + 1) * LEAST <= blocks) c.parts++;

@@ -12,6 +12,7 @@ the queries or the entropy of each query. Only the first stores all weights.
 import ctypes
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -22,8 +23,9 @@ from regard.kernels.native_library import library
 _FILE = "dot_attention.c"
 # Products of pairs and sizes, and numbers in the keys and values, from which on a call uses several threads.
 _PARALLEL, _PARALLEL_KEYS = 2**20, 2**18
-# Entmax with α = 1.5; `hard` is the best key, without gradients.
-_NORMALIZERS = {"softmax": 0, "sigmoid": 1, "sparsemax": 2, "entmax": 3, "hard": 4}
+# `hard` is the best key, without gradients.
+# `entmax` has α = 1.5, `power` is entmax with any 1 < α ≤ 2.
+_NORMALIZERS = {"softmax": 0, "sigmoid": 1, "sparsemax": 2, "entmax": 3, "hard": 4, "power": 5}
 _REQUESTS = {"nothing": 0, "weights": 1, "received": 2, "entropy": 3, "rows": 4}
 
 
@@ -65,7 +67,7 @@ class Form(NamedTuple):
     """What calls with one signature have in common: the numbers of `shape` in C, and the layout of the output."""
 
     numbers: Any
-    factors: tuple[float, float, float]
+    factors: tuple[float, float, float, float, float]  # scale, softcap, shift, alpha, dropout
     shape: tuple[int, ...]
     given: tuple[tuple[int, ...], ...]  # the strides of query, key and value
     strides: tuple[int, ...]
@@ -119,11 +121,14 @@ def form(
     band: tuple[int | None, int | None] = (None, None),
     offset: int = 0,
     request: str = "nothing",
+    alpha: float = 2.0,
+    dropout: float = 0.0,
 ) -> Form:
     """Return the form of calls with query (b, h, q, d), key (b, g, k, d) and value (b, g, k, e).
 
     Scores are scale · q · k, with a softcap softcap · tanh(score / softcap), plus `shift`; a band is
-    low ≤ j − i ≤ high. The request is one of nothing, weights, received, entropy and rows.
+    low ≤ j − i ≤ high. The request is one of nothing, weights, received, entropy and rows. Only
+    the normaliser "power" uses `alpha`. With dropout < 1, requested weights are those before dropout.
     """
     batch, heads, queries, size = query.shape
     kv_heads, keys, value_size = *key.shape[1:3], value.shape[3]
@@ -138,7 +143,7 @@ def form(
     work = batch * heads * queries * keys * (size + value_size)
     return Form(
         (ctypes.c_long * len(numbers))(*numbers),
-        (scale, softcap, shift),
+        (scale, softcap, shift, alpha, dropout),
         (batch, heads, queries, value_size),
         (query.stride(), key.stride(), value.stride()),
         strides,
@@ -158,26 +163,39 @@ def rows(positions: Tensor, queries: int) -> Rows:
     return Rows(positions, places)
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, learning: bool) -> Tensor | None:
-    """Return the output (b, h, q, e); None if a number is not finite, or a length is out of range."""
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, learning: bool, *, seed: int = 0
+) -> Tensor | None:
+    """Return the output (b, h, q, e); None if a number is not finite, or a length is out of range.
+
+    With dropout, equal seeds drop equal weights.
+    """
     if not learning:
-        return _forward(query, key, value, form, limits)
-    output = cast(Tensor, _Attention.apply(query, key, value, limits.bias, form, limits, None))
+        return _forward(query, key, value, form, limits, seed=seed)
+    output = cast(Tensor, _Attention.apply(query, key, value, limits.bias, form, limits, None, seed))
     return None if output.numel() == 0 else output
 
 
 def with_request(
-    query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, learning: bool, rows: Rows | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    form: Form,
+    limits: Limits,
+    learning: bool,
+    rows: Rows | None = None,
+    *,
+    seed: int = 0,
 ) -> Results | None:
     """Return all results, or None as `attention` does; a call with the request "rows" needs `rows`."""
     if learning:
-        both = _Attention.apply(query, key, value, limits.bias, form, limits, rows)
+        both = _Attention.apply(query, key, value, limits.bias, form, limits, rows, seed)
         output, requested = cast(tuple[Tensor, Tensor], both)
         return None if output.numel() == 0 else Results(output, _in_order(requested, rows))
     requested, choice = _new_request(query, key, form, rows), (None, None)
     if form.normalizer == "hard":
         choice = _floats(query, *form.shape[:3]).zero_(), query.new_zeros(form.shape[:3], dtype=torch.long)
-    output = _forward(query, key, value, form, limits, rows, requested, *choice)
+    output = _forward(query, key, value, form, limits, rows, requested, *choice, seed=seed)
     return None if output is None else Results(output, _in_order(requested, rows), *choice)
 
 
@@ -211,12 +229,13 @@ def _forward(
     limits: Limits,
     rows: Rows | None = None,
     *more: Tensor | None,
+    seed: int = 0,
 ) -> Tensor | None:
     """Return the output; `more` are the request's result, log-probabilities and indices, as far as they are needed."""
     output, more = query.new_empty_strided(form.shape, form.strides), (*more, None, None, None)[:3]
     bad = _functions()[0](
         _numbers(form, limits, rows), query.data_ptr(), key.data_ptr(), value.data_ptr(), *_pointers(limits, rows),
-        output.data_ptr(), *[None if t is None else t.data_ptr() for t in more], *form.factors,
+        output.data_ptr(), *[None if t is None else t.data_ptr() for t in more], *form.factors, seed,
         torch.get_num_threads() if form.parallel else 1,
     )  # fmt: skip
     return None if bad else output
@@ -257,20 +276,20 @@ def _functions() -> tuple[Any, Any]:
     loaded = library(__package__ or "", _FILE)
     assert loaded is not None  # checked by available()
     forward, backward = loaded.regard_dot_attention, loaded.regard_dot_gradients
-    forward.argtypes = [_ANY] * 15 + [ctypes.c_double] * 3 + [ctypes.c_long]
-    backward.argtypes = [_ANY] * 17 + [ctypes.c_double] * 3 + [ctypes.c_long]
+    more = [ctypes.c_double] * 5 + [ctypes.c_uint64, ctypes.c_long]
+    forward.argtypes, backward.argtypes = [_ANY] * 15 + more, [_ANY] * 17 + more
     forward.restype, backward.restype = ctypes.c_int, None
     return forward, backward
 
 
 def formula(
-    query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, rows: Rows | None = None
+    query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, rows: Rows | None = None, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Return the output and the request's result (all weights if there is none) of a call that the loops computed.
 
     All operations can be differentiated again.
     """
-    scale, softcap, shift = form.factors
+    scale, softcap, shift, alpha, dropout = form.factors
     group, device = query.shape[1] // key.shape[1], query.device
     key_given, value_given = key, value
     # The loops have read finite numbers alone; others are masked for all queries.
@@ -296,12 +315,17 @@ def formula(
         numbers = type(form.numbers).from_buffer_copy(form.numbers)
         numbers[_REQUEST] = _REQUESTS["weights"]
         _forward(*detached, form._replace(numbers=numbers, request="weights"), limits, None, weights)
-        weights = _on_support(torch.where(allowed, scores, 0.0), weights > 0, form.normalizer == "entmax")
+        scores = torch.where(allowed, scores, 0.0)
+        if form.normalizer == "power":
+            weights = _to_the_power(scores, weights, alpha)
+        else:
+            weights = _on_support(scores, weights > 0, form.normalizer == "entmax")
     else:
         lowest = torch.where(allowed.any(-1, keepdim=True), -math.inf, 0.0)
         weights = torch.softmax(torch.where(allowed, scores, lowest), -1)
     weights = torch.where(allowed, weights, 0.0)
-    return (weights @ value).to(query.dtype), _requested_of(weights, form.request, rows)
+    summed = weights * dropout_factors(weights.shape, dropout, seed) if dropout > 0.0 else weights
+    return (summed @ value).to(query.dtype), _requested_of(weights, form.request, rows)
 
 
 def _requested_of(weights: Tensor, request: str, rows: Rows | None) -> Tensor:
@@ -327,6 +351,52 @@ def _on_support(scores: Tensor, support: Tensor, square: bool) -> Tensor:
     return torch.where(support, scores - mean + root, 0.0).square()
 
 
+def _to_the_power(scores: Tensor, weights: Tensor, alpha: float) -> Tensor:
+    """Return entmax, differentiable twice, where its weights are known.
+
+    The threshold t of the scores is known from the largest weight. Two steps of Newton's method from there change its
+    value by rounding errors alone, and give it the derivatives of the root.
+    """
+    factor, power = alpha - 1, 1 / (alpha - 1)
+    support, scores = weights > 0, scores * (alpha - 1)
+    best = weights.argmax(-1, keepdim=True)
+    t = (scores.gather(-1, best) - weights.gather(-1, best) ** factor).detach()
+    for _ in range(2):
+        base = torch.where(support, (scores - t).clamp_min(1e-30), 1.0)
+        sums = torch.where(support, base**power, 0.0).sum(-1, keepdim=True)
+        slopes = torch.where(support, power * base ** (power - 1), 0.0).sum(-1, keepdim=True)
+        t = t + torch.where(slopes > 0, (sums - 1) / torch.where(slopes > 0, slopes, 1.0), 0.0)
+    return torch.where(support, torch.where(support, (scores - t).clamp_min(1e-30), 1.0) ** power, 0.0)
+
+
+def dropout_factors(shape: tuple[int, ...], probability: float, seed: int) -> Tensor:
+    """Return the factors of weights (b, h, q, k) in the loops: 0 for a dropped weight, else 1 / (1 − probability)."""
+    batch, heads, queries, keys = shape
+    row = (torch.arange(batch * heads * queries, device="cpu") + 1) * _signed(0x9E3779B97F4A7C15) + _signed(seed)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        row = (row ^ _shifted(row, shift)) * _signed(factor)
+    low, high = (row & 0xFFFFFFFF).view(batch, heads, queries, 1), _shifted(row, 32).view(batch, heads, queries, 1)
+    numbers = _mixed(_mixed(torch.arange(keys, device="cpu") ^ low) + high & 0xFFFFFFFF)
+    return (numbers >= int(probability * 2**32)).float() / (1 - probability)
+
+
+def _mixed(numbers: Tensor) -> Tensor:
+    """Return the function of the same name in C, of numbers of 32 bits in int64."""
+    numbers = (numbers ^ numbers >> 16) * 0x7FEB352D & 0xFFFFFFFF
+    numbers = (numbers ^ numbers >> 15) * 0x846CA68B & 0xFFFFFFFF
+    return numbers ^ numbers >> 16
+
+
+def _signed(number: int) -> int:
+    """Return the signed number of 64 bits with the bits of an unsigned one."""
+    return number - 2**64 if number >= 2**63 else number
+
+
+def _shifted(numbers: Tensor, places: int) -> Tensor:
+    """Return int64 numbers shifted to the right as if they were unsigned."""
+    return numbers >> places & (1 << (64 - places)) - 1
+
+
 def _laid_out(query: Tensor, key: Tensor, value: Tensor, form: Form) -> tuple[Tensor, Tensor, Tensor, Form]:
     """Return saved tensors and their form: hooks on saved tensors may return them with other strides."""
     if form.given == (query.stride(), key.stride(), value.stride()):
@@ -350,14 +420,15 @@ class _Attention(torch.autograd.Function):
         form: Form,
         limits: Limits,
         rows: Rows | None,
+        seed: int,
     ) -> Any:
         requested = _new_request(query, key, form, rows)
-        output = _forward(query, key, value, form, limits, rows, requested)
+        output = _forward(query, key, value, form, limits, rows, requested, seed=seed)
         if output is None:
             return query.new_empty(0) if requested is None else (query.new_empty(0), query.new_empty(0))
         # Tensors of the limits are saved too: torch raises if one was changed in place before the backward pass.
         ctx.save_for_backward(query, key, value, *(() if limits is NO_LIMITS else limits))
-        ctx.form, ctx.rows = form, rows
+        ctx.form, ctx.rows, ctx.seed = form, rows, seed
         ctx.set_materialize_grads(False)
         return output if requested is None else (output, requested)
 
@@ -367,7 +438,8 @@ class _Attention(torch.autograd.Function):
         query, key, value, form = _laid_out(query, key, value, ctx.form)
         limits, learned, rows = Limits(*given) if given else NO_LIMITS, ctx.needs_input_grad[:4], ctx.rows
         if torch.is_grad_enabled():  # the gradients are differentiated again
-            return *_again(query, key, value, form, limits, rows, learned, upstream), None, None, None
+            results = functools.partial(formula, form=form, limits=limits, rows=rows, seed=ctx.seed)
+            return *_again(query, key, value, limits.bias, results, learned, upstream), None, None, None, None
         change = upstream[0]
         change = query.new_zeros(form.shape) if change is None else change.contiguous()
         drequested = upstream[1].contiguous() if len(upstream) > 1 and upstream[1] is not None else None
@@ -376,29 +448,27 @@ class _Attention(torch.autograd.Function):
         _functions()[1](
             _numbers(form, limits, rows), query.data_ptr(), key.data_ptr(), value.data_ptr(), *_pointers(limits, rows),
             change.data_ptr(), None if drequested is None else drequested.data_ptr(), *[t.data_ptr() for t in grads],
-            None if dscores is None else dscores.data_ptr(), *form.factors,
+            None if dscores is None else dscores.data_ptr(), *form.factors, ctx.seed,
             torch.get_num_threads() if form.parallel else 1,
         )  # fmt: skip
         dbias = None if dscores is None or limits.bias is None else dscores.sum_to_size(limits.bias.shape)
-        return *grads, dbias, None, None, None
+        return *grads, dbias, None, None, None, None
 
 
 def _again(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    form: Form,
-    limits: Limits,
-    rows: Rows | None,
+    bias: Tensor | None,
+    results: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
     learned: tuple[bool, ...],
     upstream: tuple[Tensor | None, ...],
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of query, key, value and bias with a graph."""
+    """Return the gradients of query, key, value and bias with a graph, where `results` is `formula` of a call."""
     # Views, because one tensor may be query, key and value, and each has its own gradient.
     query, key, value = (tensor.view_as(tensor) for tensor in (query, key, value))
-    results = formula(query, key, value, form, limits, rows)
-    pairs = [(y, g) for y, g in zip(results, upstream, strict=False) if g is not None]
-    leaves = [t for t, one in zip((query, key, value, limits.bias), learned, strict=True) if one and t is not None]
+    pairs = [(y, g) for y, g in zip(results(query, key, value), upstream, strict=False) if g is not None]
+    leaves = [t for t, one in zip((query, key, value, bias), learned, strict=True) if one and t is not None]
     if not pairs or not leaves:
         return (None,) * 4
     outputs, changes = zip(*pairs, strict=True)

@@ -1,7 +1,7 @@
 """Dot products on the CPU: attention of sequences that are not very long in one call of compiled code.
 
 `auto` tries it before the chosen backend, which computes the calls that it refuses: those with a number that is not
-finite. Softmax, sigmoid, sparsemax, entmax with α = 1.5, the best key of hard attention, lengths, bands, segments, mask
+finite. Softmax, sigmoid, sparsemax, entmax, dropout, the best key of hard attention, lengths, bands, segments, mask
 tensors, a softcap and biases are evaluated in the loops, and so are requests. Only for `top(k)` all weights are stored
 and the largest are then selected.
 """
@@ -42,6 +42,7 @@ _WIDEST = 256  # the largest size of a vector
 _TINY = 2**21  # number of products up to which the host takes longer than the gradients of a call
 _LEARNED = 2**15  # numbers in the keys of a head from which on torch's gradients of several heads are faster
 _SEEN = 16  # number of keys from which on torch's kernels need no inspection of the values
+_LEAST_ALPHA = 1.05  # of entmax: closer to 1, its weights are powers above 20, which lose digits in float32
 _STORED = 2**23  # number of pairs up to which all weights are stored for top(k)
 _REQUESTS = {Full: "weights", TopWeights: "weights", Received: "received", Entropy: "entropy", Rows: "rows"}
 _KINDS = (Band, Padding, Segments, Dense)
@@ -62,7 +63,7 @@ def serves(problem: Problem) -> bool:
         return False
     if any(t.ndim != 4 or t.stride(-1) != 1 for t in tensors) or not 0 < problem.value.shape[-1] <= _WIDEST:
         return False
-    if _normalizer(problem) is None or problem.dropout > 0.0 or query.shape[-1] > _WIDEST:
+    if _normalizer(problem) is None or problem.dropout == 1.0 or query.shape[-1] > _WIDEST:
         return False
     if type(problem.score) not in (Dot, ScaledDot, Cosine, Bilinear) or not _short(problem):
         return False
@@ -73,9 +74,12 @@ def _normalizer(problem: Problem) -> str | None:
     """Return the name of the normaliser in the loops; None if they do not have it."""
     normalize = problem.normalize
     if isinstance(normalize, Entmax):
-        return {1.0: "softmax", 1.5: "entmax", 2.0: "sparsemax"}.get(normalize.alpha)
+        names = {1.0: "softmax", 1.5: "entmax", 2.0: "sparsemax"}
+        return names.get(normalize.alpha, "power" if _LEAST_ALPHA <= normalize.alpha < 2.0 else None)
     if type(normalize) is Hard:  # at inference, without a factor of the scores
-        plain = normalize.sharpness == 1.0 and not problem.sample and not problem.differentiated
+        plain = (
+            problem.dropout == 0.0 and normalize.sharpness == 1.0 and not problem.sample and not problem.differentiated
+        )
         return "hard" if plain and not isinstance(problem.request, Entropy) else None
     return normalize.name if type(normalize) in (Softmax, Sigmoid, Sparsemax) else None
 
@@ -86,7 +90,7 @@ def attend(problem: Problem) -> Result | None:
     if run is None:
         return None
     tensors, request = (problem.query, problem.key, problem.value), problem.request
-    made = run(*tensors, problem.score, problem.mask, problem.bias, request)
+    made = run(*tensors, problem.score, problem.mask, problem.bias, request, problem.generator)
     if made is None or isinstance(made, Tensor):
         return None if made is None else Result(made)
     return Result(made.output, _requested(made, request), made.log_prob, made.index)
@@ -103,7 +107,8 @@ def _short(problem: Problem) -> bool:
     if dot_attention.outruns_torch():
         stored = isinstance(problem.request, Full | TopWeights) and problem.differentiated and keys > _HALF_LONGEST
         return keys <= _OUTRUN and not (stored and reference.in_bfloat16(problem))
-    if problem.differentiated and not problem.masked and problem.request is None and problem.normalize.is_softmax:
+    plain = not problem.masked and problem.request is None and problem.dropout == 0.0
+    if problem.differentiated and plain and problem.normalize.is_softmax:
         # torch's own gradients of the smallest calls take less time on the host, those of long heads in the products.
         dot = isinstance(score, Dot) or (isinstance(score, ScaledDot) and score.softcap is None)
         equal = problem.key.shape[-1] == problem.value.shape[-1] and problem.query.dtype == torch.float32
@@ -203,29 +208,37 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
         band=band,
         offset=bias.offset if isinstance(bias, Alibi) else 0,
         request="nothing" if problem.request is None else _REQUESTS[type(problem.request)],
+        alpha=problem.normalize.alpha if isinstance(problem.normalize, Entmax) else 2.0,
+        dropout=problem.dropout,
     )
     free = bias is None and all(type(part) is Band for part in _parts(problem.mask))
     limits, masked, strides = functools.partial(_limits, problem.shape), problem.masked, (query.stride(), key.stride())
-    queries, run = problem.shape[-2], dot_attention.attention
+    queries, dropping, run = problem.shape[-2], problem.dropout > 0.0, dot_attention.attention
     if problem.request is not None or isinstance(problem.normalize, Hard):
         run = dot_attention.with_request
 
-    def computed(query: Tensor, key: Tensor, value: Tensor, mask: Any, bias: Any, request: Request | None) -> Any:
+    def computed(
+        query: Tensor, key: Tensor, value: Tensor, mask: Any, bias: Any, request: Request | None, generator: Any
+    ) -> Any:
         more = (dot_attention.rows(request.positions(queries).cpu(), queries),) if type(request) is Rows else ()
-        return run(query, key, value, form, NO_LIMITS if free else limits(mask, bias), learning, *more)
+        seed = _seed(generator) if dropping else 0
+        restricted = NO_LIMITS if free else limits(mask, bias)
+        return run(query, key, value, form, restricted, learning, *more, seed=seed)
 
     if product is None:
 
         def attended(
-            query: Tensor, key: Tensor, value: Tensor, _: object, mask: Any, bias: Any, request: Any = None
-        ) -> Any:
-            return computed(query, key, value, mask, bias, request)
+            query: Tensor, key: Tensor, value: Tensor, _: object, mask: Any, bias: Any, request: Any = None,
+            generator: Any = None,
+        ) -> Any:  # fmt: skip
+            return computed(query, key, value, mask, bias, request, generator)
 
         return attended
 
     def by_product(
-        query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, bias: Any, request: Any = None
-    ) -> Any:
+        query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, bias: Any, request: Any = None,
+        generator: Any = None,
+    ) -> Any:  # fmt: skip
         # The backward pass of the product reads masked keys too.
         if learning and masked and not harmless(query, key, value, True):
             return None
@@ -233,9 +246,14 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
         assert made is not None  # checked by serves()
         if (made.query.stride(), made.key.stride()) != strides:
             return None
-        return computed(made.query, made.key, value, mask, bias, request)
+        return computed(made.query, made.key, value, mask, bias, request, generator)
 
     return by_product
+
+
+def _seed(generator: torch.Generator | None) -> int:
+    """Return a random number for dropout, from the generator or else torch's own."""
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator))
 
 
 def _limits(shape: tuple[int, ...], mask: Mask | Tensor | None, bias: Bias | Tensor | None) -> Limits:
