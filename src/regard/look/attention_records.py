@@ -54,7 +54,7 @@ class Check(Protocol):
     def holds(self) -> list[Tensor]: ...
 
 
-class Kept:
+class VersionedTensors:
     """Tensors that are held by reference, and their version counters, which show later in-place writes."""
 
     def __init__(self, *tensors: Tensor) -> None:
@@ -78,7 +78,7 @@ class Given:
 
     def __init__(self, weights: Tensor) -> None:
         self._weights = weights
-        self._kept = Kept(weights)
+        self._versioned = VersionedTensors(weights)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -86,9 +86,9 @@ class Given:
         return b, h, q, k
 
     def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor:
-        self._kept.check()
-        found = self._weights[batch, heads.start : heads.stop].index_select(-2, rows.to(self._weights.device))
-        return found.float().cpu()
+        self._versioned.check()
+        weights = self._weights[batch, heads.start : heads.stop].index_select(-2, rows.to(self._weights.device))
+        return weights.float().cpu()
 
     def block(self, batch: slice, heads: range, rows: Tensor) -> Tensor:
         """Return the weights (batch, heads, rows, keys) on the device on which they are stored."""
@@ -243,8 +243,8 @@ class Record:
     ) -> Tensor:
         """Return the attention weights (heads, queries, keys), or (queries, keys) of one head; float32 on the CPU."""
         rows = self._positions(queries)
-        found = self.source.rows(self._item(batch), self._range(head), rows)
-        return found if head is None else found[0]
+        weights = self.source.rows(self._item(batch), self._range(head), rows)
+        return weights if head is None else weights[0]
 
     def top(self, k: int, *, batch: int = 0, magnitude: bool = False) -> Top:
         """Return the k largest weights of each query and the indices of their keys, (heads, queries, k).
@@ -254,11 +254,11 @@ class Record:
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
-        found = []
+        parts = []
         for _, weights in self._blocks(None, batch):
             indices = (weights.abs() if magnitude else weights).topk(min(k, self.keys), -1).indices
-            found.append(Top(weights.gather(-1, indices), indices))
-        return Top(torch.cat([part.values for part in found], -2), torch.cat([part.indices for part in found], -2))
+            parts.append(Top(weights.gather(-1, indices), indices))
+        return Top(torch.cat([part.values for part in parts], -2), torch.cat([part.indices for part in parts], -2))
 
     def received(self, *, batch: int = 0) -> Tensor:
         """Return the sum over all queries of the weights of each key, (heads, keys)."""
@@ -296,10 +296,10 @@ class Record:
             return known if max(known.shape) <= size else pooled(known, *(min(size, n) for n in known.shape))
         if 0 in (self.queries, self.keys):
             return torch.zeros(min(size, self.queries), min(size, self.keys))
-        found = Pool(self.queries, self.keys, min(size, self.queries), min(size, self.keys), pool)
+        pooled_map = Pool(self.queries, self.keys, min(size, self.queries), min(size, self.keys), pool)
         for rows, weights in self._blocks(head, batch):
-            found.add(int(rows[0]), weights[0])
-        return found.cells()
+            pooled_map.add(int(rows[0]), weights[0])
+        return pooled_map.cells()
 
     def check(self, *, batch: int = 0) -> float | None:
         """Return the largest |weights @ value − output| divided by the largest |output|.
@@ -319,8 +319,8 @@ class Record:
             raise ValueError(
                 f"no gradients were kept for {self.name!r}: watch(model, gradients=True) with grad mode on"
             )
-        found = self.backward.rows(self._item(batch), self._range(head), self._positions(queries))
-        return found if head is None else found[0]
+        grads = self.backward.rows(self._item(batch), self._range(head), self._positions(queries))
+        return grads if head is None else grads[0]
 
     def relevance(
         self, *, head: int | None = None, queries: slice | Sequence[int] | None = None, batch: int = 0

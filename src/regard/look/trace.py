@@ -73,8 +73,8 @@ class Trace:
                 raise ValueError(
                     f"weights of {name!r} must be a float tensor (heads, q, k) or (b, heads, q, k), got {what}"
                 )
-            kept = tensor.detach()
-            records.append(Record(name, "given", Given(kept if kept.ndim == 4 else kept[None])))
+            detached = tensor.detach()
+            records.append(Record(name, "given", Given(detached if detached.ndim == 4 else detached[None])))
         trace = cls(title, records)
         return trace if rows is None and columns is None else trace.label(rows=rows, columns=columns, batch=batch)
 
