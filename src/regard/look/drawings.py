@@ -17,7 +17,7 @@ LARGEST = 64  # largest number of rows or columns of a drawing; larger maps are 
 Head = int | Literal["mean"]
 
 
-def drawn(record: Record, head: Head, batch: int, name: str | None) -> "tuple[Tensor, list[str], list[str], str]":
+def map_to_draw(record: Record, head: Head, batch: int, name: str | None) -> "tuple[Tensor, list[str], list[str], str]":
     """Return the attention map to draw, the names of its rows and of its columns, and the title of the drawing."""
     title = titled(record, head, batch, name)
     record, head = _of_one(record, head, batch)
@@ -89,7 +89,7 @@ def svg(record: Record, *, head: Head = 0, batch: int = 0, view: str = "auto", n
     if _overlaid(record, batch, view):
         title, (one, at) = titled(record, head, batch, name), _of_one(record, head, batch)
         return image_overlays.svg(one, title=title, head=at, cells=view == "cells")
-    weights, rows, columns, title = drawn(record, head, batch, name)
+    weights, rows, columns, title = map_to_draw(record, head, batch, name)
     return heatmap.svg(weights, rows, columns, title=title)
 
 
@@ -110,7 +110,7 @@ def png(
     if _overlaid(record, batch, view):
         title, (one, at) = titled(record, head, batch, name), _of_one(record, head, batch)
         return image_overlays.png(one, path, title=title, head=at, cells=view == "cells")
-    weights, rows, columns, title = drawn(record, head, batch, name)
+    weights, rows, columns, title = map_to_draw(record, head, batch, name)
     return heatmap_png.png(weights.tolist(), rows, columns, path, title=title, subtitle=subtitle)
 
 

@@ -161,10 +161,10 @@ def as_labels(given: Labelling) -> Labels:
     >>> as_labels(["Tom", "runs"]).kind
     'list'
     """
-    found = labels_of(given)
-    if len(found) != 1:
-        raise ValueError(f"labels of {len(found)} sequences were given: choose one sequence of the batch")
-    return found[0]
+    labels = labels_of(given)
+    if len(labels) != 1:
+        raise ValueError(f"labels of {len(labels)} sequences were given: choose one sequence of the batch")
+    return labels[0]
 
 
 def labels_of(given: Labelling) -> list[Labels]:
