@@ -51,12 +51,12 @@ class Asked(BaseModel):
     inputs: Annotated[dict[str, str], Field(max_length=16)]
 
 
-def answer(runs: Sequence[Any], asked: Asked, store: TraceStore, limits: Limits = LIMITS) -> dict[str, Any]:
+def answer(runs: Sequence[Any], request: Asked, store: TraceStore, limits: Limits = LIMITS) -> dict[str, Any]:
     """Return the prediction of a run for a request as JSON, with its record and the id of its trace in the store."""
     from regard.train.run_directory import RunError
 
-    run = run_at(runs, asked.run)
-    given = received(run.task.inputs, asked.inputs, limits)
+    run = run_at(runs, request.run)
+    given = received(run.task.inputs, request.inputs, limits)
     try:
         prediction = run.ask(given)
         record, trace = plain(prediction.record()), prediction.trace()
@@ -104,13 +104,13 @@ def run_at(runs: Sequence[Any], number: int) -> Any:
     return runs[number]
 
 
-def kept_at(runs: Sequence[Any], number: int) -> "LiveRun":
+def saved_run_at(runs: Sequence[Any], number: int) -> "LiveRun":
     """Return the run with this index; RefusedError if it has no run directory."""
     run = run_at(runs, number)
     if getattr(run, "run", None) is None:
         raise RefusedError(f"run {number} has no directory", 404)
-    kept: LiveRun = run
-    return kept
+    live: LiveRun = run
+    return live
 
 
 def received(inputs: "Sequence[Input]", given: Mapping[str, str], limits: Limits = LIMITS) -> dict[str, Any]:

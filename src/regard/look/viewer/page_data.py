@@ -309,7 +309,8 @@ def _pack_whole(record: Record, budget: Budget, swept: _Swept, cells: Tensor) ->
     count = min(KEPT, record.keys)
     best = weights.topk(min(count + 1, record.keys), -1)
     largest, indices = best.values[..., :count], best.indices[..., :count]
-    # The `count` largest weights of a row are stored separately, so the 8-bit steps need to reach only the next largest.
+    # The `count` largest weights of a row are stored separately, so the 8-bit steps need to reach only the next
+    # largest.
     after = best.values[..., count:].sum(-1, keepdim=True)
     steps = (after / 255).clamp_min(budget.step if record.keys > count else 0.0)
     codes = (weights / steps.clamp_min(1e-30)).round().clamp_max(255)
