@@ -41,7 +41,7 @@ class Answering:
         return weights
 
     def logit(self, inputs: Float[Tensor, "k d"], row: int, masks: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
-        """Return the logit of query `row` under n `masks`, which are True at the inputs that the query may attend to."""
+        """Return the logit of query `row` under n masks, which are True at the inputs that the query may attend to."""
         queries = self.query[:, row : row + 1].expand(len(masks), -1, -1, -1)
         memory = inputs.expand(len(masks), 1, -1, -1)
         output = attention(queries, memory, memory, mask=masks[:, None, None, :]).output
