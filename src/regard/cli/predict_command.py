@@ -68,8 +68,8 @@ def predict(
 
 def _loaded(run: Path, loading: dict[str, Any], chosen: dict[str, Any]) -> Loaded:
     opened = Run.open(run)
-    given = {name: value for name, value in loading.items() if value is not None}
-    loaded = load(opened, **dict.fromkeys(task_of(opened).loading, "auto") | given)
+    loading_options = {name: value for name, value in loading.items() if value is not None}
+    loaded = load(opened, **dict.fromkeys(task_of(opened).loading, "auto") | loading_options)
     refused = [name for name in chosen if name not in loaded.task.options]
     if refused:
         raise SettingError(f"--{refused[0]} is not an option of {loaded.task.name}")
@@ -96,21 +96,21 @@ def _batches(task: Task, arguments: Sequence[str]) -> Iterator[list[Given]]:
         yield from (numbered[first : first + TOGETHER] for first in range(0, len(numbered), TOGETHER))
         return
     for batch in input_batches(arguments, characters=CHARACTERS):
-        yield [(one.place, _given(task, one, from_line=not arguments)) for one in batch]
+        yield [(item.place, _parsed(task, item, from_line=not arguments)) for item in batch]
 
 
-def _given(task: Task, one: InputText, *, from_line: bool) -> Any:
+def _parsed(task: Task, item: InputText, *, from_line: bool) -> Any:
     """Return the input of a text or of a JSON object in a line, or an InputError.
 
     Tasks with several inputs accept only JSON objects.
     """
-    if one.fault:
-        return InputError(one.fault)
+    if item.fault:
+        return InputError(item.fault)
     # If the only input of the task is a text, a line that begins with { and is not valid JSON is that text.
     strictly = len(task.inputs) > 1 or task.inputs[0].kind != "text"
-    if from_line and one.text.lstrip().startswith("{"):
+    if from_line and item.text.lstrip().startswith("{"):
         try:
-            return named(task.inputs, json.loads(one.text))
+            return named(task.inputs, json.loads(item.text))
         except (json.JSONDecodeError, RecursionError) as error:
             if strictly:
                 return InputError(f"not JSON: {error}")
@@ -121,8 +121,8 @@ def _given(task: Task, one: InputText, *, from_line: bool) -> Any:
         names = ", ".join(f'"{part.name}": …' for part in task.inputs)
         return InputError(f"expected a JSON object {{{names}}}")
     if not from_line:
-        return from_arguments(task.inputs, [one.text])[0]
-    return {task.inputs[0].name: one.text}
+        return from_arguments(task.inputs, [item.text])[0]
+    return {task.inputs[0].name: item.text}
 
 
 def _answers(

@@ -34,10 +34,10 @@ def list_tasks() -> None:
     for task in TASKS.values():
         console.print(f"[bold]{task.name}[/]  {task.about}", soft_wrap=True)
         table = Table.grid(padding=(0, 2))
-        table.add_row("  input", Text(", ".join(f"{one.name} ({one.kind})" for one in task.inputs)))
+        table.add_row("  input", Text(", ".join(f"{spec.name} ({spec.kind})" for spec in task.inputs)))
         table.add_row("  world", Text(task.world))
         table.add_row("  data", Text(task.data))
-        table.add_row("  figures", Text(", ".join(one.name for one in task.figures)))
+        table.add_row("  figures", Text(", ".join(figure.name for figure in task.figures)))
         for name, preset in task.presets.items():
             table.add_row(f"  {name}", Text(preset.about + (f" ({preset.time})" if preset.time else "")))
         console.print(table)
@@ -110,9 +110,9 @@ def _resumed(place: Path, data: Sequence[Path], settings: list[str]) -> tuple[Ta
 def _next(task: Task, place: Path, example: Any) -> list[str]:
     """Return commands to try with a finished run, with an example of its own data as input."""
     where = shlex.quote(str(place))
-    given = "".join(f" {shlex.quote(part)}" for part in example_arguments(task.inputs, example, place))
+    arguments = "".join(f" {shlex.quote(part)}" for part in example_arguments(task.inputs, example, place))
     python = f'python -c "import regard; print(regard.load({str(place)!r}).predict([…])[0].answer)"'
-    return [f"regard predict {where}{given}", f"regard look {where}", f"regard studio {where}", python]
+    return [f"regard predict {where}{arguments}", f"regard look {where}", f"regard studio {where}", python]
 
 
 def show_settings(config: BaseModel, console: Console) -> None:

@@ -152,8 +152,8 @@ class Record:
     def __repr__(self) -> str:
         note = f"; {self.note}" if self.note else ""
         heads, queries, keys = (
-            _counted(*each)
-            for each in ((self.heads, "head", "heads"), (self.queries, "query", "queries"), (self.keys, "key", "keys"))
+            _counted(*axis)
+            for axis in ((self.heads, "head", "heads"), (self.queries, "query", "queries"), (self.keys, "key", "keys"))
         )
         where = f"{self.name!r}, call {self.call}, {self.kind}"
         return f"Record({where}: {self.batch} × {heads}, {queries}, {keys}{note})"
@@ -187,21 +187,23 @@ class Record:
         item = self._item(batch)
         return Axes(self._rows[item], self._columns[item])
 
-    def _each(self, given: LabelsOfAll, what: str, length: int) -> list[Labels | None]:
+    def _each(self, labels: LabelsOfAll, what: str, length: int) -> list[Labels | None]:
         """Return a list with the labels of each sequence of the batch, and check their number and lengths."""
-        if given is None:
+        if labels is None:
             return [None] * self.batch
-        if isinstance(given, Labels) and self.batch != 1:
+        if isinstance(labels, Labels) and self.batch != 1:
             raise ValueError(
                 f"{what} of {self.name!r} has labels for one sequence, but there are {self.batch}: give labels for each"
             )
-        each: list[Labels | None] = [given] if isinstance(given, Labels) else list(given)
-        if len(each) != self.batch:
-            raise ValueError(f"{what} of {self.name!r} has labels for {len(each)} sequences; there are {self.batch}")
-        wrong = next((len(labels) for labels in each if labels is not None and len(labels) != length), None)
+        by_sequence: list[Labels | None] = [labels] if isinstance(labels, Labels) else list(labels)
+        if len(by_sequence) != self.batch:
+            raise ValueError(
+                f"{what} of {self.name!r} has labels for {len(by_sequence)} sequences; there are {self.batch}"
+            )
+        wrong = next((len(entry) for entry in by_sequence if entry is not None and len(entry) != length), None)
         if wrong is not None:
             raise ValueError(f"{what} of {self.name!r} has {wrong} labels, but there are {length} {what}")
-        return each
+        return by_sequence
 
     def sequence(self, batch: int) -> "Record":
         """Return one sequence of the batch as a separate record, with its labels and without its padding.
@@ -215,7 +217,7 @@ class Record:
         if self.batch == 1 and all(labels is None or labels.shown is None for labels in (rows, columns)):
             return self
         places = Places(batch, *(labels.shown if labels is not None else None for labels in (rows, columns)))
-        one = Record(
+        sequence = Record(
             self.name,
             self.kind,
             Part(self.source, places),
@@ -226,8 +228,8 @@ class Record:
             row_labels=None if rows is None else rows.trimmed(),
             column_labels=None if columns is None else columns.trimmed(),
         )
-        one.backward = None if self.backward is None else GradientPart(self.backward, places)
-        return one
+        sequence.backward = None if self.backward is None else GradientPart(self.backward, places)
+        return sequence
 
     @property
     def nbytes(self) -> int:

@@ -33,10 +33,10 @@ def map_to_draw(record: Record, head: Head, batch: int, name: str | None) -> "tu
 
 def _of_one(record: Record, head: Head, batch: int) -> tuple[Record, int]:
     """Return the record of one sequence and the index of the head in it; the mean is an additional last head."""
-    one = record.sequence(batch)
+    sequence = record.sequence(batch)
     if head != "mean":
-        return one, head
-    return with_mean(one), one.heads if one.heads > 1 else 0
+        return sequence, head
+    return with_mean(sequence), sequence.heads if sequence.heads > 1 else 0
 
 
 def titled(record: Record, head: Head, batch: int, name: str | None = None) -> str:
@@ -87,8 +87,8 @@ def svg(record: Record, *, head: Head = 0, batch: int = 0, view: str = "auto", n
     9
     """
     if _overlaid(record, batch, view):
-        title, (one, at) = titled(record, head, batch, name), _of_one(record, head, batch)
-        return image_overlays.svg(one, title=title, head=at, cells=view == "cells")
+        title, (sequence, at) = titled(record, head, batch, name), _of_one(record, head, batch)
+        return image_overlays.svg(sequence, title=title, head=at, cells=view == "cells")
     weights, rows, columns, title = map_to_draw(record, head, batch, name)
     return heatmap.svg(weights, rows, columns, title=title)
 
@@ -108,8 +108,8 @@ def png(
     `subtitle` is written below the title, except in drawings over a picture.
     """
     if _overlaid(record, batch, view):
-        title, (one, at) = titled(record, head, batch, name), _of_one(record, head, batch)
-        return image_overlays.png(one, path, title=title, head=at, cells=view == "cells")
+        title, (sequence, at) = titled(record, head, batch, name), _of_one(record, head, batch)
+        return image_overlays.png(sequence, path, title=title, head=at, cells=view == "cells")
     weights, rows, columns, title = map_to_draw(record, head, batch, name)
     return heatmap_png.png(weights.tolist(), rows, columns, path, title=title, subtitle=subtitle)
 

@@ -144,22 +144,22 @@ def png(record: Record, path: str | Path, *, title: str, head: int = 0, batch: i
 def _sheet(record: Record, title: str, head: int, batch: int, cells: bool) -> _Sheet:
     from PIL import Image
 
-    one = record.sequence(batch)
-    columns = one.column_labels
+    sequence = record.sequence(batch)
+    columns = sequence.column_labels
     assert columns is not None
     high, wide = columns.extra["grid"]
     first = len(columns) - high * wide
     with Image.open(io.BytesIO(columns.extra["image"])) as file:
         picture = file.convert("RGB")
-    weights = one.weights(head=head, queries=slice(0, min(ROWS, one.queries))).float().numpy()
+    weights = sequence.weights(head=head, queries=slice(0, min(ROWS, sequence.queries))).float().numpy()
     shadow = _shadow(picture)
     width = _enlarged(picture)
     tiles = []
     for row, values in enumerate(weights):
-        name, facts = _said(one.row_labels, row, values, width)
+        name, facts = _said(sequence.row_labels, row, values, width)
         tiles.append(_Tile(name, facts, _veil(values[first:].reshape(high, wide), shadow, cells)))
-    if one.queries > ROWS:
-        title += f" (the first {ROWS} of {one.queries} rows)"
+    if sequence.queries > ROWS:
+        title += f" (the first {ROWS} of {sequence.queries} rows)"
     height = round(width * picture.height / picture.width)
     return _Sheet(title, picture, tiles, width, height, "the largest weight of each picture", shadow)
 

@@ -79,7 +79,7 @@ def stacks(names: Iterable[str]) -> dict[str, str]:
                 stack_of[name] = ".".join(parts[: places[-1] + 1]) + ".*"
     for group in alike.values():
         numbers = [_NUMBER.findall(name) for name in group]
-        varying = [place for place, each in enumerate(zip(*numbers, strict=True)) if len(set(each)) > 1]
+        varying = [place for place, column in enumerate(zip(*numbers, strict=True)) if len(set(column)) > 1]
         place = varying[0] if varying else 0
         for name in group:
             start, end = [match.span() for match in _NUMBER.finditer(name)][place]
@@ -130,8 +130,8 @@ def _said(path: _Path, crossed: set[Words], numbers: Words) -> Words:
 
 def _varying(paths: Sequence[_Path]) -> set[str]:
     """Return the parts that occur in some of the paths, but not in all of them."""
-    each = [set(path.others) for path in paths]
-    return set.union(*each) - set.intersection(*each)
+    parts = [set(path.others) for path in paths]
+    return set.union(*parts) - set.intersection(*parts)
 
 
 def _plain(path: _Path, varying: set[str]) -> Words:

@@ -86,7 +86,7 @@ def _can(layers: Sequence[Record]) -> bool:
         or any(getattr(layer.source, "rest", None) is not None for layer in layers)
     ):
         return False  # a source with `rest` is a trace file with only the largest weights of each row
-    if any(one != other for layer in layers for one, other in itertools.pairwise(_places(layer))):
+    if any(rows != columns for layer in layers for rows, columns in itertools.pairwise(_places(layer))):
         return False
     return sum(layer.heads for layer in layers) * queries * keys <= _WEIGHTS
 
@@ -94,8 +94,8 @@ def _can(layers: Sequence[Record]) -> bool:
 def _places(layer: Record) -> list[tuple[tuple[int, ...] | None, ...]]:
     """Return, for the rows and for the columns, the positions of each sequence that are not padding (None: all)."""
     axes = [layer.labels(batch=item) for item in range(layer.batch)]
-    rows = tuple(None if each.rows is None else each.rows.shown for each in axes)
-    columns = tuple(None if each.columns is None else each.columns.shown for each in axes)
+    rows = tuple(None if labels.rows is None else labels.rows.shown for labels in axes)
+    columns = tuple(None if labels.columns is None else labels.columns.shown for labels in axes)
     return [rows, columns]
 
 
@@ -105,6 +105,6 @@ def _record(name: str, layers: Sequence[Record]) -> Record:
         name,
         KIND,
         Rolled(layers),
-        row_labels=[each.rows for each in axes],
-        column_labels=[each.columns for each in axes],
+        row_labels=[labels.rows for labels in axes],
+        column_labels=[labels.columns for labels in axes],
     )

@@ -92,14 +92,14 @@ def _encodings(given: Any) -> list[Encoding]:
     if isinstance(given, Encoding):
         return [given]
     encodings = getattr(given, "encodings", None)
-    if not encodings or not all(isinstance(one, Encoding) for one in encodings):
+    if not encodings or not all(isinstance(encoding, Encoding) for encoding in encodings):
         raise TypeError("this encoding has ids only: give (tokenizer, encoding) for labels")
     return list(encodings)
 
 
 def _numbers(ids: Any) -> list[list[int]]:
-    numbers = ids.tolist() if hasattr(ids, "tolist") else [_plain(one) for one in ids]
-    rows = numbers if numbers and all(isinstance(one, list) for one in numbers) else [numbers]
+    numbers = ids.tolist() if hasattr(ids, "tolist") else [_plain(row) for row in ids]
+    rows = numbers if numbers and all(isinstance(row, list) for row in numbers) else [numbers]
     if not all(type(number) is int for row in rows for number in row):
         raise ValueError(
             "ids of the tokens must be whole numbers: a list for one sequence, or a list of lists for each"
@@ -107,8 +107,8 @@ def _numbers(ids: Any) -> list[list[int]]:
     return rows
 
 
-def _plain(one: Any) -> Any:
-    return one.tolist() if hasattr(one, "tolist") else list(one) if isinstance(one, (list, tuple)) else one
+def _plain(ids: Any) -> Any:
+    return ids.tolist() if hasattr(ids, "tolist") else list(ids) if isinstance(ids, (list, tuple)) else ids
 
 
 def _masks(given: Mapping[str, Any], rows: list[list[int]]) -> list[list[int] | None]:

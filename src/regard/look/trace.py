@@ -184,7 +184,7 @@ class Trace:
                     scale=calls[0].scale,
                     note=note,
                     checked=Worst(calls),
-                    row_labels=[in_a_row([each.rows for each in steps]) for steps in axes],
+                    row_labels=[in_a_row([labels.rows for labels in steps]) for steps in axes],
                     column_labels=[steps[-1].columns for steps in axes],
                 )
             )

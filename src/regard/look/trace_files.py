@@ -96,13 +96,13 @@ def write(
     tensors: dict[str, Tensor] = {}
     labels: dict[Labels, int] = {}  # indices by object identity, because records of one sentence share their labels
 
-    def number(given: Labels | None) -> int | None:
-        return None if given is None else labels.setdefault(given, len(labels))
+    def number(axis: Labels | None) -> int | None:
+        return None if axis is None else labels.setdefault(axis, len(labels))
 
-    def places(given: list[Labels | None]) -> int | list[int | None] | None:
-        if all(one is None for one in given):
+    def places(axes: list[Labels | None]) -> int | list[int | None] | None:
+        if all(axis is None for axis in axes):
             return None
-        numbers = [number(one) for one in given]
+        numbers = [number(axis) for axis in axes]
         return numbers[0] if len(numbers) == 1 else numbers
 
     described: list[RecordDocument] = []
@@ -201,10 +201,10 @@ def _rest(record: Record, head: int, item: int, indices: Tensor) -> Tensor:
     return rest if known is None else rest + known[item, head].float()
 
 
-def _described(place: int, given: Labels, tensors: dict[str, Tensor]) -> LabelsDocument:
+def _described(place: int, labels: Labels, tensors: dict[str, Tensor]) -> LabelsDocument:
     numbers: dict[str, float | list[float]] = {}
     pictures: dict[str, str] = {}
-    for name, thing in given.extra.items():
+    for name, thing in labels.extra.items():
         if isinstance(thing, (bytes, bytearray)):
             pictures[name] = f"labels.{place}.{name}"
             tensors[pictures[name]] = torch.frombuffer(bytearray(thing), dtype=torch.uint8)
@@ -212,10 +212,10 @@ def _described(place: int, given: Labels, tensors: dict[str, Tensor]) -> LabelsD
             numbers[name] = float(thing)
         else:
             numbers[name] = [float(number) for number in thing]
-    shown = None if given.shown is None else list(given.shown)
+    shown = None if labels.shown is None else list(labels.shown)
     return LabelsDocument(
-        kind=given.kind,  # type: ignore[arg-type]
-        items=list(given.items),
+        kind=labels.kind,  # type: ignore[arg-type]
+        items=list(labels.items),
         numbers=numbers,
         pictures=pictures,
         shown=shown,
@@ -294,7 +294,7 @@ def _label(
     if isinstance(place, list):
         if len(place) != batch:
             raise ValueError(f"record {index} has labels for {len(place)} of {batch} sequences")
-        return [None if one is None else _labels_at(labels, one, length, index) for one in place]
+        return [None if number is None else _labels_at(labels, number, length, index) for number in place]
     return [None if place is None else _labels_at(labels, place, length, index)] * batch
 
 

@@ -241,12 +241,12 @@ def _add_live(app: "FastAPI", runs: list[Translates | Asks]) -> None:
 
     def available() -> list[Translates | None]:
         """Return the translator of each run; toy translators are added if no run translates."""
-        given = translators(runs)
-        if not any(given) and not toys:  # the translation page then works before any run is trained
+        offered = translators(runs)
+        if not any(offered) and not toys:  # the translation page then works before any run is trained
             from regard.studio import toy_translator
 
             toys.extend(toy_translator.toys())
-        return [*given, *toys]
+        return [*offered, *toys]
 
     @app.get("/api/status")
     def status() -> dict[str, Any]:
@@ -297,8 +297,8 @@ async def _body(request: "Request", model: type[Body]) -> Body:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the body"
-        given = "" if first["type"] == "json_invalid" else f", got {str(first['input'])[:60]!r}"
-        raise RefusedError(f"{place}: {first['msg']}{given}") from None
+        got = "" if first["type"] == "json_invalid" else f", got {str(first['input'])[:60]!r}"
+        raise RefusedError(f"{place}: {first['msg']}{got}") from None
 
 
 def _numbers(request: "Request", *names: str) -> list[int]:

@@ -48,7 +48,7 @@ class Ask(BaseModel):
 def translators(runs: Sequence[Any]) -> "list[Translates | None]":
     """Return each run's interactive translator: the run itself, or the one that its task provides, or None."""
     offered = [run if isinstance(run, Translates) else getattr(run, "more", None) for run in runs]
-    return [one if isinstance(one, Translates) else None for one in offered]
+    return [translator if isinstance(translator, Translates) else None for translator in offered]
 
 
 def translate(runs: Sequence[Translates | None], ask: Ask) -> dict[str, object]:

@@ -145,7 +145,7 @@ def about(trace: Trace, *, batch: int = 0, sequences: Sequence[int] | None = Non
     labels: list[Labels] = []
     records = []
     for record, (group, layer) in zip(trace.records, _spoken(trace.records), strict=True):
-        item, one = one_of(record, batch)
+        item, sequence = one_of(record, batch)
         # If the page has a menu of sequences, the menu already names the displayed sequence.
         alone = record.batch > 1 and len(sequences or [batch]) == 1
         which = f"Sequence {item} of a batch of {record.batch} is shown." if alone else None
@@ -155,12 +155,12 @@ def about(trace: Trace, *, batch: int = 0, sequences: Sequence[int] | None = Non
             {
                 "group": group,
                 "layer": layer,
-                **{name: getattr(one, name) for name in ("name", "call", "kind", "heads", "queries", "keys")},
+                **{name: getattr(sequence, name) for name in ("name", "call", "kind", "heads", "queries", "keys")},
                 "scale": None if record.scale is None else _finite(float(record.scale)),
                 "note": sentences(record.note, which),
-                "check": _finite(one.check()) if record.batch else None,
-                "rows": _place(one.row_labels, labels),
-                "columns": _place(one.column_labels, labels),
+                "check": _finite(sequence.check()) if record.batch else None,
+                "rows": _place(sequence.row_labels, labels),
+                "columns": _place(sequence.column_labels, labels),
                 "entropy": None,
                 "distance": None,
             }
@@ -215,9 +215,9 @@ def pictures(trace: Trace, *, batch: int = 0) -> dict[str, bytes]:
     """Return the PNG files of labels with pictures, by the index of the labels in the description (`about`)."""
     labels: list[Labels] = []
     for record in trace.records:
-        _, one = one_of(record, batch)
-        _place(one.row_labels, labels)
-        _place(one.column_labels, labels)
+        _, sequence = one_of(record, batch)
+        _place(sequence.row_labels, labels)
+        _place(sequence.column_labels, labels)
     files = {str(place): _picture(label) for place, label in enumerate(labels)}
     return {place: data for place, data in files.items() if data is not None}
 
@@ -232,12 +232,12 @@ def pack(
     files: list[bytes] = []
     start = 0
     for record, entry in zip(trace.records, description["records"], strict=True):
-        one = with_mean(one_of(record, batch)[1])
-        swept = _swept(one, record.heads)
+        sequence = with_mean(one_of(record, batch)[1])
+        swept = _swept(sequence, record.heads)
         warning = swept.odd.sentence()
         clean = (lambda weights: weights) if warning else _sane
-        side = THUMBNAIL if is_whole(one) else budget.side
-        cells = clean(torch.stack([one.overview(side, head=head) for head in range(one.heads)]).float())
+        side = THUMBNAIL if is_whole(sequence) else budget.side
+        cells = clean(torch.stack([sequence.overview(side, head=head) for head in range(sequence.heads)]).float())
         small, peaks = _thumbnails(swept.small if warning else _sane(swept.small), odd=warning is not None)
         entry["thumbnails"] = {"start": start, "shape": list(swept.small.shape[1:]), "half": warning is not None}
         entry["thumbnails"]["peaks"] = peaks
@@ -245,8 +245,8 @@ def pack(
         start += len(thumbnails[-1])
         entry["entropy"], entry["distance"] = _rounded(swept.entropy), swept.distance
         entry["note"] = sentences(entry["note"], warning)
-        packer = _pack_odd if warning else _pack_whole if is_whole(one) else _pack_long
-        entry["pack"], data = packer(one, budget, swept, cells)
+        packer = _pack_odd if warning else _pack_whole if is_whole(sequence) else _pack_long
+        entry["pack"], data = packer(sequence, budget, swept, cells)
         files.append(_zipped(data))
     description["thumbnails"] = base64.b64encode(_zipped(b"".join(thumbnails))).decode()
     return Packed(description, files, pictures(trace, batch=batch))
