@@ -48,9 +48,9 @@ def _trace(title: str, rows: list[str], moments: list[Any], ego: list[float], kn
     weights = torch.zeros(len(rows), len(known))
     numbers = np.zeros((len(rows), len(known), len(_NAMES)))
     for row, moment in enumerate(moments):
-        for identity, (weight, drawn) in moment.items():
+        for identity, (weight, state) in moment.items():
             weights[row, known.index(identity)] = weight
-            numbers[row, known.index(identity)] = [*drawn, 1.0]
+            numbers[row, known.index(identity)] = [*state, 1.0]
     extra = {name: _rounded(numbers[..., place]) for place, name in enumerate(_NAMES)}
     extra |= {"ego": _rounded(np.array(ego)), "lanes": _lanes(env)}
     extra["crossings"] = [0.0] if env.spec.id == _CROSSING else []
