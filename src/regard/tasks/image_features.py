@@ -58,8 +58,8 @@ def _write(
         places = range(first, min(first + _BATCH, count))
         pixels = torch.from_numpy(store.take(places)).to(device)
         sides = [pixels, pixels.flip(-1)] if flip else [pixels]
-        for side, given in enumerate(sides):
-            maps = function(given).half().cpu().numpy()
+        for side, images in enumerate(sides):
+            maps = function(images).half().cpu().numpy()
             if whole is None:
                 shape = (len(sides) * count, *maps.shape[1:])
                 whole = np.lib.format.open_memmap(path, "w+", np.float16, shape)

@@ -104,8 +104,8 @@ def encode(codec: SentimentCodec, example: Example) -> dict[str, Any]:
 def input_files(config: SentimentConfig) -> list[Path]:
     if not config.data.files:
         return []
-    found = find_parts(Path(config.data.files[0])).values()
-    return [file for path in found for file in ([path] if path.is_file() else sorted(path.rglob("*.txt")))]
+    paths = find_parts(Path(config.data.files[0])).values()
+    return [file for path in paths for file in ([path] if path.is_file() else sorted(path.rglob("*.txt")))]
 
 
 def examples_of(paths: Sequence[Path], config: SentimentConfig, codec: SentimentCodec) -> tuple[list[Example], str]:
