@@ -12,7 +12,7 @@ from regard.data.text.passages import Passage
 from regard.data.text.questions import Asked
 from regard.data.worlds.stories import example, stories
 from regard.models.span_pointer import best_span
-from regard.tasks.reading.codec import FEATURES, LETTERS, ReadingCodec, asked, encode
+from regard.tasks.reading.codec import FEATURES, LETTERS, ReadingCodec, encode, question_of
 from regard.tasks.reading.config import ModelSettings, ReadingConfig
 from regard.tasks.reading.network import Texts, build, loss
 from regard.tasks.reading.presets import PRESETS
@@ -39,13 +39,13 @@ def point(network, records, **options):
 
 
 def some(count, *, sentences=(3, 6), **options):
-    questions = [asked(story) for story in stories(1, count=count, sentences=sentences)]
+    questions = [question_of(story) for story in stories(1, count=count, sentences=sentences)]
     codec = ReadingCodec.build(questions)
     return questions, codec, [encode(codec, question, **options) for question in questions]
 
 
 def test_a_story_as_a_record():
-    question = asked(example())
+    question = question_of(example())
     codec = ReadingCodec.build([question])
     record = encode(codec, question, characters=True)
     assert (record["start"], record["end"]) == (8, 9)
@@ -92,11 +92,11 @@ def test_words_that_are_rare_have_no_vector():
 
 
 def test_the_codec_is_what_it_was_when_loaded(tmp_path):
-    codec = ReadingCodec.build([asked(example())], candidates=("no", "a,b"))
+    codec = ReadingCodec.build([question_of(example())], candidates=("no", "a,b"))
     codec.save(tmp_path)
     assert ReadingCodec.load(tmp_path) == codec
     assert codec.passage("It rained. Tom ran.").words == ("It", "rained", ".", "Tom", "ran", ".", "no", "a,b")
-    assert ReadingCodec.build([asked(example())]).passage("It rained.").words == ("It", "rained", ".")
+    assert ReadingCodec.build([question_of(example())]).passage("It rained.").words == ("It", "rained", ".")
 
 
 @pytest.mark.slow

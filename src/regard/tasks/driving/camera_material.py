@@ -100,7 +100,7 @@ class CameraExample:
         return self.footage.before(self.place)
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def inputs(self) -> dict[str, Any]:
         return {"scene": {"frame": self.place}}
 
     def record(self) -> Record:
@@ -129,7 +129,7 @@ def camera_material(config: DrivingConfig, cache: Path, codec: CameraCodec | Non
     skipped = sum(log.skipped.values())
     if skipped:
         about += f", {skipped:,} lines skipped"
-    example = max(test, key=lambda one: abs(one.controls[0])).asked
+    example = max(test, key=lambda one: abs(one.controls[0])).inputs
     return Material(codec, records, [np.ones(len(records), np.int32)], valid, test, [], about, example)
 
 

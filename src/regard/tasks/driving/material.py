@@ -36,7 +36,7 @@ class Example:
         return self.recorded.decisions.forced[self.place]
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def inputs(self) -> dict[str, Any]:
         if self.road is not None:
             return {"scene": {"road": self.road}}
         return {"scene": scene_json(self.recorded.scenes, self.place)}
@@ -139,7 +139,7 @@ def _material(
         for place, one in enumerate(test)
     ]
     lengths = np.ones(len(records), np.int32)
-    return Material(codec, records, [lengths], valid, shown, longer, about, begin.asked)
+    return Material(codec, records, [lengths], valid, shown, longer, about, begin.inputs)
 
 
 def encode(codec: DrivingCodec, example: Example) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from regard.data.text.babi import candidates
 from regard.data.text.labelled_parts import find_parts
 from regard.data.text.questions import Asked, load_questions
 from regard.data.worlds import stories
-from regard.tasks.reading.codec import ReadingCodec, asked, encode
+from regard.tasks.reading.codec import ReadingCodec, encode, question_of
 from regard.tasks.reading.config import ReadingConfig
 from regard.tasks.task import Material
 from regard.tasks.world_examples import Parts, parts_of
@@ -24,7 +24,7 @@ def make_material(
 
 
 def _world(config: ReadingConfig, codec: ReadingCodec | None) -> Material:
-    parts = parts_of(stories.splits, config.data, asked, sentences=config.data.sentences)
+    parts = parts_of(stories.splits, config.data, question_of, sentences=config.data.sentences)
     codec = codec or ReadingCodec.build(parts.train)
     return _material(config, codec, parts, f"{len(parts.train):,} stories of the built-in world")
 
@@ -62,15 +62,15 @@ def _held_out(questions: list[Asked], count: int, random: Random) -> tuple[list[
     if len(passages) < 3:
         raise DataError(f"too few passages to hold some out: {len(passages)}")
     chosen: set[str] = set()
-    taken = 0
+    held = 0
     per = dict.fromkeys(passages, 0)
     for one in questions:
         per[one.passage.text] += 1
     for text in passages[: max(1, len(passages) // 5)]:
-        if taken >= count:
+        if held >= count:
             break
         chosen.add(text)
-        taken += per[text]
+        held += per[text]
     rest = [one for one in questions if one.passage.text not in chosen]
     return rest, [one for one in questions if one.passage.text in chosen]
 
@@ -113,7 +113,7 @@ def examples_of(paths: Sequence[Path], config: ReadingConfig, codec: ReadingCode
     """Return the questions of another file, or those of the test file in a folder, and a description."""
     path = only_path(paths)
     if not path.is_file():
-        found = find_parts(path)
-        path = found.get("test", found["train"])
+        parts = find_parts(path)
+        path = parts.get("test", parts["train"])
     questions, report = load_questions(path, candidates=codec.candidates)
     return questions, f"{path}: {report}"

@@ -59,7 +59,7 @@ class Example:
         return self.pictures[self.place]
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def inputs(self) -> dict[str, Any]:
         return {"image": self.path or png_of(self.pixels), "question": self.question}
 
 
