@@ -56,15 +56,13 @@ def _example(review: reviews.Review, settings: DataSettings) -> Example:
     return Example(bare, review.label, spans)
 
 
-def _reading_options(settings: DataSettings) -> Asked:
+def _options(settings: DataSettings) -> Asked:
     return Asked(text=settings.text, label=settings.label, merge=settings.merge, phrases=settings.phrases)
 
 
 def _files(config: SentimentConfig, codec: SentimentCodec | None, say: Callable[[str], None]) -> Material:
     settings = config.data
-    parts = load_parts(
-        settings.files, _reading_options(settings), valid=settings.valid, test=settings.test, seed=settings.seed
-    )
+    parts = load_parts(settings.files, _options(settings), valid=settings.valid, test=settings.test, seed=settings.seed)
     for reading in parts.readings:
         say(str(reading))
     train, valid, test = ([_labelled(row) for row in rows] for rows in (parts.train, parts.valid, parts.test))
@@ -112,5 +110,5 @@ def input_files(config: SentimentConfig) -> list[Path]:
 
 def examples_of(paths: Sequence[Path], config: SentimentConfig, codec: SentimentCodec) -> tuple[list[Example], str]:
     """Return the labelled texts of other files, and a description; of a folder, the test files are read."""
-    reading = parts_of_test(paths, _reading_options(config.data), codec.classes)
+    reading = parts_of_test(paths, _options(config.data), codec.classes)
     return [_labelled(row) for row in reading.rows], str(reading)
