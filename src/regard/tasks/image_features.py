@@ -15,7 +15,7 @@ from regard.data.vision.image_store import ImageStore
 
 Maps = NDArray[np.float16]
 _BATCH = 64
-_SAID = 1024  # number of images between two progress messages
+_REPORT_EVERY = 1024  # number of images between two progress messages
 
 
 def cached_maps(
@@ -64,6 +64,6 @@ def _write(
                 shape = (len(sides) * count, *maps.shape[1:])
                 whole = np.lib.format.open_memmap(path, "w+", np.float16, shape)
             whole[side * count + first : side * count + first + len(maps)] = maps
-        if first % _SAID == 0:
+        if first % _REPORT_EVERY == 0:
             say(f"maps of pictures: {places.stop:,} of {count:,}")
     whole.flush()

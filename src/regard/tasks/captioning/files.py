@@ -23,7 +23,7 @@ from regard.tasks.captioning.network import backbone_of, maps_of
 from regard.tasks.image_features import Maps, cached_maps
 from regard.tasks.task import Material, SettingError
 
-_SAID = 1024  # number of images between two progress messages
+_REPORT_EVERY = 1024  # number of images between two progress messages
 Part = Sequence[CaptionedImage]
 
 
@@ -118,7 +118,7 @@ def _decoded(
         return image
 
     def progress(done: int, total: int) -> None:
-        if done % _SAID < 64:
+        if done % _REPORT_EVERY < 64:
             say(f"pictures: {done:,} of {total:,}")
 
     paths = Lazy(count + len(valid), path)

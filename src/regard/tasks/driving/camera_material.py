@@ -17,7 +17,7 @@ from regard.tasks.driving.codec import FILE
 from regard.tasks.driving.config import DrivingConfig
 from regard.tasks.task import Material, SettingError
 
-_SAID = 1024  # number of pictures between two progress messages
+_REPORT_EVERY = 1024  # number of pictures between two progress messages
 Record = dict[str, Any]
 Say = Callable[[str], Any]
 
@@ -144,7 +144,7 @@ def _stored(log: DrivingLog, codec: CameraCodec, cache: Path, say: Say, *, skip_
     """Decode all frames at the size of the codec into the cache; damaged pictures raise an error or are skipped."""
 
     def progress(done: int, total: int) -> None:
-        if done % _SAID < 64:
+        if done % _REPORT_EVERY < 64:
             say(f"frames: {done:,} of {total:,}")
 
     paths = [frame.image for frame in log.frames]

@@ -47,12 +47,12 @@ class Decided:
     @property
     def line(self) -> str:
         """Return the action with its probability, and the objects with the largest weights."""
-        said = f"{self.answer} {self.probabilities[self.answer]:.2f}"
+        text = f"{self.answer} {self.probabilities[self.answer]:.2f}"
         if self.weights is None:
-            return said
+            return text
         order = sorted(zip(self.weights.tolist(), self.names, strict=True), key=lambda one: -one[0])
         named = ", ".join(f"{name} {weight:.2f}" for weight, name in order[:_NAMED] if weight >= _FAINT)
-        return f"{said}: {named}" if named else said
+        return f"{text}: {named}" if named else text
 
     @property
     def names(self) -> list[str]:

@@ -130,10 +130,10 @@ class GlimpsePredictor:
         for first in range(0, len(images), _ROWS):
             part = images[first : first + _ROWS]
             whole = torch.from_numpy(np.stack(part)).to(self.device)
-            looked = self._run(whole)
-            assert looked.step_logits is not None
-            chances = looked.step_logits.float().softmax(-1).cpu()
-            places = looked.locations.float()
+            output = self._run(whole)
+            assert output.step_logits is not None
+            chances = output.step_logits.float().softmax(-1).cpu()
+            places = output.locations.float()
             patches, shares = self._patches(whole, places)
             for row, image in enumerate(part):
                 path = tuple((float(x), float(y)) for x, y in places[row].tolist())

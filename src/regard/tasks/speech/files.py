@@ -18,7 +18,7 @@ from regard.tasks.speech.log_mel_frames import Frames
 from regard.tasks.speech.material import Example, Say, example_wav, record, world_material
 from regard.tasks.task import Material
 
-_SAID = 2000  # number of recordings between two progress messages
+_REPORT_EVERY = 2000  # number of recordings between two progress messages
 
 
 def make_material(config: SpeechConfig, cache: Path, codec: SpeechCodec | None, say: Say) -> Material:
@@ -102,7 +102,7 @@ def _write(path: Path, index: Path, part: Part, config: SpeechConfig, say: Say) 
             if frames is not None:
                 file.write(frames.tobytes())
                 counts[place] = len(frames)
-            if (place + 1) % _SAID == 0:
+            if (place + 1) % _REPORT_EVERY == 0:
                 say(f"recordings: {place + 1:,} of {len(part):,}")
     if faults:
         listed = "; ".join(f"{where}" for where in list(faults)[:3])

@@ -192,8 +192,8 @@ class Translator:
         limit is never larger than the number of learned position embeddings allows.
         """
         wanted = tokens or max(1, min(LONGEST, _SEARCHED // (width or self.settings.beam)))
-        held = _positions(self.model.encoder)
-        return wanted if held is None else max(1, min(wanted, held - self.end_mark))
+        capacity = _positions(self.model.encoder)
+        return wanted if capacity is None else max(1, min(wanted, capacity - self.end_mark))
 
     def answers(
         self, inputs: Sequence[Mapping[str, Any]], *, beam: int | None = None, longest: int | None = None
@@ -235,8 +235,8 @@ class Translator:
         batch = self.batch([(source.numbers, ()) for source in sources])
         decoder: Any = self.model.decoder
         limit = 2 * batch.source_lengths + 10
-        if (held := _positions(decoder)) is not None:
-            limit = limit.clamp(max=held - 1)  # the start token has a position too
+        if (capacity := _positions(decoder)) is not None:
+            limit = limit.clamp(max=capacity - 1)  # the start token has a position too
         memory = self.model.encoder(batch.source, batch.source_lengths)
         wanted = {"weights": True} if weights and isinstance(decoder, TransformerDecoder) else {}
         state = decoder.start(memory, limit=int(limit.max()) + 1, **wanted)
