@@ -199,8 +199,8 @@ class Place:
 def weights(run: Path) -> str:
     """Return the checksums of the files that a run needs for predictions."""
     names = ("model.safetensors", "tokenizer.json", "tokenizer.target.json")
-    found = (run / name for name in names)
-    return " ".join(hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "-" for path in found)
+    paths = (run / name for name in names)
+    return " ".join(hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "-" for path in paths)
 
 
 def _flipped(dice: random.Random, data: bytes) -> bytes:
@@ -259,12 +259,12 @@ def damaged(place: Place, count: int, seed: int, runs: dict[str, Path]) -> Tally
         how = damage(dice, run, [other for name, other in runs.items() if name != kind])
         done, answer = place.ask(what, kind, run)
         shutil.rmtree(run)
-        told = f"seed {seed} trial {number}: {what} of {kind}, {how}"
+        trial = f"seed {seed} trial {number}: {what} of {kind}, {how}"
         if done.code == 0 and "Traceback" not in done.err:
             same = answer == right[kind, what]
-            tally.add("answered rightly" if same else "another answer", "" if same else f"{told}: another answer")
+            tally.add("answered rightly" if same else "another answer", "" if same else f"{trial}: another answer")
         else:
-            tally.add("refused" if done.refused else "broken", "" if done.refused else f"{told}: {done}")
+            tally.add("refused" if done.refused else "broken", "" if done.refused else f"{trial}: {done}")
     return tally
 
 
@@ -297,17 +297,17 @@ def kills(place: Place, count: int, seed: int, runs: dict[str, Path], seconds: d
             time.sleep(dice.uniform(0.0, 1.1 * seconds[kind]))
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, sent)
-            asked = time.monotonic()
+            start = time.monotonic()
             end(child, place.log)
             if sent != signal.SIGKILL:
-                tally.slowest = max(tally.slowest, time.monotonic() - asked)
+                tally.slowest = max(tally.slowest, time.monotonic() - start)
         done = command(place.training(kind, out, *_resumed(out)), place.log)
-        told = f"seed {seed} trial {number}: {kind} after {', '.join(one.name for one in signals)}"
+        trial = f"seed {seed} trial {number}: {kind} after {', '.join(sent.name for sent in signals)}"
         if done.code != 0:
-            tally.add("broken", f"{told}: {done}")
+            tally.add("broken", f"{trial}: {done}")
         else:
             same = weights(out) == weights(runs[kind])
-            tally.add("ended the same" if same else "ended otherwise", "" if same else f"{told}: other weights")
+            tally.add("ended the same" if same else "ended otherwise", "" if same else f"{trial}: other weights")
     return tally
 
 

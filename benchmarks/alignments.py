@@ -26,7 +26,7 @@ from regard.train.run_directory import Run
 All = list[set[Link]]
 
 
-def told(run: Path) -> tuple[list[Example], dict[WeightChoice, All]]:
+def links_of(run: Path) -> tuple[list[Example], dict[WeightChoice, All]]:
     """Return the examples of a run that have gold links, and their links for each choice of weights."""
     opened = Run.open(run)
     config = TranslationConfig.model_validate(opened.config())
@@ -45,8 +45,8 @@ def rate(examples: list[Example], links: All) -> float:
 
 def show(run: Path) -> tuple[list[Example], All]:
     """Print every rate of a run; return the examples, and the links with the lowest rate."""
-    examples, found = told(run)
-    rates = {key: rate(examples, links) for key, links in found.items()}
+    examples, alignments = links_of(run)
+    rates = {key: rate(examples, links) for key, links in alignments.items()}
     for when in ("predicted", "read", "posterior"):
         for layer in sorted({key.layer for key in rates if key.when == when}):
             together = rates[WeightChoice(layer, None, when)]
@@ -55,7 +55,7 @@ def show(run: Path) -> tuple[list[Example], All]:
             print(f"{run.name} {when} layer {layer + 1}: {together:.1f}{single}")
     best = min(rates, key=lambda key: rates[key])
     print(f"{run.name} best: {rates[best]:.1f} ({best.when}, layer {best.layer + 1}, head {best.head})")
-    return examples, found[best]
+    return examples, alignments[best]
 
 
 def main(runs: list[Path]) -> None:

@@ -82,7 +82,7 @@ def main(
         refused = "; ".join(f"{backend}: {reason}" for backend, reason in plan.refused.items()) or "none"
         row = f"| {name} | {plan.backend} | {refused} | {plan.flops / 1e9:.3g} | {plan.bytes / 2**20:.3g} |"
         if time:
-            row += "".join(f" {taken:,.1f} |" for taken in milliseconds(tensors, options))
+            row += "".join(f" {duration:,.1f} |" for duration in milliseconds(tensors, options))
         print(row, flush=True)
 
 

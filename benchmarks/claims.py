@@ -42,8 +42,8 @@ KINDS = {
 
 def command(settings: dict[str, str], seed: int, out: Path) -> list[str]:
     """Return the command that trains with some settings and a seed."""
-    given = {**COMMON, **settings, "train.seed": str(seed)}
-    options = [part for name, value in given.items() for part in ("--set", f"{name}={value}")]
+    merged = {**COMMON, **settings, "train.seed": str(seed)}
+    options = [part for name, value in merged.items() for part in ("--set", f"{name}={value}")]
     return [sys.executable, "-m", "regard", "train", "translation", "--preset", "tiny", *options, "--out", str(out)]
 
 
@@ -64,16 +64,16 @@ def figures(run: Path) -> dict[str, float] | None:
     }
 
 
-def row(name: str, found: Sequence[dict[str, float] | None]) -> str:
+def row(name: str, results: Sequence[dict[str, float] | None]) -> str:
     """Return a line of the table: the figures of the seeds, and their mean."""
 
     def cell(what: str, digits: int = 1) -> str:
-        values = [one[what] for one in found if one is not None]
+        values = [result[what] for result in results if result is not None]
         if not values:
             return "–"
         return f"{statistics.fmean(values):.{digits}f} ({', '.join(f'{value:.{digits}f}' for value in values)})"
 
-    failed = sum(one is None for one in found)
+    failed = sum(result is None for result in results)
     cells = [cell("bleu"), cell("exact"), cell("longer"), cell("loss", 3), cell("seconds", 0), str(failed)]
     return f"| {name} | {' | '.join(cells)} |"
 
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of all runs")
     parser.add_argument("--out", type=Path, required=True)
     chosen = parser.parse_args()
-    further = dict(each.split("=", 1) for each in chosen.set)
+    further = dict(item.split("=", 1) for item in chosen.set)
     print("| kind | BLEU | exact % | BLEU, longer | training loss | seconds | failed |\n|---|--:|--:|--:|--:|--:|--:|")
     for name, settings in KINDS[chosen.claim].items():
         if chosen.only and name not in chosen.only:

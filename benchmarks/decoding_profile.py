@@ -33,14 +33,14 @@ def profiled(setting: bench.Setting, device: str, precision: str, rows: int) -> 
     for _ in range(3):
         begin = time.perf_counter()
         decode(source, setting.tokens)
-        taken = time.perf_counter() - begin
-        print(f"{taken * 1e3:.1f} ms, {setting.sentences / taken:.1f} sentences/s", flush=True)
+        seconds = time.perf_counter() - begin
+        print(f"{seconds * 1e3:.1f} ms, {setting.sentences / seconds:.1f} sentences/s", flush=True)
     cuda = device == "cuda"
     with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as seen:
         decode(source, setting.tokens)
-    found = seen.key_averages()
-    times = {event: event.self_device_time_total if cuda else event.self_cpu_time_total for event in found}
-    print(f"{sum(times.values()) / 1e3:.1f} ms in {sum(event.count for event in found)} calls")
+    events = seen.key_averages()
+    times = {event: event.self_device_time_total if cuda else event.self_cpu_time_total for event in events}
+    print(f"{sum(times.values()) / 1e3:.1f} ms in {sum(event.count for event in events)} calls")
     for event in sorted(times, key=lambda event: -times[event])[:rows]:
         print(f"{times[event] / 1e3:9.2f} ms  {event.count:6d} ×  {event.key[:90]}")
 

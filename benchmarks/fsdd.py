@@ -39,13 +39,13 @@ class Clip(NamedTuple):
 
 def clips(folder: Path) -> list[Clip]:
     """Return every recording, named {digit}_{speaker}_{take}.wav."""
-    found = []
+    recordings = []
     for path in sorted(folder.glob("*.wav")):
         digit, speaker, take = path.stem.split("_")
-        found.append(Clip(int(digit), speaker, int(take), read_sound(path, RATE, longest=10.0)))
-    if not found:
+        recordings.append(Clip(int(digit), speaker, int(take), read_sound(path, RATE, longest=10.0)))
+    if not recordings:
         raise SystemExit(f"{folder}: no recordings")
-    return found
+    return recordings
 
 
 def joined(digits: list[Clip], dice: random.Random) -> tuple[Samples, list[list[float]]]:

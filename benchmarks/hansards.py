@@ -39,7 +39,7 @@ def english(text: str) -> list[str]:
 
 def french(text: str) -> list[str]:
     """Return the words of a French line, with clitics and contractions expanded."""
-    text = _CLITIC.sub(lambda found: _FULL.get(found[1], f"{found[1]}e") + " ", folded(text))
+    text = _CLITIC.sub(lambda match: _FULL.get(match[1], f"{match[1]}e") + " ", folded(text))
     return " ".join(_JOINED.get(word, word) for word in _cut(text)).split()
 
 

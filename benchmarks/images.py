@@ -64,9 +64,9 @@ def write(folder: Path, count: int, width: int) -> None:
         if not number % 500:
             progress(f"{count:,} pictures: {number:,} written")
     (folder / "captions.tsv").write_text("".join(f"{name}\tA picture .\n" for name in names), encoding="utf-8")
-    asked = [{"image": name, "question": "What colour is it?", "answer": "red"} for name in names]
-    (folder / "questions.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in asked), encoding="utf-8")
-    (folder / "array.json").write_text(json.dumps(asked), encoding="utf-8")
+    questions = [{"image": name, "question": "What colour is it?", "answer": "red"} for name in names]
+    (folder / "questions.jsonl").write_text("".join(f"{json.dumps(item)}\n" for item in questions), encoding="utf-8")
+    (folder / "array.json").write_text(json.dumps(questions), encoding="utf-8")
     for name, axes in (("pictures", (count, 28, 28)), ("labels", (count,))):
         header = bytes([0, 0, 8, len(axes)]) + np.array(axes, ">u4").tobytes()
         (folder / f"{name}.idx").write_bytes(header + bytes(int(np.prod(axes))))
@@ -182,14 +182,14 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=48, help="side at which pictures are cached")
     parser.add_argument("--json", type=Path, help="file for the figures")
     chosen = parser.parse_args()
-    found: list[dict[str, Any]] = []
+    figures: list[dict[str, Any]] = []
     for count in chosen.count:
         with tempfile.TemporaryDirectory() as place:
             write(Path(place), count, chosen.width)
             for stage in STAGES:
                 progress(f"{count:,} pictures: {stage}")
                 with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                    found.append(pool.submit(measured, stage, Path(place), chosen.size).result())
+                    figures.append(pool.submit(measured, stage, Path(place), chosen.size).result())
     progress("")
     names = " | ".join(f"{count:,}" for count in chosen.count)
     for title, figure in (
@@ -198,10 +198,10 @@ def main() -> None:
     ):
         print(f"\n| {title} | {names} |\n|---|{'--:|' * len(chosen.count)}")
         for stage in STAGES:
-            cells = " | ".join(figure(row) for row in found if row["stage"] == stage)
+            cells = " | ".join(figure(row) for row in figures if row["stage"] == stage)
             print(f"| {stage} | {cells} |")
     if chosen.json:
-        content = {"width": chosen.width, "size": chosen.size, "figures": found}
+        content = {"width": chosen.width, "size": chosen.size, "figures": figures}
         chosen.json.write_text(f"{json.dumps(content, indent=1)}\n", encoding="utf-8")
 
 

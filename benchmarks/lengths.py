@@ -21,9 +21,9 @@ def points(run: Path) -> list[tuple[str, float]]:
     return [("–".join(map(str, part["words"])), part["bleu"]) for part in parts]
 
 
-def drawing(found: dict[str, list[tuple[str, float]]]) -> str:
+def drawing(curves: dict[str, list[tuple[str, float]]]) -> str:
     """Return the drawing, with one line for each run."""
-    names = [name for name, _ in next(iter(found.values()))]
+    names = [name for name, _ in next(iter(curves.values()))]
     step = (WIDTH - LEFT - 120) / max(1, len(names) - 1)
 
     def y(value: float) -> float:
@@ -42,7 +42,7 @@ def drawing(found: dict[str, list[tuple[str, float]]]) -> str:
         parts.append(
             f"<text x='{LEFT + step * place}' y='{HEIGHT - 22}' text-anchor='middle'>{html.escape(name)}</text>"
         )
-    for (name, line), color in zip(found.items(), COLORS, strict=False):
+    for (name, line), color in zip(curves.items(), COLORS, strict=False):
         path = " ".join(f"{LEFT + step * place:.1f},{y(value):.1f}" for place, (_, value) in enumerate(line))
         parts.append(f"<polyline points='{path}' fill='none' stroke='{color}' stroke-width='2.5'/>")
         end = line[-1][1]
@@ -55,13 +55,13 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
-    found = {run.name: points(run) for run in chosen.runs}
-    names = [name for name, _ in next(iter(found.values()))]
+    curves = {run.name: points(run) for run in chosen.runs}
+    names = [name for name, _ in next(iter(curves.values()))]
     print(f"| words | {' | '.join(names)} |\n|---|{'--:|' * len(names)}")
-    for name, line in found.items():
+    for name, line in curves.items():
         print(f"| {name} | {' | '.join(f'{value:.1f}' for _, value in line)} |")
     if chosen.out is not None:
-        chosen.out.write_text(drawing(found), encoding="utf-8")
+        chosen.out.write_text(drawing(curves), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -49,10 +49,10 @@ def loop_of(preset: str, settings: Sequence[str], workers: Workers, device: torc
     torch.manual_seed(1)
     network = task.network(config, material.codec).to(device)
     loss = TaskLoss(task, config, network, device)
-    given = batches(task, config, material, workers)
+    stream = batches(task, config, material, workers)
     run = Run.create(folder / "run", {"task": "translation"})
     parts = (None, None, loss.starting, Silent(), workers, gathered_layers)
-    loop = _Loop(network, loss, given, run, config.train, *parts)
+    loop = _Loop(network, loss, stream, run, config.train, *parts)
     loop.prepare()
     return loop
 
@@ -74,11 +74,11 @@ def main() -> None:
     options.add_argument("--warm", type=int, default=60, help="updates of each way before")
     options.add_argument("--only", default="", help="models with this in their name")
     options.add_argument("--set", action="append", default=[], help="further settings of all")
-    given = options.parse_args()
+    arguments = options.parse_args()
     with joined() as workers, tempfile.TemporaryDirectory() as folder:
         device = workers.device or torch.device("cpu")
         for name, (preset, settings) in MODELS.items():
-            if given.only not in name:
+            if arguments.only not in name:
                 continue
             loops = {}
             for way, more in WAYS.items():
@@ -87,30 +87,30 @@ def main() -> None:
                 place = Path(folder) / name / way
                 place.mkdir(parents=True)
                 group = ALONE if way in ("plain", "again") else workers
-                loops[way] = loop_of(preset, [*settings, *more, *given.set], group, device, place)
+                loops[way] = loop_of(preset, [*settings, *more, *arguments.set], group, device, place)
                 seconds(loops[way], 1, device)  # the first update determines which parameters have gradients
                 if way == "DDP":
                     shared = loops[way].shared
                     shared._wrapped = shared._ddp()
-                seconds(loops[way], given.warm, device)
+                seconds(loops[way], arguments.warm, device)
             times: dict[str, list[float]] = {way: [] for way in loops}
             tokens = {way: -loop.state.tokens for way, loop in loops.items()}
-            for turn in range(given.turns):
+            for turn in range(arguments.turns):
                 order = list(loops)[turn % len(loops) :] + list(loops)[: turn % len(loops)]
                 for way in order:
-                    times[way].append(seconds(loops[way], given.steps, device))
-            for way, each in times.items():
-                ratios = [one / plain for one, plain in zip(each, times["plain"], strict=True)]
-                pace = (tokens[way] + loops[way].state.tokens) / sum(each)
-                found = {
+                    times[way].append(seconds(loops[way], arguments.steps, device))
+            for way, durations in times.items():
+                ratios = [one / plain for one, plain in zip(durations, times["plain"], strict=True)]
+                pace = (tokens[way] + loops[way].state.tokens) / sum(durations)
+                record = {
                     "model": name,
                     "way": way,
-                    "ms a step": round(1e3 * statistics.median(each) / given.steps, 3),
+                    "ms a step": round(1e3 * statistics.median(durations) / arguments.steps, 3),
                     "tokens a second": round(pace),
                     "of plain's time": round(statistics.median(ratios), 4),
                     "quartiles": [round(one, 4) for one in statistics.quantiles(ratios, n=4)[::2]],
                 }
-                print(json.dumps(found), flush=True)
+                print(json.dumps(record), flush=True)
             del loops
             if device.type == "cuda":
                 torch.cuda.empty_cache()

@@ -45,8 +45,8 @@ def weights(layer: int, tokens: int, generator: torch.Generator) -> Tensor:
 def trace_of(tokens: int) -> Trace:
     generator = torch.Generator().manual_seed(0)
     names = Labels("tokens", tuple(f"word{n % 97}" for n in range(tokens)))
-    found = {f"encoder.layer.{n}.attention.self": weights(n, tokens, generator) for n in range(LAYERS)}
-    return Trace.from_weights(found, title=f"{tokens} tokens", rows=names, columns=names)
+    layers = {f"encoder.layer.{n}.attention.self": weights(n, tokens, generator) for n in range(LAYERS)}
+    return Trace.from_weights(layers, title=f"{tokens} tokens", rows=names, columns=names)
 
 
 def seconds_to_open(text: str) -> float:
@@ -62,9 +62,9 @@ def seconds_to_open(text: str) -> float:
         start = time.perf_counter()
         tab.goto(path.as_uri(), wait_until="commit")
         tab.wait_for_selector('.picture[data-view="heatmap"]')
-        taken = time.perf_counter() - start
+        seconds = time.perf_counter() - start
         browser.close()
-    return taken
+    return seconds
 
 
 def main() -> None:
@@ -78,12 +78,12 @@ def main() -> None:
         trace = trace_of(tokens)
         start = time.perf_counter()
         text = page(trace, language="en")
-        taken = time.perf_counter() - start
+        seconds = time.perf_counter() - start
         error = max(entry["pack"]["error"] for entry in pack(trace).about["records"])
         opened = f"{seconds_to_open(text):.2f}" if arguments.open else "–"
         size = len(text.encode()) / 1e6
         print(
-            f"| {tokens:,} | {size:.2f} | {BERTVIZ.get(tokens, '–')} | {taken:.1f} | {error:.1g} | {opened} |",
+            f"| {tokens:,} | {size:.2f} | {BERTVIZ.get(tokens, '–')} | {seconds:.1f} | {error:.1g} | {opened} |",
             flush=True,
         )
 

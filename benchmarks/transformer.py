@@ -139,7 +139,7 @@ def in_bfloat16(loss: Callable[..., Tensor], device: str) -> Callable[..., Tenso
     return narrow
 
 
-def made(side: str, setting: Setting, device: str) -> tuple[nn.Module, Callable[..., Tensor]]:
+def contender(side: str, setting: Setting, device: str) -> tuple[nn.Module, Callable[..., Tensor]]:
     """Return the model and the loss function of the contender `side`, compiled as its name says."""
     peer, _, how = side.partition("-")
     if peer == "regard":
@@ -192,10 +192,10 @@ def step_of(side: str, model: nn.Module, loss: Callable[..., Tensor], device: st
 
     def step(*batch: Tensor) -> Tensor:
         optimizer.zero_grad(set_to_none=True)
-        found = loss(*batch)
-        found.backward()
+        batch_loss = loss(*batch)
+        batch_loss.backward()
         optimizer.step()
-        return found.detach()
+        return batch_loss.detach()
 
     return graphed(step) if cuda and side in ("regard-compiled", "regard-whole", "torch-graphed") else step
 
@@ -245,7 +245,7 @@ def measured(side: str, setting: Setting, device: str, count: int, shown: int) -
     if cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    model, loss = made(side, setting, device)
+    model, loss = contender(side, setting, device)
     batch = batch_of(setting, device)
     step = step_of(side, model, loss, device)
     start = time.perf_counter()
@@ -268,10 +268,10 @@ def kernels(side: str, step: Callable[[], Any], most: int) -> None:
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         step()
         torch.cuda.synchronize()
-    events = sorted(found.key_averages(), key=lambda e: -e.device_time_total)
+    events = sorted(profiler.key_averages(), key=lambda e: -e.device_time_total)
     total = sum(e.device_time_total for e in events)
     print(f"kernels of {side}: {total / 1e3:.2f} ms in {sum(e.count for e in events)} launches")
     for event in events[:most]:
@@ -292,8 +292,8 @@ def agreement(setting: Setting, device: str) -> dict[str, float]:
         ]
         exact = sum(x.item() for x in plain) / setting.batch
         with torch.autocast(device, torch.bfloat16):
-            found = sequence_loss(model, source, prefix, target).item()
-    return {"loss_float32": exact, "loss_bfloat16": found}
+            rounded = sequence_loss(model, source, prefix, target).item()
+    return {"loss_float32": exact, "loss_bfloat16": rounded}
 
 
 def main() -> None:
@@ -304,25 +304,25 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--profile", type=int, default=0, metavar="N", help="the N longest kernels of our step too")
-    given = parser.parse_args()
-    setting = TINY if given.tiny else Setting()
-    only = [name for name in given.only.split(",") if name]
+    arguments = parser.parse_args()
+    setting = TINY if arguments.tiny else Setting()
+    only = [name for name in arguments.only.split(",") if name]
     sides = [side for side in SIDES if not only or any(side.startswith(name) for name in only)]
 
-    print(json.dumps(agreement(setting, given.device)), flush=True)
-    if not given.json:
+    print(json.dumps(agreement(setting, arguments.device)), flush=True)
+    if not arguments.json:
         print(f"{'side':<16} {'ms':>8} {'tokens/s':>11} {'peak MiB':>9} {'compile s':>10} {'loss':>7} {'after':>7}")
     rows: list[Row] = []
     for side in sides:
         try:
-            row = measured(side, setting, given.device, given.steps, given.profile)
+            row = measured(side, setting, arguments.device, arguments.steps, arguments.profile)
         except Exception as error:  # a contender that fails does not stop the others
             print(f"{side:<16} failed: {type(error).__name__}: {str(error)[:300]}", flush=True)
             continue
         finally:
             gc.collect()
         rows.append(row)
-        if given.json:
+        if arguments.json:
             print(json.dumps(asdict(row)), flush=True)
             continue
         print(

@@ -10,17 +10,17 @@ from markdown.extensions import Extension
 from markdown.postprocessors import Postprocessor
 
 # The elements that pymdownx.arithmatex creates: \( … \) in a span, \[ … \] in a div.
-_FOUND = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+_FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 
 
 class _Formulas(Postprocessor):
     def run(self, text: str) -> str:
-        return _FOUND.sub(_drawn, text)
+        return _FORMULA.sub(_mathml, text)
 
 
-def _drawn(found: re.Match[str]) -> str:
-    display = "block" if found[2] == "[" else "inline"
-    return convert(html.unescape(found[3]).strip(), display=display)
+def _mathml(match: re.Match[str]) -> str:
+    display = "block" if match[2] == "[" else "inline"
+    return convert(html.unescape(match[3]).strip(), display=display)
 
 
 class Formulas(Extension):

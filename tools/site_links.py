@@ -23,10 +23,10 @@ def mend(site: Path) -> list[str]:
         if page.name == "404.html":
             continue
 
-        def led(found: re.Match[str], page: Path = page) -> str:
-            link, anchor = urldefrag(unquote(found[2]))
+        def led(match: re.Match[str], page: Path = page) -> str:
+            link, anchor = urldefrag(unquote(match[2]))
             if re.match(r"[a-z]+:|//", link):
-                return found[0]
+                return match[0]
             inside = posixpath.normpath(posixpath.join(page.parent.relative_to(site).as_posix(), link)) if link else ""
             target = page if not link else site / inside
             target = target / "index.html" if target.is_dir() else target
@@ -35,10 +35,10 @@ def mend(site: Path) -> list[str]:
                 (site / "sources" / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, site / "sources" / name)
                 up = posixpath.relpath("sources/" + name, page.parent.relative_to(site).as_posix())
-                return f"{found[1]}{up}{found[3]}"
+                return f"{match[1]}{up}{match[3]}"
             if not target.is_file() or (anchor and target in anchors and anchor not in anchors[target]):
-                broken.append(f"{page.relative_to(site)}: {found[2]}")
-            return found[0]
+                broken.append(f"{page.relative_to(site)}: {match[2]}")
+            return match[0]
 
         page.write_text(_LINK.sub(led, text), encoding="utf-8")
     return broken

@@ -58,10 +58,10 @@ def outcome(case: Case, *, compiling: bool = True) -> Outcome:
             watched = _tensor(run(model))
     worst = 0.0
     for pattern, expected in truth.items():
-        found = trace.select(pattern).records
-        if len(found) != len(expected):
+        records = trace.select(pattern).records
+        if len(records) != len(expected):
             worst = math.inf
-        for record, weights in zip(found, expected, strict=False):
+        for record, weights in zip(records, expected, strict=False):
             for item in range(record.batch):
                 worst = max(worst, difference(record.weights(batch=item), weights[item]))
     checks = [record.check(batch=item) for record in trace for item in range(record.batch)]
@@ -76,11 +76,11 @@ def outcome(case: Case, *, compiling: bool = True) -> Outcome:
     )
 
 
-def difference(found: Tensor, expected: Tensor) -> float:
+def difference(actual: Tensor, expected: Tensor) -> float:
     """Return the largest difference; infinite if the shapes differ."""
-    if found.shape != expected.shape:
+    if actual.shape != expected.shape:
         return math.inf
-    return float((found.float() - expected.float()).abs().max())
+    return float((actual.float() - expected.float()).abs().max())
 
 
 def _tensor(output: Any) -> Tensor:
@@ -135,14 +135,14 @@ def _hugging(
         other._attn_implementation = implementation
         model = family(other).eval()
         model.load_state_dict(plain.state_dict())
-        given = inputs()
+        arguments = inputs()
         with torch.no_grad():
-            found = plain(**given, output_attentions=True)
-        truth = {pattern: list(getattr(found, field)) for pattern, field in patterns.items()}
-        if implementation == KERNEL and "attention_mask" in given:  # the kernel gives padding queries no weights
-            rows = given["attention_mask"].bool()[:, None, :, None]
+            output = plain(**arguments, output_attentions=True)
+        truth = {pattern: list(getattr(output, field)) for pattern, field in patterns.items()}
+        if implementation == KERNEL and "attention_mask" in arguments:  # the kernel gives padding queries no weights
+            rows = arguments["attention_mask"].bool()[:, None, :, None]
             truth = {pattern: [weights * rows for weights in tensors] for pattern, tensors in truth.items()}
-        return (torch.compile(model) if compiled else model), (lambda net: net(**given)), truth
+        return (torch.compile(model) if compiled else model), (lambda net: net(**arguments)), truth
 
     return build
 
@@ -312,7 +312,7 @@ class Lookers:
     """Records the inputs of every nn.MultiheadAttention and computes the weights with a copy of the layer."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.found: Truth = {}
+        self.weights: Truth = {}
         self._handles = [
             module.register_forward_pre_hook(self._hook(name), with_kwargs=True)
             for name, module in model.named_modules()
@@ -324,14 +324,14 @@ class Lookers:
             copied = copy.deepcopy(module)
             copied._forward_pre_hooks.clear()
             options = {**kwargs, "need_weights": True, "average_attn_weights": False, "is_causal": False}
-            self.found.setdefault(name, []).append(copied(*args, **options)[1])
+            self.weights.setdefault(name, []).append(copied(*args, **options)[1])
 
         return hear
 
     def close(self) -> Truth:
         for handle in self._handles:
             handle.remove()
-        return self.found
+        return self.weights
 
 
 def _of_torch(make: Callable[[], tuple[nn.Module, Run]], *, compiled: bool = False):  # type: ignore[no-untyped-def]
@@ -412,9 +412,9 @@ class Written(nn.Module):
             distance = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
             self.weights = (scores - slopes[:, None, None] * distance).softmax(-1).detach()
             call = torch.compile(flex_attention) if self.way == "flex compiled" else flex_attention
-            found = call(query, key, value, lambda s, b, h, q, k: s - (h + 1) / 8 * (q - k), block)
-            assert isinstance(found, Tensor)
-            return found.transpose(1, 2).flatten(-2)
+            output = call(query, key, value, lambda s, b, h, q, k: s - (h + 1) / 8 * (q - k), block)
+            assert isinstance(output, Tensor)
+            return output.transpose(1, 2).flatten(-2)
         weights = scores.softmax(-1)
         self.weights = weights.detach()
         if self.way == "einsum":
@@ -481,8 +481,8 @@ def x_transformers(flash: bool) -> Callable[[], tuple[nn.Module, Run, Truth]]:
         spread_out(plain)
         model.load_state_dict(plain.state_dict())
         with torch.no_grad():
-            _, kept = plain(_ids(), return_intermediates=True)
-        truth = [part.post_softmax_attn for part in kept.attn_intermediates]
+            _, intermediates = plain(_ids(), return_intermediates=True)
+        truth = [part.post_softmax_attn for part in intermediates.attn_intermediates]
         return model, (lambda net: net(_ids())), {"*": truth}
 
     return build
@@ -515,9 +515,9 @@ def diffusers_unet(plain: bool) -> Callable[[], tuple[nn.Module, Run, Truth]]:
             original = module.get_attention_scores
 
             def scores(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
-                found = original(query, key, mask)
-                truth.setdefault(name, []).append(found.detach().unflatten(0, (-1, module.heads)))
-                return found
+                output = original(query, key, mask)
+                truth.setdefault(name, []).append(output.detach().unflatten(0, (-1, module.heads)))
+                return output
 
             return scores
 
@@ -610,11 +610,11 @@ def table() -> str:
         "|---|---|---|---|---|---|",
     ]
     for case in CASES:
-        found = outcome(case)
-        check = "–" if found.check is None else f"{found.check:.0e}"
+        result = outcome(case)
+        check = "–" if result.check is None else f"{result.check:.0e}"
         lines.append(
-            f"| {case.family} | {case.implementation} | {found.calls} of {found.expected} | {found.weights:.0e} "
-            f"| {check} | {found.output:.0e} |"
+            f"| {case.family} | {case.implementation} | {result.calls} of {result.expected} | {result.weights:.0e} "
+            f"| {check} | {result.output:.0e} |"
         )
     return "\n".join(lines)
 

@@ -116,5 +116,5 @@ def _parsed_array(text: str) -> Iterator[Any]:
 
 
 def _past_space(text: str, place: int) -> int:
-    found = _SPACE.match(text, place)
-    return place if found is None else found.end()
+    match = _SPACE.match(text, place)
+    return place if match is None else match.end()

@@ -45,8 +45,8 @@ class Lazy(Sequence[Item], Generic[Item]):
 
 def picked(items: Sequence[Item], places: Sequence[int]) -> Sequence[Item]:
     """Return a lazy sequence of the items at the indices `places`; an item is accessed only when it is read."""
-    kept = np.array(places, np.int64)
-    return Lazy(len(kept), lambda place: items[kept[place]])
+    indices = np.array(places, np.int64)
+    return Lazy(len(indices), lambda place: items[indices[place]])
 
 
 class Texts(Sequence[str]):

@@ -59,10 +59,10 @@ def padded(records: Sequence[Record], fills: Mapping[str, int | float], *, grid:
 
 @functools.cache
 def _batch_type(names: tuple[str, ...]) -> Callable[..., Any]:
-    made: Any = make_dataclass(
+    batch_type: Any = make_dataclass(
         "Padded", [(name, Tensor) for name in names], bases=(PaddedBatch,), frozen=True, eq=False
     )
-    return made
+    return batch_type
 
 
 def _table(values: Sequence[NDArray[Any]], fill: int | float, grid: int, count: int) -> tuple[Tensor, Tensor]:

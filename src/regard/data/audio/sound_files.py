@@ -118,8 +118,8 @@ def _wav(stream: Any, where: str, longest: float) -> tuple[Samples, int]:
     stream.seek(header.start)
     raw = stream.read(count * width * header.channels)
     if len(raw) < count * width * header.channels:
-        found = len(raw) // (width * header.channels)
-        raise DataError(f"{where}: the file is cut off: its header has {count:,} samples, the file {found:,}")
+        available = len(raw) // (width * header.channels)
+        raise DataError(f"{where}: the file is cut off: its header has {count:,} samples, the file {available:,}")
     return _mixed(_numbers(raw, header), header.channels), header.rate
 
 

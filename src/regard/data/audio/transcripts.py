@@ -86,16 +86,16 @@ def load_transcripts(path: Path, *, skip_faults: bool = False) -> TranscriptFile
         files = tuple(tables.values())
         folder = path if path.is_dir() else path.parent
         folders = [*(folder / name for name in _FOLDERS if (folder / name).is_dir()), folder]
-        parts = {part: _kept(_rows(file), folders, tally, skip_faults) for part, file in tables.items()}
+        parts = {part: _recordings(_rows(file), folders, tally, skip_faults) for part, file in tables.items()}
         _count_unused(folders[0], parts.values(), tally)
     if not tally["kept"]:
         raise DataError(f"{path}: no transcript is left ({report(tally)})")
     return TranscriptFiles(*(tuple(parts.get(part, ())) for part in PARTS), report=report(tally), files=files)
 
 
-def _kept(rows: Iterable[_Row], folders: list[Path], tally: Counter[str], skip_faults: bool) -> list[SpokenFile]:
+def _recordings(rows: Iterable[_Row], folders: list[Path], tally: Counter[str], skip_faults: bool) -> list[SpokenFile]:
     """Return the rows that have a sound file and a text; a faulty row raises an error, or is skipped and counted."""
-    found: list[SpokenFile] = []
+    recordings: list[SpokenFile] = []
     for row in rows:
         tally["read"] += 1
         sound = None if row.fault else _find(row.sound, folders)
@@ -105,12 +105,12 @@ def _kept(rows: Iterable[_Row], folders: list[Path], tally: Counter[str], skip_f
         if fault and not skip_faults:
             raise DataError(f"{row.where}: {fault}")
         if not fault and sound is not None and row.text:
-            found.append(SpokenFile(sound, row.text, row.where, row.times))
+            recordings.append(SpokenFile(sound, row.text, row.where, row.times))
             reason = "kept"
         elif not fault:
             reason = "empty"
         tally[reason] += 1
-    return found
+    return recordings
 
 
 def _find(name: str, folders: list[Path]) -> Path | None:
@@ -169,9 +169,9 @@ def _libri(path: Path, chapters: list[Path], tally: Counter[str], skip_faults: b
     """
     parts: dict[str, list[SpokenFile]] = {part: [] for part in PARTS}
     for chapter in chapters:
-        found = _kept(_chapter(chapter), [chapter.parent], tally, skip_faults)
-        _count_unused(chapter.parent, [found], tally)
-        parts[_part(chapter.relative_to(path.parent).parts)] += found
+        recordings = _recordings(_chapter(chapter), [chapter.parent], tally, skip_faults)
+        _count_unused(chapter.parent, [recordings], tally)
+        parts[_part(chapter.relative_to(path.parent).parts)] += recordings
     return parts
 
 

@@ -61,15 +61,15 @@ class DrivingLog:
 
         The frame after a removed one starts a new sequence.
         """
-        kept: list[Frame] = []
+        frames: list[Frame] = []
         first = before = 0
         for place, frame in enumerate(self.frames):
             if place in places or frame.first != before:
-                first, before = len(kept), frame.first
+                first, before = len(frames), frame.first
             if place not in places:
-                kept.append(replace(frame, first=first))
+                frames.append(replace(frame, first=first))
         skipped = {**self.skipped, reason: self.skipped.get(reason, 0) + len(places)}
-        return replace(self, frames=tuple(kept), skipped=skipped)
+        return replace(self, frames=tuple(frames), skipped=skipped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,10 @@ def log_file(path: Path) -> Path:
         raise DataError(f"{path}: no such file or folder")
     if (path / NAME).is_file():
         return path / NAME
-    found = sorted(path.glob("*.csv"))
-    if len(found) != 1:
-        raise DataError(f"{path}: expected {NAME} or one other .csv file, found {len(found)}")
-    return found[0]
+    paths = sorted(path.glob("*.csv"))
+    if len(paths) != 1:
+        raise DataError(f"{path}: expected {NAME} or one other .csv file, found {len(paths)}")
+    return paths[0]
 
 
 def load_driving_log(path: Path, *, skip_faults: bool = False) -> DrivingLog:

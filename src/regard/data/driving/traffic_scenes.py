@@ -112,8 +112,8 @@ def _names(fields: Mapping[str, Any]) -> str:
 def scene_json(scenes: Scenes, row: int) -> dict[str, Any]:
     """Return one scene of a batch as a dictionary that can be written as JSON."""
     names = ("x", "y", "heading", "speed", "limit")
-    found: dict[str, Any] = {"ego": {name: _short(value) for name, value in zip(names, scenes.ego[row], strict=True)}}
-    found["objects"] = [
+    record: dict[str, Any] = {"ego": {name: _short(value) for name, value in zip(names, scenes.ego[row], strict=True)}}
+    record["objects"] = [
         {
             "kind": KINDS[scenes.kind[row, n]],
             "x": _short(scenes.place[row, n, 0]),
@@ -123,7 +123,7 @@ def scene_json(scenes: Scenes, row: int) -> dict[str, Any]:
         }
         for n in np.flatnonzero(scenes.present[row])
     ]
-    return found
+    return record
 
 
 def _short(value: float) -> float:
@@ -158,8 +158,8 @@ def nearest(scenes: Scenes, most: int) -> tuple[Scenes, np.ndarray]:
     order = np.argsort(far, 1, kind="stable")[:, :most]
     rows = np.arange(len(scenes))[:, None]
     parts = (scenes.kind, scenes.size, scenes.place, scenes.velocity, scenes.heading, scenes.present)
-    kept = [_wide(part[rows, order], most) for part in parts]
-    return Scenes(scenes.ego, *kept), order
+    selected = [_wide(part[rows, order], most) for part in parts]
+    return Scenes(scenes.ego, *selected), order
 
 
 def _wide(values: np.ndarray, most: int) -> np.ndarray:

@@ -62,15 +62,15 @@ def parse_links(text: str, *, first: int = 1) -> Gold:
 
 def read_links(path: Path, *, first: int = 1) -> list[Gold]:
     """Return the gold alignments in a file, one for each line; an empty line is a sentence without links."""
-    found = []
+    alignments = []
     for line in lines(path):
         try:
             if line.fault:
                 raise ValueError(line.fault)
-            found.append(parse_links(line.text, first=first))
+            alignments.append(parse_links(line.text, first=first))
         except ValueError as error:
             raise DataError(f"{path}:{line.number}: {error}") from error
-    return found
+    return alignments
 
 
 def alignment_error_rate(predicted: Iterable[Links], sure: Iterable[Links], possible: Iterable[Links]) -> float:
@@ -84,10 +84,10 @@ def alignment_error_rate(predicted: Iterable[Links], sure: Iterable[Links], poss
     0.5
     """
     agreed = total = 0
-    for found, certain, allowed in zip(predicted, sure, possible, strict=True):
-        found, certain = set(found), set(certain)
-        agreed += len(found & certain) + len(found & (certain | set(allowed)))
-        total += len(found) + len(certain)
+    for links, certain, allowed in zip(predicted, sure, possible, strict=True):
+        links, certain = set(links), set(certain)
+        agreed += len(links & certain) + len(links & (certain | set(allowed)))
+        total += len(links) + len(certain)
     return 1 - agreed / total if total else 0.0
 
 
@@ -162,18 +162,18 @@ def joined_links(
     first, second = set(forward), set(backward)
     if way != "grow":
         return first & second if way == "intersection" else first | second
-    found, left = first & second, sorted(first ^ second)
+    links, left = first & second, sorted(first ^ second)
     while True:
-        sources, targets = {link[0] for link in found}, {link[1] for link in found}
-        new = next((link for link in left if _grows(link, found, sources, targets)), None)
+        sources, targets = {link[0] for link in links}, {link[1] for link in links}
+        new = next((link for link in left if _grows(link, links, sources, targets)), None)
         if new is None:
-            return found
-        found.add(new)
+            return links
+        links.add(new)
         left.remove(new)
 
 
-def _grows(link: Link, found: set[Link], sources: set[int], targets: set[int]) -> bool:
+def _grows(link: Link, links: set[Link], sources: set[int], targets: set[int]) -> bool:
     """Return whether one of the link's words has no link yet and an accepted link is adjacent, also diagonally."""
     if link[0] in sources and link[1] in targets:
         return False
-    return any((link[0] + i, link[1] + j) in found for i in (-1, 0, 1) for j in (-1, 0, 1))
+    return any((link[0] + i, link[1] + j) in links for i in (-1, 0, 1) for j in (-1, 0, 1))

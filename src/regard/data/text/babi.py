@@ -22,7 +22,7 @@ from regard.data.text.questions import UNSEEN, Asked, QuestionReport, Tally
 _LINE = re.compile(r"(\d+)\s+(.*)")
 
 
-class _Told(NamedTuple):
+class _StoryQuestion(NamedTuple):
     """A question of a story, with the story's sentences before the question."""
 
     sentences: tuple[str, ...]
@@ -41,8 +41,8 @@ def load_stories(
     `longest` words are skipped.
     """
     tally = Tally(path, longest)
-    for told in _questions(path):
-        tally.take(*_located(told, tuple(candidates)))
+    for record in _questions(path):
+        tally.take(*_located(record, tuple(candidates)))
     return tally.finish()
 
 
@@ -52,39 +52,39 @@ def candidates(path: Path) -> tuple[str, ...]:
     The result is empty if the supporting sentences contain every answer, so that no answers need to be appended.
     """
     known = list(_questions(path))
-    if all(_located(told, ())[0] is not None for told in known):
+    if all(_located(record, ())[0] is not None for record in known):
         return ()
-    return tuple(sorted({told.answer for told in known}))
+    return tuple(sorted({record.answer for record in known}))
 
 
-def _located(told: _Told, candidates: tuple[str, ...]) -> tuple[Asked | None, str]:
+def _located(record: _StoryQuestion, candidates: tuple[str, ...]) -> tuple[Asked | None, str]:
     """Return the question with the span of its answer and a remark; or None and the reason why it is skipped."""
-    passage = Passage.joined(told.sentences, whole=candidates)
-    if not told.sentences:
+    passage = Passage.joined(record.sentences, whole=candidates)
+    if not record.sentences:
         return None, "empty passage"
-    asked = Asked(passage, words(told.question), (told.answer,), None, told.support)
+    question = Asked(passage, words(record.question), (record.answer,), None, record.support)
     if candidates:
-        if told.answer not in candidates:
-            return asked, UNSEEN
-        place = len(passage.words) - len(candidates) + candidates.index(told.answer)
-        return _with_span(asked, place, 1), ""
-    wanted = lowered(words(told.answer))
+        if record.answer not in candidates:
+            return question, UNSEEN
+        place = len(passage.words) - len(candidates) + candidates.index(record.answer)
+        return _with_span(question, place, 1), ""
+    wanted = lowered(words(record.answer))
     # An answer may occur in several supporting sentences; the last one states it, the others only lead to it.
-    for sentence in reversed(told.support):
+    for sentence in reversed(record.support):
         inside = [place for place, number in enumerate(passage.sentences) if number == sentence]
         for place in reversed(inside[: len(inside) - len(wanted) + 1]):
             if lowered(passage.words[place : place + len(wanted)]) == wanted:
-                return _with_span(asked, place, len(wanted)), ""
+                return _with_span(question, place, len(wanted)), ""
     return None, "answer not in a supporting sentence"
 
 
-def _with_span(asked: Asked, place: int, count: int) -> Asked:
-    return Asked(asked.passage, asked.question, asked.answers, (place, place + count - 1), asked.support)
+def _with_span(question: Asked, place: int, count: int) -> Asked:
+    return Asked(question.passage, question.question, question.answers, (place, place + count - 1), question.support)
 
 
-def _questions(path: Path) -> Iterator[_Told]:
+def _questions(path: Path) -> Iterator[_StoryQuestion]:
     """Yield the questions of all stories; a new story begins where the line numbers start again."""
-    told: dict[int, str] = {}
+    sentences: dict[int, str] = {}
     before = 0
     for line in lines(path):
         place = f"{path}:{line.number}"
@@ -97,21 +97,21 @@ def _questions(path: Path) -> Iterator[_Told]:
             raise DataError(f"{place}: expected a number before the sentence")
         number, text = int(numbered[1]), numbered[2]
         if number <= before:
-            told = {}
+            sentences = {}
         before = number
         if "\t" in text:
-            yield _question(place, told, text)
+            yield _question(place, sentences, text)
         else:
-            told[number] = text.strip()
+            sentences[number] = text.strip()
 
 
-def _question(place: str, told: dict[int, str], text: str) -> _Told:
-    asked, answer, *rest = (cell.strip() for cell in text.split("\t"))
+def _question(place: str, sentences: dict[int, str], text: str) -> _StoryQuestion:
+    question, answer, *rest = (cell.strip() for cell in text.split("\t"))
     numbers = rest[0].split() if rest else []
-    if not asked or not answer:
+    if not question or not answer:
         raise DataError(f"{place}: expected a question, a tab and its answer")
-    order = {number: position for position, number in enumerate(told)}
+    order = {number: position for position, number in enumerate(sentences)}
     missing = [number for number in numbers if not number.isdecimal() or int(number) not in order]
     if missing:
         raise DataError(f"{place}: expected numbers of supporting sentences, found {missing[0]!r}")
-    return _Told(tuple(told.values()), asked, answer, tuple(order[int(number)] for number in numbers))
+    return _StoryQuestion(tuple(sentences.values()), question, answer, tuple(order[int(number)] for number in numbers))

@@ -54,9 +54,9 @@ class Subwords:
     eos = 2
 
     def __post_init__(self) -> None:
-        found = tuple(self.model.id_to_token(number) for number in range(len(_SPECIALS)))
-        if found != _SPECIALS:
-            raise ValueError(f"the first tokens must be {' '.join(_SPECIALS)}, not {found}")
+        specials = tuple(self.model.id_to_token(number) for number in range(len(_SPECIALS)))
+        if specials != _SPECIALS:
+            raise ValueError(f"the first tokens must be {' '.join(_SPECIALS)}, not {specials}")
         # The string "<eos>" inside a text must be encoded as text, not as the end mark. The tokenizer's file does not
         # store this setting, so it is set after each load.
         self.model.encode_special_tokens = True
@@ -78,8 +78,8 @@ class Subwords:
         """Return the token numbers of many texts, computed on all cores."""
         parts = [parts_of(text) for text in texts]
         flat = [part for one in parts for part in one]
-        found = iter(self.model.encode_batch_fast(flat, add_special_tokens=False))
-        return [[number for _ in one for number in next(found).ids] for one in parts]
+        encodings = iter(self.model.encode_batch_fast(flat, add_special_tokens=False))
+        return [[number for _ in one for number in next(encodings).ids] for one in parts]
 
     def _encoded(self, text: str) -> Encoding:
         return self.model.encode(text, add_special_tokens=False)
@@ -103,13 +103,13 @@ class Subwords:
 
     def decode(self, numbers: Iterable[int]) -> str:
         """Return the text of these token numbers, up to the first end mark."""
-        kept = []
+        tokens = []
         for number in numbers:
             if number == self.eos:
                 break
             if number not in (self.pad, self.bos):
-                kept.append(number)
-        return self.model.decode(kept, skip_special_tokens=True)
+                tokens.append(number)
+        return self.model.decode(tokens, skip_special_tokens=True)
 
     def label(self, number: int) -> str:
         """Return a readable form of a sub-word; bytes that are only part of a character are written in hexadecimal.
@@ -136,9 +136,9 @@ class Subwords:
         lasts: list[int] = []  # the character position in the joined text at which each token ends
         start = 0
         for part in parts_of(separator.join(words)):
-            found = self._encoded(part)
-            numbers += found.ids
-            lasts += [start + last for _, last in found.offsets]
+            encoding = self._encoded(part)
+            numbers += encoding.ids
+            lasts += [start + last for _, last in encoding.offsets]
             start += len(part)
         ends = []
         end = 0

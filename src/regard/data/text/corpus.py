@@ -110,13 +110,13 @@ def index(rows: Rows, cache: Path, *, limits: Limits = EVERYTHING) -> TextCorpus
         _store(folder, ((source.encode(), target.encode()) for source, target in pairs))
         (folder / "report.json").write_text(json.dumps(asdict(report(tally))), encoding="utf-8")
 
-    return open_text(_made(Path(cache), name, write))
+    return open_text(_cached(Path(cache), name, write))
 
 
 def open_text(directory: Path) -> TextCorpus:
     """Return the text corpus stored in a directory, which must be complete."""
-    found = json.loads((directory / "report.json").read_text(encoding="utf-8"))
-    return TextCorpus(directory, _offsets(directory), Report(**found), _File(directory / "pairs.bin"))
+    counts = json.loads((directory / "report.json").read_text(encoding="utf-8"))
+    return TextCorpus(directory, _offsets(directory), Report(**counts), _File(directory / "pairs.bin"))
 
 
 Encode = Callable[[list[str]], Sequence[Sequence[int]]]
@@ -145,7 +145,7 @@ def encode(
         _store(folder, _encoded(corpus, source, target, dtype))
         (folder / "dtype.json").write_text(json.dumps(dtype.name), encoding="utf-8")
 
-    folder = _made(Path(cache), name, write)
+    folder = _cached(Path(cache), name, write)
     return TokenCorpus(folder, _offsets(folder), dtype, _File(folder / "pairs.bin"))
 
 
@@ -248,7 +248,7 @@ def _name(kind: str, *facts: object) -> str:
     return f"{kind}-{hashlib.sha256(json.dumps([_VERSION, *facts]).encode()).hexdigest()[:20]}"
 
 
-def _made(cache: Path, name: str, write: Callable[[Path], None]) -> Path:
+def _cached(cache: Path, name: str, write: Callable[[Path], None]) -> Path:
     """Return the folder `name` in the cache; if it does not exist, it is created by `write(folder)`.
 
     A new folder is written under a temporary name and renamed when it is complete.

@@ -65,42 +65,44 @@ class Reading:
 
     def __str__(self) -> str:
         skipped = ", ".join(f"{count:,} {reason}" for reason, count in self.report.skipped.items())
-        told = f"{self.path}: {self.report.read:,} rows read, {self.report.kept:,} texts kept"
-        return told + (f"; skipped: {skipped}" if skipped else "") + (f"; {self.guess}" if self.guess else "")
+        summary = f"{self.path}: {self.report.read:,} rows read, {self.report.kept:,} texts kept"
+        return summary + (f"; skipped: {skipped}" if skipped else "") + (f"; {self.guess}" if self.guess else "")
 
 
-def read_labelled(path: Path, asked: Asked | None = None) -> Reading:
+def read_labelled(path: Path, options: Asked | None = None) -> Reading:
     """Return the labelled texts of one file, or of one folder that has a folder of text files for each class."""
-    asked = Asked() if asked is None else asked
+    options = Asked() if options is None else options
     tally: Counter[str] = Counter()
     guesses: list[str] = []
-    kept = []
-    for file, row in _folder(path, asked) if path.is_dir() else ((path, row) for row in _rows(path, asked, guesses)):
+    texts = []
+    for file, row in (
+        _folder(path, options) if path.is_dir() else ((path, row) for row in _rows(path, options, guesses))
+    ):
         tally["read"] += 1
         place = f"{file}:{row.line}"
         if row.fault:
             raise DataError(f"{place}: {row.fault}")
-        label = asked.merge.get(row.label, row.label)
+        label = options.merge.get(row.label, row.label)
         reason = "empty" if not row.text else "" if label else f"labelled {row.label}"
         tally[reason or "kept"] += 1
         if not reason:
-            kept.append(Labelled(row.text, label, place))
+            texts.append(Labelled(row.text, label, place))
     counts = report(tally)
-    if not kept:
+    if not texts:
         raise DataError(f"{path}: no text is left" if counts.read else f"{path}: the file is empty")
-    return Reading(path, tuple(kept), counts, "; ".join(guesses))
+    return Reading(path, tuple(texts), counts, "; ".join(guesses))
 
 
-def _rows(path: Path, asked: Asked, guesses: list[str]) -> Iterator[Row]:
+def _rows(path: Path, options: Asked, guesses: list[str]) -> Iterator[Row]:
     kind = _kind(path)
     if kind == "json":
-        return _jsonl(path, asked, guesses)
+        return _jsonl(path, options, guesses)
     if kind == "trees":
-        return _trees(path, asked)
+        return _trees(path, options)
     if kind == "blank":
         guesses.append("the label is the first word of a line")
-        return _by_blank(path, asked)
-    return _table(path, asked, guesses, _csv_rows if kind == "csv" else _tsv_rows)
+        return _by_blank(path, options)
+    return _table(path, options, guesses, _csv_rows if kind == "csv" else _tsv_rows)
 
 
 _KINDS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "json", ".ndjson": "json", ".json": "json"}
@@ -155,17 +157,17 @@ def _csv_rows(path: Path, longest: int) -> Iterator[_Cells]:
         yield _Cells(begin, cells if any(cell.strip() for cell in cells) else [], fault)
 
 
-def _table(path: Path, asked: Asked, guesses: list[str], reader: Any) -> Iterator[Row]:
-    sample = [cells.cells for cells in islice(reader(path, asked.longest), 200) if cells.cells]
+def _table(path: Path, options: Asked, guesses: list[str], reader: Any) -> Iterator[Row]:
+    sample = [cells.cells for cells in islice(reader(path, options.longest), 200) if cells.cells]
     if not sample:
-        fault = next((f":{cells.line}: {cells.fault}" for cells in reader(path, asked.longest) if cells.fault), "")
+        fault = next((f":{cells.line}: {cells.fault}" for cells in reader(path, options.longest) if cells.fault), "")
         raise DataError(f"{path}{fault}" if fault else f"{path}: the file is empty")
-    columns = find_columns(path, sample, text=asked.text, label=asked.label)
+    columns = find_columns(path, sample, text=options.text, label=options.label)
     if columns.guess:
         guesses.append(columns.guess)
     needed = max(columns.text, columns.label) + 1
     header = columns.header
-    for line, cells, fault in reader(path, asked.longest):
+    for line, cells, fault in reader(path, options.longest):
         if fault:
             yield Row(line, fault=fault)
         elif not cells:
@@ -184,12 +186,12 @@ def _checked(line: int, text: str, label: str) -> Row:
     return Row(line, text.strip(), label.strip())
 
 
-def _by_blank(path: Path, asked: Asked) -> Iterator[Row]:
+def _by_blank(path: Path, options: Asked) -> Iterator[Row]:
     """Yield the rows of a file whose lines are a label, a blank and a text.
 
     The Stanford Sentiment Treebank is often distributed in this format.
     """
-    for line in text_lines(path, longest=asked.longest):
+    for line in text_lines(path, longest=options.longest):
         label, _, text = line.text.strip().partition(" ")
         if line.fault or not label:
             yield Row(line.number, fault=line.fault)
@@ -199,8 +201,8 @@ def _by_blank(path: Path, asked: Asked) -> Iterator[Row]:
             yield Row(line.number, text.strip(), label)
 
 
-def _trees(path: Path, asked: Asked) -> Iterator[Row]:
-    for line in text_lines(path, longest=asked.longest):
+def _trees(path: Path, options: Asked) -> Iterator[Row]:
+    for line in text_lines(path, longest=options.longest):
         if line.fault or not line.text.strip():
             yield Row(line.number, fault=line.fault)
             continue
@@ -209,13 +211,13 @@ def _trees(path: Path, asked: Asked) -> Iterator[Row]:
         except ValueError as error:
             yield Row(line.number, fault=str(error))
             continue
-        for phrase in phrases if asked.phrases else phrases[:1]:
+        for phrase in phrases if options.phrases else phrases[:1]:
             yield Row(line.number, phrase.text, phrase.label)
 
 
-def _jsonl(path: Path, asked: Asked, guesses: list[str]) -> Iterator[Row]:
+def _jsonl(path: Path, options: Asked, guesses: list[str]) -> Iterator[Row]:
     names: tuple[str, str] | None = None
-    for line in text_lines(path, longest=asked.longest):
+    for line in text_lines(path, longest=options.longest):
         if line.fault or not line.text.strip():
             yield Row(line.number, fault=line.fault)
             continue
@@ -225,12 +227,12 @@ def _jsonl(path: Path, asked: Asked, guesses: list[str]) -> Iterator[Row]:
             continue
         if names is None:
             names = (
-                find_field(path, line.number, record, asked.text, TEXT_NAMES, "text"),
-                find_field(path, line.number, record, asked.label, LABEL_NAMES, "label"),
+                find_field(path, line.number, record, options.text, TEXT_NAMES, "text"),
+                find_field(path, line.number, record, options.label, LABEL_NAMES, "label"),
             )
             guessed = [
                 f"{role} is the field {name!r}"
-                for role, name, given in zip(("text", "label"), names, (asked.text, asked.label), strict=True)
+                for role, name, given in zip(("text", "label"), names, (options.text, options.label), strict=True)
                 if given is None
             ]
             guesses.extend([", ".join(guessed)] if guessed else [])
@@ -255,11 +257,11 @@ def class_folders(path: Path) -> list[Path]:
     return sorted(folder for folder in path.iterdir() if folder.is_dir() and any(folder.glob("*.txt")))
 
 
-def _folder(path: Path, asked: Asked) -> Iterator[tuple[Path, Row]]:
+def _folder(path: Path, options: Asked) -> Iterator[tuple[Path, Row]]:
     """Yield one row for each text file in the class folders of `path`; the name of the class folder is the label."""
     for folder in class_folders(path):
         for file in sorted(folder.glob("*.txt")):
-            lines = list(text_lines(file, longest=asked.longest))
+            lines = list(text_lines(file, longest=options.longest))
             fault = next((line for line in lines if line.fault), None)
             if fault:
                 yield file, Row(fault.number, fault=fault.fault)

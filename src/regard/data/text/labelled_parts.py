@@ -30,20 +30,20 @@ class Parts:
 
 
 def load_parts(
-    paths: Sequence[Path], asked: Asked | None = None, *, valid: int = 500, test: int = 500, seed: int = 1
+    paths: Sequence[Path], options: Asked | None = None, *, valid: int = 500, test: int = 500, seed: int = 1
 ) -> Parts:
     """Return the parts of one file, one folder, or a prefix that the parts' files share, such as `sst/stsa.binary`.
 
     `valid` and `test` are the numbers of texts to hold out for a missing part, chosen by `seed`.
     """
-    asked = Asked() if asked is None else asked
-    found = find_parts(only_path(paths))
+    options = Asked() if options is None else options
+    parts = find_parts(only_path(paths))
     readings = {
-        name: read_labelled(path, asked if name == "train" else replace(asked, phrases=False))
-        for name, path in found.items()
+        name: read_labelled(path, options if name == "train" else replace(options, phrases=False))
+        for name, path in parts.items()
     }
     rows = {name: reading.rows for name, reading in readings.items()}
-    classes = _classes(found["train"], rows["train"])
+    classes = _classes(parts["train"], rows["train"])
     for name, count in (("valid", valid), ("test", test)):
         if name not in rows:
             rows["train"], rows[name] = _held_out(rows["train"], count, Random(f"{seed} {name}"))
@@ -52,16 +52,16 @@ def load_parts(
     return Parts(rows["train"], rows["valid"], rows["test"], classes, tuple(readings.values()))
 
 
-def parts_of_test(paths: Sequence[Path], asked: Asked, classes: tuple[str, ...]) -> Reading:
+def parts_of_test(paths: Sequence[Path], options: Asked, classes: tuple[str, ...]) -> Reading:
     """Return the test texts of other data than the training data: a whole file, or the test part of a folder.
 
     Raises `DataError` if a label is not one of `classes`.
     """
     path = only_path(paths)
     if not path.is_file():
-        found = find_parts(path)
-        path = found.get("test", found["train"])
-    reading = read_labelled(path, replace(asked, phrases=False))
+        parts = find_parts(path)
+        path = parts.get("test", parts["train"])
+    reading = read_labelled(path, replace(options, phrases=False))
     _check_labels(reading.rows, classes)
     return reading
 

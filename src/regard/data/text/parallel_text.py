@@ -238,8 +238,8 @@ class Jsonl:
             return Row(self.path, number, fault=fault)
         for name in self.fields:
             if not isinstance(record.get(name), str):
-                found = ", ".join(sorted(record)[:8]) or "no fields"
-                return Row(self.path, number, fault=f"expected a text in the field {name!r}; the object has {found}")
+                names = ", ".join(sorted(record)[:8]) or "no fields"
+                return Row(self.path, number, fault=f"expected a text in the field {name!r}; the object has {names}")
         source, target = (record[name].strip() for name in self.fields)
         return Row(self.path, number, source, target, fault_of(source + target))
 

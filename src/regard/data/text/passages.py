@@ -57,16 +57,16 @@ class Passage:
         ('Tom', 'ran', '.', 'apple,milk', 'none')
         """
         text = " ".join((*sentences, *whole))
-        found: list[tuple[str, Place, int]] = []
+        rows: list[tuple[str, Place, int]] = []
         shift = 0
         for number, sentence in enumerate(sentences):
             for match in _WORD.finditer(sentence):
-                found.append((match.group(), (shift + match.start(), shift + match.end()), number))
+                rows.append((match.group(), (shift + match.start(), shift + match.end()), number))
             shift += len(sentence) + 1
         for word in whole:
-            found.append((word, (shift, shift + len(word)), len(sentences)))
+            rows.append((word, (shift, shift + len(word)), len(sentences)))
             shift += len(word) + 1
-        words, places, numbers = zip(*found, strict=True) if found else ((), (), ())
+        words, places, numbers = zip(*rows, strict=True) if rows else ((), (), ())
         return cls(text, words, places, numbers)
 
     def between(self, first: int, last: int) -> str:

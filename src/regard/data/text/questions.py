@@ -110,41 +110,41 @@ class Tally:
 
     def __init__(self, path: Path, longest: int | None) -> None:
         self.path, self.longest = path, longest
-        self.kept: list[Asked] = []
+        self.questions: list[Asked] = []
         self.read = 0
         self.answers: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
 
-    def take(self, asked: Asked | None, remark: str = "") -> None:
+    def take(self, question: Asked | None, remark: str = "") -> None:
         """Add a question; `remark` describes a change to its answer. None counts as skipped, `remark` is the reason."""
         self.read += 1
-        if asked is not None and self.longest is not None and len(asked.passage.words) > self.longest:
-            asked, remark = None, "too long"
-        if asked is None:
+        if question is not None and self.longest is not None and len(question.passage.words) > self.longest:
+            question, remark = None, "too long"
+        if question is None:
             self.skipped[remark] += 1
             return
-        self.kept.append(asked)
+        self.questions.append(question)
         if remark:
             self.answers[remark] += 1
 
     def finish(self) -> tuple[list[Asked], QuestionReport]:
         """Return the questions and the report; raise `DataError` if no question was added."""
-        made = QuestionReport(
-            self.read, len(self.kept), dict(sorted(self.answers.items())), dict(sorted(self.skipped.items()))
+        report = QuestionReport(
+            self.read, len(self.questions), dict(sorted(self.answers.items())), dict(sorted(self.skipped.items()))
         )
         if not self.read:
             raise DataError(f"{self.path}: there is no question in this file")
-        if not self.kept:
-            raise DataError(f"{self.path}: no question is left ({made})")
-        return self.kept, made
+        if not self.questions:
+            raise DataError(f"{self.path}: no question is left ({report})")
+        return self.questions, report
 
 
 def _located(entry: Entry, passage: Passage) -> tuple[Asked | None, str]:
     """Return the question with the span of its first answer and a remark; or None and the reason why it is skipped."""
     if not passage.words:
         return None, "empty passage"
-    asked = words(entry.question)
-    if not asked:
+    question = words(entry.question)
+    if not question:
         return None, "empty question"
     if not any(text.strip() for text, _ in entry.answers):
         return None, "no answer"
@@ -157,7 +157,7 @@ def _located(entry: Entry, passage: Passage) -> tuple[Asked | None, str]:
     if passage.between(*span).strip() != text.strip():
         remark = _WIDENED
     references = tuple(dict.fromkeys(text for text, _ in entry.answers))
-    return Asked(passage, asked, references, span), remark
+    return Asked(passage, question, references, span), remark
 
 
 def _occurrence(passage: str, text: str, start: int | None) -> int | None:
@@ -191,21 +191,21 @@ def _squad(path: Path) -> Iterator[Entry]:
 
     The file is one JSON object with the nested fields data › paragraphs › context and qas › question and answers.
     """
-    told: list[str] = []
+    texts: list[str] = []
     for line in lines(path):
         if line.fault:
             raise DataError(f"{path}:{line.number}: {line.fault}")
-        told.append(line.text)
+        texts.append(line.text)
     try:
-        whole: Any = json.loads("\n".join(told))
+        whole: Any = json.loads("\n".join(texts))
     except json.JSONDecodeError as error:
         raise DataError(f"{path}:{error.lineno}: not JSON: {error.msg} at character {error.colno}") from error
     except RecursionError as error:
         raise DataError(f"{path}: not JSON: nested too deeply") from error
     for place, article in _items(str(path), "", whole, "data"):
         for inner, paragraph in _items(str(path), place, article, "paragraphs"):
-            for innermost, asked in _items(str(path), inner, paragraph, "qas"):
-                yield _entry(f"{path}: {innermost}", paragraph, asked)
+            for innermost, question in _items(str(path), inner, paragraph, "qas"):
+                yield _entry(f"{path}: {innermost}", paragraph, question)
 
 
 def _items(path: str, place: str, record: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -220,38 +220,38 @@ def _items(path: str, place: str, record: Any, name: str) -> Iterator[tuple[str,
         yield f"{prefix}[{number}]", item
 
 
-def _entry(place: str, about: Any, asked: Any) -> Entry:
-    """Return one question, given the JSON object `about` of its passage and the JSON object `asked` of the question."""
-    if not isinstance(asked, dict):
-        raise DataError(f"{place}: expected a JSON object, found {type(asked).__name__}")
+def _entry(place: str, about: Any, record: Any) -> Entry:
+    """Return one question, given the JSON objects `about` of its passage and `record` of the question."""
+    if not isinstance(record, dict):
+        raise DataError(f"{place}: expected a JSON object, found {type(record).__name__}")
     passage = next((about[name] for name in _PASSAGES if name in about), None)
     if not isinstance(passage, str):
         raise DataError(f"{place}: expected a text in the field 'passage' or 'context'; found {_fields(about)}")
-    if not isinstance(asked.get("question"), str):
-        raise DataError(f"{place}: expected a text in the field 'question'; the object has {_fields(asked)}")
-    answers, fault = _answers(asked)
-    if fault := fault or fault_of("".join((passage, asked["question"], *(text for text, _ in answers)))):
+    if not isinstance(record.get("question"), str):
+        raise DataError(f"{place}: expected a text in the field 'question'; the object has {_fields(record)}")
+    answers, fault = _answers(record)
+    if fault := fault or fault_of("".join((passage, record["question"], *(text for text, _ in answers)))):
         raise DataError(f"{place}: {fault}")
-    return Entry(passage, asked["question"], answers)
+    return Entry(passage, record["question"], answers)
 
 
-def _answers(asked: dict[str, Any]) -> tuple[tuple[tuple[str, int | None], ...], str]:
+def _answers(record: dict[str, Any]) -> tuple[tuple[tuple[str, int | None], ...], str]:
     """Return the answers as (text, start), and a fault or the empty string.
 
     The answers are the fields "answer" and "answer_start", or the field "answers" in the form of SQuAD or of the
     Hugging Face Hub.
     """
-    found = asked.get("answers", asked.get("answer"))
-    if isinstance(found, str):
-        found = [{"text": found, "answer_start": asked.get("answer_start")}]
-    if isinstance(found, dict):  # the form of the Hugging Face Hub: {"text": […], "answer_start": […]}
-        texts, starts = found.get("text"), found.get("answer_start")
+    value = record.get("answers", record.get("answer"))
+    if isinstance(value, str):
+        value = [{"text": value, "answer_start": record.get("answer_start")}]
+    if isinstance(value, dict):  # the form of the Hugging Face Hub: {"text": […], "answer_start": […]}
+        texts, starts = value.get("text"), value.get("answer_start")
         if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
-            found = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
-    if not isinstance(found, list):
-        return (), f"expected an answer in the field 'answer' or 'answers'; the object has {_fields(asked)}"
+            value = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+    if not isinstance(value, list):
+        return (), f"expected an answer in the field 'answer' or 'answers'; the object has {_fields(record)}"
     answers: list[tuple[str, int | None]] = []
-    for item in found:
+    for item in value:
         text, start = (item, None) if isinstance(item, str) else _text_and_start(item)
         if not isinstance(text, str) or isinstance(start, bool) or not isinstance(start, int | None):
             return (), f"expected an answer as a text with a number where it starts, found {json.dumps(item)[:60]}"

@@ -44,7 +44,7 @@ def cut(text: str, by: Literal["words", "characters"] = "words") -> list[Token]:
     Token(text='dvd', span=Span(start=1, end=4))
     """
     pattern = _WORD if by == "words" else _CHARACTER
-    return [Token(found[0].lower().replace("’", "'"), Span(*found.span())) for found in pattern.finditer(text)]
+    return [Token(match[0].lower().replace("’", "'"), Span(*match.span())) for match in pattern.finditer(text)]
 
 
 def sentences(text: str) -> list[Span]:
@@ -75,9 +75,9 @@ def summed(weights: Sequence[float], tokens: Sequence[Span], parts: Sequence[Spa
 
 def _spans(pattern: re.Pattern[str], text: str) -> list[Span]:
     spans = []
-    for found in pattern.finditer(text):
-        blank = len(found[0]) - len(found[0].lstrip())
-        start, end = found.start() + blank, found.start() + len(found[0].rstrip())
+    for match in pattern.finditer(text):
+        blank = len(match[0]) - len(match[0].lstrip())
+        start, end = match.start() + blank, match.start() + len(match[0].rstrip())
         if end > start:
             spans.append(Span(start, end))
     return spans
@@ -118,8 +118,8 @@ class Coder:
     def encode(self, text: str) -> Coded:
         """Return the numbers and the positions of a text's tokens."""
         if isinstance(self.words, Subwords):
-            found = self.words.model.encode(text, add_special_tokens=False)
-            return Coded(found.ids, [Span(*offsets) for offsets in found.offsets])
+            encoding = self.words.model.encode(text, add_special_tokens=False)
+            return Coded(encoding.ids, [Span(*offsets) for offsets in encoding.offsets])
         tokens = cut(text, "words" if self.by == "words" else "characters")
         return Coded(self.words.encode([token.text for token in tokens]), [token.span for token in tokens])
 

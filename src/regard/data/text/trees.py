@@ -22,23 +22,23 @@ def phrases_of(tree: str) -> list[Phrase]:
     [Phrase(text='not bad', label='3'), Phrase(text='not', label='2'), Phrase(text='bad', label='1')]
     """
     words: list[str] = []
-    open_: list[tuple[str, int, int]] = []  # open brackets: label, index of the first word, index in `found`
-    found: list[Phrase | None] = []
+    open_: list[tuple[str, int, int]] = []  # open brackets: label, index of the first word, index in `phrases`
+    phrases: list[Phrase | None] = []
     for mark in _MARK.finditer(tree):
         if mark[1] is not None:
-            if not open_ and found:
+            if not open_ and phrases:
                 raise ValueError(f"not a tree: it goes on after its end at character {mark.start() + 1}")
-            open_.append((mark[1], len(words), len(found)))
-            found.append(None)
+            open_.append((mark[1], len(words), len(phrases)))
+            phrases.append(None)
         elif mark[0] == ")":
             if not open_:
                 raise ValueError(f"not a tree: a bracket too many at character {mark.start() + 1}")
             label, first, place = open_.pop()
-            found[place] = Phrase(" ".join(words[first:]), label)
+            phrases[place] = Phrase(" ".join(words[first:]), label)
         elif not open_:
             raise ValueError(f"not a tree: a word outside of it at character {mark.start() + 1}")
         else:
             words.append(_ESCAPES.get(mark[0], mark[0]).replace(r"\/", "/"))
-    if open_ or not found:
+    if open_ or not phrases:
         raise ValueError("not a tree: a bracket is not closed" if open_ else "not a tree")
-    return [phrase for phrase in found if phrase is not None and phrase.text]
+    return [phrase for phrase in phrases if phrase is not None and phrase.text]

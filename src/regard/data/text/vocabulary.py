@@ -56,13 +56,13 @@ class Vocabulary:
 
     def decode(self, numbers: Iterable[int]) -> tuple[str, ...]:
         """Return the words of these token numbers up to the first end mark, without padding and begin marks."""
-        found = []
+        words = []
         for number in numbers:
             if number == self.eos:
                 break
             if number not in (self.pad, self.bos):
-                found.append(UNKNOWN if number == self.unknown else self.words[number - len(SPECIALS)])
-        return tuple(found)
+                words.append(UNKNOWN if number == self.unknown else self.words[number - len(SPECIALS)])
+        return tuple(words)
 
     def pieces(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
         """Return the token numbers of these words, and the index of the word of each token.

@@ -112,22 +112,22 @@ class _Collection:
         begins = np.searchsorted(picture_of[order], np.arange(len(first) + 1))
         paths, captions = self._paths, self._captions
 
-        def made(place: int) -> CaptionedImage:
-            texts = tuple(captions[int(one)] for one in order[begins[place] : begins[place + 1]])
+        def image_at(place: int) -> CaptionedImage:
+            texts = tuple(captions[int(index)] for index in order[begins[place] : begins[place + 1]])
             return CaptionedImage(Path(paths[int(first[place])]), texts)
 
-        return Lazy(len(first), made)
+        return Lazy(len(first), image_at)
 
 
 def _collected(rows: Iterable[_Caption], folders: ImageFolders, tally: Counter[str], skip_faults: bool) -> Found:
-    found = _Collection()
+    collection = _Collection()
     for row in rows:
         tally["read"] += 1
         image = None if row.fault or not row.text else folders.find(row.image)
         reason, fault = "faulty", row.fault
         if image is not None:
             reason = "kept"
-            found.add(image, row.text)
+            collection.add(image, row.text)
         elif not fault and not row.text:
             reason = "empty"
         elif not fault:
@@ -135,7 +135,7 @@ def _collected(rows: Iterable[_Caption], folders: ImageFolders, tally: Counter[s
         if fault and not skip_faults:
             raise DataError(f"{row.where}: {fault}")
         tally[reason] += 1
-    return found.images()
+    return collection.images()
 
 
 def _count_silent(folders: ImageFolders, parts: Iterable[Found], tally: Counter[str]) -> None:
@@ -201,12 +201,12 @@ def _flickr(tokens: Path, tally: Counter[str], skip_faults: bool) -> Mapping[str
                 tally["in no list"] += 1
 
     images = _collected(wanted(), folders, tally, skip_faults)
-    found = {one.image.name: place for place, one in enumerate(images)}
-    for where in (where for part in listed.values() for name, where in part.items() if name not in found):
+    places = {item.image.name: place for place, item in enumerate(images)}
+    for where in (where for part in listed.values() for name, where in part.items() if name not in places):
         if not skip_faults:
             raise DataError(f"{where}: the picture has no caption in {tokens}")
         tally["image without caption"] += 1
-    return {part: picked(images, [found[name] for name in names if name in found]) for part, names in listed.items()}
+    return {part: picked(images, [places[name] for name in names if name in places]) for part, names in listed.items()}
 
 
 def _list(folder: Path, end: str) -> dict[str, str]:

@@ -34,8 +34,8 @@ class ImageFolders:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
             self._known[name] = next(filter(os.path.isfile, self._candidates(name)), None) if name else None
-        found = self._known[name]
-        return None if found is None else Path(found)
+        path = self._known[name]
+        return None if path is None else Path(path)
 
     def _candidates(self, name: str) -> Iterator[str]:
         for folder in self.folders:

@@ -58,7 +58,7 @@ def load_image_questions(path: Path) -> QuestionFiles:
     """
     path = Path(path)
     tally: Counter[str] = Counter()
-    parts = {part: _packed(_kept(file, tally)) for part, file in question_files(path).items()}
+    parts = {part: _packed(_questions(file, tally)) for part, file in question_files(path).items()}
     if not tally["kept"]:
         raise DataError(f"{path}: no question is left ({report(tally)})")
     return QuestionFiles(*(parts.get(part, ()) for part in PARTS), report=report(tally))
@@ -129,7 +129,7 @@ def question_files(path: Path) -> dict[str, Path]:
     return own or part_files(path, "questions", _SUFFIXES)
 
 
-def _kept(path: Path, tally: Counter[str]) -> Iterable[ImageQuestion]:
+def _questions(path: Path, tally: Counter[str]) -> Iterable[ImageQuestion]:
     folders = ImageFolders.beside(path.parent)
     for record in records(path):
         tally["read"] += 1

@@ -131,10 +131,10 @@ def store_images(
     with _alone(folder):
         missing = _first_of_each(wanted, np.flatnonzero(_rows_of(wanted, _rows(folder, 3 * high * wide)) < 0))
         progress(len(paths) - len(missing), len(paths))
-        for places, made in _chunks(paths, missing, opened, threads):
-            faults = {int(place): one for place, one in zip(places, made, strict=True) if isinstance(one, str)}
-            good = [number for number, one in enumerate(made) if not isinstance(one, str)]
-            decoded += _append(folder, wanted[places[good]], [made[number] for number in good])
+        for places, results in _chunks(paths, missing, opened, threads):
+            faults = {int(place): item for place, item in zip(places, results, strict=True) if isinstance(item, str)}
+            good = [number for number, item in enumerate(results) if not isinstance(item, str)]
+            decoded += _append(folder, wanted[places[good]], [results[number] for number in good])
             if faults and not skip_faults:
                 raise DataError(next(iter(faults.values())))
             bad |= faults

@@ -48,8 +48,8 @@ def digits(seed: int, *, count: int, layout: str = "plain") -> Iterator[Digit]:
 def splits(seed: int, *, train: int, valid: int, test: int, layout: str = "plain") -> Splits[Digit]:
     """Return training, validation and test digits; no picture is in two of these parts.
 
-    >>> made = splits(1, train=20, valid=5, test=5)
-    >>> [len(part) for part in (made.train, made.valid, made.test)]
+    >>> parts = splits(1, train=20, valid=5, test=5)
+    >>> [len(part) for part in (parts.train, parts.valid, parts.test)]
     [20, 5, 5]
     """
     seen: set[bytes] = set()

@@ -27,17 +27,17 @@ def further(scene: Scene, random: Random, *, count: int, forms: Sequence[str] = 
     What is below the blue triangle? star
     """
     possible = {form: list(_LISTS[form](scene)) for form in forms}
-    asked: dict[str, Asked] = {}
+    questions: dict[str, Asked] = {}
     for _ in range(4 * count):
         form = random.choice(list(forms))
         answers = sorted({answer for _, answer, _ in possible[form]})
-        if not answers or len(asked) == count:
+        if not answers or len(questions) == count:
             continue
         wanted = random.choice(answers)
         question, answer, shown = random.choice([one for one in possible[form] if one[1] == wanted])
         regions = tuple(shape.box for shape in shown)
-        asked[question] = Asked(scene, question_words(question), answer, regions, form)
-    return list(asked.values())
+        questions[question] = Asked(scene, question_words(question), answer, regions, form)
+    return list(questions.values())
 
 
 def _alone(scene: Scene, name: Callable[[Shape], str]) -> list[Shape]:
@@ -98,8 +98,8 @@ def _relations(scene: Scene) -> _Possible:
     for anchor in _alone(scene, _look):
         around = [(relation(shape.box, anchor.box), shape) for shape in scene.objects if shape is not anchor]
         for wanted in RELATIONS:
-            there = [shape for found, shape in around if found == wanted]
-            if len(there) == 1 and all(found is not None for found, _ in around):
+            there = [shape for direction, shape in around if direction == wanted]
+            if len(there) == 1 and all(direction is not None for direction, _ in around):
                 yield f"what is {wanted} the {_look(anchor)} ?", there[0].kind, there
 
 
@@ -107,9 +107,9 @@ def _comparisons(scene: Scene) -> _Possible:
     single = _alone(scene, _kind)
     for first in single:
         for second in single:
-            found = None if first is second else relation(first.box, second.box)
-            for wanted in RELATIONS if found else ():
-                answer = "yes" if wanted == found else "no"
+            direction = None if first is second else relation(first.box, second.box)
+            for wanted in RELATIONS if direction else ():
+                answer = "yes" if wanted == direction else "no"
                 yield f"is the {first.kind} {wanted} the {second.kind} ?", answer, [first, second]
 
 

@@ -80,13 +80,13 @@ def _spelled(text: str) -> Spelling:
     >>> _spelled("t=t wo=uw")
     (('t', ('closed', 't')), ('wo', ('uw',)))
     """
-    found = []
+    groups = []
     for part in text.split():
         letters, _, names = part.partition("=")
         sounds = [name for name in names.split("+") if name]
         closed = [one for name in sounds for one in (("closed", name) if name in "tkpdg" else (name,))]
-        found.append((letters, tuple(closed)))
-    return tuple(found)
+        groups.append((letters, tuple(closed)))
+    return tuple(groups)
 
 
 LEXICON = {

@@ -77,8 +77,8 @@ def splits(
     A fifth of the pairs of a negation and an opinion word never occur in the training part, so that a model that only
     memorises such pairs fails on the other parts.
 
-    >>> made = splits(1, train=50, valid=10, test=10, longer=5)
-    >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)]
+    >>> parts = splits(1, train=50, valid=10, test=10, longer=5)
+    >>> [len(part) for part in (parts.train, parts.valid, parts.test, parts.longer)]
     [50, 10, 10, 5]
     """
     _check(lengths)

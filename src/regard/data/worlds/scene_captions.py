@@ -63,8 +63,8 @@ def splits(
     Each word of the captions in `longer` occurs in the other parts, but in new combinations, such as "three red stars
     above two blue squares".
 
-    >>> made = splits(1, train=20, valid=5, test=5, longer=3)
-    >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)]
+    >>> parts = splits(1, train=20, valid=5, test=5, longer=3)
+    >>> [len(part) for part in (parts.train, parts.valid, parts.test, parts.longer)]
     [20, 5, 5, 3]
     """
     check_objects(objects, 1, _MOST)
@@ -95,14 +95,14 @@ def caption(objects: Sequence[Shape]) -> tuple[tuple[str, ...], tuple[Regions | 
         words, regions = _phrase(ordered[0], groups[ordered[0]], sized=True)
         return tuple(words), tuple(regions)
     first, second = ordered
-    found = relation(around(groups[first]), around(groups[second]))
-    if found is None:
+    direction = relation(around(groups[first]), around(groups[second]))
+    if direction is None:
         return None
-    if first[0] == second[0] and found in ("right of", "below"):
-        first, second, found = second, first, OPPOSITE[found]
+    if first[0] == second[0] and direction in ("right of", "below"):
+        first, second, direction = second, first, OPPOSITE[direction]
     sized = first[0] != second[0]
     words, regions = _phrase(first, groups[first], sized=sized)
-    between = found.split()
+    between = direction.split()
     after, their_regions = _phrase(second, groups[second], sized=sized)
     return (*words, *between, *after), (*regions, *[None] * len(between), *their_regions)
 
@@ -134,9 +134,9 @@ def _make(dice: Dice, objects: tuple[int, int], size: int) -> Captioned | None:
         things = [(kind, colour, spot) for (_, colour, kind), spot in described]
         dice.random.shuffle(things)
         scene = draw(things, dice.random, size=size)
-        told = caption(scene.objects)
-        if told:
-            return Captioned(scene, *told)
+        words_and_regions = caption(scene.objects)
+        if words_and_regions:
+            return Captioned(scene, *words_and_regions)
     return None
 
 

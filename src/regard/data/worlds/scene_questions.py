@@ -81,8 +81,8 @@ def splits(
 
     The scenes in the part `longer` have `beyond` shapes.
 
-    >>> made = splits(1, train=20, valid=5, test=5, longer=3)
-    >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)]
+    >>> parts = splits(1, train=20, valid=5, test=5, longer=3)
+    >>> [len(part) for part in (parts.train, parts.valid, parts.test, parts.longer)]
     [20, 5, 5, 3]
     """
     check_objects(objects, 2, _MOST)
@@ -163,8 +163,8 @@ def _others(dice: Dice, looks: dict[int, Look], total: int, allowed: Callable[[L
     for number in range(total):
         look = looks.get(number)
         while look is None:
-            drawn = _some_look(dice)
-            look = drawn if allowed(drawn) else None
+            candidate = _some_look(dice)
+            look = candidate if allowed(candidate) else None
         filled.append(look)
     return filled
 
@@ -254,7 +254,7 @@ def _ask_relation(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
     anchor = dice.pick(range(len(placed)))
     around = {number: relation(box_of(spot), box_of(placed[anchor])) for number, spot in enumerate(placed)}
     del around[anchor]
-    there = [number for number, found in around.items() if found == wanted]
+    there = [number for number, direction in around.items() if direction == wanted]
     if len(there) != 1 or None in around.values():
         return None
     look, kind = _some_look(dice), dice.pick(KINDS)
@@ -268,12 +268,12 @@ def _ask_comparison(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
 
     Returns None if the relation of the two shapes is not clear.
     """
-    found = relation(box_of(placed[0]), box_of(placed[1]))
-    if found is None:
+    direction = relation(box_of(placed[0]), box_of(placed[1]))
+    if direction is None:
         return None
     first, second = dice.random.sample(KINDS, 2)
     right = dice.chance(0.5)
-    wanted = found if right else dice.pick([other for other in RELATIONS if other != found])
+    wanted = direction if right else dice.pick([other for other in RELATIONS if other != direction])
     given = {0: (dice.pick(tuple(COLOURS)), first), 1: (dice.pick(tuple(COLOURS)), second)}
     looks = _others(dice, given, len(placed), lambda look: look[1] not in (first, second))
     return _Draft(f"is the {first} {wanted} the {second} ?", "yes" if right else "no", looks, [0, 1])

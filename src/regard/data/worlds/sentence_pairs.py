@@ -20,9 +20,9 @@ def example() -> Pair:
     >>> english_text(pair.source), chinese_text(pair.target), sorted(pair.links)
     ('Tom chases Jerry', '汤姆追逐杰瑞', [(0, 0), (1, 1), (2, 2)])
     """
-    made = tokens("Tom chases Jerry")
-    chinese = [Made(word, (token,)) for word, token in zip(("汤姆", "追逐", "杰瑞"), made, strict=True)]
-    return pair(made, chinese)
+    english = tokens("Tom chases Jerry")
+    chinese = [Made(word, (token,)) for word, token in zip(("汤姆", "追逐", "杰瑞"), english, strict=True)]
+    return pair(english, chinese)
 
 
 def sentences(seed: int, *, count: int, lengths: tuple[int, int] = (3, 30)) -> Iterator[Pair]:
@@ -56,8 +56,8 @@ def splits(
     No English sentence and no Chinese sentence is in two parts. If three words are allowed, "Tom chases Jerry" is the
     first test sentence: it is never in the training part.
 
-    >>> made = splits(1, train=50, valid=10, test=10, longer=5)
-    >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)], made.test[0] == example()
+    >>> parts = splits(1, train=50, valid=10, test=10, longer=5)
+    >>> [len(part) for part in (parts.train, parts.valid, parts.test, parts.longer)], parts.test[0] == example()
     ([50, 10, 10, 5], True)
     """
     if beyond[0] <= lengths[1]:
@@ -68,8 +68,8 @@ def splits(
     def part(name: str, count: int, within: Within) -> Iterator[Pair]:
         return _distinct(Random(f"{seed} {name} {within}"), count, within, seen)
 
-    made = split(part, (train, valid, test - len(first), longer), lengths, beyond)
-    return replace(made, test=(*first, *made.test))
+    parts = split(part, (train, valid, test - len(first), longer), lengths, beyond)
+    return replace(parts, test=(*first, *parts.test))
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -83,10 +83,10 @@ def words(text: str) -> tuple[str, ...]:
         text = text.replace(short, full)
     for mark in (".", ",", "?", "!"):
         text = text.replace(mark, f" {mark} ")
-    found = text.replace("'s", " 's").split()
-    if found and found[0] not in _CAPITALS:
-        found[0] = found[0].lower()
-    return tuple(found)
+    pieces = text.replace("'s", " 's").split()
+    if pieces and pieces[0] not in _CAPITALS:
+        pieces[0] = pieces[0].lower()
+    return tuple(pieces)
 
 
 def english_text(words: Sequence[str]) -> str:
@@ -137,7 +137,7 @@ def _sentence(random: Random, lengths: tuple[int, int]) -> Pair:
     """Return one sentence pair. The desired length is sampled first, so that long sentences are not rare."""
     low, high = lengths
     for _ in range(_TRIES):
-        made = compose(random, low + int((high - low + 1) * random.random() ** 1.6))
-        if low <= len(made.source) <= high:
-            return made
+        candidate = compose(random, low + int((high - low + 1) * random.random() ** 1.6))
+        if low <= len(candidate.source) <= high:
+            return candidate
     raise ValueError(f"there are hardly any sentences of {low} to {high} words")

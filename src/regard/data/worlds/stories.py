@@ -64,8 +64,8 @@ def example() -> Story:
     >>> written(story.question), written(story.answer), story.answering, story.support
     ('Where is the ball?', 'the kitchen', 1, (0, 1))
     """
-    told = ("Emma took the ball .", "Emma went to the kitchen .", "Bill talked about the kitchen .")
-    return Story(tuple(tuple(line.split()) for line in told), ("Where", "is", "the", "ball", "?"), (8, 9), (0, 1))
+    lines = ("Emma took the ball .", "Emma went to the kitchen .", "Bill talked about the kitchen .")
+    return Story(tuple(tuple(line.split()) for line in lines), ("Where", "is", "the", "ball", "?"), (8, 9), (0, 1))
 
 
 def stories(seed: int, *, count: int, sentences: tuple[int, int] = (5, 9)) -> Iterator[Story]:
@@ -95,8 +95,8 @@ def splits(
 
     No story is in two parts, even with different questions.
 
-    >>> made = splits(1, train=50, valid=10, test=10, longer=5)
-    >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)]
+    >>> parts = splits(1, train=50, valid=10, test=10, longer=5)
+    >>> [len(part) for part in (parts.train, parts.valid, parts.test, parts.longer)]
     [50, 10, 10, 5]
     """
     if beyond[0] <= _checked(sentences)[1]:
@@ -131,7 +131,7 @@ def _distinct(
     low, high = sentences
     tries = 0
     while count > 0:
-        story = _told(Dice(random, 1.0), low + int(random.random() * (high - low + 1)))
+        story = _random_story(Dice(random, 1.0), low + int(random.random() * (high - low + 1)))
         tries += 1
         if story is None or story.sentences in seen:
             if tries > _PATIENCE:
@@ -149,7 +149,7 @@ def _some(dice: Dice, names: Sequence[str], count: int) -> list[str]:
     return [left.pop(int(dice.random.random() * len(left))) for _ in range(count)]
 
 
-def _told(dice: Dice, length: int) -> Story | None:
+def _random_story(dice: Dice, length: int) -> Story | None:
     """Return a story of `length` sentences with a question, or None if no question is possible.
 
     One sentence without information is added after the question is chosen, so that the answer's words occur twice.
@@ -157,17 +157,17 @@ def _told(dice: Dice, length: int) -> Story | None:
     world = World(dice, people=_some(dice, PEOPLE, 4), places=_some(dice, PLACES, 4), objects=_some(dice, OBJECTS, 2))
     for _ in range(length - 1):
         dice.weigh(EVENTS)(world)
-    asked = [question for ask in _QUESTIONS for question in ask(world)]
-    kinds = sorted({question.kind for question in asked})
+    questions = [question for ask in _QUESTIONS for question in ask(world)]
+    kinds = sorted({question.kind for question in questions})
     if not kinds:
         return None
     # The kind is sampled first, so that kinds with many possible questions are not more frequent.
     kind = dice.pick(kinds)
-    question = dice.pick([question for question in asked if question.kind == kind])
-    once = _occurrences(world.told, question.answer) < 2
+    question = dice.pick([question for question in questions if question.kind == kind])
+    once = _occurrences(world.sentences, question.answer) < 2
     extra = Sentence(aside(world, question.answer if once else anything(world)))
-    world.told.insert(int(dice.random.random() * (len(world.told) + 1)), extra)
-    return _story(world.told, question)
+    world.sentences.insert(int(dice.random.random() * (len(world.sentences) + 1)), extra)
+    return _story(world.sentences, question)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,50 +181,50 @@ class _Question:
     support: tuple[Sentence, ...]
 
 
-def _asked(kind: str, words: str, answer: str, sentence: Sentence, *others: Sentence) -> _Question:
+def _question(kind: str, words: str, answer: str, sentence: Sentence, *others: Sentence) -> _Question:
     return _Question(kind, words, tuple(answer.split()), sentence, (sentence, *others))
 
 
 def _where_people(world: World) -> Iterator[_Question]:
     for person, visits in world.visits.items():
         place, sentence = visits[-1]
-        yield _asked("where a person is", f"Where is {person} ?", f"the {place}", sentence)
+        yield _question("where a person is", f"Where is {person} ?", f"the {place}", sentence)
         for (before, visit), (after, move) in pairwise(visits):
             if sum(place == after for place, _ in visits) == 1:
-                asked = f"Where was {person} before the {after} ?"
-                yield _asked("where a person was", asked, f"the {before}", visit, move)
+                words = f"Where was {person} before the {after} ?"
+                yield _question("where a person was", words, f"the {before}", visit, move)
 
 
 def _where_objects(world: World) -> Iterator[_Question]:
-    for thing, (person, taken) in world.holder.items():
+    for thing, (person, sentence) in world.holder.items():
         place, visit = world.visits[person][-1]
-        yield _asked("where an object is", f"Where is the {thing} ?", f"the {place}", visit, taken)
+        yield _question("where an object is", f"Where is the {thing} ?", f"the {place}", visit, sentence)
     for thing, (place, visit, dropped) in world.lying.items():
-        yield _asked("where an object is", f"Where is the {thing} ?", f"the {place}", visit, dropped)
+        yield _question("where an object is", f"Where is the {thing} ?", f"the {place}", visit, dropped)
 
 
 def _who_has(world: World) -> Iterator[_Question]:
-    for thing, (person, taken) in world.holder.items():
-        yield _asked("who has it", f"Who has the {thing} ?", person, taken)
+    for thing, (person, sentence) in world.holder.items():
+        yield _question("who has it", f"Who has the {thing} ?", person, sentence)
         if len(world.held(person)) == 1:
-            yield _asked("what is carried", f"What is {person} carrying ?", f"the {thing}", taken)
+            yield _question("what is carried", f"What is {person} carrying ?", f"the {thing}", sentence)
 
 
 def _who_gave(world: World) -> Iterator[_Question]:
     for (thing, person), (giver, sentence) in world.givers.items():
-        yield _asked("who gave it", f"Who gave the {thing} to {person} ?", giver, sentence)
+        yield _question("who gave it", f"Who gave the {thing} to {person} ?", giver, sentence)
 
 
 def _how_many(world: World) -> Iterator[_Question]:
     for (things, place), (number, sentence) in world.counts.items():
-        yield _asked("how many", f"How many {things} are in the {place} ?", number, sentence)
+        yield _question("how many", f"How many {things} are in the {place} ?", number, sentence)
 
 
 _QUESTIONS = (_where_people, _where_objects, _who_has, _who_gave, _how_many)
 
 
-def _occurrences(told: Sequence[Sentence], answer: tuple[str, ...]) -> int:
-    return sum(_find(sentence.words, answer) is not None for sentence in told)
+def _occurrences(sentences: Sequence[Sentence], answer: tuple[str, ...]) -> int:
+    return sum(_find(sentence.words, answer) is not None for sentence in sentences)
 
 
 def _find(words: Sequence[str], part: tuple[str, ...]) -> int | None:
@@ -234,13 +234,13 @@ def _find(words: Sequence[str], part: tuple[str, ...]) -> int | None:
     return starts[-1] if starts else None
 
 
-def _story(told: Sequence[Sentence], question: _Question) -> Story:
+def _story(sentences: Sequence[Sentence], question: _Question) -> Story:
     start = _find(question.sentence.words, question.answer)
     assert start is not None
-    order = {id(sentence): number for number, sentence in enumerate(told)}
-    start += sum(len(sentence.words) for sentence in told[: order[id(question.sentence)]])
+    order = {id(sentence): number for number, sentence in enumerate(sentences)}
+    start += sum(len(sentence.words) for sentence in sentences[: order[id(question.sentence)]])
     return Story(
-        tuple(sentence.words for sentence in told),
+        tuple(sentence.words for sentence in sentences),
         tuple(question.words.split()),
         (start, start + len(question.answer) - 1),
         tuple(sorted(order[id(sentence)] for sentence in question.support)),

@@ -39,7 +39,7 @@ class World:
     people: Sequence[str]
     places: Sequence[str]
     objects: Sequence[str]
-    told: list[Sentence] = field(default_factory=list)
+    sentences: list[Sentence] = field(default_factory=list)
     visits: dict[str, list[tuple[str, Sentence]]] = field(default_factory=dict)  # visits of each person, in order
     holder: dict[str, tuple[str, Sentence]] = field(default_factory=dict)  # the person who holds each held object
     # For each object that was put down: the place, and the sentences of the visit and of putting it down.
@@ -49,8 +49,8 @@ class World:
 
     def tell(self, *parts: str) -> Sentence:
         """Append a sentence to the story and return it."""
-        self.told.append(Sentence(*parts))
-        return self.told[-1]
+        self.sentences.append(Sentence(*parts))
+        return self.sentences[-1]
 
     def place(self, person: str) -> str | None:
         """Return the place of a person, or None if the story has not stated it."""

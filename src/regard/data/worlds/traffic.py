@@ -159,8 +159,8 @@ def drive(roads: Sequence[Road], policy: Policy, *, seen: int = SEEN, steps: int
 
 def expert_policy(scenes: Scenes) -> tuple[Action, Values]:
     """Return the expert's action and steering in each scene."""
-    found = expert(scenes)
-    return found.action, found.steering
+    decisions = expert(scenes)
+    return decisions.action, decisions.steering
 
 
 def idle_policy(scenes: Scenes) -> tuple[Action, Values]:

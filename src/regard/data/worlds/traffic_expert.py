@@ -143,12 +143,12 @@ def _permitted(scenes: Scenes, target: Values) -> NDArray[np.int64]:
     apart = np.stack([ahead, scenes.place[..., 1] - side], -1)
     reach = (np.asarray(EGO) + scenes.extent) / 2 + np.array([GAP, BESIDE])
     counts = scenes.present & (ahead > 0)
-    found = np.zeros(ahead.shape, np.int64)
+    permitted = np.zeros(ahead.shape, np.int64)
     for action, gain in ((1, 0.0), (2, 1.0)):
         closing = scenes.velocity - np.stack([speed + gain, np.zeros_like(speed)], -1)
         late = time_to_collision(apart, closing, reach) > HORIZON
-        found = np.where((late | ~counts) & (found == action - 1), action, found)
-    return found
+        permitted = np.where((late | ~counts) & (permitted == action - 1), action, permitted)
+    return permitted
 
 
 def _steering(aim: Values, y: Values, heading: Values) -> Values:

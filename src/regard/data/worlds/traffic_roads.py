@@ -92,15 +92,15 @@ def _oncoming(random: Random, count: int) -> list[Mover]:
 
 def _bystanders(random: Random, count: int) -> list[Mover]:
     """Return pedestrians on both pavements and cars parked on the other side: objects that force no decision."""
-    found = []
+    movers = []
     for _ in range(count):
         x = random.uniform(-20, LENGTH + 40)
         if random.random() < 0.4:
-            found.append(Mover("car", x, random.uniform(-6.6, -6.2)))
+            movers.append(Mover("car", x, random.uniform(-6.6, -6.2)))
             continue
         side = random.uniform(3.9, 5.5) if random.random() < 0.5 else -random.uniform(7.8, 9.5)
-        found.append(Mover("pedestrian", x, side, (random.choice((-1.3, 0.0, 1.3)), 0.0), agility=_AGILE))
-    return found
+        movers.append(Mover("pedestrian", x, side, (random.choice((-1.3, 0.0, 1.3)), 0.0), agility=_AGILE))
+    return movers
 
 
 def _straight(random: Random, limit: float, busy: float) -> tuple[list[Mover], Markings]:
@@ -236,7 +236,7 @@ def scripts(roads: Sequence[Road]) -> Scripts:
     """Return roads as arrays, so that all of them are simulated at once."""
     most = max(1, *(len(one.movers) for one in roads))
     shape = (len(roads), most)
-    found: dict[str, Any] = {
+    arrays: dict[str, Any] = {
         "real": np.zeros(shape, bool),
         "kind": np.zeros(shape, np.int64),
         "size": np.ones((*shape, 2)),
@@ -248,11 +248,11 @@ def scripts(roads: Sequence[Road]) -> Scripts:
     for row, one in enumerate(roads):
         for column, mover in enumerate(one.movers):
             place = row, column
-            found["real"][place] = True
-            found["kind"][place] = KINDS.index(mover.kind)
-            found["size"][place] = SIZES[mover.kind]
-            found["start"][place] = mover.x, mover.y
-            found["velocities"][place] = mover.first, mover.second, mover.third
+            arrays["real"][place] = True
+            arrays["kind"][place] = KINDS.index(mover.kind)
+            arrays["size"][place] = SIZES[mover.kind]
+            arrays["start"][place] = mover.x, mover.y
+            arrays["velocities"][place] = mover.first, mover.second, mover.third
             for name in ("trigger", "stay", "until", "agility", "follows"):
-                found[name][place] = getattr(mover, name)
-    return Scripts(**found, limit=np.array([one.limit for one in roads]))
+                arrays[name][place] = getattr(mover, name)
+    return Scripts(**arrays, limit=np.array([one.limit for one in roads]))

@@ -51,7 +51,7 @@ class Voice:
     loudness: float
 
     @classmethod
-    def drawn(cls, random: np.random.Generator) -> "Voice":
+    def sampled(cls, random: np.random.Generator) -> "Voice":
         return cls(
             pitch=float(90 * 2 ** random.uniform(0, 1.4)),
             formants=float(random.uniform(0.88, 1.18)),
@@ -77,7 +77,7 @@ def utterances(
     random = np.random.Generator(np.random.PCG64(seed))
     for _ in range(count):
         said = [WORDS[n] for n in random.integers(len(WORDS), size=random.integers(low, high + 1))]
-        yield spoken(said, Voice.drawn(random), random, rate=rate)
+        yield spoken(said, Voice.sampled(random), random, rate=rate)
 
 
 def splits(
@@ -93,15 +93,15 @@ def splits(
 ) -> Splits[Utterance]:
     """Return training, validation and test utterances of `words` words, and `longer` utterances of `beyond` words.
 
-    >>> made = splits(1, train=3, valid=1, test=1, longer=1)
-    >>> [len(part) for part in (made.train, made.valid, made.test, made.longer)]
+    >>> parts = splits(1, train=3, valid=1, test=1, longer=1)
+    >>> [len(part) for part in (parts.train, parts.valid, parts.test, parts.longer)]
     [3, 1, 1, 1]
     """
     if beyond[0] <= words[1]:
         raise ValueError(f"beyond must be more than words, not {beyond} after {words}")
     parts = ((train, words), (valid, words), (test, words), (longer, beyond))
-    made = (utterances((seed, n), count=count, words=size, rate=rate) for n, (count, size) in enumerate(parts))
-    return Splits(*map(tuple, made))
+    samples = (utterances((seed, n), count=count, words=size, rate=rate) for n, (count, size) in enumerate(parts))
+    return Splits(*map(tuple, samples))
 
 
 def spoken(words: Sequence[str], voice: Voice, random: np.random.Generator, *, rate: int = 8000) -> Utterance:

@@ -104,8 +104,8 @@ def place(dice: Dice, places: Sequence[Place], *, at: bool = True) -> Setting:
     chosen = dice.fresh(places)
     preposition, noun = tokens(chosen.preposition), tokens(chosen.english)
     # In 在 … 上 the word 上 translates "on". Where no word follows the noun, 在 translates the preposition.
-    told = () if chosen.side else tuple(preposition)
-    chinese = [Made("在", told, (*preposition, *noun))] if at else []
+    sure = () if chosen.side else tuple(preposition)
+    chinese = [Made("在", sure, (*preposition, *noun))] if at else []
     chinese.append(Made(chosen.chinese, (noun[-1],), tuple(noun[:-1])))
     if chosen.side:
         chinese.append(Made(chosen.side, tuple(preposition), tuple(noun)))
@@ -133,15 +133,15 @@ def time(dice: Dice, sort: str) -> Setting:
         return Setting([count, units, ago], words)
     table = TIMES[sort]
     english = dice.pick(tuple(table))
-    made = tokens(english)
+    source_words = tokens(english)
     words = []
     linked: set[int] = set()
     for part in table[english].split():
         chinese, _, sources = part.partition(":")
         linked |= {int(source) for source in sources}
-        words.append(Made(chinese, tuple(made[int(source)] for source in sources)))
-    rest = tuple(token for index, token in enumerate(made) if index not in linked)
-    return Setting(made, [words[0]._replace(possible=rest), *words[1:]])
+        words.append(Made(chinese, tuple(source_words[int(source)] for source in sources)))
+    rest = tuple(token for index, token in enumerate(source_words) if index not in linked)
+    return Setting(source_words, [words[0]._replace(possible=rest), *words[1:]])
 
 
 def manner(dice: Dice) -> Setting:

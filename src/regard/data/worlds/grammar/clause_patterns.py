@@ -142,14 +142,14 @@ def who(dice: Dice) -> Clause:
     """Return a question about the subject, such as "who chased the cat", 谁 追逐 了 猫."""
     token = Token("who")
     chosen = frame(dice)
-    told = tense(dice, chosen.verb, "person", allowed=chosen.tenses or _PLAIN, deny=0.1)
-    predicate = chosen.complete(dice, told.indefinite, phrase)
+    form = tense(dice, chosen.verb, "person", allowed=chosen.tenses or _PLAIN, deny=0.1)
+    predicate = chosen.complete(dice, form.indefinite, phrase)
     subject = Nominal([token], [Made("谁", (token,))], "is", "person")
-    around = circumstance(dice, chosen.verb, predicate, told, subject)
-    group = conjugate(dice, chosen.verb, "is", told)
+    around = circumstance(dice, chosen.verb, predicate, form, subject)
+    group = conjugate(dice, chosen.verb, "is", form)
     english = [token, *group.auxiliary, *group.english, *predicate.english, *around.english()]
     return Clause(
-        english, [*subject.chinese, *around.late.chinese, *verbal(group, predicate, told, chosen.verb, around)]
+        english, [*subject.chinese, *around.late.chinese, *verbal(group, predicate, form, chosen.verb, around)]
     )
 
 
@@ -169,22 +169,22 @@ def what(dice: Dice) -> Clause:
         thing = Nominal([token], [Made("谁" if kind == "person" else "什么", (token,))], "is", kind)
     else:
         noun = dice.fresh(NOUNS[kind])
-        asked = [Token(word) for word in sort.split()]
+        query = [Token(word) for word in sort.split()]
         head = Token(noun.plural if sort == "how many" else noun.singular)
-        lead = [Made("多少" if sort == "how many" else "哪", tuple(asked)), Made(noun.measure, (), (*asked, head))]
-        thing = Nominal([*asked, head], [*lead, Made(noun.chinese, (head,))], "is", kind)
-    return _asked(dice, transitive(verb), thing.english, with_object(verb, thing, kind).tail, kind)
+        lead = [Made("多少" if sort == "how many" else "哪", tuple(query)), Made(noun.measure, (), (*query, head))]
+        thing = Nominal([*query, head], [*lead, Made(noun.chinese, (head,))], "is", kind)
+    return _object_question(dice, transitive(verb), thing.english, with_object(verb, thing, kind).tail, kind)
 
 
-def _asked(dice: Dice, chosen: Frame, front: list[Token], tail: list[Made], kind: str) -> Clause:
+def _object_question(dice: Dice, chosen: Frame, front: list[Token], tail: list[Made], kind: str) -> Clause:
     verb = chosen.verb
     subject = phrase(dice, (dice.pick(verb.subjects),), SUBJECT, subject=True, plain=True)
-    told = tense(dice, verb, subject.kind, question=True, allowed=_PLAIN, deny=0.0)
-    group = conjugate(dice, verb, subject.agreement, told)
+    form = tense(dice, verb, subject.kind, question=True, allowed=_PLAIN, deny=0.0)
+    group = conjugate(dice, verb, subject.agreement, form)
     predicate = with_object(verb, Nominal([], tail, "is", kind), kind)
-    around = circumstance(dice, verb, predicate, told, subject)
+    around = circumstance(dice, verb, predicate, form, subject)
     english = [*front, *group.auxiliary, *subject.english, *group.english, *around.english()]
-    return Clause(english, [*subject.words(), *around.late.chinese, *verbal(group, predicate, told, verb, around)])
+    return Clause(english, [*subject.words(), *around.late.chinese, *verbal(group, predicate, form, verb, around)])
 
 
 def where(dice: Dice) -> Clause:
@@ -193,17 +193,17 @@ def where(dice: Dice) -> Clause:
     chosen = transitive(verb)
     word = dice.pick(("where", "when", "why"))
     token = Token(word)
-    asked = {
+    adverbial = {
         "where": [Made("在", (), (token,)), Made("哪里", (token,))],
         "when": [Made("什么时候", (token,))],
         "why": [Made("为什么", (token,))],
     }[word]
     subject = phrase(dice, (dice.pick(verb.subjects),), SUBJECT, subject=True, plain=True)
-    told = tense(dice, verb, subject.kind, question=True, allowed="past future", deny=0.0)
+    form = tense(dice, verb, subject.kind, question=True, allowed="past future", deny=0.0)
     predicate = chosen.complete(dice, True, phrase)
-    group = conjugate(dice, verb, subject.agreement, told)
+    group = conjugate(dice, verb, subject.agreement, form)
     english = [token, *group.auxiliary, *subject.english, *group.english, *predicate.english]
-    if told.name == "past" and word != "why":
+    if form.name == "past" and word != "why":
         # Chinese asks about the place or the time of a past event with the pattern 是 … 的.
         did = tuple(group.auxiliary)
         acted = [
@@ -211,10 +211,10 @@ def where(dice: Dice) -> Clause:
             Made("的", (), (*did, group.main, *predicate.english)),
             *predicate.tail,
         ]
-        return Clause(english, [*subject.words(), Made("是", (), (*did, token, group.main)), *asked, *acted])
-    around = Circumstance(place=Setting([], asked)) if word == "where" else Circumstance()
-    before = [] if word == "where" else asked
-    return Clause(english, [*subject.words(), *before, *verbal(group, predicate, told, verb, around)])
+        return Clause(english, [*subject.words(), Made("是", (), (*did, token, group.main)), *adverbial, *acted])
+    around = Circumstance(place=Setting([], adverbial)) if word == "where" else Circumstance()
+    before = [] if word == "where" else adverbial
+    return Clause(english, [*subject.words(), *before, *verbal(group, predicate, form, verb, around)])
 
 
 _PLAIN = "present past progressive future can"

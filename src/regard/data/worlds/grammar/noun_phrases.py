@@ -47,8 +47,8 @@ class Nominal:
 def name(dice: Dice) -> Nominal:
     """Return a person's name, such as "Tom", 汤姆, or "Li Ming", 李明."""
     english = dice.fresh(_NAMES)
-    made = tokens(english)
-    return Nominal(made, [Made(NAMES[english], tuple(made))], "is", "person")
+    words = tokens(english)
+    return Nominal(words, [Made(NAMES[english], tuple(words))], "is", "person")
 
 
 def pronoun(dice: Dice, *, subject: bool) -> Nominal:
@@ -61,8 +61,8 @@ def pronoun(dice: Dice, *, subject: bool) -> Nominal:
 def bare(kind: str, dice: Dice) -> Nominal:
     """Return a noun with a fixed article or none, such as "English", "football", "the piano"."""
     english = dice.pick(tuple(BARE[kind]))
-    made = tokens(english)
-    return Nominal(made, [Made(BARE[kind][english], (made[-1],), tuple(made[:-1]))], "is", kind)
+    words = tokens(english)
+    return Nominal(words, [Made(BARE[kind][english], (words[-1],), tuple(words[:-1]))], "is", kind)
 
 
 def mass(kind: str, dice: Dice, *, definite: bool) -> Nominal:

@@ -38,7 +38,7 @@ def compose(random: Random, want: int) -> Pair:
     elif parts == 1 and dice.chance(0.05):
         clause, mark = clause_patterns.command(dice), "."
     else:
-        clause, mark = _told(dice, parts), "." if dice.chance(0.75) else ""
+        clause, mark = _declarative(dice, parts), "." if dice.chance(0.75) else ""
     english, chinese = clause.english, clause.chinese
     if mark:
         stop = Token(mark)
@@ -51,11 +51,11 @@ def compose(random: Random, want: int) -> Pair:
 def pair(english: list[Token], chinese: list[Made]) -> Pair:
     """Return the words of both languages with the links between their positions."""
     at = {id(token): index for index, token in enumerate(english)}
-    sure = [(at[id(token)], index) for index, made in enumerate(chinese) for token in made.sure]
-    possible = [(at[id(token)], index) for index, made in enumerate(chinese) for token in made.possible]
+    sure = [(at[id(token)], index) for index, word in enumerate(chinese) for token in word.sure]
+    possible = [(at[id(token)], index) for index, word in enumerate(chinese) for token in word.possible]
     links = frozenset(_LINKS.setdefault(link, link) for link in sure)
     both = links.union(_LINKS.setdefault(link, link) for link in possible)
-    source, target = tuple(token.text for token in english), tuple(made.text for made in chinese)
+    source, target = tuple(token.text for token in english), tuple(word.text for word in chinese)
     return Pair(source, target, links, both)
 
 
@@ -74,7 +74,7 @@ def _parts(random: Random, want: int) -> int:
     return max(2, round(want / 10 + random.random() - 0.5))
 
 
-def _told(dice: Dice, parts: int) -> Clause:
+def _declarative(dice: Dice, parts: int) -> Clause:
     """Return a random statement of `parts` clauses."""
     if parts == 1:
         return _ALONE[dice.weigh(_WEIGHTS)](dice)
@@ -82,10 +82,10 @@ def _told(dice: Dice, parts: int) -> Clause:
     if join == "to":
         return _requested(dice)
     if join == "that":
-        return _reported(dice, _told(dice, parts - 1))
+        return _reported(dice, _declarative(dice, parts - 1))
     if join == "first":
         return _conditioned(dice, parts)
-    return _joined(join, _told(dice, 1), _told(dice, parts - 1))
+    return _joined(join, _declarative(dice, 1), _declarative(dice, parts - 1))
 
 
 def _joined(join: str, left: Clause, right: Clause) -> Clause:
@@ -100,10 +100,10 @@ def _reported(dice: Dice, clause: Clause) -> Clause:
     """Return a sentence with `clause` as the object of a verb of speech, such as "Mary thinks that …", 玛丽 认为 …."""
     verb = dice.pick(SAYING)
     subject = phrase(dice, ("person",), SUBJECT, subject=True)
-    told = tense(dice, verb, "person", deny=0.0)
-    if told.name == "present" and verb.base in ("think", "know", "believe") and dice.chance(0.2):
-        told = Tense("present", negative=True)
-    group = conjugate(dice, verb, subject.agreement, told)
+    form = tense(dice, verb, "person", deny=0.0)
+    if form.name == "present" and verb.base in ("think", "know", "believe") and dice.chance(0.2):
+        form = Tense("present", negative=True)
+    group = conjugate(dice, verb, subject.agreement, form)
     that = [] if clause.english[0].text == "that" else [Token("that")]
     said = Made(verb.chinese[""], (group.main,), tuple(that))
     english = [*subject.english, *group.auxiliary, *group.english, *that, *clause.english]
@@ -121,10 +121,10 @@ def _requested(dice: Dice) -> Clause:
         wanted = frame(dice)
     to, main = Token("to"), Token(wanted.verb.base)
     predicate = wanted.complete(dice, True, described)
-    asked = Made(verb.chinese[""], (group.main,), (to,))
+    request = Made(verb.chinese[""], (group.main,), (to,))
     done = [*predicate.pre, Made(predicate.verb, (main,)), *predicate.joint, *predicate.tail]
     english = [*subject.english, *group.english, *person.english, to, main, *predicate.english]
-    return Clause(english, [*subject.words(), asked, *person.words(), *done])
+    return Clause(english, [*subject.words(), request, *person.words(), *done])
 
 
 def _conditioned(dice: Dice, parts: int) -> Clause:
@@ -137,7 +137,7 @@ def _conditioned(dice: Dice, parts: int) -> Clause:
     stop = Made("，", (comma,))
     if word in _TWICE:
         first, second = _TWICE[word]
-        left, right = _told(dice, 1), _told(dice, 1)
+        left, right = _declarative(dice, 1), _declarative(dice, 1)
         chinese = [Made(first, (token,)), *left.chinese, stop, Made(second, (), (token, comma)), *right.chinese]
     elif word == "if":
         left = statement(dice, allowed="present can", early=False)
@@ -147,11 +147,11 @@ def _conditioned(dice: Dice, parts: int) -> Clause:
         left = statement(dice, allowed="past", deny=0.0, early=False)
         right = statement(dice, allowed="past")
         # Chinese omits the particle 了 in a clause before 的 时候 ("when"), 之后 ("after") or 之前 ("before").
-        when = [made for made in left.chinese if made.text != "了"]
+        when = [word for word in left.chinese if word.text != "了"]
         of = [Made("的", (), (token, comma))] if word == "when" else []
         chinese = [*when, *of, Made(_AFTER[word], (token,)), stop, *right.chinese]
     clause = Clause([token, *left.english, comma, *right.english], chinese)
-    return clause if parts == 2 else _joined(dice.pick(("and", "but")), clause, _told(dice, parts - 2))
+    return clause if parts == 2 else _joined(dice.pick(("and", "but")), clause, _declarative(dice, parts - 2))
 
 
 _TWICE = {"because": ("因为", "所以"), "although": ("虽然", "但是")}
@@ -159,7 +159,7 @@ _AFTER = {"when": "时候", "after": "之后", "before": "之前"}
 
 
 def _question(dice: Dice) -> Clause:
-    return _ASKED[dice.weigh(_CURIOSITY)](dice)
+    return _QUESTIONS[dice.weigh(_CURIOSITY)](dice)
 
 
 def _whether(dice: Dice) -> Clause:
@@ -194,7 +194,7 @@ _WEIGHTS = {
     **{"passive": 1.0},
 }
 _CURIOSITY = {"whether": 5.0, "being": 2.0, "who": 2.0, "what": 2.0, "where": 2.0, "location": 0.7}
-_ASKED: dict[str, Callable[[Dice], Clause]] = {
+_QUESTIONS: dict[str, Callable[[Dice], Clause]] = {
     "whether": _whether,
     "being": _being,
     "who": clause_patterns.who,

@@ -53,31 +53,31 @@ def statement(
         chosen = frame(dice)
     among = " ".join(name for name in allowed.split() if name in (chosen.tenses or allowed).split())
     subject = described(dice, (dice.pick(chosen.verb.subjects),), SUBJECT, subject=True)
-    told = tense(dice, chosen.verb, subject.kind, question=question, allowed=among or chosen.tenses, deny=deny)
-    return tell(dice, chosen, subject, told, early=early)
+    form = tense(dice, chosen.verb, subject.kind, question=question, allowed=among or chosen.tenses, deny=deny)
+    return tell(dice, chosen, subject, form, early=early)
 
 
-def tell(dice: Dice, chosen: Frame, subject: Nominal, told: Tense, *, early: bool) -> Clause:
+def tell(dice: Dice, chosen: Frame, subject: Nominal, form: Tense, *, early: bool) -> Clause:
     """Return the clause with this subject, the verb and complements of the frame `chosen`, and random adverbials."""
-    if told.name == "progressive" and dice.maybe(0.3):
-        told = Tense("was", told.negative, told.question)
-    predicate = chosen.complete(dice, told.indefinite, described)
-    around = circumstance(dice, chosen.verb, predicate, told, subject, early=early and not told.question)
-    group = conjugate(dice, chosen.verb, subject.agreement, told)
-    chinese = verbal(group, predicate, told, chosen.verb, around)
+    if form.name == "progressive" and dice.maybe(0.3):
+        form = Tense("was", form.negative, form.question)
+    predicate = chosen.complete(dice, form.indefinite, described)
+    around = circumstance(dice, chosen.verb, predicate, form, subject, early=early and not form.question)
+    group = conjugate(dice, chosen.verb, subject.agreement, form)
+    chinese = verbal(group, predicate, form, chosen.verb, around)
     words = [*around.early.chinese, *subject.words(), *around.late.chinese, *chinese]
     after = [*predicate.english, *around.english()]
-    if told.question:
-        asked = [*group.auxiliary, *subject.english, *group.english, *after]
-        return Clause(asked, [*words, Made("吗", (), tuple(group.auxiliary))], predicate.heavy)
+    if form.question:
+        english = [*group.auxiliary, *subject.english, *group.english, *after]
+        return Clause(english, [*words, Made("吗", (), tuple(group.auxiliary))], predicate.heavy)
     english = [*around.early.english, *subject.english, *group.auxiliary, *group.english, *after]
     return Clause(english, words, predicate.heavy)
 
 
-def verbal(group: Group, predicate: Predicate, told: Tense, verb: Verb, around: Circumstance) -> list[Made]:
+def verbal(group: Group, predicate: Predicate, form: Tense, verb: Verb, around: Circumstance) -> list[Made]:
     """Return the Chinese words of a clause from the negation to the object, such as 没有 在 公园 里 读 书."""
     before, word = group.before, Made(predicate.verb, (group.main,))
-    if verb is HAVING and told.negative:
+    if verb is HAVING and form.negative:
         before = list[Made]()
         word = Made("没有", (group.english[0], group.main), tuple(group.auxiliary))
     ongoing: list[Made] = []
@@ -85,23 +85,23 @@ def verbal(group: Group, predicate: Predicate, told: Tense, verb: Verb, around: 
         # 在 marks the progressive. If the clause has a place, which has its own 在, 正 marks it: 正 在 公园 里 读 书.
         near = bool(around.place.chinese) or predicate.settled
         mark = "正" if near else "在"
-        if not (near and told.negative):
+        if not (near and form.negative):
             ongoing = [Made(mark, (group.ongoing,), (group.main,))]
     # The function words 了 and 把 have no English counterpart; they are possibly linked to the verb and its
     # complements.
     spread = (group.main, *predicate.english)
-    after = [] if predicate.settled else [_spread(made, spread) for made in group.after]
-    pre = [_spread(made, spread) if made.text == "把" else made for made in predicate.pre]
+    after = [] if predicate.settled else [_spread(part, spread) for part in group.after]
+    pre = [_spread(part, spread) if part.text == "把" else part for part in predicate.pre]
     settings = [*around.place.chinese, *around.company.chinese, *around.manner.chinese]
     return [*before, *ongoing, *settings, *pre, word, *predicate.joint, *after, *predicate.tail]
 
 
-def _spread(made: Made, tokens: tuple[Token, ...]) -> Made:
-    return made._replace(possible=(*made.possible, *tokens))
+def _spread(word: Made, tokens: tuple[Token, ...]) -> Made:
+    return word._replace(possible=(*word.possible, *tokens))
 
 
 def circumstance(
-    dice: Dice, verb: Verb, predicate: Predicate, told: Tense, subject: Nominal, *, early: bool = False
+    dice: Dice, verb: Verb, predicate: Predicate, form: Tense, subject: Nominal, *, early: bool = False
 ) -> Circumstance:
     """Return random adverbials that the predicate allows.
 
@@ -109,18 +109,18 @@ def circumstance(
     clause.
     """
     around = Circumstance()
-    forced = told.name == "was"
+    forced = form.name == "was"
     free = not predicate.heavy
     if free and not predicate.placed and not predicate.short and verb.aspect == "action":
         if dice.maybe(0.4):
             around.place = place(dice, SCENES)
-        if subject.kind == "person" and not told.negative and dice.maybe(0.12):
+        if subject.kind == "person" and not form.negative and dice.maybe(0.12):
             around.manner = manner(dice)
         elif subject.kind == "person" and dice.maybe(0.08):
             around.company = _company(dice)
-    timely = told.when and verb.aspect in ("action", "event") and told.name != "habit"
-    if timely and told.when and (forced or dice.maybe(0.45)):
-        when = time(dice, told.when)
+    timely = form.when and verb.aspect in ("action", "event") and form.name != "habit"
+    if timely and form.when and (forced or dice.maybe(0.45)):
+        when = time(dice, form.when)
         if early and dice.chance(0.4 if free else 1.0):
             around.early = when
         elif free:
@@ -161,20 +161,20 @@ def relative(dice: Dice, nominal: Nominal) -> None:
     allowed = "present past progressive"
     if active:
         chosen = transitive(dice.fresh(_DOERS[nominal.kind]))
-        told = tense(dice, chosen.verb, nominal.kind, allowed=allowed, deny=0.1)
-        predicate = chosen.complete(dice, told.indefinite, _plain)
-        group = conjugate(dice, chosen.verb, nominal.agreement, told)
+        form = tense(dice, chosen.verb, nominal.kind, allowed=allowed, deny=0.1)
+        predicate = chosen.complete(dice, form.indefinite, _plain)
+        group = conjugate(dice, chosen.verb, nominal.agreement, form)
         english = [that, *group.auxiliary, *group.english, *predicate.english]
-        chinese = verbal(group, predicate, told, chosen.verb, Circumstance())
+        chinese = verbal(group, predicate, form, chosen.verb, Circumstance())
     else:
         verb = dice.fresh(_TAKERS[nominal.kind])
         subject = phrase(dice, (dice.pick(verb.subjects),), SUBJECT, subject=True, plain=True)
-        told = tense(dice, verb, subject.kind, allowed=allowed, deny=0.1)
-        group = conjugate(dice, verb, subject.agreement, told)
+        form = tense(dice, verb, subject.kind, allowed=allowed, deny=0.1)
+        group = conjugate(dice, verb, subject.agreement, form)
         group.after = []  # Chinese omits the particle 了 before the 的 of a relative clause
         gap = with_object(verb, Nominal([], [], "is", nominal.kind), nominal.kind)
         english = [that, *subject.english, *group.auxiliary, *group.english]
-        chinese = [*subject.words(), *verbal(group, gap, told, verb, Circumstance())]
+        chinese = [*subject.words(), *verbal(group, gap, form, verb, Circumstance())]
     head = tuple(nominal.english)
     nominal.english += english
     clause = [*chinese, Made("的", (that,), (*head, group.main))]

@@ -91,17 +91,17 @@ def can_tell(verb: Verb, allowed: str, *, within: str = "") -> bool:
     return bool(names & set(_TENSES[verb.aspect]) - set(_HUMAN))
 
 
-def conjugate(dice: Dice, verb: Verb, agreement: str, told: Tense) -> Group:
+def conjugate(dice: Dice, verb: Verb, agreement: str, form: Tense) -> Group:
     """Return the verb group in this tense; `agreement` is the form of "be" (am, is, are) that the subject requires."""
-    if told.name in ("present", "past"):
-        return _simple(verb, agreement, told)
-    if told.name in ("habit", "never"):
-        return _adverb(dice, verb, agreement, told)
-    if told.name in _AUXILIARIES:
-        return _modal(verb, told)
-    if told.name in _TO:
-        return _wish(verb, agreement, told)
-    return _compound(verb, agreement, told)
+    if form.name in ("present", "past"):
+        return _simple(verb, agreement, form)
+    if form.name in ("habit", "never"):
+        return _adverb(dice, verb, agreement, form)
+    if form.name in _AUXILIARIES:
+        return _modal(verb, form)
+    if form.name in _TO:
+        return _wish(verb, agreement, form)
+    return _compound(verb, agreement, form)
 
 
 def present(verb: Verb, agreement: str) -> str:
@@ -109,9 +109,9 @@ def present(verb: Verb, agreement: str) -> str:
     return verb.third if agreement == "is" else verb.base
 
 
-def _simple(verb: Verb, agreement: str, told: Tense) -> Group:
-    past = told.name == "past"
-    if not told.negative and not told.question:
+def _simple(verb: Verb, agreement: str, form: Tense) -> Group:
+    past = form.name == "past"
+    if not form.negative and not form.question:
         # "They read" could be present or past. For verbs whose past equals the base form, the plural present is not
         # generated: such a sentence is in the past.
         past = past or (verb.base == verb.past and agreement != "is")
@@ -119,7 +119,7 @@ def _simple(verb: Verb, agreement: str, told: Tense) -> Group:
         return Group([], [main], main, after=_ended(verb, main) if past else [])
     auxiliary = Token("did" if past else "does" if agreement == "is" else "do")
     main = Token(verb.base)
-    if not told.negative:
+    if not form.negative:
         return Group([auxiliary], [main], main, after=_ended(verb, main, auxiliary) if past else [])
     negation = Token("not")
     word = Made("没有", (auxiliary, negation)) if past else Made("不", (negation,), (auxiliary,))
@@ -131,58 +131,58 @@ def _ended(verb: Verb, main: Token, *auxiliary: Token) -> list[Made]:
     return [] if verb.aspect in ("saying", "asking") else [Made("了", (), (main, *auxiliary))]
 
 
-def _adverb(dice: Dice, verb: Verb, agreement: str, told: Tense) -> Group:
+def _adverb(dice: Dice, verb: Verb, agreement: str, form: Tense) -> Group:
     """Return the verb group of a habit, such as "often chases", 经常 追逐, or "never chases", 从来 不 追逐."""
     main = Token(present(verb, agreement))
-    adverb = Token("never" if told.name == "never" else dice.pick(tuple(FREQUENCIES)))
-    words = ("从来", "不") if told.name == "never" else (FREQUENCIES[adverb.text],)
+    adverb = Token("never" if form.name == "never" else dice.pick(tuple(FREQUENCIES)))
+    words = ("从来", "不") if form.name == "never" else (FREQUENCIES[adverb.text],)
     return Group([], [adverb, main], main, before=[Made(word, (adverb,)) for word in words])
 
 
-def _modal(verb: Verb, told: Tense) -> Group:
-    english, chinese = _AUXILIARIES[told.name]
+def _modal(verb: Verb, form: Tense) -> Group:
+    english, chinese = _AUXILIARIES[form.name]
     auxiliary, main = Token(english), Token(verb.base)
-    if not told.negative:
+    if not form.negative:
         return Group([auxiliary], [main], main, before=[Made(chinese, (auxiliary,))])
     negation = Token("not")
-    may = "可以" if told.name == "must" else chinese  # "must not" is 不 可以
+    may = "可以" if form.name == "must" else chinese  # "must not" is 不 可以
     return Group([auxiliary], [negation, main], main, before=[Made("不", (negation,)), Made(may, (auxiliary,))])
 
 
-def _wish(verb: Verb, agreement: str, told: Tense) -> Group:
+def _wish(verb: Verb, agreement: str, form: Tense) -> Group:
     """Return the verb group of an intention, such as "wants to chase", 想 追逐."""
-    base, third, chinese = _TO[told.name]
+    base, third, chinese = _TO[form.name]
     to, main = Token("to"), Token(verb.base)
-    if not told.negative and not told.question:
+    if not form.negative and not form.question:
         wish = Token(third if agreement == "is" else base)
         return Group([], [wish, to, main], main, before=[Made(chinese, (wish,), (to,))])
     auxiliary, wish = Token("does" if agreement == "is" else "do"), Token(base)
     wished = Made(chinese, (wish,), (to,))
-    if not told.negative:
+    if not form.negative:
         return Group([auxiliary], [wish, to, main], main, before=[wished])
     negation = Token("not")
     return Group([auxiliary], [negation, wish, to, main], main, before=[Made("不", (negation,), (auxiliary,)), wished])
 
 
-def _compound(verb: Verb, agreement: str, told: Tense) -> Group:
+def _compound(verb: Verb, agreement: str, form: Tense) -> Group:
     """Return the verb group of a compound tense.
 
     Examples: "is chasing", 在 追逐; "has chased", 已经 追逐 了; "is going to chase", 打算 追逐.
     """
-    negation = [Token("not")] if told.negative else []
-    if told.name == "perfect":
+    negation = [Token("not")] if form.negative else []
+    if form.name == "perfect":
         auxiliary, main = Token("has" if agreement == "is" else "have"), Token(verb.participle)
         if negation:
             before = [Made("还", (auxiliary,), tuple(negation)), Made("没有", tuple(negation), (auxiliary,))]
             return Group([auxiliary], [*negation, main], main, before=before)
         after = [Made("了", (), (auxiliary, main))]
         return Group([auxiliary], [main], main, before=[Made("已经", (auxiliary,))], after=after)
-    if told.name == "going":
+    if form.name == "going":
         auxiliary, going, to, main = Token(agreement), Token("going"), Token("to"), Token(verb.base)
         denied = [Made("不", tuple(negation))] if negation else []
         before = [*denied, Made("打算", (going,), (auxiliary, to))]
         return Group([auxiliary], [*negation, going, to, main], main, before=before)
-    past = told.name == "was"
+    past = form.name == "was"
     auxiliary, main = Token(("were" if agreement == "are" else "was") if past else agreement), Token(verb.gerund)
     before = [Made("没有", tuple(negation), (auxiliary,))] if negation else []
     return Group([auxiliary], [*negation, main], main, before=before, ongoing=auxiliary)
