@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.data.text.passages import Passage, lowered, words
-from regard.data.text.questions import Asked
+from regard.data.text.questions import Question
 from regard.data.text.vocabulary import Vocabulary
 from regard.data.worlds.stories import Story, written
 
@@ -35,7 +35,7 @@ class ReadingCodec:
 
     @classmethod
     def build(
-        cls, questions: Iterable[Asked], *, size: int | None = None, rare: int = 1, candidates: Sequence[str] = ()
+        cls, questions: Iterable[Question], *, size: int | None = None, rare: int = 1, candidates: Sequence[str] = ()
     ) -> "ReadingCodec":
         """Return a codec whose vocabulary has the lower-case words of these questions and their passages.
 
@@ -70,14 +70,14 @@ class ReadingCodec:
         return cls(Vocabulary.load(directory / "tokenizer.json"), tuple(record["candidates"]))
 
 
-def question_of(story: Story) -> Asked:
-    """Return a generated story with its question as an `Asked` record, the type of questions from files."""
+def question_of(story: Story) -> Question:
+    """Return a generated story with its question as a `Question` record, the type of questions from files."""
     passage = Passage.joined([written(sentence) for sentence in story.sentences])
-    return Asked(passage, words(written(story.question)), (written(story.answer),), story.span, story.support)
+    return Question(passage, words(written(story.question)), (written(story.answer),), story.span, story.support)
 
 
 def encode(
-    codec: ReadingCodec, question: Asked, *, exact_match: bool = True, characters: bool = False
+    codec: ReadingCodec, question: Question, *, exact_match: bool = True, characters: bool = False
 ) -> dict[str, Numbers | NDArray[np.float32] | int]:
     """Return a question and its passage as a record of arrays for the network.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.core.requests import full
 from regard.data.record_batches import groups_by_length, padded
 from regard.data.text.passages import Passage, words
-from regard.data.text.questions import Asked
+from regard.data.text.questions import Question
 from regard.look.trace import Trace
 from regard.tasks.deletion_test import Score
 from regard.tasks.inference import answered, evaluating
@@ -38,7 +38,7 @@ class ReadingPrediction:
     """An answer with its question, and the attention weights (n, m) of n passage words over m question words."""
 
     best: Answer
-    question: Asked
+    question: Question
     alignment: Tensor | None
 
     @property
@@ -51,7 +51,7 @@ class ReadingPrediction:
 
     def record(self) -> dict[str, Any]:
         """Return the question and the answer as a JSON object, with the answer's position, sentence and weights."""
-        return {"question": self.question.asked_text, **self.best.record()}
+        return {"question": self.question.text, **self.best.record()}
 
     def trace(self) -> Trace | None:
         """Return two attention maps: the span pointer over the passage, and each passage word over the question.
@@ -88,15 +88,15 @@ class ReadingPredictor:
         """
         return answered(inputs, self._question, self.read)
 
-    def _question(self, given: Mapping[str, Any]) -> Asked:
+    def _question(self, given: Mapping[str, Any]) -> Question:
         passage, question = self.codec.passage(given["passage"]), words(given["question"])
         for name, count in (("passage", len(passage.words)), ("question", len(question))):
             if not 0 < count <= _WORDS:
                 raise InputError(f"the {name} must have from 1 to {_WORDS:,} words, it has {count:,}")
-        return Asked(passage, question, (), None)
+        return Question(passage, question, (), None)
 
     @shareable
-    def read(self, questions: Sequence[Asked], *, weights: bool = True) -> list[ReadingPrediction]:
+    def read(self, questions: Sequence[Question], *, weights: bool = True) -> list[ReadingPrediction]:
         """Return the answers to questions, in order; a batch has passages of similar length."""
         records = [encoded(self.codec, one, self.config) for one in questions]
         predictions: dict[int, ReadingPrediction] = {}

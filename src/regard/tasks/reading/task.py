@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.requests import full
-from regard.data.text.questions import Asked
+from regard.data.text.questions import Question
 from regard.tasks.attention_learning import hard, with_baseline
 from regard.tasks.deletion_test import deletion
 from regard.tasks.reading.codec import ReadingCodec
@@ -52,12 +52,12 @@ def _outcome(network: Reader, batch: Any, config: ReadingConfig, attention: bool
     return Outcome(total, count, weights, mask, chosen[learned], reward.squeeze(-1)[learned])
 
 
-def _validate(predictor: ReadingPredictor, questions: Sequence[Asked], config: ReadingConfig) -> dict[str, float]:
+def _validate(predictor: ReadingPredictor, questions: Sequence[Question], config: ReadingConfig) -> dict[str, float]:
     predictions = predictor.read(questions, weights=False)
     return scores([one.answer for one in predictions], [one.answers for one in questions])
 
 
-def _judge(predictor: ReadingPredictor, questions: Sequence[Asked], config: ReadingConfig, explain: bool) -> Judged:
+def _judge(predictor: ReadingPredictor, questions: Sequence[Question], config: ReadingConfig, explain: bool) -> Judged:
     predictions = predictor.read(questions, weights=False)
     figures = scores([one.answer for one in predictions], [one.answers for one in questions])
     metrics: dict[str, Any] = {name: round(value, 4) for name, value in figures.items()}
@@ -116,7 +116,7 @@ READING = Task(
     validate=_validate,
     judge=_judge,
     examples=examples_of,
-    asked=lambda one: {"passage": one.passage.text, "question": one.asked_text},
+    asked=lambda one: {"passage": one.passage.text, "question": one.text},
     needs=NEEDS,
     recorded=("model.align",),  # model.align also determines the width of a model without attention
     aliases={"data": "data.files"},
