@@ -131,8 +131,10 @@ def attention(
             if route is not None:
                 remember(query, key, value, score, normalize, mask, bias, dropout, weights, route)
         if route is not None:
-            if route.asked is not None and (found := route.asked(query, key, value, score, mask, bias, weights)):
-                return Attended(*found)
+            if route.with_request is not None:
+                results = route.with_request(query, key, value, score, mask, bias, weights)
+                if results is not None:
+                    return Attended(*results)
             if route.direct is not None:
                 output = route.direct(query, key, value, score, mask, bias)
                 if output is not None:
@@ -235,8 +237,10 @@ def _attend(
         route = dispatch.store(described, problem, given)
         # The first call with a signature must run the same kernel as later calls, so that a resumed training run gives
         # bit-identical results to a run that was not interrupted.
-        if route.asked is not None and (found := route.asked(query, key, value, score, mask, bias, weights)):
-            return Attended(*found)
+        if route.with_request is not None:
+            results = route.with_request(query, key, value, score, mask, bias, weights)
+            if results is not None:
+                return Attended(*results)
         output = None if route.direct is None else route.direct(query, key, value, score, mask, bias)
         if output is not None:
             return Attended(output)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.core.backends.kernel_arguments import bias_arguments, by_pairs, mask_arguments, narrowed, pairs_of
-from regard.core.backends.result import Asked, Both, Direct
+from regard.core.backends.result import Both, Direct, WithRequest
 from regard.core.clauses import clauses
 from regard.core.nonfinite import zero_masked_keys
 from regard.core.problem import HALF, Problem
@@ -97,7 +97,7 @@ def _requested(scored: Any, request: Request | None, lse: Tensor | None) -> Tens
     return kernels.summary(scored, lse, kind)
 
 
-def asked(problem: Problem, run: Direct | None, both: Both | None) -> Asked | None:
+def with_request(problem: Problem, run: Direct | None, both: Both | None) -> WithRequest | None:
     """Return a function that computes output and requested weights of calls with this signature, or None.
 
     `run` computes the output of a call with the signature of `problem`. `both` computes its output and log-sum-exp, and

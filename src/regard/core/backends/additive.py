@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.core import recompute
 from regard.core.backends import blocked, decoding_step, reference
 from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments, mask_pairs
-from regard.core.backends.result import Asked, Direct, Result
+from regard.core.backends.result import Direct, Result, WithRequest
 from regard.core.biases import DenseBias, Rule
 from regard.core.clauses import Clauses, clauses
 from regard.core.mask_cache import stored
@@ -242,7 +242,7 @@ def _native_serves(problem: Problem) -> bool:
     return pair_loops.available()
 
 
-def asked(problem: Problem) -> Asked | None:
+def with_request(problem: Problem) -> WithRequest | None:
     """Return a function like that of `direct` on the CPU that also returns the requested weights, or None."""
     if problem.device.type != "cpu" or not _native_serves(problem):
         return None

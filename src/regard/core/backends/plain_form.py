@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.core.backends.kernel_arguments import by_pairs, odd_values, pairs_of
-from regard.core.backends.result import Asked, Result
+from regard.core.backends.result import Result, WithRequest
 from regard.core.biases import DenseBias
 from regard.core.kernel_scores import by_kernel
 from regard.core.mask_cache import stored
@@ -69,7 +69,7 @@ def serves(problem: Problem) -> bool:
 
 def attend(problem: Problem) -> Result | None:
     """Compute the call; return None on the CPU if a value is not finite, so that `reference` computes the call."""
-    if problem.request is not None and by_one_kernel(problem) and (computed := asked(problem)) is not None:
+    if problem.request is not None and by_one_kernel(problem) and (computed := with_request(problem)) is not None:
         given = (problem.query, problem.key, problem.value, problem.score, problem.mask, problem.bias, problem.request)
         if (found := computed(*given)) is not None:
             return Result(*found)
@@ -113,7 +113,7 @@ def asks(problem: Problem) -> bool:
     return problem.device.type == "cuda" or problem.query.dtype == problem.dtype
 
 
-def asked(problem: Problem) -> Asked | None:
+def with_request(problem: Problem) -> WithRequest | None:
     """Return a function that computes output and requested weights of calls with this signature, or None."""
     if not asks(problem):
         return None
