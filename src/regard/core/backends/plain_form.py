@@ -70,9 +70,9 @@ def serves(problem: Problem) -> bool:
 def attend(problem: Problem) -> Result | None:
     """Compute the call; return None on the CPU if a value is not finite, so that `reference` computes the call."""
     if problem.request is not None and by_one_kernel(problem) and (computed := with_request(problem)) is not None:
-        given = (problem.query, problem.key, problem.value, problem.score, problem.mask, problem.bias, problem.request)
-        if (found := computed(*given)) is not None:
-            return Result(*found)
+        inputs = (problem.query, problem.key, problem.value, problem.score, problem.mask, problem.bias, problem.request)
+        if (results := computed(*inputs)) is not None:
+            return Result(*results)
     learning, inspected = problem.differentiated, problem.masked and inspects(problem)
     if inspected and not (
         harmless(problem.query, problem.key, problem.value, True) if learning else finite(problem.key)
@@ -288,15 +288,15 @@ def _hard(problem: Problem, scores: Tensor, allowed: Tensor | None) -> Result | 
     index = scores.detach().argmax(-1, keepdim=True)
     logarithms = torch.log_softmax(scores, -1)
     value = problem.repeat(problem.value)
-    found = [
+    results = [
         value.gather(-2, index.expand(*index.shape[:-1], value.shape[-1])),
         logarithms.gather(-1, index),
         logarithms.exp() if isinstance(request, Entropy) else None,
     ]
     if allowed is not None and not full:
         filled = allowed.any(-1, keepdim=True)
-        found = [None if tensor is None else filled_with(tensor, filled, 0.0) for tensor in found]
-    output, log_prob, distribution = found
+        results = [None if tensor is None else filled_with(tensor, filled, 0.0) for tensor in results]
+    output, log_prob, distribution = results
     assert output is not None
     assert log_prob is not None
     index = index.squeeze(-1)
