@@ -56,10 +56,10 @@ def _attended(
     dtype = query.dtype
     query, key, value, weight = (t if t.dtype == torch.float32 else t.float() for t in (query, key, value, weight))
     if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, weight)):
-        made = cast(tuple[Tensor, Tensor], _Attention.apply(query, key, value, weight, visible, weighted))
+        results = cast(tuple[Tensor, Tensor], _Attention.apply(query, key, value, weight, visible, weighted))
     else:
-        made = _forward(query, key, value, weight, visible, weighted)
-    return made[0] if dtype == torch.float32 else made[0].to(dtype), made[1]
+        results = _forward(query, key, value, weight, visible, weighted)
+    return results[0] if dtype == torch.float32 else results[0].to(dtype), results[1]
 
 
 def form(queries: int, keys: int) -> str:
@@ -159,13 +159,13 @@ def _again(
     # Views, because one tensor may be query, key and value at once, and each of the three needs its own gradient.
     query, key, value, weight = (tensor.view_as(tensor) for tensor in tensors)
     tensors = (query, key, value, weight)
-    leaves = [tensor for tensor, one in zip(tensors, learned, strict=True) if one]
+    leaves = [tensor for tensor, needed in zip(tensors, learned, strict=True) if needed]
     pairs = [(y, dy) for y, dy in zip(formula(*tensors, visible), upstream, strict=True) if dy is not None]
     if not pairs:
         return [None] * len(learned)
     outputs, changes = zip(*pairs, strict=True)
-    found = iter(torch.autograd.grad(outputs, leaves, changes, create_graph=True, allow_unused=True))
-    return [next(found) if one else None for one in learned]
+    grads = iter(torch.autograd.grad(outputs, leaves, changes, create_graph=True, allow_unused=True))
+    return [next(grads) if needed else None for needed in learned]
 
 
 def formula(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible) -> tuple[Tensor, Tensor]:
