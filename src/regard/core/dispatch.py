@@ -149,7 +149,7 @@ class Route:
 
     def choose(self, problem: Problem) -> Backend:
         """Return the backend that computes this problem: the first that does not refuse its values."""
-        return next((each for each in self.backends[:-1] if not each.refuses_data(problem)), self.backends[-1])
+        return next((backend for backend in self.backends[:-1] if not backend.refuses_data(problem)), self.backends[-1])
 
 
 _ROUTES: dict[Hashable, Route] = {}

@@ -249,9 +249,9 @@ def _causal_backward(
         grads[2][:, at] = torch.baddbmm(keys @ after, pairs.mT, above).view(b, -1, above.shape[-1])
         grad = torch.baddbmm(above @ before.mT, inner, keys).addcmul_(delta, below, value=-1)
         wise = torch.baddbmm(values @ after.mT, inner.mT, queries).add_(behind)
-        for i, (x, mapped, each) in enumerate(((query, queries, grad), (key, keys, wise))):
+        for i, (x, mapped, grad_mapped) in enumerate(((query, queries, grad), (key, keys, wise))):
             shape = (b, -1, features.count)
-            grads[i][:, at] = features.gradient(x[:, at], mapped.view(shape), each.view(shape))
+            grads[i][:, at] = features.gradient(x[:, at], mapped.view(shape), grad_mapped.view(shape))
     return grads[0], grads[1], grads[2]
 
 

@@ -179,9 +179,9 @@ def _again(
         # The gradients are computed for views, because two inputs may be the same tensor.
         views = [tensor.view_as(tensor) for tensor in tensors]
         pairs = [(y, g) for y, g in zip(plain(*views), upstream, strict=True) if g is not None]
-        leaves = [view for view, one in zip(views, learned, strict=True) if one]
+        leaves = [view for view, needed in zip(views, learned, strict=True) if needed]
         if not pairs:
             return [None] * 4
         outputs, changes = zip(*pairs, strict=True)
         grads = iter(torch.autograd.grad(outputs, leaves, changes, create_graph=twice, allow_unused=True))
-    return [next(grads) if one else None for one in learned]
+    return [next(grads) if needed else None for needed in learned]

@@ -133,7 +133,7 @@ def _runs_of(ids: Tensor, lead: list[int]) -> list[Runs]:
     places = [*starts.nonzero().tolist(), (len(ids), 0)]
     for ((row, start), (next_row, stop)), value in zip(pairwise(places), ids[starts].tolist(), strict=True):
         runs[row].append((value, Stretch(start, stop if next_row == row else length)))
-    rows = [tuple(each) for each in runs]
+    rows = [tuple(spans) for spans in runs]
     return rows * batch if alike else rows
 
 

@@ -230,9 +230,9 @@ def _scores(problem: Problem, clean: bool) -> Tensor:
         scores = by_kernel(problem).score(query.to(problem.dtype), problem.repeat(key.to(problem.dtype)))
     else:
         wide = isinstance(score, Bilinear) and query.dtype == torch.float16  # query @ weight can overflow float16
-        given = score.as_product(query.float(), key.float()) if wide else score.as_product(query, key)
-        assert given is not None  # cosine and bilinear scores have a form as a product
-        scores = product(given.query, given.key, given.scale, False, learning)
+        rewritten = score.as_product(query.float(), key.float()) if wide else score.as_product(query, key)
+        assert rewritten is not None  # cosine and bilinear scores have a form as a product
+        scores = product(rewritten.query, rewritten.key, rewritten.scale, False, learning)
     return scores if spoilt is None else scores + spoilt
 
 
@@ -438,10 +438,10 @@ def attended(output: Tensor, weights: Tensor, value: Tensor, allowed: Tensor) ->
     if weights.device.type == "cuda" and TRITON and value.dtype != torch.float64:
         from regard.kernels.triton.attended_values import repair  # imported here, because it imports Triton
 
-        given = (output, weights if weights.stride(-1) == 1 else weights.contiguous(), value)
-        output, weights, value = (t if t.ndim == 4 else t.reshape(-1, *t.shape[-3:]) for t in given)
+        tensors = (output, weights if weights.stride(-1) == 1 else weights.contiguous(), value)
+        output, weights, value = (t if t.ndim == 4 else t.reshape(-1, *t.shape[-3:]) for t in tensors)
         repair(output, weights, value, allowed if allowed.ndim <= 4 else allowed.flatten(0, -4))
-        return given[0]
+        return tensors[0]
     wide = torch.promote_types(value.dtype, torch.float32)
     value = value.detach().repeat_interleave(group, -3).to(wide) if group > 1 else value.detach().to(wide)
     seen = allowed.expand(weights.shape).to(wide)

@@ -35,7 +35,7 @@ _PROGRAMS = 65_535  # the largest number of programs on the second axis of a ker
 _REACH = 2**20  # the largest distance in the table of a relative bias, and its largest offset
 _FEW = 1024  # over more keys than this, calls of few queries are slower than by other backends
 _SUMS = 9 * 2**20  # bytes of the partial sums of a bias's gradient: 528 tiles of 64 × 64 numbers in float32
-_KEPT = 2**16  # the largest number of entries of a bias that a cached route holds in memory until its next call
+_STORED = 2**16  # the largest number of entries of a bias that a cached route holds in memory until its next call
 
 
 class Lowered(NamedTuple):
@@ -247,7 +247,7 @@ def _completed(problem: Problem) -> Completed:
         traits = tuple(own.dtype if value is own else value for value in fields.values())
         marked = None if known is None else (known, kinds, *fields, traits, place[0] & 15)
         results = rules._replace(**settings, **fields), marked, own
-        if own.numel() <= _KEPT and rules.lengths is None and rules.query_ids is None and rules.mask is None:
+        if own.numel() <= _STORED and rules.lengths is None and rules.query_ids is None and rules.mask is None:
             last = rules, own, place, results
         return results
 
