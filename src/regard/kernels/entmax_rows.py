@@ -108,7 +108,7 @@ def _gradients(
         entmax.weigh_back(scores, dweights, thresholds, rule.alpha, **rule.limits(i0, c0, keys))
         torch.sum(dweights @ keyed[c0:c1], 0, out=dquery[:, rows])
         _add_product(dkey[c0:c1], dweights.mT, query_rows)
-        _add_product(dvalue[c0:c1], scores.mT, arriving)
+        _add_product(dvalue[c0:c1], scores.mT, change_rows)
     return dquery, _whole(dkey, keys), _whole(dvalue, keys)
 
 

@@ -151,9 +151,9 @@ def _arriving(job: Job, key: Tensor, value: Tensor, kind: str) -> Iterator[tuple
 
     def begin(step: int) -> Exchange:
         to, source = (rank + step) % size, (rank - step) % size
-        own = [plan.within(stretch, rank) for stretch in plan.needed(to, rank)]
+        sent = [plan.within(stretch, rank) for stretch in plan.needed(to, rank)]
         received = room((key, value), plan.needed(rank, source))
-        return start(job.group, to, packed((key, value), own), source, received, kind)
+        return start(job.group, to, packed((key, value), sent), source, received, kind)
 
     ahead = begin(1) if size > 1 else None
     own = [(stretch, plan.within(stretch, rank)) for stretch in plan.needed(rank, rank)]
@@ -183,9 +183,9 @@ def _block_problem(job: Job, block: Block, query: Tensor, held: list[Held]) -> P
 
 def _inside(held: list[Held], columns: Stretch) -> tuple[Tensor, Tensor]:
     """Return the keys and values at positions `columns`, from the range in `held` that contains them."""
-    [piece] = [piece for piece in held if piece.covers(columns)]
-    here = Stretch(columns.start - piece.stretch.start, columns.stop - piece.stretch.start)
-    return _take(piece.key, here), _take(piece.value, here)
+    [whole] = [piece for piece in held if piece.covers(columns)]
+    here = Stretch(columns.start - whole.stretch.start, columns.stop - whole.stretch.start)
+    return _take(whole.key, here), _take(whole.value, here)
 
 
 def _send_back(
