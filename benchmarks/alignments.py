@@ -19,14 +19,14 @@ from regard.tasks.loading import material_of
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.material import Example
 from regard.tasks.translation.predictor import Translator
-from regard.tasks.translation.scoring import Told, links_told
+from regard.tasks.translation.scoring import WeightChoice, word_links
 from regard.tasks.translation.task import TRANSLATION
 from regard.train.run_directory import Run
 
 All = list[set[Link]]
 
 
-def links_of(run: Path) -> tuple[list[Example], dict[Told, All]]:
+def links_of(run: Path) -> tuple[list[Example], dict[WeightChoice, All]]:
     """Return the examples of a run that have gold links, and their links for each choice of weights."""
     opened = Run.open(run)
     config = TranslationConfig.model_validate(opened.config())
@@ -35,7 +35,7 @@ def links_of(run: Path) -> tuple[list[Example], dict[Told, All]]:
     examples = [one for one in material_of(TRANSLATION, config, opened, loaded.coder).test if one.links or one.possible]
     if not examples:
         sys.exit(f"{run}: its test part has no gold links")
-    return examples, links_told(translator, examples, [translator.coder.read_words(one.source) for one in examples])
+    return examples, word_links(translator, examples, [translator.coder.read_words(one.source) for one in examples])
 
 
 def rate(examples: list[Example], links: All) -> float:
@@ -49,7 +49,7 @@ def show(run: Path) -> tuple[list[Example], All]:
     rates = {key: rate(examples, links) for key, links in alignments.items()}
     for when in ("predicted", "read", "posterior"):
         for layer in sorted({key.layer for key in rates if key.when == when}):
-            together = rates[Told(layer, None, when)]
+            together = rates[WeightChoice(layer, None, when)]
             heads = [rates[key] for key in rates if (key.layer, key.when) == (layer, when) and key.head is not None]
             single = "  heads " + " ".join(f"{one:.1f}" for one in heads) if heads else ""
             print(f"{run.name} {when} layer {layer + 1}: {together:.1f}{single}")

@@ -647,7 +647,7 @@ def test_the_default_features_are_drawn_outside_of_transforms() -> None:
     x = torch.randn(2, 3, 5, 7)
     expected = regard.linear_attention(x, x, x)
     for randomness in ("error", "different", "same"):
-        feature_maps._kept.cache_clear()
+        feature_maps._cached.cache_clear()
         mapped = torch.func.vmap(lambda a: regard.linear_attention(a, a, a), randomness=randomness)(x)
         assert_close(mapped, expected)
         assert_close(regard.linear_attention(x, x, x), expected, rtol=0, atol=0)
@@ -673,7 +673,7 @@ def test_fake_tensors_leave_the_default_features_alone(drawn: bool) -> None:
     x = torch.randn(2, 3, 5, 7)
     expected = regard.linear_attention(x, x, x)
     if not drawn:
-        feature_maps._kept.cache_clear()
+        feature_maps._cached.cache_clear()
     with FakeTensorMode():
         fake = torch.empty(2, 3, 5, 7)
         assert regard.linear_attention(fake, fake, fake).shape == x.shape

@@ -56,16 +56,16 @@ def test_a_broken_file_is_passed_over(text: str, caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.WARNING, logger="regard"):
         assert autotuning.Tiles().choose("n 64", "a device", ["a"], refuse) == 0
     assert "cannot be read" in caplog.text
-    autotuning.keep("x", "a")
-    assert autotuning.kept() == {"x": "a"}
+    autotuning.store("x", "a")
+    assert autotuning.stored() == {"x": "a"}
 
 
 def test_the_file_stays_small() -> None:
     autotuning.path().parent.mkdir(parents=True)
     autotuning.path().write_text(json.dumps({str(n): "a" for n in range(2000)}))
-    autotuning.keep("new", "b")
-    assert len(autotuning.kept()) == 512
-    assert autotuning.kept()["new"] == "b"
+    autotuning.store("new", "b")
+    assert len(autotuning.stored()) == 512
+    assert autotuning.stored()["new"] == "b"
     assert [p.name for p in autotuning.path().parent.iterdir()] == ["additive.json"]
 
 

@@ -9,10 +9,10 @@ from pydantic import ValidationError
 
 from regard.core.requests import full
 from regard.data.text.passages import Passage
-from regard.data.text.questions import Asked
+from regard.data.text.questions import Question
 from regard.data.worlds.stories import example, stories
 from regard.models.span_pointer import best_span
-from regard.tasks.reading.codec import FEATURES, LETTERS, ReadingCodec, asked, encode
+from regard.tasks.reading.codec import FEATURES, LETTERS, ReadingCodec, encode, question_of
 from regard.tasks.reading.config import ModelSettings, ReadingConfig
 from regard.tasks.reading.network import Texts, build, loss
 from regard.tasks.reading.presets import PRESETS
@@ -39,13 +39,13 @@ def point(network, records, **options):
 
 
 def some(count, *, sentences=(3, 6), **options):
-    questions = [asked(story) for story in stories(1, count=count, sentences=sentences)]
+    questions = [question_of(story) for story in stories(1, count=count, sentences=sentences)]
     codec = ReadingCodec.build(questions)
     return questions, codec, [encode(codec, question, **options) for question in questions]
 
 
 def test_a_story_as_a_record():
-    question = asked(example())
+    question = question_of(example())
     codec = ReadingCodec.build([question])
     record = encode(codec, question, characters=True)
     assert (record["start"], record["end"]) == (8, 9)
@@ -67,7 +67,7 @@ def test_features_of_the_other_text_can_be_switched_off():
 
 def test_first_letters_join_forms_of_a_word():
     passage = Passage.of("They travelled in 1990")
-    question = Asked(passage, ("Who", "travels", "?"), ("They",), (0, 0))
+    question = Question(passage, ("Who", "travels", "?"), ("They",), (0, 0))
     record = encode(ReadingCodec.build([question]), question)
     assert record["passage_features"][1].tolist() == [0, 1, 0, 0, 0, 0]
     assert record["passage_features"][3].tolist() == [0, 0, 0, 1, 0, 0]
@@ -75,28 +75,28 @@ def test_first_letters_join_forms_of_a_word():
 
 def test_letters_of_a_long_word_are_its_ends():
     passage = Passage.of("Donaudampfschifffahrtsgesellschaft a")
-    question = Asked(passage, ("a",), ("a",), (1, 1))
+    question = Question(passage, ("a",), ("a",), (1, 1))
     letters = encode(ReadingCodec.build([question]), question, characters=True)["passage_letters"]
     other = Passage.of("Donaudamllschaft a")
-    same = encode(ReadingCodec.build([question]), Asked(other, ("a",), ("a",), (1, 1)), characters=True)
+    same = encode(ReadingCodec.build([question]), Question(other, ("a",), ("a",), (1, 1)), characters=True)
     assert np.array_equal(letters, same["passage_letters"])
     assert letters[1, 1:].tolist() == [0] * (LETTERS - 1)
 
 
 def test_words_that_are_rare_have_no_vector():
     passage = Passage.of("a a b")
-    first, second = (Asked(passage, question, ("a",), (0, 0)) for question in (("b", "c"), ("c",)))
+    first, second = (Question(passage, question, ("a",), (0, 0)) for question in (("b", "c"), ("c",)))
     assert ReadingCodec.build([first], rare=2).vocabulary.words == ("a", "b")
     # A passage that two questions share is counted once, so that each of the words a, b and c occurs twice.
     assert ReadingCodec.build([first, second], rare=2).vocabulary.words == ("a", "b", "c")
 
 
 def test_the_codec_is_what_it_was_when_loaded(tmp_path):
-    codec = ReadingCodec.build([asked(example())], candidates=("no", "a,b"))
+    codec = ReadingCodec.build([question_of(example())], candidates=("no", "a,b"))
     codec.save(tmp_path)
     assert ReadingCodec.load(tmp_path) == codec
     assert codec.passage("It rained. Tom ran.").words == ("It", "rained", ".", "Tom", "ran", ".", "no", "a,b")
-    assert ReadingCodec.build([asked(example())]).passage("It rained.").words == ("It", "rained", ".")
+    assert ReadingCodec.build([question_of(example())]).passage("It rained.").words == ("It", "rained", ".")
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ def test_a_predictor_answers_with_records_and_a_map_for_each_hop(material, tmp_p
     example = material.test[0]
     (tmp_path / "bad.png").write_bytes(b"no picture")
     given = [
-        example.asked,
+        example.inputs,
         {"image": tmp_path / "bad.png", "question": "What?"},
         {"image": png_of(example.pixels), "question": " "},
         {"image": png_of(example.pixels), "question": "What color is the glorp?"},
@@ -163,7 +163,7 @@ def test_a_predictor_answers_with_records_and_a_map_for_each_hop(material, tmp_p
 def test_without_attention_there_is_no_trace(material, settings):
     model, config = network(material, **settings)
     predictor = VQA.predictor(model, material.codec, config)
-    [seen] = predictor.answers([material.test[0].asked])
+    [seen] = predictor.answers([material.test[0].inputs])
     assert seen.trace() is None
     assert VQA.judge(predictor, material.test, config, True).attention == {}
 

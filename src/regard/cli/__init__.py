@@ -68,8 +68,8 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(show: bool) -> None:
+    if show:
         typer.echo(f"regard {__version__}")
         raise typer.Exit
 

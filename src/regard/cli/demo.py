@@ -39,11 +39,11 @@ def demo(out: Path, *, steps: int | None = None) -> None:
     result = train(task, config, place)
     _heading(console, "How good is it?", "on examples it has never seen")
     show_result(task, result, console)
-    found = load(place).predict(DEMO.inputs)
+    predictions = load(place).predict(DEMO.inputs)
     _heading(console, DEMO.answers)
-    _answers(console, found)
+    _answers(console, predictions)
     _heading(console, *DEMO.attention)
-    _attention(console, found, out)
+    _attention(console, predictions, out)
     _next(console, place, out)
 
 
@@ -54,25 +54,25 @@ def _free(out: Path) -> Path:
     return next(out / name for name in names if not (out / name).exists())
 
 
-def _answers(console: Console, found: Sequence[Prediction]) -> None:
+def _answers(console: Console, predictions: Sequence[Prediction]) -> None:
     table = Table.grid("", "", padding=(0, 3))
-    for text, one in zip(DEMO.inputs, found, strict=True):
-        table.add_row(Text(text, style="dim"), Text(one.answer))
+    for text, prediction in zip(DEMO.inputs, predictions, strict=True):
+        table.add_row(Text(text, style="dim"), Text(prediction.answer))
     console.print(Padding(table, (1, 0, 0, 2), expand=False))
 
 
-def _attention(console: Console, found: Sequence[Prediction], out: Path) -> None:
-    first = found[0].trace()
-    whole = joined_trace(found, DEMO.task.view, DEMO.attention[0])
+def _attention(console: Console, predictions: Sequence[Prediction], out: Path) -> None:
+    first = predictions[0].trace()
+    whole = joined_trace(predictions, DEMO.task.view, DEMO.attention[0])
     if first is None or whole is None:
         raise RuntimeError("the demonstration's model must have attention")
     [record] = first.records
     rows, columns = (list(labels.items) for labels in record.labels(batch=0) if labels is not None)
     weights = record.weights(head=0)
     color = console.color_system is not None
-    drawn = heatmap.terminal(weights, rows, columns, color=color, highest=1.0)
-    console.print(Padding(Text.from_ansi(drawn), (1, 0, 0, 2), expand=False))
-    title = f"{DEMO.inputs[0]} → {found[0].answer}"
+    drawing = heatmap.terminal(weights, rows, columns, color=color, highest=1.0)
+    console.print(Padding(Text.from_ansi(drawing), (1, 0, 0, 2), expand=False))
+    title = f"{DEMO.inputs[0]} → {predictions[0].answer}"
     picture = heatmap.svg(weights, rows, columns, title=title, highest=1.0)
     (out / "alignment.svg").write_text(picture, encoding="utf-8")
     write_page(out / "alignment.html", page(whole))

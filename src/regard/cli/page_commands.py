@@ -58,9 +58,9 @@ def _of_run(path: Path) -> Trace:
     if loaded.weights != "final weights":
         print(f"regard: {loaded.weights}", file=sys.stderr)
     material = material_of(loaded.task, loaded.config, loaded.run, loaded.codec)
-    asked = [loaded.task.asked(example) for example in material.test[:_EXAMPLES]]
-    found = [one for one in watched(loaded, asked) if not isinstance(one, InputError)]
-    trace = joined_trace(found, loaded.task.view, f"{loaded.task.view.title}: {loaded.name}")
+    inputs = [loaded.task.asked(example) for example in material.test[:_EXAMPLES]]
+    predictions = [prediction for prediction in watched(loaded, inputs) if not isinstance(prediction, InputError)]
+    trace = joined_trace(predictions, loaded.task.view, f"{loaded.task.view.title}: {loaded.name}")
     if trace is None:
         raise ValueError(f"{path} has no attention: there is nothing to look at")
     return trace

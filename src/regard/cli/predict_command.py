@@ -53,13 +53,13 @@ def predict(
             report_weights(loaded.weights)
         for batch in workers.read_by_first(_batches(loaded.task, inputs)):
             watching = look is not None and len(seen) < WATCHED
-            for place, found in _answers(loaded, batch, chosen, workers, watching=watching):
-                if isinstance(found, InputError):
+            for place, prediction in _answers(loaded, batch, chosen, workers, watching=watching):
+                if isinstance(prediction, InputError):
                     failed += 1
                 elif look is not None:
-                    seen.append(found)
+                    seen.append(prediction)
                 if workers.is_first:
-                    _show(place, found, as_json=as_json)
+                    _show(place, prediction, as_json=as_json)
     if look is not None and workers.is_first:
         _write_look(loaded, seen, look)
     if failed and workers.is_first:
@@ -68,21 +68,21 @@ def predict(
 
 def _loaded(run: Path, loading: dict[str, Any], chosen: dict[str, Any]) -> Loaded:
     opened = Run.open(run)
-    given = {name: value for name, value in loading.items() if value is not None}
-    loaded = load(opened, **dict.fromkeys(task_of(opened).loading, "auto") | given)
+    loading_options = {name: value for name, value in loading.items() if value is not None}
+    loaded = load(opened, **dict.fromkeys(task_of(opened).loading, "auto") | loading_options)
     refused = [name for name in chosen if name not in loaded.task.options]
     if refused:
         raise SettingError(f"--{refused[0]} is not an option of {loaded.task.name}")
     return loaded
 
 
-def _show(place: str, found: Prediction | InputError, *, as_json: bool) -> None:
-    if isinstance(found, InputError):
-        fault = _line(f"{place}: {found}")
+def _show(place: str, prediction: Prediction | InputError, *, as_json: bool) -> None:
+    if isinstance(prediction, InputError):
+        fault = _line(f"{place}: {prediction}")
         print(f"regard: {fault}: not answered", file=sys.stderr, flush=True)
         print(json.dumps({"error": fault}) if as_json else "", flush=True)
     else:
-        print(json.dumps(found.record(), ensure_ascii=False) if as_json else _line(found.line), flush=True)
+        print(json.dumps(prediction.record(), ensure_ascii=False) if as_json else _line(prediction.line), flush=True)
 
 
 Given = tuple[str, Any]  # the origin of an input, such as "line 3", and the input or its InputError
@@ -96,21 +96,21 @@ def _batches(task: Task, arguments: Sequence[str]) -> Iterator[list[Given]]:
         yield from (numbered[first : first + TOGETHER] for first in range(0, len(numbered), TOGETHER))
         return
     for batch in input_batches(arguments, characters=CHARACTERS):
-        yield [(one.place, _given(task, one, from_line=not arguments)) for one in batch]
+        yield [(item.place, _parsed(task, item, from_line=not arguments)) for item in batch]
 
 
-def _given(task: Task, one: InputText, *, from_line: bool) -> Any:
+def _parsed(task: Task, item: InputText, *, from_line: bool) -> Any:
     """Return the input of a text or of a JSON object in a line, or an InputError.
 
     Tasks with several inputs accept only JSON objects.
     """
-    if one.fault:
-        return InputError(one.fault)
+    if item.fault:
+        return InputError(item.fault)
     # If the only input of the task is a text, a line that begins with { and is not valid JSON is that text.
     strictly = len(task.inputs) > 1 or task.inputs[0].kind != "text"
-    if from_line and one.text.lstrip().startswith("{"):
+    if from_line and item.text.lstrip().startswith("{"):
         try:
-            return named(task.inputs, json.loads(one.text))
+            return named(task.inputs, json.loads(item.text))
         except (json.JSONDecodeError, RecursionError) as error:
             if strictly:
                 return InputError(f"not JSON: {error}")
@@ -121,19 +121,19 @@ def _given(task: Task, one: InputText, *, from_line: bool) -> Any:
         names = ", ".join(f'"{part.name}": …' for part in task.inputs)
         return InputError(f"expected a JSON object {{{names}}}")
     if not from_line:
-        return from_arguments(task.inputs, [one.text])[0]
-    return {task.inputs[0].name: one.text}
+        return from_arguments(task.inputs, [item.text])[0]
+    return {task.inputs[0].name: item.text}
 
 
 def _answers(
     loaded: Loaded, batch: Sequence[Given], options: dict[str, Any], workers: Workers, *, watching: bool
 ) -> Iterator[tuple[str, Prediction | InputError]]:
-    good = [given for _, given in batch if not isinstance(given, InputError)]
+    good = [entry for _, entry in batch if not isinstance(entry, InputError)]
     first = watched(loaded, good[:WATCHED], **options) if watching else []
     with workers.sharing():
-        found = iter([*first, *loaded.answers(good[len(first) :], **options)])
-    for place, given in batch:
-        yield place, given if isinstance(given, InputError) else next(found)
+        answers = iter([*first, *loaded.answers(good[len(first) :], **options)])
+    for place, entry in batch:
+        yield place, entry if isinstance(entry, InputError) else next(answers)
 
 
 def _line(text: str) -> str:
@@ -145,7 +145,11 @@ def _write_look(loaded: Loaded, seen: list[Prediction], look: Path) -> None:
     with reported():
         trace = joined_trace(seen, loaded.task.view)
         if trace is None:
-            why = "this run has no attention" if any(found.answer for found in seen) else "there was nothing to answer"
+            why = (
+                "this run has no attention"
+                if any(prediction.answer for prediction in seen)
+                else "there was nothing to answer"
+            )
             raise RunError(f"{why}: {look} was not written")
         write_page(look, page(trace))
     print(f"wrote {look}", file=sys.stderr)

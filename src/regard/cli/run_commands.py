@@ -34,10 +34,10 @@ def list_tasks() -> None:
     for task in TASKS.values():
         console.print(f"[bold]{task.name}[/]  {task.about}", soft_wrap=True)
         table = Table.grid(padding=(0, 2))
-        table.add_row("  input", Text(", ".join(f"{one.name} ({one.kind})" for one in task.inputs)))
+        table.add_row("  input", Text(", ".join(f"{spec.name} ({spec.kind})" for spec in task.inputs)))
         table.add_row("  world", Text(task.world))
         table.add_row("  data", Text(task.data))
-        table.add_row("  figures", Text(", ".join(one.name for one in task.figures)))
+        table.add_row("  figures", Text(", ".join(figure.name for figure in task.figures)))
         for name, preset in task.presets.items():
             table.add_row(f"  {name}", Text(preset.about + (f" ({preset.time})" if preset.time else "")))
         console.print(table)
@@ -56,7 +56,7 @@ def train(
     """Train a model for a task, or continue a run with `resume`; with "help" in `settings` only list the settings."""
     with reported(), joined() as workers:
         with workers.agreed():
-            task, config, place = _asked(what, preset, data, settings, out, resume=resume)
+            task, config, place = _task_and_config(what, preset, data, settings, out, resume=resume)
         # All workers use the path that the first worker chose, because the path may contain the current time.
         place = workers.from_first(place)
         if "help" in settings:
@@ -77,23 +77,23 @@ def train(
     return result
 
 
-def _asked(
+def _task_and_config(
     what: str, preset: str, data: list[Path], settings: list[str], out: Path | None, *, resume: bool
 ) -> tuple[Task, TaskConfig, Path]:
     """Return the task, its configuration and the run directory that the command line specifies."""
     if resume and out is None:
-        return _taken_up(Path(what), data, settings)
+        return _resumed(Path(what), data, settings)
     task = _task(what)
     if out is None and may_restart():
         raise RunError("torchrun --max-restarts needs --out DIR: workers that are started again must find their run")
     place = out or Path("runs") / f"{what}-{datetime.datetime.now(datetime.UTC).strftime('%Y%m%d-%H%M%S')}"
     if resume and not (place / "config.json").is_file():
         raise RunError(f"there is no run to resume in {place}")
-    asked = {} if "help" in settings else parsed(settings)
-    return task, configure(task, preset, data, asked), place
+    changes = {} if "help" in settings else parsed(settings)
+    return task, configure(task, preset, data, changes), place
 
 
-def _taken_up(place: Path, data: Sequence[Path], settings: list[str]) -> tuple[Task, TaskConfig, Path]:
+def _resumed(place: Path, data: Sequence[Path], settings: list[str]) -> tuple[Task, TaskConfig, Path]:
     """Return the task, the configuration with the changed settings, and the directory of a run to resume."""
     if not (place / "config.json").is_file():
         raise RunError(f"there is no run to resume in {place}: expected regard train --resume RUN")
@@ -110,9 +110,9 @@ def _taken_up(place: Path, data: Sequence[Path], settings: list[str]) -> tuple[T
 def _next(task: Task, place: Path, example: Any) -> list[str]:
     """Return commands to try with a finished run, with an example of its own data as input."""
     where = shlex.quote(str(place))
-    given = "".join(f" {shlex.quote(part)}" for part in example_arguments(task.inputs, example, place))
+    arguments = "".join(f" {shlex.quote(part)}" for part in example_arguments(task.inputs, example, place))
     python = f'python -c "import regard; print(regard.load({str(place)!r}).predict([…])[0].answer)"'
-    return [f"regard predict {where}{given}", f"regard look {where}", f"regard studio {where}", python]
+    return [f"regard predict {where}{arguments}", f"regard look {where}", f"regard studio {where}", python]
 
 
 def show_settings(config: BaseModel, console: Console) -> None:

@@ -164,8 +164,8 @@ def _frame(console: Console, queries: Tensor, hidden: Tensor) -> Tensor:
 
 def _picture(console: Console, alignment: Tensor, out: Path) -> None:
     _heading(console, "The alignment", "row: the word written; column: the word it looks at")
-    drawn = heatmap.terminal(alignment, TARGET, SOURCE, color=console.color_system is not None, highest=1.0)
-    _show(console, Text.from_ansi(drawn))
+    drawing = heatmap.terminal(alignment, TARGET, SOURCE, color=console.color_system is not None, highest=1.0)
+    _show(console, Text.from_ansi(drawing))
     out.mkdir(parents=True, exist_ok=True)
     caption = "Each row is a word of the translation, each column a word of the source; a row adds up to 1."
     files = {

@@ -131,8 +131,10 @@ def attention(
             if route is not None:
                 remember(query, key, value, score, normalize, mask, bias, dropout, weights, route)
         if route is not None:
-            if route.asked is not None and (found := route.asked(query, key, value, score, mask, bias, weights)):
-                return Attended(*found)
+            if route.with_request is not None:
+                results = route.with_request(query, key, value, score, mask, bias, weights)
+                if results is not None:
+                    return Attended(*results)
             if route.direct is not None:
                 output = route.direct(query, key, value, score, mask, bias)
                 if output is not None:
@@ -204,7 +206,7 @@ def explain(
         refused = {name: reason or "another backend was asked for" for name, reason in others.items()}
     flops, working_bytes = _flops(problem), chosen.working_bytes(problem)
     if _second_pass(problem, chosen.name):
-        rows, queries = recompute.rows_asked(problem), problem.shape[-2]
+        rows, queries = recompute.rows_requested(problem), problem.shape[-2]
         flops += _flops(replace(problem, value=problem.value[..., :0])) * rows // max(1, queries)
         working_bytes = max(working_bytes, recompute.working_bytes(problem))
     compiled = backend == "auto" and dot_loops.serves(problem)
@@ -235,8 +237,10 @@ def _attend(
         route = dispatch.store(described, problem, given)
         # The first call with a signature must run the same kernel as later calls, so that a resumed training run gives
         # bit-identical results to a run that was not interrupted.
-        if route.asked is not None and (found := route.asked(query, key, value, score, mask, bias, weights)):
-            return Attended(*found)
+        if route.with_request is not None:
+            results = route.with_request(query, key, value, score, mask, bias, weights)
+            if results is not None:
+                return Attended(*results)
         output = None if route.direct is None else route.direct(query, key, value, score, mask, bias)
         if output is not None:
             return Attended(output)
@@ -375,10 +379,10 @@ def _share(problem: Problem) -> float:
     if problem.mask is None or math.prod(problem.shape) == 0 or values_unavailable(problem.mask, problem.device):
         return 1.0
     device = torch.device("cpu") if problem.device.type == "meta" else problem.device
-    found = grid(problem, 256, 256)
+    blocks = grid(problem, 256, 256)
     count = 0.0
-    for rows, some, every in zip(found.rows, found.some, found.every, strict=True):
-        for columns, any_seen, all_seen in zip(found.columns, some, every, strict=True):
+    for rows, some, every in zip(blocks.rows, blocks.some, blocks.every, strict=True):
+        for columns, any_seen, all_seen in zip(blocks.columns, some, every, strict=True):
             if all_seen:
                 count += len(rows) * len(columns)
             elif any_seen:

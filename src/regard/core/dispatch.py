@@ -17,7 +17,7 @@ from types import ModuleType
 from regard.core import summaries
 from regard.core.backends import additive, blocked, dot_loops, flex, reference, sdpa, short
 from regard.core.backends.plain_form import asks, by_one_kernel
-from regard.core.backends.result import Asked, Direct, Result
+from regard.core.backends.result import Direct, Result, WithRequest
 from regard.core.problem import Problem
 from regard.core.requests import Full, Rows
 from regard.core.scores import Additive
@@ -139,17 +139,17 @@ class Route:
     `backends` are the backends that support these calls, in the order in which they are tried; all but the last may
     refuse the values of a call. `direct` is a function that computes a call without building a `Problem`: by the
     compiled loops for short sequences, or by the kernel of the first backend. It returns None if it refuses the values
-    of the call. `asked` is such a function for calls that request weights or that choose one key (hard attention).
-    Where no such function exists, `direct` or `asked` is None.
+    of the call. `with_request` is such a function for calls that request weights or that choose one key (hard
+    attention). Where no such function exists, `direct` or `with_request` is None.
     """
 
     backends: tuple[Backend, ...]
     direct: Direct | None
-    asked: Asked | None = None
+    with_request: WithRequest | None = None
 
     def choose(self, problem: Problem) -> Backend:
         """Return the backend that computes this problem: the first that does not refuse its values."""
-        return next((each for each in self.backends[:-1] if not each.refuses_data(problem)), self.backends[-1])
+        return next((backend for backend in self.backends[:-1] if not backend.refuses_data(problem)), self.backends[-1])
 
 
 _ROUTES: dict[Hashable, Route] = {}
@@ -173,19 +173,19 @@ def store(signature: Hashable, problem: Problem, given: bool) -> Route:
     direct = dot_loops.direct(problem) if plain else None
     if plain and direct is None and (of_backend := getattr(backends[0].module, "direct", None)) is not None:
         direct = of_backend(problem)
-    asked = dot_loops.asked(problem) if given and not problem.empty else None
+    with_request = dot_loops.with_request(problem) if given and not problem.empty else None
     if given and problem.request is not None and not dot_loops.serves(problem):
-        of_backend = getattr(backends[0].module, "asked", None)
-        asked = None if of_backend is None else of_backend(problem)
-        asked = _asked(problem, backends[0]) if asked is None else asked
+        of_backend = getattr(backends[0].module, "with_request", None)
+        with_request = None if of_backend is None else of_backend(problem)
+        with_request = _with_request(problem, backends[0]) if with_request is None else with_request
     if len(_ROUTES) >= _MOST:
         _ROUTES.clear()
-    route = Route(tuple(backends), direct, asked)
+    route = Route(tuple(backends), direct, with_request)
     _ROUTES[signature] = route
     return route
 
 
-def _asked(problem: Problem, backend: Backend) -> Asked | None:
+def _with_request(problem: Problem, backend: Backend) -> WithRequest | None:
     """Return a function that computes the output and the requested weights of calls with this signature.
 
     The output is computed by the kernel of the backend, and the weights by a kernel for weights. The result is None if
@@ -195,7 +195,7 @@ def _asked(problem: Problem, backend: Backend) -> Asked | None:
         return None
     plain, of_backend = replace(problem, request=None), getattr(backend.module, "direct", None)
     run = None if of_backend is None else of_backend(plain)
-    return summaries.asked(problem, run, sdpa.with_lse(plain) if backend.module is sdpa else None)
+    return summaries.with_request(problem, run, sdpa.with_lse(plain) if backend.module is sdpa else None)
 
 
 def choose(problem: Problem, name: str, refused: dict[str, str]) -> Backend:

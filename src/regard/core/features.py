@@ -127,19 +127,19 @@ def default_features(size: int, dtype: torch.dtype, device: torch.device) -> Per
     if torch.compiler.is_compiling():  # torch.compile can trace neither the cache of features nor the generator
         from regard.core import graph_breaks  # imported here, because it imports torch's compiler, which takes a second
 
-        return graph_breaks.drawn(size, dtype, device)
-    return drawn(size, dtype, device)
+        return graph_breaks.sampled(size, dtype, device)
+    return sampled(size, dtype, device)
 
 
-def drawn(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
+def sampled(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
     """Return the default features, sampled once and cached; in fake tensor mode they are fake and not cached."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     fake = mode is not None and not mode.allow_non_fake_inputs
-    return _draw(size, dtype, device) if fake else _kept(int(size), dtype, device)
+    return _draw(size, dtype, device) if fake else _cached(int(size), dtype, device)
 
 
 @lru_cache(maxsize=64)
-def _kept(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
+def _cached(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
     # Tensors created under vmap or inference mode are unusable outside of it. These modes only affect their own thread,
     # so the cached tensors are created in another thread, and are valid in every later call.
     with ThreadPoolExecutor(1) as thread:

@@ -31,6 +31,6 @@ def kinds() -> str:
 
 
 @torch.compiler.disable
-def drawn(size: int, dtype: torch.dtype, device: torch.device) -> features.PerformerFeatures:
+def sampled(size: int, dtype: torch.dtype, device: torch.device) -> features.PerformerFeatures:
     """Return the default features of linear attention; torch.compile can trace neither their cache nor generator."""
-    return features.drawn(size, dtype, device)
+    return features.sampled(size, dtype, device)

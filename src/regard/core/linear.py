@@ -30,7 +30,7 @@ from regard.core import linear_kernel, torch_names
 from regard.core.features import EluFeatures as EluFeatures
 from regard.core.features import Features, LogFeatures, default_features
 from regard.core.features import PerformerFeatures as PerformerFeatures
-from regard.core.linear_masks import filled, kept_keys
+from regard.core.linear_masks import allowed_keys, filled
 from regard.core.masks import Mask
 from regard.core.normalizers import Softmax
 from regard.core.problem import HALF, Problem, build, said
@@ -134,7 +134,7 @@ def _attend(
         raise TypeError(f"features must be a PerformerFeatures, an EluFeatures or a function, got {said(features)}")
     whole = problem.query, problem.key, problem.value
     query, key, value = (_once(x, own) for x, own in zip(whole, given, strict=True))
-    keep, group = kept_keys(problem), problem.group
+    keep, group = allowed_keys(problem), problem.group
     if group > 1 and keep is not None and keep.shape[-2] > 1:  # query heads that share a key head may differ in masks
         key, value, group = problem.repeat(key), problem.repeat(value), 1
     query = query.unflatten(-3, (key.shape[-3], group)).movedim(-3, -2)
@@ -278,9 +278,9 @@ def _advance(
     summaries: list[Tensor] = []
     decay = (before - after).exp().unsqueeze(-1)
     added = _lift(keys, -after.unsqueeze(-2), log).mT @ values
-    for kept, new in zip(decay.unbind(-3), added.unbind(-3), strict=True):
+    for fade, new in zip(decay.unbind(-3), added.unbind(-3), strict=True):
         summaries.append(summary)
-        summary = torch.addcmul(new, summary, kept)
+        summary = torch.addcmul(new, summary, fade)
     output = output + _read(_lift(queries, before[..., None, None, :], log, largest), torch.stack(summaries, -3))
     return _quotient(output.flatten(-4, -3)[..., :length, :, :]), _split(summary, shifts[..., -1, :])
 

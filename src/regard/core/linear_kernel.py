@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.core.features import EluFeatures, Features, PerformerFeatures
-from regard.core.linear_masks import filled, kept_keys
+from regard.core.linear_masks import allowed_keys, filled
 from regard.core.problem import HALF, Problem
 from regard.core.transforms import transformed
 from regard.kernels import linear_blocks, linear_loops, performer_products
@@ -81,7 +81,7 @@ def attend(problem: Problem, features: Features, causal: bool) -> Tensor:
     if isinstance(features, PerformerFeatures):
         features.check(problem.query)
         projection = features.projection
-    query, key, value, keep = problem.query, problem.key, problem.value, kept_keys(problem)
+    query, key, value, keep = problem.query, problem.key, problem.value, allowed_keys(problem)
     products = _by_products(problem, features, causal)
     if problem.group > 1 and ((products and causal) or (keep is not None and keep.shape[-2] > 1)):
         key, value = problem.repeat(key), problem.repeat(value)
@@ -154,7 +154,7 @@ def attend_in_blocks(
     With a `chunk` the attention is causal. Then the rows before the first such number are computed in blocks and the
     others by `general`, so that later positions do not change a single bit of earlier outputs.
     """
-    query, key, value, keep = problem.query, problem.key, problem.value, kept_keys(problem)
+    query, key, value, keep = problem.query, problem.key, problem.value, allowed_keys(problem)
     if keep is not None:  # the feature elu(−inf) + 1 is 0, so masked keys add nothing
         key, value = torch.where(keep.unsqueeze(-1), key, -torch.inf), torch.where(keep.unsqueeze(-1), value, 0)
     whole = all(t.is_contiguous() for t in (query, key, value))

@@ -10,7 +10,7 @@ from regard.core.problem import Problem
 from regard.core.spans import all_of
 
 
-def kept_keys(problem: Problem) -> Bool[Tensor, "... k"] | None:
+def allowed_keys(problem: Problem) -> Bool[Tensor, "... k"] | None:
     """Return which keys the mask allows, (…, h or 1, k), or None if it allows all keys."""
     mask, keys = problem.mask, problem.shape[-1]
     if mask is None:
@@ -21,8 +21,8 @@ def kept_keys(problem: Problem) -> Bool[Tensor, "... k"] | None:
             "mask of linear_attention must hide the same keys from every query: expected padding(lengths) or a bool "
             f"tensor (…, 1, {keys}), got {came}; write causal=True for a causal pass"
         )
-    kept = mask.allowed(all_of(1), all_of(keys), problem.device)[..., 0, :]
-    return kept.expand(*kept.shape[:-1], keys)
+    allowed = mask.allowed(all_of(1), all_of(keys), problem.device)[..., 0, :]
+    return allowed.expand(*allowed.shape[:-1], keys)
 
 
 def filled(keep: Bool[Tensor, "... k"], queries: int, causal: bool) -> Bool[Tensor, "... q"]:

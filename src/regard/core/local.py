@@ -49,8 +49,8 @@ def local_attention(
     (torch.Size([1, 5, 3]), tensor([0., 0.]))
     """
     sharding.refuse("local attention")
-    asked = local_kernels.signature(query, key, value, centre, reach, score, gaussian)
-    plan = local_kernels.known(asked)
+    call = local_kernels.signature(query, key, value, centre, reach, score, gaussian)
+    plan = local_kernels.known(call)
     if not plan:
         _check(query, key, value, reach, score)
     if lengths is not None:
@@ -59,7 +59,7 @@ def local_attention(
         lengths = lengths.clamp_max(key.shape[-2])
     centre = centre if centre.shape == query.shape[:-1] else centre.expand(query.shape[:-1])
     if plan is None and isinstance(score, (Dot, ScaledDot)):
-        plan = local_kernels.planned(asked, query, key, value, centre, reach, score, gaussian)
+        plan = local_kernels.planned(call, query, key, value, centre, reach, score, gaussian)
     plain = functools.partial(_plain, reach=reach, score=score, gaussian=gaussian)
     pair = local_kernels.attend(plan, query, key, value, centre, lengths, plain) if plan else None
     return Attended(*(plain(query, key, value, centre, lengths) if pair is None else pair))
@@ -100,10 +100,10 @@ def _plain(
     inside = position.clamp(0, max(0, keys - 1))
     near_key, near_value = (_gathered(tensor, inside) for tensor in (key, value))
     # Each query has its own keys after the gather: queries are (…, h, q, 1, d), keys (…, h, q, window, d).
-    found = gathered_attention(
+    attended = gathered_attention(
         query.unsqueeze(-2), near_key, near_value, score=score, mask=allowed.unsqueeze(-2), weights=full()
     )
-    weights = found.weights
+    weights = attended.weights
     assert isinstance(weights, Tensor)
     weights = weights.squeeze(-2)
     if gaussian:

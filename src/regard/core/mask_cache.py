@@ -44,9 +44,9 @@ def stored(mask: Mask | Bias, device: torch.device, key: Hashable, compute: Call
     # Each CUDA stream has results of its own: another stream would have to wait until a result is computed.
     stream = None if on_cpu or device.type != "cuda" else torch.cuda.current_stream(device).cuda_stream
     key = key, device, stream, torch.is_inference_mode_enabled()
-    found = results.get(key)
-    if found is not None and _unchanged(found[0], tensors, on_cpu):
-        return found[1]
+    cached = results.get(key)
+    if cached is not None and _unchanged(cached[0], tensors, on_cpu):
+        return cached[1]
     if len(results) >= _MOST:
         results.clear()
     marks = tuple(t.detach().clone() if on_cpu else t._version for t in tensors)

@@ -189,8 +189,8 @@ def _attended(problem: Problem) -> Tensor:
     for allowed in _blocks(problem):
         allowed = allowed.expand(*problem.shape[:-2], *allowed.shape[-2:])
         block = value.new_zeros(())
-        for mark, found in ((math.inf, value == math.inf), (-math.inf, value == -math.inf), (math.nan, value.isnan())):
-            block = block + torch.where(allowed.to(value.dtype) @ found.to(value.dtype) > 0, mark, 0.0)
+        for mark, marked in ((math.inf, value == math.inf), (-math.inf, value == -math.inf), (math.nan, value.isnan())):
+            block = block + torch.where(allowed.to(value.dtype) @ marked.to(value.dtype) > 0, mark, 0.0)
         marks.append(block)
     return torch.cat(marks, -2)
 
@@ -214,7 +214,7 @@ def zeroed(problem: Problem, seen: Bool[Tensor, "... k"] | None, key: Tensor | f
     return replace(problem, key=torch.where(seen, problem.key, key), value=torch.where(seen, problem.value, 0))
 
 
-def zeroed_with_row(problem: Problem, found: Clauses | None) -> tuple[Problem, Tensor | None]:
+def zeroed_with_row(problem: Problem, rules: Clauses | None) -> tuple[Problem, Tensor | None]:
     """Return the problem of `zero_masked_keys`, and its mask as a row (…, 1, 1, k) of 0 and −inf to add to the scores.
 
     In a sequence without allowed keys the row allows the first key, and that key, its value and the queries are zeros,
@@ -223,10 +223,10 @@ def zeroed_with_row(problem: Problem, found: Clauses | None) -> tuple[Problem, T
     """
     if problem.device.type == "cpu" or torch.compiler.is_compiling() or problem.bias is not None or 0 in problem.shape:
         return zero_masked_keys(problem), None
-    if found is None or not found.by_key or found.by_head or any(t.shape[-3] > 1 for t in found.dense):
+    if rules is None or not rules.by_key or rules.by_head or any(t.shape[-3] > 1 for t in rules.dense):
         return zero_masked_keys(problem), None
     queries, keys = problem.shape[-2:]
-    seen = seen_keys(found, queries, keys, problem.device)
+    seen = seen_keys(rules, queries, keys, problem.device)
     if seen is None:
         return problem, None
     row = torch.where(seen, 0.0, -math.inf).to(problem.query.dtype)
@@ -249,10 +249,10 @@ def seen_by_any(problem: Problem) -> Bool[Tensor, "... k"] | None:
     for each of them.
     """
     queries, keys = problem.shape[-2:]
-    found, bias = clauses(problem.mask, queries, keys), problem.bias
+    rules, bias = clauses(problem.mask, queries, keys), problem.bias
     closing = bias is not None and bias.may_mask and (isinstance(bias, DenseBias) or _readable(problem))
-    if found is not None and found.separate and not closing:
-        return seen_keys(found, queries, keys, problem.device)
+    if rules is not None and rules.separate and not closing:
+        return seen_keys(rules, queries, keys, problem.device)
     if problem.mask is None and isinstance(bias, DenseBias):
         return bias.tensor.detach().amax(-2).to(problem.dtype) != -math.inf
     seen: list[Tensor] = []
@@ -264,26 +264,26 @@ def seen_by_any(problem: Problem) -> Bool[Tensor, "... k"] | None:
     return functools.reduce(torch.logical_or, seen)
 
 
-def seen_keys(found: Clauses, queries: int, keys: int, device: torch.device) -> Bool[Tensor, "... k"] | None:
+def seen_keys(rules: Clauses, queries: int, keys: int, device: torch.device) -> Bool[Tensor, "... k"] | None:
     """Return which keys at least one query may attend, computed from each rule of the mask alone; None if all keys."""
     parts: list[Tensor] = []
-    if found.low is not None and found.high is not None and found.low > found.high:
+    if rules.low is not None and rules.high is not None and rules.low > rules.high:
         return torch.zeros(keys, dtype=torch.bool, device=device)
-    early = found.low is not None and found.low > 0
-    late = found.high is not None and queries - 1 + found.high < keys - 1
-    if early or late or found.lengths is not None:
+    early = rules.low is not None and rules.low > 0
+    late = rules.high is not None and queries - 1 + rules.high < keys - 1
+    if early or late or rules.lengths is not None:
         position = torch.arange(keys, device=device)
-        if found.low is not None and early:
-            parts.append(position >= found.low)
-        if found.high is not None and late:
-            parts.append(position <= queries - 1 + found.high)
-        if found.lengths is not None:
-            parts.append(position < found.lengths[..., None])
-    for query_ids, key_ids in found.segments:
+        if rules.low is not None and early:
+            parts.append(position >= rules.low)
+        if rules.high is not None and late:
+            parts.append(position <= queries - 1 + rules.high)
+        if rules.lengths is not None:
+            parts.append(position < rules.lengths[..., None])
+    for query_ids, key_ids in rules.segments:
         # In packed self-attention (equal ids, and a band that includes j = i) each key is attended by its own query.
-        if query_ids is not key_ids or (found.low or 0) > 0 or (found.high or 0) < 0:
-            parts.append(_with_company(query_ids, key_ids, found.low, found.high))
-    parts += [dense.any(-2) for dense in found.dense]
+        if query_ids is not key_ids or (rules.low or 0) > 0 or (rules.high or 0) < 0:
+            parts.append(_with_company(query_ids, key_ids, rules.low, rules.high))
+    parts += [dense.any(-2) for dense in rules.dense]
     return functools.reduce(torch.logical_and, parts) if parts else None
 
 
@@ -301,9 +301,9 @@ def _with_company(
         nearest = torch.searchsorted(torch.searchsorted(ordered, ordered) * queries + place, nearest * queries + least)
     nearest = nearest.clamp_max(queries - 1)
     distance = position - place.gather(-1, nearest)
-    found = ordered.gather(-1, nearest) == wanted
-    found = found if low is None else found & (distance >= low)
-    return found if high is None else found & (distance <= high)
+    seen = ordered.gather(-1, nearest) == wanted
+    seen = seen if low is None else seen & (distance >= low)
+    return seen if high is None else seen & (distance <= high)
 
 
 def _readable(problem: Problem) -> bool:

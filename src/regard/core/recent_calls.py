@@ -83,9 +83,9 @@ def remember(
     if count & (count - 1) or _TensorGuards is None:
         return
     records = score, normalize, mask, bias, request
-    kept = [record if record is None or type(record) in WITHOUT_TENSORS else _NEVER for record in records]
+    without_tensors = [record if record is None or type(record) in WITHOUT_TENSORS else _NEVER for record in records]
     modes = dropout, _has_gradients(), _deterministic(), cuda_graphs.recording
-    call = (*kept, *modes, _check(query, key, value), route, records_of(*records))
+    call = (*without_tensors, *modes, _check(query, key, value), route, records_of(*records))
     _recent = (call, *_recent[: _MOST - 1])
 
 

@@ -23,7 +23,7 @@ from regard.core.requests import Entropy, Full, LogSumExp, Received, Request, Ro
 from regard.core.spans import Span, Stretch, all_of, cut
 from regard.kernels.device_memory import affordable
 
-Found = TypeVar("Found", Tensor, "Tensor | Top")
+Weights = TypeVar("Weights", Tensor, "Tensor | Top")
 
 _BLOCK_BYTES = 8 * 2**20  # bytes of the scores of one block of rows on a CPU
 _FEATURE_BYTES = 32 * 2**20  # bytes of the score's intermediate tensors on a CPU, as additive scores' hidden layer
@@ -51,12 +51,12 @@ class _Top(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, problem: Problem, lse: Tensor | None, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        found = summaries.weights(problem, lse)
-        assert isinstance(found, Top)
+        top = summaries.weights(problem, lse)
+        assert isinstance(top, Top)
         ctx.save_for_backward(query, key)
         ctx.problem, ctx.unchanged = problem, Unchanged(problem, value=False)
-        ctx.mark_non_differentiable(found.indices)
-        return found.values, found.indices
+        ctx.mark_non_differentiable(top.indices)
+        return top.values, top.indices
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -66,10 +66,10 @@ class _Top(torch.autograd.Function):
         if not again:
             leaves = [t.detach().requires_grad_(needed) for t, needed in zip(leaves, wanted, strict=True)]
         with torch.enable_grad():
-            found = _in_blocks(replace(ctx.problem, query=leaves[0], key=leaves[1]), None)
-        assert isinstance(found, Top)
+            top = _in_blocks(replace(ctx.problem, query=leaves[0], key=leaves[1]), None)
+        assert isinstance(top, Top)
         inputs = [leaf for leaf, needed in zip(leaves, wanted, strict=True) if needed]
-        grads = iter(torch.autograd.grad(found.values, inputs, upstream[0].to(found.values.dtype), create_graph=again))
+        grads = iter(torch.autograd.grad(top.values, inputs, upstream[0].to(top.values.dtype), create_graph=again))
         return None, None, *(next(grads) if needed else None for needed in wanted)
 
 
@@ -107,7 +107,7 @@ def working_bytes(problem: Problem) -> int:
     if summaries.serves(problem):
         return 4 * math.prod(problem.shape[:-1])
     problem = kernel_scores.by_kernel(problem)
-    rows = rows_asked(problem)
+    rows = rows_requested(problem)
     if not isinstance(problem.request, (Full, Rows)):
         rows = min(rows, _block_rows(problem))
     pairs = math.prod(problem.shape[:-2]) * rows * problem.shape[-1] * problem.dtype.itemsize
@@ -115,7 +115,7 @@ def working_bytes(problem: Problem) -> int:
     return 3 * pairs + min(features, int(pairs * problem.score.floats(problem.query.shape[-1])))
 
 
-def rows_asked(problem: Problem) -> int:
+def rows_requested(problem: Problem) -> int:
     """Return the number of queries whose weights the request needs."""
     request, queries = problem.request, problem.shape[-2]
     return len(request.positions(queries)) if isinstance(request, Rows) else queries
@@ -137,20 +137,20 @@ def _room(like: Tensor, axis: int, length: int) -> Tensor:
     return like.new_empty(shape)
 
 
-def _keep(problem: Problem, function: Callable[[], Found]) -> Found:
+def _keep(problem: Problem, function: Callable[[], Weights]) -> Weights:
     """Return function(); if gradients are needed, the backward pass calls it again instead of storing activations."""
     if not problem.differentiated:
         return function()
     unchanged: list[Unchanged] = []  # filled after the forward pass, for the check in the backward pass
 
-    def run() -> Found:
+    def run() -> Weights:
         for since in unchanged:
             since.check()
         return function()
 
-    found = cast(Found, checkpoint(run, use_reentrant=False, preserve_rng_state=False))
+    result = cast(Weights, checkpoint(run, use_reentrant=False, preserve_rng_state=False))
     unchanged.append(Unchanged(problem, value=False))
-    return found
+    return result
 
 
 def _part(problem: Problem, request: Request, rows: Stretch, chosen: Tensor | None) -> Tensor | Top:

@@ -68,10 +68,10 @@ class Rows(Request):
 
         The positions of a few rows are copied to a GPU once and cached, because the host waits for each copy.
         """
-        found = self.positions(queries)
-        if found.device == device or len(found) > _FEW or torch.compiler.is_compiling() or mapped():
-            return found.to(device)
-        return constant(("rows", *found.tolist()), device, lambda: found.to(device), len(found))
+        positions = self.positions(queries)
+        if positions.device == device or len(positions) > _FEW or torch.compiler.is_compiling() or mapped():
+            return positions.to(device)
+        return constant(("rows", *positions.tolist()), device, lambda: positions.to(device), len(positions))
 
     def of(self, weights: Float[Tensor, "*lead q k"]) -> Tensor:
         return weights.index_select(-2, self.positions_on(weights.device, weights.shape[-2]))
@@ -133,16 +133,16 @@ class LogSumExp(Request):
         raise ValueError("logsumexp() is computed from scores, and only weights are known here: ask regard.attention")
 
 
-def returned(found: Tensor | Top | None, request: Request | None, dtype: torch.dtype) -> Tensor | Top | None:
+def returned(result: Tensor | Top | None, request: Request | None, dtype: torch.dtype) -> Tensor | Top | None:
     """Return the result of a request converted to `dtype`, the dtype of the queries.
 
     A log-sum-exp is not converted, because in half precision it would lose digits.
     """
-    if isinstance(found, Top):
-        return found if found.values.dtype == dtype else Top(found.values.to(dtype), found.indices)
-    if found is None or found.dtype == dtype or isinstance(request, LogSumExp):
-        return found
-    return found.to(dtype)
+    if isinstance(result, Top):
+        return result if result.values.dtype == dtype else Top(result.values.to(dtype), result.indices)
+    if result is None or result.dtype == dtype or isinstance(request, LogSumExp):
+        return result
+    return result.to(dtype)
 
 
 def full() -> Request:

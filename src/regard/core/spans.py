@@ -52,12 +52,12 @@ def constant(key: Hashable, device: torch.device, compute: Callable[[], Tensor],
     # Each CUDA stream has results of its own: another stream would have to wait until a result is computed.
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
     key = key, device, stream, torch.is_inference_mode_enabled()
-    found = _constants.get(key)
-    if found is None:
+    result = _constants.get(key)
+    if result is None:
         if len(_constants) >= _MOST:
             _constants.clear()
-        found = _constants[key] = compute()
-    return found
+        result = _constants[key] = compute()
+    return result
 
 
 def positions(span: Span, device: torch.device) -> Tensor:

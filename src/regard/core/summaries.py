@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.core.backends.kernel_arguments import bias_arguments, by_pairs, mask_arguments, narrowed, pairs_of
-from regard.core.backends.result import Asked, Both, Direct
+from regard.core.backends.result import Both, Direct, WithRequest
 from regard.core.clauses import clauses
 from regard.core.nonfinite import zero_masked_keys
 from regard.core.problem import HALF, Problem
@@ -73,10 +73,10 @@ def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
     query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key))
     pairs = _pairs(problem, (*query.shape[:3], key.shape[2]))
     lse = None if lse is None else lse.detach().reshape(query.shape[:3]).float().contiguous()
-    found = _requested(kernels.Scored(query, key, pairs, product.scale), problem.request, lse)
-    if isinstance(found, Top):
-        return Top(*(t.reshape(*lead, *t.shape[-2:]) for t in found))
-    return found.reshape(*lead, *found.shape[2:])
+    requested = _requested(kernels.Scored(query, key, pairs, product.scale), problem.request, lse)
+    if isinstance(requested, Top):
+        return Top(*(t.reshape(*lead, *t.shape[-2:]) for t in requested))
+    return requested.reshape(*lead, *requested.shape[2:])
 
 
 def _requested(scored: Any, request: Request | None, lse: Tensor | None) -> Tensor | Top:
@@ -97,7 +97,7 @@ def _requested(scored: Any, request: Request | None, lse: Tensor | None) -> Tens
     return kernels.summary(scored, lse, kind)
 
 
-def asked(problem: Problem, run: Direct | None, both: Both | None) -> Asked | None:
+def with_request(problem: Problem, run: Direct | None, both: Both | None) -> WithRequest | None:
     """Return a function that computes output and requested weights of calls with this signature, or None.
 
     `run` computes the output of a call with the signature of `problem`. `both` computes its output and log-sum-exp, and
@@ -125,8 +125,8 @@ def asked(problem: Problem, run: Direct | None, both: Both | None) -> Asked | No
         if output is None:
             return None
         lse = None if lse is None else lse.detach().float().contiguous()
-        found = _requested(Scored(query, key, pairs(mask, bias, query.device), scale), request, lse)
-        return output, returned(found, request, exact), None
+        requested = _requested(Scored(query, key, pairs(mask, bias, query.device), scale), request, lse)
+        return output, returned(requested, request, exact), None
 
     return computed
 
@@ -139,23 +139,23 @@ def sums_serve(problem: Problem) -> bool:
         return False
     if not problem.normalize.is_softmax or problem.score.why_no_product() is not None or problem.bias is not None:
         return False
-    found = clauses(problem.mask, *problem.shape[-2:])
-    return found is not None and not found.segments and not found.dense
+    rules = clauses(problem.mask, *problem.shape[-2:])
+    return rules is not None and not rules.segments and not rules.dense
 
 
 def sums(problem: Problem, lse: Tensor) -> Tensor:
     """Compute the requested entropy or received weights on the CPU from the log-sum-exp (…, h, q) of finite inputs."""
-    product, found = problem.score.as_product(problem.query, problem.key), clauses(problem.mask, *problem.shape[-2:])
+    product, rules = problem.score.as_product(problem.query, problem.key), clauses(problem.mask, *problem.shape[-2:])
     assert product is not None  # not None, as sums_serve() has checked
-    assert found is not None
+    assert rules is not None
     lead, keys = problem.shape[:-2], problem.shape[-1]
     query, key = (t.detach().to(problem.dtype) for t in (product.query, product.key))
     query, key = (t.reshape(-1, *t.shape[-2:]) for t in (query * product.scale, problem.repeat(key)))
     lengths = [keys] * query.shape[0]
-    if found.lengths is not None:
-        lengths = found.lengths.clamp(0, keys).expand(lead).flatten().tolist()
+    if rules.lengths is not None:
+        lengths = rules.lengths.clamp(0, keys).expand(lead).flatten().tolist()
     entropy, lse = isinstance(problem.request, Entropy), lse.detach().reshape(query.shape[:2])
-    return weight_sums(query, key, lse, found.low, found.high, lengths, entropy).reshape(*lead, -1)
+    return weight_sums(query, key, lse, rules.low, rules.high, lengths, entropy).reshape(*lead, -1)
 
 
 def _pairs(problem: Problem, shape: tuple[int, ...]) -> Any:
@@ -163,7 +163,7 @@ def _pairs(problem: Problem, shape: tuple[int, ...]) -> Any:
     from regard.kernels.triton.additive.operator import kernel_pairs
 
     lead = problem.query.shape[:-3]
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "mask": None,
         "lengths": None,
         "query_ids": None,
@@ -171,7 +171,7 @@ def _pairs(problem: Problem, shape: tuple[int, ...]) -> Any:
         **mask_arguments(problem, lead),
     }
     numbers = bias_arguments(problem.bias, problem.shape, lead)
-    (low, high), table = given.pop("band"), numbers.get("relative")
-    given = narrowed(given, shape[-1])
+    (low, high), table = arguments.pop("band"), numbers.get("relative")
+    arguments = narrowed(arguments, shape[-1])
     table = None if table is None else table.contiguous()
-    return kernel_pairs(shape, low=low, high=high, **given, bias=numbers.get("bias"), table=table)
+    return kernel_pairs(shape, low=low, high=high, **arguments, bias=numbers.get("bias"), table=table)

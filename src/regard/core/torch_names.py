@@ -66,7 +66,7 @@ def refuse(name: str, function: Callable[..., object], unknown: Mapping[str, obj
     for word in unknown:
         if word in known:
             raise TypeError(f"{name}() has no {word}: {known[word]}")
-        names = [each for each in inspect.signature(function).parameters if each not in ("self", "unknown")]
+        names = [p for p in inspect.signature(function).parameters if p not in ("self", "unknown")]
         near = difflib.get_close_matches(word, names, 1)
         hint = f": did you mean {near[0]}?" if near else f": it takes {', '.join(names)}"
         raise TypeError(f"{name}() has no {word}{hint}")

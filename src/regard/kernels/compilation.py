@@ -35,7 +35,7 @@ def compiled(form: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*arguments: Tensor | None) -> Any:
         nonlocal function
-        bare = [None if each is None else each.data for each in arguments]
+        bare = [None if argument is None else argument.data for argument in arguments]
         if function is not None:
             return function(*bare)
         start = time.perf_counter()

@@ -104,8 +104,8 @@ def _check_targets(target: Tensor, ignore: int, vocabulary: int) -> None:
         return
     wrong = (target != ignore) & ((target < 0) | (target >= vocabulary))
     if bool(wrong.any()):
-        found = int(target[wrong][0])
-        raise ValueError(f"target must be from 0 to {vocabulary - 1}, or {ignore} to ignore, got {found}")
+        wrong_target = int(target[wrong][0])
+        raise ValueError(f"target must be from 0 to {vocabulary - 1}, or {ignore} to ignore, got {wrong_target}")
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -220,8 +220,8 @@ def _scale(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if grad is None:
         return (None,) * 8
     scaled = [
-        (grad * kept).to(kept.dtype) if wanted else None
-        for kept, wanted in zip(ctx.saved_tensors, ctx.wanted, strict=True)
+        (grad * saved).to(saved.dtype) if wanted else None
+        for saved, wanted in zip(ctx.saved_tensors, ctx.wanted, strict=True)
     ]
     return (*scaled, *(None for _ in range(5)))
 

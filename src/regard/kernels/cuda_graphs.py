@@ -89,10 +89,10 @@ def run(loop: Loop, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ..
     if first.device.type != "cuda" or _capturing(first.device):
         return loop(*tensors)
     key = _key(loop, tensors, first)
-    found = _graphs.get(key)
-    if found is not None:
+    graph = _graphs.get(key)
+    if graph is not None:
         _graphs.move_to_end(key)
-        return found.replay(tensors)
+        return graph.replay(tensors)
     _seen[key] = count = _seen.pop(key, 0) + 1
     if len(_seen) > _SHAPES:
         _seen.popitem(last=False)
@@ -101,8 +101,8 @@ def run(loop: Loop, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ..
     if len(_graphs) >= _MOST:
         _graphs.popitem(last=False)
     del _seen[key]
-    found = _graphs[key] = _Graph(loop, tensors, first.device)
-    return found.replay(tensors)
+    graph = _graphs[key] = _Graph(loop, tensors, first.device)
+    return graph.replay(tensors)
 
 
 def clear() -> None:

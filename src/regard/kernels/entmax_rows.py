@@ -66,16 +66,16 @@ class _Rows(torch.autograd.Function):
         (slices, queries, _), (_, keys, size) = query.shape, value.shape
         keyed, valued = _chunked(key), _chunked(value)
         output = query.new_zeros(slices, queries, size)
-        found = query.new_empty(slices, queries, 2)
+        thresholds = query.new_empty(slices, queries, 2)
         for i0 in range(0, queries, rule.rows):
             rows = slice(i0, min(i0 + rule.rows, queries))
             c0, c1 = rule.columns(i0, rows.stop, keys)
             scores = _spread(query[:, rows], c1 - c0) @ keyed[c0:c1].mT
-            entmax.weigh(scores, found, rule.alpha, **rule.limits(i0, c0, keys))
+            entmax.weigh(scores, thresholds, rule.alpha, **rule.limits(i0, c0, keys))
             if c1 > c0:
                 torch.sum(scores @ valued[c0:c1], 0, out=output[:, rows])
         ctx.rule = rule
-        ctx.save_for_backward(query, key, value, found)
+        ctx.save_for_backward(query, key, value, thresholds)
         return output
 
     @staticmethod
@@ -87,9 +87,12 @@ class _Rows(torch.autograd.Function):
 
 
 def _gradients(
-    rule: Rule, change: Tensor, query: Tensor, key: Tensor, value: Tensor, found: Tensor
+    rule: Rule, change: Tensor, query: Tensor, key: Tensor, value: Tensor, thresholds: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value; `found` holds the largest score and the threshold of each row."""
+    """Return the gradients of query, key and value.
+
+    `thresholds` holds the largest score and the threshold of each row.
+    """
     from regard.kernels.triton import entmax  # imported here, because it imports Triton
 
     keys, queries = key.shape[-2], query.shape[-2]
@@ -100,12 +103,12 @@ def _gradients(
         c0, c1 = rule.columns(i0, rows.stop, keys)
         if c1 == c0:
             continue
-        asked, arriving = (_spread(t[:, rows], c1 - c0) for t in (query, change))
-        scores, dweights = asked @ keyed[c0:c1].mT, arriving @ valued[c0:c1].mT
-        entmax.weigh_back(scores, dweights, found, rule.alpha, **rule.limits(i0, c0, keys))
+        query_rows, change_rows = (_spread(t[:, rows], c1 - c0) for t in (query, change))
+        scores, dweights = query_rows @ keyed[c0:c1].mT, change_rows @ valued[c0:c1].mT
+        entmax.weigh_back(scores, dweights, thresholds, rule.alpha, **rule.limits(i0, c0, keys))
         torch.sum(dweights @ keyed[c0:c1], 0, out=dquery[:, rows])
-        _add_product(dkey[c0:c1], dweights.mT, asked)
-        _add_product(dvalue[c0:c1], scores.mT, arriving)
+        _add_product(dkey[c0:c1], dweights.mT, query_rows)
+        _add_product(dvalue[c0:c1], scores.mT, change_rows)
     return dquery, _whole(dkey, keys), _whole(dvalue, keys)
 
 

@@ -204,19 +204,19 @@ def _causal_forward(features: Map, query: Tensor, key: Tensor, value: Tensor, ch
     sums = value.new_zeros(b, features.count, value.shape[-1], dtype=wide)
     total = key.new_zeros(b, features.count, dtype=wide)
     output, divisor = torch.empty_like(value), query.new_empty(*query.shape[:2], 1)
-    kept: list[Tensor] = []
+    states: list[Tensor] = []
     ones: list[Tensor] = []
     for at, size in _segments(query.shape[1], chunk, step):
         queries, keys, values = (_chunks(t, size) for t in (features(query[:, at]), features(key[:, at]), value[:, at]))
         before, sums = _running(sums, (keys.mT @ values).unflatten(0, (b, -1)))
         below, total = _running(total, keys.sum(1, dtype=wide).unflatten(0, (b, -1)))
-        kept.append(before.to(dtype).flatten(0, 1))
+        states.append(before.to(dtype).flatten(0, 1))
         ones.append(below.to(dtype).flatten(0, 1).unsqueeze(1))
         pairs = (queries @ keys.mT).tril_()
         count = (queries * ones[-1]).sum(-1, keepdim=True).add_(pairs.sum(-1, keepdim=True))
-        rows = torch.baddbmm(queries @ kept[-1], pairs, values).div_(count)
+        rows = torch.baddbmm(queries @ states[-1], pairs, values).div_(count)
         output[:, at], divisor[:, at] = rows.view(b, -1, rows.shape[-1]), count.view(b, -1, 1)
-    return output, divisor, kept, ones
+    return output, divisor, states, ones
 
 
 def _causal_backward(
@@ -231,12 +231,12 @@ def _causal_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if query.shape[1] <= chunk:
         return _pairs_backward(features, query, key, value, saved, change)
-    output, divisor, kept, ones = saved
+    output, divisor, states, ones = saved
     dtype, wide, b = value.dtype, _wide(value.dtype), value.shape[0]
     later = value.new_zeros(b, features.count, value.shape[-1], dtype=wide)
     rest = key.new_zeros(b, features.count, dtype=wide)
     grads = [t.new_empty(t.shape) for t in (query, key, value)]
-    runs = list(zip(_segments(query.shape[1], chunk, step), kept, ones, strict=True))
+    runs = list(zip(_segments(query.shape[1], chunk, step), states, ones, strict=True))
     for (at, size), before, below in reversed(runs):
         queries, keys, values = (_chunks(t, size) for t in (features(query[:, at]), features(key[:, at]), value[:, at]))
         above = change[:, at] / divisor[:, at]
@@ -249,9 +249,9 @@ def _causal_backward(
         grads[2][:, at] = torch.baddbmm(keys @ after, pairs.mT, above).view(b, -1, above.shape[-1])
         grad = torch.baddbmm(above @ before.mT, inner, keys).addcmul_(delta, below, value=-1)
         wise = torch.baddbmm(values @ after.mT, inner.mT, queries).add_(behind)
-        for i, (x, mapped, each) in enumerate(((query, queries, grad), (key, keys, wise))):
+        for i, (x, mapped, grad_mapped) in enumerate(((query, queries, grad), (key, keys, wise))):
             shape = (b, -1, features.count)
-            grads[i][:, at] = features.gradient(x[:, at], mapped.view(shape), each.view(shape))
+            grads[i][:, at] = features.gradient(x[:, at], mapped.view(shape), grad_mapped.view(shape))
     return grads[0], grads[1], grads[2]
 
 
@@ -275,20 +275,20 @@ def _computed(
         return done.output, done.divisor, [], done.fine
     forward = _forward if plan.chunk is None else functools.partial(_causal_forward, chunk=plan.chunk)
     parts, shape, fine = _parts(query, plan.sequences), query.shape[:-1], True
-    kept: list[tuple[Any, ...]] = []
+    sums_of_parts: list[tuple[Any, ...]] = []
     if len(parts) == 1:  # the call is small enough to store the features too
         few = _flat(value, parts[0])
         rows, count, *sums = forward(features, _flat(query, parts[0]), _flat(key, parts[0]), few, step=plan.step)
-        kept.append(tuple(sums))
-        return rows.view(*shape, -1), count.view(*shape, 1), kept, sound(features, few, count)
+        sums_of_parts.append(tuple(sums))
+        return rows.view(*shape, -1), count.view(*shape, 1), sums_of_parts, sound(features, few, count)
     output, divisor = query.new_empty(*shape, value.shape[-1]), query.new_empty(*shape, 1)
     for at in parts:
         few = _flat(value, at)
         rows, count, *sums = forward(features, _flat(query, at), _flat(key, at), few, step=plan.step)
         fine = sound(features, few, count) and fine
-        kept.append(tuple(sums[: 0 if query.shape[-2] == plan.chunk else 2]))
+        sums_of_parts.append(tuple(sums[: 0 if query.shape[-2] == plan.chunk else 2]))
         output[at], divisor[at] = rows.view(output[at].shape), count.view(divisor[at].shape)
-    return output, divisor, kept, fine
+    return output, divisor, sums_of_parts, fine
 
 
 class Plan(NamedTuple):
@@ -321,8 +321,8 @@ class _Blocks(torch.autograd.Function):
                 learned = [
                     t for t, needed in zip((query, key, value), ctx.needs_input_grad[1:4], strict=True) if needed
                 ]
-                found = iter(torch.autograd.grad(again(query, key, value), learned, change, create_graph=True))
-                grads = [next(found) if needed else None for needed in ctx.needs_input_grad[1:4]]
+                leaf_grads = iter(torch.autograd.grad(again(query, key, value), learned, change, create_graph=True))
+                grads = [next(leaf_grads) if needed else None for needed in ctx.needs_input_grad[1:4]]
                 return None, *grads, None, None
             if plan.native:
                 causal = plan.chunk is not None

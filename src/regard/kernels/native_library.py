@@ -28,7 +28,7 @@ _FLAGS = ("-O3", "-march=native", "-std=c11", "-fPIC", "-shared", "-pthread", "-
 def compiler() -> str | None:
     """Return the path of a C compiler, or None."""
     names = (os.environ.get("CC", "").split(" ")[0], "cc", "gcc", "clang")
-    return next((found for name in names if name and (found := shutil.which(name))), None)
+    return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
 def cache_folder() -> Path:
@@ -45,14 +45,14 @@ def library(package: str, *names: str) -> ctypes.CDLL | None:
 
     Return None if there is no C compiler or the system is not Linux; if compiling fails, return None and log a warning.
     """
-    found = compiler()
-    if found is None or platform.system() != "Linux":
+    path = compiler()
+    if path is None or platform.system() != "Linux":
         return None
     headers = [resources.files("regard.kernels").joinpath(header) for header in _HEADERS]
     files = (*headers, *(resources.files(package).joinpath(name) for name in names))
     source = b"".join(file.read_bytes() for file in files)
     try:
-        return ctypes.CDLL(str(_compiled(found, source, Path(names[-1]).stem)))
+        return ctypes.CDLL(str(_compiled(path, source, Path(names[-1]).stem)))
     # RuntimeError: the user has no home directory.
     except (OSError, RuntimeError, subprocess.SubprocessError) as problem:
         _log.warning("%s cannot be compiled, slower code runs in its place: %s", names[-1], problem)

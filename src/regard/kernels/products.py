@@ -79,8 +79,8 @@ def linear(
     plain = torch.is_autocast_enabled(device) or rows.dtype != torch.float32 or few
     if plain or not serves(rows) or forward_ad._current_level >= 0:
         return F.linear(rows, weight, bias)
-    found = cast(Tensor, _Linear.apply(rows.reshape(-1, rows.shape[-1]), weight, bias))
-    return found.reshape(*rows.shape[:-1], len(weight))
+    output = cast(Tensor, _Linear.apply(rows.reshape(-1, rows.shape[-1]), weight, bias))
+    return output.reshape(*rows.shape[:-1], len(weight))
 
 
 class _Linear(torch.autograd.Function):
@@ -100,7 +100,7 @@ class _Linear(torch.autograd.Function):
         if torch.is_grad_enabled():  # for second derivatives: autograd can differentiate torch's own products
             products = (upstream_rows @ weight, upstream_rows.t() @ rows, upstream_rows.sum(0))
             return tuple(
-                found if wanted else None for found, wanted in zip(products, ctx.needs_input_grad, strict=True)
+                product if wanted else None for product, wanted in zip(products, ctx.needs_input_grad, strict=True)
             )
         return (
             matrix(weight.t(), len(rows), uses=1).times(upstream_rows) if to_rows else None,
@@ -121,12 +121,12 @@ def _dtypes() -> tuple[torch.dtype, ...]:
     names = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
     if not all(hasattr(torch.ops.mkldnn, name) for name in names):
         return ()
-    found: list[torch.dtype] = []
+    dtypes: list[torch.dtype] = []
     if _amd() and torch.backends.cpu.get_cpu_capability() == "AVX512":
-        found.append(torch.float32)
+        dtypes.append(torch.float32)
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        found.append(torch.bfloat16)
-    return tuple(found)
+        dtypes.append(torch.bfloat16)
+    return tuple(dtypes)
 
 
 def _amd() -> bool:

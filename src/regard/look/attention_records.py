@@ -54,7 +54,7 @@ class Check(Protocol):
     def holds(self) -> list[Tensor]: ...
 
 
-class Kept:
+class VersionedTensors:
     """Tensors that are held by reference, and their version counters, which show later in-place writes."""
 
     def __init__(self, *tensors: Tensor) -> None:
@@ -78,7 +78,7 @@ class Given:
 
     def __init__(self, weights: Tensor) -> None:
         self._weights = weights
-        self._kept = Kept(weights)
+        self._versioned = VersionedTensors(weights)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -86,9 +86,9 @@ class Given:
         return b, h, q, k
 
     def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor:
-        self._kept.check()
-        found = self._weights[batch, heads.start : heads.stop].index_select(-2, rows.to(self._weights.device))
-        return found.float().cpu()
+        self._versioned.check()
+        weights = self._weights[batch, heads.start : heads.stop].index_select(-2, rows.to(self._weights.device))
+        return weights.float().cpu()
 
     def block(self, batch: slice, heads: range, rows: Tensor) -> Tensor:
         """Return the weights (batch, heads, rows, keys) on the device on which they are stored."""
@@ -152,8 +152,8 @@ class Record:
     def __repr__(self) -> str:
         note = f"; {self.note}" if self.note else ""
         heads, queries, keys = (
-            _counted(*each)
-            for each in ((self.heads, "head", "heads"), (self.queries, "query", "queries"), (self.keys, "key", "keys"))
+            _counted(*axis)
+            for axis in ((self.heads, "head", "heads"), (self.queries, "query", "queries"), (self.keys, "key", "keys"))
         )
         where = f"{self.name!r}, call {self.call}, {self.kind}"
         return f"Record({where}: {self.batch} × {heads}, {queries}, {keys}{note})"
@@ -187,21 +187,23 @@ class Record:
         item = self._item(batch)
         return Axes(self._rows[item], self._columns[item])
 
-    def _each(self, given: LabelsOfAll, what: str, length: int) -> list[Labels | None]:
+    def _each(self, labels: LabelsOfAll, what: str, length: int) -> list[Labels | None]:
         """Return a list with the labels of each sequence of the batch, and check their number and lengths."""
-        if given is None:
+        if labels is None:
             return [None] * self.batch
-        if isinstance(given, Labels) and self.batch != 1:
+        if isinstance(labels, Labels) and self.batch != 1:
             raise ValueError(
                 f"{what} of {self.name!r} has labels for one sequence, but there are {self.batch}: give labels for each"
             )
-        each: list[Labels | None] = [given] if isinstance(given, Labels) else list(given)
-        if len(each) != self.batch:
-            raise ValueError(f"{what} of {self.name!r} has labels for {len(each)} sequences; there are {self.batch}")
-        wrong = next((len(labels) for labels in each if labels is not None and len(labels) != length), None)
+        by_sequence: list[Labels | None] = [labels] if isinstance(labels, Labels) else list(labels)
+        if len(by_sequence) != self.batch:
+            raise ValueError(
+                f"{what} of {self.name!r} has labels for {len(by_sequence)} sequences; there are {self.batch}"
+            )
+        wrong = next((len(entry) for entry in by_sequence if entry is not None and len(entry) != length), None)
         if wrong is not None:
             raise ValueError(f"{what} of {self.name!r} has {wrong} labels, but there are {length} {what}")
-        return each
+        return by_sequence
 
     def sequence(self, batch: int) -> "Record":
         """Return one sequence of the batch as a separate record, with its labels and without its padding.
@@ -215,7 +217,7 @@ class Record:
         if self.batch == 1 and all(labels is None or labels.shown is None for labels in (rows, columns)):
             return self
         places = Places(batch, *(labels.shown if labels is not None else None for labels in (rows, columns)))
-        one = Record(
+        sequence = Record(
             self.name,
             self.kind,
             Part(self.source, places),
@@ -226,8 +228,8 @@ class Record:
             row_labels=None if rows is None else rows.trimmed(),
             column_labels=None if columns is None else columns.trimmed(),
         )
-        one.backward = None if self.backward is None else GradientPart(self.backward, places)
-        return one
+        sequence.backward = None if self.backward is None else GradientPart(self.backward, places)
+        return sequence
 
     @property
     def nbytes(self) -> int:
@@ -243,8 +245,8 @@ class Record:
     ) -> Tensor:
         """Return the attention weights (heads, queries, keys), or (queries, keys) of one head; float32 on the CPU."""
         rows = self._positions(queries)
-        found = self.source.rows(self._item(batch), self._range(head), rows)
-        return found if head is None else found[0]
+        weights = self.source.rows(self._item(batch), self._range(head), rows)
+        return weights if head is None else weights[0]
 
     def top(self, k: int, *, batch: int = 0, magnitude: bool = False) -> Top:
         """Return the k largest weights of each query and the indices of their keys, (heads, queries, k).
@@ -254,11 +256,11 @@ class Record:
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
-        found = []
+        parts = []
         for _, weights in self._blocks(None, batch):
             indices = (weights.abs() if magnitude else weights).topk(min(k, self.keys), -1).indices
-            found.append(Top(weights.gather(-1, indices), indices))
-        return Top(torch.cat([part.values for part in found], -2), torch.cat([part.indices for part in found], -2))
+            parts.append(Top(weights.gather(-1, indices), indices))
+        return Top(torch.cat([part.values for part in parts], -2), torch.cat([part.indices for part in parts], -2))
 
     def received(self, *, batch: int = 0) -> Tensor:
         """Return the sum over all queries of the weights of each key, (heads, keys)."""
@@ -296,10 +298,10 @@ class Record:
             return known if max(known.shape) <= size else pooled(known, *(min(size, n) for n in known.shape))
         if 0 in (self.queries, self.keys):
             return torch.zeros(min(size, self.queries), min(size, self.keys))
-        found = Pool(self.queries, self.keys, min(size, self.queries), min(size, self.keys), pool)
+        pooled_map = Pool(self.queries, self.keys, min(size, self.queries), min(size, self.keys), pool)
         for rows, weights in self._blocks(head, batch):
-            found.add(int(rows[0]), weights[0])
-        return found.cells()
+            pooled_map.add(int(rows[0]), weights[0])
+        return pooled_map.cells()
 
     def check(self, *, batch: int = 0) -> float | None:
         """Return the largest |weights @ value − output| divided by the largest |output|.
@@ -319,8 +321,8 @@ class Record:
             raise ValueError(
                 f"no gradients were kept for {self.name!r}: watch(model, gradients=True) with grad mode on"
             )
-        found = self.backward.rows(self._item(batch), self._range(head), self._positions(queries))
-        return found if head is None else found[0]
+        grads = self.backward.rows(self._item(batch), self._range(head), self._positions(queries))
+        return grads if head is None else grads[0]
 
     def relevance(
         self, *, head: int | None = None, queries: slice | Sequence[int] | None = None, batch: int = 0

@@ -22,9 +22,9 @@ class Places(NamedTuple):
     rows: tuple[int, ...] | None
     columns: tuple[int, ...] | None
 
-    def chosen(self, found: Tensor) -> Tensor:
+    def chosen(self, weights: Tensor) -> Tensor:
         """Return the columns of the weights that are not padding of this sequence."""
-        return found if self.columns is None else found.index_select(-1, torch.tensor(self.columns))
+        return weights if self.columns is None else weights.index_select(-1, torch.tensor(self.columns))
 
     def row_numbers(self, rows: Tensor) -> Tensor:
         """Return the indices of rows in the padded map, from their indices in the map without padding."""
@@ -64,8 +64,8 @@ class Part:
         return stored(self._source, "overview", self._places.batch, head) if self._places.all else None
 
     def entropy(self, batch: int) -> Tensor | None:
-        found = stored(self._source, "entropy", self._places.batch)
-        return found if found is None else found[:, self._places.row_numbers(torch.arange(self._shape[2]))]
+        entropy = stored(self._source, "entropy", self._places.batch)
+        return entropy if entropy is None else entropy[:, self._places.row_numbers(torch.arange(self._shape[2]))]
 
     @property
     def rest(self) -> Tensor | None:

@@ -97,9 +97,9 @@ def shorter(query: Numbers, key: Numbers, scale: float | None) -> Shorter | None
     [old_query], [old_key] = query.holds(), key.holds()
     if old_query.dtype != torch.float32 or old_key.dtype != torch.float32:
         return None
-    one = old_query.data_ptr() == old_key.data_ptr() and old_query.stride() == old_key.stride()
+    shared = old_query.data_ptr() == old_key.data_ptr() and old_query.stride() == old_key.stride()
     new_query = Short(old_query)
-    new_key = new_query if one and query.shape == key.shape else Short(old_key)
+    new_key = new_query if shared and query.shape == key.shape else Short(old_key)
     before, after = nbytes([old_query, old_key]), nbytes([*new_query.holds(), *new_key.holds()])
     if after >= before:
         return None

@@ -17,7 +17,7 @@ LARGEST = 64  # largest number of rows or columns of a drawing; larger maps are 
 Head = int | Literal["mean"]
 
 
-def drawn(record: Record, head: Head, batch: int, name: str | None) -> "tuple[Tensor, list[str], list[str], str]":
+def map_to_draw(record: Record, head: Head, batch: int, name: str | None) -> "tuple[Tensor, list[str], list[str], str]":
     """Return the attention map to draw, the names of its rows and of its columns, and the title of the drawing."""
     title = titled(record, head, batch, name)
     record, head = _of_one(record, head, batch)
@@ -33,10 +33,10 @@ def drawn(record: Record, head: Head, batch: int, name: str | None) -> "tuple[Te
 
 def _of_one(record: Record, head: Head, batch: int) -> tuple[Record, int]:
     """Return the record of one sequence and the index of the head in it; the mean is an additional last head."""
-    one = record.sequence(batch)
+    sequence = record.sequence(batch)
     if head != "mean":
-        return one, head
-    return with_mean(one), one.heads if one.heads > 1 else 0
+        return sequence, head
+    return with_mean(sequence), sequence.heads if sequence.heads > 1 else 0
 
 
 def titled(record: Record, head: Head, batch: int, name: str | None = None) -> str:
@@ -87,9 +87,9 @@ def svg(record: Record, *, head: Head = 0, batch: int = 0, view: str = "auto", n
     9
     """
     if _overlaid(record, batch, view):
-        title, (one, at) = titled(record, head, batch, name), _of_one(record, head, batch)
-        return image_overlays.svg(one, title=title, head=at, cells=view == "cells")
-    weights, rows, columns, title = drawn(record, head, batch, name)
+        title, (sequence, at) = titled(record, head, batch, name), _of_one(record, head, batch)
+        return image_overlays.svg(sequence, title=title, head=at, cells=view == "cells")
+    weights, rows, columns, title = map_to_draw(record, head, batch, name)
     return heatmap.svg(weights, rows, columns, title=title)
 
 
@@ -108,9 +108,9 @@ def png(
     `subtitle` is written below the title, except in drawings over a picture.
     """
     if _overlaid(record, batch, view):
-        title, (one, at) = titled(record, head, batch, name), _of_one(record, head, batch)
-        return image_overlays.png(one, path, title=title, head=at, cells=view == "cells")
-    weights, rows, columns, title = drawn(record, head, batch, name)
+        title, (sequence, at) = titled(record, head, batch, name), _of_one(record, head, batch)
+        return image_overlays.png(sequence, path, title=title, head=at, cells=view == "cells")
+    weights, rows, columns, title = map_to_draw(record, head, batch, name)
     return heatmap_png.png(weights.tolist(), rows, columns, path, title=title, subtitle=subtitle)
 
 

@@ -80,21 +80,21 @@ def faithfulness(
     same on every call.
 
     >>> weight = torch.tensor([3.0, 0.0, 1.0])
-    >>> found = faithfulness(lambda kept: kept.float() @ weight, torch.tensor([0.7, 0.1, 0.2]), steps=3)
-    >>> [round(score, 2) for score in found.deletion["map"].scores], round(found.deletion["map"].area, 2)
+    >>> curves = faithfulness(lambda kept: kept.float() @ weight, torch.tensor([0.7, 0.1, 0.2]), steps=3)
+    >>> [round(score, 2) for score in curves.deletion["map"].scores], round(curves.deletion["map"].area, 2)
     ([4.0, 1.0, 0.0, 0.0], 1.0)
-    >>> found.gain() > 0
+    >>> curves.gain() > 0
     True
     """
-    given = {"map": importance, **(baselines or {})}
-    _check(given, steps, orderings, block)
+    rankings = {"map": importance, **(baselines or {})}
+    _check(rankings, steps, orderings, block)
     if generator is None:
         generator = torch.Generator().manual_seed(2018)
     inputs = importance.shape[0]
     counts = sorted({round(inputs * step / steps) for step in range(steps + 1)})
     shuffled = torch.stack([torch.randperm(inputs, generator=generator) for _ in range(orderings)])
     orders = {
-        name: ranking.detach().cpu().argsort(descending=True, stable=True)[None] for name, ranking in given.items()
+        name: ranking.detach().cpu().argsort(descending=True, stable=True)[None] for name, ranking in rankings.items()
     }
     orders["random"] = shuffled
     device = importance.device
@@ -120,17 +120,17 @@ def gradient_times_input(function: Callable[[Tensor], Tensor], inputs: Float[Ten
     return (gradient * leaf.detach()).sum(-1)
 
 
-def _check(given: Mapping[str, Tensor], steps: int, orderings: int, block: int) -> None:
-    inputs = given["map"].shape[0]
+def _check(rankings: Mapping[str, Tensor], steps: int, orderings: int, block: int) -> None:
+    inputs = rankings["map"].shape[0]
     if inputs == 0:
         raise ValueError("importance must have at least one input, got none")
-    for name, ranking in given.items():
+    for name, ranking in rankings.items():
         label = "importance" if name == "map" else f"baselines[{name!r}]"
         if ranking.shape != (inputs,):
             raise ValueError(f"{label} must have shape ({inputs},), got {tuple(ranking.shape)}")
         if not bool(torch.isfinite(ranking).all()):
             raise ValueError(f"{label} must be finite, got {int((~torch.isfinite(ranking)).sum())} other numbers")
-    if "random" in given:
+    if "random" in rankings:
         raise ValueError('baselines must not be called "random": the random orderings have that name')
     for name, number in {"steps": steps, "orderings": orderings, "block": block}.items():
         if number < 1:
@@ -141,8 +141,8 @@ def _curve(
     score: Score, orders: Int[Tensor, "o k"], counts: list[int], keep: bool, block: int, device: torch.device
 ) -> Curve:
     inputs = orders.shape[1]
-    kept = torch.cat([_masks(orders, count, keep) for count in counts])  # masks of the inputs, (counts · orders, k)
-    scores = torch.cat([_scored(score, part.to(device)) for part in kept.split(block)])
+    masks = torch.cat([_masks(orders, count, keep) for count in counts])  # masks of the inputs, (counts · orders, k)
+    scores = torch.cat([_scored(score, part.to(device)) for part in masks.split(block)])
     table = scores.reshape(len(counts), -1)
     fractions = tuple(count / inputs for count in counts)
     mean = tuple(table.mean(1).tolist())
@@ -157,9 +157,11 @@ def _masks(orders: Int[Tensor, "o k"], count: int, keep: bool) -> Bool[Tensor, "
     return masks.scatter(1, orders[:, :count], keep)
 
 
-def _scored(score: Score, kept: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
+def _scored(score: Score, masks: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
     with torch.no_grad():
-        scores = score(kept)
-    if scores.shape != kept.shape[:1]:
-        raise ValueError(f"score must give {kept.shape[0]} numbers for {kept.shape[0]} rows, got {tuple(scores.shape)}")
+        scores = score(masks)
+    if scores.shape != masks.shape[:1]:
+        raise ValueError(
+            f"score must give {masks.shape[0]} numbers for {masks.shape[0]} rows, got {tuple(scores.shape)}"
+        )
     return scores.detach().double().cpu()

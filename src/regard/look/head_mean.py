@@ -42,8 +42,8 @@ class WithMean:
     def overview(self, batch: int, head: int) -> Tensor | None:
         if head < self._heads:
             return stored(self._source, "overview", batch, head)
-        known = [stored(self._source, "overview", batch, each) for each in range(self._heads)]
-        maps = [one for one in known if one is not None]
+        known = [stored(self._source, "overview", batch, number) for number in range(self._heads)]
+        maps = [overview for overview in known if overview is not None]
         return torch.stack(maps).mean(0) if maps else None
 
     @property
@@ -74,6 +74,6 @@ def with_mean(record: Record) -> Record:
         call=record.call,
         scale=record.scale,
         note=record.note,
-        row_labels=[each.rows for each in axes],
-        column_labels=[each.columns for each in axes],
+        row_labels=[labels.rows for labels in axes],
+        column_labels=[labels.columns for labels in axes],
     )

@@ -28,7 +28,7 @@ VIEWS = ("auto", "heatmap", "smooth", "cells")
 ROWS = 64  # the largest number of rows of a map that are drawn, each over its own copy of the picture
 _THICK = 190 / 255  # opacity of the overlay at weight 0, the same as in viewer/assets/veil.js
 _DARK = 0.3  # a picture with a mean lightness below this gets a light overlay, because a dark one would be invisible
-_DRAWN = 96  # a picture with sides of at most this many pixels is enlarged by a whole factor, without interpolation
+_SMALL = 96  # a picture with sides of at most this many pixels is enlarged by a whole factor, without interpolation
 _SIDE, _ACROSS, _GAP, _EDGE, _UNDER = 150, 6, 16, 16, 52
 _TEXT, _QUIET = "#1b1f24", "#626b78"
 
@@ -86,7 +86,7 @@ def svg(record: Record, *, title: str, head: int = 0, batch: int = 0, cells: boo
     sheet = _sheet(record, title, head, batch, cells)
     width, height = sheet.size
     scale = f"scale({sheet.width / sheet.picture.width:.6g} {sheet.height / sheet.picture.height:.6g})"
-    crisp = " style='image-rendering:pixelated'" if _is_drawn(sheet.picture) else ""
+    crisp = " style='image-rendering:pixelated'" if _is_small(sheet.picture) else ""
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' role='img' width='{width}' height='{height}' "
         f'viewBox=\'0 0 {width} {height}\' font-family="{heatmap.FONTS}" font-size="13" fill="{_TEXT}">',
@@ -122,7 +122,7 @@ def png(record: Record, path: str | Path, *, title: str, head: int = 0, batch: i
 
     sheet = _sheet(record, title, head, batch, cells)
     size = sheet.width, sheet.height
-    below = sheet.picture.resize(size, Resampling.NEAREST if _is_drawn(sheet.picture) else Resampling.BICUBIC)
+    below = sheet.picture.resize(size, Resampling.NEAREST if _is_small(sheet.picture) else Resampling.BICUBIC)
     paper = Image.new("RGB", sheet.size, "#ffffff")
     pen = ImageDraw.Draw(paper)
     pen.text((_EDGE, 12), sheet.title, fill=_TEXT, font=font_of(14))
@@ -144,22 +144,22 @@ def png(record: Record, path: str | Path, *, title: str, head: int = 0, batch: i
 def _sheet(record: Record, title: str, head: int, batch: int, cells: bool) -> _Sheet:
     from PIL import Image
 
-    one = record.sequence(batch)
-    columns = one.column_labels
+    sequence = record.sequence(batch)
+    columns = sequence.column_labels
     assert columns is not None
     high, wide = columns.extra["grid"]
     first = len(columns) - high * wide
     with Image.open(io.BytesIO(columns.extra["image"])) as file:
         picture = file.convert("RGB")
-    weights = one.weights(head=head, queries=slice(0, min(ROWS, one.queries))).float().numpy()
+    weights = sequence.weights(head=head, queries=slice(0, min(ROWS, sequence.queries))).float().numpy()
     shadow = _shadow(picture)
     width = _enlarged(picture)
     tiles = []
     for row, values in enumerate(weights):
-        name, facts = _said(one.row_labels, row, values, width)
+        name, facts = _said(sequence.row_labels, row, values, width)
         tiles.append(_Tile(name, facts, _veil(values[first:].reshape(high, wide), shadow, cells)))
-    if one.queries > ROWS:
-        title += f" (the first {ROWS} of {one.queries} rows)"
+    if sequence.queries > ROWS:
+        title += f" (the first {ROWS} of {sequence.queries} rows)"
     height = round(width * picture.height / picture.width)
     return _Sheet(title, picture, tiles, width, height, "the largest weight of each picture", shadow)
 
@@ -213,14 +213,14 @@ def _shadow(picture: "Image") -> NDArray[np.uint8]:
     return np.array((226, 230, 238) if light < _DARK else (18, 21, 28), dtype=np.uint8)
 
 
-def _is_drawn(picture: "Image") -> bool:
-    return max(picture.size) <= _DRAWN
+def _is_small(picture: "Image") -> bool:
+    return max(picture.size) <= _SMALL
 
 
 def _enlarged(picture: "Image") -> int:
     """Return the width of a tile; for a small picture it is a multiple of its width, so that pixels stay squares."""
     times = _SIDE // picture.width
-    return times * picture.width if _is_drawn(picture) and times > 1 else _SIDE
+    return times * picture.width if _is_small(picture) and times > 1 else _SIDE
 
 
 def _address(picture: "Image") -> str:

@@ -26,7 +26,7 @@ def plans(
 
     The list has one entry for each sequence of the record. With `strictly`, records of another length are an error.
     """
-    lengths = {len(one) for one in labels}
+    lengths = {len(entry) for entry in labels}
     if len(lengths) > 1:
         raise ValueError(
             f"{what} has from {min(lengths)} to {max(lengths)} labels for its sequences, which are padded to one "
@@ -49,7 +49,7 @@ def _plan(
         if len(labels) not in (1, len(items)):
             raise ValueError(f"{what} has labels for {len(labels)} sequences, but batch names {len(items)}")
         axes = [record.labels(batch=item) for item in range(record.batch)]
-        plan = [one.rows if what == "rows" else one.columns for one in axes]
+        plan = [entry.rows if what == "rows" else entry.columns for entry in axes]
         for place, item in enumerate(items):
             record.labels(batch=item)  # raises IndexError if the batch has no sequence of that index
             plan[item] = labels[place if len(labels) > 1 else 0]

@@ -161,10 +161,10 @@ def as_labels(given: Labelling) -> Labels:
     >>> as_labels(["Tom", "runs"]).kind
     'list'
     """
-    found = labels_of(given)
-    if len(found) != 1:
-        raise ValueError(f"labels of {len(found)} sequences were given: choose one sequence of the batch")
-    return found[0]
+    labels = labels_of(given)
+    if len(labels) != 1:
+        raise ValueError(f"labels of {len(labels)} sequences were given: choose one sequence of the batch")
+    return labels[0]
 
 
 def labels_of(given: Labelling) -> list[Labels]:
@@ -179,7 +179,7 @@ def labels_of(given: Labelling) -> list[Labels]:
         raise TypeError(f"labels must be a list of strings, one for each position, got the one string {given!r}")
     if is_encoding(given):
         return _tokens(of_encodings(given))
-    if isinstance(given, Sequence) and given and all(isinstance(one, Labels) for one in given):
+    if isinstance(given, Sequence) and given and all(isinstance(item, Labels) for item in given):
         return list(given)
     if isinstance(given, tuple) and len(given) == 2 and not isinstance(given[1], (str, Labels)):
         first, second = given
@@ -187,16 +187,16 @@ def labels_of(given: Labelling) -> list[Labels]:
             return _tokens(of_texts(first, second))
         if not isinstance(first, (str, list, tuple)):
             return _tokens(of_tokenizer(first, second))
-    if isinstance(given, Sequence) and given and all(_is_list(one) for one in given):
-        if any(is_encoding(one) for one in given):
-            return [as_labels(one) for one in given]
-        return [Labels("list", tuple(one)) for one in given]
+    if isinstance(given, Sequence) and given and all(_is_list(item) for item in given):
+        if any(is_encoding(item) for item in given):
+            return [as_labels(item) for item in given]
+        return [Labels("list", tuple(item)) for item in given]
     return [Labels("list", tuple(given))]
 
 
-def _is_list(one: object) -> bool:
-    return is_encoding(one) or (isinstance(one, Sequence) and not isinstance(one, str))
+def _is_list(item: object) -> bool:
+    return is_encoding(item) or (isinstance(item, Sequence) and not isinstance(item, str))
 
 
 def _tokens(named: Sequence[Named]) -> list[Labels]:
-    return [Labels("tokens", tuple(one.names), shown=one.shown) for one in named]
+    return [Labels("tokens", tuple(sequence.names), shown=sequence.shown) for sequence in named]

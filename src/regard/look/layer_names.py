@@ -53,9 +53,9 @@ def layer_names(names: Sequence[str]) -> list[Words | None]:
         lambda path: (*_plain(path, varying), *_said(path, crossed, path.numbers)),
     )
     for way in ways:
-        found = {name: way(path) for name, path in paths.items()}
-        if len(set(found.values())) == len(found):
-            return [found.get(name) for name in names]
+        words = {name: way(path) for name, path in paths.items()}
+        if len(set(words.values())) == len(words):
+            return [words.get(name) for name in names]
     return [None] * len(names)
 
 
@@ -69,22 +69,22 @@ def stacks(names: Iterable[str]) -> dict[str, str]:
     {'encoder.layer.*.attention.self'}
     """
     alike: dict[str, list[str]] = defaultdict(list)
-    found: dict[str, str] = {}
+    stack_of: dict[str, str] = {}
     for name in names:
         if _path(name) is not None:
             alike[_NUMBER.sub("*", name)].append(name)
         elif _is_path(name):
             parts = name.split(".")
             if places := [place for place, part in enumerate(parts) if part in _SIDES]:
-                found[name] = ".".join(parts[: places[-1] + 1]) + ".*"
+                stack_of[name] = ".".join(parts[: places[-1] + 1]) + ".*"
     for group in alike.values():
         numbers = [_NUMBER.findall(name) for name in group]
-        varying = [place for place, each in enumerate(zip(*numbers, strict=True)) if len(set(each)) > 1]
+        varying = [place for place, column in enumerate(zip(*numbers, strict=True)) if len(set(column)) > 1]
         place = varying[0] if varying else 0
         for name in group:
             start, end = [match.span() for match in _NUMBER.finditer(name)][place]
-            found[name] = f"{name[:start]}*{name[end:]}"
-    return found
+            stack_of[name] = f"{name[:start]}*{name[end:]}"
+    return stack_of
 
 
 def cross_attention(names: Iterable[str]) -> set[str]:
@@ -130,8 +130,8 @@ def _said(path: _Path, crossed: set[Words], numbers: Words) -> Words:
 
 def _varying(paths: Sequence[_Path]) -> set[str]:
     """Return the parts that occur in some of the paths, but not in all of them."""
-    each = [set(path.others) for path in paths]
-    return set.union(*each) - set.intersection(*each)
+    parts = [set(path.others) for path in paths]
+    return set.union(*parts) - set.intersection(*parts)
 
 
 def _plain(path: _Path, varying: set[str]) -> Words:

@@ -44,11 +44,13 @@ def readable(
     >>> readable(["▁Tom", "▁chas", "es", "▁", "<0xE6>", "<0xB1>", "<0xA4>"])
     ['Tom', 'chas', '·es', ' ', '汤⟨1/3⟩', '汤⟨2/3⟩', '汤⟨3/3⟩']
     """
-    kept = list(literal) if literal is not None else [False] * len(pieces)
-    plain = [piece for piece, alone in zip(pieces, kept, strict=True) if not alone]
+    unchanged = list(literal) if literal is not None else [False] * len(pieces)
+    plain = [piece for piece, alone in zip(pieces, unchanged, strict=True) if not alone]
     by_bytes = _is_byte_level(plain) if byte_level is None else byte_level
     by_words = not by_bytes and not any(_METASPACE in piece or _FALLBACK.fullmatch(piece) for piece in plain)
-    raw = [None if alone else _bytes_of(piece, by_bytes, by_words) for piece, alone in zip(pieces, kept, strict=True)]
+    raw = [
+        None if alone else _bytes_of(piece, by_bytes, by_words) for piece, alone in zip(pieces, unchanged, strict=True)
+    ]
     return [label or piece for label, piece in zip(from_bytes(raw), pieces, strict=True)]
 
 
@@ -98,7 +100,7 @@ def _labelled(text: str, spans: Sequence[tuple[int, int]]) -> list[str]:
     for n, span in enumerate(spans):
         for place in range(*span):
             covers[place] = _Cover(covers.get(place, _Cover(n, n)).first, n)
-    found = []
+    labels = []
     for n, (start, stop) in enumerate(spans):
         parts = [_part(text[place], n, covers[place]) for place in range(start, stop)]
         label = "".join(parts)
@@ -106,8 +108,8 @@ def _labelled(text: str, spans: Sequence[tuple[int, int]]) -> list[str]:
             label = label[1:]
         elif start and parts and len(parts[0]) == 1 and _in_word(text[start - 1]) and _in_word(text[start]):
             label = f"·{label}"
-        found.append(label)
-    return found
+        labels.append(label)
+    return labels
 
 
 def _part(character: str, piece: int, cover: _Cover) -> str:

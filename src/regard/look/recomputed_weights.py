@@ -14,7 +14,7 @@ from regard.core.masks import Band
 from regard.core.normalizers import Hard
 from regard.core.problem import Problem
 from regard.core.scores import Additive, Bilinear, Dot, ScaledDot, Score
-from regard.look.attention_records import Kept, Record, Source
+from regard.look.attention_records import Record, Source, VersionedTensors
 from regard.look.compact_floats import Exact, Numbers, shorter
 
 # Largest number of elements of an intermediate tensor. Some scores compute several numbers for each pair of a query and
@@ -22,7 +22,7 @@ from regard.look.compact_floats import Exact, Numbers, shorter
 _PAIR_NUMBERS = 2**25
 
 
-def kept(tensor: Tensor) -> Tensor:
+def copy_if_lent(tensor: Tensor) -> Tensor:
     """Return the tensor itself, or a copy if it may be modified later or is part of a larger storage."""
     tensor = tensor.detach()
     return tensor.clone(memory_format=torch.contiguous_format) if lent(tensor) else tensor
@@ -59,7 +59,7 @@ class Pairs:
     """
 
     def __init__(self, problem: Problem, *, sinks: Tensor | None = None) -> None:
-        query, key = kept(problem.query), kept(problem.key)
+        query, key = copy_if_lent(problem.query), copy_if_lent(problem.key)
         self._problem = replace(
             problem,
             query=query,
@@ -77,7 +77,7 @@ class Pairs:
         self._sinks = None if sinks is None else sinks.detach().clone().reshape(-1, 1, 1)
         parts = (self._problem.score, self._problem.mask, self._problem.bias)
         self._beside = [tensor for part in parts if part is not None for tensor in part.tensors()]
-        self._kept = Kept(query, key, *self._beside)
+        self._versioned = VersionedTensors(query, key, *self._beside)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -85,7 +85,7 @@ class Pairs:
         return b, h, q, self._key.shape[-2]
 
     def holds(self) -> list[Tensor]:
-        return list({t.untyped_storage().data_ptr(): t for t in (*self.numbers(), *self._kept.tensors)}.values())
+        return list({t.untyped_storage().data_ptr(): t for t in (*self.numbers(), *self._versioned.tensors)}.values())
 
     def numbers(self) -> list[Tensor]:
         """Return the tensors that hold the queries and keys."""
@@ -99,26 +99,26 @@ class Pairs:
         scale = 1.0 if isinstance(score, Dot) else None
         if isinstance(score, ScaledDot):
             scale = score.factor(self._query.shape[-1])
-        found = shorter(self._query, self._key, scale)
-        if found is None:
+        shortened = shorter(self._query, self._key, scale)
+        if shortened is None:
             return None
         other = copy.copy(self)
-        other._query, other._key, note = found
+        other._query, other._key, note = shortened
         problem = self._problem
         other._problem = replace(problem, query=_shape_of(problem.query), key=_shape_of(problem.key))
-        other._kept = Kept(*self._beside)
+        other._versioned = VersionedTensors(*self._beside)
         return Shortened(other, note)
 
     def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor:
-        self._kept.check()
+        self._versioned.check()
         pairs = len(heads) * self._key.shape[-2] * self._problem.score.floats(self._query.shape[-1])
         step = max(1, int(_PAIR_NUMBERS // max(1, pairs)))
-        found = torch.zeros(len(heads), len(rows), self._key.shape[-2])
-        for room, part in zip(found.split(step, -2), rows.split(step), strict=True):
+        weights = torch.zeros(len(heads), len(rows), self._key.shape[-2])
+        for room, part in zip(weights.split(step, -2), rows.split(step), strict=True):
             end = self._end(part)  # weights of later keys, which a causal mask excludes for all these rows, stay 0
-            weights = self.block(slice(batch, batch + 1), heads, part.to(self._query.device), range(end))
-            room[..., :end] = weights[0]
-        return found
+            block = self.block(slice(batch, batch + 1), heads, part.to(self._query.device), range(end))
+            room[..., :end] = block[0]
+        return weights
 
     def _end(self, rows: Tensor) -> int:
         mask, keys = self._problem.mask, self._key.shape[-2]
@@ -165,16 +165,16 @@ class Pairs:
             key = self._key.take(lambda all_: all_[batch, :, : columns.stop].index_select(1, chosen))
         return _of_heads(problem.score, heads, self._query.shape[1])(query, key.to(problem.dtype))
 
-    def _part(self, found: Tensor, batch: slice, heads: range) -> Tensor:
+    def _part(self, tensor: Tensor, batch: slice, heads: range) -> Tensor:
         """Return the part for some sequences and heads of a mask or bias that broadcasts to (*lead, h, rows, keys)."""
-        if len(self._lead) > 1 and found.ndim > 3:
-            own = found.shape[-3:]
-            found = found.expand(*self._lead, *own).reshape(-1, *own)
-        if found.ndim > 3 and found.shape[-4] != 1:
-            found = found[batch]
-        if found.ndim > 2 and found.shape[-3] != 1:
-            found = found[..., heads.start : heads.stop, :, :]
-        return found
+        if len(self._lead) > 1 and tensor.ndim > 3:
+            own = tensor.shape[-3:]
+            tensor = tensor.expand(*self._lead, *own).reshape(-1, *own)
+        if tensor.ndim > 3 and tensor.shape[-4] != 1:
+            tensor = tensor[batch]
+        if tensor.ndim > 2 and tensor.shape[-3] != 1:
+            tensor = tensor[..., heads.start : heads.stop, :, :]
+        return tensor
 
 
 def _shape_of(tensor: Tensor) -> Tensor:
@@ -210,13 +210,13 @@ class Modified:
         score_buffers: Sequence[Any] = (),
         mask_buffers: Sequence[Any] = (),
     ) -> None:
-        query, key = kept(query), kept(key)
+        query, key = copy_if_lent(query), copy_if_lent(key)
         self._query: Numbers = Exact(query)
         self._key: Numbers = Exact(key)
         self._scale = scale
         self._score_mod, self._mask_mod = score_mod, mask_mod
         self._score_buffers, self._mask_buffers = tuple(score_buffers), tuple(mask_buffers)
-        self._kept = Kept(query, key)
+        self._versioned = VersionedTensors(query, key)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -232,16 +232,16 @@ class Modified:
 
     def short(self) -> Shortened | None:
         """Return the source with queries and keys in 24 bits; None if that saves no memory."""
-        found = shorter(self._query, self._key, None)
-        if found is None:
+        shortened = shorter(self._query, self._key, None)
+        if shortened is None:
             return None
         other = copy.copy(self)
-        other._query, other._key, note = found
-        other._kept = Kept()
+        other._query, other._key, note = shortened
+        other._versioned = VersionedTensors()
         return Shortened(other, note)
 
     def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor:
-        self._kept.check()
+        self._versioned.check()
         return self.block(slice(batch, batch + 1), heads, rows.to(self._query.device))[0].float().cpu()
 
     @torch.no_grad()
@@ -309,12 +309,12 @@ class Joined:
         return [tensor for part in self._parts for tensor in part.holds()]
 
     def rows(self, batch: int, heads: range, rows: Tensor) -> Tensor:
-        found = torch.zeros(len(heads), len(rows), self._shape[3])
+        weights = torch.zeros(len(heads), len(rows), self._shape[3])
         for part, start in zip(self._parts, self._starts, strict=False):
             mine = ((rows >= start) & (rows < start + part.shape[2])).nonzero().flatten()
             if len(mine):
-                found[:, mine, : part.shape[3]] = part.rows(batch, heads, rows[mine] - start)
-        return found
+                weights[:, mine, : part.shape[3]] = part.rows(batch, heads, rows[mine] - start)
+        return weights
 
 
 class Worst:

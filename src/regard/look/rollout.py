@@ -51,8 +51,8 @@ def check_one_stack(chosen: Sequence[str], names: Sequence[str]) -> None:
     `chosen` are the names of the chosen records, with repetitions, and `names` all names of the trace.
     """
     stack_of, crossing = stacks(chosen), cross_attention(names)
-    found = list(dict.fromkeys((stack_of.get(name, ""), name in crossing) for name in chosen))
-    if len(found) == 1 and not found[0][1]:
+    groups = list(dict.fromkeys((stack_of.get(name, ""), name in crossing) for name in chosen))
+    if len(groups) == 1 and not groups[0][1]:
         # If all calls have one name, it is one layer that the model applies repeatedly, which is allowed.
         if 1 < len(set(chosen)) < len(chosen):
             raise ValueError(
@@ -62,7 +62,7 @@ def check_one_stack(chosen: Sequence[str], names: Sequence[str]) -> None:
         return
     alone = [name for name in dict.fromkeys(chosen) if name not in stack_of]
     others = {cross: ", ".join(repr(name) for name in alone if (name in crossing) == cross) for cross in (False, True)}
-    said = [(repr(stack) if stack else others[cross]) + " (cross-attention)" * cross for stack, cross in found]
-    fits = [stack for stack, cross in found if stack and not cross] or [name for name in alone if name not in crossing]
+    described = [(repr(stack) if stack else others[cross]) + " (cross-attention)" * cross for stack, cross in groups]
+    fits = [stack for stack, cross in groups if stack and not cross] or [name for name in alone if name not in crossing]
     fit = f": choose one with of=, such as of={fits[0]!r}" if fits else ""
-    raise ValueError(f"rollout needs the self-attention of one stack of layers, got {', '.join(said)}{fit}")
+    raise ValueError(f"rollout needs the self-attention of one stack of layers, got {', '.join(described)}{fit}")

@@ -33,16 +33,16 @@ class Rolled:
         return self._last[1][rows][None]
 
     def _whole(self, batch: int) -> Tensor:
-        found = rollout(self._layers, batch=batch)
+        rolled = rollout(self._layers, batch=batch)
         first = self._layers[0]
-        if found.shape == (first.queries, first.keys):
-            return found
+        if rolled.shape == (first.queries, first.keys):
+            return rolled
         rows, columns = (
             torch.arange(length) if labels is None or labels.shown is None else torch.tensor(labels.shown)
             for labels, length in zip(first.labels(batch=batch), (first.queries, first.keys), strict=True)
         )
         total = torch.zeros(first.queries, first.keys)
-        total[rows[:, None], columns] = found
+        total[rows[:, None], columns] = rolled
         return total
 
     def holds(self) -> list[Tensor]:
@@ -61,14 +61,14 @@ def with_rollouts(records: Sequence[Record]) -> list[Record]:
     """
     names = [record.name for record in records]
     stack_of, crossing = stacks(names), cross_attention(names)
-    found: dict[str, list[Record]] = {}
+    layers_of: dict[str, list[Record]] = {}
     words: dict[str, tuple[str, ...]] = {}
     for record, said in zip(records, layer_names(names), strict=True):
         if said is not None and record.name not in crossing:
             stack = stack_of[record.name]
-            found.setdefault(stack, []).append(record)
+            layers_of.setdefault(stack, []).append(record)
             words[stack] = tuple(word for word in said if not word[0].isdecimal())
-    rolled = {stack: layers for stack, layers in found.items() if _can(layers)}
+    rolled = {stack: layers for stack, layers in layers_of.items() if _can(layers)}
     titles = {stack: " ".join((*words[stack], KIND)) if len(rolled) > 1 else KIND for stack in rolled}
     if len(set(titles.values())) < len(titles):
         titles = {stack: f"{stack} {KIND}" for stack in rolled}
@@ -86,7 +86,7 @@ def _can(layers: Sequence[Record]) -> bool:
         or any(getattr(layer.source, "rest", None) is not None for layer in layers)
     ):
         return False  # a source with `rest` is a trace file with only the largest weights of each row
-    if any(one != other for layer in layers for one, other in itertools.pairwise(_places(layer))):
+    if any(rows != columns for layer in layers for rows, columns in itertools.pairwise(_places(layer))):
         return False
     return sum(layer.heads for layer in layers) * queries * keys <= _WEIGHTS
 
@@ -94,8 +94,8 @@ def _can(layers: Sequence[Record]) -> bool:
 def _places(layer: Record) -> list[tuple[tuple[int, ...] | None, ...]]:
     """Return, for the rows and for the columns, the positions of each sequence that are not padding (None: all)."""
     axes = [layer.labels(batch=item) for item in range(layer.batch)]
-    rows = tuple(None if each.rows is None else each.rows.shown for each in axes)
-    columns = tuple(None if each.columns is None else each.columns.shown for each in axes)
+    rows = tuple(None if labels.rows is None else labels.rows.shown for labels in axes)
+    columns = tuple(None if labels.columns is None else labels.columns.shown for labels in axes)
     return [rows, columns]
 
 
@@ -105,6 +105,6 @@ def _record(name: str, layers: Sequence[Record]) -> Record:
         name,
         KIND,
         Rolled(layers),
-        row_labels=[each.rows for each in axes],
-        column_labels=[each.columns for each in axes],
+        row_labels=[labels.rows for labels in axes],
+        column_labels=[labels.columns for labels in axes],
     )

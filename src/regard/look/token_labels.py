@@ -68,11 +68,11 @@ def of_tokenizer(tokenizer: object, given: Any) -> list[Named]:
 
 def of_encodings(given: Any) -> list[Named]:
     """Return the names of tokens from an encoding without its text or its tokenizer: its pieces as readable text."""
-    found = []
+    named = []
     for encoding in _encodings(given):
         special = [bool(flag) for flag in encoding.special_tokens_mask]
-        found.append(Named(readable(encoding.tokens, special), _shown(encoding.attention_mask)))
-    return found
+        named.append(Named(readable(encoding.tokens, special), _shown(encoding.attention_mask)))
+    return named
 
 
 def of_texts(texts: str | Sequence[str], given: Any) -> list[Named]:
@@ -81,25 +81,25 @@ def of_texts(texts: str | Sequence[str], given: Any) -> list[Named]:
     encodings = _encodings(given)
     if len(several) != len(encodings) or not all(isinstance(text, str) for text in several):
         raise ValueError(f"{len(encodings)} texts were encoded, but {len(several)} texts are given for their labels")
-    found = []
+    named = []
     for text, encoding in zip(several, encodings, strict=True):
         names = from_offsets(text, encoding.offsets, encoding.tokens)
-        found.append(Named(names, _shown(encoding.attention_mask)))
-    return found
+        named.append(Named(names, _shown(encoding.attention_mask)))
+    return named
 
 
 def _encodings(given: Any) -> list[Encoding]:
     if isinstance(given, Encoding):
         return [given]
-    found = getattr(given, "encodings", None)
-    if not found or not all(isinstance(one, Encoding) for one in found):
+    encodings = getattr(given, "encodings", None)
+    if not encodings or not all(isinstance(encoding, Encoding) for encoding in encodings):
         raise TypeError("this encoding has ids only: give (tokenizer, encoding) for labels")
-    return list(found)
+    return list(encodings)
 
 
 def _numbers(ids: Any) -> list[list[int]]:
-    numbers = ids.tolist() if hasattr(ids, "tolist") else [_plain(one) for one in ids]
-    rows = numbers if numbers and all(isinstance(one, list) for one in numbers) else [numbers]
+    numbers = ids.tolist() if hasattr(ids, "tolist") else [_plain(row) for row in ids]
+    rows = numbers if numbers and all(isinstance(row, list) for row in numbers) else [numbers]
     if not all(type(number) is int for row in rows for number in row):
         raise ValueError(
             "ids of the tokens must be whole numbers: a list for one sequence, or a list of lists for each"
@@ -107,18 +107,18 @@ def _numbers(ids: Any) -> list[list[int]]:
     return rows
 
 
-def _plain(one: Any) -> Any:
-    return one.tolist() if hasattr(one, "tolist") else list(one) if isinstance(one, (list, tuple)) else one
+def _plain(ids: Any) -> Any:
+    return ids.tolist() if hasattr(ids, "tolist") else list(ids) if isinstance(ids, (list, tuple)) else ids
 
 
 def _masks(given: Mapping[str, Any], rows: list[list[int]]) -> list[list[int] | None]:
     mask = given.get("attention_mask")
     if mask is None:
         return [None] * len(rows)
-    found = _numbers(mask)
-    if [len(row) for row in found] != [len(row) for row in rows]:
+    masks = _numbers(mask)
+    if [len(row) for row in masks] != [len(row) for row in rows]:
         raise ValueError("input_ids and attention_mask of the encoding have other sizes")
-    return [*found]
+    return [*masks]
 
 
 def _shown(mask: Sequence[int] | None) -> tuple[int, ...] | None:
@@ -128,7 +128,7 @@ def _shown(mask: Sequence[int] | None) -> tuple[int, ...] | None:
     """
     if mask is None or all(mask) or not any(mask):
         return None
-    return tuple(n for n, kept in enumerate(mask) if kept)
+    return tuple(n for n, real in enumerate(mask) if real)
 
 
 def _readable(tokenizer: object, numbers: list[int]) -> list[str]:

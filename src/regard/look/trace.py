@@ -73,8 +73,8 @@ class Trace:
                 raise ValueError(
                     f"weights of {name!r} must be a float tensor (heads, q, k) or (b, heads, q, k), got {what}"
                 )
-            kept = tensor.detach()
-            records.append(Record(name, "given", Given(kept if kept.ndim == 4 else kept[None])))
+            detached = tensor.detach()
+            records.append(Record(name, "given", Given(detached if detached.ndim == 4 else detached[None])))
         trace = cls(title, records)
         return trace if rows is None and columns is None else trace.label(rows=rows, columns=columns, batch=batch)
 
@@ -184,7 +184,7 @@ class Trace:
                     scale=calls[0].scale,
                     note=note,
                     checked=Worst(calls),
-                    row_labels=[in_a_row([each.rows for each in steps]) for steps in axes],
+                    row_labels=[in_a_row([labels.rows for labels in steps]) for steps in axes],
                     column_labels=[steps[-1].columns for steps in axes],
                 )
             )

@@ -49,8 +49,8 @@ class Largest:
         # NaN counts as the largest weight. If the sum of the weights that are not stored is NaN, all stored weights of
         # that row are NaN too, so the whole row is shown as NaN.
         rest = self.rest[batch, heads.start : heads.stop].index_select(-1, rows).float()
-        found = torch.where(rest.isnan(), math.nan, 0.0)[..., None].expand(-1, -1, self._shape[3]).contiguous()
-        return found.scatter_(-1, indices.long(), values.float())
+        weights = torch.where(rest.isnan(), math.nan, 0.0)[..., None].expand(-1, -1, self._shape[3]).contiguous()
+        return weights.scatter_(-1, indices.long(), values.float())
 
     def received(self, batch: int) -> Tensor:
         return self._parts["received"][batch].float()
@@ -96,14 +96,14 @@ def write(
     tensors: dict[str, Tensor] = {}
     labels: dict[Labels, int] = {}  # indices by object identity, because records of one sentence share their labels
 
-    def number(given: Labels | None) -> int | None:
-        return None if given is None else labels.setdefault(given, len(labels))
+    def number(axis: Labels | None) -> int | None:
+        return None if axis is None else labels.setdefault(axis, len(labels))
 
-    def places(given: list[Labels | None]) -> int | list[int | None] | None:
-        if all(one is None for one in given):
+    def places(axes: list[Labels | None]) -> int | list[int | None] | None:
+        if all(axis is None for axis in axes):
             return None
-        found = [number(one) for one in given]
-        return found[0] if len(found) == 1 else found
+        numbers = [number(axis) for axis in axes]
+        return numbers[0] if len(numbers) == 1 else numbers
 
     described: list[RecordDocument] = []
     left_out = list(dropped)
@@ -170,12 +170,12 @@ def _largest(record: Record, top: int, overview: int) -> dict[str, Tensor]:
     narrow = torch.int16 if record.keys < 2**15 else torch.int32
     parts: dict[str, list[Tensor]] = {name: [] for name in _PARTS}
     for item in range(record.batch):
-        found = record.top(top, batch=item, magnitude=True)
-        parts["values"].append(_halved(found.values))
-        parts["indices"].append(found.indices.to(narrow))
+        largest = record.top(top, batch=item, magnitude=True)
+        parts["values"].append(_halved(largest.values))
+        parts["indices"].append(largest.indices.to(narrow))
         parts["received"].append(record.received(batch=item))
         parts["entropy"].append(record.entropy(batch=item))
-        rest = torch.stack([_rest(record, head, item, found.indices[head]) for head in range(record.heads)])
+        rest = torch.stack([_rest(record, head, item, largest.indices[head]) for head in range(record.heads)])
         parts["rest"].append(_halved(rest))
         maps = [record.overview(overview, head=head, batch=item) for head in range(record.heads)]
         parts["overview"].append(_halved(torch.stack(maps)))
@@ -188,23 +188,23 @@ def _largest(record: Record, top: int, overview: int) -> dict[str, Tensor]:
 _PARTS = ("values", "indices", "rest", "received", "entropy", "overview")
 
 
-def _rest(record: Record, head: int, item: int, kept: Tensor) -> Tensor:
-    """Return, for each row of a head, the sum of the weights at all keys except the stored keys `kept`."""
+def _rest(record: Record, head: int, item: int, indices: Tensor) -> Tensor:
+    """Return, for each row of a head, the sum of the weights at all keys except the stored keys `indices`."""
     known = getattr(record.source, "rest", None)
     step = max(1, 2**22 // max(1, record.keys))
     parts = []
     for start in range(0, record.queries, step):
         rows = slice(start, start + step)
         weights = record.weights(head=head, queries=rows, batch=item)
-        parts.append(weights.scatter(-1, kept[rows], 0.0).sum(-1))
+        parts.append(weights.scatter(-1, indices[rows], 0.0).sum(-1))
     rest = torch.cat(parts)
     return rest if known is None else rest + known[item, head].float()
 
 
-def _described(place: int, given: Labels, tensors: dict[str, Tensor]) -> LabelsDocument:
+def _described(place: int, labels: Labels, tensors: dict[str, Tensor]) -> LabelsDocument:
     numbers: dict[str, float | list[float]] = {}
     pictures: dict[str, str] = {}
-    for name, thing in given.extra.items():
+    for name, thing in labels.extra.items():
         if isinstance(thing, (bytes, bytearray)):
             pictures[name] = f"labels.{place}.{name}"
             tensors[pictures[name]] = torch.frombuffer(bytearray(thing), dtype=torch.uint8)
@@ -212,10 +212,10 @@ def _described(place: int, given: Labels, tensors: dict[str, Tensor]) -> LabelsD
             numbers[name] = float(thing)
         else:
             numbers[name] = [float(number) for number in thing]
-    shown = None if given.shown is None else list(given.shown)
+    shown = None if labels.shown is None else list(labels.shown)
     return LabelsDocument(
-        kind=given.kind,  # type: ignore[arg-type]
-        items=list(given.items),
+        kind=labels.kind,  # type: ignore[arg-type]
+        items=list(labels.items),
         numbers=numbers,
         pictures=pictures,
         shown=shown,
@@ -294,11 +294,11 @@ def _label(
     if isinstance(place, list):
         if len(place) != batch:
             raise ValueError(f"record {index} has labels for {len(place)} of {batch} sequences")
-        return [None if one is None else _found(labels, one, length, index) for one in place]
-    return [None if place is None else _found(labels, place, length, index)] * batch
+        return [None if number is None else _labels_at(labels, number, length, index) for number in place]
+    return [None if place is None else _labels_at(labels, place, length, index)] * batch
 
 
-def _found(labels: list[Labels], place: int, length: int, index: int) -> Labels:
+def _labels_at(labels: list[Labels], place: int, length: int, index: int) -> Labels:
     if not 0 <= place < len(labels):
         raise ValueError(f"record {index} names labels {place} of {len(labels)}")
     if len(labels[place]) != length:

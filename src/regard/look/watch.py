@@ -130,8 +130,8 @@ class _Watcher(TorchFunctionMode):
         if self._inner is not None:
             return self._inner
         owner = self._module()
-        found = (getattr(owner, name, None) for name in _HEADS)
-        return next((n for n in found if type(n) is int and n > 0 and count % n == 0), None)
+        counts = (getattr(owner, name, None) for name in _HEADS)
+        return next((n for n in counts if type(n) is int and n > 0 and count % n == 0), None)
 
     @contextmanager
     def inside(self, heads: int) -> Iterator[None]:
@@ -195,12 +195,12 @@ class _Watcher(TorchFunctionMode):
                 call = replace(call, source=Given(call.source.block(slice(None), range(heads), rows)))
         elif isinstance(call.source, Pairs | Modified) and nbytes(call.source.numbers()) > self._exact:
             call = shortened(call) or call
-        record, fits = self._made(name, kind, number, call)
+        record, fits = self._build_record(name, kind, number, call)
         if not fits:
             smaller = shortened(call)
             if smaller is not None:
                 call = smaller
-                record, fits = self._made(name, kind, number, call)
+                record, fits = self._build_record(name, kind, number, call)
         if not fits:
             self._full[name] += 1
             return
@@ -212,7 +212,7 @@ class _Watcher(TorchFunctionMode):
             call.output.register_hook(record.backward.store)
         self.trace.records.append(record)
 
-    def _made(self, name: str, kind: str, number: int, call: Call) -> tuple[Record, bool]:
+    def _build_record(self, name: str, kind: str, number: int, call: Call) -> tuple[Record, bool]:
         """Return the record of a call, and whether its tensors fit the memory limit."""
         record = Record(name, kind, call.source, call=number, scale=call.scale, note=call.note, checked=checked(call))
         new = sum(size for place, size in _sizes(record).items() if place not in self._held)

@@ -18,7 +18,7 @@ def checked(mask: Mask, part: tuple[int, ...], whole: tuple[int, ...], device: t
     Lengths are those of whole sequences, segment ids those of this process's part.
     """
     if isinstance(mask, Joined):
-        left, right = (checked(each, part, whole, device) for each in (mask.left, mask.right))
+        left, right = (checked(operand, part, whole, device) for operand in (mask.left, mask.right))
         return replace(mask, left=left, right=right)
     if isinstance(mask, Not):
         return Not(checked(mask.mask, part, whole, device))
@@ -34,7 +34,7 @@ def checked(mask: Mask, part: tuple[int, ...], whole: tuple[int, ...], device: t
 def with_all_ids(mask: Mask, group: Group, where: Layout) -> Mask:
     """Return the same mask with the segment ids of the whole sequences, gathered from all processes."""
     if isinstance(mask, Joined):
-        left, right = (with_all_ids(each, group, where) for each in (mask.left, mask.right))
+        left, right = (with_all_ids(operand, group, where) for operand in (mask.left, mask.right))
         return replace(mask, left=left, right=right)
     if isinstance(mask, Not):
         return Not(with_all_ids(mask.mask, group, where))

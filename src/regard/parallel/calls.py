@@ -106,11 +106,11 @@ class Ring:
         mask = None if mask is None else block_masks.with_all_ids(mask, self.group, where)
         queries, keys = (length * where.size for length in problem.shape[-2:])
         plan = schedule(where, queries, keys, mask, problem.device)
-        asked = isinstance(problem.request, LogSumExp)
-        output, total = ring.attend(ring.Job(problem, mask, plan, self.group, asked))
+        with_logsumexp = isinstance(problem.request, LogSumExp)
+        output, total = ring.attend(ring.Job(problem, mask, plan, self.group, with_logsumexp))
         if problem.headless:
             output, total = output.squeeze(0), total.squeeze(0)
-        return Attended(output, total if asked else None)
+        return Attended(output, total if with_logsumexp else None)
 
 
 def _checked(
@@ -174,18 +174,18 @@ def _description(where: Layout, problem: Problem, mask: Mask | None) -> dict[str
         "the shape of key": str(tuple(problem.key.shape)),
         "the shape of value": str(tuple(problem.value.shape)),
         "dtype": str(problem.query.dtype),
-        "score": _told(problem.score),
-        "bias": "none" if problem.bias is None else _told(problem.bias),
+        "score": _described(problem.score),
+        "bias": "none" if problem.bias is None else _described(problem.bias),
         "mask": "none" if mask is None else block_masks.described(mask),
         "weights": str(problem.request),
         "whether gradients are computed": "yes" if problem.differentiated else "no",
     }
 
 
-def _told(record: Any) -> str:
+def _described(record: Any) -> str:
     """Return a record as text, with the shapes of its tensors instead of their values."""
     if isinstance(record, Custom):
         return "a function"
     fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
-    said = {name: tuple(value.shape) if isinstance(value, Tensor) else value for name, value in fields.items()}
-    return f"{type(record).__name__}({', '.join(f'{name}={value}' for name, value in said.items())})"
+    values = {name: tuple(value.shape) if isinstance(value, Tensor) else value for name, value in fields.items()}
+    return f"{type(record).__name__}({', '.join(f'{name}={value}' for name, value in values.items())})"

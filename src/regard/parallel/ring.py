@@ -37,7 +37,7 @@ class Job:
     mask: Mask | None
     schedule: Schedule
     group: Group
-    asked: bool  # whether the log-sum-exp is requested, so that it needs a gradient
+    with_logsumexp: bool  # whether the log-sum-exp is requested, so that it needs a gradient
 
     @property
     def rank(self) -> int:
@@ -75,7 +75,7 @@ class _Ring(torch.autograd.Function):
         ctx.set_materialize_grads(False)  # the gradient of an unused output is then None, not a tensor of zeros
         ctx.job, ctx.unchanged = job, Unchanged(replace(job.problem, mask=job.mask))
         ctx.save_for_backward(query, key, value, whole.output, whole.logsumexp, *learned)
-        if not job.asked:
+        if not job.with_logsumexp:
             ctx.mark_non_differentiable(whole.logsumexp)
         return output, whole.logsumexp
 
@@ -94,19 +94,19 @@ class _Ring(torch.autograd.Function):
 
 def _forward(job: Job, query: Tensor, key: Tensor, value: Tensor) -> Part:
     """Return output and log-sum-exp of all queries of this process, in at least float32."""
-    found: dict[int, Part] = {}
+    parts: dict[int, Part] = {}
     for source, held in _arriving(job, key, value, "forward"):
         for block in job.schedule.blocks(source):
             part = key_parts.forward(_block_problem(job, block, query, held))
-            before = found.get(block.first_row)
+            before = parts.get(block.first_row)
             if before is not None:
                 merged = merge([before, part])
                 assert isinstance(merged.weights, Tensor)
                 part = Part(merged.output, merged.weights)
-            found[block.first_row] = part
+            parts[block.first_row] = part
     output = torch.zeros((*query.shape[:-1], value.shape[-1]), dtype=job.problem.dtype, device=query.device)
     total = torch.full(query.shape[:-1], -math.inf, dtype=job.problem.dtype, device=query.device)
-    for first, part in found.items():
+    for first, part in parts.items():
         output.narrow(-2, first, part.output.shape[-2]).copy_(part.output)
         total.narrow(-1, first, part.output.shape[-2]).copy_(part.logsumexp)
     return Part(output, total)
@@ -151,9 +151,9 @@ def _arriving(job: Job, key: Tensor, value: Tensor, kind: str) -> Iterator[tuple
 
     def begin(step: int) -> Exchange:
         to, source = (rank + step) % size, (rank - step) % size
-        given = [plan.within(stretch, rank) for stretch in plan.needed(to, rank)]
+        sent = [plan.within(stretch, rank) for stretch in plan.needed(to, rank)]
         received = room((key, value), plan.needed(rank, source))
-        return start(job.group, to, packed((key, value), given), source, received, kind)
+        return start(job.group, to, packed((key, value), sent), source, received, kind)
 
     ahead = begin(1) if size > 1 else None
     own = [(stretch, plan.within(stretch, rank)) for stretch in plan.needed(rank, rank)]
@@ -183,16 +183,16 @@ def _block_problem(job: Job, block: Block, query: Tensor, held: list[Held]) -> P
 
 def _inside(held: list[Held], columns: Stretch) -> tuple[Tensor, Tensor]:
     """Return the keys and values at positions `columns`, from the range in `held` that contains them."""
-    [one] = [each for each in held if each.covers(columns)]
-    here = Stretch(columns.start - one.stretch.start, columns.stop - one.stretch.start)
-    return _take(one.key, here), _take(one.value, here)
+    [whole] = [piece for piece in held if piece.covers(columns)]
+    here = Stretch(columns.start - whole.stretch.start, columns.stop - whole.stretch.start)
+    return _take(whole.key, here), _take(whole.value, here)
 
 
 def _send_back(
     job: Job, step: int, source: int, gradients: list[Held], key: Tensor, value: Tensor
 ) -> tuple[Exchange, list[Stretch]]:
     """Send gradients to the process that holds the keys, and receive gradients of this process's own keys."""
-    pieces = [t.reshape(-1) for each in gradients for t in (each.key, each.value)]
+    pieces = [t.reshape(-1) for piece in gradients for t in (piece.key, piece.value)]
     sent = torch.cat(pieces).to(key.dtype) if pieces else None
     other = (job.rank + step) % job.size
     stretches = job.schedule.needed(other, job.rank)

@@ -46,15 +46,15 @@ class Schedule:
 
     def blocks(self, holding: int) -> list[Block]:
         """Return the blocks that this process computes with the keys of process `holding`."""
-        found: list[Block] = []
+        blocks: list[Block] = []
         first = 0
         for row in self.layout.owned(self.layout.rank):
             for column in self.layout.owned(holding):
                 stretch = self.visible[row][column]
                 if stretch is not None:
-                    found.append(Block(self.rows[row], stretch, first, self.masked[row][column]))
+                    blocks.append(Block(self.rows[row], stretch, first, self.masked[row][column]))
             first += len(self.rows[row])
-        return found
+        return blocks
 
     def within(self, stretch: Stretch, rank: int) -> Stretch:
         """Return the range of indices, in the part of process `rank`, of a range of positions of the whole sequence."""
@@ -86,11 +86,11 @@ def schedule(layout: Layout, queries: int, keys: int, mask: Mask | None, device:
 
 def _bounds(mask: Mask | None, queries: int, keys: int) -> tuple[int | None, int | None, int]:
     """Return the bounds of the mask's band and its largest length: keys outside of them are not sent."""
-    found = clauses(mask, queries, keys)
-    if found is None:
+    rules = clauses(mask, queries, keys)
+    if rules is None:
         return None, None, keys
-    length = keys if found.lengths is None or found.lengths.numel() == 0 else int(found.lengths.max())
-    return found.low, found.high, min(length, keys)
+    length = keys if rules.lengths is None or rules.lengths.numel() == 0 else int(rules.lengths.max())
+    return rules.low, rules.high, min(length, keys)
 
 
 def _seen(rows: Stretch, columns: Stretch, low: int | None, high: int | None, length: int) -> Stretch | None:

@@ -122,24 +122,24 @@ def reduce_gradients(parameters: nn.Module | Iterable[Tensor], group: Group = No
                 tensor.grad = torch.zeros_like(tensor)
             gradients.append(tensor.grad)
     for bucket in _buckets(gradients):
-        flat = torch.cat([one.reshape(-1) for one in bucket])
+        flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
         dist.all_reduce(flat, group=group)
-        pieces = flat.split([one.numel() for one in bucket])
-        for one, piece in zip(bucket, pieces, strict=True):
-            one.copy_(piece.view_as(one))
+        pieces = flat.split([gradient.numel() for gradient in bucket])
+        for gradient, piece in zip(bucket, pieces, strict=True):
+            gradient.copy_(piece.view_as(gradient))
 
 
 def _buckets(tensors: list[Tensor]) -> list[list[Tensor]]:
     """Return groups of adjacent tensors of one dtype and device, up to `_BUCKET` entries, to send fewer messages."""
     buckets: list[list[Tensor]] = []
     room = 0
-    for one in tensors:
-        alike = buckets and buckets[-1][0].dtype == one.dtype and buckets[-1][0].device == one.device
-        if not alike or one.numel() > room:
+    for tensor in tensors:
+        alike = buckets and buckets[-1][0].dtype == tensor.dtype and buckets[-1][0].device == tensor.device
+        if not alike or tensor.numel() > room:
             buckets.append([])
             room = _BUCKET
-        buckets[-1].append(one)
-        room -= one.numel()
+        buckets[-1].append(tensor)
+        room -= tensor.numel()
     return buckets
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from regard import __version__
 from regard.studio.limits import LIMITS, Limits, RefusedError, within
 from regard.studio.playground import Question, Sentence
-from regard.studio.prediction_api import Asked, Asks, add_examples, answer, kept_at
+from regard.studio.prediction_api import Asked, Asks, add_examples, answer, saved_run_at
 from regard.studio.request_guard import Guard
 from regard.studio.trace_store import StoredTrace, TraceStore
 from regard.studio.translation_api import Ask, Judge, Scores, Translates, judge, translate, translators
@@ -72,11 +72,11 @@ def _add_files(app: "FastAPI") -> None:
         # Only a plain file name is accepted: without separators or a leading dot, no path can leave the folder.
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*\.(js|css|html|svg)", name):
             raise RefusedError(f"there is no file {name[:60]!r}", 404)
-        found = files(package) / place / name
-        if not found.is_file():
+        asset = files(package) / place / name
+        if not asset.is_file():
             raise RefusedError(f"there is no file {name!r}", 404)
         kind = TYPES[name.rpartition(".")[2]]
-        return Response(found.read_bytes(), media_type=f"{kind}; charset=utf-8", headers={"cache-control": "no-cache"})
+        return Response(asset.read_bytes(), media_type=f"{kind}; charset=utf-8", headers={"cache-control": "no-cache"})
 
     @app.get("/")
     def index() -> Response:
@@ -132,13 +132,13 @@ def _add_traces(app: "FastAPI", store: TraceStore) -> None:
         [batch] = _numbers(request, "batch")
         trace = store[id].shown
         within(batch, 0, max(0, trace.sequences - 1), "batch")
-        found = pictures(trace, batch=batch).get(label)
-        if found is None:
+        data = pictures(trace, batch=batch).get(label)
+        if data is None:
             raise RefusedError(f"label {label[:20]!r} has no picture", 404)
-        width, height = _png_size(found)
+        width, height = _png_size(data)
         if width * height > LIMITS.pixels:
             raise RefusedError(f"a picture must have at most {LIMITS.pixels} pixels, got {width} × {height}", 413)
-        return Response(found, media_type="image/png")
+        return Response(data, media_type="image/png")
 
     @app.get("/api/traces/{id}/faithfulness")
     def faithful(id: str, request: Request) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def _add_runs(app: "FastAPI", runs: list[Translates | Asks], store: TraceStore, 
     curves: dict[int, Curves] = {}
 
     @app.post("/api/ask")
-    async def asked(request: Request) -> dict[str, Any]:
+    async def answered(request: Request) -> dict[str, Any]:
         question = await _body(request, Asked)
         return await run_in_threadpool(answer, runs, question, store, limits)
 
@@ -214,21 +214,21 @@ def _add_runs(app: "FastAPI", runs: list[Translates | Asks], store: TraceStore, 
     def page(number: str) -> dict[str, Any]:
         from regard.studio.run_page import details
 
-        return details(kept_at(runs, _whole(number, "run")))
+        return details(saved_run_at(runs, _whole(number, "run")))
 
     @app.get("/api/runs/{number}/example/{name}")
     def begun(number: str, name: str) -> Response:
         from regard.studio.run_page import example_bytes
 
-        data, kind = example_bytes(kept_at(runs, _whole(number, "run")), name)
+        data, kind = example_bytes(saved_run_at(runs, _whole(number, "run")), name)
         return Response(data, media_type=kind)
 
     @app.get("/api/runs/{number}/curves")
-    def drawn(number: str) -> dict[str, Any]:
+    def curves_of_run(number: str) -> dict[str, Any]:
         from regard.studio.metric_curves import Curves
 
         place = _whole(number, "run")
-        run = kept_at(runs, place)
+        run = saved_run_at(runs, place)
         return curves.setdefault(place, Curves(run.run.metrics.path, limits)).read()
 
 
@@ -241,12 +241,12 @@ def _add_live(app: "FastAPI", runs: list[Translates | Asks]) -> None:
 
     def available() -> list[Translates | None]:
         """Return the translator of each run; toy translators are added if no run translates."""
-        given = translators(runs)
-        if not any(given) and not toys:  # the translation page then works before any run is trained
+        offered = translators(runs)
+        if not any(offered) and not toys:  # the translation page then works before any run is trained
             from regard.studio import toy_translator
 
             toys.extend(toy_translator.toys())
-        return [*given, *toys]
+        return [*offered, *toys]
 
     @app.get("/api/status")
     def status() -> dict[str, Any]:
@@ -257,13 +257,13 @@ def _add_live(app: "FastAPI", runs: list[Translates | Asks]) -> None:
     def listed() -> dict[str, Any]:
         from regard.studio.run_page import summary
 
-        found: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         for place, translator in enumerate(available()):
             run = runs[place] if place < len(runs) else None
             known = summary(run) if isinstance(run, Asks) else {"name": translator.name if translator else ""}
             can = {"translates": translator is not None, "scores": isinstance(translator, Scores)}
-            found.append({**known, **can})
-        return {"runs": found, "toys": bool(toys)}
+            entries.append({**known, **can})
+        return {"runs": entries, "toys": bool(toys)}
 
     @app.post("/api/translate")
     async def translated(request: Request) -> dict[str, Any]:
@@ -272,8 +272,8 @@ def _add_live(app: "FastAPI", runs: list[Translates | Asks]) -> None:
 
     @app.post("/api/faithfulness")
     async def judged(request: Request) -> dict[str, Any]:
-        asked = await _body(request, Judge)
-        return await run_in_threadpool(lambda: _curves(judge(available(), asked)))
+        question = await _body(request, Judge)
+        return await run_in_threadpool(lambda: _curves(judge(available(), question)))
 
     @app.post("/api/playground")
     async def playground(request: Request) -> dict[str, Any]:
@@ -297,8 +297,8 @@ async def _body(request: "Request", model: type[Body]) -> Body:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the body"
-        given = "" if first["type"] == "json_invalid" else f", got {str(first['input'])[:60]!r}"
-        raise RefusedError(f"{place}: {first['msg']}{given}") from None
+        got = "" if first["type"] == "json_invalid" else f", got {str(first['input'])[:60]!r}"
+        raise RefusedError(f"{place}: {first['msg']}{got}") from None
 
 
 def _numbers(request: "Request", *names: str) -> list[int]:
@@ -324,11 +324,11 @@ def _listed(entry: StoredTrace) -> dict[str, Any]:
     return {"id": entry.id, "title": entry.title, "origin": entry.origin}
 
 
-def _curves(found: "Faithfulness") -> dict[str, Any]:
+def _curves(faithfulness: "Faithfulness") -> dict[str, Any]:
     return {
-        "deletion": {name: _curve(curve) for name, curve in found.deletion.items()},
-        "sufficiency": {name: _curve(curve) for name, curve in found.sufficiency.items()},
-        "gain": {name: found.gain(name) for name in found.deletion if name != "map"},
+        "deletion": {name: _curve(curve) for name, curve in faithfulness.deletion.items()},
+        "sufficiency": {name: _curve(curve) for name, curve in faithfulness.sufficiency.items()},
+        "gain": {name: faithfulness.gain(name) for name in faithfulness.deletion if name != "map"},
     }
 
 

@@ -36,15 +36,15 @@ class Answering:
 
     def weights(self) -> Float[Tensor, "h q k"]:
         """Return the attention weights of each query."""
-        found = attention(self.query, self.inputs[None], self.inputs[None], weights=full()).weights
-        assert isinstance(found, Tensor)
-        return found
+        weights = attention(self.query, self.inputs[None], self.inputs[None], weights=full()).weights
+        assert isinstance(weights, Tensor)
+        return weights
 
-    def logit(self, inputs: Float[Tensor, "k d"], row: int, kept: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
-        """Return the logit of query `row` under n masks; `kept` is True at the inputs that the query may attend to."""
-        queries = self.query[:, row : row + 1].expand(len(kept), -1, -1, -1)
-        memory = inputs.expand(len(kept), 1, -1, -1)
-        output = attention(queries, memory, memory, mask=kept[:, None, None, :]).output
+    def logit(self, inputs: Float[Tensor, "k d"], row: int, masks: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
+        """Return the logit of query `row` under n masks, which are True at the inputs that the query may attend to."""
+        queries = self.query[:, row : row + 1].expand(len(masks), -1, -1, -1)
+        memory = inputs.expand(len(masks), 1, -1, -1)
+        output = attention(queries, memory, memory, mask=masks[:, None, None, :]).output
         return (output[:, :, 0] @ self.readout[row]).mean(1) - self.threshold
 
     def faithfulness(self, row: int, importance: Float[Tensor, "k"]) -> Faithfulness:
@@ -52,7 +52,7 @@ class Answering:
         everything = torch.ones(1, len(self.inputs), dtype=torch.bool)
         gradient = gradient_times_input(lambda inputs: self.logit(inputs, row, everything)[0], self.inputs)
         return faithfulness(
-            lambda kept: self.logit(self.inputs, row, kept).sigmoid(),
+            lambda masks: self.logit(self.inputs, row, masks).sigmoid(),
             importance,
             baselines={"gradient × input": gradient},
             steps=20,
@@ -117,13 +117,13 @@ def reading() -> Example:
         rows = [[float(about.get(word) == name) for name in names] for word in words]
         return 2.0 * torch.tensor(rows) + 0.1 * noise(len(words), len(names), seed)
 
-    memory, asked = features(passage, 5), features(question, 6)
+    memory, question_inputs = features(passage, 5), features(question, 6)
     # The key of the "in" before the place has a large feature "in", the key of the "in" before the year a smaller one.
     memory[passage.index("Montreal") - 1, names.index("in")] = 2.0
     memory[passage.index("2014") - 1, names.index("in")] = 1.0
     ends = torch.tensor([[0.3, 0, 0, 0, 0, 0, 1.0], [1.0, 0.1, 0, 0, 0, 0, 0]])
     pointer = Answering(memory, asked_by(ends, 2.2, 1.1), 2.0 * ends, threshold=1.5)
-    aligned = Answering(asked, asked_by(memory, 1.6, 0.8), memory, threshold=1.0)
+    aligned = Answering(question_inputs, asked_by(memory, 1.6, 0.8), memory, threshold=1.0)
     weights = {"answer → passage": pointer.weights(), "passage → question": aligned.weights()}
     trace = Trace.from_weights(weights, title="A question, and the span that answers it")
     text, query = Labels("tokens", tuple(passage)), Labels("tokens", tuple(question))

@@ -131,8 +131,8 @@ def _inside(record: Record, head: int, batch: int) -> Record:
     """Return one sequence of a record; if `head` is the index after the last head, the record has their mean too."""
     within(head, 0, record.heads - (record.heads < 2), "head")
     within(batch, 0, record.batch - 1, "batch")
-    one = record.sequence(batch)
-    return with_mean(one) if head == record.heads else one
+    sequence = record.sequence(batch)
+    return with_mean(sequence) if head == record.heads else sequence
 
 
 def _heads(record: Record) -> int:

@@ -93,8 +93,8 @@ def answer(question: Question) -> dict[str, object]:
 def embed(sentence: Sentence) -> dict[str, object]:
     """Return a vector for each word, computed from its letters: words with similar spelling get similar vectors.
 
-    >>> made = embed(Sentence(text="Tom, 汤姆", size=2))
-    >>> made["tokens"]
+    >>> embedded = embed(Sentence(text="Tom, 汤姆", size=2))
+    >>> embedded["tokens"]
     ['Tom', ',', '汤', '姆']
     """
     tokens = re.findall(r"[\u3400-\u9fff]|[^\W\u3400-\u9fff]+|[^\w\s]", sentence.text)
@@ -152,7 +152,7 @@ def _score(question: Question, size: int) -> tuple["Score", dict[str, "Tensor"]]
     cold = 1 / question.temperature
     generator = torch.Generator().manual_seed(7)
 
-    def drawn(*shape: int) -> torch.Tensor:
+    def noise(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).mul(5).round().div(10)
 
     match question.score:
@@ -163,18 +163,18 @@ def _score(question: Question, size: int) -> tuple["Score", dict[str, "Tensor"]]
         case "cosine":
             return Cosine(scale=cold), {}
         case "bilinear":
-            weight = torch.eye(size) + drawn(size, size)
+            weight = torch.eye(size) + noise(size, size)
             return Bilinear(weight * cold), {"W": weight}
         case "additive":
-            parameters = {"W_q": drawn(size, size), "W_k": drawn(size, size), "w": torch.ones(size) + drawn(size)}
+            parameters = {"W_q": noise(size, size), "W_k": noise(size, size), "w": torch.ones(size) + noise(size)}
             return Additive(parameters["w"] * cold), parameters
 
 
 def _normalize(question: Question) -> "Normalizer":
     from regard.core.normalizers import Entmax, Hard, Sigmoid, Softmax, Sparsemax
 
-    made = {"softmax": Softmax, "sparsemax": Sparsemax, "entmax": Entmax, "sigmoid": Sigmoid, "hard": Hard}
-    return made[question.normalize]()
+    classes = {"softmax": Softmax, "sparsemax": Sparsemax, "entmax": Entmax, "sigmoid": Sigmoid, "hard": Hard}
+    return classes[question.normalize]()
 
 
 def _mask(question: Question) -> "Mask | None":

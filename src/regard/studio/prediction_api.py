@@ -51,14 +51,14 @@ class Asked(BaseModel):
     inputs: Annotated[dict[str, str], Field(max_length=16)]
 
 
-def answer(runs: Sequence[Any], asked: Asked, store: TraceStore, limits: Limits = LIMITS) -> dict[str, Any]:
+def answer(runs: Sequence[Any], request: Asked, store: TraceStore, limits: Limits = LIMITS) -> dict[str, Any]:
     """Return the prediction of a run for a request as JSON, with its record and the id of its trace in the store."""
     from regard.train.run_directory import RunError
 
-    run = run_at(runs, asked.run)
-    given = received(run.task.inputs, asked.inputs, limits)
+    run = run_at(runs, request.run)
+    inputs = received(run.task.inputs, request.inputs, limits)
     try:
-        prediction = run.ask(given)
+        prediction = run.ask(inputs)
         record, trace = plain(prediction.record()), prediction.trace()
     except (ValueError, OSError) as error:  # the input is invalid, or an image or a sound cannot be decoded
         raise RefusedError(without_paths(error)) from None
@@ -87,9 +87,9 @@ def _example_trace(run: Any) -> "Trace":
     from regard.studio.run_page import example_inputs
     from regard.train.run_directory import RunError
 
-    given = example_inputs(run)
+    inputs = example_inputs(run)
     try:
-        trace = None if given is None else run.ask(given).trace()
+        trace = None if inputs is None else run.ask(inputs).trace()
     except (ValueError, OSError, RunError) as error:
         raise RefusedError(without_paths(error), 409) from None
     if trace is None:
@@ -104,41 +104,41 @@ def run_at(runs: Sequence[Any], number: int) -> Any:
     return runs[number]
 
 
-def kept_at(runs: Sequence[Any], number: int) -> "LiveRun":
+def saved_run_at(runs: Sequence[Any], number: int) -> "LiveRun":
     """Return the run with this index; RefusedError if it has no run directory."""
     run = run_at(runs, number)
     if getattr(run, "run", None) is None:
         raise RefusedError(f"run {number} has no directory", 404)
-    kept: LiveRun = run
-    return kept
+    live: LiveRun = run
+    return live
 
 
-def received(inputs: "Sequence[Input]", given: Mapping[str, str], limits: Limits = LIMITS) -> dict[str, Any]:
+def received(inputs: "Sequence[Input]", texts: Mapping[str, str], limits: Limits = LIMITS) -> dict[str, Any]:
     """Return the inputs of a request, converted to the inputs of a predictor.
 
     A predictor interprets a text as the path of a file if the input is an image, a sound or a scene. Therefore images
     and sounds are converted to bytes, and scenes to objects: a text from HTTP is never used as a path.
     """
-    names = [one.name for one in inputs]
-    if sorted(names) != sorted(given):
-        came = ", ".join(name[:40] for name in given) or "nothing"
+    names = [spec.name for spec in inputs]
+    if sorted(names) != sorted(texts):
+        came = ", ".join(name[:40] for name in texts) or "nothing"
         raise RefusedError(f"expected {' and '.join(names)}, got {came}")
-    return {one.name: _value(one, given[one.name], limits) for one in inputs}
+    return {spec.name: _value(spec, texts[spec.name], limits) for spec in inputs}
 
 
-def _value(one: "Input", text: str, limits: Limits) -> Any:
-    if one.kind in FILES:
-        return _decoded(one.name, text, limits.upload)
+def _value(spec: "Input", text: str, limits: Limits) -> Any:
+    if spec.kind in FILES:
+        return _decoded(spec.name, text, limits.upload)
     if len(text) > limits.passage:
-        raise RefusedError(f"{one.name} must have at most {limits.passage} characters, got {len(text)}", 413)
-    if one.kind != "scene":
+        raise RefusedError(f"{spec.name} must have at most {limits.passage} characters, got {len(text)}", 413)
+    if spec.kind != "scene":
         return text
     try:
         scene = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RefusedError(f"{one.name} is not JSON: {error}") from None
+        raise RefusedError(f"{spec.name} is not JSON: {error}") from None
     if not isinstance(scene, (dict, list)):
-        raise RefusedError(f"{one.name} must be a JSON object or list, got {type(scene).__name__}")
+        raise RefusedError(f"{spec.name} must be a JSON object or list, got {type(scene).__name__}")
     return scene
 
 

@@ -154,9 +154,9 @@ class Guard:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                given = {name for name, _ in message["headers"]}
-                kept = [header for header in message["headers"] if header[0] != b"server"]
-                message["headers"] = kept + [header for header in HEADERS if header[0] not in given]
+                names = {name for name, _ in message["headers"]}
+                headers = [header for header in message["headers"] if header[0] != b"server"]
+                message["headers"] = headers + [header for header in HEADERS if header[0] not in names]
             await send(message)
 
         limit = self.limits.receive_seconds + self.limits.answer_seconds

@@ -26,7 +26,7 @@ def summary(run: Any) -> dict[str, Any]:
         "name": run.name,
         "task": task.name,
         "about": task.about,
-        "inputs": [_input(one) for one in task.inputs],
+        "inputs": [_input(spec) for spec in task.inputs],
         "ready": run.ready,
         "example": example(task, result),
         "files": _files(run, result),
@@ -47,7 +47,7 @@ def details(run: "LiveRun") -> dict[str, Any]:
         "figures": list(_figures(task, result)),
         "facts": {name: plain(result[name]) for name in _FACTS if result.get(name) not in (None, "")},
         "unit": task.view.unit,
-        "labels": {one.name: {"label": one.label, "percent": one.percent} for one in task.figures},
+        "labels": {figure.name: {"label": figure.label, "percent": figure.percent} for figure in task.figures},
         "card": _card(path),
     }
 
@@ -56,14 +56,14 @@ def example(task: "Task", result: Mapping[str, Any]) -> dict[str, str] | None:
     """Return the example input of a run, if its result has one: text by the names of the task's inputs."""
     from regard.tasks.example_files import example_parts
 
-    given = example_parts(task.inputs, result.get("example"))
+    parts = example_parts(task.inputs, result.get("example"))
     begin = {}
-    for one in task.inputs:
-        value = given.get(one.name)
-        if one.kind == "scene" and isinstance(value, (dict, list)):
-            begin[one.name] = json.dumps(value, ensure_ascii=False, indent=1)
-        elif one.kind in ("text", "scene") and isinstance(value, str):
-            begin[one.name] = value
+    for spec in task.inputs:
+        value = parts.get(spec.name)
+        if spec.kind == "scene" and isinstance(value, (dict, list)):
+            begin[spec.name] = json.dumps(value, ensure_ascii=False, indent=1)
+        elif spec.kind in ("text", "scene") and isinstance(value, str):
+            begin[spec.name] = value
     short = {name: text for name, text in begin.items() if len(text) <= LIMITS.passage}
     return short or None
 
@@ -73,8 +73,8 @@ def example_bytes(run: "LiveRun", name: str) -> tuple[bytes, str]:
     from regard.tasks.example_files import example_file
 
     path = Path(run.run.path)
-    for one in run.task.inputs:
-        file = example_file(one, _result(path).get("example"), path) if one.name == name else None
+    for spec in run.task.inputs:
+        file = example_file(spec, _result(path).get("example"), path) if spec.name == name else None
         if file is not None and file.stat().st_size <= LIMITS.upload:
             return file.read_bytes(), _TYPES[file.suffix]
     raise RefusedError(f"the run has no example of {name[:40]!r}", 404)
@@ -84,15 +84,15 @@ def example_inputs(run: Any) -> dict[str, Any] | None:
     """Return the example of a run as input of its predictor; None if it is incomplete."""
     result = _result(_path(run))
     texts, files = example(run.task, result) or {}, _files(run, result)
-    given: dict[str, Any] = {}
-    for one in run.task.inputs:
-        if one.name in files:
-            given[one.name] = example_bytes(run, one.name)[0]
-        elif one.name in texts:
-            given[one.name] = json.loads(texts[one.name]) if one.kind == "scene" else texts[one.name]
+    inputs: dict[str, Any] = {}
+    for spec in run.task.inputs:
+        if spec.name in files:
+            inputs[spec.name] = example_bytes(run, spec.name)[0]
+        elif spec.name in texts:
+            inputs[spec.name] = json.loads(texts[spec.name]) if spec.kind == "scene" else texts[spec.name]
         else:
             return None
-    return given
+    return inputs
 
 
 def _files(run: Any, result: Mapping[str, Any]) -> list[str]:
@@ -102,11 +102,11 @@ def _files(run: Any, result: Mapping[str, Any]) -> list[str]:
     path = _path(run)
     if path is None:
         return []
-    return [one.name for one in run.task.inputs if example_file(one, result.get("example"), path) is not None]
+    return [spec.name for spec in run.task.inputs if example_file(spec, result.get("example"), path) is not None]
 
 
-def _input(one: "Input") -> dict[str, Any]:
-    return {"name": one.name, "kind": one.kind, "label": one.label, "long": one.from_file}
+def _input(spec: "Input") -> dict[str, Any]:
+    return {"name": spec.name, "kind": spec.kind, "label": spec.label, "long": spec.from_file}
 
 
 def _path(run: Any) -> Path | None:
@@ -142,7 +142,9 @@ def _config(run: "LiveRun") -> list[dict[str, Any]]:
     from regard.tasks.config_overrides import listed
 
     config = run.run.config_as(run.task.config)
-    return [{"name": one.name, "value": _written(one.value), "about": one.about} for one in listed(config)]
+    return [
+        {"name": setting.name, "value": _written(setting.value), "about": setting.about} for setting in listed(config)
+    ]
 
 
 def _written(value: Any) -> str:

@@ -44,13 +44,13 @@ def serve(
         if path.is_file():
             check(path)
     opened: list[Translates | Asks] = [*runs, *(open_run(path) for path in wanted if path.is_dir())]
-    given = [*(path for path in wanted if path.is_file()), *traces]
+    opened_traces = [*(path for path in wanted if path.is_file()), *traces]
     listening = bind(host, port)
     with listening:
         port = listening.getsockname()[1]
         name = f"[{host}]" if ":" in host else host
         address = f"http://{name}:{port}/"
-        app = create(opened, given, host=host, port=port)
+        app = create(opened, opened_traces, host=host, port=port)
         say(f"regard studio: {address}  (Ctrl-C stops it)")
         if not is_loopback(host):
             say(f"warning: {host} can be reached from other machines, and the studio has no password")

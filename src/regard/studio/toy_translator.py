@@ -19,7 +19,7 @@ from regard.core.normalizers import Normalizer, Softmax, Sparsemax
 from regard.core.requests import full
 from regard.core.scores import Dot
 from regard.decode.beam import beam
-from regard.decode.records import Hypothesis as Found
+from regard.decode.records import Hypothesis as SearchHypothesis
 from regard.tasks.hypotheses import Alternative, Answer, Hypothesis
 
 # For each English word: its Chinese translations, the best one first, and by how many positions the word moves in
@@ -71,10 +71,13 @@ class Toy:
         for token in [sentence.number(token) for token in forced]:
             steps.append(sentence.step(state, start))
             start, state = torch.tensor([token]), steps[-1].state
-        found = beam(
+        hypotheses = beam(
             sentence.step, state, start=start, stop=sentence.stop, limit=2 * len(source), width=beams, n_best=beams
         )[0]
-        return Answer(tuple(source), tuple(sentence.told(list(forced), steps, hypothesis) for hypothesis in found))
+        return Answer(
+            tuple(source),
+            tuple(sentence.with_alternatives(list(forced), steps, hypothesis) for hypothesis in hypotheses),
+        )
 
     def score(self, text: str, target: Sequence[str], place: int, kept: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
         """Return the probability of word `place` of the translation `target`, for each mask of source words.
@@ -93,8 +96,8 @@ class Toy:
         numbers = [sentence.number(token) for token in target[: place + 1]]
         start, state = torch.tensor([sentence.stop]), _State(torch.zeros(1, len(source)))
         for number in numbers[:-1]:
-            made = sentence.step(state, start)
-            start, state = torch.tensor([number]), made.state
+            output = sentence.step(state, start)
+            start, state = torch.tensor([number]), output.state
         return float(sentence.step(state, start).logits[0].softmax(0)[numbers[-1]])
 
 
@@ -151,7 +154,9 @@ class _Sentence:
         words[:, self.stop] = ending[:, 0].clamp_min(1e-20)
         return SimpleNamespace(logits=words.log(), state=_State(covered), weights=weights[:, 0])
 
-    def told(self, forced: list[str], steps: list[SimpleNamespace], hypothesis: Found) -> Hypothesis:
+    def with_alternatives(
+        self, forced: list[str], steps: list[SimpleNamespace], hypothesis: SearchHypothesis
+    ) -> Hypothesis:
         """Return a hypothesis of the beam search with its words, weights, and alternatives at each position."""
         numbers = [self.number(token) for token in forced]
         tokens = [*numbers, *hypothesis.tokens]
@@ -160,14 +165,14 @@ class _Sentence:
         weights: list[Tensor] = []
         others: list[tuple[Alternative, ...]] = []
         for token in [*tokens, self.stop]:
-            made = self.step(state, start)
-            chances = made.logits[0].softmax(0)
+            output = self.step(state, start)
+            chances = output.logits[0].softmax(0)
             log_prob += float(chances[token].log())
             if token != self.stop:
-                weights.append(made.weights[0])
+                weights.append(output.weights[0])
                 best = chances.topk(min(6, len(chances)))
                 pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
                 others.append(tuple(Alternative(self.vocabulary[at], chance) for at, chance in pairs))
-            start, state = torch.tensor([token]), made.state
+            start, state = torch.tensor([token]), output.state
         table = torch.stack(weights) if weights else torch.zeros(0, len(self.source))
         return Hypothesis(tuple(self.vocabulary[token] for token in tokens), log_prob, table, tuple(others))

@@ -18,10 +18,12 @@ def described(example: Example, batch: int = 0) -> dict[str, Any]:
     count = max(1, example.trace.sequences)
     within(batch, 0, count - 1, "batch")
     listed = range(max(batch + 1, min(count, LISTED)))
-    found = about(example.shown, batch=batch, sequences=listed)
+    description = about(example.shown, batch=batch, sequences=listed)
     if len(listed) < count:
-        found["dropped"].append(f"sequences {len(listed)} to {count - 1} of the batch are too many to choose from")
-    for whole, entry in zip(example.shown.records, found["records"], strict=True):
+        description["dropped"].append(
+            f"sequences {len(listed)} to {count - 1} of the batch are too many to choose from"
+        )
+    for whole, entry in zip(example.shown.records, description["records"], strict=True):
         item, record = one_of(whole, batch)
         entry["model"] = record.name in example.models
         entry["batch"], entry["item"] = whole.batch, item
@@ -32,5 +34,5 @@ def described(example: Example, batch: int = 0) -> dict[str, Any]:
         if record.kind != ROLLOUT and record.heads * record.queries * record.keys <= FEW:
             entropy = record.entropy().mean(-1).tolist()
             entry["entropy"] = [round(value, 4) if math.isfinite(value) else None for value in entropy]
-            entry["note"] = sentences(entry["note"], Odd.of(record.weights()).told())
-    return found
+            entry["note"] = sentences(entry["note"], Odd.of(record.weights()).sentence())
+    return description

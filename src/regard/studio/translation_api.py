@@ -48,21 +48,21 @@ class Ask(BaseModel):
 def translators(runs: Sequence[Any]) -> "list[Translates | None]":
     """Return each run's interactive translator: the run itself, or the one that its task provides, or None."""
     offered = [run if isinstance(run, Translates) else getattr(run, "more", None) for run in runs]
-    return [one if isinstance(one, Translates) else None for one in offered]
+    return [translator if isinstance(translator, Translates) else None for translator in offered]
 
 
 def translate(runs: Sequence[Translates | None], ask: Ask) -> dict[str, object]:
     """Return the translations of a text by a run, as JSON."""
     run = _run(runs, ask.run)
     try:
-        found = run.translate(ask.text, beams=ask.beams, forced=tuple(ask.forced))
+        answer = run.translate(ask.text, beams=ask.beams, forced=tuple(ask.forced))
     except ValueError as error:  # the run cannot translate this text
         raise RefusedError(str(error)[:300]) from None
-    if len(found.source) > LIMITS.tokens or any(len(beam.tokens) > LIMITS.tokens for beam in found.beams):
+    if len(answer.source) > LIMITS.tokens or any(len(beam.tokens) > LIMITS.tokens for beam in answer.beams):
         raise RefusedError(f"source and translation must have at most {LIMITS.tokens} tokens", 413)
-    if not all(bool(beam.weights.isfinite().all()) and math.isfinite(beam.log_prob) for beam in found.beams):
+    if not all(bool(beam.weights.isfinite().all()) and math.isfinite(beam.log_prob) for beam in answer.beams):
         raise RefusedError("the run's weights or probabilities are NaN or infinite: there is nothing to show")
-    return {"source": list(found.source), "beams": [_beam(beam) for beam in found.beams]}
+    return {"source": list(answer.source), "beams": [_beam(beam) for beam in answer.beams]}
 
 
 class Judge(BaseModel):
@@ -75,20 +75,22 @@ class Judge(BaseModel):
     place: Annotated[int, Field(ge=0, le=LIMITS.tokens)]
 
 
-def judge(runs: Sequence[Translates | None], asked: Judge) -> "Faithfulness":
+def judge(runs: Sequence[Translates | None], request: Judge) -> "Faithfulness":
     """Return deletion and sufficiency of the weights of one word of a translation."""
     from regard.look.faithfulness import faithfulness
 
-    run = _run(runs, asked.run)
-    if asked.place >= len(asked.target):
-        raise RefusedError(f"place must be from 0 to {len(asked.target) - 1}, got {asked.place}")
+    run = _run(runs, request.run)
+    if request.place >= len(request.target):
+        raise RefusedError(f"place must be from 0 to {len(request.target) - 1}, got {request.place}")
     if not isinstance(run, Scores):
         raise RefusedError("this run cannot be asked again with words left out", 404)
     try:
-        weights = run.translate(asked.text, beams=1, forced=tuple(asked.target)).beams[0].weights[asked.place]
+        weights = run.translate(request.text, beams=1, forced=tuple(request.target)).beams[0].weights[request.place]
     except ValueError as error:
         raise RefusedError(str(error)[:300]) from None
-    return faithfulness(lambda kept: run.score(asked.text, asked.target, asked.place, kept), weights, orderings=8)
+    return faithfulness(
+        lambda masks: run.score(request.text, request.target, request.place, masks), weights, orderings=8
+    )
 
 
 def open_run(path: Path) -> "LiveRun":

@@ -114,17 +114,17 @@ def _penalty(maps: Sequence[Tensor], mask: Tensor | None, settings: LearningSett
 
     The penalty "squares" needs ln p(α|x) of each row of weights α, which is Σ_j α_j ln α_j over the keys j.
     """
-    found = []
+    penalties = []
     for weights in maps:
         if settings.penalty == "doubly_stochastic":
-            found.append(doubly_stochastic(weights, mask))
+            penalties.append(doubly_stochastic(weights, mask))
         elif settings.penalty == "entropy":
-            found.append(entropy_penalty(weights, mask))
+            penalties.append(entropy_penalty(weights, mask))
         else:
             wide = weights.float()
             log_prob = torch.xlogy(wide, wide).sum(-1)
-            found.append(weight_penalty(weights, log_prob, mask=mask))
-    return torch.stack(found).mean()
+            penalties.append(weight_penalty(weights, log_prob, mask=mask))
+    return torch.stack(penalties).mean()
 
 
 def _reinforced(outcome: Outcome, baseline: MovingBaseline, settings: LearningSettings) -> Tensor:
@@ -149,5 +149,5 @@ def _reinforced(outcome: Outcome, baseline: MovingBaseline, settings: LearningSe
 
 def _baseline(network: nn.Module) -> MovingBaseline | None:
     plain = getattr(network, "_orig_mod", network)
-    found = getattr(plain, "baseline", None)
-    return found if isinstance(found, MovingBaseline) else None
+    baseline = getattr(plain, "baseline", None)
+    return baseline if isinstance(baseline, MovingBaseline) else None

@@ -55,21 +55,21 @@ def changed(
     """
     tree = config.model_dump(mode="json")
     known = {one.name: one for one in listed(config)}
-    given = []
+    places = []
     for key, text in settings.items():
         place = _place((aliases or {}).get(key, key), known)
-        given.append(place)
+        places.append(place)
         _put(tree, place.split("."), None if text == "none" and known[place].may_be_none else _value(text))
     try:
-        made = config.__class__.model_validate(tree)
+        result = config.__class__.model_validate(tree)
     except ValidationError as error:
         raise SettingError(_complaint(error.errors(include_url=False)[0], known)) from error
-    for name in given:
-        if (need := _unmet(made, name, needs or {})) is not None and _at(made, name) not in ("none", None):
-            now = _at(made, need.place)
+    for name in places:
+        if (need := _unmet(result, name, needs or {})) is not None and _at(result, name) not in ("none", None):
+            now = _at(result, need.place)
             why = "" if isinstance(now, BaseModel) else f", and {need.place} is {_shown(now)}"
             raise SettingError(f"{name} has no effect: it is a setting of {need.words}{why}")
-    return made
+    return result
 
 
 def configure(task: Task, preset: str, data: Sequence[Path], settings: Mapping[str, str]) -> TaskConfig:
@@ -82,14 +82,14 @@ def configure(task: Task, preset: str, data: Sequence[Path], settings: Mapping[s
         preset = chosen if preset not in presets.values() else preset
     if preset not in task.presets:
         raise SettingError(f"no preset is called {preset!r}: {task.name} has {', '.join(task.presets)}")
-    made = task.presets[preset].make()
+    config = task.presets[preset].make()
     if data:
         # The common prefix of several files is accepted too: sst/stsa.binary for its train, dev and test files.
         missing = [str(path) for path in data if not path.exists() and not any(path.parent.glob(f"{path.name}*"))]
         if missing:
             raise SettingError(f"no such file: {', '.join(missing)}")
-        made = made.model_copy(update={"data": made.data.model_copy(update={"files": tuple(data)})})
-    return changed(made, settings, aliases=task.aliases, needs=task.needs)
+        config = config.model_copy(update={"data": config.data.model_copy(update={"files": tuple(data)})})
+    return changed(config, settings, aliases=task.aliases, needs=task.needs)
 
 
 def recorded(task: Task, config: TaskConfig) -> dict[str, Any]:
@@ -139,13 +139,13 @@ def parsed(items: list[str]) -> dict[str, str]:
     >>> parsed(["attention=none", "size=64"])
     {'attention': 'none', 'size': '64'}
     """
-    found = {}
+    settings = {}
     for item in items:
         key, equals, value = item.partition("=")
         if not equals or not key:
             raise SettingError(f"expected key=value, got {item!r}")
-        found[key.strip()] = value.strip()
-    return found
+        settings[key.strip()] = value.strip()
+    return settings
 
 
 def _settings(config: BaseModel, prefix: str) -> Iterator[Setting]:

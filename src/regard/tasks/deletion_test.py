@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-# score(kept) returns the log-probability (n,) of the answer for each row of the mask `kept` (n, k), in which False
-# marks a deleted key.
+# score(mask) returns the log-probability (n,) of the answer for each row of `mask` (n, k), in which False marks a
+# deleted key.
 Score = Callable[[Tensor], Tensor]
 
 
@@ -17,7 +17,7 @@ def deletion(answers: Iterable[tuple[Tensor, Score]], *, seed: int = 1) -> dict[
     Each answer is given by its attention weights (k,) and its score function; the result is the mean over the answers.
     For faithful weights, "attended" is much larger than "random". An answer with fewer than two keys is skipped.
 
-    >>> deletion([(torch.tensor([0.2, 0.8]), lambda kept: kept[:, 1].float() - 1)])
+    >>> deletion([(torch.tensor([0.2, 0.8]), lambda mask: mask[:, 1].float() - 1)])
     {'attended': 1.0, 'random': 0.0}
     """
     generator = torch.Generator().manual_seed(seed)
@@ -29,9 +29,9 @@ def deletion(answers: Iterable[tuple[Tensor, Score]], *, seed: int = 1) -> dict[
         most = int(weights.argmax())
         other = int(torch.randint(count - 1, (), generator=generator))
         other += other >= most
-        kept = torch.ones(3, count, dtype=torch.bool)
-        kept[1, most] = kept[2, other] = False
-        whole, attended, random = score(kept).tolist()
+        mask = torch.ones(3, count, dtype=torch.bool)
+        mask[1, most] = mask[2, other] = False
+        whole, attended, random = score(mask).tolist()
         lost["attended"].append(whole - attended)
         lost["random"].append(whole - random)
     if not lost["attended"]:

@@ -17,11 +17,11 @@ def judged(
 
     The entry "longer" holds the metrics on the examples of `longer`, which are longer than any training example.
     """
-    found = task.judge(predictor, examples, config, True)
+    judgement = task.judge(predictor, examples, config, True)
     result: dict[str, Any] = {
-        "metrics": found.metrics,
-        "attention": found.attention,
-        "faithfulness": found.faithfulness,
+        "metrics": judgement.metrics,
+        "attention": judgement.attention,
+        "faithfulness": judgement.faithfulness,
     }
     if longer:
         beyond = task.judge(predictor, longer, config, False)
@@ -38,10 +38,10 @@ def evaluate(loaded: Loaded, data: Sequence[Path], workers: Workers = ALONE) -> 
     examples, longer, about = workers.in_turn(lambda: _examples(loaded, data))
     run.manifest.check("result.json")
     known = run.result() if (run.path / "result.json").is_file() else {}
-    kept = {name: known[name] for name in ("seconds", "parameters", "versions", "device", "seed") if name in known}
+    facts = {name: known[name] for name in ("seconds", "parameters", "versions", "device", "seed") if name in known}
     with workers.sharing():
         figures = judged(task, config, loaded.predictor, examples, longer)
-    return {"task": config.task, "data": about, **figures, **kept}
+    return {"task": config.task, "data": about, **figures, **facts}
 
 
 def _examples(loaded: Loaded, data: Sequence[Path]) -> tuple[Sequence[Any], Sequence[Any], str]:

@@ -58,16 +58,16 @@ def example_arguments(inputs: Sequence[Input], example: Any, run: Path) -> list[
     The list is empty if the example lacks one of the inputs.
     """
     parts = example_parts(inputs, example)
-    found = []
+    arguments = []
     for one in inputs:
         value = parts.get(one.name)
         if value is None:
             return []
         if FILES.get(one.kind) == value:
-            found.append(str(run / value))
+            arguments.append(str(run / value))
         else:
-            found.append(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-    return found
+            arguments.append(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    return arguments
 
 
 def example_file(one: Input, example: Any, run: Path) -> Path | None:

@@ -15,7 +15,7 @@ from regard.data.vision.image_store import ImageStore
 
 Maps = NDArray[np.float16]
 _BATCH = 64
-_SAID = 1024  # number of images between two progress messages
+_REPORT_EVERY = 1024  # number of images between two progress messages
 
 
 def cached_maps(
@@ -58,12 +58,12 @@ def _write(
         places = range(first, min(first + _BATCH, count))
         pixels = torch.from_numpy(store.take(places)).to(device)
         sides = [pixels, pixels.flip(-1)] if flip else [pixels]
-        for side, given in enumerate(sides):
-            maps = function(given).half().cpu().numpy()
+        for side, images in enumerate(sides):
+            maps = function(images).half().cpu().numpy()
             if whole is None:
                 shape = (len(sides) * count, *maps.shape[1:])
                 whole = np.lib.format.open_memmap(path, "w+", np.float16, shape)
             whole[side * count + first : side * count + first + len(maps)] = maps
-        if first % _SAID == 0:
+        if first % _REPORT_EVERY == 0:
             say(f"maps of pictures: {places.stop:,} of {count:,}")
     whole.flush()

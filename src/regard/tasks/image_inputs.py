@@ -58,13 +58,13 @@ def points_at(cell: int, boxes: Sequence[Box], *, grid: Grid, size: Size) -> boo
     return any(left <= x < right and top <= y < bottom for left, top, right, bottom in boxes)
 
 
-def covered(pixels: UInt8[Tensor, "c height width"], kept: Tensor, *, grid: Grid) -> UInt8[Tensor, "n c height width"]:
-    """Return one copy of the image for each row of the mask `kept` (n, cells).
+def covered(pixels: UInt8[Tensor, "c height width"], mask: Tensor, *, grid: Grid) -> UInt8[Tensor, "n c height width"]:
+    """Return one copy of the image for each row of `mask` (n, cells).
 
     Cells where the mask is False have the image's mean colour.
     """
     height, width = pixels.shape[-2:]
-    cells = kept.unflatten(-1, grid).to(pixels.device, torch.float32).unsqueeze(1)
+    cells = mask.unflatten(-1, grid).to(pixels.device, torch.float32).unsqueeze(1)
     shown = torch.nn.functional.interpolate(cells, size=(height, width), mode="nearest").bool()
     mean = pixels.float().mean((-2, -1), keepdim=True).to(torch.uint8)
     return torch.where(shown, pixels, mean)

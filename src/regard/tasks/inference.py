@@ -28,12 +28,12 @@ def answered(inputs: Sequence[Any], read: Callable[[Any], Any], answer: Callable
 
     `read` converts one input or raises the `InputError`; `answer` computes the answers to all valid inputs in one call.
     """
-    found: dict[int, Any] = {}
+    answers: dict[int, Any] = {}
     good: dict[int, Any] = {}
     for place, one in enumerate(inputs):
         try:
             good[place] = read(one)
         except InputError as error:
-            found[place] = error
-    found |= dict(zip(good, answer(list(good.values())), strict=True))
-    return [found[place] for place in range(len(inputs))]
+            answers[place] = error
+    answers |= dict(zip(good, answer(list(good.values())), strict=True))
+    return [answers[place] for place in range(len(inputs))]

@@ -27,8 +27,8 @@ def named(inputs: Sequence[Input], given: Any) -> dict[str, Any]:
         unknown = [str(name) for name in given if name not in names]
         missing = [name for name in names if name not in given]
         if unknown or missing:
-            came = ", ".join(map(str, given)) or "nothing"
-            raise InputError(f"expected {' and '.join(names)}, got {came}")
+            received = ", ".join(map(str, given)) or "nothing"
+            raise InputError(f"expected {' and '.join(names)}, got {received}")
         values = [given[name] for name in names]
     elif isinstance(given, (str, bytes, os.PathLike)) or not isinstance(given, Sequence):
         values = [given]

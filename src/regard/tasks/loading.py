@@ -42,12 +42,12 @@ class Loaded:
         task, such as `beam` of a translator. If no prediction can be computed for an input, an `InputError` gives its
         index and the reason.
         """
-        found: list[Prediction] = []
+        predictions: list[Prediction] = []
         for place, answer in enumerate(self.answers(inputs, **options)):
             if isinstance(answer, InputError):
                 raise InputError(f"input {place}: {answer}") from answer
-            found.append(answer)
-        return found
+            predictions.append(answer)
+        return predictions
 
     def answers(self, inputs: Any, **options: Any) -> list[Prediction | InputError]:
         """Return one prediction for each input, in order; an `InputError` in place of one that cannot be computed."""
@@ -56,16 +56,16 @@ class Loaded:
             known = ", ".join(self.task.options) or "none"
             raise SettingError(f"{self.task.name} has no option {unknown[0]!r}: there is {known}")
         given = [inputs] if isinstance(inputs, (str, bytes, os.PathLike, dict)) else list(_iterable(inputs))
-        found: dict[int, Prediction | InputError] = {}
+        predictions: dict[int, Prediction | InputError] = {}
         good: dict[int, dict[str, Any]] = {}
         for place, one in enumerate(given):
             try:
                 good[place] = named(self.task.inputs, one)
             except InputError as error:
-                found[place] = error
+                predictions[place] = error
         answered = in_shares(list(good.values()), lambda part: self.predictor.answers(part, **options))
-        found |= dict(zip(good, answered, strict=True))
-        return [found[place] for place in range(len(given))]
+        predictions |= dict(zip(good, answered, strict=True))
+        return [predictions[place] for place in range(len(given))]
 
 
 def load(run: str | os.PathLike[str] | Run, *, device: torch.device | str | None = None, **options: Any) -> Loaded:

@@ -92,8 +92,8 @@ def hypotheses(
 
     Texts have from `minimum` to `limit` (b,) tokens, and none of the tokens `never`. A `width` of 1 is greedy search.
     """
-    given: dict[str, Any] = {"start": torch.full_like(limit, BOS), "stop": EOS, "limit": limit, "minimum": minimum}
-    given |= {"never": never, "captures": captures}
+    options: dict[str, Any] = {"start": torch.full_like(limit, BOS), "stop": EOS, "limit": limit, "minimum": minimum}
+    options |= {"never": never, "captures": captures}
     if width == 1:
-        return [[one] for one in greedy(decoder.step, state, **given)]
-    return beam(decoder.step, state, width=width, n_best=n_best, length_penalty=Gnmt(length_penalty), **given)
+        return [[one] for one in greedy(decoder.step, state, **options)]
+    return beam(decoder.step, state, width=width, n_best=n_best, length_penalty=Gnmt(length_penalty), **options)

@@ -65,7 +65,7 @@ def _watched(loaded: Loaded, given: Any, options: dict[str, Any]) -> Prediction 
     shown = [] if own is None else own.records
     square = [one for one in seen.records if one.batch == 1 and one.queries == one.keys > 1 and one.call == 0]
     layers = [one for one in square if not any(_same(one, other) for other in shown)]
-    kept: list[Record] = []
+    selected: list[Record] = []
     dropped: list[str] = []
     total = 0
     for layer in layers:
@@ -77,8 +77,8 @@ def _watched(loaded: Loaded, given: Any, options: dict[str, Any]) -> Prediction 
             continue
         labels = _labels(shown, layer.keys)
         layer.row_labels = layer.column_labels = labels
-        kept.append(layer)
-    return Watched(prediction, kept, dropped)
+        selected.append(layer)
+    return Watched(prediction, selected, dropped)
 
 
 def _same(one: Record, other: Record) -> bool:
@@ -93,5 +93,5 @@ def _same(one: Record, other: Record) -> bool:
 def _labels(shown: Sequence[Record], count: int) -> Labels | None:
     """Return labels of `count` positions: the column labels of one of these maps, else the row labels, else None."""
     axes = [record.labels() for record in shown]
-    found = [labels for labels in [*(one.columns for one in axes), *(one.rows for one in axes)] if labels is not None]
-    return next((labels for labels in found if len(labels) == count), None)
+    known = [labels for labels in [*(one.columns for one in axes), *(one.rows for one in axes)] if labels is not None]
+    return next((labels for labels in known if len(labels) == count), None)

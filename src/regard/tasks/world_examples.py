@@ -20,5 +20,5 @@ def parts_of(splits: Callable[..., Any], data: TaskData, example: Callable[[Any]
 
     `example` converts each generated item to an example of the task.
     """
-    made = splits(data.seed, train=data.train, valid=data.valid, test=data.test, longer=data.longer, **world)
-    return Parts(*([example(one) for one in part] for part in (made.train, made.valid, made.test, made.longer)))
+    parts = splits(data.seed, train=data.train, valid=data.valid, test=data.test, longer=data.longer, **world)
+    return Parts(*([example(one) for one in part] for part in (parts.train, parts.valid, parts.test, parts.longer)))

@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.core import recompute
 from regard.core.backends import blocked, decoding_step, reference
 from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments, mask_pairs
-from regard.core.backends.result import Asked, Direct, Result
+from regard.core.backends.result import Direct, Result, WithRequest
 from regard.core.biases import DenseBias, Rule
 from regard.core.clauses import Clauses, clauses
 from regard.core.mask_cache import stored
@@ -83,10 +83,10 @@ def _kernels_refuse(problem: Problem) -> str | None:
         return f"its kernels do not compute in {problem.query.dtype}"
     if problem.bias is not None and not isinstance(problem.bias, (DenseBias, Rule)):
         return "its kernels take a bias as a tensor or as a rule of distance"
-    found = clauses(problem.mask, *problem.shape[-2:])
-    if found is None:
+    rules = clauses(problem.mask, *problem.shape[-2:])
+    if rules is None:
         return "its kernels take masks without | and ~"
-    if found.by_head or len(found.segments) > 1:
+    if rules.by_head or len(rules.segments) > 1:
         return "its kernels take one length and one list of segments for all heads"
     return None
 
@@ -96,8 +96,8 @@ def not_worth_it(problem: Problem) -> str | None:
     if problem.device.type == "cuda":
         if _stores_weights(problem):
             return None
-        asked = problem.request is not None and not isinstance(problem.request, LogSumExp)
-        few = asked and reference.working_bytes(problem) <= _PLAIN
+        requested = problem.request is not None and not isinstance(problem.request, LogSumExp)
+        few = requested and reference.working_bytes(problem) <= _PLAIN
         return "small, and weights are requested: the plain form computes them with the output" if few else None
     least = _SOME if problem.dtype == torch.float32 and not torch.compiler.is_compiling() else _MANY
     if _features(problem) >= least or _native_serves(problem):
@@ -142,11 +142,11 @@ def attend(problem: Problem) -> Result:
     if problem.device.type == "cuda":
         return _by_kernels(problem)
     if _native_serves(problem):
-        found = _native(problem)(problem.query, problem.key, problem.value, problem.score, problem.mask)
-        if found is not None and problem.request is None:
-            return Result(found)
-        if found is not None and problem.request is not None:
-            return Result(found[0], problem.request.of(found[1]))
+        results = _native(problem)(problem.query, problem.key, problem.value, problem.score, problem.mask)
+        if results is not None and problem.request is None:
+            return Result(results)
+        if results is not None and problem.request is not None:
+            return Result(results[0], problem.request.of(results[1]))
     backend: Any = reference if _whole(problem) else blocked
     problem = quicker(problem)
     result = backend.attend(problem)
@@ -229,8 +229,8 @@ def _native_serves(problem: Problem) -> bool:
     assert isinstance(problem.score, Additive)
     if problem.bias is not None or problem.dropout > 0.0 or not problem.normalize.is_softmax or problem.group > 1:
         return False
-    found = clauses(problem.mask, *shape[-2:])
-    if found is None or found.low is not None or found.segments or found.dense or found.by_head:
+    rules = clauses(problem.mask, *shape[-2:])
+    if rules is None or rules.low is not None or rules.segments or rules.dense or rules.by_head:
         return False
     if query.ndim != 4 or value.shape[-1] == 0 or math.prod(shape) > _STORED or isinstance(problem.request, LogSumExp):
         return False
@@ -242,7 +242,7 @@ def _native_serves(problem: Problem) -> bool:
     return pair_loops.available()
 
 
-def asked(problem: Problem) -> Asked | None:
+def with_request(problem: Problem) -> WithRequest | None:
     """Return a function like that of `direct` on the CPU that also returns the requested weights, or None."""
     if problem.device.type != "cpu" or not _native_serves(problem):
         return None
@@ -251,8 +251,8 @@ def asked(problem: Problem) -> Asked | None:
     def computed(
         query: Tensor, key: Tensor, value: Tensor, score: Additive, mask: Any, _: object, request: Any
     ) -> tuple[Tensor, Tensor | Top | None, None] | None:
-        found = run(query, key, value, score, mask)
-        return None if found is None else (found[0], returned(request.of(found[1]), request, query.dtype), None)
+        results = run(query, key, value, score, mask)
+        return None if results is None else (results[0], returned(request.of(results[1]), request, query.dtype), None)
 
     return computed
 
@@ -267,19 +267,19 @@ def _native(problem: Problem) -> Callable[..., Any]:
     def attended(query: Tensor, key: Tensor, value: Tensor, score: Additive, mask: Any, *_: object) -> Any:
         visible = _EVERY
         if mask is not None:
-            made = lambda: _visible(clauses(mask.aligned(shape), *shape[-2:]), shape)  # noqa: E731
-            visible = stored(mask, query.device, ("visible", shape), made)
+            build = lambda: _visible(clauses(mask.aligned(shape), *shape[-2:]), shape)  # noqa: E731
+            visible = stored(mask, query.device, ("visible", shape), build)
         return run(query, key, value, score.weight, visible)
 
     return attended
 
 
-def _visible(found: Clauses | None, shape: tuple[int, ...]) -> native_attention.Visible:
+def _visible(rules: Clauses | None, shape: tuple[int, ...]) -> native_attention.Visible:
     """Return the mask's length for each batch item and head, and the upper bound of its band."""
-    assert found is not None  # not None, as _native_serves() has checked
+    assert rules is not None  # not None, as _native_serves() has checked
     # The lengths are copied, because the caller may change the mask before the backward pass reads them.
-    lengths = None if found.lengths is None else found.lengths.expand(shape[:2]).flatten().to(torch.long, copy=True)
-    return native_attention.Visible(lengths, found.high)
+    lengths = None if rules.lengths is None else rules.lengths.expand(shape[:2]).flatten().to(torch.long, copy=True)
+    return native_attention.Visible(lengths, rules.high)
 
 
 def _direct_stored(problem: Problem) -> Direct:

@@ -19,12 +19,12 @@ from regard.core.spans import all_of
 _STORED = 2**20  # the largest number of entries of a float mask that is cached
 
 
-def direct(problem: Problem, found: Clauses) -> Direct | None:
+def direct(problem: Problem, rules: Clauses) -> Direct | None:
     """Return a function that runs torch's kernel for ALiBi with a band or without a mask; None for other calls."""
     if not isinstance(problem.bias, Alibi) or problem.bias_learned or problem.device.type != "cpu":
         return None
-    shape, dtype, band = problem.shape, problem.dtype, Band(found.low, found.high)
-    if math.prod(shape[-3:]) > _STORED or found.lengths is not None or found.segments or found.dense:
+    shape, dtype, band = problem.shape, problem.dtype, Band(rules.low, rules.high)
+    if math.prod(shape[-3:]) > _STORED or rules.lengths is not None or rules.segments or rules.dense:
         return None
     if problem.dropout > 0.0 or problem.key.shape[-1] != problem.value.shape[-1]:
         return None

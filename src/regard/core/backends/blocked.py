@@ -88,15 +88,15 @@ def run(problem: Problem) -> Result:
         return sparse_rows.attend(problem)
     bias = problem.bias.tensor if isinstance(problem.bias, DenseBias) and problem.bias.tensor.requires_grad else None
     learned = tuple(t for t in problem.learned if t is not bias)
-    asked = isinstance(problem.request, LogSumExp)
-    rule = SoftmaxStream(logsumexp=True) if asked else stream(problem.normalize, problem.sample)
+    logsumexp = isinstance(problem.request, LogSumExp)
+    rule = SoftmaxStream(logsumexp=True) if logsumexp else stream(problem.normalize, problem.sample)
     assert rule is not None  # not None, as refuses() has checked
     originals = learned if bias is None else (*learned, bias)
     job = Job(problem, rule, grid(problem, *_sizes(problem)), seed(problem), originals)
     output, log_prob, chosen = _Blocked.apply(job, problem.query, problem.key, problem.value, bias, *learned)
     if marks is not None:
         output = output + marks
-    if asked:
+    if logsumexp:
         return Result(output.to(problem.query.dtype), log_prob)
     return Result(output.to(problem.query.dtype), None, log_prob, chosen)
 
@@ -124,14 +124,14 @@ class Job:
         problem, columns = self.problem, self.grid.columns[c]
         scores = raw if allowed is None else torch.where(allowed, raw, -math.inf)
         values = problem.repeat(take(value, -2, columns).to(problem.dtype))
-        noise, kept = None, None
+        noise, keep = None, None
         if problem.sample or problem.dropout > 0.0:
             generator = torch.Generator(scores.device).manual_seed(self.seed + r * len(self.grid.columns) + c)
             noise = gumbel_like(scores, generator) if problem.sample else None
             if problem.dropout > 0.0:
-                kept = torch.rand(scores.shape, generator=generator, device=scores.device) >= problem.dropout
-                kept = kept.to(scores.dtype) / max(1.0 - problem.dropout, torch.finfo(scores.dtype).tiny)
-        return Block(scores, values, columns.start, kept, noise)
+                keep = torch.rand(scores.shape, generator=generator, device=scores.device) >= problem.dropout
+                keep = keep.to(scores.dtype) / max(1.0 - problem.dropout, torch.finfo(scores.dtype).tiny)
+        return Block(scores, values, columns.start, keep, noise)
 
 
 class _Blocked(torch.autograd.Function):
@@ -139,10 +139,10 @@ class _Blocked(torch.autograd.Function):
     def forward(
         ctx: Any, job: Job, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *learned: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        output, log_prob, chosen, kept = _forward(job, query, key, value)
-        ctx.job, ctx.kept_count, ctx.has_bias = job, len(kept), bias is not None
+        output, log_prob, chosen, stored = _forward(job, query, key, value)
+        ctx.job, ctx.stored_count, ctx.has_bias = job, len(stored), bias is not None
         ctx.unchanged = Unchanged(job.problem)
-        ctx.save_for_backward(query, key, value, *kept, *((bias,) if bias is not None else ()), *learned)
+        ctx.save_for_backward(query, key, value, *stored, *((bias,) if bias is not None else ()), *learned)
         if chosen is not None:
             ctx.mark_non_differentiable(chosen)
         return output, log_prob, chosen
@@ -159,10 +159,10 @@ class _Blocked(torch.autograd.Function):
     def _back(ctx: Any, doutput: Tensor, dlog_prob: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         query, key, value, *rest = ctx.saved_tensors
         ctx.unchanged.check()
-        kept, rest = rest[: ctx.kept_count], rest[ctx.kept_count :]
+        stored, rest = rest[: ctx.stored_count], rest[ctx.stored_count :]
         bias, learned = (rest[0], rest[1:]) if ctx.has_bias else (None, rest)
         sums = _Sums(ctx.job, query, key, value, bias, learned)
-        sums.add_all(Upstream(doutput.to(ctx.job.problem.dtype), dlog_prob), tuple(kept))
+        sums.add_all(Upstream(doutput.to(ctx.job.problem.dtype), dlog_prob), tuple(stored))
         grads = (sums.query, sums.key, sums.value, sums.bias, *sums.learned)
         inputs = (query, key, value, bias, *learned)
         return None, *(None if g is None or t is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True))
@@ -206,8 +206,8 @@ def part_backward(
         sums = _Sums(_part_job(problem), problem.query, problem.key, problem.value, None, list(problem.learned))
         total = total.unsqueeze(-1)
         # exp(s − total) is already the weight among all keys, so the divisor is 1.
-        kept = (total, (total != -math.inf).to(total.dtype), output)
-        sums.add_all(Upstream(doutput.to(problem.dtype), dtotal), kept)
+        stored = (total, (total != -math.inf).to(total.dtype), output)
+        sums.add_all(Upstream(doutput.to(problem.dtype), dtotal), stored)
         return sums.query, sums.key, sums.value, *sums.learned
 
 
@@ -239,16 +239,16 @@ class _Sums:
         self.bias = None if bias is None else torch.zeros(bias.shape, dtype=dtype, device=bias.device)
         self.learned = [torch.zeros_like(t, dtype=torch.promote_types(t.dtype, dtype)) for t in learned]
 
-    def add_all(self, upstream: Upstream, kept: tuple[Tensor, ...]) -> None:
-        """Add the gradients of every block; `kept` holds the tensors that the normaliser stored for each row."""
+    def add_all(self, upstream: Upstream, stored: tuple[Tensor, ...]) -> None:
+        """Add the gradients of every block; `stored` holds the tensors that the normaliser stored for each row."""
         for r, rows in enumerate(self.job.grid.rows):
             log_prob = None if upstream.log_prob is None else take(upstream.log_prob, -1, rows)
             arriving = Upstream(take(upstream.output, -2, rows), log_prob)
             for c in range(len(self.job.grid.columns)):
                 if self.job.grid.some[r][c]:
-                    self.add(r, c, arriving, tuple(take(tensor, -2, rows) for tensor in kept))
+                    self.add(r, c, arriving, tuple(take(tensor, -2, rows) for tensor in stored))
 
-    def add(self, r: int, c: int, upstream: Upstream, kept: tuple[Tensor, ...]) -> None:
+    def add(self, r: int, c: int, upstream: Upstream, stored: tuple[Tensor, ...]) -> None:
         """Recompute the scores of block (r, c), and add its gradients to the gradient of each input."""
         problem = self.job.problem
         rows, columns = self.job.grid.rows[r], self.job.grid.columns[c]
@@ -259,7 +259,7 @@ class _Sums:
             raw, allowed = self.job.scores(query, key, r, c)
         self._refuse_strangers(raw, query, key)
         block = self.job.block(raw.detach(), allowed, self.inputs[2], r, c)
-        dscores, weights = self.job.rule.gradient(block, upstream, kept)
+        dscores, weights = self.job.rule.gradient(block, upstream, stored)
         if allowed is not None:
             dscores = torch.where(allowed, dscores, 0)
 
@@ -293,12 +293,12 @@ class _Sums:
 
 def _joined(finished: list[Finished]) -> tuple[Tensor, Tensor | None, Tensor | None, tuple[Tensor, ...]]:
     """Concatenate blocks of rows: output, log-probabilities, chosen keys, and tensors stored for the backward pass."""
-    outputs, kept, log_probs, chosen = zip(*finished, strict=True)
+    outputs, stored, log_probs, chosen = zip(*finished, strict=True)
     return (
         torch.cat(outputs, -2),
         torch.cat(log_probs, -1) if log_probs[0] is not None else None,
         torch.cat(chosen, -1) if chosen[0] is not None else None,
-        tuple(torch.cat(parts, -2) for parts in zip(*kept, strict=True)),
+        tuple(torch.cat(parts, -2) for parts in zip(*stored, strict=True)),
     )
 
 

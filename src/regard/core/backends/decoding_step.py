@@ -25,10 +25,10 @@ def serves(problem: Problem) -> bool:
         return False
     if problem.differentiated or problem.bias is not None or problem.dropout > 0.0 or not TRITON:
         return False
-    found = clauses(problem.mask, *problem.shape[-2:])
-    if found is None or found.banded or found.by_head or len(found.segments) > 0:
+    rules = clauses(problem.mask, *problem.shape[-2:])
+    if rules is None or rules.banded or rules.by_head or len(rules.segments) > 0:
         return False
-    if any(tensor.shape[-2] > 1 or tensor.shape[-3] > 1 for tensor in found.dense):
+    if any(tensor.shape[-2] > 1 or tensor.shape[-3] > 1 for tensor in rules.dense):
         return False  # the kernel only supports masks that are equal for all heads and queries
     return problem.query.dtype in (*HALF, torch.float32) and problem.value.shape[-1] <= 1024
 
@@ -37,10 +37,10 @@ def attend(problem: Problem, query: Tensor, key: Tensor, weight: Tensor | None, 
     """Return the output of a decoding step, with additive scores if a weight is given, else scale · ⟨query, key⟩."""
     from regard.kernels.triton.decode_attention import decode  # imported here, because it imports Triton
 
-    found = clauses(problem.mask, *problem.shape[-2:])
+    rules = clauses(problem.mask, *problem.shape[-2:])
     lead = problem.query.shape[:-3]
-    assert found is not None  # not None, as serves() has checked
-    lengths, mask = _seen(found, lead, problem.shape[-1])
+    assert rules is not None  # not None, as serves() has checked
+    lengths, mask = _seen(rules, lead, problem.shape[-1])
     query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, problem.value))
     output = decode(query, key, value, weight, lengths, mask, scale, _workers(problem.device))
     return output.reshape(*lead, *output.shape[-3:])
@@ -57,9 +57,9 @@ def direct(problem: Problem, weight: Tensor | None, scale: float) -> Direct | No
 
     shape, (queries, keys), batch = problem.shape, problem.shape[-2:], problem.shape[0]
     query, key, value = problem.query, problem.key, problem.value
-    found = clauses(problem.mask, queries, keys)
-    assert found is not None  # not None, as serves() has checked
-    shared = found.lengths is None or found.lengths.numel() == 1
+    rules = clauses(problem.mask, queries, keys)
+    assert rules is not None  # not None, as serves() has checked
+    shared = rules.lengths is None or rules.lengths.numel() == 1
     steps = Steps(
         (query.shape, key.shape, value.shape), (query.stride(), key.stride(), value.stride()), key.element_size(),
         None if weight is None else weight.stride(0) if weight.ndim == 2 else 0,
@@ -90,19 +90,19 @@ def _workers(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _seen(found: Clauses, lead: torch.Size, keys: int) -> tuple[Tensor | None, Tensor | None]:
+def _seen(rules: Clauses, lead: torch.Size, keys: int) -> tuple[Tensor | None, Tensor | None]:
     """Return the mask as lengths (b,) and a bool tensor (b, k); each is None if the mask does not need it."""
-    lengths = None if found.lengths is None else found.lengths.expand(*lead, 1).reshape(-1)
-    if not found.dense:
+    lengths = None if rules.lengths is None else rules.lengths.expand(*lead, 1).reshape(-1)
+    if not rules.dense:
         return lengths, None
-    mask = functools.reduce(torch.logical_and, found.dense).expand(*lead, 1, 1, keys)
+    mask = functools.reduce(torch.logical_and, rules.dense).expand(*lead, 1, 1, keys)
     return lengths, mask.reshape(-1, keys)
 
 
 def _seen_by(mask: Mask, shape: tuple[int, ...], device: torch.device) -> tuple[Tensor | None, Tensor | None]:
     """Return the mask of a checked call with four axes as contiguous lengths and a uint8 tensor for the kernel."""
-    found = clauses(mask.on(device).aligned(shape), *shape[-2:])
-    assert found is not None  # not None, as serves() has checked
-    lengths, dense = _seen(found, torch.Size(shape[:1]), shape[-1])
+    rules = clauses(mask.on(device).aligned(shape), *shape[-2:])
+    assert rules is not None  # not None, as serves() has checked
+    lengths, dense = _seen(rules, torch.Size(shape[:1]), shape[-1])
     dense = None if dense is None else dense.contiguous().view(torch.uint8)
     return None if lengths is None else lengths.contiguous(), dense

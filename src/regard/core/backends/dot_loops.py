@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.core.backends import reference
-from regard.core.backends.result import Asked, Direct, Result
+from regard.core.backends.result import Direct, Result, WithRequest
 from regard.core.biases import Alibi, Bias, DenseBias, Relative
 from regard.core.mask_cache import stored
 from regard.core.masks import And, Band, Dense, Mask, Padding, Segments
@@ -170,7 +170,7 @@ def direct(problem: Problem) -> Direct | None:
     return None if isinstance(problem.normalize, Hard) else _prepared(problem)
 
 
-def asked(problem: Problem) -> Asked | None:
+def with_request(problem: Problem) -> WithRequest | None:
     """Return the same for calls with a request, or that choose one key."""
     run = _prepared(problem) if problem.request is not None or isinstance(problem.normalize, Hard) else None
     if run is None:

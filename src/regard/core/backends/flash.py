@@ -160,10 +160,10 @@ def _four_axes(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 def _tiles(problem: Problem) -> Iterator[_Tile]:
     """Yield one tile if the kernel supports the mask, else a tile for each block of queries and its allowed keys."""
     queries, keys = problem.shape[-2:]
-    found = clauses(problem.mask, queries, keys)
-    by_band = found is not None and found.lengths is None and not found.segments and not found.dense
-    if found is not None and by_band and (not found.banded or (found.low is None and found.high == 0)):
-        yield _Tile(all_of(queries), all_of(keys), None, found.banded)
+    rules = clauses(problem.mask, queries, keys)
+    by_band = rules is not None and rules.lengths is None and not rules.segments and not rules.dense
+    if rules is not None and by_band and (not rules.banded or (rules.low is None and rules.high == 0)):
+        yield _Tile(all_of(queries), all_of(keys), None, rules.banded)
         return
     for rows, columns in mask_blocks.visible(problem):
         assert problem.mask is not None  # calls without a mask have returned above

@@ -62,12 +62,12 @@ def part_backward(problem: Problem, output: Tensor, total: Tensor, doutput: Tens
 def _causal(problem: Problem) -> bool | None:
     """Return True for a causal mask and False for no mask; None if the kernel does not support the mask."""
     queries, keys = problem.shape[-2:]
-    found = clauses(problem.mask, queries, keys)
-    if found is None or found.lengths is not None or found.segments or found.dense:
+    rules = clauses(problem.mask, queries, keys)
+    if rules is None or rules.lengths is not None or rules.segments or rules.dense:
         return None
-    if not found.banded:
+    if not rules.banded:
         return False
-    return True if found.low is None and found.high == 0 and queries == keys else None
+    return True if rules.low is None and rules.high == 0 and queries == keys else None
 
 
 def _four_axes(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:

@@ -38,8 +38,8 @@ _WORTH = 1024  # with fewer queries or keys than this, the set-up of FlexAttenti
 
 def refuses(problem: Problem) -> str | None:
     """Return the reason why FlexAttention cannot compute the problem, or None."""
-    found = clauses(problem.mask, *problem.shape[-2:])
-    if ranges.serves(problem, found):
+    rules = clauses(problem.mask, *problem.shape[-2:])
+    if ranges.serves(problem, rules):
         return None
     if not problem.normalize.is_softmax:
         return f"softmax only, not {problem.normalize.name}"
@@ -49,7 +49,7 @@ def refuses(problem: Problem) -> str | None:
         return "it has no dropout"
     if problem.query.dtype not in (*HALF, torch.float32):
         return f"it does not compute in {problem.query.dtype}"
-    if found is None:
+    if rules is None:
         return "masks with | or ~ have no cheap list of blocks"
     if problem.bias_learned and torch.are_deterministic_algorithms_enabled():
         return "its gradient of a learned bias is summed in no fixed order"
@@ -67,12 +67,12 @@ def _whole(size: int) -> bool:
 def not_worth_it(problem: Problem) -> str | None:
     """Return the reason why another backend would be at least as fast, or None."""
     queries, keys = problem.shape[-2:]
-    found = clauses(problem.mask, queries, keys)
-    if ranges.serves(problem, found):
+    rules = clauses(problem.mask, queries, keys)
+    if ranges.serves(problem, rules):
         return None
     if min(queries, keys) < _WORTH:
         return f"under {_WORTH} queries or keys its set-up costs more than it saves"
-    sparse = found is not None and (found.low is not None or len(found.segments) > 0)
+    sparse = rules is not None and (rules.low is not None or len(rules.segments) > 0)
     if problem.query.dtype not in HALF and not sparse:
         if isinstance(problem.bias, (DenseBias, Relative)):
             return "in single precision plain kernels read a bias sooner"
@@ -81,26 +81,26 @@ def not_worth_it(problem: Problem) -> str | None:
     products = problem.score.why_no_product() is None and sdpa.refuses(problem) is None
     if problem.bias_learned and products and sdpa.not_worth_it(problem) is None:
         return "it adds up the gradient of a learned bias pair by pair: plain kernels are faster"
-    structured = sparse or (found is not None and (found.high or 0) != 0)
+    structured = sparse or (rules is not None and (rules.high or 0) != 0)
     rule = isinstance(problem.bias, Rule) or _softcap(problem) is not None
     return None if structured or rule else "no window, segments or rule of distance: plain kernels are faster"
 
 
 def working_bytes(problem: Problem) -> int:
     """Return the bytes of FlexAttention's lists of blocks, or of the segment bounds of this library's own kernels."""
-    found = clauses(problem.mask, *problem.shape[-2:])
-    if found is not None and (_narrow(problem, found) or ranges.serves(problem, found)):
-        return ranges.working_bytes(problem, found)
+    rules = clauses(problem.mask, *problem.shape[-2:])
+    if rules is not None and (_narrow(problem, rules) or ranges.serves(problem, rules)):
+        return ranges.working_bytes(problem, rules)
     queries, keys = (-(-n // _BLOCK) for n in problem.shape[-2:])
     return 16 * math.prod(problem.shape[:-3]) * queries * keys
 
 
 def kernel(problem: Problem) -> str:
     """Return the name of the kernel: a Triton kernel of this library, or torch's FlexAttention."""
-    found = clauses(problem.mask, *problem.shape[-2:])
-    if found is not None and _narrow(problem, found):
+    rules = clauses(problem.mask, *problem.shape[-2:])
+    if rules is not None and _narrow(problem, rules):
         return "triton window"
-    return ranges.KERNEL if ranges.serves(problem, found) else "flex attention"
+    return ranges.KERNEL if ranges.serves(problem, rules) else "flex attention"
 
 
 def attend(problem: Problem, *, compiled: bool = True) -> Result:
@@ -108,10 +108,10 @@ def attend(problem: Problem, *, compiled: bool = True) -> Result:
 
     If `compiled` is False, FlexAttention runs uncompiled, in torch operations.
     """
-    found = clauses(problem.mask, *problem.shape[-2:])
-    assert found is not None  # not None, as refuses() has checked
-    if compiled and ranges.serves(problem, found) and not _narrow(problem, found):
-        return ranges.attend(problem, found)
+    rules = clauses(problem.mask, *problem.shape[-2:])
+    assert rules is not None  # not None, as refuses() has checked
+    if compiled and ranges.serves(problem, rules) and not _narrow(problem, rules):
+        return ranges.attend(problem, rules)
     problem = zero_masked_keys(problem)
     query, key, scale = problem.query, problem.key, 1.0
     softcap = _softcap(problem)
@@ -123,17 +123,17 @@ def attend(problem: Problem, *, compiled: bool = True) -> Result:
     lead, value = problem.query.shape[:-3], problem.value
     if len(lead) != 1:
         query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, value))
-    if compiled and query.shape[-1] == problem.query.shape[-1] and _narrow(problem, found):
-        return Result(_led(_by_window(query, key, value, found, scale), lead))
+    if compiled and query.shape[-1] == problem.query.shape[-1] and _narrow(problem, rules):
+        return Result(_led(_by_window(query, key, value, rules, scale), lead))
 
     # Imported here, because it imports torch's compiler, which takes seconds.
     from torch.nn.attention.flex_attention import flex_attention
 
     kernel = _compiled() if compiled and not torch.compiler.is_compiling() else flex_attention
-    rules = {"score_mod": _score_rule(problem, softcap, lead), "block_mask": _block_mask(problem, found, lead)}
+    mods = {"score_mod": _score_rule(problem, softcap, lead), "block_mask": _block_mask(problem, rules, lead)}
     options = _READING if compiled and isinstance(problem.bias, (DenseBias, Relative)) else None
     with _many_kernels(problem, query, key, value, scale) if compiled else contextlib.nullcontext():
-        output = kernel(query, key, value, **rules, scale=scale, enable_gqa=problem.group > 1, kernel_options=options)
+        output = kernel(query, key, value, **mods, scale=scale, enable_gqa=problem.group > 1, kernel_options=options)
     return Result(_led(output, lead))
 
 
@@ -141,9 +141,9 @@ def _led(output: Tensor, lead: torch.Size) -> Tensor:
     return output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:])
 
 
-def _narrow(problem: Problem, found: Clauses) -> bool:
+def _narrow(problem: Problem, rules: Clauses) -> bool:
     """Return whether the mask is a window alone, in half precision, for which the Triton kernel starts faster."""
-    if found.low is None or found.high is None or found.lengths is not None or found.segments or found.dense:
+    if rules.low is None or rules.high is None or rules.lengths is not None or rules.segments or rules.dense:
         return False
     plain = problem.bias is None and _softcap(problem) is None and problem.normalize.is_softmax
     plain = plain and problem.query.dtype in HALF
@@ -151,7 +151,7 @@ def _narrow(problem: Problem, found: Clauses) -> bool:
     small = (
         max(sizes) <= 128
         and all(map(_whole, sizes))
-        and found.high - found.low <= _NARROW
+        and rules.high - rules.low <= _NARROW
         and math.prod(problem.shape[:-2]) <= _PROGRAMS
     )
     near = _near(problem.shape[-3], problem.query, problem.key, problem.value)
@@ -171,14 +171,14 @@ def direct(problem: Problem) -> Direct | None:
     The result is None if calls with this signature need more than the kernel, such as copies. The problem must hold the
     caller's own tensors, not views of them, and must not request weights.
     """
-    found = clauses(problem.mask, *problem.shape[-2:])
-    if found is None or problem.query.ndim != 4:
+    rules = clauses(problem.mask, *problem.shape[-2:])
+    if rules is None or problem.query.ndim != 4:
         return None
-    if not _narrow(problem, found):
-        return ranges.direct(problem, found) if ranges.serves(problem, found) else None
+    if not _narrow(problem, rules):
+        return ranges.direct(problem, rules) if ranges.serves(problem, rules) else None
     if not isinstance(problem.score, (Dot, ScaledDot)):
         return None
-    low, high, square = found.low, found.high, problem.query.shape == problem.key.shape
+    low, high, square = rules.low, rules.high, problem.query.shape == problem.key.shape
     if low is None or high is None or not (square and low <= 0 <= high):
         return None
     from regard.kernels.triton.window_attention import window_attention  # imported here, because it imports Triton
@@ -193,12 +193,12 @@ def direct(problem: Problem) -> Direct | None:
     return attended
 
 
-def _by_window(query: Tensor, key: Tensor, value: Tensor, found: Clauses, scale: float) -> Tensor:
+def _by_window(query: Tensor, key: Tensor, value: Tensor, rules: Clauses, scale: float) -> Tensor:
     from regard.kernels.triton.window_attention import window_attention  # imported here, because it imports Triton
 
-    assert found.low is not None
-    assert found.high is not None
-    return window_attention(query, key, value, found.low, found.high, scale)
+    assert rules.low is not None
+    assert rules.high is not None
+    return window_attention(query, key, value, rules.low, rules.high, scale)
 
 
 _served: set[Any] = set()  # call signatures whose kernel is already compiled
@@ -267,23 +267,25 @@ def _score_rule(problem: Problem, softcap: float | None, lead: torch.Size) -> Ca
     return lambda score, b, h, i, j: capped(score) + numbers[b, h, i, j]
 
 
-def _block_mask(problem: Problem, found: Clauses, lead: torch.Size) -> Any:
+def _block_mask(problem: Problem, rules: Clauses, lead: torch.Size) -> Any:
     """Return the mask as FlexAttention's `BlockMask`, or None without a mask."""
-    if problem.mask is None or found == Clauses():
+    if problem.mask is None or rules == Clauses():
         return None
     queries, keys = problem.shape[-2:]
-    if found.lengths is None and len(found.segments) == 0 and len(found.dense) == 0:
+    if rules.lengths is None and len(rules.segments) == 0 and len(rules.dense) == 0:
         # torch.compile cannot trace the cache of `_band_mask`.
-        made = _band_mask.__wrapped__ if torch.compiler.is_compiling() else _band_mask
-        return made(found.low, found.high, queries, keys, problem.device)
-    return stored(problem.mask, problem.device, ("flex", lead, problem.shape[-3:]), lambda: _made(problem, found, lead))
+        build = _band_mask.__wrapped__ if torch.compiler.is_compiling() else _band_mask
+        return build(rules.low, rules.high, queries, keys, problem.device)
+    return stored(
+        problem.mask, problem.device, ("flex", lead, problem.shape[-3:]), lambda: _tensor_mask(problem, rules, lead)
+    )
 
 
-def _made(problem: Problem, found: Clauses, lead: torch.Size) -> Any:
+def _tensor_mask(problem: Problem, rules: Clauses, lead: torch.Size) -> Any:
     assert problem.mask is not None
     queries, keys = problem.shape[-2:]
     coarse = problem.mask.coarse(Blocks(_edges(queries, problem.device), _edges(keys, problem.device)))
-    return _listed_mask(coarse, lead, _pair_rule(problem, found, lead), queries, keys)
+    return _listed_mask(coarse, lead, _pair_rule(problem, rules, lead), queries, keys)
 
 
 @functools.lru_cache(maxsize=64)
@@ -321,21 +323,21 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return blocks.sum(-1, dtype=torch.int32), blocks.int().argsort(dim=-1, descending=True, stable=True).int()
 
 
-def _pair_rule(problem: Problem, found: Clauses, lead: torch.Size) -> Callable[..., Tensor]:
+def _pair_rule(problem: Problem, rules: Clauses, lead: torch.Size) -> Callable[..., Tensor]:
     """Return FlexAttention's `mask_mod`, which evaluates the mask for one pair.
 
     The bounds of a band are tensors, so that another window needs no recompilation.
     """
     device, (heads, queries, keys) = problem.device, problem.shape[-3:]
     # The bounds are created on the device, because copying a number to it would be a synchronisation.
-    bounds = ((found.low, -queries), (found.high, keys))
+    bounds = ((rules.low, -queries), (rules.high, keys))
     low, high = (torch.full((), d if x is None else x, device=device) for x, d in bounds)
-    lengths = _flat(found.lengths, lead, (heads,)) if found.lengths is not None else None
+    lengths = _flat(rules.lengths, lead, (heads,)) if rules.lengths is not None else None
     segments = [
         (_flat(query_ids, lead, (heads, queries)), _flat(key_ids, lead, (heads, keys)))
-        for query_ids, key_ids in found.segments
+        for query_ids, key_ids in rules.segments
     ]
-    dense = [_flat(tensor, lead, (heads, queries, keys)) for tensor in found.dense]
+    dense = [_flat(tensor, lead, (heads, queries, keys)) for tensor in rules.dense]
 
     def rule(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         allowed = (j - i >= low) & (j - i <= high)

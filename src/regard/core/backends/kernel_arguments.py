@@ -21,31 +21,31 @@ def mask_arguments(problem: Problem, lead: torch.Size) -> dict[str, Any]:
 
     `lead` are the leading axes of the scores before the head axis, which the kernels have as one batch axis.
     """
-    found = clauses(problem.mask, *problem.shape[-2:])
-    assert found is not None  # not None, as the caller has checked
-    return _clause_arguments(found, lead)
+    rules = clauses(problem.mask, *problem.shape[-2:])
+    assert rules is not None  # not None, as the caller has checked
+    return _clause_arguments(rules, lead)
 
 
 def mask_pairs(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Any:
     """Return the mask of a checked call with four axes as the `Pairs` record of the kernels."""
     from regard.kernels.triton.additive.operator import kernel_pairs  # imported here, because it imports Triton
 
-    found = clauses(mask.on(device).aligned(shape), *shape[-2:])
-    assert found is not None  # not None, as the caller has checked
-    given: dict[str, Any] = dict.fromkeys(("mask", "lengths", "query_ids", "key_ids"))
-    given |= _clause_arguments(found, torch.Size(shape[:1]))
-    lengths, given["lengths"] = given["lengths"], None
-    given = narrowed(given, shape[-1])
-    given["lengths"] = None if lengths is None else lengths.contiguous()  # kernels read any integer dtype
-    return kernel_pairs(shape, *given.pop("band"), **given, bias=None, table=None)
+    rules = clauses(mask.on(device).aligned(shape), *shape[-2:])
+    assert rules is not None  # not None, as the caller has checked
+    arguments: dict[str, Any] = dict.fromkeys(("mask", "lengths", "query_ids", "key_ids"))
+    arguments |= _clause_arguments(rules, torch.Size(shape[:1]))
+    lengths, arguments["lengths"] = arguments["lengths"], None
+    arguments = narrowed(arguments, shape[-1])
+    arguments["lengths"] = None if lengths is None else lengths.contiguous()  # kernels read any integer dtype
+    return kernel_pairs(shape, *arguments.pop("band"), **arguments, bias=None, table=None)
 
 
 def by_pairs(problem: Problem) -> bool:
     """Return whether Triton kernels can evaluate mask and bias of the problem pair by pair."""
     if problem.bias_learned or not (problem.bias is None or isinstance(problem.bias, (DenseBias, Rule))):
         return False
-    found = clauses(problem.mask, *problem.shape[-2:])
-    return found is not None and not found.by_head and len(found.segments) <= 1
+    rules = clauses(problem.mask, *problem.shape[-2:])
+    return rules is not None and not rules.by_head and len(rules.segments) <= 1
 
 
 def pairs_of(problem: Problem) -> Callable[[Any, Any, torch.device], Any]:
@@ -56,11 +56,11 @@ def pairs_of(problem: Problem) -> Callable[[Any, Any, torch.device], Any]:
     """
     from regard.kernels.triton.additive.pairs import EVERY, Pairs  # imported here, because it imports Triton
 
-    shape, found = problem.shape, clauses(problem.mask, *problem.shape[-2:])
-    assert found is not None  # not None, as by_pairs() has checked
+    shape, rules = problem.shape, clauses(problem.mask, *problem.shape[-2:])
+    assert rules is not None  # not None, as by_pairs() has checked
     (batch, _, queries, keys), masked = shape, problem.mask is not None
     # `alone` is whether the mask has lengths or segments or neither, but not both, and no dense tensor.
-    alone = not found.dense and (found.lengths is None or not found.segments)
+    alone = not rules.dense and (rules.lengths is None or not rules.segments)
     few = max(queries, keys) <= _SPANS
 
     def of_mask(mask: Any, device: torch.device) -> Any:
@@ -68,15 +68,15 @@ def pairs_of(problem: Problem) -> Callable[[Any, Any, torch.device], Any]:
             return EVERY
         part = beside_a_band(mask)
         if type(part) is Band:
-            return Pairs(found.low, found.high)
+            return Pairs(rules.low, rules.high)
         if alone and type(part) is Padding and not part.plain and part.lengths.shape == (batch,):
             lengths = part.lengths
-            return Pairs(found.low, found.high, lengths if lengths.stride(0) == 1 else lengths.contiguous())
+            return Pairs(rules.low, rules.high, lengths if lengths.stride(0) == 1 else lengths.contiguous())
         if alone and few and type(part) is Segments and not part.plain:
             own, other = part.query_ids, part.key_ids
             if own.shape == (batch, queries) and other.shape == (batch, keys) and own.dtype == other.dtype:
                 own, other = own.contiguous(), other.contiguous()
-                return Pairs(found.low, found.high, query_ids=own, key_ids=other)
+                return Pairs(rules.low, rules.high, query_ids=own, key_ids=other)
         if not isinstance(mask, Mask):
             return mask_pairs(as_mask(mask), shape, device)
         return stored(mask, device, ("pairs", shape), lambda: mask_pairs(mask, shape, device))
@@ -90,37 +90,37 @@ def pairs_of(problem: Problem) -> Callable[[Any, Any, torch.device], Any]:
         def placed() -> dict[str, Any]:
             return bias_arguments(bias.on(device).aligned(shape), shape, torch.Size(shape[:1]))
 
-        given = placed() if isinstance(bias, DenseBias) else stored(bias, device, ("pairs", shape), placed)
-        if "bias" in given:
-            wide = given["bias"].expand(shape)
+        arguments = placed() if isinstance(bias, DenseBias) else stored(bias, device, ("pairs", shape), placed)
+        if "bias" in arguments:
+            wide = arguments["bias"].expand(shape)
             return pairs._replace(
                 bias=wide, **dict(zip(("bias_b", "bias_h", "bias_q", "bias_k"), wide.stride(), strict=True))
             )
-        table = given["relative"].contiguous()
+        table = arguments["relative"].contiguous()
         return pairs._replace(table=table, radius=table.shape[1] // 2)
 
     return of_both
 
 
-def narrowed(given: dict[str, Any], keys: int) -> dict[str, Any]:
+def narrowed(arguments: dict[str, Any], keys: int) -> dict[str, Any]:
     """Return the arguments with 32-bit lengths, and with contiguous ids of queries and keys in one dtype."""
-    if given["lengths"] is not None:
-        given["lengths"] = given["lengths"].long().clamp_max(keys).int().contiguous()
-    if given["query_ids"] is not None:  # ids of queries and keys must have the same dtype, of any width
-        wide = torch.promote_types(given["query_ids"].dtype, given["key_ids"].dtype)
-        given |= {name: given[name].to(wide).contiguous() for name in ("query_ids", "key_ids")}
-    return given
+    if arguments["lengths"] is not None:
+        arguments["lengths"] = arguments["lengths"].long().clamp_max(keys).int().contiguous()
+    if arguments["query_ids"] is not None:  # ids of queries and keys must have the same dtype, of any width
+        wide = torch.promote_types(arguments["query_ids"].dtype, arguments["key_ids"].dtype)
+        arguments |= {name: arguments[name].to(wide).contiguous() for name in ("query_ids", "key_ids")}
+    return arguments
 
 
-def _clause_arguments(found: Clauses, lead: torch.Size) -> dict[str, Any]:
-    pairs: dict[str, Any] = {"band": (found.low, found.high)}
-    if found.lengths is not None:
-        pairs["lengths"] = found.lengths.expand(*lead, 1).reshape(-1)
-    if found.segments:
-        ids = (t.expand(*lead, 1, -1).reshape(-1, t.shape[-1]) for t in found.segments[0])
+def _clause_arguments(rules: Clauses, lead: torch.Size) -> dict[str, Any]:
+    pairs: dict[str, Any] = {"band": (rules.low, rules.high)}
+    if rules.lengths is not None:
+        pairs["lengths"] = rules.lengths.expand(*lead, 1).reshape(-1)
+    if rules.segments:
+        ids = (t.expand(*lead, 1, -1).reshape(-1, t.shape[-1]) for t in rules.segments[0])
         pairs["query_ids"], pairs["key_ids"] = ids
-    if found.dense:
-        pairs["mask"] = _four_axes(functools.reduce(torch.logical_and, found.dense), lead)
+    if rules.dense:
+        pairs["mask"] = _four_axes(functools.reduce(torch.logical_and, rules.dense), lead)
     return pairs
 
 

@@ -52,13 +52,13 @@ def _readable(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_neg()
 
 
-def known(found: Hashable | None) -> Any:
+def known(call: Hashable | None) -> Any:
     """Return the cached plan of calls with this signature: False if no kernel supports them, None if none is cached."""
-    return False if found is None else _plans.get(found)
+    return False if call is None else _plans.get(call)
 
 
 def planned(
-    found: Hashable,
+    call: Hashable,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -75,7 +75,7 @@ def planned(
         scale = score.factor(query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
         make = _maker(query, key, value, centre, reach)
         plan = make is not None and make(query, key, value, centre, reach, scale, gaussian)
-    _plans[found] = plan
+    _plans[call] = plan
     return plan
 
 
@@ -118,8 +118,8 @@ def attend(
         lengths = lengths.long().contiguous()
     learned = query.requires_grad or key.requires_grad or value.requires_grad or centre.requires_grad
     if not (learned and torch.is_grad_enabled()):
-        found = plan.forward(query, key, value, centre, lengths, False)
-        return None if found is None else found[:2]
+        results = plan.forward(query, key, value, centre, lengths, False)
+        return None if results is None else results[:2]
     pair = cast(tuple[Tensor, Tensor], _Windows.apply(query, key, value, centre, lengths, plan, plain))
     return None if pair[0].numel() == 0 else pair
 
@@ -140,10 +140,10 @@ class _Windows(torch.autograd.Function):
         plan: Any,
         plain: Plain,
     ) -> tuple[Tensor, Tensor]:
-        found = plan.forward(query, key, value, centre, lengths, True)
-        if found is None:
+        results = plan.forward(query, key, value, centre, lengths, True)
+        if results is None:
             return query.new_empty(0), query.new_empty(0)
-        output, weights, state = found
+        output, weights, state = results
         ctx.save_for_backward(query, key, value, centre, lengths, *state)
         ctx.plan, ctx.plain, ctx.strides = plan, plain, _strides(query, key, value, centre)
         ctx.set_materialize_grads(False)
@@ -179,9 +179,9 @@ def _again(
         # The gradients are computed for views, because two inputs may be the same tensor.
         views = [tensor.view_as(tensor) for tensor in tensors]
         pairs = [(y, g) for y, g in zip(plain(*views), upstream, strict=True) if g is not None]
-        leaves = [view for view, one in zip(views, learned, strict=True) if one]
+        leaves = [view for view, needed in zip(views, learned, strict=True) if needed]
         if not pairs:
             return [None] * 4
         outputs, changes = zip(*pairs, strict=True)
-        found = iter(torch.autograd.grad(outputs, leaves, changes, create_graph=twice, allow_unused=True))
-    return [next(found) if one else None for one in learned]
+        grads = iter(torch.autograd.grad(outputs, leaves, changes, create_graph=twice, allow_unused=True))
+    return [next(grads) if needed else None for needed in learned]

@@ -28,8 +28,8 @@ def visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
     some, _ = stored(mask, device, ("survey", problem.shape), lambda: survey(mask, rows, columns, device))
     spans = []
     for block, sees in zip(rows, some, strict=True):
-        found = [c for c, any_seen in enumerate(sees) if any_seen] or [0]
-        spans.append((block, Stretch(columns[found[0]].start, columns[found[-1]].stop)))
+        seen = [c for c, any_seen in enumerate(sees) if any_seen] or [0]
+        spans.append((block, Stretch(columns[seen[0]].start, columns[seen[-1]].stop)))
     return spans
 
 

@@ -37,11 +37,11 @@ class Block(NamedTuple):
     scores: Tensor
     values: Tensor
     first: int  # the position of the block's first key
-    kept: Tensor | None = None  # the dropout mask, already scaled by 1 / (1 − p)
+    dropout_mask: Tensor | None = None  # already scaled by 1 / (1 − p)
     noise: Tensor | None = None  # Gumbel noise, if hard attention samples a key
 
     def drop(self, weights: Tensor) -> Tensor:
-        return weights if self.kept is None else weights * self.kept
+        return weights if self.dropout_mask is None else weights * self.dropout_mask
 
 
 class Finished(NamedTuple):
@@ -51,7 +51,7 @@ class Finished(NamedTuple):
     """
 
     output: Tensor
-    kept: tuple[Tensor, ...]
+    stored: tuple[Tensor, ...]
     log_prob: Tensor | None = None
     chosen: Tensor | None = None
 
@@ -90,7 +90,7 @@ class Stream:
     def finish(self, state: Any) -> Finished:
         raise NotImplementedError
 
-    def gradient(self, block: Block, upstream: Upstream, kept: tuple[Tensor, ...]) -> Gradient:
+    def gradient(self, block: Block, upstream: Upstream, stored: tuple[Tensor, ...]) -> Gradient:
         raise NotImplementedError
 
 
@@ -126,8 +126,8 @@ class SoftmaxStream(Stream):
         total = (state.best + state.total.log()).squeeze(-1) if self.logsumexp else None
         return Finished(output, (state.best, state.total, output), total)
 
-    def gradient(self, block: Block, upstream: Upstream, kept: tuple[Tensor, ...]) -> Gradient:
-        best, total, output = kept
+    def gradient(self, block: Block, upstream: Upstream, stored: tuple[Tensor, ...]) -> Gradient:
+        best, total, output = stored
         weights = softmax_from(block.scores, best, total)
         mean = (upstream.output * output).sum(-1, keepdim=True)
         if upstream.log_prob is not None:  # the derivative of the log-sum-exp by a score is the weight
@@ -156,7 +156,7 @@ class SigmoidStream(Stream):
     def finish(self, state: Tensor) -> Finished:
         return Finished(state, ())
 
-    def gradient(self, block: Block, upstream: Upstream, kept: tuple[Tensor, ...]) -> Gradient:
+    def gradient(self, block: Block, upstream: Upstream, stored: tuple[Tensor, ...]) -> Gradient:
         weights = torch.sigmoid(block.scores + self.bias)
         return Gradient(weights * (1 - weights) * upstream.weights(block), block.drop(weights))
 
@@ -198,8 +198,8 @@ class EntmaxStream(Stream):
             total = total + slope.sum(-1, keepdim=True)
         return Finished(output, (threshold, centre / torch.where(total == 0, 1, total)))
 
-    def gradient(self, block: Block, upstream: Upstream, kept: tuple[Tensor, ...]) -> Gradient:
-        threshold, centre = kept
+    def gradient(self, block: Block, upstream: Upstream, stored: tuple[Tensor, ...]) -> Gradient:
+        threshold, centre = stored
         weights = entmax_weights(block.scores, threshold, self.alpha)
         mean = (upstream.output * centre).sum(-1, keepdim=True)
         slope = entmax_slope(weights, self.alpha)
@@ -250,7 +250,7 @@ class HardStream(Stream):
         noisy = scores if block.noise is None else scores + block.noise
         best, index = noisy.max(-1, keepdim=True)
         better = best > state.noisy  # strictly greater, so that the first of equal scores is chosen
-        scale = torch.ones_like(best) if block.kept is None else block.kept.gather(-1, index)
+        scale = torch.ones_like(best) if block.dropout_mask is None else block.dropout_mask.gather(-1, index)
         values = block.values.expand(*scores.shape[:-2], *block.values.shape[-2:])
         value = values.gather(-2, index.expand(*index.shape[:-1], values.shape[-1]))
         return Candidate(
@@ -271,13 +271,13 @@ class HardStream(Stream):
         return (scores if noise is None else scores + noise) / self.hard.temperature
 
     def finish(self, state: Candidate) -> Finished:
-        best, total, _ = SoftmaxStream().finish(state.plain).kept
+        best, total, _ = SoftmaxStream().finish(state.plain).stored
         log_prob = torch.where(total == 0, 0, state.score - best - total.log())
-        kept = (best, total, *SoftmaxStream().finish(state.relaxed).kept, state.index)
-        return Finished(state.value * state.scale, kept, log_prob.squeeze(-1), state.index.squeeze(-1))
+        stored = (best, total, *SoftmaxStream().finish(state.relaxed).stored, state.index)
+        return Finished(state.value * state.scale, stored, log_prob.squeeze(-1), state.index.squeeze(-1))
 
-    def gradient(self, block: Block, upstream: Upstream, kept: tuple[Tensor, ...]) -> Gradient:
-        best, total, relaxed_best, relaxed_total, soft, index = kept
+    def gradient(self, block: Block, upstream: Upstream, stored: tuple[Tensor, ...]) -> Gradient:
+        best, total, relaxed_best, relaxed_total, soft, index = stored
         scores = block.scores * self.hard.sharpness
         here = torch.arange(block.first, block.first + scores.shape[-1], device=scores.device)
         chosen = ((here == index) & (total > 0)).to(scores.dtype)

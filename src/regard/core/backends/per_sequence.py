@@ -55,28 +55,28 @@ class Packed(NamedTuple):
     pieces: list[Piece]
 
 
-def packed(found: Clauses | None, shape: tuple[int, ...]) -> list[Packed] | None:
+def packed(rules: Clauses | None, shape: tuple[int, ...]) -> list[Packed] | None:
     """Return the kernel calls for scores of shape (*lead, h, q, k).
 
     The result is None if a mask tensor is necessary, or if one call with a mask tensor is faster.
     """
-    if found is None or found.by_head or found.dense or found.low is not None or len(found.segments) > 1:
+    if rules is None or rules.by_head or rules.dense or rules.low is not None or len(rules.segments) > 1:
         return None
-    if torch.compiler.is_compiling() or (found.lengths is None and not found.segments):
+    if torch.compiler.is_compiling() or (rules.lengths is None and not rules.segments):
         return None
     *lead, heads, queries, keys = shape
     batch = math.prod(lead)
-    if max(queries, keys) <= _TILE and (batch > 1 or found.segments):
+    if max(queries, keys) <= _TILE and (batch > 1 or rules.segments):
         return None  # splitting such short sequences would save no time
-    lengths = [keys] * batch if found.lengths is None else found.lengths.expand(*lead, 1).flatten().tolist()
-    if not found.segments and not _worth_splitting(lengths, shape):
+    lengths = [keys] * batch if rules.lengths is None else rules.lengths.expand(*lead, 1).flatten().tolist()
+    if not rules.segments and not _worth_splitting(lengths, shape):
         return None
-    runs = _runs(found, lead, queries, keys)
+    runs = _runs(rules, lead, queries, keys)
     if _CALL * sum(map(len, runs[0])) > heads * batch * queries * keys + _CALL:
         return None
     calls: list[Packed] = []
     for (length, own, other), alike in groupby(zip(lengths, *runs, strict=True)):
-        pieces = _pieces(own, other, length, found.high)
+        pieces = _pieces(own, other, length, rules.high)
         if pieces is None:
             return None
         calls.append(Packed(len(list(alike)), pieces))
@@ -113,12 +113,12 @@ def _cost(piece: Piece, heads: int) -> int:
 Runs = tuple[tuple[int, Stretch], ...]  # segment ids and the range of positions of each
 
 
-def _runs(found: Clauses, lead: list[int], queries: int, keys: int) -> tuple[list[Runs], list[Runs]]:
+def _runs(rules: Clauses, lead: list[int], queries: int, keys: int) -> tuple[list[Runs], list[Runs]]:
     """Return the runs of the query ids and of the key ids for each sequence of the batch."""
     batch = math.prod(lead)
-    if not found.segments:
+    if not rules.segments:
         return [((0, all_of(queries)),)] * batch, [((0, all_of(keys)),)] * batch
-    ((of_queries, of_keys),) = found.segments
+    ((of_queries, of_keys),) = rules.segments
     own = _runs_of(of_queries, lead)
     return own, own if of_keys is of_queries else _runs_of(of_keys, lead)
 
@@ -133,8 +133,8 @@ def _runs_of(ids: Tensor, lead: list[int]) -> list[Runs]:
     places = [*starts.nonzero().tolist(), (len(ids), 0)]
     for ((row, start), (next_row, stop)), value in zip(pairwise(places), ids[starts].tolist(), strict=True):
         runs[row].append((value, Stretch(start, stop if next_row == row else length)))
-    found = [tuple(each) for each in runs]
-    return found * batch if alike else found
+    rows = [tuple(spans) for spans in runs]
+    return rows * batch if alike else rows
 
 
 def _pieces(own: Runs, other: Runs, length: int, high: int | None) -> list[Piece] | None:
@@ -205,7 +205,7 @@ def direct(problem: Problem) -> Direct:
         if learning and not harmless(query, key, value, True):
             return None
         lowered = stored(mask, query.device, place, lambda: _lowered(mask, shape, dtype, equal))
-        factor, given = scale, (query, key)
+        factor, inputs = scale, (query, key)
         if not as_it_is:
             product = score.as_product(query, key)
             assert product is not None  # not None, as refuses() has checked
@@ -218,7 +218,7 @@ def direct(problem: Problem) -> Direct:
             if not learning and not finite_sum(scores):
                 return None
             output = torch.add(lowered.tensor, scores, alpha=factor).softmax(-1) @ value
-        elif not equal or not (learning or (finite_sum(given[0]) and finite_sum(given[1]))):
+        elif not equal or not (learning or (finite_sum(inputs[0]) and finite_sum(inputs[1]))):
             return None
         elif isinstance(lowered, Numbers):
             output = kernel(query, key, value, lowered.tensor, False, factor)
@@ -248,11 +248,11 @@ def _lowered(mask: Mask, shape: tuple[int, ...], dtype: torch.dtype, split: bool
         if lowered is not None:
             return lowered
     mask = mask.aligned(shape)
-    found = clauses(mask, queries, keys)
-    calls = packed(found, shape) if split else None
+    rules = clauses(mask, queries, keys)
+    calls = packed(rules, shape) if split else None
     if calls is not None:
         return calls
-    by_key = found is not None and found.by_key
+    by_key = rules is not None and rules.by_key
     allowed = mask.allowed(all_of(1 if by_key else queries), all_of(keys), torch.device("cpu"))
     allowed = allowed.reshape((1,) * (4 - allowed.ndim) + tuple(allowed.shape))
     full = bool(allowed.any(-1).all())

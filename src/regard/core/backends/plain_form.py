@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.core.backends.kernel_arguments import by_pairs, odd_values, pairs_of
-from regard.core.backends.result import Asked, Result
+from regard.core.backends.result import Result, WithRequest
 from regard.core.biases import DenseBias
 from regard.core.kernel_scores import by_kernel
 from regard.core.mask_cache import stored
@@ -69,10 +69,10 @@ def serves(problem: Problem) -> bool:
 
 def attend(problem: Problem) -> Result | None:
     """Compute the call; return None on the CPU if a value is not finite, so that `reference` computes the call."""
-    if problem.request is not None and by_one_kernel(problem) and (computed := asked(problem)) is not None:
-        given = (problem.query, problem.key, problem.value, problem.score, problem.mask, problem.bias, problem.request)
-        if (found := computed(*given)) is not None:
-            return Result(*found)
+    if problem.request is not None and by_one_kernel(problem) and (computed := with_request(problem)) is not None:
+        inputs = (problem.query, problem.key, problem.value, problem.score, problem.mask, problem.bias, problem.request)
+        if (results := computed(*inputs)) is not None:
+            return Result(*results)
     learning, inspected = problem.differentiated, problem.masked and inspects(problem)
     if inspected and not (
         harmless(problem.query, problem.key, problem.value, True) if learning else finite(problem.key)
@@ -113,7 +113,7 @@ def asks(problem: Problem) -> bool:
     return problem.device.type == "cuda" or problem.query.dtype == problem.dtype
 
 
-def asked(problem: Problem) -> Asked | None:
+def with_request(problem: Problem) -> WithRequest | None:
     """Return a function that computes output and requested weights of calls with this signature, or None."""
     if not asks(problem):
         return None
@@ -230,9 +230,9 @@ def _scores(problem: Problem, clean: bool) -> Tensor:
         scores = by_kernel(problem).score(query.to(problem.dtype), problem.repeat(key.to(problem.dtype)))
     else:
         wide = isinstance(score, Bilinear) and query.dtype == torch.float16  # query @ weight can overflow float16
-        given = score.as_product(query.float(), key.float()) if wide else score.as_product(query, key)
-        assert given is not None  # cosine and bilinear scores have a form as a product
-        scores = product(given.query, given.key, given.scale, False, learning)
+        rewritten = score.as_product(query.float(), key.float()) if wide else score.as_product(query, key)
+        assert rewritten is not None  # cosine and bilinear scores have a form as a product
+        scores = product(rewritten.query, rewritten.key, rewritten.scale, False, learning)
     return scores if spoilt is None else scores + spoilt
 
 
@@ -288,15 +288,15 @@ def _hard(problem: Problem, scores: Tensor, allowed: Tensor | None) -> Result | 
     index = scores.detach().argmax(-1, keepdim=True)
     logarithms = torch.log_softmax(scores, -1)
     value = problem.repeat(problem.value)
-    found = [
+    results = [
         value.gather(-2, index.expand(*index.shape[:-1], value.shape[-1])),
         logarithms.gather(-1, index),
         logarithms.exp() if isinstance(request, Entropy) else None,
     ]
     if allowed is not None and not full:
         filled = allowed.any(-1, keepdim=True)
-        found = [None if tensor is None else filled_with(tensor, filled, 0.0) for tensor in found]
-    output, log_prob, distribution = found
+        results = [None if tensor is None else filled_with(tensor, filled, 0.0) for tensor in results]
+    output, log_prob, distribution = results
     assert output is not None
     assert log_prob is not None
     index = index.squeeze(-1)
@@ -438,10 +438,10 @@ def attended(output: Tensor, weights: Tensor, value: Tensor, allowed: Tensor) ->
     if weights.device.type == "cuda" and TRITON and value.dtype != torch.float64:
         from regard.kernels.triton.attended_values import repair  # imported here, because it imports Triton
 
-        given = (output, weights if weights.stride(-1) == 1 else weights.contiguous(), value)
-        output, weights, value = (t if t.ndim == 4 else t.reshape(-1, *t.shape[-3:]) for t in given)
+        tensors = (output, weights if weights.stride(-1) == 1 else weights.contiguous(), value)
+        output, weights, value = (t if t.ndim == 4 else t.reshape(-1, *t.shape[-3:]) for t in tensors)
         repair(output, weights, value, allowed if allowed.ndim <= 4 else allowed.flatten(0, -4))
-        return given[0]
+        return tensors[0]
     wide = torch.promote_types(value.dtype, torch.float32)
     value = value.detach().repeat_interleave(group, -3).to(wide) if group > 1 else value.detach().to(wide)
     seen = allowed.expand(weights.shape).to(wide)

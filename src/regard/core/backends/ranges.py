@@ -35,7 +35,7 @@ _PROGRAMS = 65_535  # the largest number of programs on the second axis of a ker
 _REACH = 2**20  # the largest distance in the table of a relative bias, and its largest offset
 _FEW = 1024  # over more keys than this, calls of few queries are slower than by other backends
 _SUMS = 9 * 2**20  # bytes of the partial sums of a bias's gradient: 528 tiles of 64 × 64 numbers in float32
-_KEPT = 2**16  # the largest number of entries of a bias that a cached route holds in memory until its next call
+_STORED = 2**16  # the largest number of entries of a bias that a cached route holds in memory until its next call
 
 
 class Lowered(NamedTuple):
@@ -50,19 +50,19 @@ class Lowered(NamedTuple):
     known: Any = None  # a cache key for the properties of `rules`, if known
 
 
-def serves(problem: Problem, found: Clauses | None) -> bool:
+def serves(problem: Problem, mask_rules: Clauses | None) -> bool:
     """Return whether the kernel supports the problem, and torch's own kernels do not support its mask or bias."""
-    if found is None or len(found.segments) > 1 or found.by_head or problem.dropout > 0.0:
+    if mask_rules is None or len(mask_rules.segments) > 1 or mask_rules.by_head or problem.dropout > 0.0:
         return False
     if not (problem.normalize.is_softmax or type(problem.normalize) is Sigmoid):
         return False
     if _softcap(problem.score) is None and problem.score.why_no_product() is not None:
         return False
-    if (problem.bias is not None and not _takes(problem)) or (found.dense and problem.query.ndim > 4):
+    if (problem.bias is not None and not _takes(problem)) or (mask_rules.dense and problem.query.ndim > 4):
         return False
-    if not _worth_it(problem, found) or decoding_step.serves(problem):
+    if not _worth_it(problem, mask_rules) or decoding_step.serves(problem):
         return False
-    sparse = found.low is not None or len(found.segments) > 0
+    sparse = mask_rules.low is not None or len(mask_rules.segments) > 0
     small = problem.query.dtype == torch.float32 and (problem.differentiated or not sparse)
     return _fits(problem.query, problem.key, problem.value, _SINGLE if small else _SIZE)
 
@@ -80,15 +80,15 @@ def _takes(problem: Problem) -> bool:
     return not learned or bias.tensor.shape[-2:] == problem.shape[-2:]
 
 
-def _worth_it(problem: Problem, found: Clauses) -> bool:
+def _worth_it(problem: Problem, mask_rules: Clauses) -> bool:
     bias, queries, keys = problem.bias, *problem.shape[-2:]
-    by_torch = found.low is None and found.high in (None, 0)
+    by_torch = mask_rules.low is None and mask_rules.high in (None, 0)
     plain = _softcap(problem.score) is None and problem.normalize.is_softmax
     if not plain or isinstance(bias, (Relative, DenseBias)):
         return queries > decoding_step.MOST or keys <= _FEW
-    if found.dense:
+    if mask_rules.dense:
         return bias is not None
-    return bias is not None or not by_torch or found.lengths is not None or len(found.segments) > 0
+    return bias is not None or not by_torch or mask_rules.lengths is not None or len(mask_rules.segments) > 0
 
 
 def _softcap(score: Score) -> float | None:
@@ -147,23 +147,23 @@ def _fits(query: Tensor, key: Tensor, value: Tensor, most: int) -> bool:
     return heads * reach < 2**31 and max(queries, keys) * max(t.stride(-2) for t in tensors) < 2**31
 
 
-def working_bytes(problem: Problem, found: Clauses) -> int:
+def working_bytes(problem: Problem, mask_rules: Clauses) -> int:
     """Return the bytes of the segments' bounds, four numbers for each 32 queries and each 32 keys, and of the partial
     sums of a bias's gradient."""
     spans = sum(-(-length // 32) for length in problem.shape[-2:])
     sums = _SUMS if problem.bias_learned else 0
-    return sums + (16 * math.prod(problem.shape[:-3]) * spans if found.segments else 0)
+    return sums + (16 * math.prod(problem.shape[:-3]) * spans if mask_rules.segments else 0)
 
 
-def attend(problem: Problem, found: Clauses) -> Result:
+def attend(problem: Problem, mask_rules: Clauses) -> Result:
     """Compute attention by the Triton kernel."""
     from regard.kernels.triton.range_attention import range_attention  # imported here, because it imports Triton
 
     lead, mask, shape, device = problem.query.shape[:-3], problem.mask, problem.shape, problem.device
     if mask is None:
-        lowered = _lowered(found, shape, device)
+        lowered = _lowered(mask_rules, shape, device)
     else:
-        lowered = stored(mask, device, ("ranges", shape), lambda: _lowered(found, shape, device))
+        lowered = stored(mask, device, ("ranges", shape), lambda: _lowered(mask_rules, shape, device))
     fields, learned = _settings(problem), None
     if problem.bias is not None:
         (tensor,) = problem.bias.tensors()
@@ -182,7 +182,7 @@ def attend(problem: Problem, found: Clauses) -> Result:
     return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]))
 
 
-def direct(problem: Problem, found: Clauses) -> Direct | None:
+def direct(problem: Problem, mask_rules: Clauses) -> Direct | None:
     """Return a function that runs only the kernel, for all calls with the signature of this problem, or None.
 
     The result is None if calls with this signature need more than the kernel, such as copies. The problem must hold the
@@ -192,14 +192,14 @@ def direct(problem: Problem, found: Clauses) -> Direct | None:
     from regard.kernels.triton.range_attention import plan_of, planned_attention
     from regard.kernels.triton.range_pairs import Rules
 
-    as_it_is, rules_of = isinstance(problem.score, (Dot, ScaledDot)), _rules_of(problem, found)
+    as_it_is, rules_of = isinstance(problem.score, (Dot, ScaledDot)), _rules_of(problem, mask_rules)
     product, value = _product(problem.score, problem.query, problem.key), problem.value
     if problem.differentiated and product.key is not problem.key:
         return None  # NaN in masked keys may have to be replaced before the score transforms the keys
     if any(t.stride(-1) != 1 for t in (product.query, product.key, value)):
         return None
     completed, learning, learns = _completed(problem), problem.differentiated, problem.bias_learned
-    sample, _, _ = completed(Rules(mask=found.dense or None), None, problem.bias, problem.device)
+    sample, _, _ = completed(Rules(mask=mask_rules.dense or None), None, problem.bias, problem.device)
     if sample is None:
         return None
     plan = plan_of(product.query, product.key, value, product.scale, sample)
@@ -246,10 +246,10 @@ def _completed(problem: Problem) -> Completed:
         fields = _of_bias(None if isinstance(bias, Tensor) else bias, own, heads)
         traits = tuple(own.dtype if value is own else value for value in fields.values())
         marked = None if known is None else (known, kinds, *fields, traits, place[0] & 15)
-        found = rules._replace(**settings, **fields), marked, own
-        if own.numel() <= _KEPT and rules.lengths is None and rules.query_ids is None and rules.mask is None:
-            last = rules, own, place, found
-        return found
+        results = rules._replace(**settings, **fields), marked, own
+        if own.numel() <= _STORED and rules.lengths is None and rules.query_ids is None and rules.mask is None:
+            last = rules, own, place, results
+        return results
 
     return completed
 
@@ -259,21 +259,21 @@ def _placed(bias: Any, device: torch.device) -> Tensor:
     return placed.tensors()[0]
 
 
-def _rules_of(problem: Problem, found: Clauses) -> Callable[[Any, torch.device], tuple[Any, Any]]:
+def _rules_of(problem: Problem, mask_rules: Clauses) -> Callable[[Any, torch.device], tuple[Any, Any]]:
     """Return a function that returns the kernel's rules for the mask of a call, and a cache key for their properties.
 
     The rules are None for a mask whose calls need more than the kernel.
     """
     from regard.kernels.triton.range_pairs import Rules  # imported here, because it imports Triton
 
-    shape, batch, low, high = problem.shape, problem.shape[0], found.low, found.high
+    shape, batch, low, high = problem.shape, problem.shape[0], mask_rules.low, mask_rules.high
     band, known = Rules(low, high), (low, high)
-    shared = found.lengths is not None and found.lengths.numel() == 1
-    padded, packed = found.lengths is not None, len(found.segments) > 0
-    itself = all(own is other for own, other in found.segments) and _reaches_itself(band)
+    shared = mask_rules.lengths is not None and mask_rules.lengths.numel() == 1
+    padded, packed = mask_rules.lengths is not None, len(mask_rules.segments) > 0
+    itself = all(own is other for own, other in mask_rules.segments) and _reaches_itself(band)
 
     def rules_of(mask: Any, device: torch.device) -> tuple[Any, Any]:
-        if found.dense:
+        if mask_rules.dense:
             if isinstance(mask, Mask):
                 return stored(mask, device, ("ranges", shape), lambda: _lowered_for(mask, shape, device)).rules, None
             return band._replace(**_of_pairs(mask)), None
@@ -295,25 +295,25 @@ def _rules_of(problem: Problem, found: Clauses) -> Callable[[Any, torch.device],
 
 def _lowered_for(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Lowered:
     """Return the mask of a checked call as arguments of the kernel."""
-    found = clauses(mask.on(device).aligned(shape), *shape[-2:])
-    assert found is not None  # not None, as serves() has checked
-    return _lowered(found, shape, device)
+    mask_rules = clauses(mask.on(device).aligned(shape), *shape[-2:])
+    assert mask_rules is not None  # not None, as serves() has checked
+    return _lowered(mask_rules, shape, device)
 
 
-def _lowered(found: Clauses, shape: tuple[int, ...], device: torch.device) -> Lowered:
+def _lowered(mask_rules: Clauses, shape: tuple[int, ...], device: torch.device) -> Lowered:
     from regard.kernels.triton.range_pairs import Rules  # imported here, because it imports Triton
     from regard.kernels.triton.segment_bounds import segment_bounds
 
     lead, (queries, keys) = shape[:-3], shape[-2:]
-    rules = Rules(found.low, found.high)
-    if found.dense:
-        rules = rules._replace(**_of_pairs(functools.reduce(torch.logical_and, found.dense)))
-    if found.lengths is not None:
-        lengths = found.lengths.expand(*lead, 1).reshape(-1)
+    rules = Rules(mask_rules.low, mask_rules.high)
+    if mask_rules.dense:
+        rules = rules._replace(**_of_pairs(functools.reduce(torch.logical_and, mask_rules.dense)))
+    if mask_rules.lengths is not None:
+        lengths = mask_rules.lengths.expand(*lead, 1).reshape(-1)
         rules = rules._replace(lengths=lengths, lengths_b=lengths.stride(0))
-    if not found.segments:
+    if not mask_rules.segments:
         return Lowered(rules, None)
-    ((of_queries, of_keys),) = found.segments
+    ((of_queries, of_keys),) = mask_rules.segments
     own, other = (t.expand(*lead, 1, -1).reshape(-1, t.shape[-1]) for t in (of_queries, of_keys))
     if of_queries is of_keys and _reaches_itself(rules):
         return _packed(rules, own)
@@ -321,7 +321,7 @@ def _lowered(found: Clauses, shape: tuple[int, ...], device: torch.device) -> Lo
         query_ids=own, query_b=own.stride(0), query_n=own.stride(1), row_bounds=segment_bounds(own, other),
         key_ids=other, key_b=other.stride(0), key_n=other.stride(1), key_bounds=segment_bounds(other, own),
     )  # fmt: skip
-    return Lowered(rules, seen_keys(found, queries, keys, device))
+    return Lowered(rules, seen_keys(mask_rules, queries, keys, device))
 
 
 def _of_pairs(mask: Tensor) -> dict[str, Any]:

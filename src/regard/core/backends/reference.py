@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.core.backends import plain_form
-from regard.core.backends.result import Asked, Direct, Result
+from regard.core.backends.result import Direct, Result, WithRequest
 from regard.core.custom import Custom
 from regard.core.hard import choose
 from regard.core.nonfinite import cleaned
@@ -83,9 +83,9 @@ def direct(problem: Problem) -> Direct | None:
     return lambda query, key, value, score, mask, bias: normalize(score(query, key)) @ value
 
 
-def asked(problem: Problem) -> Asked | None:
+def with_request(problem: Problem) -> WithRequest | None:
     """Return a function like that of `direct` that also returns the requested weights, or None."""
-    return plain_form.asked(problem)
+    return plain_form.with_request(problem)
 
 
 def _in_bfloat16(problem: Problem) -> Direct | None:

@@ -12,7 +12,7 @@ Direct = Callable[[Tensor, Tensor, Tensor, Any, Any, Any], Tensor | None]
 
 # A function of query, key, value, score, mask, bias and request that returns the output, the requested weights or their
 # summary, and the log-probability of hard choices; or None if its kernel refuses the data.
-Asked = Callable[
+WithRequest = Callable[
     [Tensor, Tensor, Tensor, Any, Any, Any, Request | None], tuple[Tensor, Tensor | Top | None, Tensor | None] | None
 ]
 

@@ -67,8 +67,8 @@ def not_worth_it(problem: Problem) -> str | None:
     """Return the reason why another backend is faster or needs much less memory, or None."""
     if isinstance(problem.score, Bilinear) and problem.query.dtype == torch.float16 and problem.device.type == "cpu":
         return "a product in float16 on the CPU: the plain form computes it in float32"
-    asked = problem.request is not None and not isinstance(problem.request, LogSumExp | Rows)
-    if asked and problem.device.type == "cpu" and reference.working_bytes(problem) <= reference.SMALL:
+    requested = problem.request is not None and not isinstance(problem.request, LogSumExp | Rows)
+    if requested and problem.device.type == "cpu" and reference.working_bytes(problem) <= reference.SMALL:
         return "small, and weights are requested: the plain form computes them with the output"
     if reference.in_bfloat16(problem) and not torch.compiler.is_compiling():
         simple = problem.mask is None or (isinstance(problem.mask, Band) and problem.mask.low is None)
@@ -96,12 +96,12 @@ def working_bytes(problem: Problem) -> int:
     """Return the bytes of the mask of one block of queries, or of all scores where torch uses its math path."""
     if plain(problem):
         return 2 * math.prod(problem.shape) * problem.query.element_size()
-    found = clauses(problem.mask, *problem.shape[-2:])
-    if (problem.bias is None and _needs_no_block(found)) or _sequences(problem, found) is not None:
+    rules = clauses(problem.mask, *problem.shape[-2:])
+    if (problem.bias is None and _needs_no_block(rules)) or _sequences(problem, rules) is not None:
         return 0
-    if problem.bias is None and found is not None and banded.worth_it(found, *problem.shape[-2:]):
+    if problem.bias is None and rules is not None and banded.worth_it(rules, *problem.shape[-2:]):
         key_bytes = math.prod(problem.key.shape) // problem.shape[-1] * problem.key.element_size()
-        return banded.working_bytes(found, queries=problem.shape[-2], keys=problem.shape[-1], row_bytes=key_bytes)
+        return banded.working_bytes(rules, queries=problem.shape[-2], keys=problem.shape[-1], row_bytes=key_bytes)
     if problem.device.type == "cpu":
         return min(mask_blocks.CPU_NUMBERS, math.prod(problem.shape)) * 4
     numbers = min(mask_blocks.CUDA_NUMBERS, problem.matrices * math.prod(problem.shape[-2:]))
@@ -122,8 +122,8 @@ def plain(problem: Problem) -> bool:
 
 def kernel(problem: Problem) -> str:
     """Return the name of the kernel: torch's flash, efficient, cudnn or math, or our kernel for decoding steps."""
-    found = clauses(problem.mask, *problem.shape[-2:])
-    if _is_step(problem, found):
+    rules = clauses(problem.mask, *problem.shape[-2:])
+    if _is_step(problem, rules):
         return "triton decode"
     if isinstance(problem.request, LogSumExp) and problem.device.type == "cpu" and problem.bias is None:
         return "flash"
@@ -133,9 +133,9 @@ def kernel(problem: Problem) -> str:
         return "products"
     query, key, value = _like_kernels(problem)
     causal, mask = False, None
-    if problem.bias is None and found is not None and _needs_no_block(found):
-        causal = found.banded
-        masked = found.lengths is not None or len(found.dense) > 0
+    if problem.bias is None and rules is not None and _needs_no_block(rules):
+        causal = rules.banded
+        masked = rules.lengths is not None or len(rules.dense) > 0
         mask = torch.empty(1, 1, 1, key.shape[-2], dtype=torch.bool, device=query.device) if masked else None
     else:
         kind = torch.bool if problem.bias is None else query.dtype
@@ -160,14 +160,14 @@ def _like_kernels(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     return query, key, value
 
 
-def _is_step(problem: Problem, found: Clauses | None) -> bool:
+def _is_step(problem: Problem, rules: Clauses | None) -> bool:
     """Return whether the Triton kernel for decoding steps computes the call.
 
     The kernel never loads padding, so NaN and Inf in the padding need not be replaced.
     """
-    if found is None or not decoding_step.serves(problem):
+    if rules is None or not decoding_step.serves(problem):
         return False
-    if found.lengths is not None:
+    if rules.lengths is not None:
         return True
     if torch.compiler.is_compiling():
         return False
@@ -186,10 +186,10 @@ def attend(problem: Problem) -> Result:
     if totals and (result := _with_log_sum_exp(problem)) is not None:
         return result
     lead, size = problem.query.shape[:-3], problem.value.shape[-1]
-    found = clauses(problem.mask, *problem.shape[-2:])
-    step, row = _is_step(problem, found), None
+    rules = clauses(problem.mask, *problem.shape[-2:])
+    step, row = _is_step(problem, rules), None
     if not step:  # replace masked NaN before any product with the keys: in the backward pass 0 · NaN is NaN
-        problem, row = zeroed_with_row(problem, found)
+        problem, row = zeroed_with_row(problem, rules)
         row = None if row is None else mask_blocks.four_axes(row, problem)
     product = problem.score.as_product(problem.query, problem.key)
     assert product is not None  # not None, as refuses() has checked
@@ -200,9 +200,9 @@ def attend(problem: Problem) -> Result:
     query, key, value = _as_kernels_want(problem)
 
     lse: Tensor | None = None
-    banding = problem.bias is None and found is not None and banded.worth_it(found, *problem.shape[-2:])
+    banding = problem.bias is None and rules is not None and banded.worth_it(rules, *problem.shape[-2:])
     # The last block of a band is padded with rows that may have no key to attend.
-    emptied = _wants_full_rows(problem.device) and (banding or not _every_row_sees(found, *problem.shape[-2:]))
+    emptied = _wants_full_rows(problem.device) and (banding or not _every_row_sees(rules, *problem.shape[-2:]))
 
     def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
         filled = mask.any(-1, keepdim=True) if emptied and mask is not None and mask.dtype == torch.bool else None
@@ -218,20 +218,20 @@ def attend(problem: Problem) -> Result:
         )
         return output if filled is None else torch.where(filled, output, 0)
 
-    calls = _sequences(problem, found)
+    calls = _sequences(problem, rules)
     if calls is not None:
         output = per_sequence.attend(query, key, value, calls, kernel)
-    elif problem.bias is None and found is not None and _needs_no_block(found):
-        one_row = found.lengths is not None or len(found.dense) > 0
+    elif problem.bias is None and rules is not None and _needs_no_block(rules):
+        one_row = rules.lengths is not None or len(rules.dense) > 0
         both = None
         mask = mask_blocks.built(problem, all_of(1), all_of(problem.shape[-1])) if one_row and row is None else row
         # The kernels that compute requested weights (`summaries`) need the log-sum-exp.
         if mask is None and problem.dropout == 0.0 and summaries.serves(problem):
-            both, lse = torch_sdpa.attend_with_lse(query, key, value, causal=found.banded, scale=product.scale)
+            both, lse = torch_sdpa.attend_with_lse(query, key, value, causal=rules.banded, scale=product.scale)
             lse = None if lse is None else lse.reshape(problem.shape[:-1])
-        output = kernel(query, key, value, mask, causal=found.banded) if both is None else both
-    elif banding and found is not None and query.numel() > 0:
-        output = banded.attend(query, key, value, found, lead, kernel)
+        output = kernel(query, key, value, mask, causal=rules.banded) if both is None else both
+    elif banding and rules is not None and query.numel() > 0:
+        output = banded.attend(query, key, value, rules, lead, kernel)
     else:
         parts = [
             kernel(
@@ -253,26 +253,26 @@ def direct(problem: Problem) -> Direct | None:
     The result is None if calls with this signature need more than the kernel, such as copies. The problem must hold the
     caller's own tensors, not views of them, and must not request weights.
     """
-    found, (queries, keys) = clauses(problem.mask, *problem.shape[-2:]), problem.shape[-2:]
-    if found is None or problem.query.ndim != 4:
+    rules, (queries, keys) = clauses(problem.mask, *problem.shape[-2:]), problem.shape[-2:]
+    if rules is None or problem.query.ndim != 4:
         return None
-    if _is_step(problem, found):
+    if _is_step(problem, rules):
         return _step(problem)
     if problem.bias is not None:
-        return alibi_numbers.direct(problem, found)
-    causal, pairs = _is_causal_alone(found), _pairs_at_once(problem)
-    if problem.device.type == "cpu" and (found.lengths is not None or found.segments):
-        small = found.by_key or (problem.matrices * queries * keys <= mask_blocks.STORED_NUMBERS and not found.dense)
+        return alibi_numbers.direct(problem, rules)
+    causal, pairs = _is_causal_alone(rules), _pairs_at_once(problem)
+    if problem.device.type == "cpu" and (rules.lengths is not None or rules.segments):
+        small = rules.by_key or (problem.matrices * queries * keys <= mask_blocks.STORED_NUMBERS and not rules.dense)
         served = problem.key.shape[-1] == problem.value.shape[-1] or per_sequence.plain_serves(problem)
         return (
-            per_sequence.direct(problem) if small and served and problem.dropout == 0.0 and found.low is None else None
+            per_sequence.direct(problem) if small and served and problem.dropout == 0.0 and rules.low is None else None
         )
-    band = None if causal else _small_band(problem, found)
+    band = None if causal else _small_band(problem, rules)
     if (
         not causal
         and band is None
         and pairs is None
-        and (found.banded or found.segments or found.lengths is not None or found.dense)
+        and (rules.banded or rules.segments or rules.lengths is not None or rules.dense)
     ):
         return None
     on_cpu = problem.device.type == "cpu"
@@ -306,18 +306,18 @@ def direct(problem: Problem) -> Direct | None:
             return None
         if run is not None:
             return checked(run(query, key, value, score, mask, bias))
-        given = band
+        attn_mask = band
         if pairs is not None:
             if not isinstance(mask, (Tensor, Dense)):  # an `And` mask of which only one part masks any pair
                 return None
-            given = (mask if isinstance(mask, Tensor) else mask.tensor).reshape(pairs)
+            attn_mask = (mask if isinstance(mask, Tensor) else mask.tensor).reshape(pairs)
         factor = scale
         if not as_it_is:
             product = score.as_product(query, key)
             assert product is not None  # not None, as refuses() has checked
             query, key, factor = product
-        query, key, value = torch_sdpa.padded(query, key, value, given is not None)
-        output = torch_sdpa.attend(query, key, value, attn_mask=given, scale=factor, **options)
+        query, key, value = torch_sdpa.padded(query, key, value, attn_mask is not None)
+        output = torch_sdpa.attend(query, key, value, attn_mask=attn_mask, scale=factor, **options)
         return checked(output if output.shape[-1] == size else output[..., :size])
 
     return attended
@@ -328,9 +328,9 @@ def with_lse(problem: Problem) -> Both | None:
 
     The function is valid for all calls with the signature of this problem.
     """
-    found, score = clauses(problem.mask, *problem.shape[-2:]), problem.score
-    tensors, causal = (problem.query, problem.key, problem.value), found is not None and found.banded
-    if problem.mask is not None and not _is_causal_alone(found):
+    rules, score = clauses(problem.mask, *problem.shape[-2:]), problem.score
+    tensors, causal = (problem.query, problem.key, problem.value), rules is not None and rules.banded
+    if problem.mask is not None and not _is_causal_alone(rules):
         return None
     if problem.bias is not None or problem.dropout > 0.0 or problem.query.ndim != 4:
         return None
@@ -366,13 +366,13 @@ def _step(problem: Problem) -> Direct | None:
     return None if product is None else decoding_step.direct(problem, None, product.scale)
 
 
-def _small_band(problem: Problem, found: Clauses) -> Tensor | None:
+def _small_band(problem: Problem, rules: Clauses) -> Tensor | None:
     """Return a small band on the CPU as a float mask of 0 and −inf, or None for any other mask."""
     (queries, keys), device = problem.shape[-2:], problem.device
-    alone = found.banded and found.lengths is None and not found.segments and not found.dense
+    alone = rules.banded and rules.lengths is None and not rules.segments and not rules.dense
     if problem.mask is None or not alone or device.type != "cpu" or queries * keys > _BAND_NUMBERS:
         return None
-    if banded.worth_it(found, queries, keys):
+    if banded.worth_it(rules, queries, keys):
         return None
     allowed = problem.mask.allowed(all_of(queries), all_of(keys), device)
     return torch.zeros(allowed.shape, dtype=problem.dtype).masked_fill_(~allowed, -math.inf)
@@ -392,14 +392,14 @@ def _pairs_at_once(problem: Problem) -> torch.Size | None:
 
 def _at_once(problem: Problem) -> bool:
     """Return whether `direct` computes padding or packed documents by two matrix products and a softmax."""
-    found = clauses(problem.mask, *problem.shape[-2:])
-    if found is None or problem.bias is not None or problem.request is not None or problem.dropout > 0.0:
+    rules = clauses(problem.mask, *problem.shape[-2:])
+    if rules is None or problem.bias is not None or problem.request is not None or problem.dropout > 0.0:
         return False
-    masked = (found.lengths is not None or len(found.segments) > 0) and found.low is None and not found.dense
+    masked = (rules.lengths is not None or len(rules.segments) > 0) and rules.low is None and not rules.dense
     return masked and problem.query.ndim == 4 and per_sequence.plain_serves(problem)
 
 
-def _sequences(problem: Problem, found: Clauses | None) -> list[per_sequence.Packed] | None:
+def _sequences(problem: Problem, rules: Clauses | None) -> list[per_sequence.Packed] | None:
     """Return the kernel calls, one for each sequence, or None if they are impossible or one call is faster.
 
     One call for each sequence is possible if the lengths and segment ids of the mask are on the CPU.
@@ -407,9 +407,9 @@ def _sequences(problem: Problem, found: Clauses | None) -> list[per_sequence.Pac
     if problem.device.type != "cpu" or problem.bias is not None or problem.dropout > 0.0 or problem.empty:
         return None
     shape, mask = problem.shape, problem.mask
-    if mask is None or found is None or found.low is not None or found.dense:
+    if mask is None or rules is None or rules.low is not None or rules.dense:
         return None
-    return stored(mask, problem.device, ("sequences", shape), lambda: per_sequence.packed(found, shape))
+    return stored(mask, problem.device, ("sequences", shape), lambda: per_sequence.packed(rules, shape))
 
 
 def _with_log_sum_exp(problem: Problem) -> Result | None:
@@ -428,15 +428,15 @@ def _with_log_sum_exp(problem: Problem) -> Result | None:
     return Result(output, lse) if isinstance(problem.request, LogSumExp) else Result(output, lse=lse)
 
 
-def _needs_no_block(found: Clauses | None) -> bool:
+def _needs_no_block(rules: Clauses | None) -> bool:
     """Return whether the mask is absent, exactly `is_causal`, or one row that is the same for all queries."""
-    return found is not None and (found.by_key or _is_causal_alone(found))
+    return rules is not None and (rules.by_key or _is_causal_alone(rules))
 
 
-def _is_causal_alone(found: Clauses | None) -> bool:
-    if found is None or found.lengths is not None or len(found.segments) > 0 or len(found.dense) > 0:
+def _is_causal_alone(rules: Clauses | None) -> bool:
+    if rules is None or rules.lengths is not None or len(rules.segments) > 0 or len(rules.dense) > 0:
         return False
-    return found.low is None and found.high == 0
+    return rules.low is None and rules.high == 0
 
 
 def _wants_full_rows(device: torch.device) -> bool:
@@ -448,11 +448,11 @@ def _wants_full_rows(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def _every_row_sees(found: Clauses | None, queries: int, keys: int) -> bool:
+def _every_row_sees(rules: Clauses | None, queries: int, keys: int) -> bool:
     """Return whether every query has an allowed key, as far as this is known without inspecting any tensor."""
-    if found is None or found.lengths is not None or len(found.segments) > 0 or len(found.dense) > 0:
+    if rules is None or rules.lengths is not None or len(rules.segments) > 0 or len(rules.dense) > 0:
         return False
-    low, high = 1 - queries if found.low is None else found.low, keys - 1 if found.high is None else found.high
+    low, high = 1 - queries if rules.low is None else rules.low, keys - 1 if rules.high is None else rules.high
     return low <= high and high >= 0 and queries - 1 + low < keys
 
 

@@ -57,12 +57,12 @@ def _does_not_fit(problem: Problem) -> str | None:
 
 def _mask_refused(problem: Problem) -> str | None:
     """Return the reason why the kernel cannot evaluate the mask, or None."""
-    found = clauses(problem.mask, *problem.shape[-2:])
-    if found is None:
+    rules = clauses(problem.mask, *problem.shape[-2:])
+    if rules is None:
         return "it takes masks without | and ~"
-    if found.low is not None or found.high not in (None, 0):
+    if rules.low is not None or rules.high not in (None, 0):
         return "of bands it knows causality from position 0"
-    if found.by_head or len(found.segments) > 0 or any(t.shape[-2] > 1 or t.shape[-3] > 1 for t in found.dense):
+    if rules.by_head or len(rules.segments) > 0 or any(t.shape[-2] > 1 or t.shape[-3] > 1 for t in rules.dense):
         return "it takes keys that are masked for all heads and queries alike"
     return None
 
@@ -71,8 +71,8 @@ def not_worth_it(problem: Problem) -> str | None:
     """Return the reason why another kernel is faster for the problem, or None."""
     if decoding_step.serves(problem):
         return "a decoding step has a kernel of its own"
-    found = clauses(problem.mask, *problem.shape[-2:])
-    masked = found is not None and (found.lengths is not None or len(found.dense) > 0)
+    rules = clauses(problem.mask, *problem.shape[-2:])
+    masked = rules is not None and (rules.lengths is not None or len(rules.dense) > 0)
     eager = not torch.compiler.is_compiling() and not cuda_graphs.recording
     learning = eager and problem.differentiated
     if masked or (problem.dropout > 0.0 and not learning):
@@ -104,18 +104,18 @@ def attend(problem: Problem) -> Result:
         # of that transformation would be 0 · NaN.
         problem = zero_masked_keys(problem)
     product = problem.score.as_product(problem.query, problem.key)
-    found = clauses(problem.mask, *problem.shape[-2:])
+    rules = clauses(problem.mask, *problem.shape[-2:])
     assert product is not None  # not None, as refuses() has checked
-    assert found is not None
+    assert rules is not None
     lead, keys = problem.query.shape[:-3], problem.shape[-1]
-    lengths = None if found.lengths is None else found.lengths.expand(*lead, 1).reshape(-1)
+    lengths = None if rules.lengths is None else rules.lengths.expand(*lead, 1).reshape(-1)
     mask = None
-    if found.dense:
-        mask = functools.reduce(torch.logical_and, found.dense).expand(*lead, 1, 1, keys).reshape(-1, keys)
+    if rules.dense:
+        mask = functools.reduce(torch.logical_and, rules.dense).expand(*lead, 1, 1, keys).reshape(-1, keys)
     # The seed is sampled on the device, so that each replay of a CUDA graph samples a new one.
     seed = torch.randint(2**31 - 1, (1,), device=problem.device) if problem.dropout > 0.0 else None
     query, key, value = (_four_axes(t) for t in (product.query, product.key, problem.value))
-    causal = found.high is not None
+    causal = rules.high is not None
     output = short_attention(query, key, value, lengths, mask, seed, product.scale, causal, problem.dropout)
     return Result(output if len(lead) == 1 else output.reshape(*lead, *output.shape[-3:]))
 
@@ -126,16 +126,16 @@ def direct(problem: Problem) -> Direct | None:
     The result is None if calls with this signature need more than the kernel, such as copies. The problem must hold the
     caller's own tensors, not views of them, and must not request weights.
     """
-    found, dropout = clauses(problem.mask, *problem.shape[-2:]), problem.dropout
-    if found is None or problem.query.ndim != 4 or not isinstance(problem.score, (Dot, ScaledDot)):
+    rules, dropout = clauses(problem.mask, *problem.shape[-2:]), problem.dropout
+    if rules is None or problem.query.ndim != 4 or not isinstance(problem.score, (Dot, ScaledDot)):
         return None
-    if (found.lengths is not None and not _lengths_alone(problem)) or (found.dense and type(problem.mask) is not Dense):
+    if (rules.lengths is not None and not _lengths_alone(problem)) or (rules.dense and type(problem.mask) is not Dense):
         return None
     from regard.kernels.triton.short_attention import short_attention  # imported here, because it imports Triton
 
     product = problem.score.as_product(problem.query, problem.key)
     assert product is not None  # not None, as refuses() has checked
-    scale, causal, padded, dense = product.scale, found.high is not None, found.lengths is not None, bool(found.dense)
+    scale, causal, padded, dense = product.scale, rules.high is not None, rules.lengths is not None, bool(rules.dense)
     batch, keys = problem.shape[0], problem.shape[-1]
 
     def attended(query: Tensor, key: Tensor, value: Tensor, score: object, mask: Any, _: object) -> Tensor | None:

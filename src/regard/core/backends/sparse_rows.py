@@ -24,8 +24,8 @@ def serves(problem: Problem) -> bool:
 
     The dtype is at most float32, the mask consists of a band and lengths at most, and a row fits the registers.
     """
-    found = clauses(problem.mask, *problem.shape[-2:])
-    if found is None or found.segments or found.dense or problem.bias is not None or problem.bad_keys is not None:
+    rules = clauses(problem.mask, *problem.shape[-2:])
+    if rules is None or rules.segments or rules.dense or problem.bias is not None or problem.bad_keys is not None:
         return False
     if problem.dropout > 0.0 or problem.sample or problem.dtype != torch.float32 or problem.score.why_no_product():
         return False
@@ -55,17 +55,17 @@ def _block(problem: Problem) -> tuple[int, int, int]:
 
 def attend(problem: Problem) -> Result:
     """Compute attention by blocks of whole rows, in float32."""
-    alpha, found = _alpha(problem), clauses(problem.mask, *problem.shape[-2:])
+    alpha, rules = _alpha(problem), clauses(problem.mask, *problem.shape[-2:])
     query, key, value = (t.to(torch.float32) for t in (problem.query, problem.key, problem.value))
     with torch.autocast(problem.device.type, enabled=False):
         product = problem.score.as_product(query, key)
         assert product is not None  # not None, as serves() has checked
         assert alpha is not None
-        assert found is not None
+        assert rules is not None
         parts = (product.query * product.scale, problem.repeat(product.key), problem.repeat(value))
         at_once, rows, _ = _block(problem)
         split = [t.reshape(-1, *t.shape[-2:]).split(at_once) for t in parts]
-        rule = entmax_rows.Rule(alpha, found.low, found.high, _lengths(found, problem.shape), rows)
+        rule = entmax_rows.Rule(alpha, rules.low, rules.high, _lengths(rules, problem.shape), rows)
         groups = enumerate(zip(*split, strict=True))
         outputs = [entmax_rows.attend(_part(rule, n * at_once, at_once), *slices) for n, slices in groups]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -81,10 +81,10 @@ def _alpha(problem: Problem) -> float | None:
     return None
 
 
-def _lengths(found: Clauses, shape: tuple[int, ...]) -> Tensor | None:
-    if found.lengths is None:
+def _lengths(rules: Clauses, shape: tuple[int, ...]) -> Tensor | None:
+    if rules.lengths is None:
         return None
-    return found.lengths.expand(shape[:-2]).reshape(-1).clamp(max=shape[-1]).to(torch.int32)
+    return rules.lengths.expand(shape[:-2]).reshape(-1).clamp(max=shape[-1]).to(torch.int32)
 
 
 def _part(rule: entmax_rows.Rule, start: int, count: int) -> entmax_rows.Rule:

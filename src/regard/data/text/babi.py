@@ -17,7 +17,7 @@ from typing import NamedTuple
 from regard.data.data_files import DataError
 from regard.data.text.lines import lines
 from regard.data.text.passages import Passage, lowered, words
-from regard.data.text.questions import UNSEEN, Asked, QuestionReport, Tally
+from regard.data.text.questions import UNSEEN, Question, QuestionReport, Tally
 
 _LINE = re.compile(r"(\d+)\s+(.*)")
 
@@ -33,7 +33,7 @@ class _StoryQuestion(NamedTuple):
 
 def load_stories(
     path: Path, *, candidates: Sequence[str] = (), longest: int | None = None
-) -> tuple[list[Asked], QuestionReport]:
+) -> tuple[list[Question], QuestionReport]:
     """Return the questions of a bAbI file, and a report of the questions read and skipped.
 
     `candidates` are the possible answers, those of the training file; they are appended to every story. A question
@@ -57,12 +57,12 @@ def candidates(path: Path) -> tuple[str, ...]:
     return tuple(sorted({record.answer for record in known}))
 
 
-def _located(record: _StoryQuestion, candidates: tuple[str, ...]) -> tuple[Asked | None, str]:
+def _located(record: _StoryQuestion, candidates: tuple[str, ...]) -> tuple[Question | None, str]:
     """Return the question with the span of its answer and a remark; or None and the reason why it is skipped."""
     passage = Passage.joined(record.sentences, whole=candidates)
     if not record.sentences:
         return None, "empty passage"
-    question = Asked(passage, words(record.question), (record.answer,), None, record.support)
+    question = Question(passage, words(record.question), (record.answer,), None, record.support)
     if candidates:
         if record.answer not in candidates:
             return question, UNSEEN
@@ -78,8 +78,8 @@ def _located(record: _StoryQuestion, candidates: tuple[str, ...]) -> tuple[Asked
     return None, "answer not in a supporting sentence"
 
 
-def _with_span(question: Asked, place: int, count: int) -> Asked:
-    return Asked(question.passage, question.question, question.answers, (place, place + count - 1), question.support)
+def _with_span(question: Question, place: int, count: int) -> Question:
+    return Question(question.passage, question.question, question.answers, (place, place + count - 1), question.support)
 
 
 def _questions(path: Path) -> Iterator[_StoryQuestion]:

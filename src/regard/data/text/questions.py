@@ -22,7 +22,7 @@ UNSEEN = "never seen in training"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Question:
     """A question about a passage, with the accepted answers and the span of words that answers it.
 
     `span` has the indices of the first and the last word of the first answer in the passage; it is None if no span of
@@ -37,7 +37,7 @@ class Asked:
     support: tuple[int, ...] = ()
 
     @property
-    def asked_text(self) -> str:
+    def text(self) -> str:
         """Return the question's words as one text, without a blank before the question mark."""
         return " ".join(self.question).replace(" ?", "?")
 
@@ -77,7 +77,7 @@ class Entry(NamedTuple):
 
 def load_questions(
     path: Path, *, longest: int | None = None, candidates: Sequence[str] = ()
-) -> tuple[list[Asked], QuestionReport]:
+) -> tuple[list[Question], QuestionReport]:
     """Return the questions of a file, and a report of the questions read and skipped.
 
     The file is SQuAD's .json, a .jsonl with one object on each line, or bAbI's .txt, each optionally with .gz.
@@ -110,12 +110,12 @@ class Tally:
 
     def __init__(self, path: Path, longest: int | None) -> None:
         self.path, self.longest = path, longest
-        self.questions: list[Asked] = []
+        self.questions: list[Question] = []
         self.read = 0
         self.answers: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
 
-    def take(self, question: Asked | None, remark: str = "") -> None:
+    def take(self, question: Question | None, remark: str = "") -> None:
         """Add a question; `remark` describes a change to its answer. None counts as skipped, `remark` is the reason."""
         self.read += 1
         if question is not None and self.longest is not None and len(question.passage.words) > self.longest:
@@ -127,7 +127,7 @@ class Tally:
         if remark:
             self.answers[remark] += 1
 
-    def finish(self) -> tuple[list[Asked], QuestionReport]:
+    def finish(self) -> tuple[list[Question], QuestionReport]:
         """Return the questions and the report; raise `DataError` if no question was added."""
         report = QuestionReport(
             self.read, len(self.questions), dict(sorted(self.answers.items())), dict(sorted(self.skipped.items()))
@@ -139,7 +139,7 @@ class Tally:
         return self.questions, report
 
 
-def _located(entry: Entry, passage: Passage) -> tuple[Asked | None, str]:
+def _located(entry: Entry, passage: Passage) -> tuple[Question | None, str]:
     """Return the question with the span of its first answer and a remark; or None and the reason why it is skipped."""
     if not passage.words:
         return None, "empty passage"
@@ -157,7 +157,7 @@ def _located(entry: Entry, passage: Passage) -> tuple[Asked | None, str]:
     if passage.between(*span).strip() != text.strip():
         remark = _WIDENED
     references = tuple(dict.fromkeys(text for text, _ in entry.answers))
-    return Asked(passage, question, references, span), remark
+    return Question(passage, question, references, span), remark
 
 
 def _occurrence(passage: str, text: str, start: int | None) -> int | None:

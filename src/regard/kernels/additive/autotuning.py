@@ -32,23 +32,23 @@ def path() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "regard" / "additive.json"
 
 
-def kept() -> dict[str, Any]:
+def stored() -> dict[str, Any]:
     """Return the contents of the file; {} if it does not exist, or, with a warning in the log, cannot be read."""
     try:
-        found = json.loads(path().read_text())
-        if not isinstance(found, dict):
+        entries = json.loads(path().read_text())
+        if not isinstance(entries, dict):
             raise ValueError("not an object")
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RuntimeError) as problem:  # RuntimeError: the user has no home directory
         _log.warning("ignoring the file of tiles, which cannot be read: %s", problem)
         return {}
-    return found
+    return entries
 
 
-def keep(name: str, value: Any) -> None:
+def store(name: str, value: Any) -> None:
     """Add one entry to the file and replace it atomically, so that no reader sees a partial file."""
-    entries = {**kept(), name: value}
+    entries = {**stored(), name: value}
     entries = dict(list(entries.items())[-_MOST:])
     try:
         path().parent.mkdir(parents=True, exist_ok=True)
@@ -82,16 +82,16 @@ class Tiles:
         `measure(index)` returns the seconds that a tile size takes. The first tile size is the default.
         """
         if self._file is None:
-            self._file = kept()
+            self._file = stored()
         name = f"{device}, kernels {_EDITION}: {where}"
-        found = self._file.get(name)
-        if found not in choices and wanted():
+        choice = self._file.get(name)
+        if choice not in choices and wanted():
             _log.warning("measuring %d tile sizes for %s, each compiled first: some seconds, once", len(choices), name)
             times = [self._seconds(measure, number) for number in range(len(choices))]
-            found = choices[times.index(min(times))]
-            self._file[name] = found
-            keep(name, found)
-        self._chosen[where] = number = choices.index(found) if found in choices else 0
+            choice = choices[times.index(min(times))]
+            self._file[name] = choice
+            store(name, choice)
+        self._chosen[where] = number = choices.index(choice) if choice in choices else 0
         return number
 
     @staticmethod

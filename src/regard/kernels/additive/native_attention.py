@@ -56,10 +56,10 @@ def _attended(
     dtype = query.dtype
     query, key, value, weight = (t if t.dtype == torch.float32 else t.float() for t in (query, key, value, weight))
     if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, weight)):
-        made = cast(tuple[Tensor, Tensor], _Attention.apply(query, key, value, weight, visible, weighted))
+        results = cast(tuple[Tensor, Tensor], _Attention.apply(query, key, value, weight, visible, weighted))
     else:
-        made = _forward(query, key, value, weight, visible, weighted)
-    return made[0] if dtype == torch.float32 else made[0].to(dtype), made[1]
+        results = _forward(query, key, value, weight, visible, weighted)
+    return results[0] if dtype == torch.float32 else results[0].to(dtype), results[1]
 
 
 def form(queries: int, keys: int) -> str:
@@ -75,13 +75,13 @@ def _forward(
     The weights are empty unless `weighted`. The totals (b, h, q, 2) are the largest score of each row and the inverse
     of its sum of exponentials.
     """
-    given = [t.contiguous() for t in (query, key, weight, value)]
+    inputs = [t.contiguous() for t in (query, key, weight, value)]
     lead, empty = query.shape[:3], value.new_empty(0)
     output, totals = value.new_empty(*lead, value.shape[3]), value.new_empty(*lead, 2)
     weights = value.new_empty(*lead, key.shape[2]) if weighted else empty
     numbers = _numbers(query, key, value, weight, visible)
     bad = _functions()[0](
-        *[t.data_ptr() for t in given], _pointer(visible.lengths), output.data_ptr(), totals.data_ptr(),
+        *[t.data_ptr() for t in inputs], _pointer(visible.lengths), output.data_ptr(), totals.data_ptr(),
         weights.data_ptr() if weighted else None, *numbers, REACH, NEAR, _threads(query, key),
     )  # fmt: skip
     return (empty, empty, empty) if bad else (output, weights, totals)
@@ -137,12 +137,12 @@ class _Attention(torch.autograd.Function):
         once_only("backend 'additive'", REFERENCE)
         change = value.new_zeros(*query.shape[:3], value.shape[3]) if change is None else change.contiguous()
         dweights = None if dweights is None else dweights.contiguous()
-        given, lengths = [t.contiguous() for t in (query, key, weight, value)], ctx.visible.lengths
+        inputs, lengths = [t.contiguous() for t in (query, key, weight, value)], ctx.visible.lengths
         dquery, dkey, dvalue = (value.new_empty(t.shape) for t in (query, key, value))
         dweight = value.new_empty(*query.shape[:2], query.shape[3])
         parts = segments(query.shape[0] * query.shape[1], *query.shape[2:])
         _functions()[1](
-            *[t.data_ptr() for t in given], *[_pointer(t) for t in (lengths, change, dweights, totals)],
+            *[t.data_ptr() for t in inputs], *[_pointer(t) for t in (lengths, change, dweights, totals)],
             dquery.data_ptr(), dkey.data_ptr(), dweight.data_ptr(), dvalue.data_ptr(),
             *_numbers(query, key, value, weight, ctx.visible), parts, REACH, NEAR, _threads(query, key),
         )  # fmt: skip
@@ -159,13 +159,13 @@ def _again(
     # Views, because one tensor may be query, key and value at once, and each of the three needs its own gradient.
     query, key, value, weight = (tensor.view_as(tensor) for tensor in tensors)
     tensors = (query, key, value, weight)
-    leaves = [tensor for tensor, one in zip(tensors, learned, strict=True) if one]
+    leaves = [tensor for tensor, needed in zip(tensors, learned, strict=True) if needed]
     pairs = [(y, dy) for y, dy in zip(formula(*tensors, visible), upstream, strict=True) if dy is not None]
     if not pairs:
         return [None] * len(learned)
     outputs, changes = zip(*pairs, strict=True)
-    found = iter(torch.autograd.grad(outputs, leaves, changes, create_graph=True, allow_unused=True))
-    return [next(found) if one else None for one in learned]
+    grads = iter(torch.autograd.grad(outputs, leaves, changes, create_graph=True, allow_unused=True))
+    return [next(grads) if needed else None for needed in learned]
 
 
 def formula(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible) -> tuple[Tensor, Tensor]:

@@ -70,9 +70,9 @@ def segments(slices: int, rows: int, features: int) -> int:
 
 def loaded() -> ctypes.CDLL:
     """Return the loaded C library; `available()` must be true."""
-    found = library(__package__ or "", _FILE)
-    assert found is not None  # `available` has returned True
-    return found
+    lib = library(__package__ or "", _FILE)
+    assert lib is not None  # `available` has returned True
+    return lib
 
 
 @functools.cache

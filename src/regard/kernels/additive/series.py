@@ -187,10 +187,10 @@ def fit_table(target: str, budget: tuple[float, float], direction: str) -> Itera
     numbers = range(2, MOST + 1, GROUPS[direction])
     if direction == "backward":  # for each range the smallest number of harmonics that meets the budget, if one does
         for reach in REACHES:
-            found = next((n for n in numbers if serves(reach, n)), None)
-            if found is None:
+            least = next((n for n in numbers if serves(reach, n)), None)
+            if least is None:
                 return
-            yield Row(reach, (_series(target, reach, found, direction),))
+            yield Row(reach, (_series(target, reach, least, direction),))
         return
     steps = {ALL: 0, ONE: 0}
     for harmonics in numbers:  # for each number of harmonics the largest range that meets the budget

@@ -47,7 +47,7 @@ class Given(NamedTuple):
     mask: Tensor | None  # (b, k): True where a key may be attended to
 
 
-class Kept(NamedTuple):
+class Stored(NamedTuple):
     """The tensors that the forward pass stores for the backward pass."""
 
     states: Tensor  # (t + 1, b, d): the state before the first step, and that after each step
@@ -67,9 +67,9 @@ def unrolled(given: Given) -> Unrolled:
 class _Loop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Tensor | None) -> tuple[Tensor, Tensor]:
-        kept: Any = Kept(*cast(Any, cuda_graphs.run(_forward, given)))
-        ctx.save_for_backward(*given, *kept)
-        return kept.states[1:], kept.weights
+        stored: Any = Stored(*cast(Any, cuda_graphs.run(_forward, given)))
+        ctx.save_for_backward(*given, *stored)
+        return stored.states[1:], stored.weights
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -104,7 +104,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
         read = weights[i].unsqueeze(1)
         torch.baddbmm(given.inputs[i].unsqueeze(1), read, given.values, out=gates[i].unsqueeze(1))
         gru.in_place(gates[i], products[i, :, :gate_size], states[i], None, states[i + 1])
-    return Kept(states, gates, products, weights)
+    return Stored(states, gates, products, weights)
 
 
 def weighed(energy: Tensor, masked: Tensor | None, out: Tensor) -> None:
@@ -118,30 +118,30 @@ def weighed(energy: Tensor, masked: Tensor | None, out: Tensor) -> None:
 
 
 def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
-    given, kept = Given(*arguments[: len(Given._fields)]), Kept(*arguments[len(Given._fields) : -2])
+    given, stored = Given(*arguments[: len(Given._fields)]), Stored(*arguments[len(Given._fields) : -2])
     upstream, upweights = arguments[-2:]
     if _kernels(given):
-        return _backward_by_kernels(given, kept, upstream, upweights)
+        return _backward_by_kernels(given, stored, upstream, upweights)
     steps, _, gate_size = given.inputs.shape
     keys = prepare(given.keys, given.score, steps, back=True)
-    dgates, dproducts = torch.empty_like(kept.gates), torch.empty_like(kept.products)
-    dscores = torch.empty_like(kept.weights)
+    dgates, dproducts = torch.empty_like(stored.gates), torch.empty_like(stored.products)
+    dscores = torch.empty_like(stored.weights)
     dstate = torch.zeros_like(given.state)
     for i in reversed(range(steps)):
         dstate = dstate + upstream[i]
-        hidden, query = kept.products[i, :, :gate_size], kept.products[i, :, gate_size:]
+        hidden, query = stored.products[i, :, :gate_size], stored.products[i, :, gate_size:]
         dhidden = dproducts[i, :, :gate_size]
-        dstate = gru.in_place_back(kept.gates[i], hidden, kept.states[i], None, dstate, dgates[i], dhidden)
+        dstate = gru.in_place_back(stored.gates[i], hidden, stored.states[i], None, dstate, dgates[i], dhidden)
         # The product is written as row times matrix: on the CPU, matrix times column would be four times slower.
         dweights = torch.baddbmm(upweights[i].unsqueeze(1), dgates[i].unsqueeze(1), given.values.mT).squeeze(1)
-        share = kept.weights[i] * dweights
-        torch.addcmul(share, kept.weights[i], share.sum(-1, keepdim=True), value=-1, out=dscores[i])
+        share = stored.weights[i] * dweights
+        torch.addcmul(share, stored.weights[i], share.sum(-1, keepdim=True), value=-1, out=dscores[i])
         dproducts[i, :, gate_size:] = slope(query, keys, dscores[i])
         dstate = torch.addmm(dstate, dproducts[i], given.recurrent)
-    queries = kept.products[:, :, gate_size:]
+    queries = stored.products[:, :, gate_size:]
     dkeys, dscore = sums(queries, keys, dscores)
-    dvalues = torch.bmm(kept.weights.permute(1, 2, 0), dgates.transpose(0, 1))
-    drecurrent = dproducts.flatten(0, 1).t() @ kept.states[:-1].flatten(0, 1)
+    dvalues = torch.bmm(stored.weights.permute(1, 2, 0), dgates.transpose(0, 1))
+    drecurrent = dproducts.flatten(0, 1).t() @ stored.states[:-1].flatten(0, 1)
     return dgates, dkeys, dscore, dvalues, dstate, drecurrent, dproducts.sum((0, 1))
 
 
@@ -167,15 +167,17 @@ def _forward_by_kernels(given: Given) -> tuple[Tensor, ...]:
             products[i], given.keys, given.score, given.values, given.inputs[i], states[i], given.mask,
             weights[i], gates[i], states[i + 1],
         )  # fmt: skip
-    return Kept(states, gates, products, weights)
+    return Stored(states, gates, products, weights)
 
 
-def _backward_by_kernels(given: Given, kept: Kept, upstream: Tensor, upweights: Tensor) -> tuple[Tensor | None, ...]:
+def _backward_by_kernels(
+    given: Given, stored: Stored, upstream: Tensor, upweights: Tensor
+) -> tuple[Tensor | None, ...]:
     # These modules import Triton, so they are imported only here.
     from regard.kernels.triton import few_row_products, gru_attention_step
 
-    dgates, dproducts = torch.empty_like(kept.gates), torch.empty_like(kept.products)
-    dscores = torch.empty_like(kept.weights)
+    dgates, dproducts = torch.empty_like(stored.gates), torch.empty_like(stored.products)
+    dscores = torch.empty_like(stored.weights)
     upstream, upweights = upstream.contiguous(), upweights.contiguous()
     # The gradient of the state is the sum of two terms: `shares`, directly from the next state, in float32, and
     # `through`, from the matrix product, in the dtype of the state. If `few_row_products` computes the product,
@@ -185,15 +187,16 @@ def _backward_by_kernels(given: Given, kept: Kept, upstream: Tensor, upweights: 
     through = given.state.new_zeros(few_row_products.parts(len(given.recurrent)) if ours else 1, *given.state.shape)
     for i in reversed(range(len(dgates))):
         gru_attention_step.backward_step(
-            kept.products[i], given.keys, given.score, given.values, kept.states[i], kept.weights[i], kept.gates[i],
-            upstream[i], upweights[i], shares[(i + 1) % 2], through, dgates[i], dproducts[i], dscores[i], shares[i % 2],
+            stored.products[i], given.keys, given.score, given.values, stored.states[i], stored.weights[i],
+            stored.gates[i], upstream[i], upweights[i], shares[(i + 1) % 2], through, dgates[i], dproducts[i],
+            dscores[i], shares[i % 2],
         )  # fmt: skip
         if ours:
             few_row_products.multiply(dproducts[i : i + 1], given.recurrent.unsqueeze(0), through.unsqueeze(1))
         else:
             torch.mm(dproducts[i], given.recurrent, out=through[0])
     dstate = shares[0] + through.sum(0)
-    dkeys, dscore = gru_attention_step.sums(kept.products, given.keys, given.score, dscores, given.state.shape[-1])
-    dvalues = torch.bmm(kept.weights.permute(1, 2, 0).to(dgates.dtype), dgates.transpose(0, 1))
-    drecurrent = dproducts.flatten(0, 1).t() @ kept.states[:-1].flatten(0, 1)
+    dkeys, dscore = gru_attention_step.sums(stored.products, given.keys, given.score, dscores, given.state.shape[-1])
+    dvalues = torch.bmm(stored.weights.permute(1, 2, 0).to(dgates.dtype), dgates.transpose(0, 1))
+    drecurrent = dproducts.flatten(0, 1).t() @ stored.states[:-1].flatten(0, 1)
     return dgates, dkeys, dscore, dvalues, dstate, drecurrent, dproducts.sum((0, 1))

@@ -53,7 +53,7 @@ class Given(NamedTuple):
     mask: Tensor | None  # (b, k): True where a key may be attended to
 
 
-class _Kept(NamedTuple):
+class _Stored(NamedTuple):
     """The tensors that the forward pass stores for the backward pass."""
 
     states: Tensor  # (t + 1, b, d): the state before the first step, and that after each step
@@ -76,18 +76,18 @@ class _Loop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
         with torch.autocast("cpu", enabled=False):
-            kept = _forward(Given(*_bare(given)))
-        ctx.save_for_backward(*given, *kept)
-        return kept.states[1:], kept.contexts, kept.weights
+            stored = _forward(Given(*_bare(given)))
+        ctx.save_for_backward(*given, *stored)
+        return stored.states[1:], stored.contexts, stored.weights
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         once_only("a recurrent decoder with additive attention")
         fields = len(Given._fields)
         saved = _bare(ctx.saved_tensors)
-        given, kept = Given(*saved[:fields]), _Kept(*saved[fields:])
+        given, stored = Given(*saved[:fields]), _Stored(*saved[fields:])
         with torch.autocast("cpu", enabled=False):
-            return (*_backward(given, kept, Unrolled(*upstream)), None)
+            return (*_backward(given, stored, Unrolled(*upstream)), None)
 
 
 def _bare(tensors: Iterable[Any]) -> list[Any]:
@@ -95,7 +95,7 @@ def _bare(tensors: Iterable[Any]) -> list[Any]:
     return [None if tensor is None else tensor.detach() for tensor in tensors]
 
 
-def _forward(given: Given) -> _Kept:
+def _forward(given: Given) -> _Stored:
     steps, batch, gate_size = given.inputs.shape
     keys = prepare(given.keys, given.score, steps)
     recurrent, mapping = (matrix(weight, batch, uses=steps) for weight in (given.recurrent, given.mapping))
@@ -103,7 +103,7 @@ def _forward(given: Given) -> _Kept:
     masked = None if given.mask is None else ~given.mask
     state, narrow = given.state, given.inputs.dtype
     size, wide = state.shape[-1], state.dtype
-    kept = _Kept(
+    stored = _Stored(
         states=torch.empty(steps + 1, batch, size, dtype=narrow),
         contexts=torch.empty(steps, batch, given.values.shape[-1], dtype=narrow),
         weights=torch.empty(steps, *given.keys.shape[:2], dtype=wide),
@@ -111,19 +111,19 @@ def _forward(given: Given) -> _Kept:
         hidden=torch.empty(steps, batch, size, dtype=wide),
         queries=torch.empty(steps, batch, len(given.score), dtype=wide),
     )
-    kept.states[0] = state
+    stored.states[0] = state
     for i in range(steps):
-        product = recurrent.times(kept.states[i], given.bias)
-        kept.queries[i] = product[:, gate_size:]
-        weighed(scores(kept.queries[i], keys), masked, kept.weights[i])
-        read.into(kept.contexts[i], kept.weights[i])
-        mapped = mapping.times(kept.contexts[i])
-        state = gru(given.inputs[i], mapped, product, state, kept.gates[i], kept.hidden[i])
-        kept.states[i + 1] = state
-    return kept
+        product = recurrent.times(stored.states[i], given.bias)
+        stored.queries[i] = product[:, gate_size:]
+        weighed(scores(stored.queries[i], keys), masked, stored.weights[i])
+        read.into(stored.contexts[i], stored.weights[i])
+        mapped = mapping.times(stored.contexts[i])
+        state = gru(given.inputs[i], mapped, product, state, stored.gates[i], stored.hidden[i])
+        stored.states[i + 1] = state
+    return stored
 
 
-def _backward(given: Given, kept: _Kept, upstream: Unrolled) -> tuple[Tensor | None, ...]:
+def _backward(given: Given, stored: _Stored, upstream: Unrolled) -> tuple[Tensor | None, ...]:
     steps, batch, gate_size = given.inputs.shape
     keys = prepare(given.keys, given.score, steps, back=True)
     recurrent, mapping = (matrix(weight.t(), batch, uses=steps) for weight in (given.recurrent, given.mapping))
@@ -131,20 +131,20 @@ def _backward(given: Given, kept: _Kept, upstream: Unrolled) -> tuple[Tensor | N
     narrow = given.inputs.dtype
     dgates = torch.empty(steps, batch, gate_size, dtype=narrow)
     dproducts = torch.empty(steps, batch, len(given.recurrent), dtype=narrow)
-    dcontexts, dscores = torch.empty(*kept.contexts.shape, dtype=narrow), torch.empty_like(kept.weights)
+    dcontexts, dscores = torch.empty(*stored.contexts.shape, dtype=narrow), torch.empty_like(stored.weights)
     dstate = torch.zeros_like(given.state)
     for i in reversed(range(steps)):
         dhidden, dquery = dproducts[i, :, :gate_size], dproducts[i, :, gate_size:]
-        share = gru(kept.gates[i], kept.hidden[i], kept.states[i], dstate, upstream.states[i], dgates[i], dhidden)
+        share = gru(stored.gates[i], stored.hidden[i], stored.states[i], dstate, upstream.states[i], dgates[i], dhidden)
         mapping.into(dcontexts[i], dgates[i], upstream.contexts[i])
-        dscores[i] = spread(dcontexts[i], given.values, kept.weights[i], upstream.weights[i])
-        dquery.copy_(slope(kept.queries[i], keys, dscores[i]))
+        dscores[i] = spread(dcontexts[i], given.values, stored.weights[i], upstream.weights[i])
+        dquery.copy_(slope(stored.queries[i], keys, dscores[i]))
         dstate = recurrent.times(dproducts[i], share)
-    dkeys, dscore = sums(kept.queries, keys, dscores)
-    dvalues = torch.bmm(kept.weights.permute(1, 2, 0).to(dcontexts.dtype), dcontexts.transpose(0, 1))
-    dmapping = dgates.flatten(0, 1).t() @ kept.contexts.flatten(0, 1)
+    dkeys, dscore = sums(stored.queries, keys, dscores)
+    dvalues = torch.bmm(stored.weights.permute(1, 2, 0).to(dcontexts.dtype), dcontexts.transpose(0, 1))
+    dmapping = dgates.flatten(0, 1).t() @ stored.contexts.flatten(0, 1)
     flat = dproducts.flatten(0, 1)
-    drecurrent = flat.t() @ kept.states[:-1].flatten(0, 1)
+    drecurrent = flat.t() @ stored.states[:-1].flatten(0, 1)
     dbias = (flat.new_ones(1, len(flat)) @ flat).squeeze(0)  # twice as fast as a sum over rows
     return dgates, dkeys, dscore, dvalues, dmapping, dstate, drecurrent, dbias
 

@@ -43,7 +43,7 @@ class Given(NamedTuple):
     mask: Tensor | None  # (b, k): True where a key may be attended to
 
 
-class Kept(NamedTuple):
+class Stored(NamedTuple):
     """The tensors that the forward pass stores for the backward pass."""
 
     states: Tensor  # (t + 1, b, d): the state before the first step, and that after each step
@@ -64,9 +64,9 @@ def unrolled(given: Given) -> Unrolled:
 class _Loop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Tensor | None) -> tuple[Tensor, Tensor]:
-        kept: Any = Kept(*cast(Any, cuda_graphs.run(_forward, given)))
-        ctx.save_for_backward(*given, *kept)
-        return kept.outputs[1:], kept.weights
+        stored: Any = Stored(*cast(Any, cuda_graphs.run(_forward, given)))
+        ctx.save_for_backward(*given, *stored)
+        return stored.outputs[1:], stored.weights
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -95,37 +95,37 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
         weighed(scores(query, keys), masked, weights[i])
         mixed = torch.baddbmm(rest.unsqueeze(1), weights[i].unsqueeze(1), given.values)
         torch.tanh(mixed.squeeze(1), out=outputs[i + 1])
-    return Kept(states, outputs, gates, products, weights)
+    return Stored(states, outputs, gates, products, weights)
 
 
 def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
-    given, kept = Given(*arguments[: len(Given._fields)]), Kept(*arguments[len(Given._fields) : -2])
+    given, stored = Given(*arguments[: len(Given._fields)]), Stored(*arguments[len(Given._fields) : -2])
     upstream, upweights = arguments[-2:]
     steps, batch, gate_size = given.inputs.shape
     size, features = given.state.shape[-1], given.keys.shape[-1]
     keys = prepare(given.keys, given.score, steps, back=True)
     recurrent, feeding = (matrix(weight.t(), batch, uses=steps) for weight in (given.recurrent, given.feeding))
-    dgates, dproducts = torch.empty_like(kept.gates), torch.zeros_like(kept.products)
-    dscores, dmixed = torch.empty_like(kept.weights), torch.empty_like(kept.outputs[1:])
+    dgates, dproducts = torch.empty_like(stored.gates), torch.zeros_like(stored.products)
+    dscores, dmixed = torch.empty_like(stored.weights), torch.empty_like(stored.outputs[1:])
     share = doutput = torch.zeros_like(given.state)
     for i in reversed(range(steps)):
-        output = kept.outputs[i + 1]
+        output = stored.outputs[i + 1]
         torch.mul(upstream[i] + doutput, 1 - output * output, out=dmixed[i])
         # The product is written as row times matrix: on the CPU, matrix times column would be four times slower.
         dweights = torch.baddbmm(upweights[i].unsqueeze(1), dmixed[i].unsqueeze(1), given.values.mT).squeeze(1)
-        part = kept.weights[i] * dweights
-        torch.addcmul(part, kept.weights[i], part.sum(-1, keepdim=True), value=-1, out=dscores[i])
-        _, query, _ = kept.products[i + 1].split([gate_size, features, size], -1)
+        part = stored.weights[i] * dweights
+        torch.addcmul(part, stored.weights[i], part.sum(-1, keepdim=True), value=-1, out=dscores[i])
+        _, query, _ = stored.products[i + 1].split([gate_size, features, size], -1)
         dproducts[i + 1, :, gate_size : gate_size + features] = slope(query, keys, dscores[i])
         dproducts[i + 1, :, gate_size + features :] = dmixed[i]
         dstate = recurrent.times(dproducts[i + 1], share)
-        hidden, dhidden = kept.products[i, :, :gate_size], dproducts[i, :, :gate_size]
-        share = gru.in_place_back(kept.gates[i], hidden, kept.states[i], None, dstate, dgates[i], dhidden)
+        hidden, dhidden = stored.products[i, :, :gate_size], dproducts[i, :, :gate_size]
+        share = gru.in_place_back(stored.gates[i], hidden, stored.states[i], None, dstate, dgates[i], dhidden)
         doutput = feeding.times(dgates[i])
     dstate = recurrent.times(dproducts[0], share)
-    queries = kept.products[1:, :, gate_size : gate_size + features]
+    queries = stored.products[1:, :, gate_size : gate_size + features]
     dkeys, dscore = sums(queries, keys, dscores)
-    dvalues = torch.bmm(kept.weights.permute(1, 2, 0), dmixed.transpose(0, 1))
-    dfeeding = dgates.flatten(0, 1).t() @ kept.outputs[:-1].flatten(0, 1)
-    drecurrent = dproducts.flatten(0, 1).t() @ kept.states.flatten(0, 1)
+    dvalues = torch.bmm(stored.weights.permute(1, 2, 0), dmixed.transpose(0, 1))
+    dfeeding = dgates.flatten(0, 1).t() @ stored.outputs[:-1].flatten(0, 1)
+    drecurrent = dproducts.flatten(0, 1).t() @ stored.states.flatten(0, 1)
     return dgates, dkeys, dscore, dvalues, dfeeding, dstate, drecurrent, dproducts.sum((0, 1))

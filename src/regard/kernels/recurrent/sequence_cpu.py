@@ -47,8 +47,8 @@ class _Sequence(torch.autograd.Function):
             given = (inputs, recurrent, bias)
             wanted = [tensor for tensor in given if tensor.requires_grad]
             plain = _plainly(inputs, recurrent, bias, ctx.counts, ctx.back)
-            found = iter(torch.autograd.grad(plain, wanted, upstream[0], create_graph=True))
-            return (*(next(found) if tensor.requires_grad else None for tensor in given), None, None)
+            grads = iter(torch.autograd.grad(plain, wanted, upstream[0], create_graph=True))
+            return (*(next(grads) if tensor.requires_grad else None for tensor in given), None, None)
         with torch.autocast("cpu", enabled=False):
             dgates, dproducts = _backward(inputs, recurrent, states, gates, hidden, upstream[0], ctx.counts, ctx.back)
             # The state before the first step is zeros, so the first step adds nothing to the gradient of W_hh.
@@ -98,11 +98,11 @@ def _backward(
     weight, form = matrix(recurrent.t(), batch, uses=steps), gru.forms(inputs)
     for i in _order(steps, not back):
         rows, first = counts[i], i == (steps - 1 if back else 0)
-        one = form.back if rows > 1 else gru.back
+        step_back = form.back if rows > 1 else gru.back
         before = states[i + 1 if back else i, :rows]
         dgate, dproduct = dgates[i], dproducts[i]
         dgate[rows:], dproduct[rows:] = 0.0, 0.0
-        share = one(
+        share = step_back(
             gates[i, :rows], hidden[i, :rows], before, dstate[:rows], upstream[i, :rows], dgate[:rows], dproduct[:rows]
         )
         if not first:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from regard.look.attention_records import Kept, Source
+from regard.look.attention_records import Source, VersionedTensors
 from regard.look.recomputed_weights import Modified, Pairs, lent
 
 _CHECKED_ROWS = 4  # number of rows whose product with the values is compared with the output
@@ -96,14 +96,14 @@ class Checked:
 
     def __init__(self, source: Computes, value: Tensor, rows: Tensor, output: Tensor) -> None:
         self._source, self._value, self._rows, self._output = source, value, rows, output
-        self._kept = Kept(value)
+        self._versioned = VersionedTensors(value)
 
     def holds(self) -> list[Tensor]:
         return [self._value, self._output]
 
     def settle(self) -> "Settled":
         """Return the check with weights @ value computed now, so that the values need not be stored any longer."""
-        self._kept.check()
+        self._versioned.check()
         heads = self._source.shape[1]
         with torch.no_grad(), torch.autocast(self._value.device.type, enabled=False):
             weights = self._source.block(slice(None), range(heads), self._rows)
@@ -119,16 +119,16 @@ class Checked:
 class Settled:
     """A check with weights @ value at some rows already computed, and the recorded output at the same rows."""
 
-    def __init__(self, found: Tensor, output: Tensor) -> None:
-        self._found, self._output = found, output
+    def __init__(self, product: Tensor, output: Tensor) -> None:
+        self._product, self._output = product, output
 
     def holds(self) -> list[Tensor]:
-        return [self._found, self._output]
+        return [self._product, self._output]
 
     def of(self, batch: int) -> float:
         """Return the largest |weights @ value − output| divided by the largest |output|."""
-        found, output = self._found[batch], self._output[batch].to(self._found.dtype)
-        return float((found - output).abs().max() / output.abs().max().clamp_min(torch.finfo(output.dtype).tiny))
+        product, output = self._product[batch], self._output[batch].to(self._product.dtype)
+        return float((product - output).abs().max() / output.abs().max().clamp_min(torch.finfo(output.dtype).tiny))
 
 
 def checked(call: Call) -> Checked | Settled | None:
@@ -144,16 +144,16 @@ def checked(call: Call) -> Checked | Settled | None:
     count = min(queries, _CHECKED_ROWS)
     rows = torch.tensor([i * (queries - 1) // max(1, count - 1) for i in range(count)], device=value.device)
     output = call.view(call.output.detach()).index_select(-2, rows)
-    found = Checked(call.source, value, rows, output)
-    return found.settle() if queries == 1 or value.nbytes > _HELD_BYTES or lent(value) else found
+    check = Checked(call.source, value, rows, output)
+    return check.settle() if queries == 1 or value.nbytes > _HELD_BYTES or lent(value) else check
 
 
 def shortened(call: Call) -> Call | None:
     """Return the call with queries and keys in 24 bits and a note about the error; None if that saves no memory."""
-    found = call.source.short() if isinstance(call.source, Pairs | Modified) else None
-    if found is None:
+    short = call.source.short() if isinstance(call.source, Pairs | Modified) else None
+    if short is None:
         return None
-    return replace(call, source=found.source, note=f"{call.note}; {found.note}" if call.note else found.note)
+    return replace(call, source=short.source, note=f"{call.note}; {short.note}" if call.note else short.note)
 
 
 def spread(tensor: Tensor, heads: int) -> Tensor:

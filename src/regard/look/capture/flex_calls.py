@@ -22,24 +22,24 @@ def seen(recorder: Recorder, function: Function, args: tuple[Any, ...], kwargs: 
 
 
 def _record(recorder: Recorder, output: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    given = inspect.signature(type(operator).__call__).bind(operator, *args, **kwargs)
-    given.apply_defaults()
-    found = given.arguments
-    query, key, value = (_tensor(found[name]) for name in ("query", "key", "value"))
+    bound = inspect.signature(type(operator).__call__).bind(operator, *args, **kwargs)
+    bound.apply_defaults()
+    arguments = bound.arguments
+    query, key, value = (_tensor(arguments[name]) for name in ("query", "key", "value"))
     if query.shape[0] != key.shape[0]:
         key, value = (tensor.expand(query.shape[0], -1, -1, -1) for tensor in (key, value))
-    mask_mod: Callable[..., Tensor] = found["block_mask"][-1]
+    mask_mod: Callable[..., Tensor] = arguments["block_mask"][-1]
     source = Modified(
         query,
         key,
-        float(found["scale"]),
-        found["score_mod"],
+        float(arguments["scale"]),
+        arguments["score_mod"],
         mask_mod,
-        found["score_mod_other_buffers"],
-        found["mask_mod_other_buffers"],
+        arguments["score_mod_other_buffers"],
+        arguments["mask_mod_other_buffers"],
     )
     sinks = recorder.sinks is not None
-    recorder.record(Call("flex", source, value, output, float(found["scale"]), note=_SINKS if sinks else None))
+    recorder.record(Call("flex", source, value, output, float(arguments["scale"]), note=_SINKS if sinks else None))
 
 
 def _tensor(thing: object) -> Tensor:

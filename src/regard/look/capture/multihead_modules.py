@@ -69,9 +69,9 @@ def as_unwatched(encoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     """
     assert isinstance(encoder, nn.TransformerEncoder)
     names = ("src", "mask", "src_key_padding_mask", "is_causal")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    source, padding = given["src"], given.get("src_key_padding_mask")
-    if not isinstance(padding, Tensor) or given.get("mask") is not None or not _would_pack(encoder, source):
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    source, padding = arguments["src"], arguments.get("src_key_padding_mask")
+    if not isinstance(padding, Tensor) or arguments.get("mask") is not None or not _would_pack(encoder, source):
         return None
     padded = padding if padding.dtype == torch.bool else padding != 0
     if getattr(encoder, "mask_check", True) and bool((padded[:, :-1] & ~padded[:, 1:]).any()):

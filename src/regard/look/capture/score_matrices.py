@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.core.normalizers import Softmax
 from regard.core.problem import build
 from regard.core.scores import ScaledDot
-from regard.look.attention_records import Kept
+from regard.look.attention_records import VersionedTensors
 from regard.look.capture.captured_call import Done, four_axes
 from regard.look.recomputed_weights import Pairs
 
@@ -37,7 +37,7 @@ class Scores:
 
     query: Tensor
     key: Tensor
-    kept: Kept
+    versioned: VersionedTensors
     scale: float = 1.0
     added: tuple[Tensor, ...] = ()
     closed: tuple[Tensor, ...] = ()
@@ -57,7 +57,7 @@ def first(done: Done) -> Scores | None:
     if query.shape[:-2] != key.shape[:-2] or not worth_it(result, query, key):
         return None
     query, key = query.detach(), key.detach()
-    return Scores(query, key, Kept(query, key))
+    return Scores(query, key, VersionedTensors(query, key))
 
 
 def worth_it(matrix: Tensor, query: Tensor, key: Tensor) -> bool:
@@ -89,7 +89,7 @@ def _closes(fill: Any, dtype: torch.dtype) -> bool:
 
 def source(scores: Scores, weights: Tensor, value: Tensor, heads: int | None) -> Pairs | None:
     """Return a source that recomputes `weights` from queries and keys; None if its rows differ from `weights`."""
-    scores.kept.check()
+    scores.versioned.check()
     query, key = four_axes(scores.query, heads), four_axes(scores.key, heads)
     shape = (*query.shape[:3], key.shape[2])
     if tuple(weights.shape) != shape:
@@ -102,13 +102,13 @@ def source(scores: Scores, weights: Tensor, value: Tensor, heads: int | None) ->
         bias = _fitting(added, heads) if bias is None else bias + _fitting(added, heads)
     if mask is not None and not bool(mask.any(-1).all()):
         return None  # implementations differ in the result of a fully masked row
-    found = Pairs(
+    pairs = Pairs(
         build(query, key, value.to(query.dtype), ScaledDot(scores.scale), Softmax(), mask, bias, 0.0, None, None)
     )
     rows = torch.linspace(0, shape[2] - 1, min(shape[2], 4), device=query.device).long()
-    error = (found.block(slice(None), range(shape[1]), rows) - weights.index_select(-2, rows)).abs().max()
+    error = (pairs.block(slice(None), range(shape[1]), rows) - weights.index_select(-2, rows)).abs().max()
     narrow = torch.float16 in (query.dtype, weights.dtype) or torch.bfloat16 in (query.dtype, weights.dtype)
-    return found if math.isfinite(error) and float(error) < (1e-2 if narrow else 1e-5) else None
+    return pairs if math.isfinite(error) and float(error) < (1e-2 if narrow else 1e-5) else None
 
 
 def _fitting(tensor: Tensor, heads: int | None) -> Tensor:

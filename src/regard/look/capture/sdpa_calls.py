@@ -81,7 +81,7 @@ def _record(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    given: Tensor | None,
+    attn_mask: Tensor | None,
     dropout: float,
     is_causal: bool,
     scale: float | None,
@@ -89,10 +89,10 @@ def _record(
     if query.is_nested or key.is_nested:
         recorder.cannot_see("a call on nested tensors")
         return
-    mask: Mask | Tensor | None = given
-    if isinstance(given, CausalBias):
-        mask = causal(key.shape[-2] - query.shape[-2] if given.variant == CausalVariant.LOWER_RIGHT else 0)
-    elif given is None and is_causal:
+    mask: Mask | Tensor | None = attn_mask
+    if isinstance(attn_mask, CausalBias):
+        mask = causal(key.shape[-2] - query.shape[-2] if attn_mask.variant == CausalVariant.LOWER_RIGHT else 0)
+    elif attn_mask is None and is_causal:
         mask = causal()
     heads = recorder.heads(query.shape[0]) if query.ndim == 3 else None
     if query.ndim == 3 and isinstance(mask, Tensor) and mask.ndim == 3:

@@ -18,7 +18,7 @@ from regard.look.attention_records import Given
 from regard.look.capture import score_matrices
 from regard.look.capture.captured_call import DROPOUT, Call, Done, Function, Handler, Recorder, four_axes
 from regard.look.capture.score_matrices import Scores
-from regard.look.recomputed_weights import kept
+from regard.look.recomputed_weights import copy_if_lent
 
 Kind = TypeVar("Kind")
 
@@ -53,8 +53,8 @@ class Tags(Generic[Kind]):
         self._tags[key] = (weakref.ref(tensor, lambda _: self._tags.pop(key, None)), tag)
 
     def get(self, tensor: object) -> Kind | None:
-        found = self._tags.get(id(tensor))
-        return found[1] if found is not None and found[0]() is tensor else None
+        entry = self._tags.get(id(tensor))
+        return entry[1] if entry is not None and entry[0]() is tensor else None
 
 
 SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax}
@@ -183,15 +183,15 @@ def _record(
     """Record a call with weights (…, q, k), values (…, k, e) and an output that `form` reshapes to (…, q, e)."""
     heads = recorder.heads(weights.shape[0]) if weights.ndim == 3 else None
     if value.ndim < 2:
-        recorder.record(Call("softmax", Given(kept(four_axes(weights, heads))), None, None))
+        recorder.record(Call("softmax", Given(copy_if_lent(four_axes(weights, heads))), None, None))
         return
     lead = torch.broadcast_shapes(weights.shape[:-2], value.shape[:-2])
     weights, value = (four_axes(t.expand(*lead, *t.shape[-2:]), heads) for t in (weights, value))
-    found = score_matrices.source(scores, weights.detach(), value, heads) if scores is not None else None
+    source = score_matrices.source(scores, weights.detach(), value, heads) if scores is not None else None
     recorder.record(
         Call(
             "softmax",
-            Given(kept(weights)) if found is None else found,
+            Given(copy_if_lent(weights)) if source is None else source,
             value,
             output,
             note=note,

@@ -97,13 +97,13 @@ def _opaque(
     )
 
 
-def _mask(module: Any, given: Any, queries: int, keys: int, options: dict[str, Any]) -> Mask | Tensor | None:
+def _mask(module: Any, attention_mask: Any, queries: int, keys: int, options: dict[str, Any]) -> Mask | Tensor | None:
     """Return the mask that a flash attention kernel applies: padding, causal, and a sliding window.
 
     Flash attention aligns the causal mask at the end: the last query may attend to all keys.
     """
-    if isinstance(given, Tensor) and given.ndim == 4:
-        return given[..., :keys]
+    if isinstance(attention_mask, Tensor) and attention_mask.ndim == 4:
+        return attention_mask[..., :keys]
     is_causal = options.get("is_causal")
     if is_causal is None:
         is_causal = getattr(module, "is_causal", False)
@@ -114,8 +114,8 @@ def _mask(module: Any, given: Any, queries: int, keys: int, options: dict[str, A
     if reach is not None and keys > reach:
         near = window(reach - 1, 0 if is_causal else reach - 1, offset)
         mask = near if mask is None else mask & near
-    if isinstance(given, Tensor) and given.ndim == 2:
-        real = given.bool()
+    if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:
+        real = attention_mask.bool()
         padding = real[:, None, None, :]
         if queries == keys:  # the kernel packs its sequences, so it returns zeros for padded queries: mask them too
             padding = padding & real[:, None, :, None]

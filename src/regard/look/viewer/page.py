@@ -53,7 +53,7 @@ def page(
     blocks = [
         block
         for place, (trace, sequences) in enumerate(zip(several, chosen, strict=True))
-        for block in _blocks(place, trace, sequences, budget, told=batch is None)
+        for block in _blocks(place, trace, sequences, budget, say_omitted=batch is None)
     ]
     fields = {
         "LANGUAGE": "zh-CN" if language == "zh" else "en",
@@ -63,21 +63,21 @@ def page(
         "SCRIPT": bundle(),
     }
     template = (FOLDER / "page.html").read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: fields[found[1]], template)
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: fields[match[1]], template)
 
 
-def _blocks(place: int, trace: Trace, sequences: list[int], budget: Budget, *, told: bool) -> Iterator[str]:
+def _blocks(place: int, trace: Trace, sequences: list[int], budget: Budget, *, say_omitted: bool) -> Iterator[str]:
     """Yield script elements with the data of a trace: for each sequence its description, its records, its pictures.
 
-    Records and pictures are numbered continuously over all sequences. With `told`, the description states which
+    Records and pictures are numbered continuously over all sequences. With `say_omitted`, the description states which
     sequences of the batch the page omits.
     """
     records = pictures = 0
     for number, item in enumerate(sequences):
         packed = pack(trace, batch=item, budget=budget, sequences=sequences)
-        if told and len(sequences) < trace.sequences:
-            left = f"sequences {len(sequences)} to {trace.sequences - 1} of the batch: choose them with batch="
-            packed.about["dropped"].append(left)
+        if say_omitted and len(sequences) < trace.sequences:
+            omitted = f"sequences {len(sequences)} to {trace.sequences - 1} of the batch: choose them with batch="
+            packed.about["dropped"].append(omitted)
         where = {label: pictures + n for n, label in enumerate(packed.pictures)}
         blocks = {"records": records, "pictures": where}
         yield _block("about", place, number, as_json({**packed.about, "blocks": blocks}).encode())

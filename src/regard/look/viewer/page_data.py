@@ -85,14 +85,14 @@ class Odd(NamedTuple):
     def plus(self, other: "Odd") -> "Odd":
         return Odd(self.nan + other.nan, self.infinite + other.infinite, self.negative + other.negative)
 
-    def told(self) -> str | None:
+    def sentence(self) -> str | None:
         """Return a sentence that states the counts; None if all are 0.
 
-        >>> Odd(3, 0, 1).told()
+        >>> Odd(3, 0, 1).sentence()
         'Of the weights 3 are NaN, 1 negative.'
         """
-        named = {"NaN": self.nan, "infinite": self.infinite, "negative": self.negative}
-        parts = [f"{count} {name}" for name, count in named.items() if count]
+        counts = {"NaN": self.nan, "infinite": self.infinite, "negative": self.negative}
+        parts = [f"{count} {name}" for name, count in counts.items() if count]
         return f"Of the weights {', '.join(parts).replace(' ', ' are ', 1)}." if parts else None
 
 
@@ -145,7 +145,7 @@ def about(trace: Trace, *, batch: int = 0, sequences: Sequence[int] | None = Non
     labels: list[Labels] = []
     records = []
     for record, (group, layer) in zip(trace.records, _spoken(trace.records), strict=True):
-        item, one = one_of(record, batch)
+        item, sequence = one_of(record, batch)
         # If the page has a menu of sequences, the menu already names the displayed sequence.
         alone = record.batch > 1 and len(sequences or [batch]) == 1
         which = f"Sequence {item} of a batch of {record.batch} is shown." if alone else None
@@ -155,12 +155,12 @@ def about(trace: Trace, *, batch: int = 0, sequences: Sequence[int] | None = Non
             {
                 "group": group,
                 "layer": layer,
-                **{name: getattr(one, name) for name in ("name", "call", "kind", "heads", "queries", "keys")},
+                **{name: getattr(sequence, name) for name in ("name", "call", "kind", "heads", "queries", "keys")},
                 "scale": None if record.scale is None else _finite(float(record.scale)),
                 "note": sentences(record.note, which),
-                "check": _finite(one.check()) if record.batch else None,
-                "rows": _place(one.row_labels, labels),
-                "columns": _place(one.column_labels, labels),
+                "check": _finite(sequence.check()) if record.batch else None,
+                "rows": _place(sequence.row_labels, labels),
+                "columns": _place(sequence.column_labels, labels),
                 "entropy": None,
                 "distance": None,
             }
@@ -215,11 +215,11 @@ def pictures(trace: Trace, *, batch: int = 0) -> dict[str, bytes]:
     """Return the PNG files of labels with pictures, by the index of the labels in the description (`about`)."""
     labels: list[Labels] = []
     for record in trace.records:
-        _, one = one_of(record, batch)
-        _place(one.row_labels, labels)
-        _place(one.column_labels, labels)
-    found = {str(place): _picture(label) for place, label in enumerate(labels)}
-    return {place: data for place, data in found.items() if data is not None}
+        _, sequence = one_of(record, batch)
+        _place(sequence.row_labels, labels)
+        _place(sequence.column_labels, labels)
+    files = {str(place): _picture(label) for place, label in enumerate(labels)}
+    return {place: data for place, data in files.items() if data is not None}
 
 
 def pack(
@@ -232,21 +232,21 @@ def pack(
     files: list[bytes] = []
     start = 0
     for record, entry in zip(trace.records, description["records"], strict=True):
-        one = with_mean(one_of(record, batch)[1])
-        swept = _swept(one, record.heads)
-        told = swept.odd.told()
-        kept = (lambda weights: weights) if told else _sane
-        side = THUMBNAIL if is_whole(one) else budget.side
-        cells = kept(torch.stack([one.overview(side, head=head) for head in range(one.heads)]).float())
-        small, peaks = _thumbnails(swept.small if told else _sane(swept.small), odd=told is not None)
-        entry["thumbnails"] = {"start": start, "shape": list(swept.small.shape[1:]), "half": told is not None}
+        sequence = with_mean(one_of(record, batch)[1])
+        swept = _swept(sequence, record.heads)
+        warning = swept.odd.sentence()
+        clean = (lambda weights: weights) if warning else _sane
+        side = THUMBNAIL if is_whole(sequence) else budget.side
+        cells = clean(torch.stack([sequence.overview(side, head=head) for head in range(sequence.heads)]).float())
+        small, peaks = _thumbnails(swept.small if warning else _sane(swept.small), odd=warning is not None)
+        entry["thumbnails"] = {"start": start, "shape": list(swept.small.shape[1:]), "half": warning is not None}
         entry["thumbnails"]["peaks"] = peaks
         thumbnails.append(small + b"\0" * (-len(small) % 4))
         start += len(thumbnails[-1])
         entry["entropy"], entry["distance"] = _rounded(swept.entropy), swept.distance
-        entry["note"] = sentences(entry["note"], told)
-        packer = _pack_odd if told else _pack_whole if is_whole(one) else _pack_long
-        entry["pack"], data = packer(one, budget, swept, cells)
+        entry["note"] = sentences(entry["note"], warning)
+        packer = _pack_odd if warning else _pack_whole if is_whole(sequence) else _pack_long
+        entry["pack"], data = packer(sequence, budget, swept, cells)
         files.append(_zipped(data))
     description["thumbnails"] = base64.b64encode(_zipped(b"".join(thumbnails))).decode()
     return Packed(description, files, pictures(trace, batch=batch))
@@ -276,18 +276,18 @@ def _pack_odd(record: Record, budget: Budget, swept: _Swept, cells: Tensor) -> t
     """
     whole = is_whole(record)
     stride = 1 if whole else budget.stride
-    kept = 0 if whole else min(budget.kept, record.keys)
+    count = 0 if whole else min(budget.kept, record.keys)
     numbers = record.weights() if whole else cells
     largest = indices = torch.zeros(record.heads, -(-record.queries // stride), 0)
     rests = torch.zeros(largest.shape[:2])
-    if kept:
-        best = record.top(kept, magnitude=True)
+    if count:
+        best = record.top(count, magnitude=True)
         largest, indices = best.values[:, ::stride], best.indices[:, ::stride]
         rests = swept.sums[:, ::stride] - largest.sum(-1)
     peak = max(_peak(numbers), _peak(largest))
     rows, columns = numbers.shape[1:]
     blocks = {"rowBlock": record.queries / max(1, rows), "columnBlock": record.keys / max(1, columns)}
-    entry = {"mapRows": rows, "mapColumns": columns, **blocks, "whole": whole, "kept": kept}
+    entry = {"mapRows": rows, "mapColumns": columns, **blocks, "whole": whole, "kept": count}
     entry |= {"rowsKept": largest.shape[1], "stride": stride, "half": True}
     steps = torch.zeros(record.heads, rows)
     halves = [(part / peak).half() for part in (largest, numbers)]
@@ -306,18 +306,19 @@ def _pack_whole(record: Record, budget: Budget, swept: _Swept, cells: Tensor) ->
     largest of them.
     """
     weights = _sane(record.weights())
-    kept = min(KEPT, record.keys)
-    best = weights.topk(min(kept + 1, record.keys), -1)
-    largest, indices = best.values[..., :kept], best.indices[..., :kept]
-    # The `kept` largest weights of a row are stored separately, so the 8-bit steps need to reach only the next largest.
-    after = best.values[..., kept:].sum(-1, keepdim=True)
-    steps = (after / 255).clamp_min(budget.step if record.keys > kept else 0.0)
+    count = min(KEPT, record.keys)
+    best = weights.topk(min(count + 1, record.keys), -1)
+    largest, indices = best.values[..., :count], best.indices[..., :count]
+    # The `count` largest weights of a row are stored separately, so the 8-bit steps need to reach only the next
+    # largest.
+    after = best.values[..., count:].sum(-1, keepdim=True)
+    steps = (after / 255).clamp_min(budget.step if record.keys > count else 0.0)
     codes = (weights / steps.clamp_min(1e-30)).round().clamp_max(255)
     codes.scatter_(-1, indices, 0)
     peak = float(weights.amax()) if weights.numel() else 0.0
     error = max(float(steps.amax()) / 2 if steps.numel() else 0.0, peak / 131070)
     shape = {"mapRows": record.queries, "mapColumns": record.keys, "rowBlock": 1.0, "columnBlock": 1.0}
-    entry = {**shape, "whole": True, "kept": kept, "rowsKept": record.queries, "stride": 1}
+    entry = {**shape, "whole": True, "kept": count, "rowsKept": record.queries, "stride": 1}
     rows = [steps, torch.zeros_like(swept.sums), swept.received]
     small = (largest / (peak or 1.0) * 65535).round().to(torch.int32).to(torch.uint16)
     return _written(record, entry, peak, error, rows, indices, small, codes.to(torch.uint8))
@@ -327,14 +328,14 @@ def _pack_long(record: Record, budget: Budget, swept: _Swept, cells: Tensor) -> 
     """Return the entry and the bytes of a large map: a pooled map of means, and the largest weights of its rows."""
     steps = (cells.amax(-1) / 255).clamp_min(1e-30)
     codes = (cells / steps[..., None]).round()
-    kept = min(budget.kept, record.keys)
-    best = record.top(kept)
+    count = min(budget.kept, record.keys)
+    best = record.top(count)
     largest, indices = _sane(best.values[:, :: budget.stride]), best.indices[:, :: budget.stride]
     peak = float(largest.amax()) if largest.numel() else 0.0
     rests = (swept.sums[:, :: budget.stride] - largest.sum(-1)).clamp_min(0)
     rows, columns = cells.shape[1:]
     blocks = {"rowBlock": record.queries / max(1, rows), "columnBlock": record.keys / max(1, columns)}
-    entry = {"mapRows": rows, "mapColumns": columns, **blocks, "whole": False, "kept": kept}
+    entry = {"mapRows": rows, "mapColumns": columns, **blocks, "whole": False, "kept": count}
     entry |= {"rowsKept": largest.shape[1], "stride": budget.stride}
     error = float(steps.amax()) / 2 if steps.numel() else 0.0
     small = (largest / (peak or 1.0) * 65535).round().to(torch.int32).to(torch.uint16)
@@ -438,15 +439,15 @@ def _place(label: Labels | None, labels: list[Labels]) -> int | None:
 
 
 def _described(label: Labels) -> Json:
-    found: Json = {"kind": label.kind, "items": list(label.items), "picture": _picture(label) is not None}
+    entry: Json = {"kind": label.kind, "items": list(label.items), "picture": _picture(label) is not None}
     if "grid" in label.extra:
-        found["grid"] = [int(side) for side in label.extra["grid"]]
+        entry["grid"] = [int(side) for side in label.extra["grid"]]
     if "seconds" in label.extra:
-        found["seconds"] = float(label.extra["seconds"])
+        entry["seconds"] = float(label.extra["seconds"])
     if len(label.extra.get("sound", b"")) in range(1, SOUND + 1):
-        found["sound"] = base64.b64encode(label.extra["sound"]).decode()
-    found |= {name: [float(n) for n in label.extra[name]] for name in NUMBERS if name in label.extra}
-    return found
+        entry["sound"] = base64.b64encode(label.extra["sound"]).decode()
+    entry |= {name: [float(n) for n in label.extra[name]] for name in NUMBERS if name in label.extra}
+    return entry
 
 
 def _picture(label: Labels) -> bytes | None:

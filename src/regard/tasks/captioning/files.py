@@ -23,7 +23,7 @@ from regard.tasks.captioning.network import backbone_of, maps_of
 from regard.tasks.image_features import Maps, cached_maps
 from regard.tasks.task import Material, SettingError
 
-_SAID = 1024  # number of images between two progress messages
+_REPORT_EVERY = 1024  # number of images between two progress messages
 Part = Sequence[CaptionedImage]
 
 
@@ -41,11 +41,11 @@ class Lines(NamedTuple):
         """
         count = len(self.captions)
 
-        def made(place: int) -> Record:
+        def record_at(place: int) -> Record:
             further = mirrored or 0 if place >= count else 0
             return record(picture(int(self.pictures[place % count]) + further), self.captions[place % count])
 
-        return Lazy(count if mirrored is None else 2 * count, made)
+        return Lazy(count if mirrored is None else 2 * count, record_at)
 
 
 def make_material(config: CaptioningConfig, cache: Path, codec: CaptionCodec | None, say: Say) -> Material:
@@ -53,9 +53,9 @@ def make_material(config: CaptioningConfig, cache: Path, codec: CaptionCodec | N
     if not config.data.files:
         return world_material(config, codec)
     settings = config.data
-    found = load_captions(_one(settings.files), skip_faults=settings.skip_faults)
-    say(str(found.report))
-    parts = _held_out(found.train, found.valid, found.test, config)
+    dataset = load_captions(_one(settings.files), skip_faults=settings.skip_faults)
+    say(str(dataset.report))
+    parts = _held_out(dataset.train, dataset.valid, dataset.test, config)
     train, valid, test = (_captioned(part, settings.tokens) for part in parts)
     store, train, valid = _decoded(train, valid, config, Path(cache), say)
     if codec is None:
@@ -94,11 +94,11 @@ def _held_out(train: Part, valid: Part, test: Part, config: CaptioningConfig) ->
 def _captioned(part: Part, tokens: Any) -> Sequence[Example]:
     """Return the examples of a part; each is created on access, because all captions as words take much memory."""
 
-    def made(place: int) -> Example:
+    def example(place: int) -> Example:
         one = part[place]
         return Example(one.image, tuple(words_of(caption, tokens) for caption in one.captions))
 
-    return Lazy(len(part), made)
+    return Lazy(len(part), example)
 
 
 def _decoded(
@@ -118,7 +118,7 @@ def _decoded(
         return image
 
     def progress(done: int, total: int) -> None:
-        if done % _SAID < 64:
+        if done % _REPORT_EVERY < 64:
             say(f"pictures: {done:,} of {total:,}")
 
     paths = Lazy(count + len(valid), path)
@@ -126,9 +126,9 @@ def _decoded(
     if not store.faults:
         return store, train, valid
     say(f"{len(store.faults):,} pictures cannot be decoded: {next(iter(store.faults.values()))}")
-    kept = [place for place in range(count) if place not in store.faults]
-    valid_kept = [place for place in range(len(valid)) if count + place not in store.faults]
-    return _decoded(picked(train, kept), picked(valid, valid_kept), config, cache, say)
+    train_rows = [place for place in range(count) if place not in store.faults]
+    valid_rows = [place for place in range(len(valid)) if count + place not in store.faults]
+    return _decoded(picked(train, train_rows), picked(valid, valid_rows), config, cache, say)
 
 
 def _lines(examples: Sequence[Example], codec: CaptionCodec, config: CaptioningConfig) -> Lines:
@@ -184,6 +184,6 @@ def _is_text(path: Path) -> bool:
 
 def examples_of(paths: Sequence[Path], config: CaptioningConfig, codec: CaptionCodec) -> tuple[list[Example], str]:
     """Return the captioned images of other files, and a description; of a folder, the test part is read."""
-    found = load_captions(_one(paths), skip_faults=config.data.skip_faults)
-    examples = list(_captioned(found.test or found.train, codec.by))
-    return examples, f"{len(examples):,} pictures of {paths[0]}: {found.report}"
+    dataset = load_captions(_one(paths), skip_faults=config.data.skip_faults)
+    examples = list(_captioned(dataset.test or dataset.train, codec.by))
+    return examples, f"{len(examples):,} pictures of {paths[0]}: {dataset.report}"

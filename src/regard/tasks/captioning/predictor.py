@@ -118,17 +118,17 @@ class CaptionPredictor:
     def search(self, images: Sequence[Any], *, width: int | None = None) -> list[Caption]:
         """Return the captions of images or feature maps, in order, found by beam search with `width` hypotheses."""
         width = width or self.config.decode.beam
-        found: list[Caption] = []
+        captions: list[Caption] = []
         with evaluating(self.network):
             for first in range(0, len(images), _AT_ONCE):
                 part = [np.asarray(one) for one in images[first : first + _AT_ONCE]]
                 state = self.network.start(torch.from_numpy(np.stack(part)).to(self.device))
                 limit = torch.full((len(part),), self.config.data.longest, device=self.device)
-                given: dict[str, Any] = {"width": width, "n_best": width, "never": NEVER, "minimum": 1}
-                given |= {"length_penalty": self.config.decode.length_penalty, "captures": self.captures}
-                every = hypotheses(self.network.decoder, state, limit, **given)
-                found += [self._caption(image, best) for image, best in zip(part, every, strict=True)]
-        return found
+                options: dict[str, Any] = {"width": width, "n_best": width, "never": NEVER, "minimum": 1}
+                options |= {"length_penalty": self.config.decode.length_penalty, "captures": self.captures}
+                every = hypotheses(self.network.decoder, state, limit, **options)
+                captions += [self._caption(image, best) for image, best in zip(part, every, strict=True)]
+        return captions
 
     def _caption(self, image: Any, best: Sequence[Any]) -> Caption:
         first, decoded = best[0], [self.codec.vocabulary.decode(one.tokens) for one in best]
@@ -170,8 +170,8 @@ class CaptionPredictor:
         assert caption.pixels is not None
         pixels = torch.from_numpy(caption.pixels)
 
-        def score(kept: Tensor) -> Tensor:
-            pictures = covered(pixels, kept, grid=self.grid)
+        def score(mask: Tensor) -> Tensor:
+            pictures = covered(pixels, mask, grid=self.grid)
             return self.read(list(pictures.numpy()), [caption.numbers] * len(pictures))[0][:, place]
 
         return score

@@ -41,12 +41,12 @@ def corpus_bleu(captions: Sequence[Words], references: Sequence[Sequence[Words]]
             right[n - 1] += (mine & most).total()
             total[n - 1] += mine.total()
     brevity = min(1.0, math.exp(1 - wanted / written)) if written else 0.0
-    found: list[float] = []
+    scores: list[float] = []
     logs = 0.0
     for n in range(ORDERS):
         logs += math.log(right[n] / total[n]) if right[n] else -math.inf
-        found.append(100 * brevity * math.exp(logs / (n + 1)))
-    return found
+        scores.append(100 * brevity * math.exp(logs / (n + 1)))
+    return scores
 
 
 def _ngrams(words: Words, n: int) -> Counter[Words]:

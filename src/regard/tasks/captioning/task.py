@@ -40,7 +40,7 @@ def _validate(predictor: CaptionPredictor, examples: Sequence[Example], config: 
     return {name: figures[name] for name in ("exact", "bleu4")}
 
 
-def _asked(example: Example) -> dict[str, Any]:
+def _input_of(example: Example) -> dict[str, Any]:
     return {"image": example.image if isinstance(example.image, Path) else png_of(example.image)}
 
 
@@ -73,7 +73,7 @@ CAPTIONING = Task(
     validate=_validate,
     judge=judge,
     examples=examples_of,
-    asked=_asked,
+    asked=_input_of,
     options=("beam",),
     needs=NEEDS,
     aliases={"data": "data.files"},

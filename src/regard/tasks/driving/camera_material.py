@@ -17,7 +17,7 @@ from regard.tasks.driving.codec import FILE
 from regard.tasks.driving.config import DrivingConfig
 from regard.tasks.task import Material, SettingError
 
-_SAID = 1024  # number of pictures between two progress messages
+_REPORT_EVERY = 1024  # number of pictures between two progress messages
 Record = dict[str, Any]
 Say = Callable[[str], Any]
 
@@ -100,7 +100,7 @@ class CameraExample:
         return self.footage.before(self.place)
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def inputs(self) -> dict[str, Any]:
         return {"scene": {"frame": self.place}}
 
     def record(self) -> Record:
@@ -129,7 +129,7 @@ def camera_material(config: DrivingConfig, cache: Path, codec: CameraCodec | Non
     skipped = sum(log.skipped.values())
     if skipped:
         about += f", {skipped:,} lines skipped"
-    example = max(test, key=lambda one: abs(one.controls[0])).asked
+    example = max(test, key=lambda one: abs(one.controls[0])).inputs
     return Material(codec, records, [np.ones(len(records), np.int32)], valid, test, [], about, example)
 
 
@@ -144,7 +144,7 @@ def _stored(log: DrivingLog, codec: CameraCodec, cache: Path, say: Say, *, skip_
     """Decode all frames at the size of the codec into the cache; damaged pictures raise an error or are skipped."""
 
     def progress(done: int, total: int) -> None:
-        if done % _SAID < 64:
+        if done % _REPORT_EVERY < 64:
             say(f"frames: {done:,} of {total:,}")
 
     paths = [frame.image for frame in log.frames]

@@ -45,8 +45,8 @@ class Camera(nn.Module):
     ) -> Driven:
         """Return the controls (steering, throttle, brake) at the last of the frames."""
         shown = scaled(frames[..., self.rows, :].flatten(0, 1)).unflatten(0, frames.shape[:2])
-        given = None if self.driver.angle is None else angles
-        return self.driver(shown, known, given, weights=weights)
+        driver_angles = None if self.driver.angle is None else angles
+        return self.driver(shown, known, driver_angles, weights=weights)
 
 
 def build_camera(config: DrivingConfig, codec: CameraCodec) -> Camera:

@@ -61,15 +61,15 @@ class Steered:
 
     def record(self) -> dict[str, Any]:
         """Return the controls as a JSON record, with the weight of each frame and the gates of its cells."""
-        found: dict[str, Any] = {"answer": self.answer}
-        found |= {name: round(value, 4) for name, value in zip(CONTROLS, self.controls, strict=True)}
+        record: dict[str, Any] = {"answer": self.answer}
+        record |= {name: round(value, 4) for name, value in zip(CONTROLS, self.controls, strict=True)}
         if self.logged is not None:
-            found["logged"] = dict(zip(CONTROLS, self.logged, strict=True))
+            record["logged"] = dict(zip(CONTROLS, self.logged, strict=True))
         if self.attends:
             gates = [[round(value, 4) for value in row] for row in self.gates.tolist()]
             weights = [round(value, 5) for value in self.weights.tolist()]
-            found |= {"frames": self.moments, "weights": weights, "grid": self.grid, "gates": gates}
-        return found
+            record |= {"frames": self.moments, "weights": weights, "grid": self.grid, "gates": gates}
+        return record
 
     def trace(self) -> Trace | None:
         """Return the gates of each frame over the picture, divided by their sum, and the weights of the frames."""
@@ -95,7 +95,7 @@ class CameraPredictor:
     network: Camera
     codec: CameraCodec
     config: DrivingConfig
-    _kept: dict[str, Footage] = field(default_factory=dict, compare=False, repr=False)
+    _cache: dict[str, Footage] = field(default_factory=dict, compare=False, repr=False)
 
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Steered | InputError]:
         """Return the controls for each input, in the order of the inputs; an `InputError` for an invalid input.
@@ -147,14 +147,14 @@ class CameraPredictor:
     @property
     def _footage(self) -> Footage:
         """Return the driving log of the run; it is read once and cached."""
-        if "log" not in self._kept:
+        if "log" not in self._cache:
             path = log_of(self.config.data.files)
-            self._kept["log"] = read_footage(path, self.codec, skip_faults=self.config.data.skip_faults)
-        return self._kept["log"]
+            self._cache["log"] = read_footage(path, self.codec, skip_faults=self.config.data.skip_faults)
+        return self._cache["log"]
 
     def steer(self, records: Sequence[tuple[Record, Any]]) -> list[Steered]:
         """Return controls with weights and gates for pairs of a record and its logged controls (or None)."""
-        found: list[Steered] = []
+        predictions: list[Steered] = []
         attends = self.network.driver.temporal is not None
         for first in range(0, len(records), _ROWS):
             part = records[first : first + _ROWS]
@@ -165,8 +165,8 @@ class CameraPredictor:
                 picture = np.ascontiguousarray(record["frames"][-1][:, self.network.rows])
                 own = gates[row, -there:].flatten(1), weights[row, -there:]
                 done = (steering, throttle, brake), picture, self.network.grid, *own
-                found.append(Steered(*done, attends, logged))
-        return found
+                predictions.append(Steered(*done, attends, logged))
+        return predictions
 
     def controls(self, examples: Sequence[CameraExample]) -> NDArray[np.float32]:
         """Return the predicted controls (n, 3) of examples."""
@@ -188,7 +188,7 @@ def _pictures(path: Path) -> list[Path]:
     """Return the picture files of a path: the path itself, or the pictures of a folder in the order of their names."""
     if not path.is_dir():
         return [path]
-    found = sorted(one for one in path.iterdir() if one.suffix.lower() in SUFFIXES)
-    if not found:
+    pictures = sorted(one for one in path.iterdir() if one.suffix.lower() in SUFFIXES)
+    if not pictures:
         raise InputError(f"{path}: the folder has no pictures")
-    return found
+    return pictures

@@ -31,10 +31,10 @@ def baselines(examples: Sequence[CameraExample]) -> dict[str, float]:
 
 def judge_camera(predictor: CameraPredictor, examples: Sequence[CameraExample]) -> Judged:
     """Return the squared errors of the network and of the baselines, and which baselines are at least as good."""
-    found = errors(predictor, examples) | baselines(examples)
-    metrics: dict[str, Any] = {name: round(value, 5) for name, value in found.items()}
+    figures = errors(predictor, examples) | baselines(examples)
+    metrics: dict[str, Any] = {name: round(value, 5) for name, value in figures.items()}
     metrics["frames"] = len(examples)
     metrics["knows_angles"] = "yes" if predictor.config.model.angles else "no"
-    better = [name for name in ("zero_mse", "repeat_mse") if found[name] <= found["steering_mse"]]
+    better = [name for name in ("zero_mse", "repeat_mse") if figures[name] <= figures["steering_mse"]]
     metrics["beaten_by"] = ", ".join(name.removesuffix("_mse") for name in better) or "neither baseline"
     return Judged(metrics)

@@ -32,15 +32,15 @@ class DrivingCodec:
         rows that hold an object."""
         count, most = scenes.present.shape
         x, y, heading, speed, limit = scenes.ego.T
-        found = np.zeros((count, 1 + most, self.features), np.float32)
-        found[:, 0, 0] = 1.0
+        features = np.zeros((count, 1 + most, self.features), np.float32)
+        features[:, 0, 0] = 1.0
         for number in range(len(self.kinds)):
-            found[:, 1:, 1 + number] = scenes.kind == number
+            features[:, 1:, 1 + number] = scenes.kind == number
         own = np.stack([speed / 10, y / 2, heading * 8, limit / 10, (speed - limit) / 2], -1)
-        found[:, :, -5:] = own[:, None]
-        found[:, 1:, 1 + len(self.kinds) : -5] = self._relative(scenes, x[:, None], y[:, None], speed[:, None])
+        features[:, :, -5:] = own[:, None]
+        features[:, 1:, 1 + len(self.kinds) : -5] = self._relative(scenes, x[:, None], y[:, None], speed[:, None])
         present = np.concatenate([np.ones((count, 1), bool), scenes.present], 1)
-        return np.where(present[..., None], found, 0), present
+        return np.where(present[..., None], features, 0), present
 
     def _relative(self, scenes: Scenes, x: NDArray[Any], y: NDArray[Any], speed: NDArray[Any]) -> NDArray[Any]:
         """Return features relative to the ego vehicle: coarse and fine distances, velocities, sizes, lateral gaps."""

@@ -32,8 +32,8 @@ def watched(env: Any, network: Driver, seed: int) -> Trace:
         weights, chances = controlled.weights[0, 0].tolist(), controlled.logits[0].softmax(-1)
         others = _others(env)
         known |= {id(one): one for one in others}
-        moments.append({id(one): (weights[place], _drawn(env, one)) for place, one in enumerate(others, 1)})
-        ego += _drawn(env, env.vehicle)[:4]
+        moments.append({id(one): (weights[place], _state(env, one)) for place, one in enumerate(others, 1)})
+        ego += _state(env, env.vehicle)[:4]
         action = int(chances.argmax())
         name = env.action_type.actions[action].lower().replace("_", " ")
         rows.append(f"{env.time:.0f} s {name} {float(chances.max()):.2f}")
@@ -48,9 +48,9 @@ def _trace(title: str, rows: list[str], moments: list[Any], ego: list[float], kn
     weights = torch.zeros(len(rows), len(known))
     numbers = np.zeros((len(rows), len(known), len(_NAMES)))
     for row, moment in enumerate(moments):
-        for identity, (weight, drawn) in moment.items():
+        for identity, (weight, state) in moment.items():
             weights[row, known.index(identity)] = weight
-            numbers[row, known.index(identity)] = [*drawn, 1.0]
+            numbers[row, known.index(identity)] = [*state, 1.0]
     extra = {name: _rounded(numbers[..., place]) for place, name in enumerate(_NAMES)}
     extra |= {"ego": _rounded(np.array(ego)), "lanes": _lanes(env)}
     extra["crossings"] = [0.0] if env.spec.id == _CROSSING else []
@@ -68,7 +68,7 @@ def _others(env: Any) -> list[Any]:
     return near[-VEHICLES + 1 :]
 
 
-def _drawn(env: Any, vehicle: Any) -> list[float]:
+def _state(env: Any, vehicle: Any) -> list[float]:
     """Return position, heading, speed and size in page coordinates, in which the ego vehicle starts heading right."""
     (x, y), heading = vehicle.position, vehicle.heading
     if env.spec.id == _CROSSING:  # in this environment the ego vehicle starts heading up

@@ -87,10 +87,10 @@ class Decisions:
     @classmethod
     def of(cls, episodes: Iterable[Episode]) -> "Decisions":
         """Return the training data of episodes in which the planner computed the values of the actions."""
-        given = list(episodes)
+        episodes = list(episodes)
         return cls(
-            np.stack([scene for one in given for scene in one.scenes]),
-            np.stack([values for one in given for values in one.values]),
+            np.stack([scene for one in episodes for scene in one.scenes]),
+            np.stack([values for one in episodes for values in one.values]),
         )
 
     def save(self, path: Path) -> None:
@@ -98,8 +98,8 @@ class Decisions:
 
     @classmethod
     def load(cls, path: Path) -> "Decisions":
-        with np.load(path) as found:
-            return cls(found["scenes"], found["values"])
+        with np.load(path) as arrays:
+            return cls(arrays["scenes"], arrays["values"])
 
 
 def learn(decisions: Decisions, *, steps: int, seed: int, batch: int = 256) -> Driver:
@@ -159,9 +159,9 @@ class Fleet:
         errands = [Errand(self.environment, driver, (seed,), judged, state, **others) for seed in seeds]
         return self._watched(driver, self.pool.imap(run_errand, errands), len(errands))
 
-    def _watched(self, driver: str, found: Iterable[list[Episode]], count: int) -> Iterator[Episode]:
+    def _watched(self, driver: str, results: Iterable[list[Episode]], count: int) -> Iterator[Episode]:
         began, crashes = time.monotonic(), 0
-        for number, [episode] in enumerate(found, 1):
+        for number, [episode] in enumerate(results, 1):
             crashes += episode.crashed
             if number % max(1, count // 4) == 0:
                 _say(f"{driver}: {number} of {count} episodes, {crashes} crashes, {time.monotonic() - began:.0f} s")
@@ -170,7 +170,7 @@ class Fleet:
 
 def imitate(
     fleet: Fleet,
-    kept: Path,
+    path: Path,
     known: Decisions | None,
     *,
     rounds: int,
@@ -182,7 +182,7 @@ def imitate(
     """Train a network in `rounds` rounds of `episodes` episodes; return it with its training data.
 
     The planner drives in the first round, unless the training data of that round is given as `known`. The training data
-    is written to the file `kept` after each round.
+    is written to the file `path` after each round.
     """
     network = None
     for number in range(rounds):
@@ -192,9 +192,9 @@ def imitate(
             driven = fleet.drive(
                 driver, range(first, first + episodes), judged=True, network=network, frequency=frequency
             )
-            found = Decisions.of(driven)
-            known = found if known is None else known + found
-            known.save(kept)
+            decisions = Decisions.of(driven)
+            known = decisions if known is None else known + decisions
+            known.save(path)
         network = learn(known, steps=steps, seed=seed)
         _say(f"round {number}: learned from {len(known):,} decisions")
     assert network is not None
@@ -221,32 +221,32 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--begin-with", type=Path, help="episodes.npz in place of the planner's round")
     parser.add_argument("--look", type=Path, metavar="PAGE", help="write a page of the network's first test episode")
     parser.add_argument("--processes", type=int, default=2, help="episodes at once")
-    asked = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     began = time.monotonic()
-    asked.out.mkdir(parents=True, exist_ok=True)
-    known = None if asked.begin_with is None else Decisions.load(asked.begin_with)
-    with multiprocessing.get_context("spawn").Pool(asked.processes) as pool:
-        fleet = Fleet(asked.environment, pool)
-        chosen = {name: getattr(asked, name) for name in ("rounds", "episodes", "steps", "seed", "frequency")}
-        network, decisions = imitate(fleet, asked.out / "episodes.npz", known, **chosen)
-        save_file(network.state_dict(), asked.out / "model.safetensors")
+    args.out.mkdir(parents=True, exist_ok=True)
+    known = None if args.begin_with is None else Decisions.load(args.begin_with)
+    with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
+        fleet = Fleet(args.environment, pool)
+        chosen = {name: getattr(args, name) for name in ("rounds", "episodes", "steps", "seed", "frequency")}
+        network, decisions = imitate(fleet, args.out / "episodes.npz", known, **chosen)
+        save_file(network.state_dict(), args.out / "model.safetensors")
         result: dict[str, Any] = {
-            "environment": asked.environment,
+            "environment": args.environment,
             "drivers": {},
-            "learned_from": chosen | {"decisions": len(decisions), "begin_with": asked.begin_with is not None},
+            "learned_from": chosen | {"decisions": len(decisions), "begin_with": args.begin_with is not None},
             "parameters": count_parameters(network),
         }
-        if asked.look is not None:
-            watched(make(asked.environment), network, _TEST_SEED).html(asked.look)
-        seeds = range(_TEST_SEED, _TEST_SEED + asked.test)
+        if args.look is not None:
+            watched(make(args.environment), network, _TEST_SEED).html(args.look)
+        seeds = range(_TEST_SEED, _TEST_SEED + args.test)
         tested = {
-            name: fleet.drive(name, seeds, network=network if name == "network" else None) for name in asked.drivers
+            name: fleet.drive(name, seeds, network=network if name == "network" else None) for name in args.drivers
         }
         for name, episodes in tested.items():
             result["drivers"][name] = summary(list(episodes))
             result["seconds"] = round(time.monotonic() - began, 1)
             _say(f"{name}: {result['drivers'][name]}")
-            (asked.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            (args.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=1))
     return result
 

@@ -36,7 +36,7 @@ class Example:
         return self.recorded.decisions.forced[self.place]
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def inputs(self) -> dict[str, Any]:
         if self.road is not None:
             return {"scene": {"road": self.road}}
         return {"scene": scene_json(self.recorded.scenes, self.place)}
@@ -90,11 +90,11 @@ def _world(settings: DataSettings, codec: DrivingCodec) -> Material:
 
 
 def _files(settings: DataSettings, codec: DrivingCodec, say: Callable[[str], None]) -> Material:
-    found = load_scenes(_path(settings.files), seen=codec.objects)
-    say(str(found.report))
-    if found.train is None or len(found.train.roads) < 3:
+    scenes = load_scenes(_path(settings.files), seen=codec.objects)
+    say(str(scenes.report))
+    if scenes.train is None or len(scenes.train.roads) < 3:
         raise DataError(f"{settings.files[0]}: expected at least 3 scenes to train on")
-    train, valid, test = found.train, found.valid, found.test
+    train, valid, test = scenes.train, scenes.valid, scenes.test
     order = np.random.Generator(np.random.PCG64([settings.seed])).permutation(len(train.roads))
     most = max(1, len(order) // 5)
     if valid is None:
@@ -139,7 +139,7 @@ def _material(
         for place, one in enumerate(test)
     ]
     lengths = np.ones(len(records), np.int32)
-    return Material(codec, records, [lengths], valid, shown, longer, about, begin.asked)
+    return Material(codec, records, [lengths], valid, shown, longer, about, begin.inputs)
 
 
 def encode(codec: DrivingCodec, example: Example) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def input_files(config: DrivingConfig) -> list[Path]:
 
 def examples_of(paths: Sequence[Path], config: DrivingConfig, codec: DrivingCodec) -> tuple[list[Example], str]:
     """Return the scenes of other files as examples; for a folder with several parts, the scenes of its test part."""
-    found = load_scenes(_path(paths), seen=codec.objects)
-    part = found.test or found.valid or found.train
+    scenes = load_scenes(_path(paths), seen=codec.objects)
+    part = scenes.test or scenes.valid or scenes.train
     assert part is not None
-    return _examples(part, world=False), f"{paths[0]}: {found.report}"
+    return _examples(part, world=False), f"{paths[0]}: {scenes.report}"

@@ -47,12 +47,12 @@ class Decided:
     @property
     def line(self) -> str:
         """Return the action with its probability, and the objects with the largest weights."""
-        said = f"{self.answer} {self.probabilities[self.answer]:.2f}"
+        text = f"{self.answer} {self.probabilities[self.answer]:.2f}"
         if self.weights is None:
-            return said
+            return text
         order = sorted(zip(self.weights.tolist(), self.names, strict=True), key=lambda one: -one[0])
         named = ", ".join(f"{name} {weight:.2f}" for weight, name in order[:_NAMED] if weight >= _FAINT)
-        return f"{said}: {named}" if named else said
+        return f"{text}: {named}" if named else text
 
     @property
     def names(self) -> list[str]:
@@ -109,7 +109,7 @@ class DrivingPredictor:
 
         A scene is a path, JSON text or a mapping. For `{"road": 7}`, the model drives on simulated road 7.
         """
-        found: dict[int, Decided | Replay | InputError] = {}
+        predictions: dict[int, Decided | Replay | InputError] = {}
         scenes: dict[int, Scenes] = {}
         for place, one in enumerate(inputs):
             try:
@@ -118,11 +118,11 @@ class DrivingPredictor:
                 if number is None:
                     scenes[place] = parse_scene(value)
                 else:
-                    found[place] = replay(self.decide, self.config.data.seed, number, seen=self.codec.objects)
+                    predictions[place] = replay(self.decide, self.config.data.seed, number, seen=self.codec.objects)
             except (InputError, SceneError) as error:
-                found[place] = error if isinstance(error, InputError) else InputError(str(error))
-        found |= dict(zip(scenes, self.ask(list(scenes.values())), strict=True))
-        return [found[place] for place in range(len(inputs))]
+                predictions[place] = error if isinstance(error, InputError) else InputError(str(error))
+        predictions |= dict(zip(scenes, self.ask(list(scenes.values())), strict=True))
+        return [predictions[place] for place in range(len(inputs))]
 
     def ask(self, scenes: Sequence[Scenes]) -> list[Decided]:
         """Return the decision for each of several batches of one scene.
@@ -133,7 +133,7 @@ class DrivingPredictor:
             return []
         near, orders = zip(*(nearest(one, self.codec.objects) for one in scenes), strict=True)
         chances, steering, weights = self.decide(stacked(near))
-        found = []
+        decisions = []
         for row, (scene, order) in enumerate(zip(scenes, orders, strict=True)):
             best = np.argsort(-chances[row], kind="stable")
             named = {ACTIONS[number]: float(chances[row, number]) for number in best}
@@ -141,8 +141,8 @@ class DrivingPredictor:
             if weights is not None:
                 own = torch.zeros(scene.present.shape[1])
                 own[torch.from_numpy(order[0])] = torch.from_numpy(weights[row, : order.shape[1]])
-            found.append(Decided(scene, named, float(steering[row]), own))
-        return found
+            decisions.append(Decided(scene, named, float(steering[row]), own))
+        return decisions
 
     def decide(self, scenes: Scenes, *, weights: bool = True) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
         """Return probabilities of the actions (n, 3), steering (n,), and the weights (n, s) of the objects."""
@@ -152,9 +152,9 @@ class DrivingPredictor:
         request = full() if weights else None
         with evaluating(self.network):
             for rows in (slice(first, first + _ROWS) for first in range(0, len(objects), _ROWS)):
-                found = self.network(objects[rows].to(device), present[rows].to(device), weights=request)
-                maps = found.weights[:, 0, 1:].float().cpu() if isinstance(found.weights, Tensor) else None
-                parts.append((found.logits.float().softmax(-1).cpu(), found.controls[:, 0].float().cpu(), maps))
+                output = self.network(objects[rows].to(device), present[rows].to(device), weights=request)
+                maps = output.weights[:, 0, 1:].float().cpu() if isinstance(output.weights, Tensor) else None
+                parts.append((output.logits.float().softmax(-1).cpu(), output.controls[:, 0].float().cpu(), maps))
         chances, steering = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
         maps = [part[2] for part in parts if part[2] is not None]
         return chances.numpy(), steering.numpy(), torch.cat(maps).numpy() if maps else None
@@ -168,10 +168,10 @@ class DrivingPredictor:
         """Return a function that computes the log-probability of `action` after objects of the scene are removed."""
         there = np.flatnonzero(scene.present[0])
 
-        def score(kept: Tensor) -> Tensor:
-            many = scene.take(np.zeros(len(kept), np.int64))
+        def score(mask: Tensor) -> Tensor:
+            many = scene.take(np.zeros(len(mask), np.int64))
             present = many.present.copy()
-            present[:, there] = kept.numpy()
+            present[:, there] = mask.numpy()
             parts = (many.ego, many.kind, many.size, many.place, many.velocity, many.heading)
             chances, _, _ = self.decide(Scenes(*parts, present), weights=False)
             return torch.from_numpy(np.log(np.maximum(chances[:, action], 1e-30)))

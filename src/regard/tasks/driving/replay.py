@@ -154,8 +154,8 @@ def road_of(value: Any) -> int | None:
 
 def replay(decide: Decide, seed: int, number: int, *, seen: int) -> Replay:
     """Return the drive of a model on the simulated road with this seed and number."""
-    made = road(seed, number)
-    traffic = Traffic([made], seen)
+    route = road(seed, number)
+    traffic = Traffic([route], seen)
     moments = []
     step = 0
     while step < STEPS and traffic.running.all():
@@ -167,10 +167,10 @@ def replay(decide: Decide, seed: int, number: int, *, seen: int) -> Replay:
             moments.append(Moment(step, scenes, traffic.order[0, there], chances[0], round(float(steering[0]), 4), own))
         traffic.step(chances.argmax(1), steering)
         step += 1
-    hit = KINDS[KINDS.index(made.movers[traffic.hit[0]].kind)] if traffic.collided[0] else None
-    names = _names([one.kind for one in made.movers])
+    hit = KINDS[KINDS.index(route.movers[traffic.hit[0]].kind)] if traffic.collided[0] else None
+    names = _names([one.kind for one in route.movers])
     metres = float(min(traffic.ego[0, 0], LENGTH))
-    return Replay(number, moments, metres, step * STEP, hit, made.markings, names)
+    return Replay(number, moments, metres, step * STEP, hit, route.markings, names)
 
 
 def _names(kinds: Sequence[str]) -> list[str]:

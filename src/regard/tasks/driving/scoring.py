@@ -50,11 +50,11 @@ def closed_loop(predictor: DrivingPredictor, config: DrivingConfig) -> dict[str,
         "random_": random_policy(data.seed),
         "idle_": idle_policy,
     }
-    found: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     for name, policy in policies.items():
         figures = drive(roads, policy, seen=seen).figures()
-        found |= {f"{name}{key}": value for key, value in figures.items()}
-    return found
+        metrics |= {f"{name}{key}": value for key, value in figures.items()}
+    return metrics
 
 
 def judge(predictor: DrivingPredictor, examples: Sequence[Example], config: DrivingConfig, explain: bool) -> Judged:

@@ -54,12 +54,12 @@ def _world(settings: DataSettings) -> tuple[Parts, str]:
     """
     train = digits.splits(settings.seed, train=settings.train, valid=0, test=0).train
     held = digits.splits(settings.seed, train=0, valid=settings.valid, test=settings.test, layout=settings.layout)
-    written, valid, test = ([_drawn(one) for one in part] for part in (train, held.valid, held.test))
+    written, valid, test = ([_example(one) for one in part] for part in (train, held.valid, held.test))
     parts = Parts(written, valid, test, [])
     return parts, f"{len(parts.train):,} drawn digits of the built-in world, {settings.layout}"
 
 
-def _drawn(digit: Digit) -> Example:
+def _example(digit: Digit) -> Example:
     return Example(digit.image, str(digit.label), digit.box)
 
 
@@ -97,8 +97,8 @@ def _placed(images: Labelled, settings: DataSettings, part: str) -> list[Example
     others = [one.image for one in plain[:_CLUTTER]] if settings.layout == "cluttered" else []
     if max(images.images.shape[1:]) > side:
         raise DataError(f"images of {images.images.shape[1:]} pixels do not fit on a canvas of {side}×{side}")
-    found = [on_canvas(one.image, random, side=side, clutter=others) for one in plain]
-    return [Example(image, one.label, box) for one, (image, box) in zip(plain, found, strict=True)]
+    canvases = [on_canvas(one.image, random, side=side, clutter=others) for one in plain]
+    return [Example(image, one.label, box) for one, (image, box) in zip(plain, canvases, strict=True)]
 
 
 def encode(codec: GlimpseCodec, example: Example) -> dict[str, Any]:

@@ -124,23 +124,23 @@ class GlimpsePredictor:
     def look(self, images: Sequence[Pixels]) -> list[Seen]:
         """Return the predictions for images, with the locations and the patches of their glimpses."""
         retina = self.network.model.glimpse
-        found: list[Seen] = []
+        predictions: list[Seen] = []
         sides = tuple(retina.size * retina.factor**scale for scale in range(retina.scales))
         share = self.network.pixels_read(*self.codec.size)
         for first in range(0, len(images), _ROWS):
             part = images[first : first + _ROWS]
             whole = torch.from_numpy(np.stack(part)).to(self.device)
-            looked = self._run(whole)
-            assert looked.step_logits is not None
-            chances = looked.step_logits.float().softmax(-1).cpu()
-            places = looked.locations.float()
+            output = self._run(whole)
+            assert output.step_logits is not None
+            chances = output.step_logits.float().softmax(-1).cpu()
+            places = output.locations.float()
             patches, shares = self._patches(whole, places)
             for row, image in enumerate(part):
                 path = tuple((float(x), float(y)) for x, y in places[row].tolist())
-                found.append(
+                predictions.append(
                     Seen(image, self.codec.classes, path, chances[row], patches[row], shares[row], sides, share)
                 )
-        return found
+        return predictions
 
     def _patches(self, whole: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Return the patches (b, steps, scales, size, size) of glimpses at these places (b, steps, 2).
@@ -159,11 +159,11 @@ class GlimpsePredictor:
     @shareable
     def classes(self, images: Sequence[Pixels]) -> list[str]:
         """Return the classes of images without their glimpses, which is faster than `look`."""
-        found: list[str] = []
+        classes: list[str] = []
         for first in range(0, len(images), _ROWS):
             whole = torch.from_numpy(np.stack(images[first : first + _ROWS])).to(self.device)
-            found += [self.codec.classes[best] for best in self._run(whole).logits.argmax(-1).tolist()]
-        return found
+            classes += [self.codec.classes[best] for best in self._run(whole).logits.argmax(-1).tolist()]
+        return classes
 
     def regions(self, seen: Seen) -> Tensor:
         """Return the weight of each of the 5 × 5 regions of the image, summed over all glimpses."""
@@ -176,8 +176,8 @@ class GlimpsePredictor:
         """
         best = int(seen.chances[-1].argmax())
 
-        def score(kept: Tensor) -> Tensor:
-            rows = covered(torch.from_numpy(seen.image).to(self.device), kept.to(self.device), grid=_REGIONS)
+        def score(mask: Tensor) -> Tensor:
+            rows = covered(torch.from_numpy(seen.image).to(self.device), mask.to(self.device), grid=_REGIONS)
             return self._run(rows).logits.float().cpu().log_softmax(-1)[:, best]
 
         return score

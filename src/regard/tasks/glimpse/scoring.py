@@ -25,9 +25,11 @@ def inside(place: Sequence[float], box: Box, size: Size) -> bool:
     return left <= x < right and top <= y < bottom
 
 
-def accuracy(found: Sequence[Seen], examples: Sequence[Example]) -> float:
+def accuracy(predictions: Sequence[Seen], examples: Sequence[Example]) -> float:
     """Return the fraction of images whose predicted class is the label."""
-    return sum(one.answer == example.label for one, example in zip(found, examples, strict=True)) / max(1, len(found))
+    return sum(one.answer == example.label for one, example in zip(predictions, examples, strict=True)) / max(
+        1, len(predictions)
+    )
 
 
 def judge(predictor: GlimpsePredictor, examples: Sequence[Example], config: GlimpseConfig, explain: bool) -> Judged:
@@ -35,13 +37,13 @@ def judge(predictor: GlimpsePredictor, examples: Sequence[Example], config: Glim
 
     With `explain`, the faithfulness of the glimpses' weights is measured too.
     """
-    found = predictor.look([one.image for one in examples])
-    metrics: dict[str, Any] = {"accuracy": round(accuracy(found, examples), 4), "images": len(examples)}
+    predictions = predictor.look([one.image for one in examples])
+    metrics: dict[str, Any] = {"accuracy": round(accuracy(predictions, examples), 4), "images": len(examples)}
     size = predictor.codec.size
     metrics["pixels_read"] = round(predictor.network.pixels_read(*size), 4)
-    ends = [inside(one.places[-1], example.box, size) for one, example in zip(found, examples, strict=True)]
+    ends = [inside(one.places[-1], example.box, size) for one, example in zip(predictions, examples, strict=True)]
     attention = {"pointing": round(sum(ends) / max(1, len(ends)), 4)}
     lost: dict[str, float] = {}
     if explain:
-        lost = deletion([(predictor.regions(one), predictor.score_of(one)) for one in found[:_EXPLAINED]])
+        lost = deletion([(predictor.regions(one), predictor.score_of(one)) for one in predictions[:_EXPLAINED]])
     return Judged(metrics, attention, lost)

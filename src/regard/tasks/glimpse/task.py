@@ -30,8 +30,8 @@ def _outcome(network: Gazer, batch: Any, config: GlimpseConfig, attention: bool)
     """
     count = batch.real.sum()
     if not network.training:
-        found = stepwise_loss(network(batch.image), batch.label, counted=batch.real)
-        return Outcome(found.classification * count, count)
+        loss = stepwise_loss(network(batch.image), batch.label, counted=batch.real)
+        return Outcome(loss.classification * count, count)
     learning = config.learning
     # With attention="none", all glimpses are at the centre, so several samples of an image would be equal.
     samples = 1 if config.model.attention == "none" else learning.samples
@@ -59,8 +59,8 @@ def _on_canvas(images: Any, config: GlimpseConfig) -> Any:
 
 
 def _validate(predictor: GlimpsePredictor, examples: Sequence[Example], config: GlimpseConfig) -> dict[str, float]:
-    found = predictor.classes([one.image for one in examples])
-    right = sum(answer == one.label for answer, one in zip(found, examples, strict=True))
+    classes = predictor.classes([one.image for one in examples])
+    right = sum(answer == one.label for answer, one in zip(classes, examples, strict=True))
     return {"accuracy": right / max(1, len(examples))}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.data.text.passages import Passage, lowered, words
-from regard.data.text.questions import Asked
+from regard.data.text.questions import Question
 from regard.data.text.vocabulary import Vocabulary
 from regard.data.worlds.stories import Story, written
 
@@ -35,7 +35,7 @@ class ReadingCodec:
 
     @classmethod
     def build(
-        cls, questions: Iterable[Asked], *, size: int | None = None, rare: int = 1, candidates: Sequence[str] = ()
+        cls, questions: Iterable[Question], *, size: int | None = None, rare: int = 1, candidates: Sequence[str] = ()
     ) -> "ReadingCodec":
         """Return a codec whose vocabulary has the lower-case words of these questions and their passages.
 
@@ -44,11 +44,11 @@ class ReadingCodec:
 
         def texts() -> Iterator[Sequence[str]]:
             seen: set[int] = set()
-            for asked in questions:
-                yield lowered(asked.question)
-                if id(asked.passage) not in seen:
-                    yield lowered(asked.passage.words)
-                seen.add(id(asked.passage))
+            for question in questions:
+                yield lowered(question.question)
+                if id(question.passage) not in seen:
+                    yield lowered(question.passage.words)
+                seen.add(id(question.passage))
 
         return cls(Vocabulary.build(texts(), size=size, rarest=rare), tuple(candidates))
 
@@ -70,14 +70,14 @@ class ReadingCodec:
         return cls(Vocabulary.load(directory / "tokenizer.json"), tuple(record["candidates"]))
 
 
-def asked(story: Story) -> Asked:
-    """Return a generated story with its question as an `Asked` record, the type of questions from files."""
+def question_of(story: Story) -> Question:
+    """Return a generated story with its question as a `Question` record, the type of questions from files."""
     passage = Passage.joined([written(sentence) for sentence in story.sentences])
-    return Asked(passage, words(written(story.question)), (written(story.answer),), story.span, story.support)
+    return Question(passage, words(written(story.question)), (written(story.answer),), story.span, story.support)
 
 
 def encode(
-    codec: ReadingCodec, asked: Asked, *, exact_match: bool = True, characters: bool = False
+    codec: ReadingCodec, question: Question, *, exact_match: bool = True, characters: bool = False
 ) -> dict[str, Numbers | NDArray[np.float32] | int]:
     """Return a question and its passage as a record of arrays for the network.
 
@@ -85,12 +85,12 @@ def encode(
     `passage_letters`; the question has the same three fields. `start` and `end` are the first and the last word of the
     answer, or -1 if the passage does not contain it.
     """
-    start, end = (-1, -1) if asked.span is None else asked.span
+    start, end = (-1, -1) if question.span is None else question.span
     record: dict[str, Numbers | NDArray[np.float32] | int] = {"start": start, "end": end}
-    texts = {"passage": asked.passage.words, "question": asked.question}
-    firsts = [i == 0 or asked.passage.sentences[i - 1] != here for i, here in enumerate(asked.passage.sentences)]
+    texts = {"passage": question.passage.words, "question": question.question}
+    firsts = [i == 0 or question.passage.sentences[i - 1] != here for i, here in enumerate(question.passage.sentences)]
     for name, other in (("passage", "question"), ("question", "passage")):
-        marks = firsts if name == "passage" else [i == 0 for i in range(len(asked.question))]
+        marks = firsts if name == "passage" else [i == 0 for i in range(len(question.question))]
         record[name] = np.array(codec.vocabulary.encode(lowered(texts[name])), np.int64)
         record[f"{name}_features"] = _features(texts[name], texts[other] if exact_match else (), marks)
         if characters:

@@ -8,9 +8,9 @@ from typing import Any
 from regard.data.data_files import DataError, only_path
 from regard.data.text.babi import candidates
 from regard.data.text.labelled_parts import find_parts
-from regard.data.text.questions import Asked, load_questions
+from regard.data.text.questions import Question, load_questions
 from regard.data.worlds import stories
-from regard.tasks.reading.codec import ReadingCodec, asked, encode
+from regard.tasks.reading.codec import ReadingCodec, encode, question_of
 from regard.tasks.reading.config import ReadingConfig
 from regard.tasks.task import Material
 from regard.tasks.world_examples import Parts, parts_of
@@ -24,7 +24,7 @@ def make_material(
 
 
 def _world(config: ReadingConfig, codec: ReadingCodec | None) -> Material:
-    parts = parts_of(stories.splits, config.data, asked, sentences=config.data.sentences)
+    parts = parts_of(stories.splits, config.data, question_of, sentences=config.data.sentences)
     codec = codec or ReadingCodec.build(parts.train)
     return _material(config, codec, parts, f"{len(parts.train):,} stories of the built-in world")
 
@@ -33,7 +33,7 @@ def _files(config: ReadingConfig, codec: ReadingCodec | None, say: Callable[[str
     settings = config.data
     files = _parts(settings.files)
     ends = codec.candidates if codec is not None else _candidates(files["train"])
-    parts: dict[str, list[Asked]] = {}
+    parts: dict[str, list[Question]] = {}
     for name, path in files.items():
         longest = settings.longest if name == "train" else None
         parts[name], report = load_questions(path, longest=longest, candidates=ends)
@@ -52,7 +52,7 @@ def _candidates(path: Path) -> tuple[str, ...]:
     return candidates(path) if path.name.removesuffix(".gz").endswith(".txt") else ()
 
 
-def _held_out(questions: list[Asked], count: int, random: Random) -> tuple[list[Asked], list[Asked]]:
+def _held_out(questions: list[Question], count: int, random: Random) -> tuple[list[Question], list[Question]]:
     """Return the training questions and about `count` held-out questions.
 
     All questions about a passage are in the same part. At most a fifth of the passages is held out.
@@ -62,15 +62,15 @@ def _held_out(questions: list[Asked], count: int, random: Random) -> tuple[list[
     if len(passages) < 3:
         raise DataError(f"too few passages to hold some out: {len(passages)}")
     chosen: set[str] = set()
-    taken = 0
+    held = 0
     per = dict.fromkeys(passages, 0)
     for one in questions:
         per[one.passage.text] += 1
     for text in passages[: max(1, len(passages) // 5)]:
-        if taken >= count:
+        if held >= count:
             break
         chosen.add(text)
-        taken += per[text]
+        held += per[text]
     rest = [one for one in questions if one.passage.text not in chosen]
     return rest, [one for one in questions if one.passage.text in chosen]
 
@@ -87,11 +87,11 @@ def _material(
         raise DataError("no question has an answer in its passage: there is nothing to learn from")
     lengths = [len(record["passage"]) for record in records]
     first = min(test[:50], key=lambda one: len(one.passage.text)) if test else None
-    example = None if first is None else [first.passage.text, first.asked_text]
+    example = None if first is None else [first.passage.text, first.text]
     return Material(codec, records, [lengths], valid, test, longer, about, example)
 
 
-def encoded(codec: ReadingCodec, one: Asked, config: ReadingConfig) -> dict[str, Any]:
+def encoded(codec: ReadingCodec, one: Question, config: ReadingConfig) -> dict[str, Any]:
     return dict(encode(codec, one, exact_match=config.model.exact_match, characters=config.model.characters > 0))
 
 
@@ -109,11 +109,11 @@ def input_files(config: ReadingConfig) -> list[Path]:
     return list(_parts(config.data.files).values()) if config.data.files else []
 
 
-def examples_of(paths: Sequence[Path], config: ReadingConfig, codec: ReadingCodec) -> tuple[list[Asked], str]:
+def examples_of(paths: Sequence[Path], config: ReadingConfig, codec: ReadingCodec) -> tuple[list[Question], str]:
     """Return the questions of another file, or those of the test file in a folder, and a description."""
     path = only_path(paths)
     if not path.is_file():
-        found = find_parts(path)
-        path = found.get("test", found["train"])
+        parts = find_parts(path)
+        path = parts.get("test", parts["train"])
     questions, report = load_questions(path, candidates=codec.candidates)
     return questions, f"{path}: {report}"

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.core.requests import full
 from regard.data.record_batches import groups_by_length, padded
 from regard.data.text.passages import Passage, words
-from regard.data.text.questions import Asked
+from regard.data.text.questions import Question
 from regard.look.trace import Trace
 from regard.tasks.deletion_test import Score
 from regard.tasks.inference import answered, evaluating
@@ -34,32 +34,32 @@ def collated(records: Sequence[Mapping[str, Any]], *, grid: int = 1, rows: int =
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class ReadingPrediction:
     """An answer with its question, and the attention weights (n, m) of n passage words over m question words."""
 
-    found: Answer
-    asked: Asked
+    best: Answer
+    question: Question
     alignment: Tensor | None
 
     @property
     def answer(self) -> str:
-        return self.found.text
+        return self.best.text
 
     @property
     def line(self) -> str:
-        return f"{self.answer} {self.found.probability:.2f}"
+        return f"{self.answer} {self.best.probability:.2f}"
 
     def record(self) -> dict[str, Any]:
         """Return the question and the answer as a JSON object, with the answer's position, sentence and weights."""
-        return {"question": self.asked.asked_text, **self.found.record()}
+        return {"question": self.question.text, **self.best.record()}
 
     def trace(self) -> Trace | None:
         """Return two attention maps: the span pointer over the passage, and each passage word over the question.
 
         A model without attention has the first map only.
         """
-        passage, question = list(self.found.passage.words), list(self.asked.question)
-        maps = {"answer": torch.tensor(self.found.weights)[None, None]}
+        passage, question = list(self.best.passage.words), list(self.question.question)
+        maps = {"answer": torch.tensor(self.best.weights)[None, None]}
         if self.alignment is not None:
             maps["passage to question"] = self.alignment[None]
         trace = Trace.from_weights(maps, title=self.answer)
@@ -81,47 +81,47 @@ class ReadingPredictor:
     def device(self) -> torch.device:
         return next(self.network.parameters()).device
 
-    def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Found | InputError]:
+    def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[ReadingPrediction | InputError]:
         """Return the answers to questions, in order.
 
         If a passage or a question is empty or too long, an `InputError` is in place of the answer.
         """
-        return answered(inputs, self._asked, self.read)
+        return answered(inputs, self._question, self.read)
 
-    def _asked(self, given: Mapping[str, Any]) -> Asked:
+    def _question(self, given: Mapping[str, Any]) -> Question:
         passage, question = self.codec.passage(given["passage"]), words(given["question"])
         for name, count in (("passage", len(passage.words)), ("question", len(question))):
             if not 0 < count <= _WORDS:
                 raise InputError(f"the {name} must have from 1 to {_WORDS:,} words, it has {count:,}")
-        return Asked(passage, question, (), None)
+        return Question(passage, question, (), None)
 
     @shareable
-    def read(self, questions: Sequence[Asked], *, weights: bool = True) -> list[Found]:
+    def read(self, questions: Sequence[Question], *, weights: bool = True) -> list[ReadingPrediction]:
         """Return the answers to questions, in order; a batch has passages of similar length."""
         records = [encoded(self.codec, one, self.config) for one in questions]
-        found: dict[int, Found] = {}
+        predictions: dict[int, ReadingPrediction] = {}
         for part in groups_by_length([len(record["passage"]) for record in records], tokens=_TOKENS):
             pointed = self._run([records[place] for place in part], weights)
             passages: list[Passage] = [questions[place].passage for place in part]
-            made = answers(pointed, passages, longest=self.config.model.longest_answer)
+            best = answers(pointed, passages, longest=self.config.model.longest_answer)
             maps = pointed.weights.float().cpu() if isinstance(pointed.weights, Tensor) else None
-            for row, (place, one) in enumerate(zip(part, made, strict=True)):
+            for row, (place, one) in enumerate(zip(part, best, strict=True)):
                 sizes = len(one.passage.words), len(questions[place].question)
                 own = None if maps is None else maps[row, : sizes[0], : sizes[1]]
-                found[place] = Found(one, questions[place], own)
-        return [found[place] for place in range(len(questions))]
+                predictions[place] = ReadingPrediction(one, questions[place], own)
+        return [predictions[place] for place in range(len(questions))]
 
-    def score_of(self, found: Found) -> Score:
+    def score_of(self, prediction: ReadingPrediction) -> Score:
         """Return a score function for `deletion`: the log-probability of an answer's first word.
 
         A deleted word of the passage is replaced by the unknown word, so that the answer keeps its position. The first
         word of the answer is never deleted.
         """
-        record, first = encoded(self.codec, found.asked, self.config), found.found.span[0]
+        record, first = encoded(self.codec, prediction.question, self.config), prediction.best.span[0]
 
-        def score(kept: Tensor) -> Tensor:
+        def score(mask: Tensor) -> Tensor:
             rows = []
-            for row in kept.numpy():
+            for row in mask.numpy():
                 row = row.copy()
                 row[first] = True
                 blank = record["passage_features"] * row[:, None]

@@ -17,8 +17,8 @@ def normal(text: str) -> str:
     >>> normal("The  Denver-Broncos!")
     'denverbroncos'
     """
-    kept = text.lower().translate(_MARKS).split()
-    return " ".join(word for word in kept if word not in _ARTICLES)
+    tokens = text.lower().translate(_MARKS).split()
+    return " ".join(word for word in tokens if word not in _ARTICLES)
 
 
 def exact_match(answer: str, references: Iterable[str]) -> float:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.requests import full
-from regard.data.text.questions import Asked
+from regard.data.text.questions import Question
 from regard.tasks.attention_learning import hard, with_baseline
 from regard.tasks.deletion_test import deletion
 from regard.tasks.reading.codec import ReadingCodec
@@ -52,36 +52,40 @@ def _outcome(network: Reader, batch: Any, config: ReadingConfig, attention: bool
     return Outcome(total, count, weights, mask, chosen[learned], reward.squeeze(-1)[learned])
 
 
-def _validate(predictor: ReadingPredictor, questions: Sequence[Asked], config: ReadingConfig) -> dict[str, float]:
-    found = predictor.read(questions, weights=False)
-    return scores([one.answer for one in found], [one.answers for one in questions])
+def _validate(predictor: ReadingPredictor, questions: Sequence[Question], config: ReadingConfig) -> dict[str, float]:
+    predictions = predictor.read(questions, weights=False)
+    return scores([one.answer for one in predictions], [one.answers for one in questions])
 
 
-def _judge(predictor: ReadingPredictor, questions: Sequence[Asked], config: ReadingConfig, explain: bool) -> Judged:
-    found = predictor.read(questions, weights=False)
-    figures = scores([one.answer for one in found], [one.answers for one in questions])
+def _judge(predictor: ReadingPredictor, questions: Sequence[Question], config: ReadingConfig, explain: bool) -> Judged:
+    predictions = predictor.read(questions, weights=False)
+    figures = scores([one.answer for one in predictions], [one.answers for one in questions])
     metrics: dict[str, Any] = {name: round(value, 4) for name, value in figures.items()}
     metrics["questions"] = len(questions)
-    known = [(one, asked) for one, asked in zip(found, questions, strict=True) if asked.span and asked.support]
+    known = [
+        (one, question)
+        for one, question in zip(predictions, questions, strict=True)
+        if question.span and question.support
+    ]
     attention: dict[str, Any] = {}
     if known:
-        places = [one.found.pointed for one, _ in known]
-        sentences = [asked.passage.sentences for _, asked in known]
-        answering = [asked.passage.sentences[asked.span[0]] for _, asked in known if asked.span]
+        places = [one.best.pointed for one, _ in known]
+        sentences = [question.passage.sentences for _, question in known]
+        answering = [question.passage.sentences[question.span[0]] for _, question in known if question.span]
         attention = {"pointing": round(pointing(places, sentences, answering), 4)}
     lost: dict[str, float] = {}
     if explain:
-        lost = deletion([(torch.tensor(_beside(one)), predictor.score_of(one)) for one in found[:_EXPLAINED]])
+        lost = deletion([(torch.tensor(_beside(one)), predictor.score_of(one)) for one in predictions[:_EXPLAINED]])
     return Judged(metrics, attention, lost)
 
 
-def _beside(found: Any) -> list[float]:
+def _beside(prediction: Any) -> list[float]:
     """Return the span pointer's weights with 0 for the answer's first word.
 
     `deletion` must not select this word, because its own probability is measured.
     """
-    first = found.found.span[0]
-    return [0.0 if place == first else weight for place, weight in enumerate(found.found.weights)]
+    first = prediction.best.span[0]
+    return [0.0 if place == first else weight for place, weight in enumerate(prediction.best.weights)]
 
 
 READING = Task(
@@ -112,7 +116,7 @@ READING = Task(
     validate=_validate,
     judge=_judge,
     examples=examples_of,
-    asked=lambda one: {"passage": one.passage.text, "question": one.asked_text},
+    asked=lambda one: {"passage": one.passage.text, "question": one.text},
     needs=NEEDS,
     recorded=("model.align",),  # model.align also determines the width of a model without attention
     aliases={"data": "data.files"},

@@ -56,13 +56,13 @@ def _example(review: reviews.Review, settings: DataSettings) -> Example:
     return Example(bare, review.label, spans)
 
 
-def _asked(settings: DataSettings) -> Asked:
+def _options(settings: DataSettings) -> Asked:
     return Asked(text=settings.text, label=settings.label, merge=settings.merge, phrases=settings.phrases)
 
 
 def _files(config: SentimentConfig, codec: SentimentCodec | None, say: Callable[[str], None]) -> Material:
     settings = config.data
-    parts = load_parts(settings.files, _asked(settings), valid=settings.valid, test=settings.test, seed=settings.seed)
+    parts = load_parts(settings.files, _options(settings), valid=settings.valid, test=settings.test, seed=settings.seed)
     for reading in parts.readings:
         say(str(reading))
     train, valid, test = ([_labelled(row) for row in rows] for rows in (parts.train, parts.valid, parts.test))
@@ -104,11 +104,11 @@ def encode(codec: SentimentCodec, example: Example) -> dict[str, Any]:
 def input_files(config: SentimentConfig) -> list[Path]:
     if not config.data.files:
         return []
-    found = find_parts(Path(config.data.files[0])).values()
-    return [file for path in found for file in ([path] if path.is_file() else sorted(path.rglob("*.txt")))]
+    paths = find_parts(Path(config.data.files[0])).values()
+    return [file for path in paths for file in ([path] if path.is_file() else sorted(path.rglob("*.txt")))]
 
 
 def examples_of(paths: Sequence[Path], config: SentimentConfig, codec: SentimentCodec) -> tuple[list[Example], str]:
     """Return the labelled texts of other files, and a description; of a folder, the test files are read."""
-    reading = parts_of_test(paths, _asked(config.data), codec.classes)
+    reading = parts_of_test(paths, _options(config.data), codec.classes)
     return [_labelled(row) for row in reading.rows], str(reading)

@@ -58,8 +58,8 @@ class TextClassifier(nn.Module):
             dropped = torch.rand(source.shape, device=source.device) < self.word_dropout
             source = source.masked_fill(dropped, self.unknown)
         memory = self.encoder(source, lengths)
-        kept = ~self.stop[source]
-        memory = replace(memory, mask=kept if memory.mask is None else memory.mask & kept)
+        content = ~self.stop[source]
+        memory = replace(memory, mask=content if memory.mask is None else memory.mask & content)
         return self.classifier(memory, weights=weights, generator=generator)
 
 

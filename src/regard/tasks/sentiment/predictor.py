@@ -118,23 +118,23 @@ class SentimentPredictor:
     def classify(self, texts: Sequence[str], *, weights: bool = True) -> list[Verdict]:
         """Return the classes of texts, in order; every text must have a token. A batch has texts of similar length."""
         coded = [self.codec.encode(text) for text in texts]
-        found: dict[int, Verdict] = {}
+        verdicts: dict[int, Verdict] = {}
         for part in groups_by_length([len(numbers) for numbers, _ in coded], tokens=_TOKENS):
             logits, maps = self._run([coded[place][0] for place in part], weights)
             for row, place in enumerate(part):
                 numbers, spans = coded[place]
                 own = None if maps is None else maps[row, :, : len(numbers)]
                 chances = logits[row].softmax(-1)
-                found[place] = Verdict(texts[place], tuple(spans), tuple(numbers), self.codec.classes, chances, own)
-        return [found[place] for place in range(len(texts))]
+                verdicts[place] = Verdict(texts[place], tuple(spans), tuple(numbers), self.codec.classes, chances, own)
+        return [verdicts[place] for place in range(len(texts))]
 
     def score_of(self, verdict: Verdict) -> Score:
         """Return a score function for `deletion`: the log-probability of the predicted class without some tokens."""
         best = int(verdict.probabilities.argmax())
 
-        def score(kept: Tensor) -> Tensor:
+        def score(mask: Tensor) -> Tensor:
             rows = [
-                [number for number, here in zip(verdict.numbers, row, strict=True) if here] for row in kept.tolist()
+                [number for number, here in zip(verdict.numbers, row, strict=True) if here] for row in mask.tolist()
             ]
             return self._run(rows, False)[0].log_softmax(-1)[:, best]
 
@@ -143,6 +143,6 @@ class SentimentPredictor:
     def _run(self, rows: Sequence[Sequence[int]], weights: bool) -> tuple[Tensor, Tensor | None]:
         batch = padded([{"text": row} for row in rows], {"text": self.codec.coder.pad}).to(self.network.stop.device)
         with evaluating(self.network):
-            found = self.network(batch.text, batch.text_lengths, weights=full() if weights else None)
-        maps = found.weights.float().cpu() if isinstance(found.weights, Tensor) else None
-        return found.logits.float().cpu(), maps
+            output = self.network(batch.text, batch.text_lengths, weights=full() if weights else None)
+        maps = output.weights.float().cpu() if isinstance(output.weights, Tensor) else None
+        return output.logits.float().cpu(), maps

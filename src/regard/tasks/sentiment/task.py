@@ -40,17 +40,17 @@ def _collate(records: Sequence[dict[str, Any]], config: SentimentConfig, *, grid
 
 
 def _outcome(network: TextClassifier, batch: Any, config: SentimentConfig, attention: bool) -> Outcome:
-    found = network(batch.text, batch.text_lengths, weights=full() if attention else None)
-    losses = F.cross_entropy(found.logits.float(), batch.label, label_smoothing=config.smoothing, reduction="none")
+    output = network(batch.text, batch.text_lengths, weights=full() if attention else None)
+    losses = F.cross_entropy(output.logits.float(), batch.label, label_smoothing=config.smoothing, reduction="none")
     total, count = torch.where(batch.real, losses, 0).sum(), batch.real.sum()
     if not attention:
         return Outcome(total, count)
-    weights = [found.weights] if isinstance(found.weights, Tensor) else []
+    weights = [output.weights] if isinstance(output.weights, Tensor) else []
     here = torch.arange(batch.text.shape[1], device=batch.text.device) < batch.text_lengths.unsqueeze(-1)
-    if found.log_prob is None:
+    if output.log_prob is None:
         return Outcome(total, count, weights, here.unsqueeze(1))
-    reward = found.logits.float().log_softmax(-1).gather(-1, batch.label.unsqueeze(-1)).squeeze(-1)
-    return Outcome(total, count, weights, here.unsqueeze(1), found.log_prob.sum(-1)[batch.real], reward[batch.real])
+    reward = output.logits.float().log_softmax(-1).gather(-1, batch.label.unsqueeze(-1)).squeeze(-1)
+    return Outcome(total, count, weights, here.unsqueeze(1), output.log_prob.sum(-1)[batch.real], reward[batch.real])
 
 
 def _validate(predictor: SentimentPredictor, examples: Sequence[Example], config: SentimentConfig) -> dict[str, float]:

@@ -18,7 +18,7 @@ from regard.tasks.speech.log_mel_frames import Frames
 from regard.tasks.speech.material import Example, Say, example_wav, record, world_material
 from regard.tasks.task import Material
 
-_SAID = 2000  # number of recordings between two progress messages
+_REPORT_EVERY = 2000  # number of recordings between two progress messages
 
 
 def make_material(config: SpeechConfig, cache: Path, codec: SpeechCodec | None, say: Say) -> Material:
@@ -26,9 +26,9 @@ def make_material(config: SpeechConfig, cache: Path, codec: SpeechCodec | None, 
     settings = config.data
     if not settings.files:
         return world_material(config, codec)
-    found = load_transcripts(_one(settings.files), skip_faults=settings.skip_faults)
-    say(str(found.report))
-    train, valid, test = _parted(found.train, found.valid, found.test, config)
+    dataset = load_transcripts(_one(settings.files), skip_faults=settings.skip_faults)
+    say(str(dataset.report))
+    train, valid, test = _parted(dataset.train, dataset.valid, dataset.test, config)
     examples = _with_features([*train, *valid], config, Path(cache), say)
     learned, validated = examples[: len(train)], examples[len(train) :]
     train, valid = [one for one in learned if one], [one for one in validated if one]
@@ -102,7 +102,7 @@ def _write(path: Path, index: Path, part: Part, config: SpeechConfig, say: Say) 
             if frames is not None:
                 file.write(frames.tobytes())
                 counts[place] = len(frames)
-            if (place + 1) % _SAID == 0:
+            if (place + 1) % _REPORT_EVERY == 0:
                 say(f"recordings: {place + 1:,} of {len(part):,}")
     if faults:
         listed = "; ".join(f"{where}" for where in list(faults)[:3])
@@ -138,18 +138,18 @@ def input_files(config: SpeechConfig) -> list[Path]:
     """Return every data file that a run uses: transcripts and recordings."""
     if not config.data.files:
         return []
-    found = load_transcripts(_one(config.data.files), skip_faults=config.data.skip_faults)
-    return [*found.files, *(one.sound for part in (found.train, found.valid, found.test) for one in part)]
+    dataset = load_transcripts(_one(config.data.files), skip_faults=config.data.skip_faults)
+    return [*dataset.files, *(one.sound for part in (dataset.train, dataset.valid, dataset.test) for one in part)]
 
 
 def examples_of(paths: Sequence[Path], config: SpeechConfig, codec: SpeechCodec) -> tuple[list[Example], str]:
     """Return the transcribed recordings of other files, and a description; of a folder, the test part is read."""
-    found = load_transcripts(_one(paths), skip_faults=config.data.skip_faults)
+    dataset = load_transcripts(_one(paths), skip_faults=config.data.skip_faults)
     faults: Counter[str] = Counter()
     examples: list[Example] = []
-    for one in found.test or found.train:
+    for one in dataset.test or dataset.train:
         frames = _frames(one, config, faults)
         if frames is not None:
             examples.append(_example(one, frames, config))
     left = f", {sum(faults.values()):,} left out" if faults else ""
-    return examples, f"{len(examples):,} recordings of {paths[0]}{left}: {found.report}"
+    return examples, f"{len(examples):,} recordings of {paths[0]}{left}: {dataset.report}"

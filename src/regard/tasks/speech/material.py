@@ -75,7 +75,7 @@ def example_wav(examples: Sequence[Example], config: SpeechConfig) -> dict[str, 
     return {"sound": wav_bytes(examples[0].samples(config), config.data.rate)} if examples else None
 
 
-def asked(example: Example) -> dict[str, Any]:
+def input_of(example: Example) -> dict[str, Any]:
     """Return the input of an example: the path of its recording, or the bytes of a WAV file."""
     sound = example.sound
     return {"sound": sound if isinstance(sound, Path) else wav_bytes(sound, example.rate)}

@@ -49,10 +49,10 @@ class Word:
 
     def record(self) -> dict[str, Any]:
         """Return the word as a JSON object."""
-        found: dict[str, Any] = {"word": self.text, "probability": round(self.probability, 4)}
+        entry: dict[str, Any] = {"word": self.text, "probability": round(self.probability, 4)}
         if self.start is not None and self.end is not None:
-            found |= {"start": round(self.start, 3), "end": round(self.end, 3)}
-        return found
+            entry |= {"start": round(self.start, 3), "end": round(self.end, 3)}
+        return entry
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,12 +92,12 @@ class Transcript:
     @property
     def words(self) -> list[Word]:
         """Return the words with their times; the probability of a word is the product over its symbols."""
-        found: list[list[int]] = [[]]
+        groups: list[list[int]] = [[]]
         for place, symbol in enumerate(self.symbols):
-            if symbol == BLANK or (self.by == "words" and found[-1]):
-                found.append([])
+            if symbol == BLANK or (self.by == "words" and groups[-1]):
+                groups.append([])
             if symbol != BLANK:
-                found[-1].append(place)
+                groups[-1].append(place)
         times = self.times
         return [
             Word(
@@ -108,7 +108,7 @@ class Transcript:
                 # The space after a word counts as one of the word's symbols, because it marks the end of the word.
                 doubtful=places[0] <= self.doubtful <= places[-1] + (self.by == "characters"),
             )
-            for places in found
+            for places in groups
             if places
         ]
 
@@ -206,19 +206,19 @@ class SpeechPredictor:
 
     def _search(self, sounds: Sequence[tuple[Frames, Samples | None]], width: int) -> list[Transcript]:
         features = [frames for frames, _ in sounds]
-        found: dict[int, Transcript] = {}
+        transcripts: dict[int, Transcript] = {}
         for places in groups_by_length([len(one) for one in features], tokens=_FRAMES):
             batch = collate([record(features[place], ()) for place in places], self.config).to(self.device)
             with evaluating(self.network):
                 state = self.network.start(batch.frames, batch.frames_lengths)
                 # Limit the length of a transcript: an encoder step is too short for more than one symbol.
                 steps = (batch.frames_lengths // self.config.reduction + 1).clamp_max(self.config.data.longest)
-                given: dict[str, Any] = {"width": width, "n_best": width, "never": NEVER, "minimum": 1}
-                given |= {"length_penalty": self.config.decode.length_penalty, "captures": self.captures}
-                every = hypotheses(self.network.decoder, state, steps, **given)
+                options: dict[str, Any] = {"width": width, "n_best": width, "never": NEVER, "minimum": 1}
+                options |= {"length_penalty": self.config.decode.length_penalty, "captures": self.captures}
+                every = hypotheses(self.network.decoder, state, steps, **options)
             for place, best in zip(places, every, strict=True):
-                found[place] = self._transcript(features[place], best, sounds[place][1])
-        return [found[place] for place in range(len(features))]
+                transcripts[place] = self._transcript(features[place], best, sounds[place][1])
+        return [transcripts[place] for place in range(len(features))]
 
     def _transcript(self, frames: Frames, best: Sequence[Hypothesis], samples: Samples | None) -> Transcript:
         decoded = [self.codec.vocabulary.decode(one.tokens) for one in best]
@@ -246,7 +246,7 @@ class SpeechPredictor:
 
         A recording is given by its log-mel features, a transcript by its symbol numbers.
         """
-        found: dict[int, tuple[Tensor, Tensor | None]] = {}
+        results: dict[int, tuple[Tensor, Tensor | None]] = {}
         for places in groups_by_length([len(one) for one in features], tokens=_FRAMES):
             records = [record(features[place], transcripts[place]) for place in places]
             batch = collate(records, self.config).to(self.device)
@@ -257,8 +257,8 @@ class SpeechPredictor:
             weights = None if decoded.weights is None else decoded.weights.float().cpu()
             for row, place in enumerate(places):
                 count, steps = len(transcripts[place]), -(-len(features[place]) // self.config.reduction)
-                found[place] = chances[row, :count], None if weights is None else weights[row, :count, :steps]
-        return [found[place] for place in range(len(features))]
+                results[place] = chances[row, :count], None if weights is None else weights[row, :count, :steps]
+        return [results[place] for place in range(len(features))]
 
     def score_of(self, transcript: Transcript, place: int) -> Score:
         """Return a score function for `deletion`: the log-probability of symbol `place` of a transcript.
@@ -266,8 +266,8 @@ class SpeechPredictor:
         The frames of deleted encoder steps are replaced by silence.
         """
 
-        def score(kept: Tensor) -> Tensor:
-            shown = kept.repeat_interleave(self.config.reduction, 1)[:, : len(transcript.frames)].numpy()
+        def score(mask: Tensor) -> Tensor:
+            shown = mask.repeat_interleave(self.config.reduction, 1)[:, : len(transcript.frames)].numpy()
             silenced = [np.where(row[:, None], transcript.frames, np.float16(-1)) for row in shown]
             read = self.read(silenced, [transcript.numbers] * len(silenced))
             return torch.stack([chances[place] for chances, _ in read])

@@ -12,7 +12,7 @@ from regard.tasks.attention_learning import with_baseline
 from regard.tasks.speech.codec import FACTS, TOKENIZER, SpeechCodec
 from regard.tasks.speech.config import NEEDS, SpeechConfig
 from regard.tasks.speech.files import examples_of, input_files, make_material
-from regard.tasks.speech.material import Example, asked, collate, encode
+from regard.tasks.speech.material import Example, collate, encode, input_of
 from regard.tasks.speech.network import build
 from regard.tasks.speech.predictor import SpeechPredictor
 from regard.tasks.speech.presets import PRESETS
@@ -80,5 +80,5 @@ SPEECH = Task(
     material=make_material,
     files=input_files,
     examples=examples_of,
-    asked=asked,
+    asked=input_of,
 )

@@ -32,9 +32,9 @@ class LiveTranslator:
         """Return the `beams` best translations of a text among those that start with the `forced` tokens."""
         source = self._read(text)
         start = [self._number(token) for token in forced]
-        found = self._search(source, start, beams)
+        targets = self._search(source, start, beams)
         labels = (*source.labels, END) if self.translator.end_mark else source.labels
-        return Answer(labels, tuple(self._hypothesis(source, numbers) for numbers in found))
+        return Answer(labels, tuple(self._hypothesis(source, numbers) for numbers in targets))
 
     @torch.no_grad()
     def score(self, text: str, target: Sequence[str], place: int, kept: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
@@ -61,13 +61,13 @@ class LiveTranslator:
         batch = self.translator.batch([(source.numbers, ())])
         limit = max(1, 2 * len(source.numbers) + 10 - len(start))
         state: Any = model.start(batch.source, batch.source_lengths, limit=len(start) + limit + 1)
-        given = [BOS, *start]
-        for number in given[:-1]:
+        prefix = [BOS, *start]
+        for number in prefix[:-1]:
             state = model.step(state, torch.tensor([number], device=device)).state
-        [found] = beam(
+        [hypotheses] = beam(
             model.step,
             state,
-            start=torch.tensor(given[-1:], device=device),
+            start=torch.tensor(prefix[-1:], device=device),
             stop=EOS,
             limit=limit,
             width=beams,
@@ -75,7 +75,7 @@ class LiveTranslator:
             length_penalty=Gnmt(self.translator.settings.length_penalty),
             never=(PAD, BOS),
         )
-        return [[*start, *one.tokens] for one in found]
+        return [[*start, *one.tokens] for one in hypotheses]
 
     def _hypothesis(self, source: Reading, numbers: list[int]) -> Hypothesis:
         log_probs, weights = self._whole([(source.numbers, numbers)])
@@ -127,7 +127,7 @@ class LiveTranslator:
 @functools.lru_cache(maxsize=8)
 def _numbers(live: LiveTranslator) -> dict[str, int]:
     """Return the token numbers by label; if several tokens have the same label, the first of them."""
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for number in range(3, live.translator.coder.sizes[1]):
-        found.setdefault(live._label(number), number)
-    return found
+        numbers.setdefault(live._label(number), number)
+    return numbers

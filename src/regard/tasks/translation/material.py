@@ -46,7 +46,7 @@ def world_material(settings: DataSettings, known: WordCoder | None = None) -> Ma
     """Return sentence pairs of the built-in grammar with their gold links; `known` is an existing codec."""
     _, longest = settings.lengths
     try:
-        made = world.splits(
+        parts = world.splits(
             settings.seed,
             train=settings.train,
             valid=settings.valid,
@@ -58,15 +58,15 @@ def world_material(settings: DataSettings, known: WordCoder | None = None) -> Ma
     except ValueError as error:
         raise DataError(f"the built-in world: {error} (data.lengths, data.train, data.longer)") from error
     coder = known or WordCoder(
-        Vocabulary.build(pair.source for pair in made.train), Vocabulary.build(pair.target for pair in made.train)
+        Vocabulary.build(pair.source for pair in parts.train), Vocabulary.build(pair.target for pair in parts.train)
     )
-    train = [(coder.source.encode(pair.source), coder.goal.encode(pair.target)) for pair in made.train]
+    train = [(coder.source.encode(pair.source), coder.goal.encode(pair.target)) for pair in parts.train]
     return Material(
         coder,
         train,
         _lengths(train),
-        *([_example(pair) for pair in part] for part in (made.valid, made.test, made.longer)),
-        about=f"{len(made.train):,} sentences of the built-in world, English to Chinese",
+        *([_example(pair) for pair in part] for part in (parts.valid, parts.test, parts.longer)),
+        about=f"{len(parts.train):,} sentences of the built-in world, English to Chinese",
         example="Tom chases Jerry",
     )
 
@@ -129,7 +129,7 @@ def _cut(corpus: TextCorpus, codes: Codes, settings: DataSettings, cache: Path) 
     """Return the corpus as sub-words; with `merge_dropout` also in random segmentations, which the seed determines."""
     size, sides = max(codes.source.size, codes.target.size), (codes.source, codes.target)
     key = "".join(side.key for side in sides)
-    found = [encode(corpus, *(side.encode_all for side in sides), size=size, key=key, cache=cache)]
+    corpora = [encode(corpus, *(side.encode_all for side in sides), size=size, key=key, cache=cache)]
     share = settings.merge_dropout
     if share > 0.0:
         loose = "".join(side.loosened(share).key for side in sides)
@@ -140,7 +140,7 @@ def _cut(corpus: TextCorpus, codes: Codes, settings: DataSettings, cache: Path) 
             ]
             # by_content: the cache key is the texts, not their file. Random segmentations that an earlier version
             # wrote cannot be reproduced, so they must be reused.
-            found.append(
+            corpora.append(
                 encode(
                     corpus,
                     *(draw.encode_all for draw in draws),
@@ -150,7 +150,7 @@ def _cut(corpus: TextCorpus, codes: Codes, settings: DataSettings, cache: Path) 
                     by_content=True,
                 )
             )
-    return found
+    return corpora
 
 
 def input_files(config: TranslationConfig) -> list[Path]:
@@ -198,15 +198,15 @@ def _links_beside(path: Path, settings: DataSettings) -> tuple[Path, bool] | Non
     there, back = f".{settings.source}-{settings.target}", f".{settings.target}-{settings.source}"
     for way, reversed_ in ((there, False), (back, True), ("", False)):
         for name in (f"{bare.stem}{way}.links", f"{bare.stem}{way}.links.gz"):
-            if (found := bare.with_name(name)).is_file():
-                return found, reversed_
+            if (links := bare.with_name(name)).is_file():
+                return links, reversed_
     return None
 
 
 def _linked(examples: list[Example], gold: list[Gold], path: Path, first: int) -> list[Example]:
     if len(gold) != len(examples):
         raise DataError(f"{path}: {len(gold)} lines of links for {len(examples)} pairs; each pair needs a line")
-    found = []
+    linked = []
     for number, (example, links) in enumerate(zip(examples, gold, strict=True), 1):
         target = tuple(example.reference.split())
         beyond = [link for link in links.possible if link[0] >= len(example.source) or link[1] >= len(target)]
@@ -216,8 +216,8 @@ def _linked(examples: list[Example], gold: list[Gold], path: Path, first: int) -
             raise DataError(
                 f"{path}:{number}: a link {left}-{right}, but the pair has {sizes} (data.first_word={first})"
             )
-        found.append(replace(example, target=target, links=links.sure, possible=links.possible))
-    return found
+        linked.append(replace(example, target=target, links=links.sure, possible=links.possible))
+    return linked
 
 
 def _parts(settings: DataSettings) -> tuple[list[Path], list[Path], list[Path]]:
@@ -226,11 +226,11 @@ def _parts(settings: DataSettings) -> tuple[list[Path], list[Path], list[Path]]:
     if not (len(files) == 1 and files[0].is_dir()):
         return files, [], []
     folder = files[0]
-    found = [_named(folder, names, settings) for names in (("train",), ("val", "dev"), ("test",))]
-    if not found[0]:
+    parts = [_named(folder, names, settings) for names in (("train",), ("val", "dev"), ("test",))]
+    if not parts[0]:
         wanted = f"train*.{settings.source} beside a train*.{settings.target}"
         raise DataError(f"{folder}: no {wanted} in it, and no train*.tsv or train*.jsonl")
-    return found[0], found[1], found[2]
+    return parts[0], parts[1], parts[2]
 
 
 def _named(folder: Path, names: tuple[str, ...], settings: DataSettings) -> list[Path]:

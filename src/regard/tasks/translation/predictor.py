@@ -144,8 +144,8 @@ class Translator:
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if wanted != "int8":
             model.to(place)
-        made = cls(model.eval(), coder, config.decode, config.data.end_mark, place=place)
-        return made if precision is None and wanted == "float32" else made.in_precision(wanted)
+        translator = cls(model.eval(), coder, config.decode, config.data.end_mark, place=place)
+        return translator if precision is None and wanted == "float32" else translator.in_precision(wanted)
 
     def in_precision(self, precision: Precision | str) -> "Translator":
         """Return a translator with the model in a precision; an int8 model is on the CPU.
@@ -192,8 +192,8 @@ class Translator:
         limit is never larger than the number of learned position embeddings allows.
         """
         wanted = tokens or max(1, min(LONGEST, _SEARCHED // (width or self.settings.beam)))
-        held = _positions(self.model.encoder)
-        return wanted if held is None else max(1, min(wanted, held - self.end_mark))
+        capacity = _positions(self.model.encoder)
+        return wanted if capacity is None else max(1, min(wanted, capacity - self.end_mark))
 
     def answers(
         self, inputs: Sequence[Mapping[str, Any]], *, beam: int | None = None, longest: int | None = None
@@ -220,23 +220,23 @@ class Translator:
         `width` is the number of hypotheses of beam search. Each translation has the `n_best - 1` next best texts too.
         """
         width = max(width or self.settings.beam, n_best)
-        found: dict[int, Translation] = {}
+        translations: dict[int, Translation] = {}
         for place, source in enumerate(sources):
             if not source.numbers:  # an empty source has an empty translation
-                found[place] = Translation(source, "", (), (), None, 0.0)
+                translations[place] = Translation(source, "", (), (), None, 0.0)
         for part in _by_length(sources, _BATCH // width):
             with evaluating(self.model):
                 every = self._hypotheses([sources[place] for place in part], width, n_best, weights)
             for place, best in zip(part, every, strict=True):
-                found[place] = self._translation(sources[place], best)
-        return [found[place] for place in range(len(sources))]
+                translations[place] = self._translation(sources[place], best)
+        return [translations[place] for place in range(len(sources))]
 
     def _hypotheses(self, sources: Sequence[Reading], width: int, n_best: int, weights: bool) -> list[list[Hypothesis]]:
         batch = self.batch([(source.numbers, ()) for source in sources])
         decoder: Any = self.model.decoder
         limit = 2 * batch.source_lengths + 10
-        if (held := _positions(decoder)) is not None:
-            limit = limit.clamp(max=held - 1)  # the start token has a position too
+        if (capacity := _positions(decoder)) is not None:
+            limit = limit.clamp(max=capacity - 1)  # the start token has a position too
         memory = self.model.encoder(batch.source, batch.source_lengths)
         wanted = {"weights": True} if weights and isinstance(decoder, TransformerDecoder) else {}
         state = decoder.start(memory, limit=int(limit.max()) + 1, **wanted)
@@ -270,8 +270,8 @@ def _check_device(precision: str, device: torch.device | str | None) -> None:
 
 def _positions(part: nn.Module) -> int | None:
     """Return the number of learned positions of an encoder or decoder; None: it accepts any number of positions."""
-    found = [module.capacity for module in part.modules() if isinstance(module, LearnedPositions)]
-    return min(found, default=None)
+    capacities = [module.capacity for module in part.modules() if isinstance(module, LearnedPositions)]
+    return min(capacities, default=None)
 
 
 def _prepared(exact: EncoderDecoder, precision: str) -> EncoderDecoder:

@@ -15,7 +15,7 @@ from regard.tasks.translation.codec import Reading
 from regard.tasks.translation.material import Example
 from regard.tasks.translation.predictor import Translation, Translator
 
-_TOLD = 64  # number of examples whose word links are computed in one batch
+_AT_ONCE = 64  # number of examples whose word links are computed in one batch
 _BUCKETS = (5, 10, 15, 20, 25, 30, 40, 60)  # largest numbers of source words in the buckets of BLEU by length
 
 
@@ -71,14 +71,14 @@ def _tokenizer(references: Sequence[str]) -> str:
 
 def _by_length(examples: Sequence[Example], texts: Sequence[str], tokenize: str) -> list[dict[str, Any]]:
     """Return BLEU for each bucket of source lengths in `_BUCKETS` that has examples."""
-    found = []
+    buckets = []
     for low, high in zip((0, *_BUCKETS), (*_BUCKETS, 10**9), strict=False):
         part = [place for place, example in enumerate(examples) if low < len(example.source) <= high]
         if part:
             figures = text_figures([texts[p] for p in part], [examples[p].reference for p in part], tokenize)
             upto = high if high < 10**9 else max(len(examples[p].source) for p in part)
-            found.append({"words": [low + 1, upto], "sentences": len(part), "bleu": figures["bleu"]})
-    return found
+            buckets.append({"words": [low + 1, upto], "sentences": len(part), "bleu": figures["bleu"]})
+    return buckets
 
 
 def alignment(translator: Translator, examples: Sequence[Example], sources: Sequence[Reading]) -> dict[str, Any]:
@@ -90,17 +90,17 @@ def alignment(translator: Translator, examples: Sequence[Example], sources: Sequ
     gold links, so the rate is a lower bound. With the setting `decode.posterior`, "aer_posterior" is the rate of the
     predicting step's weights after their correction by the predicted word (`regard.models.posterior`).
     """
-    found = links_told(translator, examples, sources)
-    if not found:
+    by_choice = word_links(translator, examples, sources)
+    if not by_choice:
         return {}  # without attention there are no links
     sure, possible = [example.links for example in examples], [example.possible for example in examples]
-    rates = {key: round(alignment_error_rate(links, sure, possible), 4) for key, links in found.items()}
+    rates = {key: round(alignment_error_rate(links, sure, possible), 4) for key, links in by_choice.items()}
     whole = {key: rate for key, rate in rates.items() if key.head is None and key.when != "posterior"}
     layers = 1 + max(key.layer for key in whole)
     best = min(whole, key=lambda key: whole[key])
     figures: dict[str, Any] = {"aer": whole[best], "when": best.when}
     if layers > 1:
-        by_layer = {name: [whole[Told(n, None, name)] for n in range(layers)] for name in ("predicted", "read")}
+        by_layer = {name: [whole[WeightChoice(n, None, name)] for n in range(layers)] for name in ("predicted", "read")}
         figures |= {"layer": best.layer, "by_layer": by_layer}
     heads = {key: rate for key, rate in rates.items() if key.head is not None}
     if heads:
@@ -110,7 +110,7 @@ def alignment(translator: Translator, examples: Sequence[Example], sources: Sequ
     return figures | {"aer_posterior": min(known.values())} if known else figures
 
 
-class Told(NamedTuple):
+class WeightChoice(NamedTuple):
     """Which attention weights determine the links of a target word: a layer, a head, and a decoder step."""
 
     layer: int
@@ -120,30 +120,30 @@ class Told(NamedTuple):
     when: str
 
 
-def links_told(
+def word_links(
     translator: Translator, examples: Sequence[Example], sources: Sequence[Reading]
-) -> dict[Told, list[set[Link]]]:
+) -> dict[WeightChoice, list[set[Link]]]:
     """Return the word links of each example for every choice of weights; an empty dictionary without attention."""
-    found: dict[Told, list[set[Link]]] = {}
-    for first in range(0, len(examples), _TOLD):
-        part, read = examples[first : first + _TOLD], sources[first : first + _TOLD]
+    links: dict[WeightChoice, list[set[Link]]] = {}
+    for first in range(0, len(examples), _AT_ONCE):
+        part, read = examples[first : first + _AT_ONCE], sources[first : first + _AT_ONCE]
         targets = [translator.coder.target_words(example.target) for example in part]
         pairs = [(source.numbers, numbers) for source, (numbers, _) in zip(read, targets, strict=True)]
         owners = [(source.owners, words) for source, (_, words) in zip(read, targets, strict=True)]
-        told: dict[Told, Tensor] = {}
+        maps: dict[WeightChoice, Tensor] = {}
         for layer, weights in enumerate(layer_weights(translator, pairs)):
             for head in (None, *range(weights.shape[1] if weights.shape[1] > 1 else 0)):
                 rows = weights.mean(1) if head is None else weights[:, head]
-                told |= {Told(layer, head, "predicted"): rows, Told(layer, head, "read"): rows[:, 1:]}
-        if told and translator.settings.posterior:
+                maps |= {WeightChoice(layer, head, "predicted"): rows, WeightChoice(layer, head, "read"): rows[:, 1:]}
+        if maps and translator.settings.posterior:
             likely = _likelihood(translator, pairs)
-            before = [key for key in told if key.head is None and key.when == "predicted"]
-            told |= {Told(key.layer, None, "posterior"): posterior(told[key], likely) for key in before}
-        for key, rows in told.items():
-            found.setdefault(key, []).extend(
+            before = [key for key in maps if key.head is None and key.when == "predicted"]
+            maps |= {WeightChoice(key.layer, None, "posterior"): posterior(maps[key], likely) for key in before}
+        for key, rows in maps.items():
+            links.setdefault(key, []).extend(
                 links_from_weights(one, source=s, target=t) for one, (s, t) in zip(rows, owners, strict=True)
             )
-    return found
+    return links
 
 
 def layer_weights(translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Tensor]:
@@ -164,14 +164,14 @@ def layer_weights(translator: Translator, pairs: Sequence[tuple[Sequence[int], S
 def _likelihood(translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Tensor:
     """Return log p(y_i | y_<i, h_j alone), (b, t, s): of each target token i, given only source position j."""
     model = translator.model
-    found = []
+    tables = []
     for pair in pairs:  # one by one, because a source of s positions needs s decoder passes
         batch = translator.batch([pair])
         with evaluating(model):
             memory = model.encoder(batch.source, batch.source_lengths)
-            found.append(log_likelihood(model.decoder, memory, batch.prefix, batch.target)[0].cpu())
-    whole = torch.zeros(len(found), *(max(one.shape[axis] for one in found) for axis in (0, 1)))
-    for row, one in zip(whole, found, strict=True):
+            tables.append(log_likelihood(model.decoder, memory, batch.prefix, batch.target)[0].cpu())
+    whole = torch.zeros(len(tables), *(max(one.shape[axis] for one in tables) for axis in (0, 1)))
+    for row, one in zip(whole, tables, strict=True):
         row[: one.shape[0], : one.shape[1]] = one
     return whole
 
@@ -199,7 +199,7 @@ def faithfulness(translator: Translator, translations: Sequence[Translation], *,
             drops[name] += (before - after.diagonal()).tolist()
     if not drops["attended"]:
         return {}
-    means = {name: sum(found) / len(found) for name, found in drops.items()}
+    means = {name: sum(values) / len(values) for name, values in drops.items()}
     return {name: round(value, 4) for name, value in means.items()}
 
 

@@ -59,7 +59,7 @@ class Example:
         return self.pictures[self.place]
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def inputs(self) -> dict[str, Any]:
         return {"image": self.path or png_of(self.pixels), "question": self.question}
 
 
@@ -121,9 +121,9 @@ def _world(config: VqaConfig, codec: VqaCodec | None) -> Material:
         return groups[-1][0]
 
     beyond = (min(settings.objects[1] + 1, _LARGEST), _LARGEST)
-    made: dict[str, Any] = {"objects": settings.objects, "beyond": beyond, "size": settings.picture}
+    options: dict[str, Any] = {"objects": settings.objects, "beyond": beyond, "size": settings.picture}
     try:
-        parts = parts_of(scene_questions.splits, settings, example, forms=settings.forms, **made)
+        parts = parts_of(scene_questions.splits, settings, example, forms=settings.forms, **options)
     except ValueError as error:
         raise DataError(f"the built-in world: {error}") from error
     train = [one for group in groups[: settings.train] for one in group]
@@ -134,17 +134,17 @@ def _world(config: VqaConfig, codec: VqaCodec | None) -> Material:
 
 def _files(config: VqaConfig, cache: Path, codec: VqaCodec | None, say: Callable[[str], None]) -> Material:
     settings = config.data
-    found = load_image_questions(only_path(settings.files))
-    say(str(found.report))
-    train, valid, test = _parted(found.train, found.valid, found.test, settings)
+    dataset = load_image_questions(only_path(settings.files))
+    say(str(dataset.report))
+    train, valid, test = _parted(dataset.train, dataset.valid, dataset.test, settings)
     codec = codec or VqaCodec.build((one.question for one in train), answer_list(train, most=settings.answers))
     for name, items in (("training", train), ("validation", valid), ("test", test)):
         missing = sum(codec.label(one.answer) < 0 for one in items)
         if missing:
             say(f"{missing:,} of {len(items):,} {name} questions have an answer that cannot be given")
-    made = _examples((train, valid, test), partial(store_images, cache=cache, size=(settings.picture,) * 2))
+    examples = _examples((train, valid, test), partial(store_images, cache=cache, size=(settings.picture,) * 2))
     about = f"{len(train):,} questions about pictures of {settings.files[0]}, {len(codec.answers)} answers"
-    return _material(codec, Parts(*made, longer=[]), about)
+    return _material(codec, Parts(*examples, longer=[]), about)
 
 
 def _parted(
@@ -179,12 +179,12 @@ def _examples(
     paths, place_of = pictures_of(Lazy(begins[-1], item))
     pictures = opened(paths)
 
-    def made(place: int) -> Example:
+    def example(place: int) -> Example:
         one = item(place)
         return Example(pictures, int(place_of[place]), one.question, one.answer, path=one.image)
 
     def examples(begin: int, end: int) -> Sequence[Example]:
-        return Lazy(end - begin, lambda place: made(begin + place))
+        return Lazy(end - begin, lambda place: example(begin + place))
 
     return [examples(begin, end) for begin, end in pairwise(begins)]
 
@@ -226,8 +226,8 @@ def input_files(config: VqaConfig) -> list[Path]:
 
 def examples_of(paths: Sequence[Path], config: VqaConfig, codec: VqaCodec) -> tuple[list[Example], str]:
     """Return the questions of other files, and a description; of a folder, the test part is read."""
-    found = load_image_questions(only_path(paths))
-    items = found.test or found.valid or found.train
+    dataset = load_image_questions(only_path(paths))
+    items = dataset.test or dataset.valid or dataset.train
     size = (config.data.picture,) * 2
     [examples] = _examples([items], lambda paths: Lazy(len(paths), lambda place: decode(paths[place], size)))
-    return list(examples), f"{paths[0]}: {found.report}"
+    return list(examples), f"{paths[0]}: {dataset.report}"

@@ -36,8 +36,8 @@ class VisualAnswerer(nn.Module):
         """Return the scores of the answers to n questions about each image; word numbers are from 1, padding is 0."""
         lengths = (questions != 0).sum(-1)
         # A question that is padding gets the length 1, so that no row is empty; its answer is ignored.
-        asked = self.question(questions.flatten(0, 1), lengths.flatten().clamp_min(1)).summary
-        query = asked.unflatten(0, questions.shape[:2])
+        summary = self.question(questions.flatten(0, 1), lengths.flatten().clamp_min(1)).summary
+        query = summary.unflatten(0, questions.shape[:2])
         if self.image is None:
             nothing = query.new_zeros(len(query), 0, query.shape[-1])
             memory = Memory(nothing, nothing, None, nothing.sum(1))

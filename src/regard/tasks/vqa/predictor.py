@@ -95,19 +95,21 @@ class VqaPredictor:
         return read_picture(given["image"], (side, side)), given["question"]
 
     @shareable
-    def ask(self, asked: Sequence[tuple[Pixels, str]], *, weights: bool = True) -> list[Seen]:
+    def ask(self, questions: Sequence[tuple[Pixels, str]], *, weights: bool = True) -> list[Seen]:
         """Return the predictions for pairs of an image and a question, in order."""
         seen: list[Seen] = []
-        for first in range(0, len(asked), _AT_ONCE):
-            seen += self._ask(asked[first : first + _AT_ONCE], weights)
+        for first in range(0, len(questions), _AT_ONCE):
+            seen += self._ask(questions[first : first + _AT_ONCE], weights)
         return seen
 
-    def _ask(self, asked: Sequence[tuple[Pixels, str]], weights: bool) -> list[Seen]:
-        records = [{"image": pixels, "question": (self.codec.encode(text),), "answer": (-1,)} for pixels, text in asked]
+    def _ask(self, questions: Sequence[tuple[Pixels, str]], weights: bool) -> list[Seen]:
+        records = [
+            {"image": pixels, "question": (self.codec.encode(text),), "answer": (-1,)} for pixels, text in questions
+        ]
         chances, maps = self._run(records, weights)
         best = chances.exp().topk(min(_NAMED, len(self.codec.answers)))
         seen = []
-        for row, (pixels, text) in enumerate(asked):
+        for row, (pixels, text) in enumerate(questions):
             named = {
                 self.codec.answers[number]: chance
                 for number, chance in zip(best.indices[row].tolist(), best.values[row].tolist(), strict=True)
@@ -124,9 +126,9 @@ class VqaPredictor:
         """
         batch = collated(records).to(next(self.network.parameters()).device)
         with evaluating(self.network):
-            found = self.network(batch.image, batch.question, weights=full() if weights else None)
-        maps = [one.squeeze(1) for one in found.weights if isinstance(one, Tensor)]
-        chances = found.logits.squeeze(1).float().log_softmax(-1).cpu()
+            output = self.network(batch.image, batch.question, weights=full() if weights else None)
+        maps = [one.squeeze(1) for one in output.weights if isinstance(one, Tensor)]
+        chances = output.logits.squeeze(1).float().log_softmax(-1).cpu()
         return chances, torch.stack(maps, 1).float().cpu() if maps else None
 
     def score_of(self, seen: Seen) -> Score:
@@ -136,8 +138,8 @@ class VqaPredictor:
         """
         question, label = (self.codec.encode(seen.question),), self.codec.label(seen.answer)
 
-        def score(kept: Tensor) -> Tensor:
-            pictures = covered(torch.from_numpy(seen.pixels), kept, grid=seen.grid).numpy()
+        def score(mask: Tensor) -> Tensor:
+            pictures = covered(torch.from_numpy(seen.pixels), mask, grid=seen.grid).numpy()
             records = [{"image": one, "question": question, "answer": (-1,)} for one in pictures]
             return self._run(records, False)[0][:, label]
 

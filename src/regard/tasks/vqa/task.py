@@ -27,19 +27,19 @@ def _network(config: VqaConfig, codec: VqaCodec) -> nn.Module:
 
 
 def _outcome(network: VisualAnswerer, batch: Any, config: VqaConfig, attention: bool) -> Outcome:
-    found = network(batch.image, batch.question, weights=full() if attention else None)
+    output = network(batch.image, batch.question, weights=full() if attention else None)
     known = batch.answer >= 0
-    scores = found.logits.float().log_softmax(-1)
+    scores = output.logits.float().log_softmax(-1)
     total = F.nll_loss(scores.flatten(0, 1), batch.answer.flatten(), ignore_index=-1, reduction="sum")
     if not attention:
         return Outcome(total, known.sum())
-    maps = [one for one in found.weights if isinstance(one, Tensor)]
+    maps = [one for one in output.weights if isinstance(one, Tensor)]
     weights = [torch.stack(maps, -2)] if maps else []
     mask = known[..., None, None]
-    if found.log_prob is None:
+    if output.log_prob is None:
         return Outcome(total, known.sum(), weights, mask)
     reward = scores.gather(-1, batch.answer.clamp_min(0).unsqueeze(-1)).squeeze(-1)
-    return Outcome(total, known.sum(), weights, mask, found.log_prob.sum(-1)[known], reward[known])
+    return Outcome(total, known.sum(), weights, mask, output.log_prob.sum(-1)[known], reward[known])
 
 
 def _validate(predictor: VqaPredictor, examples: Sequence[Example], config: VqaConfig) -> dict[str, float]:
@@ -74,7 +74,7 @@ VQA = Task(
     validate=_validate,
     judge=judge,
     examples=examples_of,
-    asked=lambda example: example.asked,
+    asked=lambda example: example.inputs,
     needs=NEEDS,
     aliases={"data": "data.files"},
     validated=400,
