@@ -37,6 +37,8 @@ CALLS: dict[str, tuple[dict[str, Any], Limits]] = {
     "sigmoid": ({"normalizer": "sigmoid", "shift": -2.0, "band": (None, 0)}, Limits()),
     "sparsemax": ({"normalizer": "sparsemax", "band": (None, 0)}, Limits(lengths=torch.tensor([41, 5, 0]))),
     "entmax": ({"normalizer": "entmax", "band": (-9, 4)}, Limits(slopes=torch.tensor([0.1, 1.0, 0.0, 0.5]))),
+    "power": ({"normalizer": "power", "alpha": 1.3, "softcap": 3.0}, Limits(lengths=torch.tensor([41, 5, 0]))),
+    "power near softmax": ({"normalizer": "power", "alpha": 1.05, "band": (None, 0)}, Limits()),
     "negative scale": ({"scale": -0.3}, Limits()),
 }
 
@@ -84,17 +86,21 @@ def exact(tensors: list[Tensor], options: dict[str, Any], limits: Limits) -> tup
     if limits.allowed is not None:
         allowed = allowed & limits.allowed[:, :, : len(i)]
     allowed = allowed & (scores > -math.inf)
-    weights = normalised(options.get("normalizer", "softmax"), scores + options.get("shift", 0.0), allowed)
+    weights = normalised(
+        options.get("normalizer", "softmax"), scores + options.get("shift", 0.0), allowed, options.get("alpha", 2.0)
+    )
     return weights @ value, weights
 
 
-def normalised(name: str, scores: Tensor, allowed: Tensor) -> Tensor:
+def normalised(name: str, scores: Tensor, allowed: Tensor, alpha: float = 2.0) -> Tensor:
     if name == "sigmoid":
         return torch.where(allowed, torch.sigmoid(scores), 0.0)
     filled = allowed.any(-1, keepdim=True)
     if name == "softmax":
         lowest = torch.where(filled, -math.inf, 0.0).double()
         return torch.where(filled, torch.where(allowed, scores, lowest).softmax(-1), 0.0)
+    if name == "power":
+        return torch.where(filled, entmax(torch.where(allowed, scores, -1e9), alpha), 0.0)
     # The threshold by sorting (Martins and Astudillo 2016; Peters, Niculae and Martins 2019).
     scores = torch.where(allowed, scores, -1e9) / (2.0 if name == "entmax" else 1.0)
     ordered = scores.sort(-1, descending=True).values
@@ -108,6 +114,31 @@ def normalised(name: str, scores: Tensor, allowed: Tensor) -> Tensor:
     support = (threshold < ordered).sum(-1, keepdim=True)
     weights = (scores - threshold.gather(-1, support - 1)).clamp(min=0)
     return torch.where(allowed & filled, weights.square() if name == "entmax" else weights, 0.0)
+
+
+def entmax(scores: Tensor, alpha: float) -> Tensor:
+    """Return entmax with its threshold by bisection; a step of Newton's method then adds each order of derivatives."""
+    scores = scores * (alpha - 1)
+    low, high = scores.detach().amax(-1, keepdim=True) - 1, scores.detach().amax(-1, keepdim=True)
+    for _ in range(100):
+        middle = (low + high) / 2
+        above = ((scores.detach() - middle).clamp(min=0) ** (1 / (alpha - 1))).sum(-1, keepdim=True) > 1
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    threshold = low
+    for _ in range(2):
+        rest = (scores - threshold).clamp(min=1e-40)
+        slope = (rest ** (1 / (alpha - 1) - 1)).sum(-1, keepdim=True) / (alpha - 1)
+        threshold = threshold + ((rest ** (1 / (alpha - 1))).sum(-1, keepdim=True) - 1) / slope
+    return (scores - threshold).clamp(min=1e-40) ** (1 / (alpha - 1))
+
+
+@pytest.mark.parametrize("alpha", [1.05, 1.3, 1.9])
+def test_the_oracle_of_entmax(alpha: float) -> None:
+    scores = torch.randn(3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    weights = entmax(scores, alpha)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(3, dtype=torch.float64))
+    assert torch.autograd.gradcheck(lambda x: entmax(x, alpha), scores)
+    assert torch.autograd.gradgradcheck(lambda x: entmax(x, alpha), scores, atol=1e-4)
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -361,3 +392,84 @@ def test_values_that_are_nan_behind_a_causal_mask(size: int) -> None:
     output = regard.attention(query, key, value, mask=regard.causal()).output
     assert output[:, :, :-1].isfinite().all()
     assert output[:, :, -1].isnan().all()
+
+
+SEED = 2**63 + 12345  # seeds are numbers of 64 bits, also those above the largest signed one
+
+
+def dropped(dtype: torch.dtype, queries: int, seed: int, probability: float = 0.3) -> Tensor:
+    """Return the factors of all weights under dropout, from the output for one-hot values and equal scores."""
+    query, key = torch.zeros(BATCH, 2 * GROUP, queries, 8, dtype=dtype), torch.zeros(BATCH, 2, KEYS, 8, dtype=dtype)
+    value = torch.eye(KEYS, dtype=dtype).expand(BATCH, 2, KEYS, KEYS).contiguous()
+    form = dot_attention.form(query, key, value, scale=1.0, dropout=probability)
+    output = dot_attention.attention(query, key, value, form, Limits(), learning=False, seed=seed)
+    assert output is not None
+    return torch.where(output.double() > 0, 1 / (1 - probability), 0.0)
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
+def test_the_share_of_dropped_weights(probability: float) -> None:
+    """Each weight is dropped independently: means over any axis and products of neighbours are those of chance."""
+    kept = dropped(torch.float32, QUERIES, SEED, probability) > 0
+    deviation = (probability * (1 - probability)) ** 0.5
+    for axes in ((0, 1, 2, 3), (0, 1, 2), (0, 1, 3), (2, 3)):
+        mean = kept.double().mean(axes)
+        count = kept.numel() / mean.numel()
+        assert ((mean - (1 - probability)).abs() < 5 * deviation / count**0.5).all()
+    centred = kept.double() - (1 - probability)
+    for axis in range(4):
+        pairs = centred.narrow(axis, 1, kept.shape[axis] - 1) * centred.narrow(axis, 0, kept.shape[axis] - 1)
+        assert pairs.mean().abs() < 5 * deviation**2 / pairs.numel() ** 0.5
+
+
+def test_what_is_dropped_depends_on_the_seed_alone() -> None:
+    factors = dropped(torch.float32, QUERIES, SEED)
+    assert torch.equal(factors, dropped(torch.bfloat16, QUERIES, SEED))
+    assert torch.equal(factors, dot_attention.dropout_factors((BATCH, 2 * GROUP, QUERIES, KEYS), 0.3, SEED).double())
+    assert not torch.equal(factors, dropped(torch.float32, QUERIES, SEED + 1))
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("queries", [2, QUERIES], ids=["few queries", "more queries"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_dropout(call: str, queries: int, dtype: torch.dtype) -> None:
+    """Weights are dropped in the sum of the values, not in the weights that are returned; the same in the gradients."""
+    options, limits = CALLS[call]
+    if limits.bias is not None:
+        limits = limits._replace(bias=limits.bias.nan_to_num(-math.inf, neginf=-math.inf))
+    if limits.query_ids is not None:
+        limits = limits._replace(query_ids=limits.query_ids[:, :queries].contiguous())
+    tensors = [t.requires_grad_() for t in drawn(20, 24, queries, dtype, False)]
+    options = {"scale": 0.3, "request": "weights", "dropout": 0.3, **options}
+    form = dot_attention.form(tensors[0], tensors[1], tensors[2], **options)
+    result = dot_attention.with_request(tensors[0], tensors[1], tensors[2], form, limits, learning=True, seed=SEED)
+    assert result is not None
+    assert result.requested is not None
+    doubles = [t.detach().double().requires_grad_() for t in tensors]
+    weights = exact(doubles, options, limits)[1]
+    value = doubles[2].repeat_interleave(GROUP, 1)
+    right = ((weights * dropped(torch.float32, queries, SEED)) @ value, weights)
+    made = result[:2]
+    directions = [torch.arange(t.numel()).cos().reshape(t.shape).to(t.dtype) for t in made]
+    found = (*made, *torch.autograd.grad(made, tensors, directions))
+    true = (*right, *torch.autograd.grad(right, doubles, [t.double() for t in directions]))
+    near = 1e-5 if dtype == torch.float32 else 1e-2
+    for one, other in zip(found, true, strict=True):
+        torch.testing.assert_close(
+            one.detach().double(), other.detach(), rtol=near, atol=near * max(1.0, float(other.detach().abs().max()))
+        )
+
+
+def test_second_derivatives_of_dropout() -> None:
+    leaves = [t.requires_grad_() for t in drawn(5, 3, QUERIES, torch.float32, False)]
+    doubles = [t.detach().double().requires_grad_() for t in leaves]
+    form = dot_attention.form(leaves[0], leaves[1], leaves[2], scale=0.3, dropout=0.3)
+    output = dot_attention.attention(leaves[0], leaves[1], leaves[2], form, Limits(), learning=True, seed=SEED)
+    assert output is not None
+    weights = exact(doubles, {}, Limits())[1] * dropped(torch.float32, QUERIES, SEED)
+    found, true = (
+        torch.autograd.grad(sum(g.square().sum() for g in torch.autograd.grad(y.sum(), x, create_graph=True)), x)
+        for y, x in ((output, leaves), (weights @ doubles[2].repeat_interleave(GROUP, 1), doubles))
+    )
+    for one, other in zip(found, true, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4 * max(1.0, float(other.abs().max())))
