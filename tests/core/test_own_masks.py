@@ -87,3 +87,45 @@ def test_a_mask_beside_a_cache_must_define_its_shift():
     assert_close(cached, layer(x, mask=FirstKeys(2)).output)
     with pytest.raises(TypeError, match="a mask of type SameParity beside a cache"):
         layer(x, mask=SameParity(), cache=KeyValueCache())
+
+
+LENGTHS = torch.tensor([20, 7]), torch.tensor([11, 30])
+IDS = torch.arange(30).view(1, 30) // 9
+INTERSECTIONS = {
+    "two lengths": regard.padding(LENGTHS[0]) & regard.padding(LENGTHS[1]),
+    "two bands": regard.window(8, 2) & regard.causal(offset=-1),
+    "two tensors": regard.dense(torch.arange(900).view(30, 30) % 7 > 0) & regard.dense(torch.arange(30) % 5 > 0),
+    "a band and a union": regard.causal() & (regard.padding(LENGTHS[0]) | regard.segments(IDS, IDS)),
+    "a complement": ~regard.window(3, 3) & regard.padding(LENGTHS[1]),
+    "a complement of lengths": ~(regard.padding(LENGTHS[1]) & regard.causal()),
+}
+
+
+@pytest.mark.parametrize("name", INTERSECTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_intersections(name: str, dtype: torch.dtype) -> None:
+    """Masks of one kind twice, unions and complements, called twice, because the second call uses what is stored."""
+    mask = INTERSECTIONS[name]
+    torch.manual_seed(3)
+    tensors = [torch.randn(2, 3, 30, 16, dtype=dtype).requires_grad_() for _ in range(3)]
+    doubles = [t.detach().double().requires_grad_() for t in tensors]
+    i, j = torch.arange(30).view(30, 1), torch.arange(30)
+    first, second = (j < lengths.view(2, 1, 1, 1) for lengths in LENGTHS)
+    same = IDS.view(30, 1) == IDS
+    allowed = {
+        "two lengths": first & second,
+        "two bands": (j - i >= -8) & (j - i <= 2) & (j - i <= -1),
+        "two tensors": (torch.arange(900).view(30, 30) % 7 > 0) & (j % 5 > 0),
+        "a band and a union": (j <= i) & (first | same),
+        "a complement": ((j - i).abs() > 3) & second,
+        "a complement of lengths": ~(second & (j <= i)),
+    }[name].expand(2, 3, 30, 30)
+    scores = doubles[0] @ doubles[1].mT / 4
+    weights = torch.where(allowed, scores, -1e300).softmax(-1) * allowed
+    right = (weights @ doubles[2], *torch.autograd.grad((weights @ doubles[2]).sin().sum(), doubles))
+    for _ in range(2):
+        output = regard.attention(*tensors, mask=mask).output
+        grads = torch.autograd.grad(output.sin().sum(), tensors)
+        for found, true in zip((output, *grads), right, strict=True):
+            near = 1e-5 if dtype == torch.float32 else 3e-2
+            torch.testing.assert_close(found.double(), true, rtol=near, atol=near)

@@ -402,7 +402,10 @@ static int weigh(const call *c, const block *at, long i, long width, float *scor
     }
     if (c->bias) {
         const float *bias = c->bias + at->b * s->bias[0] + at->h * s->bias[1] + i * s->bias[2] + at->first * s->bias[3];
-        for (long x = 0; x < n; x++) scores[x] += bias[x * s->bias[3]];
+        if (s->bias[3] == 1) /* the compiler can use vectors */
+            for (long x = 0; x < n; x++) scores[x] += bias[x];
+        else
+            for (long x = 0; x < n; x++) scores[x] += bias[x * s->bias[3]];
     }
     if (c->slopes)
         for (long x = 0; x < n; x++) scores[x] -= c->slopes[at->h] * (float)labs(i + s->offset - at->first - x);
@@ -410,8 +413,12 @@ static int weigh(const call *c, const block *at, long i, long width, float *scor
         for (long x = 0; x < n; x++) scores[x] += c->shift;
     if (c->allowed) {
         const unsigned char *open = c->allowed + at->b * s->allowed[0] + at->h * s->allowed[1] + i * s->allowed[2];
-        for (long x = 0; x < n; x++)
-            if (!open[(at->first + x) * s->allowed[3]]) scores[x] = -INFINITY;
+        open += at->first * s->allowed[3];
+        if (s->allowed[3] == 1)
+            for (long x = 0; x < n; x++) scores[x] = open[x] ? scores[x] : -INFINITY;
+        else
+            for (long x = 0; x < n; x++)
+                if (!open[x * s->allowed[3]]) scores[x] = -INFINITY;
     }
     if (c->query_ids) {
         long own = c->query_ids[at->b * s->query_ids + i];

@@ -43,6 +43,7 @@ _TINY = 2**21  # number of products up to which the host takes longer than the g
 _LEARNED = 2**15  # numbers in the keys of a head from which on torch's gradients of several heads are faster
 _SEEN = 16  # number of keys from which on torch's kernels need no inspection of the values
 _LEAST_ALPHA = 1.05  # of entmax: closer to 1, its weights are powers above 20, which lose digits in float32
+_PAIRS = 2**26  # the largest number of entries of a mask tensor that is computed from a mask of another kind
 _STORED = 2**23  # number of pairs up to which all weights are stored for top(k)
 _REQUESTS = {Full: "weights", TopWeights: "weights", Received: "received", Entropy: "entropy", Rows: "rows"}
 _KINDS = (Band, Padding, Segments, Dense)
@@ -107,21 +108,24 @@ def _short(problem: Problem) -> bool:
     if dot_attention.outruns_torch():
         stored = isinstance(problem.request, Full | TopWeights) and problem.differentiated and keys > _HALF_LONGEST
         return keys <= _OUTRUN and not (stored and reference.in_bfloat16(problem))
-    plain = not problem.masked and problem.request is None and problem.dropout == 0.0
-    if problem.differentiated and plain and problem.normalize.is_softmax:
+    in_float32 = problem.query.dtype == torch.float32
+    fused = problem.normalize.is_softmax and problem.request is None and problem.dropout == 0.0
+    if in_float32 and not fused:  # torch has no fused kernel for the call on a CPU
+        return keys <= _OUTRUN
+    if problem.differentiated and fused and not problem.masked:
         # torch's own gradients of the smallest calls take less time on the host, those of long heads in the products.
         dot = isinstance(score, Dot) or (isinstance(score, ScaledDot) and score.softcap is None)
-        equal = problem.key.shape[-1] == problem.value.shape[-1] and problem.query.dtype == torch.float32
+        equal = problem.key.shape[-1] == problem.value.shape[-1] and in_float32
         size, heads = problem.key.shape[-1], math.prod(problem.shape[:2])
         tiny = math.prod(problem.shape) * size < _TINY
         if dot and equal and keys >= _SEEN and (tiny or (heads > 1 and keys * size >= _LEARNED)):
             return False
     kinds = [type(part) for part in _parts(problem.mask)]
-    if problem.query.dtype != torch.float32 and not dot_attention.multiplies_bfloat16() and problem.shape[-2] > _FEW:
+    if not in_float32 and not dot_attention.multiplies_bfloat16() and problem.shape[-2] > _FEW:
         return keys <= (_HALF_LONGEST if problem.differentiated or Band in kinds else _HALF_FULL)
     windowed = any(type(part) is Band and part.low is not None for part in _parts(problem.mask))
     wide = keys * max(problem.query.shape[-1], problem.value.shape[-1])
-    if problem.shape[-2] <= _FEW or windowed or problem.query.dtype != torch.float32:
+    if problem.shape[-2] <= _FEW or windowed or not in_float32:
         return keys <= _SKIPPED
     if Band in kinds or Segments in kinds:
         return keys <= _SKIPPED and wide <= 2 * _WIDE
@@ -129,20 +133,19 @@ def _short(problem: Problem) -> bool:
 
 
 def _mask_fits(problem: Problem) -> bool:
-    """Return whether the mask is an intersection of a band, one length for each sequence, ids, and a tensor."""
-    parts, batch = _parts(problem.mask), problem.shape[0]
-    kinds = [type(part) for part in parts]
-    if any(kind not in _KINDS for kind in kinds) or len(set(kinds)) < len(kinds):
+    """Return whether the loops can evaluate the mask, and are likely to be the fastest for it."""
+    if problem.mask is None:
+        return True
+    batch, (rules, others) = problem.shape[0], _rules(problem.mask)
+    if Padding in rules and rules[Padding].lengths.shape not in ((batch,), (batch, 1)):
         return False
-    for part in parts:
-        if isinstance(part, Padding) and part.lengths.shape not in ((batch,), (batch, 1)):
-            return False
-        if isinstance(part, Segments) and any(
-            ids.shape[:-1].numel() not in (1, batch) or (ids.ndim == 3 and ids.shape[1] > 1)
-            for ids in (part.query_ids, part.key_ids)
-        ):
-            return False
-    return True
+    if Segments in rules:
+        for ids in (rules[Segments].query_ids, rules[Segments].key_ids):
+            if ids.shape[:-1].numel() not in (1, batch) or (ids.ndim == 3 and ids.shape[1] > 1):
+                return False
+    # Masks of other kinds become mask tensors, which pays where the products of the loops are fast.
+    pairs = math.prod((*problem.mask.lead(), *problem.shape[-2:]))
+    return not others or (dot_attention.outruns_torch() and pairs <= _PAIRS)
 
 
 def _bias_fits(problem: Problem) -> bool:
@@ -157,9 +160,22 @@ def _bias_fits(problem: Problem) -> bool:
 
 
 def _parts(mask: Any) -> tuple[Any, ...]:
+    """Return the masks whose intersection a mask is."""
     if mask is None:
         return ()
     return (*_parts(mask.left), *_parts(mask.right)) if type(mask) is And else (mask,)
+
+
+def _rules(mask: Any) -> tuple[dict[type, Any], list[Any]]:
+    """Return the parts of a mask that the loops evaluate, at most one of each kind, and the others."""
+    rules: dict[type, Any] = {}
+    others = []
+    for part in _parts(mask):
+        if type(part) in _KINDS and type(part) not in rules:
+            rules[type(part)] = part
+        else:
+            others.append(part)
+    return rules, others
 
 
 def direct(problem: Problem) -> Direct | None:
@@ -196,7 +212,8 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
     query, key = (problem.query, problem.key) if product is None else (product.query, product.key)
     if query.stride(-1) != 1 or key.stride(-1) != 1:
         return None
-    band = next(((part.low, part.high) for part in _parts(problem.mask) if type(part) is Band), (None, None))
+    rules, others = _rules(problem.mask)
+    band = (rules[Band].low, rules[Band].high) if Band in rules else (None, None)
     form = dot_attention.form(
         query,
         key,
@@ -211,7 +228,7 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
         alpha=problem.normalize.alpha if isinstance(problem.normalize, Entmax) else 2.0,
         dropout=problem.dropout,
     )
-    free = bias is None and all(type(part) is Band for part in _parts(problem.mask))
+    free = bias is None and not others and set(rules) <= {Band}
     limits, masked, strides = functools.partial(_limits, problem.shape), problem.masked, (query.stride(), key.stride())
     queries, dropping, run = problem.shape[-2], problem.dropout > 0.0, dot_attention.attention
     if problem.request is not None or isinstance(problem.normalize, Hard):
@@ -259,16 +276,19 @@ def _seed(generator: torch.Generator | None) -> int:
 def _limits(shape: tuple[int, ...], mask: Mask | Tensor | None, bias: Bias | Tensor | None) -> Limits:
     """Return the tensors of mask and bias as the loops take them; a band is a part of the form."""
     lengths = query_ids = key_ids = numbers = slopes = allowed = None
-    for part in _parts(mask):
-        if type(part) is Padding:
-            lengths = _integers(part.lengths)
-        elif type(part) is Segments:
-            query_ids = _integers(part.query_ids).view(-1, shape[-2])
-            key_ids = query_ids
-            if part.key_ids is not part.query_ids:
-                key_ids = _integers(part.key_ids).view(-1, shape[-1])
-        elif type(part) is not Band:
-            allowed = _four_axes(part if isinstance(part, Tensor) else part.tensor)
+    rules, others = _rules(mask)
+    if Padding in rules:
+        lengths = _integers(rules[Padding].lengths)
+    if Segments in rules:
+        segments = rules[Segments]
+        query_ids = key_ids = _integers(segments.query_ids).view(-1, shape[-2])
+        if segments.key_ids is not segments.query_ids:
+            key_ids = _integers(segments.key_ids).view(-1, shape[-1])
+    if Dense in rules:
+        allowed = _four_axes(rules[Dense].tensor)
+    for part in others:
+        pairs = _four_axes(part if isinstance(part, Tensor) else _pairs(part, shape))
+        allowed = pairs if allowed is None else allowed & pairs
     if isinstance(bias, Alibi):
         slopes = resolved(bias.slopes).float().contiguous()
     elif isinstance(bias, Relative):
@@ -278,6 +298,12 @@ def _limits(shape: tuple[int, ...], mask: Mask | Tensor | None, bias: Bias | Ten
     elif bias is not None:
         numbers = _four_axes((bias if isinstance(bias, Tensor) else bias.tensor).float())  # pyrefly: ignore
     return Limits(lengths, query_ids, key_ids, numbers, slopes, allowed)
+
+
+def _pairs(mask: Mask, shape: tuple[int, ...]) -> Tensor:
+    """Return which pairs a mask allows, as a tensor that broadcasts to `shape`; it is cached with the mask."""
+    device, spans = torch.device("cpu"), (all_of(shape[-2]), all_of(shape[-1]))
+    return stored(mask, device, ("pairs", shape), lambda: mask.aligned(shape).allowed(*spans, device))
 
 
 def _integers(tensor: Tensor) -> Tensor:
