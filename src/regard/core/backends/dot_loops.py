@@ -45,7 +45,15 @@ _SEEN = 16  # number of keys from which on torch's kernels need no inspection of
 _LEAST_ALPHA = 1.05  # of entmax: closer to 1, its weights are powers above 20, which lose digits in float32
 _PAIRS = 2**26  # the largest number of entries of a mask tensor that is computed from a mask of another kind
 _STORED = 2**23  # number of pairs up to which all weights are stored for top(k)
-_REQUESTS = {Full: "weights", TopWeights: "weights", Received: "received", Entropy: "entropy", Rows: "rows"}
+# What the loops compute for each kind of request.
+_REQUESTS: dict[type, str] = {
+    type(None): "nothing",
+    Full: "weights",
+    TopWeights: "weights",
+    Received: "received",
+    Entropy: "entropy",
+    Rows: "rows",
+}
 _KINDS = (Band, Padding, Segments, Dense)
 
 
@@ -56,7 +64,7 @@ def serves(problem: Problem) -> bool:
         return False
     if problem.bad_keys is not None or not eager(tensors):
         return False
-    if problem.request is not None and type(problem.request) not in _REQUESTS:
+    if type(problem.request) not in _REQUESTS:
         return False
     if isinstance(problem.request, TopWeights) and math.prod(problem.shape) > _STORED:
         return False
@@ -99,7 +107,9 @@ def attend(problem: Problem) -> Result | None:
 
 def _requested(made: dot_attention.Results, request: Request | None) -> Tensor | Top | None:
     """Return the result of a request, in float32."""
-    return request.of(made.requested) if isinstance(request, TopWeights) else made.requested
+    if isinstance(request, TopWeights) and made.requested is not None:
+        return request.of(made.requested)
+    return made.requested
 
 
 def _short(problem: Problem) -> bool:
@@ -224,7 +234,7 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
         normalizer=_normalizer(problem) or "softmax",
         band=band,
         offset=bias.offset if isinstance(bias, Alibi) else 0,
-        request="nothing" if problem.request is None else _REQUESTS[type(problem.request)],
+        request=_REQUESTS[type(problem.request)],
         alpha=problem.normalize.alpha if isinstance(problem.normalize, Entmax) else 2.0,
         dropout=problem.dropout,
     )
