@@ -221,7 +221,7 @@ static inline __attribute__((always_inline)) void multiply_eight(
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++)
 #pragma GCC unroll 2
-        for (int u = 0; u < v; u++) t[i][u] = more ? LOAD(c + i * c_row + u * 16) : ALL(0.0f);
+        for (int u = 0; u < v; u++) t[i][u] = ALL(0.0f);
     for (long p = 0; p < pairs; p++) {
         __m512bh right[2];
 #pragma GCC unroll 2
@@ -238,7 +238,10 @@ static inline __attribute__((always_inline)) void multiply_eight(
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++)
 #pragma GCC unroll 2
-        for (int u = 0; u < v; u++) STORE(c + i * c_row + u * 16, t[i][u]);
+        for (int u = 0; u < v; u++) {
+            float *to = c + i * c_row + u * 16;
+            STORE(to, more ? ADD(LOAD(to), t[i][u]) : t[i][u]);
+        }
 }
 
 /* Computes c = a b, or c += a b if `more`, for m tiles of 16 rows, `columns` tiles of 16 columns and `depth` tiles of

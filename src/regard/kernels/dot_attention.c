@@ -18,6 +18,7 @@
 #define UNITS 8              /* number of units below which the rows of a head are divided */
 #define LEAST 2              /* blocks of a part in the backward pass */
 #define DEEP 128             /* depth of a product that is computed at a time */
+#define PART 512             /* the same for few rows */
 #define CHUNK 128            /* keys whose gradients are computed at a time, if few rows attend them */
 #define CHUNKS 32            /* portions of the units that a thread takes in turn */
 #define LOWEST -86.0f        /* the sigmoid of anything less is 0 */
@@ -166,7 +167,8 @@ static void pack_columns(const float *from, long stride, long rows, long size, f
         }
 }
 
-/* c (m, v vectors) = or += sum over p of a[m a_row + p a_step] b[p b_row]. */
+/* c (m, v vectors) = or += sum over p of a[m a_row + p a_step] b[p b_row]. The sum begins at 0 also if it is added to c:
+ * the rounding errors of a long sum are then those of its parts. */
 static inline __attribute__((always_inline)) void tile(
     const int m, const int v, long depth, const float *a, long a_row, long a_step, const float *b, long b_row, float *c,
     long c_row, int more) {
@@ -174,7 +176,7 @@ static inline __attribute__((always_inline)) void tile(
 #pragma GCC unroll 8
     for (int i = 0; i < m; i++)
 #pragma GCC unroll 8
-        for (int u = 0; u < v; u++) t[i][u] = more ? LOAD(c + i * c_row + u * LANES) : ALL(0.0f);
+        for (int u = 0; u < v; u++) t[i][u] = ALL(0.0f);
     for (long p = 0; p < depth; p++) {
         vec right[8];
 #pragma GCC unroll 8
@@ -189,7 +191,10 @@ static inline __attribute__((always_inline)) void tile(
 #pragma GCC unroll 8
     for (int i = 0; i < m; i++)
 #pragma GCC unroll 8
-        for (int u = 0; u < v; u++) STORE(c + i * c_row + u * LANES, t[i][u]);
+        for (int u = 0; u < v; u++) {
+            float *to = c + i * c_row + u * LANES;
+            STORE(to, more ? ADD(LOAD(to), t[i][u]) : t[i][u]);
+        }
 }
 
 static void rows_of_tile(long m, int v, long depth, const float *a, long a_row, long a_step, const float *b, long b_row,
@@ -209,7 +214,9 @@ static void multiply(long m, long n, long depth, const float *a, long a_row, lon
 #define WIDE(M, V) \
     if (m == M && !b_panel) \
         for (; x + V * LANES <= n; x += V * LANES) \
-            tile(M, V, depth, a, a_row, a_step, b + x, b_row, c + x, c_row, more);
+            for (long p = 0; p < depth || p == 0; p += PART) \
+                tile(M, V, least(PART, depth - p), a + p * a_step, a_row, a_step, b + p * b_row + x, b_row, c + x, \
+                     c_row, more || p > 0);
     WIDE(1, 8) WIDE(2, 8) WIDE(2, 4) WIDE(3, 4) WIDE(4, 4)
 #undef WIDE
     /* So many rows of `b` at a time that a panel of them stays in the cache for all rows of `a`. */
@@ -640,7 +647,9 @@ static void forward_unit(const call *c, long unit) {
     int few = stop - start <= FEW, simple = is_simple(c);
     int packs = s->normalizer != HARD && packed(half, few, stop - start, s->value_size);
     long key_room = half ? n * size : 0, turned = few ? 0 : size * panels(n), e = s->value_size;
-    long value_room = packs ? n * panels(e) : half || e < out_width ? n * out_width : 0;
+    /* Few rows: values are not copied. If their size is not a multiple of LANES, the last vector overlaps the one before. */
+    int as_given = few && !half && e >= LANES && s->normalizer != HARD;
+    long value_room = packs ? n * panels(e) : half || (e < out_width && !as_given) ? n * out_width : 0;
     float *memory = reserve((size_t)(key_room + value_room + turned + BLOCK * (width + size + out_width) + LANES));
     float *key_copy = memory, *value_copy = key_copy + key_room, *kt = value_copy + value_room, *scores = kt + turned;
     float *query_copy = scores + BLOCK * width, *out = query_copy + BLOCK * size;
@@ -648,7 +657,8 @@ static void forward_unit(const call *c, long unit) {
     const char *keys = slice(c->key, s->key, half, b, g) + all.first * s->key[2] * bytes(s);
     const char *values = slice(c->value, s->value, half, b, g) + all.first * s->value[2] * bytes(s);
     const float *k = rows_of(keys, s->key[2], half, n, size, size, key_copy, &key_row);
-    const float *v = rows_of(values, s->value[2], half, n, e, packs ? e : out_width, value_copy, &value_row);
+    const float *v = rows_of(values, s->value[2], half, n, e, packs || as_given ? e : out_width, value_copy,
+                             &value_row);
     if (!few) transpose(k, key_row, n, size, kt);
     vec seen = ALL(0.0f); /* values with weight 0 count too */
     for (long i = 0; s->normalizer == HARD && i < n; i++)
@@ -658,6 +668,7 @@ static void forward_unit(const call *c, long unit) {
         return;
     }
     if (packs) pack_columns(v, value_row, n, e, value_copy), v = value_copy, value_row = PANEL;
+    if (as_given) memset(out, 0, (size_t)((stop - start) * out_width) * sizeof(float));
     for (long row = start; row < stop; row += BLOCK) {
         block at = block_of(c, b, h, row, least(BLOCK, stop - row), all.first);
         long shift = (at.first - all.first) / GRAIN * GRAIN; /* a whole panel of the transposed keys */
@@ -682,7 +693,13 @@ static void forward_unit(const call *c, long unit) {
         for (long i = 0; c->dropout > 0.0f && i < at.rows; i++) drop(c, &at, row + i, columns, scores + i * width);
         if (s->normalizer == HARD)
             pick(c, &at, scores, width, v + shift * value_row, value_row, out, out_width);
-        else
+        else if (as_given) {
+            const float *rows = v + shift * value_row;
+            multiply(at.rows, e / LANES * LANES, count, scores, width, 1, rows, value_row, 0, out, out_width, 0);
+            if (e % LANES)
+                multiply(at.rows, LANES, count, scores, width, 1, rows + e - LANES, value_row, 0, out + e - LANES,
+                         out_width, 0);
+        } else
             multiply(at.rows, out_width, count, scores, width, 1, v + shift * value_row, value_row,
                      packs ? n * PANEL : 0, out, out_width, 0);
         for (long x = 0; x < at.rows * out_width; x += LANES) check = FMA(LOAD(out + x), ALL(0.0f), check);
