@@ -162,3 +162,37 @@ def test_tensors_of_masks_are_not_kept_alive() -> None:
         regard.attention(x, x, x, mask=mask)
     del mask
     assert alive() is None
+
+
+def test_a_table_that_begins_to_learn_is_a_new_call() -> None:
+    """The same record is passed, but the metadata of its tensor has changed."""
+    x, table = torch.randn(SHAPE), torch.randn(3, 45)
+    bias = regard.relative(table)
+    for learning in (False, True):
+        table.requires_grad_(learning)
+        for _ in range(OFTEN):
+            output = regard.attention(x, x, x, bias=bias).output
+            assert output.requires_grad is learning
+    assert torch.autograd.grad(output.sum(), table)[0].shape == table.shape
+
+
+def test_a_mask_is_compared_by_its_present_tensors() -> None:
+    """Masks that are used in turn, one of which changes in place, give what new masks give."""
+    x, lengths = torch.randn(SHAPE), torch.tensor([5, 9])
+    masks = [regard.padding(lengths), regard.padding(torch.tensor([23, 2])) & regard.causal()]
+    for step in range(2 * OFTEN):
+        lengths.fill_(3 + step)
+        fresh = [regard.padding(lengths.clone()), regard.padding([23, 2]) & regard.causal()]
+        for mask, new in zip(masks, fresh, strict=True):
+            right = regard.attention(x, x, x, mask=new, backend="reference").output
+            torch.testing.assert_close(regard.attention(x, x, x, mask=mask).output, right)
+
+
+def test_records_of_remembered_calls_are_not_kept_alive() -> None:
+    x, weight = torch.randn(SHAPE), torch.randn(16, 16)
+    mask, score = regard.padding(torch.tensor([5, 9])), regard.Bilinear(weight)
+    for _ in range(OFTEN):
+        regard.attention(x, x, x, mask=mask, score=score)
+    freed = [weakref.ref(mask), weakref.ref(score), weakref.ref(weight)]
+    del mask, score, weight
+    assert [each() for each in freed] == [None, None, None]

@@ -8,8 +8,9 @@ caches, and each line then takes several times as long. In a version of torch wi
 remembered, and a signature is computed for each call.
 """
 
+import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,8 +30,9 @@ _MOST, _COUNTED = 8, 4096  # the largest numbers of remembered calls, and of rou
 _NEVER = object()
 _has_gradients, _deterministic = torch.is_grad_enabled, torch._C._get_deterministic_algorithms
 # Each entry describes a call: score, normaliser, mask, bias and request, each replaced by `_NEVER` if it holds tensors;
-# dropout; whether grad mode was on, deterministic algorithms were required and a CUDA graph was recorded; the guard of
-# its tensors; its route; the cache keys of the five arguments.
+# the references to score, mask and bias if they hold tensors; dropout; whether grad mode was on, deterministic
+# algorithms were required and a CUDA graph was recorded; the guard of its tensors; its route; the cache keys of the
+# five arguments.
 _recent: tuple[tuple[Any, ...], ...] = ()
 _missed: dict[int, int] = {}  # for each route, by id: the number of calls that `recall` did not return
 
@@ -45,11 +47,41 @@ def recall(
     # torch's guard would crash the process on a nested tensor, which has no strides.
     if query.is_nested or key.is_nested or value.is_nested or forward_ad._current_level >= 0:
         return None
+    grad, deterministic = _has_gradients(), _deterministic()
+    for (
+        score_, normalize_, mask_, bias_, request_, score_held, mask_held, bias_held, dropout_, grad_, deterministic_,
+        recording, check, route, _,
+    ) in _recent:  # fmt: skip
+        if (
+            normalize is normalize_
+            and request is request_
+            and (mask is mask_ or _same(mask, mask_held))
+            and (score is score_ or _same(score, score_held))
+            and (bias is bias_ or _same(bias, bias_held))
+        ):
+            if dropout != dropout_ or grad is not grad_ or deterministic is not deterministic_:
+                continue
+            if recording is cuda_graphs.recording and check(query, key, value):
+                return route
+    return _recall_by_keys(query, key, value, score, normalize, mask, bias, dropout, request)
+
+
+def _recall_by_keys(
+    query: Any, key: Any, value: Any, score: object, normalize: object, mask: object, bias: object, dropout: object,
+    request: object,
+) -> "Route | None":  # fmt: skip
+    """Do the same for records that are not those of a remembered call, but may have equal cache keys."""
     grad, deterministic, own, records = _has_gradients(), _deterministic(), None, None
     for (
-        score_, normalize_, mask_, bias_, request_, dropout_, grad_, deterministic_, recording, check, route, known,
+        score_, normalize_, mask_, bias_, request_, score_held, _, bias_held, dropout_, grad_, deterministic_,
+        recording, check, route, known,
     ) in _recent:  # fmt: skip
-        if score is score_ and normalize is normalize_ and bias is bias_ and request is request_:
+        if (
+            (score is score_ or _same(score, score_held))
+            and normalize is normalize_
+            and (bias is bias_ or _same(bias, bias_held))
+            and request is request_
+        ):
             if mask is not mask_:
                 if mask is None or mask_ is None:
                     continue
@@ -85,8 +117,38 @@ def remember(
     records = score, normalize, mask, bias, request
     without_tensors = [record if record is None or type(record) in WITHOUT_TENSORS else _NEVER for record in records]
     modes = dropout, _has_gradients(), _deterministic(), cuda_graphs.recording
-    call = (*without_tensors, *modes, _check(query, key, value), route, records_of(*records))
+    held = [_held(record) for record in (score, mask, bias)]
+    call = (*without_tensors, *held, *modes, _check(query, key, value), route, records_of(*records))
     _recent = (call, *_recent[: _MOST - 1])
+
+
+class _Held(NamedTuple):
+    """A record that holds tensors, and these, by weak references; `check` tests that the tensors have not changed in
+    shape, strides, dtype, device or the need of a gradient."""
+
+    record: weakref.ref[Any]
+    tensors: tuple[weakref.ref[Tensor], ...]
+    check: Callable[..., bool]
+
+
+def _held(record: Any) -> _Held | None:
+    """Return the references to a record of regard's own; None if it holds no tensors, or is a tensor."""
+    if record is None or isinstance(record, Tensor) or type(record) in WITHOUT_TENSORS:
+        return None
+    tensors = tuple({id(tensor): tensor for tensor in record.tensors()}.values())
+    if not tensors:
+        return None
+    return _Held(weakref.ref(record), tuple([weakref.ref(tensor) for tensor in tensors]), _check(*tensors))
+
+
+def _same(record: object, held: _Held | None) -> bool:
+    """Return whether a record is the one that is held, and its tensors are as they were."""
+    return (
+        held is not None
+        and record is not None
+        and held.record() is record
+        and held.check(*[tensor() for tensor in held.tensors])
+    )
 
 
 def _check(*tensors: Tensor) -> Callable[..., bool]:

@@ -77,6 +77,7 @@ class Form(NamedTuple):
     band: tuple[int | None, int | None]
     offset: int
     request: str
+    complete: bool = False  # whether the numbers have the strides of the limits
 
 
 NO_LIMITS = Limits()
@@ -253,10 +254,17 @@ def _pointers(limits: Limits, rows: Rows | None) -> tuple[int | None, ...]:
     return tuple([None if tensor is None else tensor.data_ptr() for tensor in tensors])
 
 
+def completed(form: Form, limits: Limits) -> Form:
+    """Return the form of calls whose limits have the shapes of these, if they have no bias and no mask tensor."""
+    if limits.bias is not None or limits.allowed is not None:
+        return form
+    return form._replace(numbers=_numbers(form, limits, None), complete=True)
+
+
 def _numbers(form: Form, limits: Limits, rows: Rows | None) -> Any:
     """Return the numbers of the form with the strides of bias, mask and ids, and the number of requested rows."""
     bias, allowed, ids = limits.bias, limits.allowed, limits.query_ids
-    if bias is None and allowed is None and ids is None and rows is None:
+    if rows is None and (form.complete or (bias is None and allowed is None and ids is None)):
         return form.numbers
     numbers = type(form.numbers).from_buffer_copy(form.numbers)
     if rows is not None:

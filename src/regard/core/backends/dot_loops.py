@@ -247,9 +247,12 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
     def computed(
         query: Tensor, key: Tensor, value: Tensor, mask: Any, bias: Any, request: Request | None, generator: Any
     ) -> Any:
+        nonlocal form
         more = (dot_attention.rows(request.positions(queries).cpu(), queries),) if type(request) is Rows else ()
         seed = _seed(generator) if dropping else 0
         restricted = NO_LIMITS if free else limits(mask, bias)
+        if not form.complete:
+            form = dot_attention.completed(form, restricted)
         return run(query, key, value, form, restricted, learning, *more, seed=seed)
 
     if product is None:
