@@ -377,14 +377,14 @@ def encoder() -> tuple[nn.Module, Run]:
 
 
 def unpadded_encoder() -> tuple[nn.Module, Run]:
-    """Return an encoder and its call on sequences without padding."""
+    """Return an `nn.TransformerEncoder` and a function that calls it on sequences without padding."""
     model, _ = encoder()
     x = _states(2, 7, 32)
     return model, lambda net: net(x)
 
 
 def transformer() -> tuple[nn.Module, Run]:
-    """Return an nn.Transformer, encoder and decoder, and its call with a causal mask."""
+    """Return an `nn.Transformer`, and a function that calls it with a causal mask in the decoder."""
     source, target = _states(2, 7, 32), _states(2, 5, 32)
     mask = nn.Transformer.generate_square_subsequent_mask(5)
     model = nn.Transformer(32, 4, 2, 2, 37, batch_first=True)

@@ -69,7 +69,7 @@ def spoiled(tensors: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("seed", range(120))
 def test_a_signature_that_was_served_before_changes_nothing(seed: int, device: str) -> None:
-    """A second call with the same signature returns the result of a call without stored routes."""
+    """A second call with the same signature returns what it returns if nothing was stored by the first call."""
     tensors, options = random_call(seed, device)
     try:
         regard.attention(*tensors, **options)

@@ -196,4 +196,4 @@ def test_the_table_names_the_kernel_that_runs_on_a_cpu(name):
     row = next(cell for call, cell in ROWS.items() if call.startswith(start))
     above = ROWS["dot, scaled dot, cosine or bilinear score, with softmax"]
     kernel = regard.explain(*inputs(length=length), **settings).kernel
-    assert kernel.split(" (")[0] in row + (above if "as above" in row else "")
+    assert kernel.split(" (")[0] in row + (above if "as in the first row" in row else "")

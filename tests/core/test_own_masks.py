@@ -129,3 +129,17 @@ def test_intersections(name: str, dtype: torch.dtype) -> None:
         for found, true in zip((output, *grads), right, strict=True):
             near = 1e-5 if dtype == torch.float32 else 3e-2
             torch.testing.assert_close(found.double(), true, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("lead", [(3,), (2, 3), (1, 3)], ids=str)
+@pytest.mark.parametrize("mask", [None, regard.causal(), regard.padding([21]), ~regard.window(4, 4)], ids=str)
+def test_calls_with_and_without_an_axis_of_the_batch(lead: tuple[int, ...], mask: regard.Mask | None) -> None:
+    torch.manual_seed(4)
+    tensors = [torch.randn(*lead, 30, 16).requires_grad_() for _ in range(3)]
+    for request in (None, regard.full(), regard.received(), regard.entropy(), regard.rows([4, 0, 4]), regard.top(2)):
+        found = regard.attention(*tensors, mask=mask, weights=request)
+        right = regard.attention(*tensors, mask=mask, weights=request, backend="reference")
+        assert_close(found.output, right.output)
+        assert_close(found.weights, right.weights)
+        directions = [torch.autograd.grad(one.output.sin().sum(), tensors) for one in (found, right)]
+        assert_close(*directions)

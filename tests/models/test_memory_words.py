@@ -87,7 +87,7 @@ def test_words_know_nothing_of_their_neighbours(make):
 
 
 def make_states(encoder: RecurrentEncoder | TransformerEncoder, source: Tensor) -> Tensor:
-    """Return the states of an encoder whose memory may contain words instead of states."""
+    """Return the hidden states of an encoder, also if its memory holds word embeddings in place of the states."""
     plain = recurrent() if isinstance(encoder, RecurrentEncoder) else transformer()
     plain.load_state_dict({name: part for name, part in encoder.state_dict().items() if name != "words.weight"})
     return plain(source, LENGTHS).keys

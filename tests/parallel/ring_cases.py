@@ -206,7 +206,7 @@ def keys_sent(case: Case, rank: int, size: int) -> int | None:
     match case.mask:
         case "none":
             return (size - 1) * part
-        # A process sends one of its two chunks to every later rank, and both to every earlier rank.
+        # Each process holds two chunks. It sends one of them to every later rank, and both to every earlier rank.
         case "causal" if case.balanced:
             return (size - 1 - rank) * chunk + rank * 2 * chunk
         case "causal":

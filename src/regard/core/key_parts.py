@@ -42,7 +42,7 @@ def backward(problem: Problem, whole: Part, doutput: Tensor, dtotal: Tensor | No
 
 
 def _quicker(problem: Problem) -> Problem:
-    """Return the problem with an additive score in the faster form of the additive backend, where that saves time."""
+    """Return the problem with an additive score in the form that the additive backend would use."""
     if not isinstance(problem.score, Additive) or problem.device.type != "cpu":
         return problem
     served = additive.refuses(problem) is None and additive.not_worth_it(problem) is None

@@ -104,7 +104,7 @@ class Mask:
     def clauses(self) -> Clauses | None:
         """Return the mask as a conjunction of rules that kernels can evaluate, or None if it is no such conjunction.
 
-        If the result is None, the backends `reference`, `blocked` and `sdpa` evaluate the mask by torch operations.
+        If the result is None, kernels receive the tensor of `allowed`, or the call runs in torch operations.
         """
         return None
 

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard.core.biases import DenseBias
-from regard.core.clauses import Clauses, clauses
+from regard.core.clauses import Clauses
 from regard.core.custom import Custom
 from regard.core.problem import HALF, Problem
 from regard.core.spans import all_of, cut
@@ -249,7 +249,7 @@ def seen_by_any(problem: Problem) -> Bool[Tensor, "... k"] | None:
     for each of them.
     """
     queries, keys = problem.shape[-2:]
-    rules, bias = clauses(problem.mask, queries, keys), problem.bias
+    rules, bias = problem.mask_rules, problem.bias
     closing = bias is not None and bias.may_mask and (isinstance(bias, DenseBias) or _readable(problem))
     if rules is not None and rules.separate and not closing:
         return seen_keys(rules, queries, keys, problem.device)

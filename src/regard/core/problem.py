@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.core import sharding
 from regard.core.biases import Bias, as_bias
+from regard.core.clauses import Clauses, clauses
 from regard.core.custom import Custom
 from regard.core.mask_cache import aligned, stored
 from regard.core.masks import Mask, as_mask
@@ -61,6 +62,11 @@ class Problem:
     def masked(self) -> bool:
         """Return whether some pairs may be masked, by the mask or by a bias of −inf."""
         return self.mask is not None or self.bias is not None
+
+    @property
+    def mask_rules(self) -> Clauses | None:
+        """Return the rules of the mask that exclude any pair of the call; None if kernels cannot evaluate the mask."""
+        return clauses(self.mask, *self.shape[-2:])
 
     @property
     def dtype(self) -> torch.dtype:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from regard.core.backends.kernel_arguments import bias_arguments, by_pairs, mask_arguments, narrowed, pairs_of
 from regard.core.backends.result import Both, Direct, WithRequest
-from regard.core.clauses import clauses
 from regard.core.nonfinite import zero_masked_keys
 from regard.core.problem import HALF, Problem
 from regard.core.requests import Entropy, Full, LogSumExp, Received, Request, Top, TopWeights, returned
@@ -139,13 +138,13 @@ def sums_serve(problem: Problem) -> bool:
         return False
     if not problem.normalize.is_softmax or problem.score.why_no_product() is not None or problem.bias is not None:
         return False
-    rules = clauses(problem.mask, *problem.shape[-2:])
+    rules = problem.mask_rules
     return rules is not None and not rules.segments and not rules.dense
 
 
 def sums(problem: Problem, lse: Tensor) -> Tensor:
     """Compute the requested entropy or received weights on the CPU from the log-sum-exp (…, h, q) of finite inputs."""
-    product, rules = problem.score.as_product(problem.query, problem.key), clauses(problem.mask, *problem.shape[-2:])
+    product, rules = problem.score.as_product(problem.query, problem.key), problem.mask_rules
     assert product is not None  # not None, as sums_serve() has checked
     assert rules is not None
     lead, keys = problem.shape[:-2], problem.shape[-1]

@@ -801,7 +801,7 @@ static portion portion_of(const call *c, long unit) {
     long blocks = (s->queries + BLOCK - 1) / BLOCK, share = (group * blocks + c->parts - 1) / c->parts;
     portion found = {z, z / s->kv_heads, z % s->kv_heads, blocks, part * share, least((part + 1) * share, group * blocks)};
     long row = found.from % blocks * BLOCK, rows = (found.to - found.from) * BLOCK;
-    if (row + rows > blocks * BLOCK) row = 0, rows = s->queries; /* of several heads */
+    if (row + rows > blocks * BLOCK) row = 0, rows = s->queries; /* the blocks are those of several heads */
     found.all = block_of(c, found.b, found.g * group, row, least(rows, s->queries - row), 0);
     return found;
 }

@@ -16,7 +16,7 @@ _WEIGHTS = 2**27  # largest number of weights, over all heads and layers of a st
 
 
 class Rolled:
-    """A source whose weights (b, 1, n, n) are the attention rollout of some layers; padded positions have weight 0."""
+    """The attention rollout of several layers as weights (b, 1, n, n) of a `Record`; padded positions have weight 0."""
 
     def __init__(self, layers: Sequence[Record]) -> None:
         self._layers = list(layers)

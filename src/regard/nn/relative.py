@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.core.attention import Attended
 from regard.core.biases import Bias
-from regard.core.clauses import clauses
 from regard.core.hard import choose
 from regard.core.masks import Mask
 from regard.core.nonfinite import cleaned
@@ -134,7 +133,7 @@ def _in_blocks(tables: Tables) -> Part:
 def _visible(problem: Problem, size: int) -> list[tuple[Stretch, Stretch]]:
     """Return blocks of queries, each with the range of keys that it needs: under a causal mask up to its last query."""
     queries, keys = problem.shape[-2:]
-    rules = clauses(problem.mask, queries, keys)
+    rules = problem.mask_rules
     ahead = None if rules is None or problem.request is not None else rules.high
     return [
         (rows, all_of(keys if ahead is None else max(1, min(keys, rows.stop + ahead)))) for rows in cut(queries, size)

@@ -34,7 +34,8 @@ def context(group: Group = None, *, balanced: bool = True) -> Iterator[None]:
     """Inside this context, `regard.attention` and layers that call it receive and return this process's part of each
     sequence.
 
-    Masks and positions are those of the whole sequences; ids of `segments` are parts, sharded like the sequences.
+    Masks and positions are those of the whole sequences. Of the ids of `segments`, each process passes the part that
+    belongs to its part of the sequences.
     `balanced` means the same as in `shard`. The backward pass may run outside of the context.
     """
     ring_ = Ring(group, layout(group, balanced))

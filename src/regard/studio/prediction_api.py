@@ -114,7 +114,7 @@ def saved_run_at(runs: Sequence[Any], number: int) -> "LiveRun":
 
 
 def received(inputs: "Sequence[Input]", texts: Mapping[str, str], limits: Limits = LIMITS) -> dict[str, Any]:
-    """Return the inputs of a request, converted to the inputs of a predictor.
+    """Convert the texts of an HTTP request to the inputs of a predictor.
 
     A predictor interprets a text as the path of a file if the input is an image, a sound or a scene. Therefore images
     and sounds are converted to bytes, and scenes to objects: a text from HTTP is never used as a path.

@@ -83,7 +83,7 @@ def _kernels_refuse(problem: Problem) -> str | None:
         return f"its kernels do not compute in {problem.query.dtype}"
     if problem.bias is not None and not isinstance(problem.bias, (DenseBias, Rule)):
         return "its kernels take a bias as a tensor or as a rule of distance"
-    rules = clauses(problem.mask, *problem.shape[-2:])
+    rules = problem.mask_rules
     if rules is None:
         return "its kernels take masks without | and ~"
     if rules.by_head or len(rules.segments) > 1:
@@ -229,7 +229,7 @@ def _native_serves(problem: Problem) -> bool:
     assert isinstance(problem.score, Additive)
     if problem.bias is not None or problem.dropout > 0.0 or not problem.normalize.is_softmax or problem.group > 1:
         return False
-    rules = clauses(problem.mask, *shape[-2:])
+    rules = problem.mask_rules
     if rules is None or rules.low is not None or rules.segments or rules.dense or rules.by_head:
         return False
     if query.ndim != 4 or value.shape[-1] == 0 or math.prod(shape) > _STORED or isinstance(problem.request, LogSumExp):

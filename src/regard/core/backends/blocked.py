@@ -279,9 +279,10 @@ class _Sums:
         return self.leaves.get(id(tensor), tensor)
 
     def _refuse_strangers(self, raw: Tensor, query: Tensor, key: Tensor) -> None:
-        """Raise if the caller's score function uses learned tensors that its trial call did not record.
+        """Raise if the caller's score function uses learned tensors that were not recorded.
 
-        Scripted modules and branches that the trial call did not take may hold such tensors.
+        Before the first block, the function is called once on a few pairs, and the tensors that it uses are recorded.
+        Scripted modules, and branches that this call did not take, may use others.
         """
         custom = isinstance(self.job.problem.score, Custom) and raw.numel() > 0
         if custom and leaves(raw, (query, key, *self.parameters)):

@@ -25,7 +25,7 @@ def serves(problem: Problem) -> bool:
         return False
     if problem.differentiated or problem.bias is not None or problem.dropout > 0.0 or not TRITON:
         return False
-    rules = clauses(problem.mask, *problem.shape[-2:])
+    rules = problem.mask_rules
     if rules is None or rules.banded or rules.by_head or len(rules.segments) > 0:
         return False
     if any(tensor.shape[-2] > 1 or tensor.shape[-3] > 1 for tensor in rules.dense):
@@ -37,7 +37,7 @@ def attend(problem: Problem, query: Tensor, key: Tensor, weight: Tensor | None, 
     """Return the output of a decoding step, with additive scores if a weight is given, else scale · ⟨query, key⟩."""
     from regard.kernels.triton.decode_attention import decode  # imported here, because it imports Triton
 
-    rules = clauses(problem.mask, *problem.shape[-2:])
+    rules = problem.mask_rules
     lead = problem.query.shape[:-3]
     assert rules is not None  # not None, as serves() has checked
     lengths, mask = _seen(rules, lead, problem.shape[-1])
@@ -55,9 +55,9 @@ def direct(problem: Problem, weight: Tensor | None, scale: float) -> Direct | No
         return None
     from regard.kernels.triton.decode_attention import Steps, prepare  # imported here, because it imports Triton
 
-    shape, (queries, keys), batch = problem.shape, problem.shape[-2:], problem.shape[0]
+    shape, batch = problem.shape, problem.shape[0]
     query, key, value = problem.query, problem.key, problem.value
-    rules = clauses(problem.mask, queries, keys)
+    rules = problem.mask_rules
     assert rules is not None  # not None, as serves() has checked
     shared = rules.lengths is None or rules.lengths.numel() == 1
     steps = Steps(

@@ -33,9 +33,9 @@ KERNEL = "compiled loops"
 # Numbers of keys up to which the loops are as fast as torch's kernels or operations: in general, and for few queries,
 # causal masks and segments, whose masked blocks they skip. Long keys that are wide leave the cache.
 _LONGEST, _SKIPPED, _WIDE = 2048, 4096, 2**17
-_FEW = 64  # number of queries that are few
-# The same in bfloat16 on a processor without AMX, with gradients or a band, and otherwise, where torch's products of
-# bfloat16 are faster.
+_FEW = 64  # number of queries up to which the loops are as fast for more keys
+# Numbers of keys up to which the loops are as fast in bfloat16 on a processor without AMX: with gradients or a band as
+# mask, and without both.
 _HALF_LONGEST, _HALF_FULL = 512, 192
 _OUTRUN = 16384  # where the products of the loops are faster than torch's, the loops are the fastest up to this length
 _WIDEST = 256  # the largest size of a vector
@@ -70,7 +70,11 @@ def serves(problem: Problem) -> bool:
         return False
     if query.dtype not in (torch.float32, torch.bfloat16) or any(t.dtype != query.dtype for t in tensors):
         return False
-    if any(t.ndim != 4 or t.stride(-1) != 1 for t in tensors) or not 0 < problem.value.shape[-1] <= _WIDEST:
+    if (
+        query.ndim not in (3, 4)
+        or any(t.stride(-1) != 1 for t in tensors)
+        or not 0 < problem.value.shape[-1] <= _WIDEST
+    ):
         return False
     if _normalizer(problem) is None or problem.dropout == 1.0 or query.shape[-1] > _WIDEST:
         return False
@@ -126,7 +130,7 @@ def _short(problem: Problem) -> bool:
         # torch's own gradients of the smallest calls take less time on the host, those of long heads in the products.
         dot = isinstance(score, Dot) or (isinstance(score, ScaledDot) and score.softcap is None)
         equal = problem.key.shape[-1] == problem.value.shape[-1] and in_float32
-        size, heads = problem.key.shape[-1], math.prod(problem.shape[:2])
+        size, heads = problem.key.shape[-1], math.prod(problem.shape[:-2])
         tiny = math.prod(problem.shape) * size < _TINY
         if dot and equal and keys >= _SEEN and (tiny or (heads > 1 and keys * size >= _LEARNED)):
             return False
@@ -146,7 +150,7 @@ def _mask_fits(problem: Problem) -> bool:
     """Return whether the loops can evaluate the mask, and are likely to be the fastest for it."""
     if problem.mask is None:
         return True
-    batch, (rules, others) = problem.shape[0], _rules(problem.mask)
+    batch, (rules, others) = math.prod(problem.shape[:-3]), _rules(problem.mask)
     if Padding in rules and rules[Padding].lengths.shape not in ((batch,), (batch, 1)):
         return False
     if Segments in rules:
@@ -164,7 +168,7 @@ def _bias_fits(problem: Problem) -> bool:
         return True
     if type(bias) not in (DenseBias, Alibi, Relative):
         return False
-    if isinstance(bias, Alibi) and (problem.bias_learned or bias.slopes.shape != problem.query.shape[1:2]):
+    if isinstance(bias, Alibi) and (problem.bias_learned or bias.slopes.shape != problem.query.shape[-3:-2]):
         return False
     return all(t.dtype != torch.float64 for t in bias.tensors())
 
@@ -224,10 +228,9 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
         return None
     rules, others = _rules(problem.mask)
     band = (rules[Band].low, rules[Band].high) if Band in rules else (None, None)
+    single = query.ndim == 3  # one sequence, without an axis of the batch
     form = dot_attention.form(
-        query,
-        key,
-        problem.value,
+        *[t.unsqueeze(0) if single else t for t in (query, key, problem.value)],
         scale=score.factor(query.shape[-1]) if isinstance(score, ScaledDot) else product.scale if product else 1.0,
         softcap=(score.softcap or 0.0) if isinstance(score, ScaledDot) else 0.0,
         shift=problem.normalize.bias if isinstance(problem.normalize, Sigmoid) else 0.0,
@@ -253,7 +256,10 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
         restricted = NO_LIMITS if free else limits(mask, bias)
         if not form.complete:
             form = dot_attention.completed(form, restricted)
-        return run(query, key, value, form, restricted, learning, *more, seed=seed)
+        if not single:
+            return run(query, key, value, form, restricted, learning, *more, seed=seed)
+        tensors = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+        return _first(run(*tensors, form, restricted, learning, *more, seed=seed))
 
     if product is None:
 
@@ -279,6 +285,13 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
         return computed(made.query, made.key, value, mask, bias, request, generator)
 
     return by_product
+
+
+def _first(results: Any) -> Any:
+    """Return the results of the one sequence of a call without the axis of the batch."""
+    if results is None or isinstance(results, Tensor):
+        return None if results is None else results.squeeze(0)
+    return dot_attention.Results(*[None if tensor is None else tensor.squeeze(0) for tensor in results])
 
 
 def _seed(generator: torch.Generator | None) -> int:

@@ -15,7 +15,6 @@ from torch import Tensor
 from regard.core.backends import blocked, mask_blocks, sdpa
 from regard.core.backends.result import Result
 from regard.core.backward_checks import Unchanged, once_only
-from regard.core.clauses import clauses
 from regard.core.nonfinite import all_finite, needs_cleaning
 from regard.core.problem import Problem
 from regard.core.scores import Dot, ScaledDot
@@ -160,7 +159,7 @@ def _four_axes(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 def _tiles(problem: Problem) -> Iterator[_Tile]:
     """Yield one tile if the kernel supports the mask, else a tile for each block of queries and its allowed keys."""
     queries, keys = problem.shape[-2:]
-    rules = clauses(problem.mask, queries, keys)
+    rules = problem.mask_rules
     by_band = rules is not None and rules.lengths is None and not rules.segments and not rules.dense
     if rules is not None and by_band and (not rules.banded or (rules.low is None and rules.high == 0)):
         yield _Tile(all_of(queries), all_of(keys), None, rules.banded)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from regard.core.backends import blocked, torch_sdpa
 from regard.core.backends.flash import plain_softmax, scale_of
-from regard.core.clauses import clauses
 from regard.core.problem import HALF, Problem
 from regard.core.transforms import transformed
 
@@ -62,7 +61,7 @@ def part_backward(problem: Problem, output: Tensor, total: Tensor, doutput: Tens
 def _causal(problem: Problem) -> bool | None:
     """Return True for a causal mask and False for no mask; None if the kernel does not support the mask."""
     queries, keys = problem.shape[-2:]
-    rules = clauses(problem.mask, queries, keys)
+    rules = problem.mask_rules
     if rules is None or rules.lengths is not None or rules.segments or rules.dense:
         return None
     if not rules.banded:

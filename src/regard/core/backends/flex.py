@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.core.backends import ranges, sdpa
 from regard.core.backends.result import Direct, Result
 from regard.core.biases import Alibi, DenseBias, Relative, Rule
-from regard.core.clauses import Clauses, clauses
+from regard.core.clauses import Clauses
 from regard.core.mask_cache import stored
 from regard.core.masks import Band, Blocks, Coarse
 from regard.core.nonfinite import zero_masked_keys
@@ -38,7 +38,7 @@ _WORTH = 1024  # with fewer queries or keys than this, the set-up of FlexAttenti
 
 def refuses(problem: Problem) -> str | None:
     """Return the reason why FlexAttention cannot compute the problem, or None."""
-    rules = clauses(problem.mask, *problem.shape[-2:])
+    rules = problem.mask_rules
     if ranges.serves(problem, rules):
         return None
     if not problem.normalize.is_softmax:
@@ -67,7 +67,7 @@ def _whole(size: int) -> bool:
 def not_worth_it(problem: Problem) -> str | None:
     """Return the reason why another backend would be at least as fast, or None."""
     queries, keys = problem.shape[-2:]
-    rules = clauses(problem.mask, queries, keys)
+    rules = problem.mask_rules
     if ranges.serves(problem, rules):
         return None
     if min(queries, keys) < _WORTH:
@@ -88,7 +88,7 @@ def not_worth_it(problem: Problem) -> str | None:
 
 def working_bytes(problem: Problem) -> int:
     """Return the bytes of FlexAttention's lists of blocks, or of the segment bounds of this library's own kernels."""
-    rules = clauses(problem.mask, *problem.shape[-2:])
+    rules = problem.mask_rules
     if rules is not None and (_narrow(problem, rules) or ranges.serves(problem, rules)):
         return ranges.working_bytes(problem, rules)
     queries, keys = (-(-n // _BLOCK) for n in problem.shape[-2:])
@@ -97,7 +97,7 @@ def working_bytes(problem: Problem) -> int:
 
 def kernel(problem: Problem) -> str:
     """Return the name of the kernel: a Triton kernel of this library, or torch's FlexAttention."""
-    rules = clauses(problem.mask, *problem.shape[-2:])
+    rules = problem.mask_rules
     if rules is not None and _narrow(problem, rules):
         return "triton window"
     return ranges.KERNEL if ranges.serves(problem, rules) else "flex attention"
@@ -108,7 +108,7 @@ def attend(problem: Problem, *, compiled: bool = True) -> Result:
 
     If `compiled` is False, FlexAttention runs uncompiled, in torch operations.
     """
-    rules = clauses(problem.mask, *problem.shape[-2:])
+    rules = problem.mask_rules
     assert rules is not None  # not None, as refuses() has checked
     if compiled and ranges.serves(problem, rules) and not _narrow(problem, rules):
         return ranges.attend(problem, rules)
@@ -171,7 +171,7 @@ def direct(problem: Problem) -> Direct | None:
     The result is None if calls with this signature need more than the kernel, such as copies. The problem must hold the
     caller's own tensors, not views of them, and must not request weights.
     """
-    rules = clauses(problem.mask, *problem.shape[-2:])
+    rules = problem.mask_rules
     if rules is None or problem.query.ndim != 4:
         return None
     if not _narrow(problem, rules):

@@ -21,7 +21,7 @@ def mask_arguments(problem: Problem, lead: torch.Size) -> dict[str, Any]:
 
     `lead` are the leading axes of the scores before the head axis, which the kernels have as one batch axis.
     """
-    rules = clauses(problem.mask, *problem.shape[-2:])
+    rules = problem.mask_rules
     assert rules is not None  # not None, as the caller has checked
     return _clause_arguments(rules, lead)
 
@@ -44,7 +44,7 @@ def by_pairs(problem: Problem) -> bool:
     """Return whether Triton kernels can evaluate mask and bias of the problem pair by pair."""
     if problem.bias_learned or not (problem.bias is None or isinstance(problem.bias, (DenseBias, Rule))):
         return False
-    rules = clauses(problem.mask, *problem.shape[-2:])
+    rules = problem.mask_rules
     return rules is not None and not rules.by_head and len(rules.segments) <= 1
 
 
@@ -56,7 +56,7 @@ def pairs_of(problem: Problem) -> Callable[[Any, Any, torch.device], Any]:
     """
     from regard.kernels.triton.additive.pairs import EVERY, Pairs  # imported here, because it imports Triton
 
-    shape, rules = problem.shape, clauses(problem.mask, *problem.shape[-2:])
+    shape, rules = problem.shape, problem.mask_rules
     assert rules is not None  # not None, as by_pairs() has checked
     (batch, _, queries, keys), masked = shape, problem.mask is not None
     # `alone` is whether the mask has lengths or segments or neither, but not both, and no dense tensor.

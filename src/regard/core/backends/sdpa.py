@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.core import summaries
 from regard.core.backends import alibi_numbers, banded, decoding_step, mask_blocks, per_sequence, reference, torch_sdpa
 from regard.core.backends.result import Both, Direct, Result
-from regard.core.clauses import Clauses, clauses
+from regard.core.clauses import Clauses
 from regard.core.mask_cache import stored
 from regard.core.masks import Band, Dense
 from regard.core.nonfinite import all_finite, finite, harmless, needs_cleaning, zeroed_with_row
@@ -96,7 +96,7 @@ def working_bytes(problem: Problem) -> int:
     """Return the bytes of the mask of one block of queries, or of all scores where torch uses its math path."""
     if plain(problem):
         return 2 * math.prod(problem.shape) * problem.query.element_size()
-    rules = clauses(problem.mask, *problem.shape[-2:])
+    rules = problem.mask_rules
     if (problem.bias is None and _needs_no_block(rules)) or _sequences(problem, rules) is not None:
         return 0
     if problem.bias is None and rules is not None and banded.worth_it(rules, *problem.shape[-2:]):
@@ -112,7 +112,7 @@ def has_rules(problem: Problem) -> bool:
     """Return whether torch's CUDA kernel supports vmap: in half precision, without a tensor as mask or bias."""
     if problem.bias is not None or problem.query.dtype not in HALF:
         return False
-    return problem.mask is None or _is_causal_alone(clauses(problem.mask, *problem.shape[-2:]))
+    return problem.mask is None or _is_causal_alone(problem.mask_rules)
 
 
 def plain(problem: Problem) -> bool:
@@ -122,7 +122,7 @@ def plain(problem: Problem) -> bool:
 
 def kernel(problem: Problem) -> str:
     """Return the name of the kernel: torch's flash, efficient, cudnn or math, or our kernel for decoding steps."""
-    rules = clauses(problem.mask, *problem.shape[-2:])
+    rules = problem.mask_rules
     if _is_step(problem, rules):
         return "triton decode"
     if isinstance(problem.request, LogSumExp) and problem.device.type == "cpu" and problem.bias is None:
@@ -186,7 +186,7 @@ def attend(problem: Problem) -> Result:
     if totals and (result := _with_log_sum_exp(problem)) is not None:
         return result
     lead, size = problem.query.shape[:-3], problem.value.shape[-1]
-    rules = clauses(problem.mask, *problem.shape[-2:])
+    rules = problem.mask_rules
     step, row = _is_step(problem, rules), None
     if not step:  # replace masked NaN before any product with the keys: in the backward pass 0 · NaN is NaN
         problem, row = zeroed_with_row(problem, rules)
@@ -253,7 +253,7 @@ def direct(problem: Problem) -> Direct | None:
     The result is None if calls with this signature need more than the kernel, such as copies. The problem must hold the
     caller's own tensors, not views of them, and must not request weights.
     """
-    rules, (queries, keys) = clauses(problem.mask, *problem.shape[-2:]), problem.shape[-2:]
+    rules, (queries, keys) = problem.mask_rules, problem.shape[-2:]
     if rules is None or problem.query.ndim != 4:
         return None
     if _is_step(problem, rules):
@@ -328,7 +328,7 @@ def with_lse(problem: Problem) -> Both | None:
 
     The function is valid for all calls with the signature of this problem.
     """
-    rules, score = clauses(problem.mask, *problem.shape[-2:]), problem.score
+    rules, score = problem.mask_rules, problem.score
     tensors, causal = (problem.query, problem.key, problem.value), rules is not None and rules.banded
     if problem.mask is not None and not _is_causal_alone(rules):
         return None
@@ -392,7 +392,7 @@ def _pairs_at_once(problem: Problem) -> torch.Size | None:
 
 def _at_once(problem: Problem) -> bool:
     """Return whether `direct` computes padding or packed documents by two matrix products and a softmax."""
-    rules = clauses(problem.mask, *problem.shape[-2:])
+    rules = problem.mask_rules
     if rules is None or problem.bias is not None or problem.request is not None or problem.dropout > 0.0:
         return False
     masked = (rules.lengths is not None or len(rules.segments) > 0) and rules.low is None and not rules.dense

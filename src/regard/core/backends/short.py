@@ -15,7 +15,6 @@ from torch import Tensor
 from regard.core.backends import decoding_step
 from regard.core.backends.kernel_arguments import beside_a_band
 from regard.core.backends.result import Direct, Result
-from regard.core.clauses import clauses
 from regard.core.masks import Dense, Padding
 from regard.core.nonfinite import zero_masked_keys
 from regard.core.problem import HALF, Problem
@@ -57,7 +56,7 @@ def _does_not_fit(problem: Problem) -> str | None:
 
 def _mask_refused(problem: Problem) -> str | None:
     """Return the reason why the kernel cannot evaluate the mask, or None."""
-    rules = clauses(problem.mask, *problem.shape[-2:])
+    rules = problem.mask_rules
     if rules is None:
         return "it takes masks without | and ~"
     if rules.low is not None or rules.high not in (None, 0):
@@ -71,7 +70,7 @@ def not_worth_it(problem: Problem) -> str | None:
     """Return the reason why another kernel is faster for the problem, or None."""
     if decoding_step.serves(problem):
         return "a decoding step has a kernel of its own"
-    rules = clauses(problem.mask, *problem.shape[-2:])
+    rules = problem.mask_rules
     masked = rules is not None and (rules.lengths is not None or len(rules.dense) > 0)
     eager = not torch.compiler.is_compiling() and not cuda_graphs.recording
     learning = eager and problem.differentiated
@@ -104,7 +103,7 @@ def attend(problem: Problem) -> Result:
         # of that transformation would be 0 · NaN.
         problem = zero_masked_keys(problem)
     product = problem.score.as_product(problem.query, problem.key)
-    rules = clauses(problem.mask, *problem.shape[-2:])
+    rules = problem.mask_rules
     assert product is not None  # not None, as refuses() has checked
     assert rules is not None
     lead, keys = problem.query.shape[:-3], problem.shape[-1]
@@ -126,7 +125,7 @@ def direct(problem: Problem) -> Direct | None:
     The result is None if calls with this signature need more than the kernel, such as copies. The problem must hold the
     caller's own tensors, not views of them, and must not request weights.
     """
-    rules, dropout = clauses(problem.mask, *problem.shape[-2:]), problem.dropout
+    rules, dropout = problem.mask_rules, problem.dropout
     if rules is None or problem.query.ndim != 4 or not isinstance(problem.score, (Dot, ScaledDot)):
         return None
     if (rules.lengths is not None and not _lengths_alone(problem)) or (rules.dense and type(problem.mask) is not Dense):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.core.backends.result import Result
-from regard.core.clauses import Clauses, clauses
+from regard.core.clauses import Clauses
 from regard.core.normalizers import Entmax, Sparsemax
 from regard.core.problem import Problem
 from regard.kernels import entmax_rows
@@ -24,7 +24,7 @@ def serves(problem: Problem) -> bool:
 
     The dtype is at most float32, the mask consists of a band and lengths at most, and a row fits the registers.
     """
-    rules = clauses(problem.mask, *problem.shape[-2:])
+    rules = problem.mask_rules
     if rules is None or rules.segments or rules.dense or problem.bias is not None or problem.bad_keys is not None:
         return False
     if problem.dropout > 0.0 or problem.sample or problem.dtype != torch.float32 or problem.score.why_no_product():
@@ -55,7 +55,7 @@ def _block(problem: Problem) -> tuple[int, int, int]:
 
 def attend(problem: Problem) -> Result:
     """Compute attention by blocks of whole rows, in float32."""
-    alpha, rules = _alpha(problem), clauses(problem.mask, *problem.shape[-2:])
+    alpha, rules = _alpha(problem), problem.mask_rules
     query, key, value = (t.to(torch.float32) for t in (problem.query, problem.key, problem.value))
     with torch.autocast(problem.device.type, enabled=False):
         product = problem.score.as_product(query, key)

@@ -58,7 +58,7 @@ class TextCorpus:
 class TokenCorpus:
     """Pairs of sentences as token numbers on disk: `corpus[i]` is (source, target), each an array.
 
-    The function `encode` creates such a corpus.
+    The function `encode` creates a `TokenCorpus`.
     """
 
     directory: Path

@@ -236,7 +236,7 @@ def _entry(place: str, about: Any, record: Any) -> Entry:
 
 
 def _answers(record: dict[str, Any]) -> tuple[tuple[tuple[str, int | None], ...], str]:
-    """Return the answers as (text, start), and a fault or the empty string.
+    """Return the answers as (text, start), and what is wrong with the record, or an empty string.
 
     The answers are the fields "answer" and "answer_start", or the field "answers" in the form of SQuAD or of the
     Hugging Face Hub.

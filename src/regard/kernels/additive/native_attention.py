@@ -88,7 +88,11 @@ def _forward(
 
 
 def _numbers(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible) -> tuple[int, ...]:
-    """Return the integer arguments of the C functions: sizes, `high` and whether it is given, rows of weights, form."""
+    """Return the integer arguments of the C functions.
+
+    They are the sizes; the upper bound `high` of j − i (0 if there is none) and whether there is one; the number of
+    rows of the weight; and 1 if the scores are computed by tanh, else 0.
+    """
     batch, heads, rows, size = query.shape
     columns, high = key.shape[2], visible.high
     plain = form(rows, columns).startswith("tanh")

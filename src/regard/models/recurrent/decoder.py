@@ -26,7 +26,8 @@ class RecurrentState:
 
     hidden: Hidden
     feed: Float[Tensor, "b d"]  # the last input of the output layer, which input feeding adds to the next input
-    attention: Any  # the state of the attention layer
+    # What the attention layer carries from one token to the next, such as the coverage or the previous alignment.
+    attention: Any
     projected: Projected | None
     summary: Float[Tensor, "b s"]
 

@@ -98,7 +98,7 @@ def doubted(
 ) -> dict[str, Any]:
     """Return how often the least certain symbol of a transcript is wrong, and how often a random symbol is wrong.
 
-    Transcripts without a wrong symbol are excluded.
+    Transcripts without a wrong symbol do not count in either number.
     """
     hits: list[bool] = []
     chance = 0.0

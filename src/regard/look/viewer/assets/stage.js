@@ -37,7 +37,7 @@ export class Stage {
     Object.assign(this, { viewer, source, index, state: viewer.state, about: source.about, model: null });
     this.matches = { rows: new Set(), columns: new Set() };
     this.element = el("section", { class: "stage" });
-    this.bitmaps = new Map(); // cache of decoded pictures of labels
+    this.bitmaps = new Map(); // cache of the decoded images of labels that are images
     this.overview = new Overview(this);
     this.token = new TokenList(this);
     this.playback = new Playback(() => this.follow());
