@@ -291,7 +291,7 @@ def _first(results: Any) -> Any:
     """Return the results of the one sequence of a call without the axis of the batch."""
     if results is None or isinstance(results, Tensor):
         return None if results is None else results.squeeze(0)
-    return dot_attention.Results(*[None if tensor is None else tensor.squeeze(0) for tensor in results])
+    return dot_attention.Results._make(None if tensor is None else tensor.squeeze(0) for tensor in results)
 
 
 def _seed(generator: torch.Generator | None) -> int:
