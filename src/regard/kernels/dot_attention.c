@@ -63,8 +63,8 @@ typedef struct {
     uint64_t seed;  /* seed of the random numbers for dropout */
     long parts; /* number of parts of the rows of a head. The last part is computed first: under a causal mask it takes
                    the longest. */
-    float *sums; /* results of each part of a head, if there are several: in the forward pass the sums of RECEIVED, in the
-                    backward pass the gradients of keys and values */
+    float *sums; /* results of each part of a head, if there are several: in the forward pass the sums of RECEIVED,
+                    in the backward pass the gradients of keys and values */
     int *bad;
 } call;
 

@@ -13,7 +13,7 @@
 typedef __m512 vec;
 #define LOAD(p) _mm512_loadu_ps(p)
 #define STORE(p, x) _mm512_storeu_ps(p, x)
-#define FIRST(p, n) _mm512_maskz_loadu_ps((__mmask16)((1u << (n)) - 1), p) /* loads the first n < LANES numbers, and 0 in the other lanes */
+#define FIRST(p, n) _mm512_maskz_loadu_ps((__mmask16)((1u << (n)) - 1), p) /* loads n < LANES numbers, then zeros */
 #define ALL(x) _mm512_set1_ps(x)
 #define ADD(a, b) _mm512_add_ps(a, b)
 #define MUL(a, b) _mm512_mul_ps(a, b)
@@ -24,7 +24,7 @@ typedef __m512 vec;
 #define MAX(a, b) _mm512_max_ps(a, b)
 #define ROUND(x) _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 #define SCALE(x, n) _mm512_scalef_ps(x, n) /* returns x 2^n */
-#define ABOVE(x, y, p) _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, y, _CMP_GT_OQ), p) /* returns p in the lanes where x > y, else 0 */
+#define ABOVE(x, y, p) _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, y, _CMP_GT_OQ), p) /* x > y ? p : 0 in each lane */
 #define ROOT(x) _mm512_sqrt_ps(x)
 #define ANY_NAN(x) (_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0)
 /* Returns m and sets n for normal x > 0 with x = m 2^n and sqrt(1/2) <= m < sqrt(2). */
@@ -80,7 +80,7 @@ typedef __m256 vec;
 #define MIN(a, b) _mm256_min_ps(a, b)
 #define FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
 #define FNMA(a, b, c) _mm256_fnmadd_ps(a, b, c)
-static inline vec inverse_guess(vec x) { /* rcp_ps is accurate to 12 bits; this Newton step increases the accuracy to 23 bits */
+static inline vec inverse_guess(vec x) { /* rcp_ps is accurate to 12 bits, and to 23 after a Newton step */
     vec r = _mm256_rcp_ps(x);
     return _mm256_mul_ps(r, _mm256_fnmadd_ps(x, r, _mm256_set1_ps(2.0f)));
 }
