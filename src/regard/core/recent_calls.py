@@ -32,8 +32,8 @@ _MOST, _COUNTED = 8, 4096  # the largest numbers of stored calls, and of routes 
 # alive. The cache key of the argument is compared instead.
 _NEVER = object()
 _has_gradients, _deterministic = torch.is_grad_enabled, torch._C._get_deterministic_algorithms
-# The stored calls, newest first. Each entry has: score, normaliser, mask, bias and request, each replaced by `_NEVER` if
-# it holds tensors; weak references to score, mask and bias if they hold tensors; dropout; whether grad mode was on,
+# The stored calls, newest first. Each entry has: score, normaliser, mask, bias and request, each replaced by `_NEVER`
+# if it holds tensors; weak references to score, mask and bias if they hold tensors; dropout; whether grad mode was on,
 # deterministic algorithms were required and a CUDA graph was recorded; the guard of query, key and value; the route;
 # the cache keys of score, normaliser, mask, bias and request.
 _recent: tuple[tuple[Any, ...], ...] = ()

@@ -11,15 +11,15 @@
  */
 
 #define BLOCK 32             /* number of rows whose scores are stored at a time */
-#define TILE (LANES == 16 ? 8 : 4) /* rows of a matrix product whose sums are held in registers */
-#define PANEL (2 * LANES)     /* number of columns of a right operand that are stored side by side */
+#define TILE (LANES == 16 ? 8 : 4) /* number of rows of a matrix product computed at a time in registers */
+#define PANEL (2 * LANES)     /* number of columns in a panel of the right operand of a product (see `pack_columns`) */
 #define GRAIN (PANEL > STEP ? PANEL : STEP) /* transposed keys are padded to a multiple of this number */
 #define STEP (LANES > 4 ? LANES : 4) /* row lengths are padded to multiples of this number */
 #define FEW 8                /* up to this number of queries, the keys are not transposed: the copy costs too much */
 #define UNITS 8              /* the rows of each head are divided into parts until there are this many units of work */
 #define LEAST 2              /* the smallest number of blocks of rows in a part of a head in the backward pass */
-#define DEEP 128             /* the number of terms of the sums of a matrix product that are added at a time */
-#define PART 512             /* as DEEP, where the left operand has at most 4 rows */
+#define DEEP 128             /* matrix products are computed for at most this many terms of each sum at a time */
+#define PART 512             /* the limit used instead of DEEP if the left operand of a product has at most 4 rows */
 #define CHUNK 128            /* number of keys whose gradients are computed at a time by `backward_few` */
 #define CHUNKS 32            /* each thread processes its share of the units of work in about this many chunks */
 #define LOWEST -86.0f        /* sigmoid(x) and exp(x) are set to 0 for x <= LOWEST */
@@ -36,11 +36,11 @@ enum { NOTHING, ALL_WEIGHTS, RECEIVED, ENTROPY, SOME_ROWS };
 typedef struct {
     long batch, heads, kv_heads, queries, keys, size, value_size, half, normalizer;
     long banded_low, low, banded_high, high; /* query i attends only keys j with low <= j - i <= high */
-    long query[3], key[3], value[3], output[3]; /* strides of batch, head and token */
-    long bias[4], allowed[4];                   /* strides of batch, head, query and key */
+    long query[3], key[3], value[3], output[3]; /* strides of the axes batch, head and token */
+    long bias[4], allowed[4];                   /* strides of the axes batch, head, query and key */
     long query_ids, key_ids;                    /* strides of the ids along the batch axis */
     long offset;                                /* `slopes` multiply the distances |i + offset - j| */
-    long request, rows;                         /* NOTHING to SOME_ROWS; number of requested rows */
+    long request, rows;                         /* NOTHING, ..., or SOME_ROWS; the number of rows of SOME_ROWS */
 } shape;
 
 typedef struct {
@@ -50,8 +50,8 @@ typedef struct {
     long *ranges; /* (batch or 1, queries, 2): the range of the keys with the id of each query; null without ids */
     const float *bias, *slopes;
     const unsigned char *allowed;
-    char *output, *dquery, *dkey, *dvalue; /* gradients are contiguous */
-    float *dscores;                        /* (batch, heads, queries, keys), if the bias has a gradient */
+    char *output, *dquery, *dkey, *dvalue; /* gradients of query, key, value: contiguous */
+    float *dscores;                        /* (batch, heads, queries, keys): gradient of the scores, for the bias, or null */
     float *requested; /* ALL_WEIGHTS (batch, heads, queries, keys), RECEIVED (batch, heads, keys),
                          ENTROPY (batch, heads, queries), SOME_ROWS (batch, heads, rows, keys) */
     const float *drequested; /* gradient of `requested` */
@@ -76,7 +76,7 @@ static float *extend(memory *given, size_t count) {
     if (count > given->size) {
         free(given->start);
         given->size = (count + 15) / 16 * 16;
-        given->start = aligned_alloc(64, given->size * sizeof(float)); /* 64 bytes: no vector lies on two cache lines */
+        given->start = aligned_alloc(64, given->size * sizeof(float)); /* aligned: no vector spans two cache lines */
         if (!given->start) abort();
     }
     return given->start;
@@ -684,7 +684,7 @@ static void forward_unit(const call *c, long unit) {
     const float *v = rows_of(values, s->value[2], half, n, e, packs || as_given ? e : out_width, value_copy,
                              &value_row);
     if (!few) transpose(k, key_row, n, size, kt);
-    vec seen = ALL(0.0f); /* not finite if any value is not, also a value with weight 0 */
+    vec seen = ALL(0.0f); /* becomes NaN if any value is NaN or infinite, even one with weight 0 */
     for (long i = 0; s->normalizer == HARD && i < n; i++)
         for (long x = 0; x < out_width; x += LANES) seen = FMA(LOAD(v + i * value_row + x), ALL(0.0f), seen);
     if (!(sum(seen) == 0.0f)) {
@@ -695,7 +695,7 @@ static void forward_unit(const call *c, long unit) {
     if (as_given) memset(out, 0, (size_t)((stop - start) * out_width) * sizeof(float));
     for (long row = start; row < stop; row += BLOCK) {
         block at = block_of(c, b, h, row, least(BLOCK, stop - row), all.first);
-        long shift = (at.first - all.first) / GRAIN * GRAIN; /* rounded down to a panel of the transposed keys */
+        long shift = (at.first - all.first) / GRAIN * GRAIN; /* rounded down to the first key of a panel of keys */
         at.first = all.first + shift;
         long count = at.last - at.first, columns = whole(count);
         const char *given = slice(c->query, s->query, half, b, h) + row * s->query[2] * bytes(s);

@@ -31,11 +31,11 @@ _REQUESTS = {"nothing": 0, "weights": 1, "received": 2, "entropy": 3, "rows": 4}
 
 
 class Limits(NamedTuple):
-    """The tensors that mask or change the scores; each may be None. All but `lengths` may broadcast.
+    """The tensors that mask or change the scores; each of them may be None.
 
     Query i attends key j if j < lengths (b,), int64; if query_ids (b, q) and key_ids (b, k), int64, are equal; and if
     `allowed` (b, h, q, k) is true. `bias` (b, h, q, k) and −slopes (h,) · |i + offset − j|, in float32, are added to
-    the scores.
+    the scores. `bias`, `allowed` and the ids may broadcast.
     """
 
     lengths: Tensor | None = None
@@ -76,12 +76,12 @@ class Form(NamedTuple):
     """
 
     numbers: Any
-    factors: tuple[float, float, float, float, float]  # scale, softcap, shift, alpha, dropout
+    factors: tuple[float, float, float, float, float]  # scale, softcap, shift, alpha and dropout of `form()`
     shape: tuple[int, ...]
     given: tuple[tuple[int, ...], ...]  # the strides of query, key and value
     strides: tuple[int, ...]
     dtype: torch.dtype
-    parallel: bool  # whether a call uses several threads
+    parallel: bool  # whether the C code uses several threads
     normalizer: str
     band: tuple[int | None, int | None]
     offset: int
@@ -143,7 +143,8 @@ def form(
     """
     batch, heads, queries, size = query.shape
     kv_heads, keys, value_size = *key.shape[1:3], value.shape[3]
-    strides = (queries * heads * value_size, value_size, heads * value_size, 1)  # torch's kernels return this layout
+    # The output has the layout of the outputs of torch's kernels: in memory, the token axis precedes the head axis.
+    strides = (queries * heads * value_size, value_size, heads * value_size, 1)
     low, high = band
     numbers = [batch, heads, kv_heads, queries, keys, size, value_size]
     numbers += [int(query.dtype == torch.bfloat16), _NORMALIZERS[normalizer]]
@@ -177,7 +178,7 @@ def rows(positions: Tensor, queries: int) -> Rows:
 def attention(
     query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, learning: bool, *, seed: int = 0
 ) -> Tensor | None:
-    """Return the output (b, h, q, e); None if an input has a NaN or infinity, or a length is out of range.
+    """Return the output (b, h, q, e); None if the loops read a NaN or infinity, or a length is out of range.
 
     With dropout, calls with the same seed drop the same weights.
     """
@@ -276,7 +277,7 @@ def completed(form: Form, limits: Limits) -> Form:
 
 
 def _numbers(form: Form, limits: Limits, rows: Rows | None) -> Any:
-    """Return the numbers of the form with the strides of bias, mask and ids, and the number of requested rows."""
+    """Return `form.numbers` with the strides of bias, mask and ids, and the number of requested rows."""
     bias, allowed, ids = limits.bias, limits.allowed, limits.query_ids
     if rows is None and (form.complete or (bias is None and allowed is None and ids is None)):
         return form.numbers

@@ -284,7 +284,7 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
         if learning and masked and not harmless(query, key, value, True):
             return None
         made = score.as_product(query, key)
-        assert made is not None  # checked by serves()
+        assert made is not None  # `serves` accepts only scores with a product
         if (made.query.stride(), made.key.stride()) != strides:
             return None
         return computed(made.query, made.key, value, mask, bias, request, generator)
