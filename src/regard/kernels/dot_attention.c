@@ -40,7 +40,7 @@ typedef struct {
     long bias[4], allowed[4];                   /* strides of the axes batch, head, query and key */
     long query_ids, key_ids;                    /* strides of the ids along the batch axis */
     long offset;                                /* `slopes` multiply the distances |i + offset - j| */
-    long request, rows;                         /* NOTHING, ..., or SOME_ROWS; the number of rows of SOME_ROWS */
+    long request, rows;                         /* what a call returns beside the output (NOTHING, ...); number of SOME_ROWS */
 } shape;
 
 typedef struct {
@@ -51,7 +51,7 @@ typedef struct {
     const float *bias, *slopes;
     const unsigned char *allowed;
     char *output, *dquery, *dkey, *dvalue; /* gradients of query, key, value: contiguous */
-    float *dscores;                        /* (batch, heads, queries, keys): gradient of the scores, for the bias, or null */
+    float *dscores; /* (batch, heads, queries, keys): gradient of the scores, if the bias has a gradient, or null */
     float *requested; /* ALL_WEIGHTS (batch, heads, queries, keys), RECEIVED (batch, heads, keys),
                          ENTROPY (batch, heads, queries), SOME_ROWS (batch, heads, rows, keys) */
     const float *drequested; /* gradient of `requested` */
@@ -76,7 +76,7 @@ static float *extend(memory *given, size_t count) {
     if (count > given->size) {
         free(given->start);
         given->size = (count + 15) / 16 * 16;
-        given->start = aligned_alloc(64, given->size * sizeof(float)); /* aligned: no vector spans two cache lines */
+        given->start = aligned_alloc(64, given->size * sizeof(float)); /* with this alignment, no vector spans two cache lines */
         if (!given->start) abort();
     }
     return given->start;

@@ -111,7 +111,7 @@ def attend(problem: Problem) -> Result | None:
 
 
 def _requested(made: dot_attention.Results, request: Request | None) -> Tensor | Top | None:
-    """Return the result of a request in float32, as weights or their summary."""
+    """Return the requested weights, or their summary, in float32."""
     if isinstance(request, TopWeights) and made.requested is not None:
         return request.of(made.requested)
     return made.requested
@@ -284,7 +284,7 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
         if learning and masked and not harmless(query, key, value, True):
             return None
         made = score.as_product(query, key)
-        assert made is not None  # `serves` accepts only scores with a product
+        assert made is not None  # `serves` accepts only scores that can be written as a dot product
         if (made.query.stride(), made.key.stride()) != strides:
             return None
         return computed(made.query, made.key, value, mask, bias, request, generator)
