@@ -40,7 +40,7 @@ typedef struct {
     long bias[4], allowed[4];                   /* strides of the axes batch, head, query and key */
     long query_ids, key_ids;                    /* strides of the ids along the batch axis */
     long offset;                                /* `slopes` multiply the distances |i + offset - j| */
-    long request, rows;                         /* what a call returns beside the output (NOTHING, ...); number of SOME_ROWS */
+    long request, rows; /* what a call returns beside the output (NOTHING, ...); number of SOME_ROWS */
 } shape;
 
 typedef struct {
@@ -76,7 +76,7 @@ static float *extend(memory *given, size_t count) {
     if (count > given->size) {
         free(given->start);
         given->size = (count + 15) / 16 * 16;
-        given->start = aligned_alloc(64, given->size * sizeof(float)); /* with this alignment, no vector spans two cache lines */
+        given->start = aligned_alloc(64, given->size * sizeof(float)); /* so no vector spans two cache lines */
         if (!given->start) abort();
     }
     return given->start;
