@@ -1,4 +1,4 @@
-"""Short sequences by compiled C on the CPU, against float64 attention over a dense mask."""
+"""Compare the compiled C attention on the CPU with float64 attention over a dense mask, for short sequences."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not dot_attention.available(), reason="there is 
 
 BATCH, GROUP, QUERIES, KEYS = 3, 2, 37, 41
 NONE: dict[str, Any] = {}
-# Names: options of the form, and the tensors that limit the scores.
+# The tested calls by name: arguments of `dot_attention.form`, and the tensors that mask or change the scores.
 CALLS: dict[str, tuple[dict[str, Any], Limits]] = {
     "all keys": (NONE, Limits()),
     "causal": ({"band": (None, 0)}, Limits()),
@@ -42,8 +42,8 @@ CALLS: dict[str, tuple[dict[str, Any], Limits]] = {
     "negative scale": ({"scale": -0.3}, Limits()),
 }
 
-REPEATED = [1, 0, 1]  # positions of requested rows: not sorted, and one of them twice
-# What a call can request, as a function of its weights.
+REPEATED = [1, 0, 1]  # positions of requested rows: not sorted, with one position repeated
+# The expected result of each kind of request, computed from the attention weights.
 REQUESTS: dict[str, Callable[[Tensor], Tensor]] = {
     "weights": lambda weights: weights,
     "received": lambda weights: weights.sum(-2),
@@ -66,7 +66,7 @@ def drawn(size: int, value_size: int, queries: int, dtype: torch.dtype, tokens_f
 
 
 def exact(tensors: list[Tensor], options: dict[str, Any], limits: Limits) -> tuple[Tensor, Tensor]:
-    """Return output and weights in float64."""
+    """Return the output and the attention weights, computed in float64 by torch operations."""
     query, key, value = tensors
     key, value = (t.repeat_interleave(GROUP, 1) for t in (key, value))
     scores = query @ key.mT * options.get("scale", 0.3)
@@ -101,7 +101,7 @@ def normalised(name: str, scores: Tensor, allowed: Tensor, alpha: float = 2.0) -
         return torch.where(filled, torch.where(allowed, scores, lowest).softmax(-1), 0.0)
     if name == "power":
         return torch.where(filled, entmax(torch.where(allowed, scores, -1e9), alpha), 0.0)
-    # The threshold by sorting (Martins and Astudillo 2016; Peters, Niculae and Martins 2019).
+    # Compute the threshold by sorting (Martins and Astudillo 2016; Peters, Niculae and Martins 2019).
     scores = torch.where(allowed, scores, -1e9) / (2.0 if name == "entmax" else 1.0)
     ordered = scores.sort(-1, descending=True).values
     count = torch.arange(1, scores.shape[-1] + 1)
@@ -117,7 +117,10 @@ def normalised(name: str, scores: Tensor, allowed: Tensor, alpha: float = 2.0) -
 
 
 def entmax(scores: Tensor, alpha: float) -> Tensor:
-    """Return entmax with its threshold by bisection; a step of Newton's method then adds each order of derivatives."""
+    """Return entmax of scores, with its threshold computed by bisection.
+
+    Two steps of Newton's method then give the threshold its first and second derivatives.
+    """
     scores = scores * (alpha - 1)
     low, high = scores.detach().amax(-1, keepdim=True) - 1, scores.detach().amax(-1, keepdim=True)
     for _ in range(100):
@@ -186,7 +189,7 @@ def test_output_and_gradients(
     output, weights = exact(doubles, options, limits)
     right = (output, REQUESTS[request_name](weights))
     found, true = list(made), list(right)
-    # The output alone, then output and what is requested together.
+    # Gradients of the output alone, then of the output and the requested result together.
     for number in (1, 2):
         found += torch.autograd.grad(made[:number], leaves, directions[:number], retain_graph=True)
         wide = [t.double() for t in directions[:number]]
@@ -200,7 +203,7 @@ def test_output_and_gradients(
 
 @pytest.mark.parametrize("shape", [(1, 4, QUERIES, KEYS), (3, 1, 1, KEYS)], ids=str)
 def test_the_gradient_of_a_bias(shape: tuple[int, ...]) -> None:
-    """A softcap of 0.1 is reached by most scores; the bias is added after it."""
+    """Most scores reach the softcap of 0.1; the bias is added after the softcap."""
     query, key, value = drawn(16, 16, QUERIES, torch.float32, False)
     bias = torch.arange(math.prod(shape)).sin().reshape(shape)
     grads = []
@@ -256,7 +259,7 @@ def test_keys_that_no_query_attends_are_not_read() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_keys_between_those_of_two_queries(dtype: torch.dtype) -> None:
-    """No query attends the keys of the second document, so nothing of them reaches the gradients."""
+    """No query attends the keys of the second document, so NaN in these keys does not reach the gradients."""
     torch.manual_seed(3)
     query, key, value = (torch.randn(1, 2, length, 16).to(dtype) for length in (6, 11, 11))
     key[:, :, 4:7] = math.nan
@@ -385,7 +388,7 @@ def test_second_derivatives(call: str, request_name: str) -> None:
 
 @pytest.mark.parametrize("size", [16, 20])
 def test_values_that_are_nan_behind_a_causal_mask(size: int) -> None:
-    """The loops refuse the call, because they read the value for a later row; the backend excludes it."""
+    """Only the last query attends the NaN value. The compiled loops refuse the call; another backend computes it."""
     torch.manual_seed(1)
     query, key, value = (torch.randn(2, 3, 23, size) for _ in range(3))
     value[:, :, -1] = math.nan
@@ -394,11 +397,11 @@ def test_values_that_are_nan_behind_a_causal_mask(size: int) -> None:
     assert output[:, :, -1].isnan().all()
 
 
-SEED = 2**63 + 12345  # seeds are numbers of 64 bits, also those above the largest signed one
+SEED = 2**63 + 12345  # seeds are unsigned 64-bit integers: this seed is larger than any signed one
 
 
 def dropped(dtype: torch.dtype, queries: int, seed: int, probability: float = 0.3) -> Tensor:
-    """Return the factors of all weights under dropout, from the output for one-hot values and equal scores."""
+    """Return the dropout factor of each weight, computed from the output for one-hot values and equal scores."""
     query, key = torch.zeros(BATCH, 2 * GROUP, queries, 8, dtype=dtype), torch.zeros(BATCH, 2, KEYS, 8, dtype=dtype)
     value = torch.eye(KEYS, dtype=dtype).expand(BATCH, 2, KEYS, KEYS).contiguous()
     form = dot_attention.form(query, key, value, scale=1.0, dropout=probability)
@@ -409,7 +412,8 @@ def dropped(dtype: torch.dtype, queries: int, seed: int, probability: float = 0.
 
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
 def test_the_share_of_dropped_weights(probability: float) -> None:
-    """Each weight is dropped independently: means over any axis and products of neighbours are those of chance."""
+    """Each weight is dropped independently: the mean over any axes is near its expected value, and neighbouring weights
+    along each axis are uncorrelated."""
     kept = dropped(torch.float32, QUERIES, SEED, probability) > 0
     deviation = (probability * (1 - probability)) ** 0.5
     for axes in ((0, 1, 2, 3), (0, 1, 2), (0, 1, 3), (2, 3)):
@@ -433,7 +437,7 @@ def test_what_is_dropped_depends_on_the_seed_alone() -> None:
 @pytest.mark.parametrize("queries", [2, QUERIES], ids=["few queries", "more queries"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_dropout(call: str, queries: int, dtype: torch.dtype) -> None:
-    """Weights are dropped in the sum of the values, not in the weights that are returned; the same in the gradients."""
+    """Dropout applies to the weights that sum the values, not to the returned weights, in both passes."""
     options, limits = CALLS[call]
     if limits.bias is not None:
         limits = limits._replace(bias=limits.bias.nan_to_num(-math.inf, neginf=-math.inf))

@@ -1,11 +1,13 @@
-"""The routes of recent calls, looked up with the guards of torch.compile instead of a signature.
+"""A cache of the routes of recent calls, which are looked up by guards of torch.compile instead of a signature.
+
+The route of a call (`regard.core.dispatch.Route`) lists the backends and functions that can compute it.
 
 A guard is the check that torch.compile makes before it runs compiled code: one call in C++ compares type, shape,
 strides, dtype, device, `requires_grad` and the dispatch keys, which include torch.func, autocast, inference mode,
 tracing and modes. Score, normaliser, mask, bias and request are compared by identity first, so that a repeated call
 runs few lines of Python: between two attention calls of a model, other work evicts these lines from the processor's
-caches, and each line then takes several times as long. In a version of torch without these guards no call is
-remembered, and a signature is computed for each call.
+caches, and each line then takes several times as long. In a version of torch without these guards, no call is
+stored, and a signature is computed for each call.
 """
 
 import weakref
@@ -25,23 +27,24 @@ if TYPE_CHECKING:
 
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _TensorGuards: Any = getattr(_guards, "TensorGuards", None)  # Any: torch's type stubs of TensorGuards are wrong
-_MOST, _COUNTED = 8, 4096  # the largest numbers of remembered calls, and of routes whose calls are counted
-# `_NEVER` replaces an argument that holds tensors, which must not be kept alive; its cache key is compared instead.
+_MOST, _COUNTED = 8, 4096  # the largest numbers of stored calls, and of routes whose calls are counted
+# In a stored call, `_NEVER` replaces an argument that holds tensors: storing the argument itself would keep the tensors
+# alive. The cache key of the argument is compared instead.
 _NEVER = object()
 _has_gradients, _deterministic = torch.is_grad_enabled, torch._C._get_deterministic_algorithms
-# Each entry describes a call: score, normaliser, mask, bias and request, each replaced by `_NEVER` if it holds tensors;
-# the references to score, mask and bias if they hold tensors; dropout; whether grad mode was on, deterministic
-# algorithms were required and a CUDA graph was recorded; the guard of its tensors; its route; the cache keys of the
-# five arguments.
+# The stored calls, newest first. Each entry has: score, normaliser, mask, bias and request, each replaced by `_NEVER`
+# if it holds tensors; weak references to score, mask and bias if they hold tensors; dropout; whether grad mode was on,
+# deterministic algorithms were required and a CUDA graph was recorded; the guard of query, key and value; the route;
+# the cache keys of score, normaliser, mask, bias and request.
 _recent: tuple[tuple[Any, ...], ...] = ()
-_missed: dict[int, int] = {}  # for each route, by id: the number of calls that `recall` did not return
+_missed: dict[int, int] = {}  # for the id of each route: the number of its calls that `recall` did not find
 
 
 def recall(
     query: Any, key: Any, value: Any, score: object, normalize: object, mask: object, bias: object, dropout: object,
     request: object,
 ) -> "Route | None":  # fmt: skip
-    """Return the route of a remembered call with the same arguments except for tensor values, or None."""
+    """Return the route of a stored call whose arguments differ from these only in tensor values, or None."""
     if is_dynamo_compiling() or not type(query) is type(key) is type(value) is Tensor or type(dropout) is not float:
         return None
     # torch's guard would crash the process on a nested tensor, which has no strides.
@@ -70,7 +73,10 @@ def _recall_by_keys(
     query: Any, key: Any, value: Any, score: object, normalize: object, mask: object, bias: object, dropout: object,
     request: object,
 ) -> "Route | None":  # fmt: skip
-    """Do the same for records that are not those of a remembered call, but may have equal cache keys."""
+    """Return the route as `recall` does, for arguments that are other objects than those of a stored call.
+
+    Score, normaliser, mask, bias and request are then compared by their cache keys.
+    """
     grad, deterministic, own, records = _has_gradients(), _deterministic(), None, None
     for (
         score_, normalize_, mask_, bias_, request_, score_held, _, bias_held, dropout_, grad_, deterministic_,
@@ -103,10 +109,10 @@ def remember(
     query: Tensor, key: Tensor, value: Tensor, score: object, normalize: object, mask: object, bias: object,
     dropout: Any, request: object, route: "Route",
 ) -> None:  # fmt: skip
-    """Store the route of a call that `recall` did not return; the oldest of the stored calls is dropped.
+    """Store the route of a call that `recall` did not find; if too many calls are stored, the oldest is dropped.
 
     Creating the guard takes as long as computing several signatures. Therefore, of the calls of a route that `recall`
-    did not return, only the first, second, fourth, eighth, … are stored.
+    did not find, only the first, second, fourth, eighth, … are stored.
     """
     global _recent
     if len(_missed) >= _COUNTED:
@@ -123,8 +129,10 @@ def remember(
 
 
 class _Held(NamedTuple):
-    """A record that holds tensors, and these, by weak references; `check` tests that the tensors have not changed in
-    shape, strides, dtype, device or the need of a gradient."""
+    """Weak references to an object of regard that holds tensors (a score, mask or bias), and to its tensors.
+
+    `check` tests that the tensors have not changed in shape, strides, dtype, device or `requires_grad`.
+    """
 
     record: weakref.ref[Any]
     tensors: tuple[weakref.ref[Tensor], ...]
@@ -132,7 +140,7 @@ class _Held(NamedTuple):
 
 
 def _held(record: Any) -> _Held | None:
-    """Return the references to a record of regard's own; None if it holds no tensors, or is a tensor."""
+    """Return weak references to a score, mask or bias and its tensors; None if it holds no tensors, or is a tensor."""
     if record is None or isinstance(record, Tensor) or type(record) in WITHOUT_TENSORS:
         return None
     tensors = tuple({id(tensor): tensor for tensor in record.tensors()}.values())
@@ -142,7 +150,7 @@ def _held(record: Any) -> _Held | None:
 
 
 def _same(record: object, held: _Held | None) -> bool:
-    """Return whether a record is the one that is held, and its tensors are as they were."""
+    """Return whether `record` is the object that `held` refers to, with tensors that pass its check."""
     return (
         held is not None
         and record is not None
@@ -152,7 +160,10 @@ def _same(record: object, held: _Held | None) -> bool:
 
 
 def _check(*tensors: Tensor) -> Callable[..., bool]:
-    """Return a guard that checks for tensors like these; torch's guard does not accept the same tensor twice."""
+    """Return a function that checks tensors for the shape, strides, dtype and device of these tensors.
+
+    torch's guard does not accept the same tensor twice; each tensor then has a guard of its own.
+    """
     if len({id(tensor) for tensor in tensors}) == len(tensors):
         shapes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
         return _TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides).check

@@ -2,9 +2,9 @@
  * `vectors.h` before each C file.
  *
  * The depth of a product is the axis that it sums over. The left operand is stored as rows of bfloat16. The right
- * operand is packed in tiles of a depth of 32 and 16 columns: a row of a tile holds, for each column, two numbers that
- * are adjacent in the depth. All tiles of the first 16 columns precede those of the next 16.
- */
+ * operand is packed in tiles, each of a depth of 32 and of 16 columns: a row of a tile holds, for each column, a pair
+ * of numbers that are adjacent along the depth. All tiles of the first 16 columns precede the tiles of the next 16
+ * columns. */
 
 #if defined(__AVX512BF16__) && LANES == 16
 #define BFLOAT16_PRODUCTS 1
@@ -26,28 +26,29 @@ static inline __m512i pairs_of(vec even, vec odd) {
     return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
 }
 
-/* Writes `size` numbers multiplied by `by`, rounded to bfloat16. */
+/* Multiplies `size` float32 numbers by `by`, and writes the products rounded to bfloat16. */
 static void save_row(const float *from, long size, float by, uint16_t *to) {
     for (long x = 0; x < size; x += 16)
         _mm256_mask_storeu_epi16(to + x, (__mmask16)first(size - x),
                                  (__m256i)_mm512_cvtneps_pbh(MUL(LOAD(from + x), ALL(by))));
 }
 
-/* Writes `size` numbers rounded to bfloat16; `size` is a multiple of 32. */
+/* Writes `size` float32 numbers rounded to bfloat16; `size` is a multiple of 32. */
 static void narrow(const float *from, long size, uint16_t *to) {
     for (long x = 0; x < size; x += 32)
         _mm512_storeu_si512(to + x, (__m512i)_mm512_cvtne2ps_pbh(LOAD(from + x + 16), LOAD(from + x)));
 }
 
-/* Copies rows as a left operand: padded with zeros to a multiple of 16 rows, of `width` numbers (a multiple of 32). */
+/* Copies a matrix (rows, size) as the left operand of a product: it is padded with zeros to a multiple of 16 rows, each
+ * of `width` numbers, a multiple of 32. */
 static void copy_rows(const uint16_t *from, long stride, long rows, long size, uint16_t *to, long width) {
     for (long i = 0; i < in_tiles(rows, 16) * 16; i++, to += width)
         for (long x = 0; x < width; x += 32)
             _mm512_storeu_si512(to + x, i < rows ? load_first(from + i * stride + x, size - x) : _mm512_setzero_si512());
 }
 
-/* Loads 32 rows of 16 columns as 16 vectors of pairs: vector i holds rows 2 i and 2 i + 1, a pair for each column.
- * Numbers beyond `rows` and `size` are 0. */
+/* Loads 32 rows of 16 columns as 16 vectors of pairs: for each column, vector i holds the pair of the numbers in rows
+ * 2 i and 2 i + 1. Numbers beyond `rows` and `size` are 0. */
 static inline void load_pairs(const uint16_t *from, long stride, long rows, long size, vec *pairs) {
     __mmask16 inside = (__mmask16)first(size);
     for (long i = 0; i < 16; i++) {
@@ -59,7 +60,8 @@ static inline void load_pairs(const uint16_t *from, long stride, long rows, long
     }
 }
 
-/* Packs the transpose of a matrix (rows, size) as a right operand: its rows become columns, padded to `width`. */
+/* Packs the transpose of a matrix (rows, size) as the right operand of a product: the rows of the matrix become
+ * columns, padded with zeros to `width` columns. */
 static void pack_rows(const uint16_t *from, long stride, long rows, long size, uint32_t *to, long width) {
     for (long i = 0; i < width; i += 16)
         for (long x = 0; x < size; x += DEPTH, to += TILE_SIZE) {
@@ -71,7 +73,8 @@ static void pack_rows(const uint16_t *from, long stride, long rows, long size, u
         }
 }
 
-/* Packs a matrix (rows, size) as a right operand: its rows are the depth, padded to `width`. */
+/* Packs a matrix (rows, size) as the right operand of a product: the axis of its rows is the depth of the product,
+ * padded with zeros to `width` rows. */
 static void pack(const uint16_t *from, long stride, long rows, long size, uint32_t *to, long width) {
     for (long x = 0; x < size; x += 16)
         for (long i = 0; i < width; i += DEPTH, to += TILE_SIZE) {
@@ -81,7 +84,8 @@ static void pack(const uint16_t *from, long stride, long rows, long size, uint32
         }
 }
 
-/* Packs 32 rows of float32, rounded to bfloat16, as 32 rows of a right operand that has `depth` tiles of them. */
+/* Rounds 32 rows of float32 to bfloat16, and packs them as 32 rows of the right operand of a product, whose depth is
+ * `depth` tiles. */
 static void pack_block(const float *from, long stride, long columns, uint32_t *to, long depth) {
     for (long x = 0; x < columns; x += 16, to += depth * TILE_SIZE)
         for (long i = 0; i < 16; i++)
@@ -89,12 +93,12 @@ static void pack_block(const float *from, long stride, long columns, uint32_t *t
                                pairs_of(LOAD(from + 2 * i * stride + x), LOAD(from + (2 * i + 1) * stride + x)));
 }
 
-/* Sets 32 rows of a right operand that has `depth` tiles of them to 0. */
+/* Sets 32 rows of the right operand of a product to 0; the depth of the product is `depth` tiles. */
 static void clear_block(long columns, uint32_t *to, long depth) {
     for (long x = 0; x < columns; x += 16, to += depth * TILE_SIZE) memset(to, 0, TILE_SIZE * sizeof(uint32_t));
 }
 
-/* Writes the transpose of up to 32 rows as 32 columns of a left operand (size, to_row). */
+/* Writes the transpose of up to 32 rows as 32 columns of the left operand (size, to_row) of a product. */
 static void turn_block(const uint16_t *from, long stride, long rows, long size, uint16_t *to, long to_row) {
     for (long x = 0; x < size; x += 16) {
         vec square[16];
@@ -104,7 +108,7 @@ static void turn_block(const uint16_t *from, long stride, long rows, long size, 
     }
 }
 
-/* Writes the transpose of a float32 matrix (size, rows): rows of `size` numbers, rounded to bfloat16 if `half`. */
+/* Writes the transpose (rows, size) of a float32 matrix (size, rows), rounded to bfloat16 if `half`. */
 static void save_turned(const float *from, long stride, long rows, long size, long half, void *to) {
     for (long i = 0; i < rows; i += 16)
         for (long x = 0; x < size; x += 16) {
@@ -120,7 +124,8 @@ static void save_turned(const float *from, long stride, long rows, long size, lo
         }
 }
 
-/* Writes the scores of m rows (padded to a multiple of 32 numbers) with keys (count, size), which are not packed. */
+/* Writes the dot products of m queries with keys (count, size), which are not packed in tiles. Each query is padded to
+ * a multiple of 32 numbers. */
 static void score_few(long m, const uint16_t *rows, long row, const uint16_t *keys, long stride, long count, long size,
                       float *scores, long width) {
     for (long j = 0; j < count; j += 4) {
@@ -137,8 +142,8 @@ static void score_few(long m, const uint16_t *rows, long row, const uint16_t *ke
     }
 }
 
-/* Writes, for each of m rows of weights, the first 32 v columns of the weighted sum of `count` rows of bfloat16.
- * The rows have `left` columns; columns beyond them count as 0. */
+/* Writes, for each of m rows of weights, the first 32 v columns of the weighted sum of `count` rows of bfloat16. The
+ * rows of bfloat16 have `left` columns; numbers beyond these columns are treated as 0. */
 static inline __attribute__((always_inline)) void sum_tile(
     const int m, const int v, const float *weights, long width, long count, const uint16_t *rows, long stride, long left,
     float *out, long out_row) {
@@ -165,8 +170,8 @@ static inline __attribute__((always_inline)) void sum_tile(
         }
 }
 
-/* Writes the weighted sums of rows (count, size) for m <= 4 rows of weights; `out_row`, the number of columns in a row
- * of the result, is a multiple of 32. */
+/* Writes, for each of m <= 4 rows of weights, the weighted sum of the rows of a bfloat16 matrix (count, size).
+ * `out_row`, the number of columns in a row of the result, is a multiple of 32. */
 static void sum_few(long m, const float *weights, long width, long count, const uint16_t *rows, long stride, long size,
                     float *out, long out_row) {
     for (long x = 0; x < size;) {
@@ -179,9 +184,9 @@ static void sum_few(long m, const float *weights, long width, long count, const 
     }
 }
 
-/* Returns whether AMX may be used. AMX needs a permission from Linux once per process, and a configuration of its tiles
- * in each thread. `end_tiles` restores the configuration that the thread had before, because other libraries do not set
- * theirs in every call. */
+/* Returns whether AMX may be used. AMX (the matrix instructions of Intel's processors) needs a permission from Linux
+ * once per process, and a configuration of its tile registers in each thread. `end_tiles` restores the configuration
+ * that the thread had before, because other libraries do not set their own configuration in every call. */
 static int with_amx(void) {
 #ifdef __AMX_BF16__
     long syscall(long, ...);
@@ -212,8 +217,9 @@ static void end_tiles(const char *saved) {
 #endif
 }
 
-/* Computes 8 rows and `v` tiles of 16 columns of c = a b, or c += a b if `more`, from `pairs` pairs of the depth.
- * Their sums are in registers: each number that is loaded takes part in 8 or `v` products. */
+/* Computes 8 rows and 16 v columns of the matrix product c = a b, or c += a b if `more`; the depth is 2 * `pairs`. The
+ * sums are held in registers: each pair loaded from a is used for v vectors, and each vector loaded from b for 8 rows.
+ * */
 static inline __attribute__((always_inline)) void multiply_eight(
     const int v, long pairs, const uint16_t *a, long a_row, const uint32_t *b, long b_column, float *c, long c_row,
     int more) {
@@ -244,8 +250,8 @@ static inline __attribute__((always_inline)) void multiply_eight(
         }
 }
 
-/* Computes c = a b, or c += a b if `more`, for m tiles of 16 rows, `columns` tiles of 16 columns and `depth` tiles of
- * 32. `b_column` is the number of tiles of b that hold 16 of its columns. */
+/* Computes the matrix product c = a b, or c += a b if `more`, for 16 m rows, 16 * `columns` columns and a depth of
+ * 32 * `depth`. `b_column` is the number of tiles of b that hold 16 of its columns. */
 static void multiply_tiles(long m, long columns, long depth, const uint16_t *a, long a_row, const uint32_t *b,
                            long b_column, float *c, long c_row, int more) {
     b_column *= TILE_SIZE;

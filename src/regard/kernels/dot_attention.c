@@ -1,77 +1,82 @@
-/* Attention with dot products on a CPU, forward and backward, in one parallel region each.
- * Reference: `regard.core.backends.reference`.
+/* Dot-product attention on a CPU. The forward pass is one parallel region; so is the backward pass, which has a second
+ * one if heads are divided. The reference implementation is `regard.core.backends.reference`.
  *
- * Inputs are float32 or bfloat16, with any strides of batch, heads and tokens; all sums are in float32. A unit of work
- * is a head of one sequence (backward: a key head), or a part of its rows; gradients of keys and values from the parts
- * are then added in their order, so that they do not depend on the number of threads. Keys that no row of the unit attends are not
- * read, but for those between the keys of two rows. A pair that is read but masked gets the score -inf, whatever its
- * product is. A call with a number that is not finite among those attended returns 1, as it may for others that are
- * read, and another backend computes it.
+ * Inputs are float32 or bfloat16, with any strides of batch, heads and tokens; all sums are in float32. A "row" is a
+ * query of one head, with its scores for all keys. A unit of work is one head of one sequence (in the backward pass:
+ * one key head), or a part of the rows of that head. The gradients of keys and values from the parts of a head are
+ * added in the order of the parts, so that the result does not depend on the number of threads. A unit reads the keys
+ * from the first to the last key that any of its rows attends, and no others. A masked pair of a query and a key within
+ * this range gets the score -inf, whatever its product is. The forward pass returns 1 if an attended number is not
+ * finite; it may also return 1 if a masked number that is read is not finite. Another backend then computes the call.
  */
 
-#define BLOCK 32             /* rows whose scores are stored together */
-#define TILE (LANES == 16 ? 8 : 4) /* rows of a product whose sums are in registers */
-#define PANEL (2 * LANES)     /* columns of a right operand that are read together */
-#define GRAIN (PANEL > STEP ? PANEL : STEP)
-#define STEP (LANES > 4 ? LANES : 4) /* numbers to whose multiples rows are padded */
-#define FEW 8                /* up to this number of queries a transposed copy of the keys does not pay */
-#define UNITS 8              /* number of units below which the rows of a head are divided */
-#define LEAST 2              /* blocks of a part in the backward pass */
-#define DEEP 128             /* depth of a product that is computed at a time */
-#define PART 512             /* the same for few rows */
-#define CHUNK 128            /* keys whose gradients are computed at a time, if few rows attend them */
-#define CHUNKS 32            /* portions of the units that a thread takes in turn */
-#define LOWEST -86.0f        /* the sigmoid of anything less is 0 */
+#define BLOCK 32             /* number of rows whose scores are stored at a time */
+#define TILE (LANES == 16 ? 8 : 4) /* number of rows of a matrix product computed at a time in registers */
+#define PANEL (2 * LANES)     /* number of columns in a panel of the right operand of a product (see `pack_columns`) */
+#define GRAIN (PANEL > STEP ? PANEL : STEP) /* transposed keys are padded to a multiple of this number */
+#define STEP (LANES > 4 ? LANES : 4) /* row lengths are padded to multiples of this number */
+#define FEW 8                /* up to this number of queries, the keys are not transposed: the copy costs too much */
+#define UNITS 8              /* the rows of each head are divided into parts until there are this many units of work */
+#define LEAST 2              /* the smallest number of blocks of rows in a part of a head in the backward pass */
+#define DEEP 128             /* matrix products are computed for at most this many terms of each sum at a time */
+#define PART 512             /* the limit used instead of DEEP if the left operand of a product has at most 4 rows */
+#define CHUNK 128            /* number of keys whose gradients are computed at a time by `backward_few` */
+#define CHUNKS 32            /* each thread processes its share of the units of work in about this many chunks */
+#define LOWEST -86.0f        /* sigmoid(x) and exp(x) are set to 0 for x <= LOWEST */
 
-/* ENTMAX has alpha = 1.5, POWER is entmax with any 1 < alpha <= 2; HARD is the best key, forward only. */
+/* Normalisers of the scores. ENTMAX is entmax with alpha = 1.5, and POWER is entmax with any 1 < alpha <= 2. HARD
+ * gives the key with the largest score the weight 1; it has no backward pass. */
 enum { SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX, HARD, POWER };
-/* What is returned beside the output: all weights w, their sums over the queries, -sum w ln w of each query, or the
- * weights of some queries. */
+/* What a call returns beside the output, in this order: nothing, all attention weights w, the sums of the weights over
+ * the queries, the entropy -sum w ln w of each query, or the weights of some queries. */
 enum { NOTHING, ALL_WEIGHTS, RECEIVED, ENTROPY, SOME_ROWS };
 
-/* What calls with one signature have in common; Python fills an array of `long` in this order. */
+/* Sizes, strides and options that all calls with one signature share. Python passes them as an array of `long` in the
+ * order of these fields. */
 typedef struct {
     long batch, heads, kv_heads, queries, keys, size, value_size, half, normalizer;
-    long banded_low, low, banded_high, high; /* low <= j - i <= high */
-    long query[3], key[3], value[3], output[3]; /* strides of batch, head and token */
-    long bias[4], allowed[4];                   /* strides of batch, head, query and key */
-    long query_ids, key_ids;                    /* strides of the batch */
-    long offset;                                /* of the distances that `slopes` multiply */
-    long request, rows;                         /* one of the constants above; number of rows of SOME_ROWS */
+    long banded_low, low, banded_high, high; /* query i attends only keys j with low <= j - i <= high */
+    long query[3], key[3], value[3], output[3]; /* strides of the axes batch, head and token */
+    long bias[4], allowed[4];                   /* strides of the axes batch, head, query and key */
+    long query_ids, key_ids;                    /* strides of the ids along the batch axis */
+    long offset;                                /* `slopes` multiply the distances |i + offset - j| */
+    long request, rows; /* what a call returns beside the output (NOTHING, ...); number of SOME_ROWS */
 } shape;
 
 typedef struct {
     const shape *s;
     const char *query, *key, *value, *change; /* `change`: gradient of the output, contiguous */
     const long *lengths, *query_ids, *key_ids;
-    long *ranges; /* of the keys with the id of each query, first and last, (batch or 1, queries, 2), or 0 */
+    long *ranges; /* (batch or 1, queries, 2): the range of the keys with the id of each query; null without ids */
     const float *bias, *slopes;
     const unsigned char *allowed;
-    char *output, *dquery, *dkey, *dvalue; /* gradients are contiguous */
-    float *dscores;                        /* (batch, heads, queries, keys), if the bias has a gradient */
+    char *output, *dquery, *dkey, *dvalue; /* gradients of query, key, value: contiguous */
+    float *dscores; /* (batch, heads, queries, keys): gradient of the scores, if the bias has a gradient, or null */
     float *requested; /* ALL_WEIGHTS (batch, heads, queries, keys), RECEIVED (batch, heads, keys),
                          ENTROPY (batch, heads, queries), SOME_ROWS (batch, heads, rows, keys) */
-    const float *drequested; /* its gradient */
-    const long *place_of;    /* of SOME_ROWS: the place of each query among the rows, or -1 */
-    float *log_prob;                       /* (batch, heads, queries) of the best keys, and their indices */
-    long *index;
+    const float *drequested; /* gradient of `requested` */
+    const long *place_of;    /* for SOME_ROWS: the index of each query among the requested rows, or -1 */
+    float *log_prob; /* HARD: (batch, heads, queries), the log-probability of the best key of each query */
+    long *index;     /* HARD: (batch, heads, queries), the index of the best key of each query */
     float scale, softcap, shift, alpha;
     float dropout;  /* the probability with which a weight is replaced by 0 in the sum of the values */
-    uint64_t seed;  /* of the random numbers of dropout */
-    long parts; /* of the rows of a head; the last ones, under a causal mask the longest, are computed first */
-    float *sums; /* with several parts, from each part: RECEIVED; backward: the gradients of keys and values */
+    uint64_t seed;  /* seed of the random numbers for dropout */
+    long parts; /* number of parts of the rows of a head. The last part is computed first: under a causal mask it takes
+                   the longest. */
+    float *sums; /* results of each part of a head, if there are several: in the forward pass the sums of RECEIVED,
+                    in the backward pass the gradients of keys and values */
     int *bad;
 } call;
 
 typedef struct { float *start; size_t size; } memory;
-static _Thread_local memory room, results; /* of a unit, and of the units of a call */
+static _Thread_local memory room, results; /* scratch memory of one unit; results of all units of a call */
 
-/* Memory of this thread, which later calls use again. */
+/* Returns memory of this thread for `count` numbers. Later calls reuse it. */
 static float *extend(memory *given, size_t count) {
     if (count > given->size) {
         free(given->start);
         given->size = (count + 15) / 16 * 16;
-        given->start = aligned_alloc(64, given->size * sizeof(float)); /* no vector is on two lines of the cache */
+        given->start = aligned_alloc(64, given->size * sizeof(float)); /* so no vector spans two cache lines */
         if (!given->start) abort();
     }
     return given->start;
@@ -80,13 +85,13 @@ static float *extend(memory *given, size_t count) {
 static float *reserve(size_t count) { return extend(&room, count); }
 
 static inline long whole(long n) { return (n + STEP - 1) / STEP * STEP; }
-/* The distance of long rows whose columns are read one after another: an odd number of vectors, so that they are not in
- * the same few sets of the cache. */
+/* Returns the distance between consecutive rows of n numbers in memory. For long rows it is an odd number of STEPs, so
+ * that the numbers of one column do not all map to the same few sets of the cache. */
 static inline long spread(long n) { return n > 8 * STEP ? (whole(n) / STEP | 1) * STEP : whole(n); }
 static inline long least(long a, long b) { return a < b ? a : b; }
 static inline long most_of(long a, long b) { return a > b ? a : b; }
 
-/* Rows of float32 or bfloat16 as float32, padded with zeros. */
+/* Copies rows of float32 or bfloat16 to float32 rows of `width` numbers, padded with zeros. */
 static void load(const char *from, long stride, long half, long rows, long size, float *to, long width) {
     for (long i = 0; i < rows; i++, to += width) {
         if (half) {
@@ -99,7 +104,8 @@ static void load(const char *from, long stride, long half, long rows, long size,
     }
 }
 
-/* The inverse of `load`, each row times `by`, if given; bfloat16 is rounded to the nearest even number. */
+/* Copies float32 rows to rows of float32 or bfloat16 (rounded to nearest, ties to even), without the padding of `load`.
+ * Row i is multiplied by by[i], unless `by` is null. */
 static void save(const float *from, long width, long half, long rows, long size, char *to, long stride,
                  const float *by) {
     for (long i = 0; i < rows; i++, from += width) {
@@ -121,7 +127,8 @@ static void save(const float *from, long width, long half, long rows, long size,
 
 static inline long panels(long n) { return (n + GRAIN - 1) / GRAIN * GRAIN; }
 
-/* (rows, size) to its transpose in panels of columns, each (size, PANEL): columns beyond the rows are zeros. */
+/* Writes the transpose of a matrix (rows, size), stored as consecutive panels (size, PANEL) of PANEL columns each.
+ * Columns beyond `rows` are zeros. */
 static void transpose(const float *from, long stride, long rows, long size, float *to) {
     long i = 0, width = panels(rows);
 #define PLACE(i, x) (to + (i) / PANEL * PANEL * size + (x) * PANEL + (i) % PANEL)
@@ -157,7 +164,7 @@ static void transpose(const float *from, long stride, long rows, long size, floa
 #undef PLACE
 }
 
-/* (rows, size) itself in panels of columns, each (rows, PANEL). */
+/* Copies a matrix (rows, size) to consecutive panels (rows, PANEL) of PANEL columns each, padded with zeros. */
 static void pack_columns(const float *from, long stride, long rows, long size, float *to) {
     for (long x = 0; x < size; x += PANEL)
         for (long i = 0; i < rows; i++, to += PANEL) {
@@ -167,8 +174,9 @@ static void pack_columns(const float *from, long stride, long rows, long size, f
         }
 }
 
-/* c (m, v vectors) = or += sum over p of a[m a_row + p a_step] b[p b_row]. The sum begins at 0 also if it is added to c:
- * the rounding errors of a long sum are then those of its parts. */
+/* Computes the matrix product c = a b, or c += a b if `more`, for m rows and v vectors of columns: row i of c is the
+ * sum over p < depth of a[i a_row + p a_step] times row p of b. The sum is computed separately and then added to c,
+ * which reduces the rounding errors of a long sum that is computed in several calls. */
 static inline __attribute__((always_inline)) void tile(
     const int m, const int v, long depth, const float *a, long a_row, long a_step, const float *b, long b_row, float *c,
     long c_row, int more) {
@@ -205,12 +213,13 @@ static void rows_of_tile(long m, int v, long depth, const float *a, long a_row, 
 #undef CASE
 }
 
-/* c (m, n) = or += a b with `n` a multiple of LANES; the strides of `a` allow its transpose. `b_panel` is the distance
- * of the panels of b, or 0 if it has rows. */
+/* Computes the matrix product c = a b, or c += a b if `more`, where c is (m, n) and n is a multiple of LANES. `a_row`
+ * and `a_step` are the strides of both axes of a, which may be a transposed matrix. `b_panel` is the distance between
+ * two panels of b (see `pack_columns`), or 0 if b is stored in rows. */
 static void multiply(long m, long n, long depth, const float *a, long a_row, long a_step, const float *b, long b_row,
                      long b_panel, float *c, long c_row, int more) {
     long x = 0;
-    /* More columns at a time of few rows, so that a row of `b` is read in few pieces. */
+    /* If `a` has few rows, more columns are computed at a time, so that each row of `b` is read in few long pieces. */
 #define WIDE(M, V) \
     if (m == M && !b_panel) \
         for (; x + V * LANES <= n; x += V * LANES) \
@@ -219,7 +228,7 @@ static void multiply(long m, long n, long depth, const float *a, long a_row, lon
                      c_row, more || p > 0);
     WIDE(1, 8) WIDE(2, 8) WIDE(2, 4) WIDE(3, 4) WIDE(4, 4)
 #undef WIDE
-    /* So many rows of `b` at a time that a panel of them stays in the cache for all rows of `a`. */
+    /* DEEP rows of `b` are used at a time: a panel of these rows stays in the cache for all rows of `a`. */
     for (long p = 0, begin = x; begin < n && (p < depth || p == 0); p += DEEP)
         for (x = begin; x < n; x += PANEL) {
             const float *right = (b_panel ? b + x / PANEL * b_panel : b + x) + p * b_row;
@@ -230,7 +239,8 @@ static void multiply(long m, long n, long depth, const float *a, long a_row, lon
         }
 }
 
-/* Scores of a few rows with keys (count, size) as they are, without a transposed copy: each key is read once. */
+/* Writes the dot products of m rows with keys (count, size), without a transposed copy of the keys. Each key is read
+ * from memory once. */
 static void score_rows(long m, const float *rows, long row, const float *keys, long stride, long count, long size,
                        float *scores, long width) {
     for (long j = 0; j < count; j += 4) {
@@ -244,12 +254,13 @@ static void score_rows(long m, const float *rows, long row, const float *keys, l
                 for (int u = 0; u < 4; u++) t[u] = FMA(LOAD(q + x), LOAD(k[u] + x), t[u]);
             if (x < size)
                 for (int u = 0; u < 4; u++) t[u] = FMA(FIRST(q + x, size - x), FIRST(k[u] + x, size - x), t[u]);
-            sums(t, scores + i * width + j); /* beyond the count is padding, which `weigh` overwrites */
+            sums(t, scores + i * width + j); /* `weigh` overwrites the columns beyond `count` */
         }
     }
 }
 
-/* The keys first <= j < last that row i of a sequence may attend by lengths and band. */
+/* Sets the range first <= j < last of the keys that query i of sequence b may attend, from the lengths, the band and
+ * the ids. If there are none, first = last = 0. */
 static inline void attended(const call *c, long b, long i, long *first, long *last) {
     const shape *s = c->s;
     *first = s->banded_low ? most_of(0, i + s->low) : 0;
@@ -263,8 +274,8 @@ static inline void attended(const call *c, long b, long i, long *first, long *la
     if (*first >= *last) *first = *last = 0;
 }
 
-/* The range of the keys with the id of each query. Where it has no other key, ids need not be compared again: they are
- * removed from the call. */
+/* Computes, for each query, the range from the first to the last key with the id of the query. If no range contains a
+ * key with another id, the ids are removed from the call, because the ranges describe the same mask. */
 static void find_ranges(call *c) {
     const shape *s = c->s;
     long batch = s->query_ids || s->key_ids ? s->batch : 1, alone = 1;
@@ -290,10 +301,11 @@ static void find_ranges(call *c) {
     if (alone) c->query_ids = c->key_ids = 0;
 }
 
-/* Rows and columns of a block of scores. */
+/* A block of scores: `rows` queries from `row` on, of head h of sequence b, with the keys first <= j < last. */
 typedef struct { long b, h, row, rows, first, last; } block;
 
-/* `origin` is the first column if no row attends anything. */
+/* Returns the block of the given rows, with the keys from the first to the last that any of these rows attends. If they
+ * attend no key, the block is empty and its first key is `origin`. */
 static block block_of(const call *c, long b, long h, long row, long rows, long origin) {
     block found = {b, h, row, rows, c->s->keys, 0};
     for (long i = row; i < row + rows; i++) {
@@ -307,16 +319,17 @@ static block block_of(const call *c, long b, long h, long row, long rows, long o
     return found;
 }
 
-/* y^power for y > 0, and 0 for y <= 0. */
+/* Returns y^power for y > 0, and 0 for y <= 0. */
 static inline vec power_of(vec y, float power) {
     return ABOVE(y, ALL(0.0f), exponential_below(MUL(logarithm(MAX(y, ALL(LEAST_NORMAL))), ALL(power))));
 }
 
-/* Sparsemax or entmax of scores whose largest is `big`: with r = 1 / (alpha - 1), [(alpha - 1) s - t]_+^r with t such
- * that they sum to 1. Newton's method from below is monotonic, because the sum is convex in t. */
+/* Computes sparsemax or entmax of a row of scores s, in place, where `big` is the largest score. With r = 1 / (alpha -
+ * 1), a weight is max((alpha - 1) (s - big) - t, 0)^r, and the threshold t is such that the weights sum to 1. Newton's
+ * method, started below the root, increases t in each step, because the sum is convex in t. */
 static void project(float *scores, long width, float big, long normalizer, float alpha) {
     float factor = normalizer == SPARSEMAX ? 1.0f : normalizer == ENTMAX ? 0.5f : alpha - 1.0f, r = 1.0f / factor;
-    float t = -1.0f; /* the largest weight is at most 1 */
+    float t = -1.0f; /* the root is at least -1: the largest weight, (-t)^r, is at most 1 */
     for (int step = 0; step < 50; step++) {
         vec total = ALL(0.0f), slope = ALL(0.0f), at = ALL(-t);
         for (long x = 0; x < width; x += LANES) {
@@ -343,7 +356,7 @@ static void project(float *scores, long width, float big, long normalizer, float
     }
 }
 
-/* A random number of 64 bits for each pair of a seed and a counter (SplitMix64). */
+/* Returns a pseudo-random number of 64 bits for a seed and a counter (the generator SplitMix64). */
 static inline uint64_t random_of(uint64_t seed, uint64_t counter) {
     uint64_t x = seed + (counter + 1) * 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -351,15 +364,15 @@ static inline uint64_t random_of(uint64_t seed, uint64_t counter) {
     return x ^ (x >> 31);
 }
 
-/* A bijection of numbers of 32 bits in which each bit of the result depends on all bits of x. */
+/* A bijective hash of numbers of 32 bits, in which each bit of the result depends on all bits of x. */
 static inline uint32_t mixed(uint32_t x) {
     x = (x ^ (x >> 16)) * 0x7feb352du;
     x = (x ^ (x >> 15)) * 0x846ca68bu;
     return x ^ (x >> 16);
 }
 
-/* Dropout of row i of a block: sets numbers to 0 with probability `dropout` and divides the others by 1 - dropout. Which
- * ones depends on the seed, the row and the key alone. */
+/* Applies dropout to the row of query i, in place: sets each number to 0 with probability `dropout`, and divides the
+ * others by 1 - dropout. Which numbers are dropped depends only on the seed, the row and the key. */
 static void drop(const call *c, const block *at, long i, long width, float *numbers) {
     uint64_t row = random_of(c->seed, (uint64_t)((at->b * c->s->heads + at->h) * c->s->queries + i));
     uint32_t low = (uint32_t)row, high = (uint32_t)(row >> 32), key = (uint32_t)at->first;
@@ -371,8 +384,8 @@ static void drop(const call *c, const block *at, long i, long width, float *numb
     }
 }
 
-/* Sets the weights of a row with nothing to attend to 0. Returns whether its n products were finite: a query that is not
- * would reach the gradients of the keys. */
+/* Sets the weights of a row that attends no key to 0. Returns whether the n products of its query with keys were
+ * finite: a NaN or infinity in the query would make the gradients of these keys NaN. */
 static int clear(float *scores, long n, long width) {
     float check = 0.0f;
     for (long x = 0; x < n; x++) check += scores[x] * 0.0f;
@@ -380,9 +393,10 @@ static int clear(float *scores, long n, long width) {
     return check == 0.0f;
 }
 
-/* From products to weights, in place, for row i of a block whose columns begin at key `first` and are padded to `width`.
- * With `slope` (backward): the derivative of the score by the product goes there, 0 where masked.
- * Returns whether every number was finite. */
+/* Computes the attention weights of query i from its products with the keys of a block, in place; the row is padded to
+ * `width` numbers. If `slope` is given (in the backward pass), the derivative of each score with respect to its product
+ * is written there, and 0 for a masked pair. Returns whether all products and scores were finite (a masked score may be
+ * -inf). */
 static int weigh(const call *c, const block *at, long i, long width, float *scores, float *slope) {
     const shape *s = c->s;
     long from, to, n = at->last - at->first;
@@ -409,7 +423,7 @@ static int weigh(const call *c, const block *at, long i, long width, float *scor
     }
     if (c->bias) {
         const float *bias = c->bias + at->b * s->bias[0] + at->h * s->bias[1] + i * s->bias[2] + at->first * s->bias[3];
-        if (s->bias[3] == 1) /* the compiler can use vectors */
+        if (s->bias[3] == 1) /* a separate loop, which the compiler can vectorise */
             for (long x = 0; x < n; x++) scores[x] += bias[x];
         else
             for (long x = 0; x < n; x++) scores[x] += bias[x * s->bias[3]];
@@ -485,13 +499,15 @@ static int weigh(const call *c, const block *at, long i, long width, float *scor
     return !wrong;
 }
 
-/* Whether the weights are softmax of products with a positive scale under lengths and a band. */
+/* Returns whether the weights are a plain softmax of scaled products, with a positive scale, and are masked by nothing
+ * but ranges of keys. */
 static int is_simple(const call *c) {
     return c->scale > 0.0f && !(c->softcap > 0.0f || c->bias || c->slopes || c->shift != 0.0f || c->allowed
                                 || c->query_ids || c->s->normalizer != SOFTMAX);
 }
 
-/* The same as `weigh` for these, without the division by the sum, whose inverse goes to `by`. */
+/* A faster `weigh` for calls that satisfy `is_simple`. It writes the exponentials, not divided by their sum, and stores
+ * the inverse of the sum in `by`. */
 static int weigh_simply(const call *c, const block *at, long i, long width, float *scores, float *by) {
     long from, to;
     vec check = ALL(0.0f), high = ALL(-INFINITY), total = ALL(0.0f), scale = ALL(c->scale);
@@ -500,7 +516,7 @@ static int weigh_simply(const call *c, const block *at, long i, long width, floa
     *by = 0.0f;
     if (from == to) return clear(scores, at->last - at->first, width);
     long start = from / LANES * LANES, stop = least(width, whole(to));
-    if (c->ranges) /* a key between those of two queries may be attended by none, and would reach the gradients */
+    if (c->ranges) /* a key that no query attends may lie in the block: if it is not finite, gradients would be NaN */
         for (long x = 0, n = at->last - at->first; x < n; x += LANES)
             if (x < from || x + LANES > to)
                 check = FMA(between(LOAD(scores + x), 0, n - x, 0.0f), ALL(0.0f), check);
@@ -530,7 +546,8 @@ static const char *slice(const char *start, const long *strides, long half, long
     return start + (b * strides[0] + h * strides[1]) * (half ? 2 : 4);
 }
 
-/* Rows as float32 with at least `width` numbers each: the given memory, if it is so already, or a copy in `copy`. */
+/* Returns rows in float32 with at least `width` numbers each, and sets `row` to their distance: the given memory if it
+ * has this form already, or else a padded copy, which is written to `copy`. */
 static const float *rows_of(const char *from, long stride, long half, long rows, long size, long width, float *copy,
                             long *row) {
     if (!half && size >= width) {
@@ -544,7 +561,8 @@ static const float *rows_of(const char *from, long stride, long half, long rows,
 
 static long bytes(const shape *s) { return s->half ? 2 : 4; }
 
-/* The value of the best key of each row of a block, zeros for a row that attends nothing. Their scores are one-hot. */
+/* HARD: writes, for each row of a block, the value of its best key, or zeros if the row attends no key. The weights in
+ * `scores` are one-hot. */
 static void pick(const call *c, const block *at, const float *scores, long width, const float *values, long stride,
                  float *out, long out_width) {
     const long *index = c->index + (at->b * c->s->heads + at->h) * c->s->queries + at->row;
@@ -557,17 +575,20 @@ static void pick(const call *c, const block *at, const float *scores, long width
     }
 }
 
-/* Whether a right operand with rows is copied to panels, which stay in the cache for all rows of the left operand. */
+/* Returns whether the right operand of a product is copied to panels of columns (see `pack_columns`): each panel stays
+ * in the cache for all rows of the left operand. */
 static int packed(long half, int few, long rows, long size) {
     return !half && !few && (rows > BLOCK || size < whole(size));
 }
 
-/* The sums over the queries of a unit: in the result itself if the unit has all rows of a head. */
+/* RECEIVED: returns where a unit writes its sums of the weights over the queries. A unit that has all rows of a head
+ * writes them to the result of the call. */
 static float *received_of(const call *c, long unit) {
     return (c->parts > 1 ? c->sums : c->requested) + unit * c->s->keys;
 }
 
-/* Writes what is requested from the weights of a block, row i times by[i], whose first columns are keys first, .... */
+/* Writes the requested result (RECEIVED, ENTROPY, SOME_ROWS or ALL_WEIGHTS) of a block. The weights of row i are
+ * by[i] times row i of `scores`, for `count` keys from at->first on. */
 static void give(const call *c, long unit, const block *at, long count, const float *scores, long width,
                  const float *by) {
     const shape *s = c->s;
@@ -604,7 +625,7 @@ static void give(const call *c, long unit, const block *at, long count, const fl
     }
 }
 
-/* Adds the sums over the queries of all parts of a head, in the order of the rows. */
+/* RECEIVED: adds the sums of the weights from all parts of a head, in the order of the parts. */
 static void combine_received(const call *c, long z) {
     long keys = c->s->keys;
     for (long j = 0; j < keys; j++) {
@@ -614,7 +635,8 @@ static void combine_received(const call *c, long z) {
     }
 }
 
-/* Adds the gradient of what is requested to the gradients of the weights w of row i, `count` keys from at->first on. */
+/* Adds the contribution of the requested result (weights, their sums or the entropy) to the gradients `changes` of the
+ * weights w of query i, for `count` keys from at->first on. */
 static void add_requested(const call *c, const block *at, long i, long count, const float *w, float *changes) {
     const shape *s = c->s;
     long z = at->b * s->heads + at->h, place = z * s->queries + i;
@@ -635,7 +657,8 @@ static void add_requested(const call *c, const block *at, long i, long count, co
     for (long x = 0; x < count; x++) changes[x] += given[x];
 }
 
-/* The output of a part of the rows of a head. */
+/* Computes the output, and the requested result, of one unit of the forward pass: of all or a part of the rows of a
+ * head. */
 static void forward_unit(const call *c, long unit) {
     const shape *s = c->s;
     long part = c->parts - 1 - unit % c->parts, z = unit / c->parts, b = z / s->heads, h = z % s->heads, half = s->half;
@@ -647,7 +670,8 @@ static void forward_unit(const call *c, long unit) {
     int few = stop - start <= FEW, simple = is_simple(c);
     int packs = s->normalizer != HARD && packed(half, few, stop - start, s->value_size);
     long key_room = half ? n * size : 0, turned = few ? 0 : size * panels(n), e = s->value_size;
-    /* Few rows: values are not copied. If their size is not a multiple of LANES, the last vector overlaps the one before. */
+    /* For few rows the values are not copied. If their size is not a multiple of LANES, the last vector of a value
+     * overlaps the vector before it. */
     int as_given = few && !half && e >= LANES && s->normalizer != HARD;
     long value_room = packs ? n * panels(e) : half || (e < out_width && !as_given) ? n * out_width : 0;
     float *memory = reserve((size_t)(key_room + value_room + turned + BLOCK * (width + size + out_width) + LANES));
@@ -660,7 +684,7 @@ static void forward_unit(const call *c, long unit) {
     const float *v = rows_of(values, s->value[2], half, n, e, packs || as_given ? e : out_width, value_copy,
                              &value_row);
     if (!few) transpose(k, key_row, n, size, kt);
-    vec seen = ALL(0.0f); /* values with weight 0 count too */
+    vec seen = ALL(0.0f); /* becomes NaN if any value is NaN or infinite, even one with weight 0 */
     for (long i = 0; s->normalizer == HARD && i < n; i++)
         for (long x = 0; x < out_width; x += LANES) seen = FMA(LOAD(v + i * value_row + x), ALL(0.0f), seen);
     if (!(sum(seen) == 0.0f)) {
@@ -671,7 +695,7 @@ static void forward_unit(const call *c, long unit) {
     if (as_given) memset(out, 0, (size_t)((stop - start) * out_width) * sizeof(float));
     for (long row = start; row < stop; row += BLOCK) {
         block at = block_of(c, b, h, row, least(BLOCK, stop - row), all.first);
-        long shift = (at.first - all.first) / GRAIN * GRAIN; /* a whole panel of the transposed keys */
+        long shift = (at.first - all.first) / GRAIN * GRAIN; /* rounded down to the first key of a panel of keys */
         at.first = all.first + shift;
         long count = at.last - at.first, columns = whole(count);
         const char *given = slice(c->query, s->query, half, b, h) + row * s->query[2] * bytes(s);
@@ -712,7 +736,8 @@ static void forward_unit(const call *c, long unit) {
     }
 }
 
-/* The derivative of a weight w by its score where the other weights are constant: w^(2 - alpha), sigmoid: w (1 - w). */
+/* Returns the derivative of a weight w with respect to its score, with the threshold or the sum of the row held
+ * constant: w^(2 - alpha), where alpha is 1 for softmax and 2 for sparsemax; w (1 - w) for sigmoid. */
 static inline vec slope_of(const call *c, vec w) {
     switch (c->s->normalizer) {
     case SIGMOID: return FNMA(w, w, w);
@@ -723,8 +748,8 @@ static inline vec slope_of(const call *c, vec w) {
     }
 }
 
-/* The gradients of a row's scores, in place, from those of its weights. A masked pair has weight 0; its gradient is 0
- * even where the gradient of the output is NaN. */
+/* Replaces the gradients of a row's weights, in `changes`, by the gradients of its scores. A masked pair has weight 0,
+ * and the gradient of its score is 0 even if the gradient of the weight is NaN. */
 static void differentiate(const call *c, const float *weights, float *changes, long width) {
     long normalizer = c->s->normalizer;
     vec delta = ALL(0.0f), count = ALL(0.0f);
@@ -746,7 +771,8 @@ static void multiply_row(float *numbers, long width, float by) {
     for (long x = 0; x < width; x += LANES) STORE(numbers + x, MUL(LOAD(numbers + x), ALL(by)));
 }
 
-/* Weights, and the gradients of the products from those of the weights, after `weigh_simply`. */
+/* Multiplies the exponentials from `weigh_simply` by their inverse sum `by`, which gives the weights, and replaces the
+ * gradients of the weights, in `changes`, by the gradients of the products. `factor` is the scale of the scores. */
 static void differentiate_simply(float *weights, float *changes, long width, float by, float factor) {
     vec delta = ALL(0.0f), scale = ALL(by);
     for (long x = 0; x < width; x += LANES) {
@@ -761,7 +787,9 @@ static void differentiate_simply(float *weights, float *changes, long width, flo
     }
 }
 
-/* From products to weights, and from the gradients of weights to those of products, in place, for row i of a block. */
+/* Computes in place, for query i: in `weights`, the weights from the products of the query with the keys (with dropout,
+ * the dropped and rescaled weights); in `changes`, the gradients of these products from the gradients of the weights.
+ * */
 static void gradients_of_row(const call *c, const block *at, long i, long columns, int simple, float *weights,
                              float *changes, float *slope) {
     const shape *s = c->s;
@@ -791,8 +819,9 @@ static void gradients_of_row(const call *c, const block *at, long i, long column
     for (long x = 0; x < columns; x += LANES) STORE(changes + x, MUL(LOAD(changes + x), LOAD(slope + x)));
 }
 
-/* What a unit of the backward pass computes: blocks of rows of the query heads that share a key head, the blocks of one
- * head after those of another. */
+/* The blocks of rows that a unit of the backward pass processes: from <= t < to, where t counts the blocks of all query
+ * heads that share key head g of sequence b, head after head; each query head has `blocks` of them. z is the index of
+ * the key head in the batch, and `all` has a range of keys that contains all keys that these rows attend. */
 typedef struct { long z, b, g, blocks, from, to; block all; } portion;
 
 static portion portion_of(const call *c, long unit) {
@@ -801,15 +830,17 @@ static portion portion_of(const call *c, long unit) {
     long blocks = (s->queries + BLOCK - 1) / BLOCK, share = (group * blocks + c->parts - 1) / c->parts;
     portion found = {z, z / s->kv_heads, z % s->kv_heads, blocks, part * share, least((part + 1) * share, group * blocks)};
     long row = found.from % blocks * BLOCK, rows = (found.to - found.from) * BLOCK;
-    if (row + rows > blocks * BLOCK) row = 0, rows = s->queries; /* the blocks are those of several heads */
+    if (row + rows > blocks * BLOCK) row = 0, rows = s->queries; /* the unit has blocks of several heads */
     found.all = block_of(c, found.b, found.g * group, row, least(rows, s->queries - row), 0);
     return found;
 }
 
-/* Numbers of a unit in `sums`: the first and last key, and the gradients of these keys and values. */
+/* Returns how many numbers a unit of the backward pass stores in `sums`: the range of its keys, and the gradients of at
+ * most all keys and values. */
 static size_t sums_of_unit(const shape *s) { return (size_t)(16 + s->keys * (s->size + s->value_size)); }
 
-/* Where the gradients of the keys and values of a portion go. Returns whether they go there in bfloat16. */
+/* Sets the addresses to which a unit of the backward pass writes the gradients of its keys and values: the result, or
+ * `sums` if a head has several parts. Returns whether these gradients are written in bfloat16. */
 static long targets(const call *c, long unit, const portion *own, char **to_key, char **to_value) {
     const shape *s = c->s;
     long first = own->all.first, last = own->all.last, width[2] = {s->size, s->value_size};
@@ -827,7 +858,8 @@ static long targets(const call *c, long unit, const portion *own, char **to_key,
     return s->half;
 }
 
-/* Adds the gradients of a part of the keys of a head, and of their values, from all units of the head. */
+/* Adds up the gradients of keys and values that the units of one key head have stored in `sums`. The keys of the head
+ * are divided among as many calls of this function as the head has units. */
 static void combine(const call *c, long unit) {
     const shape *s = c->s;
     long z = unit / c->parts, share = (s->keys + c->parts - 1) / c->parts, start = unit % c->parts * share;
@@ -849,7 +881,8 @@ static void combine(const call *c, long unit) {
     }
 }
 
-/* Gradients of a key head and of the query heads that share it, or from a part of their rows. */
+/* Computes the gradients of one unit of the backward pass: of a key head, its values and the query heads that share it,
+ * or the contribution of a part of the rows of these query heads. */
 static void backward_unit(const call *c, long unit) {
     const shape *s = c->s;
     portion own = portion_of(c, unit);
@@ -902,8 +935,8 @@ static void backward_unit(const call *c, long unit) {
     save(dv, out, half, n, e, to_value, e, 0);
 }
 
-/* Gradients of a key head that few rows attend, or from a part of these rows. No operand is transposed, and each key and
- * value is read from memory once. */
+/* A `backward_unit` for at most FEW rows per key head. No operand is transposed, and each key and value is read from
+ * memory once. */
 static void backward_few(const call *c, long unit) {
     const shape *s = c->s;
     portion own = portion_of(c, unit);
@@ -946,14 +979,17 @@ static void backward_few(const call *c, long unit) {
 }
 
 #ifdef BFLOAT16_PRODUCTS
-#define TOGETHER 8        /* blocks, of at most MOST_TOGETHER pairs, that are the depth of one product in the backward pass */
+/* In the backward pass, a product sums over the rows of up to TOGETHER blocks, whose scores are at most MOST_TOGETHER
+ * numbers (but over one block at least). */
+#define TOGETHER 8
 #define MOST_TOGETHER 131072
 
-/* The distance of rows of n numbers, of which `line` are a line of the cache: an odd number of lines, so that the same
- * columns of several rows are not in the same few sets of the cache. */
+/* Returns the distance between consecutive rows of n numbers in memory, where a cache line holds `line` numbers. It is
+ * an odd number of cache lines, so that the numbers of one column do not all map to the same few sets of the cache. */
 static inline long odd_lines(long n, long line) { return (in_tiles(n, line) | 1) * line; }
 
-/* `forward_unit` in bfloat16: weights are rounded before the product with the values. */
+/* A `forward_unit` for bfloat16. Unless there are few rows, the weights are rounded to bfloat16 before they are
+ * multiplied by the values. */
 static void forward_half(const call *c, long unit) {
     const shape *s = c->s;
     long part = c->parts - 1 - unit % c->parts, z = unit / c->parts, b = z / s->heads, h = z % s->heads;
@@ -1021,9 +1057,10 @@ static void forward_half(const call *c, long unit) {
     }
 }
 
-/* `backward_unit` in bfloat16. The gradients of keys and values are computed transposed: their left operands are then
- * the queries and the gradient of the output. Several blocks of rows of a head are the depth of one product, because each
- * product reads and writes the whole sums. */
+/* A `backward_unit` for bfloat16. The gradients of keys and values are computed as transposed matrices: the left
+ * operands of their products are then the transposed queries and the transposed gradient of the output. One product
+ * sums over the rows of several blocks of a head, because each product reads and writes the gradients of all keys or
+ * values. */
 static void backward_half(const call *c, long unit) {
     const shape *s = c->s;
     portion own = portion_of(c, unit);
@@ -1127,7 +1164,7 @@ static void run(const call *c, long units, long threads, void (*work)(const call
     if (c->s->half) end_tiles(saved);
 }
 
-/* Whether bfloat16 is multiplied by AMX, many times as fast as float32. */
+/* Returns whether products of bfloat16 use AMX, which makes them many times as fast as those of float32. */
 int regard_dot_amx(void) {
 #ifdef BFLOAT16_PRODUCTS
     return with_amx();
@@ -1136,7 +1173,8 @@ int regard_dot_amx(void) {
 #endif
 }
 
-/* Whether products are faster than those of torch: its libraries use AVX-512 well on Intel's processors alone. */
+/* Returns whether the matrix products of this file are faster than those of torch: on processors with AVX-512 that are
+ * not by Intel, because the libraries that torch uses make good use of AVX-512 only on Intel's processors. */
 int regard_dot_outruns_torch(void) {
 #if LANES == 16
     __builtin_cpu_init();
@@ -1146,7 +1184,7 @@ int regard_dot_outruns_torch(void) {
 #endif
 }
 
-/* Returns 0, or 1 if a number was not finite or a length is out of range. */
+/* The forward pass. Returns 1 if a number was not finite or a length is out of range, and else 0. */
 int regard_dot_attention(const shape *s, const void *query, const void *key, const void *value, const long *lengths,
                          const long *query_ids, const long *key_ids, const float *bias, const float *slopes,
                          const unsigned char *allowed, const long *place_of, void *output, float *requested,
@@ -1162,7 +1200,7 @@ int regard_dot_attention(const shape *s, const void *query, const void *key, con
         if (lengths[b] < 0 || lengths[b] > s->keys) return 1;
     find_ranges(&c);
     long slices = s->batch * s->heads;
-    /* Only the shape decides, so that the result does not depend on the number of threads. */
+    /* The number of parts depends only on the shape, so that the result does not depend on the number of threads. */
     while (slices * c.parts < UNITS && c.parts * BLOCK < s->queries) c.parts++;
     int combined = s->request == RECEIVED && c.parts > 1;
     if (combined) c.sums = extend(&results, (size_t)(slices * c.parts * s->keys));

@@ -1,12 +1,13 @@
-"""Attention with dot products on the CPU in compiled C: one parallel region for each pass.
+"""Dot-product attention on the CPU in compiled C, with one call of C for each forward and backward pass.
 
-The products, the mask, the bias and softmax of a block of rows are computed while they are in the cache, in float32.
-Products of bfloat16 are those of the processor where it has them, with sums in float32; weights and gradients of scores
-are then rounded. For short sequences torch's kernels and separate operations spend most of their time outside of the
-products. Reference implementation: `regard.core.backends.reference`.
+The products, the mask, the bias and the softmax of a block of queries are computed in float32, while the block is in
+the processor's cache. On processors with instructions for bfloat16, products of bfloat16 use these instructions, with
+sums in float32; attention weights and gradients of scores are then rounded to bfloat16. For short sequences, torch's
+kernels and separate operations spend most of their time outside of the matrix products. The reference implementation is
+`regard.core.backends.reference`.
 
-What a call requests beside the output is computed in the same loops: all weights, those of some rows, their sums over
-the queries or the entropy of each query. Only the first stores all weights.
+The same loops compute what a call requests beside the output: all attention weights, the weights of some queries, the
+sums of the weights over the queries, or the entropy of each query. Only the request of all weights stores all weights.
 """
 
 import ctypes
@@ -21,19 +22,20 @@ from torch import Tensor
 from regard.kernels.native_library import library
 
 _FILE = "dot_attention.c"
-# Products of pairs and sizes, and numbers in the keys and values, from which on a call uses several threads.
+# Numbers of multiplications, and of entries of key and value, from which on a call uses several threads.
 _PARALLEL, _PARALLEL_KEYS = 2**20, 2**18
-# `hard` is the best key, without gradients.
-# `entmax` has α = 1.5, `power` is entmax with any 1 < α ≤ 2.
+# Constants of the normalisers in C. `hard` gives the key with the largest score the weight 1; it has no gradients.
+# `entmax` is entmax with α = 1.5, and `power` is entmax with any 1 < α ≤ 2.
 _NORMALIZERS = {"softmax": 0, "sigmoid": 1, "sparsemax": 2, "entmax": 3, "hard": 4, "power": 5}
 _REQUESTS = {"nothing": 0, "weights": 1, "received": 2, "entropy": 3, "rows": 4}
 
 
 class Limits(NamedTuple):
-    """The tensors that restrict or change the scores, each or None; all but the lengths may broadcast.
+    """The tensors that mask or change the scores; each of them may be None.
 
-    Keys j < lengths (b,) int64; equal ids (b, q) and (b, k) int64; allowed (b, h, q, k) bool; bias (b, h, q, k) and
-    slopes (h,) float32, which multiply −|i + offset − j|.
+    Query i attends key j if j < lengths (b,), int64; if query_ids (b, q) and key_ids (b, k), int64, are equal; and if
+    `allowed` (b, h, q, k) is true. `bias` (b, h, q, k) and −slopes (h,) · |i + offset − j|, in float32, are added to
+    the scores. `bias`, `allowed` and the ids may broadcast.
     """
 
     lengths: Tensor | None = None
@@ -45,16 +47,20 @@ class Limits(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The queries whose weights are requested: their positions, and for each query its place among them, or −1."""
+    """The queries whose weights are requested.
+
+    `positions` lists them; `places` has, for each query of the call, its index in `positions`, or −1.
+    """
 
     positions: Tensor
     places: Tensor
 
 
 class Results(NamedTuple):
-    """The output (b, h, q, e), what is requested and, with `hard`, the log-probability and index of each row.
+    """The output (b, h, q, e), the requested result and, with `hard`, the log-probability and index of the best keys.
 
-    `requested` is in float32: weights (b, h, q, k), received (b, h, k), entropy (b, h, q) or rows (b, h, r, k).
+    `requested` is in float32. Its shape depends on the request: (b, h, q, k) for weights, (b, h, k) for received,
+    (b, h, q) for entropy and (b, h, r, k) for rows.
     """
 
     output: Tensor
@@ -64,31 +70,34 @@ class Results(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What calls with one signature have in common: the numbers of `shape` in C, and the layout of the output."""
+    """What all calls with one signature share: sizes, strides and options, and the layout of the output.
+
+    `numbers` is the struct `shape` of the C code.
+    """
 
     numbers: Any
-    factors: tuple[float, float, float, float, float]  # scale, softcap, shift, alpha, dropout
+    factors: tuple[float, float, float, float, float]  # scale, softcap, shift, alpha and dropout of `form()`
     shape: tuple[int, ...]
     given: tuple[tuple[int, ...], ...]  # the strides of query, key and value
     strides: tuple[int, ...]
     dtype: torch.dtype
-    parallel: bool  # whether a call uses several threads
+    parallel: bool  # whether the C code uses several threads
     normalizer: str
     band: tuple[int | None, int | None]
     offset: int
     request: str
-    complete: bool = False  # whether the numbers have the strides of the limits
+    complete: bool = False  # whether `numbers` includes the strides of the tensors in `Limits`
 
 
 NO_LIMITS = Limits()
 _ANY = ctypes.c_void_p
-# The index of the strides of `query`, `bias` and `query_ids`, and of the request, in the numbers.
+# Indices in `Form.numbers`: of the strides of `query`, `bias` and `query_ids`, and of the request.
 _QUERY, _BIAS, _IDS, _REQUEST = 13, 25, 33, 36
 
 
 @functools.cache
 def available() -> bool:
-    """Return whether there is a C compiler, or a library compiled before."""
+    """Return whether the library can be used: it was compiled before, or a C compiler is available now."""
     return library(__package__ or "", _FILE) is not None
 
 
@@ -101,10 +110,10 @@ def multiplies_bfloat16() -> bool:
 
 @functools.cache
 def outruns_torch() -> bool:
-    """Return whether the products of the loops are faster than torch's: on a processor with AVX-512 not by Intel.
+    """Return whether the C code multiplies matrices faster than torch: on processors with AVX-512 not made by Intel.
 
-    On an AMD EPYC of 2024 (two cores), float32 attention of 1,024 tokens and size 64 takes 2.3 ms, in torch's fused
-    kernel 5.4 ms; on Intel's processors both use AVX-512.
+    On an AMD EPYC of 2024 (two cores), float32 attention of 1,024 tokens and size 64 takes 2.3 ms in the C code, and
+    5.4 ms in torch's fused kernel. On Intel's processors, torch's kernel uses AVX-512 as well.
     """
     loaded = library(__package__ or "", _FILE)
     return loaded is not None and bool(loaded.regard_dot_outruns_torch())
@@ -125,15 +134,17 @@ def form(
     alpha: float = 2.0,
     dropout: float = 0.0,
 ) -> Form:
-    """Return the form of calls with query (b, h, q, d), key (b, g, k, d) and value (b, g, k, e).
+    """Return the `Form` of calls with query (b, h, q, d), key (b, g, k, d) and value (b, g, k, e).
 
-    Scores are scale · q · k, with a softcap softcap · tanh(score / softcap), plus `shift`; a band is
-    low ≤ j − i ≤ high. The request is one of nothing, weights, received, entropy and rows. Only
-    the normaliser "power" uses `alpha`. With dropout < 1, requested weights are those before dropout.
+    Scores are scale · q · k + shift, or softcap · tanh(scale · q · k / softcap) + shift if `softcap` is above 0. With
+    the band (low, high), query i attends only keys j with low ≤ j − i ≤ high. The request is one of nothing, weights,
+    received, entropy and rows. Only the normaliser "power" uses `alpha`. `dropout` must be less than 1; requested
+    weights are those before dropout.
     """
     batch, heads, queries, size = query.shape
     kv_heads, keys, value_size = *key.shape[1:3], value.shape[3]
-    strides = (queries * heads * value_size, value_size, heads * value_size, 1)  # torch's kernels return this layout
+    # The output has the layout of the outputs of torch's kernels: in memory, the token axis precedes the head axis.
+    strides = (queries * heads * value_size, value_size, heads * value_size, 1)
     low, high = band
     numbers = [batch, heads, kv_heads, queries, keys, size, value_size]
     numbers += [int(query.dtype == torch.bfloat16), _NORMALIZERS[normalizer]]
@@ -158,7 +169,7 @@ def form(
 
 
 def rows(positions: Tensor, queries: int) -> Rows:
-    """Return the record of requested rows; a position that is given several times has one place."""
+    """Return the `Rows` of the queries at `positions`; a position that is given several times has one place."""
     places = torch.full((queries,), -1, dtype=torch.long, device="cpu")
     places[positions] = torch.arange(len(positions), device="cpu")
     return Rows(positions, places)
@@ -167,9 +178,9 @@ def rows(positions: Tensor, queries: int) -> Rows:
 def attention(
     query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, learning: bool, *, seed: int = 0
 ) -> Tensor | None:
-    """Return the output (b, h, q, e); None if a number is not finite, or a length is out of range.
+    """Return the output (b, h, q, e); None if the loops read a NaN or infinity, or a length is out of range.
 
-    With dropout, equal seeds drop equal weights.
+    With dropout, calls with the same seed drop the same weights.
     """
     if not learning:
         return _forward(query, key, value, form, limits, seed=seed)
@@ -188,7 +199,7 @@ def with_request(
     *,
     seed: int = 0,
 ) -> Results | None:
-    """Return all results, or None as `attention` does; a call with the request "rows" needs `rows`."""
+    """Return the output and the requested result, or None where `attention` does; the request "rows" needs `rows`."""
     if learning:
         both = _Attention.apply(query, key, value, limits.bias, form, limits, rows, seed)
         output, requested = cast(tuple[Tensor, Tensor], both)
@@ -201,7 +212,7 @@ def with_request(
 
 
 def _in_order(requested: Tensor | None, rows: Rows | None) -> Tensor | None:
-    """Return the requested rows with those that were requested several times repeated."""
+    """Return the weights of the requested rows in the order of the request; repeated positions give repeated rows."""
     if requested is None or rows is None:
         return requested
     places = rows.places[rows.positions]
@@ -209,7 +220,7 @@ def _in_order(requested: Tensor | None, rows: Rows | None) -> Tensor | None:
 
 
 def _new_request(query: Tensor, key: Tensor, form: Form, rows: Rows | None) -> Tensor | None:
-    """Return new memory for what a call requests; None without a request."""
+    """Return an uninitialised or zero tensor for the requested result; None without a request."""
     batch, heads, queries = form.shape[:3]
     if form.request == "nothing":
         return None
@@ -217,7 +228,7 @@ def _new_request(query: Tensor, key: Tensor, form: Form, rows: Rows | None) -> T
         return _floats(query, batch, heads, queries)
     if form.request == "received":
         return _floats(query, batch, heads, key.shape[2])
-    # A row that is requested several times is written in one place only.
+    # If a row is requested several times, the C code writes it only once.
     made = _floats(query, batch, heads, queries if rows is None else len(rows.positions), key.shape[2])
     return made if rows is None else made.zero_()
 
@@ -232,7 +243,11 @@ def _forward(
     *more: Tensor | None,
     seed: int = 0,
 ) -> Tensor | None:
-    """Return the output; `more` are the request's result, log-probabilities and indices, as far as they are needed."""
+    """Return the output.
+
+    `more` are the tensors to which the requested result, the log-probabilities and the indices of the best keys are
+    written, in this order; those that are not needed may be omitted.
+    """
     output, more = query.new_empty_strided(form.shape, form.strides), (*more, None, None, None)[:3]
     bad = _functions()[0](
         _numbers(form, limits, rows), query.data_ptr(), key.data_ptr(), value.data_ptr(), *_pointers(limits, rows),
@@ -255,14 +270,14 @@ def _pointers(limits: Limits, rows: Rows | None) -> tuple[int | None, ...]:
 
 
 def completed(form: Form, limits: Limits) -> Form:
-    """Return the form of calls whose limits have the shapes of these, if they have no bias and no mask tensor."""
+    """Return the form with the strides of the ids in `limits`, or unchanged if `limits` has a bias or a mask tensor."""
     if limits.bias is not None or limits.allowed is not None:
         return form
     return form._replace(numbers=_numbers(form, limits, None), complete=True)
 
 
 def _numbers(form: Form, limits: Limits, rows: Rows | None) -> Any:
-    """Return the numbers of the form with the strides of bias, mask and ids, and the number of requested rows."""
+    """Return `form.numbers` with the strides of bias, mask and ids, and the number of requested rows."""
     bias, allowed, ids = limits.bias, limits.allowed, limits.query_ids
     if rows is None and (form.complete or (bias is None and allowed is None and ids is None)):
         return form.numbers
@@ -293,14 +308,14 @@ def _functions() -> tuple[Any, Any]:
 def formula(
     query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, rows: Rows | None = None, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Return the output and the request's result (all weights if there is none) of a call that the loops computed.
+    """Return the output and the requested result (all weights without a request), computed by torch operations.
 
-    All operations can be differentiated again.
+    The C code has computed the same call before. Unlike its result, this result can be differentiated twice.
     """
     scale, softcap, shift, alpha, dropout = form.factors
     group, device = query.shape[1] // key.shape[1], query.device
     key_given, value_given = key, value
-    # The loops have read finite numbers alone; others are masked for all queries.
+    # The C code accepted the call, so numbers that are not finite belong to keys that are masked for all queries.
     key, value = (t.float().nan_to_num(0.0, 0.0, 0.0).repeat_interleave(group, 1) for t in (key, value))
     scores = query.float().nan_to_num(0.0, 0.0, 0.0) @ key.mT * scale
     scores = softcap * torch.tanh(scores / softcap) if softcap > 0.0 else scores
@@ -345,9 +360,10 @@ def _requested_of(weights: Tensor, request: str, rows: Rows | None) -> Tensor:
 
 
 def _on_support(scores: Tensor, support: Tensor, square: bool) -> Tensor:
-    """Return sparsemax or entmax with α = 1.5, where the keys with a weight above 0 are known.
+    """Return the weights of sparsemax, or of entmax with α = 1.5 if `square`, given which keys have a weight above 0.
 
-    The threshold is then a mean for sparsemax, and the root of a quadratic equation for entmax.
+    Given these keys, the threshold of the scores follows from their mean for sparsemax, and from a quadratic equation
+    for entmax.
     """
     count, scores = support.sum(-1, keepdim=True).clamp_min(1), scores / 2 if square else scores
     mean = torch.where(support, scores, 0.0).sum(-1, keepdim=True) / count
@@ -360,10 +376,10 @@ def _on_support(scores: Tensor, support: Tensor, square: bool) -> Tensor:
 
 
 def _to_the_power(scores: Tensor, weights: Tensor, alpha: float) -> Tensor:
-    """Return entmax, differentiable twice, where its weights are known.
+    """Return the weights of entmax in a form that can be differentiated twice, given their values in `weights`.
 
-    The threshold t of the scores is known from the largest weight. Two steps of Newton's method from there change its
-    value by rounding errors alone, and give it the derivatives of the root.
+    The value of the threshold t of the scores follows from the largest weight. Two steps of Newton's method from this
+    value change it only by rounding errors, but give t its first and second derivatives with respect to the scores.
     """
     factor, power = alpha - 1, 1 / (alpha - 1)
     support, scores = weights > 0, scores * (alpha - 1)
@@ -378,7 +394,7 @@ def _to_the_power(scores: Tensor, weights: Tensor, alpha: float) -> Tensor:
 
 
 def dropout_factors(shape: tuple[int, ...], probability: float, seed: int) -> Tensor:
-    """Return the factors of weights (b, h, q, k) in the loops: 0 for a dropped weight, else 1 / (1 − probability)."""
+    """Return the dropout factors of the C code for weights (b, h, q, k): 0 if dropped, else 1 / (1 − probability)."""
     batch, heads, queries, keys = shape
     row = (torch.arange(batch * heads * queries, device="cpu") + 1) * _signed(0x9E3779B97F4A7C15) + _signed(seed)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
@@ -389,14 +405,14 @@ def dropout_factors(shape: tuple[int, ...], probability: float, seed: int) -> Te
 
 
 def _mixed(numbers: Tensor) -> Tensor:
-    """Return the function of the same name in C, of numbers of 32 bits in int64."""
+    """Return the hash `mixed` of the C code for numbers of 32 bits, stored in int64."""
     numbers = (numbers ^ numbers >> 16) * 0x7FEB352D & 0xFFFFFFFF
     numbers = (numbers ^ numbers >> 15) * 0x846CA68B & 0xFFFFFFFF
     return numbers ^ numbers >> 16
 
 
 def _signed(number: int) -> int:
-    """Return the signed number of 64 bits with the bits of an unsigned one."""
+    """Return the signed 64-bit integer that has the same bits as an unsigned 64-bit integer."""
     return number - 2**64 if number >= 2**63 else number
 
 
@@ -406,7 +422,7 @@ def _shifted(numbers: Tensor, places: int) -> Tensor:
 
 
 def _laid_out(query: Tensor, key: Tensor, value: Tensor, form: Form) -> tuple[Tensor, Tensor, Tensor, Form]:
-    """Return saved tensors and their form: hooks on saved tensors may return them with other strides."""
+    """Return the saved tensors, and a form with their strides: hooks on saved tensors may have changed the strides."""
     if form.given == (query.stride(), key.stride(), value.stride()):
         return query, key, value, form
     query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
@@ -416,7 +432,10 @@ def _laid_out(query: Tensor, key: Tensor, value: Tensor, form: Form) -> tuple[Te
 
 
 class _Attention(torch.autograd.Function):
-    """Output, and the request's result if there is one; `bias` is that of the limits, which has a gradient."""
+    """The output, and the requested result if there is a request.
+
+    `bias` is `limits.bias`. It is an argument of its own because it may need a gradient.
+    """
 
     @staticmethod
     def forward(
@@ -434,7 +453,7 @@ class _Attention(torch.autograd.Function):
         output = _forward(query, key, value, form, limits, rows, requested, seed=seed)
         if output is None:
             return query.new_empty(0) if requested is None else (query.new_empty(0), query.new_empty(0))
-        # Tensors of the limits are saved too: torch raises if one was changed in place before the backward pass.
+        # The tensors in `limits` are saved too: torch raises if one was changed in place before the backward pass.
         ctx.save_for_backward(query, key, value, *(() if limits is NO_LIMITS else limits))
         ctx.form, ctx.rows, ctx.seed = form, rows, seed
         ctx.set_materialize_grads(False)
@@ -445,7 +464,7 @@ class _Attention(torch.autograd.Function):
         query, key, value, *given = ctx.saved_tensors
         query, key, value, form = _laid_out(query, key, value, ctx.form)
         limits, learned, rows = Limits(*given) if given else NO_LIMITS, ctx.needs_input_grad[:4], ctx.rows
-        if torch.is_grad_enabled():  # the gradients are differentiated again
+        if torch.is_grad_enabled():  # with create_graph=True: the gradients may be differentiated again
             results = functools.partial(formula, form=form, limits=limits, rows=rows, seed=ctx.seed)
             return *_again(query, key, value, limits.bias, results, learned, upstream), None, None, None, None
         change = upstream[0]
@@ -472,8 +491,8 @@ def _again(
     learned: tuple[bool, ...],
     upstream: tuple[Tensor | None, ...],
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of query, key, value and bias with a graph, where `results` is `formula` of a call."""
-    # Views, because one tensor may be query, key and value, and each has its own gradient.
+    """Return the gradients of query, key, value and bias with an autograd graph, by differentiating `results`."""
+    # Views, because the same tensor may be passed as query, key and value, and each needs a gradient of its own.
     query, key, value = (tensor.view_as(tensor) for tensor in (query, key, value))
     pairs = [(y, g) for y, g in zip(results(query, key, value), upstream, strict=False) if g is not None]
     leaves = [t for t, one in zip((query, key, value, bias), learned, strict=True) if one and t is not None]

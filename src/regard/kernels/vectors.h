@@ -13,18 +13,18 @@
 typedef __m512 vec;
 #define LOAD(p) _mm512_loadu_ps(p)
 #define STORE(p, x) _mm512_storeu_ps(p, x)
-#define FIRST(p, n) _mm512_maskz_loadu_ps((__mmask16)((1u << (n)) - 1), p) /* the first n < LANES numbers, then 0 */
+#define FIRST(p, n) _mm512_maskz_loadu_ps((__mmask16)((1u << (n)) - 1), p) /* loads n < LANES numbers, then zeros */
 #define ALL(x) _mm512_set1_ps(x)
 #define ADD(a, b) _mm512_add_ps(a, b)
 #define MUL(a, b) _mm512_mul_ps(a, b)
 #define MIN(a, b) _mm512_min_ps(a, b)
-#define FMA(a, b, c) _mm512_fmadd_ps(a, b, c)  /* a b + c */
-#define FNMA(a, b, c) _mm512_fnmadd_ps(a, b, c) /* c - a b */
+#define FMA(a, b, c) _mm512_fmadd_ps(a, b, c)  /* returns a b + c */
+#define FNMA(a, b, c) _mm512_fnmadd_ps(a, b, c) /* returns c - a b */
 #define GUESS(x) _mm512_rcp14_ps(x)
 #define MAX(a, b) _mm512_max_ps(a, b)
 #define ROUND(x) _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-#define SCALE(x, n) _mm512_scalef_ps(x, n) /* x 2^n */
-#define ABOVE(x, y, p) _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, y, _CMP_GT_OQ), p) /* p where x > y, else 0 */
+#define SCALE(x, n) _mm512_scalef_ps(x, n) /* returns x 2^n */
+#define ABOVE(x, y, p) _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, y, _CMP_GT_OQ), p) /* x > y ? p : 0 in each lane */
 #define ROOT(x) _mm512_sqrt_ps(x)
 #define ANY_NAN(x) (_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0)
 /* Returns m and sets n for normal x > 0 with x = m 2^n and sqrt(1/2) <= m < sqrt(2). */
@@ -56,7 +56,7 @@ static inline void turn(vec *r) {
             r[i + 2 * u + 1] = PAIR(_mm512_unpackhi_pd, t[i + u], t[i + u + 2]);
         }
 #undef PAIR
-    for (int i = 0; i < 4; i++) { /* the q-th 4 lanes of r[4 a + i] hold column 4 q + i of rows 4 a to 4 a + 3 */
+    for (int i = 0; i < 4; i++) { /* lanes 4 q to 4 q + 3 of r[4 a + i] hold column 4 q + i of rows 4 a to 4 a + 3 */
         vec a = _mm512_shuffle_f32x4(r[i], r[4 + i], 0x88), b = _mm512_shuffle_f32x4(r[i], r[4 + i], 0xdd);
         vec c = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0x88), d = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0xdd);
         t[i] = _mm512_shuffle_f32x4(a, c, 0x88);
@@ -80,7 +80,7 @@ typedef __m256 vec;
 #define MIN(a, b) _mm256_min_ps(a, b)
 #define FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
 #define FNMA(a, b, c) _mm256_fnmadd_ps(a, b, c)
-static inline vec inverse_guess(vec x) { /* rcp_ps is accurate to 12 bits; this Newton step brings it to 23 */
+static inline vec inverse_guess(vec x) { /* rcp_ps is accurate to 12 bits, and to 23 after a Newton step */
     vec r = _mm256_rcp_ps(x);
     return _mm256_mul_ps(r, _mm256_fnmadd_ps(x, r, _mm256_set1_ps(2.0f)));
 }
@@ -148,7 +148,7 @@ static inline float largest(vec x) { return x; }
 static inline vec between(vec x, long low, long high, float other) { return low <= 0 && 0 < high ? x : other; }
 #endif
 
-/* Writes the sums of the lanes of four vectors. */
+/* Writes four numbers to `to`: the sum of the lanes of each of four vectors. */
 static inline void sums(const vec *t, float *to) {
 #if LANES == 1
     memcpy(to, t, 4 * sizeof(float));
@@ -167,13 +167,13 @@ static inline void sums(const vec *t, float *to) {
 #endif
 }
 
-/* Returns 1 / x for x >= 1, from the estimate GUESS and one Newton step. */
+/* Returns 1 / x for x >= 1: the estimate of 1 / x by GUESS, improved by one Newton step. */
 static inline vec inverse(vec x) {
     vec r = GUESS(x);
     return MUL(r, FNMA(x, r, ALL(2.0f)));
 }
 
-/* Returns e^x for |x| < 87, by the polynomial of the Cephes library; the result for other x has no meaning. */
+/* Returns e^x for |x| < 87, by the polynomial of the Cephes library; the result for other x is undefined. */
 static inline vec moderate_exponential(vec x) {
     vec n = ROUND(MUL(x, ALL(1.44269504f))), r = FNMA(n, ALL(0.693359375f), x), p = ALL(1.9875691500e-4f);
     r = FNMA(n, ALL(-2.12194440e-4f), r);

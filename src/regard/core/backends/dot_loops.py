@@ -1,9 +1,9 @@
-"""Dot products on the CPU: attention of sequences that are not very long in one call of compiled code.
+"""Dot-product attention on the CPU by compiled loops, for sequences that are not very long.
 
-`auto` tries it before the chosen backend, which computes the calls that it refuses: those with a number that is not
-finite. Softmax, sigmoid, sparsemax, entmax, dropout, the best key of hard attention, lengths, bands, segments, mask
-tensors, a softcap and biases are evaluated in the loops, and so are requests. Only for `top(k)` all weights are stored
-and the largest are then selected.
+The backend `auto` tries the compiled loops (`regard.kernels.dot_attention`) first. They refuse calls in which a number
+is not finite; another backend then computes these calls. The loops evaluate softmax, sigmoid, sparsemax, entmax, hard
+attention (inference only), dropout, lengths, bands, segments, mask tensors, a softcap, biases and requests. Only for
+the request `top(k)`, all weights are stored first, and the largest are then selected in torch.
 """
 
 import functools
@@ -30,21 +30,22 @@ from regard.kernels import dot_attention
 from regard.kernels.dot_attention import NO_LIMITS, Limits
 
 KERNEL = "compiled loops"
-# Numbers of keys up to which the loops are as fast as torch's kernels or operations: in general, and for few queries,
-# causal masks and segments, whose masked blocks they skip. Long keys that are wide leave the cache.
+# Numbers of keys up to which the loops are as fast as torch's kernels or operations: `_LONGEST` in general; `_SKIPPED`
+# for few queries, and for causal masks and segments, because the loops skip masked blocks. `_WIDE` limits the number of
+# entries of the keys (or values) of a head, because larger ones do not fit in the cache.
 _LONGEST, _SKIPPED, _WIDE = 2048, 4096, 2**17
-_FEW = 64  # number of queries up to which the loops are as fast for more keys
-# Numbers of keys up to which the loops are as fast in bfloat16 on a processor without AMX: with gradients or a band as
-# mask, and without both.
+_FEW = 64  # up to this number of queries, the loops are as fast as torch for up to _SKIPPED keys
+# Numbers of keys up to which the loops are as fast as torch in bfloat16 on a processor without AMX: `_HALF_LONGEST` for
+# calls with gradients or a band as mask, `_HALF_FULL` for all other calls.
 _HALF_LONGEST, _HALF_FULL = 512, 192
-_OUTRUN = 16384  # where the products of the loops are faster than torch's, the loops are the fastest up to this length
-_WIDEST = 256  # the largest size of a vector
-_TINY = 2**21  # number of products up to which the host takes longer than the gradients of a call
-_LEARNED = 2**15  # numbers in the keys of a head from which on torch's gradients of several heads are faster
-_SEEN = 16  # number of keys from which on torch's kernels need no inspection of the values
-_LEAST_ALPHA = 1.05  # of entmax: closer to 1, its weights are powers above 20, which lose digits in float32
+_OUTRUN = 16384  # number of keys up to which the loops are the fastest, where they multiply matrices faster than torch
+_WIDEST = 256  # the largest size of a query, key or value vector that the loops accept
+_TINY = 2**21  # number of multiplications in q kᵀ up to which overhead dominates the time of the backward pass
+_LEARNED = 2**15  # entries of a head's keys from which on torch's backward pass of several heads is faster
+_SEEN = 16  # with fewer keys, torch's CPU kernels return 0, not NaN, for a query of NaN (see `sdpa.FEW`)
+_LEAST_ALPHA = 1.05  # the smallest α of entmax: below it, powers 1 / (α − 1) above 20 lose digits in float32
 _PAIRS = 2**26  # the largest number of entries of a mask tensor that is computed from a mask of another kind
-_STORED = 2**23  # number of pairs up to which all weights are stored for top(k)
+_STORED = 2**23  # number of pairs of a query and a key up to which all weights are stored for top(k)
 # What the loops compute for each kind of request.
 _REQUESTS: dict[type, str] = {
     type(None): "nothing",
@@ -58,7 +59,7 @@ _KINDS = (Band, Padding, Segments, Dense)
 
 
 def serves(problem: Problem) -> bool:
-    """Return whether the compiled loops compute calls with the signature of this problem, and are the fastest."""
+    """Return whether the loops can compute calls with the signature of this problem, and are likely the fastest."""
     tensors, query = (problem.query, problem.key, problem.value), problem.query
     if problem.device.type != "cpu" or problem.named or problem.gathered or problem.empty:
         return False
@@ -84,12 +85,12 @@ def serves(problem: Problem) -> bool:
 
 
 def _normalizer(problem: Problem) -> str | None:
-    """Return the name of the normaliser in the loops; None if they do not have it."""
+    """Return the name of the normaliser in `dot_attention`; None if the loops cannot compute it."""
     normalize = problem.normalize
     if isinstance(normalize, Entmax):
         names = {1.0: "softmax", 1.5: "entmax", 2.0: "sparsemax"}
         return names.get(normalize.alpha, "power" if _LEAST_ALPHA <= normalize.alpha < 2.0 else None)
-    if type(normalize) is Hard:  # at inference, without a factor of the scores
+    if type(normalize) is Hard:  # the loops compute hard attention only at inference, with sharpness 1
         plain = (
             problem.dropout == 0.0 and normalize.sharpness == 1.0 and not problem.sample and not problem.differentiated
         )
@@ -98,7 +99,7 @@ def _normalizer(problem: Problem) -> str | None:
 
 
 def attend(problem: Problem) -> Result | None:
-    """Compute the call as its stored route would; None if the loops do not serve it or refuse its numbers."""
+    """Compute one call; None if the loops cannot compute it, or refuse it because a number is not finite."""
     run = _prepared(problem)
     if run is None:
         return None
@@ -110,7 +111,7 @@ def attend(problem: Problem) -> Result | None:
 
 
 def _requested(made: dot_attention.Results, request: Request | None) -> Tensor | Top | None:
-    """Return the result of a request, in float32."""
+    """Return the requested weights, or their summary, in float32."""
     if isinstance(request, TopWeights) and made.requested is not None:
         return request.of(made.requested)
     return made.requested
@@ -124,10 +125,11 @@ def _short(problem: Problem) -> bool:
         return keys <= _OUTRUN and not (stored and reference.in_bfloat16(problem))
     in_float32 = problem.query.dtype == torch.float32
     fused = problem.normalize.is_softmax and problem.request is None and problem.dropout == 0.0
-    if in_float32 and not fused:  # torch has no fused kernel for the call on a CPU
+    if in_float32 and not fused:  # torch has no fused kernel on a CPU for such a call
         return keys <= _OUTRUN
     if problem.differentiated and fused and not problem.masked:
-        # torch's own gradients of the smallest calls take less time on the host, those of long heads in the products.
+        # torch's backward pass is faster for the smallest calls, which are dominated by overhead, and for long heads,
+        # which are dominated by matrix products.
         dot = isinstance(score, Dot) or (isinstance(score, ScaledDot) and score.softcap is None)
         equal = problem.key.shape[-1] == problem.value.shape[-1] and in_float32
         size, heads = problem.key.shape[-1], math.prod(problem.shape[:-2])
@@ -157,7 +159,7 @@ def _mask_fits(problem: Problem) -> bool:
         for ids in (rules[Segments].query_ids, rules[Segments].key_ids):
             if ids.shape[:-1].numel() not in (1, batch) or (ids.ndim == 3 and ids.shape[1] > 1):
                 return False
-    # Masks of other kinds become mask tensors, which pays where the products of the loops are fast.
+    # Masks of other kinds are converted to mask tensors, which is worthwhile where the loops outrun torch.
     pairs = math.prod((*problem.mask.lead(), *problem.shape[-2:]))
     return not others or (dot_attention.outruns_torch() and pairs <= _PAIRS)
 
@@ -174,14 +176,14 @@ def _bias_fits(problem: Problem) -> bool:
 
 
 def _parts(mask: Any) -> tuple[Any, ...]:
-    """Return the masks whose intersection a mask is."""
+    """Return the masks whose intersection (`&`) is the given mask."""
     if mask is None:
         return ()
     return (*_parts(mask.left), *_parts(mask.right)) if type(mask) is And else (mask,)
 
 
 def _rules(mask: Any) -> tuple[dict[type, Any], list[Any]]:
-    """Return the parts of a mask that the loops evaluate, at most one of each kind, and the others."""
+    """Return the parts of a mask that the loops evaluate, by type with at most one of each, and the other parts."""
     rules: dict[type, Any] = {}
     others = []
     for part in _parts(mask):
@@ -193,15 +195,15 @@ def _rules(mask: Any) -> tuple[dict[type, Any], list[Any]]:
 
 
 def direct(problem: Problem) -> Direct | None:
-    """Return a function that computes all calls with the signature of this one; None if the loops do not serve them.
+    """Return a function that computes calls with the signature of this one; None if the loops cannot compute them.
 
-    The tensors are those of the caller, and there is no request.
+    The function takes the tensors as the caller passed them, and serves calls without a request.
     """
     return None if isinstance(problem.normalize, Hard) else _prepared(problem)
 
 
 def with_request(problem: Problem) -> WithRequest | None:
-    """Return the same for calls with a request, or that choose one key."""
+    """Return a function like that of `direct`, for calls with a request or with hard attention."""
     run = _prepared(problem) if problem.request is not None or isinstance(problem.normalize, Hard) else None
     if run is None:
         return None
@@ -218,7 +220,10 @@ def with_request(problem: Problem) -> WithRequest | None:
 
 
 def _prepared(problem: Problem) -> Callable[..., Any] | None:
-    """Return `direct`; if weights are requested or one key is chosen, the function returns a record of all results."""
+    """Return a function that computes calls with the signature of this one; None if the loops cannot compute them.
+
+    The function returns the output. For a request or hard attention, it returns `dot_attention.Results` instead.
+    """
     if not serves(problem):
         return None
     score, learning, bias = problem.score, problem.differentiated, problem.bias
@@ -228,7 +233,7 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
         return None
     rules, others = _rules(problem.mask)
     band = (rules[Band].low, rules[Band].high) if Band in rules else (None, None)
-    single = query.ndim == 3  # one sequence, without an axis of the batch
+    single = query.ndim == 3  # one sequence, without a batch axis
     form = dot_attention.form(
         *[t.unsqueeze(0) if single else t for t in (query, key, problem.value)],
         scale=score.factor(query.shape[-1]) if isinstance(score, ScaledDot) else product.scale if product else 1.0,
@@ -275,11 +280,11 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
         query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, bias: Any, request: Any = None,
         generator: Any = None,
     ) -> Any:  # fmt: skip
-        # The backward pass of the product reads masked keys too.
+        # The backward pass of `as_product` reads masked keys too, so a masked NaN would reach the gradients.
         if learning and masked and not harmless(query, key, value, True):
             return None
         made = score.as_product(query, key)
-        assert made is not None  # checked by serves()
+        assert made is not None  # `serves` accepts only scores that can be written as a dot product
         if (made.query.stride(), made.key.stride()) != strides:
             return None
         return computed(made.query, made.key, value, mask, bias, request, generator)
@@ -288,19 +293,19 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
 
 
 def _first(results: Any) -> Any:
-    """Return the results of the one sequence of a call without the axis of the batch."""
+    """Return the results without the batch axis, which was added to a call with one sequence."""
     if results is None or isinstance(results, Tensor):
         return None if results is None else results.squeeze(0)
     return dot_attention.Results._make(None if tensor is None else tensor.squeeze(0) for tensor in results)
 
 
 def _seed(generator: torch.Generator | None) -> int:
-    """Return a random number for dropout, from the generator or else torch's own."""
+    """Return a random seed for dropout, from `generator` or else from torch's default generator."""
     return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator))
 
 
 def _limits(shape: tuple[int, ...], mask: Mask | Tensor | None, bias: Bias | Tensor | None) -> Limits:
-    """Return the tensors of mask and bias as the loops take them; a band is a part of the form."""
+    """Return the tensors of mask and bias in the layout of the loops, without the band, which is in the `Form`."""
     lengths = query_ids = key_ids = numbers = slopes = allowed = None
     rules, others = _rules(mask)
     if Padding in rules:
@@ -327,7 +332,7 @@ def _limits(shape: tuple[int, ...], mask: Mask | Tensor | None, bias: Bias | Ten
 
 
 def _pairs(mask: Mask, shape: tuple[int, ...]) -> Tensor:
-    """Return which pairs a mask allows, as a tensor that broadcasts to `shape`; it is cached with the mask."""
+    """Return a bool tensor, true where the mask allows attention, that broadcasts to `shape`; cached with the mask."""
     device, spans = torch.device("cpu"), (all_of(shape[-2]), all_of(shape[-1]))
     return stored(mask, device, ("pairs", shape), lambda: mask.aligned(shape).allowed(*spans, device))
 
