@@ -22,6 +22,7 @@
 #define PART 512             /* the limit used instead of DEEP if the left operand of a product has at most 4 rows */
 #define CHUNK 128            /* number of keys whose gradients are computed at a time by `backward_few` */
 #define CHUNKS 32            /* each thread processes its share of the units of work in about this many chunks */
+#define LARGE (1 << 22)      /* numbers up to which the working memory of a thread is kept for later calls */
 #define LOWEST -86.0f        /* sigmoid(x) and exp(x) are set to 0 for x <= LOWEST */
 
 /* Normalisers of the scores. ENTMAX is entmax with alpha = 1.5, and POWER is entmax with any 1 < alpha <= 2. HARD
@@ -83,6 +84,13 @@ static float *extend(memory *given, size_t count) {
 }
 
 static float *reserve(size_t count) { return extend(&room, count); }
+
+/* Frees memory of more than LARGE numbers: a process may have many threads. */
+static void trim(memory *given) {
+    if (given->size <= LARGE) return;
+    free(given->start);
+    *given = (memory){0, 0};
+}
 
 static inline long whole(long n) { return (n + STEP - 1) / STEP * STEP; }
 /* Returns the distance between consecutive rows of n numbers in memory. For long rows it is an odd number of STEPs, so
@@ -1155,6 +1163,7 @@ static void run(const call *c, long units, long threads, void (*work)(const call
 #pragma omp for schedule(dynamic, chunk)
             for (long unit = 0; unit < units; unit++) work(c, unit);
             if (c->s->half) end_tiles(saved);
+            trim(&room);
         }
         return;
     }
@@ -1162,6 +1171,7 @@ static void run(const call *c, long units, long threads, void (*work)(const call
     if (c->s->half) begin_tiles(saved);
     for (long unit = 0; unit < units; unit++) work(c, unit);
     if (c->s->half) end_tiles(saved);
+    trim(&room);
 }
 
 /* Returns whether products of bfloat16 use AMX, which makes them many times as fast as those of float32. */
@@ -1206,6 +1216,7 @@ int regard_dot_attention(const shape *s, const void *query, const void *key, con
     if (combined) c.sums = extend(&results, (size_t)(slices * c.parts * s->keys));
     run(&c, slices * c.parts, threads, s->half ? forward_half : forward_unit);
     for (long z = 0; combined && z < slices; z++) combine_received(&c, z);
+    trim(&results);
     free(c.ranges);
     return bad;
 }
@@ -1229,5 +1240,6 @@ void regard_dot_gradients(const shape *s, const void *query, const void *key, co
     int few = s->heads / s->kv_heads * s->queries <= FEW;
     run(&c, slices * c.parts, threads, few ? backward_few : s->half ? backward_half : backward_unit);
     if (c.parts > 1) run(&c, slices * c.parts, threads, combine);
+    trim(&results);
     free(c.ranges);
 }
