@@ -237,12 +237,16 @@ def test_a_longer_bar_is_slower_and_ten_times_is_one_step():
     assert b > a
 
 
-def test_a_part_for_the_other_machine_is_kept(tmp_path):
+def test_the_rest_of_a_page_is_kept(tmp_path):
+    """The section for the other kind of device and the text around the sections stay as they are."""
     here = record(measure.Measurement("regard", 0.25, 1.0))
     there = {**here, "device": "cuda", "machine": {**here["machine"], "gpu": "A GPU"}}
+    path = tmp_path / "benchmarks.md"
+    path.write_text("# Benchmarks\n\nWritten by hand.\n", encoding="utf-8")
     for one in (here, there, {**here, "date": "later"}):
         bench.write(one, tmp_path)
-    page = (tmp_path / "benchmarks.md").read_text(encoding="utf-8")
+    page = path.read_text(encoding="utf-8")
+    assert page.startswith("# Benchmarks\n\nWritten by hand.\n")
     assert page.count("## GPU") == page.count("## CPU") == page.count("A GPU") == 1
     assert "later" in page
     assert {path.name for path in (tmp_path / "images").iterdir()} == {"bench-cpu.svg", "bench-cuda.svg"}

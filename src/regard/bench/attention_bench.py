@@ -1,7 +1,6 @@
 """`regard bench attention`: measure regard and other libraries in one run; write a table, a chart and JSON."""
 
 import json
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from rich.console import Console
 from regard.bench import bar_chart
 from regard.bench.attention_cases import Case, cases
 from regard.bench.command_output import duration, header, machine, print_table, quiet, say, size, table_lines
+from regard.bench.marked_pages import write_part
 from regard.bench.measurement import measure
 
 COLUMNS = ("contender", "time", "× regard", "G/s", "peak memory", "error", "by norm")
@@ -24,25 +24,7 @@ NOTE = (
     "output and gradients included; the error is the largest one against float64, relative to the largest output, and "
     "by norm that of all outputs by theirs (of the last 64 queries)."
 )
-AGAIN = ", those within a tenth of the fastest oftener and among themselves"
-PAGE = """# Benchmarks
-
-`regard bench attention` runs regard and its peers side by side, on the GPU where there is one: times, ratios, peak \
-memory and errors. This page is written by the command itself (`regard bench attention --out docs`), a part for each \
-kind of machine; between two runs, and on a machine that others use too (ours was), times move, so compare ratios \
-within one run.
-
-`regard bench sweep` draws random calls of every kind instead, and puts beside each the best of what one would write \
-in its place: eager torch, torch.compile (in a third of the cases), SDPA in each backend, FlexAttention, \
-`varlen_attn`, torch's layers. `--seed 5 --case 17` repeats one case. It prints for each the ratio (the best peer's \
-wall clock divided by regard's), and on CUDA the host time, the number of kernels and of synchronisations; the peak \
-memory; the error in budgets (1 is twice the error of the plain form in the same dtype, three times for gradients), \
-of the first sequence at a sample of its rows; at the end the geometric mean, the 5th percentile and the ten worst, \
-each with the command that repeats it. A mask \
-that is “new” is built in every call, other masks are kept, FlexAttention's block mask too; before a “cold” call the \
-processor's caches are overwritten. `--minutes` ends a sweep early, `--json FILE` writes all of it.
-
-"""
+AGAIN = ", with more readings of the contenders within a tenth of the fastest"
 
 
 def attention(*, only: list[str], quick: bool, as_json: bool, out: Path | None) -> None:
@@ -192,15 +174,11 @@ def drawing(record: dict[str, Any]) -> str:
 
 
 def write(record: dict[str, Any], out: Path) -> list[Path]:
-    """Write the page and its chart to a folder; an existing page keeps its section for the other kind of device."""
+    """Write the page and its chart to a folder; only the section for this kind of device of a page changes."""
     page, image = out / "benchmarks.md", out / "images" / f"bench-{record['device']}.svg"
     image.parent.mkdir(parents=True, exist_ok=True)
     image.write_text(drawing(record), encoding="utf-8")
-    known = page.read_text(encoding="utf-8") if page.exists() else ""
-    parts = dict(re.findall(r"<!-- (cuda|cpu) -->\n(.*?)<!-- end -->\n", known, re.DOTALL))
-    parts[record["device"]] = markdown(record)
-    body = "\n".join(f"<!-- {name} -->\n{parts[name]}<!-- end -->\n" for name in ("cuda", "cpu") if name in parts)
-    page.write_text(PAGE + body, encoding="utf-8")
+    write_part(page, record["device"], markdown(record), title="Benchmarks")
     return [page, image]
 
 
