@@ -262,7 +262,11 @@ def split_by_source(
     sources, first = np.unique(places, return_index=True)
     if len(sources) < 2 * (valid + test):
         some = f"{len(corpus):,} pairs with {len(sources):,} different sources are"
-        raise DataError(f"{some} too few to hold out {valid} and {test}: set data.valid and data.test")
+        raise DataError(
+            f"{some} too few to hold out {valid} and {test}: {2 * (valid + test):,} different sources are needed, so "
+            "that at least half of them are for training; set data.valid and data.test to smaller numbers, or give "
+            "more pairs"
+        )
     examples = [
         Example(tuple(source.split()), target) for source, target in (corpus[int(n)] for n in first[: valid + test])
     ]
