@@ -60,7 +60,7 @@ typedef struct {
     float *log_prob; /* HARD: (batch, heads, queries), the log-probability of the best key of each query */
     long *index;     /* HARD: (batch, heads, queries), the index of the best key of each query */
     float scale, softcap, shift, alpha;
-    float dropout;  /* the probability with which a weight is replaced by 0 in the sum of the values */
+    double dropout;  /* the probability with which a weight is replaced by 0 in the sum of the values */
     uint64_t seed;  /* seed of the random numbers for dropout */
     long parts; /* number of parts of the rows of a head. The last part is computed first: under a causal mask it takes
                    the longest. */
@@ -384,8 +384,8 @@ static inline uint32_t mixed(uint32_t x) {
 static void drop(const call *c, const block *at, long i, long width, float *numbers) {
     uint64_t row = random_of(c->seed, (uint64_t)((at->b * c->s->heads + at->h) * c->s->queries + i));
     uint32_t low = (uint32_t)row, high = (uint32_t)(row >> 32), key = (uint32_t)at->first;
-    uint32_t threshold = (uint32_t)((double)c->dropout * 4294967296.0);
-    float by = 1.0f / (1.0f - c->dropout);
+    uint32_t threshold = (uint32_t)(c->dropout * 4294967296.0);
+    float by = (float)(1.0 / (1.0 - c->dropout));
     for (long x = 0; x < width; x++) {
         uint32_t number = mixed(mixed((key + (uint32_t)x) ^ low) + high);
         numbers[x] = number >= threshold ? numbers[x] * by : 0.0f;
@@ -722,7 +722,7 @@ static void forward_unit(const call *c, long unit) {
         }
         if (*c->bad) return;
         if (s->request != NOTHING) give(c, unit, &at, count, scores, width, by);
-        for (long i = 0; c->dropout > 0.0f && i < at.rows; i++) drop(c, &at, row + i, columns, scores + i * width);
+        for (long i = 0; c->dropout > 0.0 && i < at.rows; i++) drop(c, &at, row + i, columns, scores + i * width);
         if (s->normalizer == HARD)
             pick(c, &at, scores, width, v + shift * value_row, value_row, out, out_width);
         else if (as_given) {
@@ -802,7 +802,7 @@ static void gradients_of_row(const call *c, const block *at, long i, long column
                              float *changes, float *slope) {
     const shape *s = c->s;
     long count = at->last - at->first;
-    if (c->dropout > 0.0f) drop(c, at, i, columns, changes);
+    if (c->dropout > 0.0) drop(c, at, i, columns, changes);
     if (simple) {
         float by;
         weigh_simply(c, at, i, columns, weights, &by);
@@ -812,13 +812,13 @@ static void gradients_of_row(const call *c, const block *at, long i, long column
             by = 1.0f;
         }
         differentiate_simply(weights, changes, columns, by, c->scale);
-        if (c->dropout > 0.0f) drop(c, at, i, columns, weights);
+        if (c->dropout > 0.0) drop(c, at, i, columns, weights);
         return;
     }
     weigh(c, at, i, columns, weights, slope);
     if (c->drequested) add_requested(c, at, i, count, weights, changes);
     differentiate(c, weights, changes, columns);
-    if (c->dropout > 0.0f) drop(c, at, i, columns, weights);
+    if (c->dropout > 0.0) drop(c, at, i, columns, weights);
     if (c->dscores) {
         long place = ((at->b * s->heads + at->h) * s->queries + i) * s->keys;
         memset(c->dscores + place, 0, (size_t)s->keys * sizeof(float));
@@ -1044,7 +1044,7 @@ static void forward_half(const call *c, long unit) {
         }
         if (s->request != NOTHING) give(c, unit, &at, count, scores, line, by);
         for (long i = 0; i < at.rows; i++) {
-            if (c->dropout > 0.0f) drop(c, &at, row + i, columns, scores + i * line);
+            if (c->dropout > 0.0) drop(c, &at, row + i, columns, scores + i * line);
             if (!few) narrow(scores + i * line, columns, p + i * half_line);
         }
         if (few)
@@ -1204,7 +1204,7 @@ int regard_dot_attention(const shape *s, const void *query, const void *key, con
     call c = {.s = s, .query = query, .key = key, .value = value, .lengths = lengths, .query_ids = query_ids,
               .key_ids = key_ids, .bias = bias, .slopes = slopes, .allowed = allowed, .place_of = place_of,
               .output = output, .requested = requested, .log_prob = log_prob, .index = index, .scale = (float)scale,
-              .softcap = (float)softcap, .shift = (float)shift, .alpha = (float)alpha, .dropout = (float)dropout,
+              .softcap = (float)softcap, .shift = (float)shift, .alpha = (float)alpha, .dropout = dropout,
               .seed = seed, .parts = 1, .bad = &bad};
     for (long b = 0; lengths && b < s->batch; b++)
         if (lengths[b] < 0 || lengths[b] > s->keys) return 1;
@@ -1232,7 +1232,7 @@ void regard_dot_gradients(const shape *s, const void *query, const void *key, co
               .key_ids = key_ids, .bias = bias, .slopes = slopes, .allowed = allowed, .place_of = place_of,
               .change = change, .drequested = drequested, .dscores = dscores, .dquery = dquery, .dkey = dkey, .dvalue = dvalue,
               .scale = (float)scale, .softcap = (float)softcap, .shift = (float)shift, .alpha = (float)alpha,
-              .dropout = (float)dropout, .seed = seed, .parts = 1, .bad = &bad};
+              .dropout = dropout, .seed = seed, .parts = 1, .bad = &bad};
     find_ranges(&c);
     long slices = s->batch * s->kv_heads, blocks = s->heads / s->kv_heads * ((s->queries + BLOCK - 1) / BLOCK);
     while (slices * c.parts < UNITS && (c.parts + 1) * LEAST <= blocks) c.parts++;
