@@ -213,10 +213,9 @@ def with_request(
 
 def _in_order(requested: Tensor | None, rows: Rows | None) -> Tensor | None:
     """Return the weights of the requested rows in the order of the request; repeated positions give repeated rows."""
-    if requested is None or rows is None:
+    if requested is None or rows is None or len(rows.positions) == 1:
         return requested
-    places = rows.places[rows.positions]
-    return requested if bool((places == torch.arange(len(places))).all()) else requested.index_select(2, places)
+    return requested.index_select(2, rows.places[rows.positions])
 
 
 def _new_request(query: Tensor, key: Tensor, form: Form, rows: Rows | None) -> Tensor | None:
