@@ -60,7 +60,7 @@ class Backend:
         return reference.NAME if problem.empty else self.module.kernel(problem)
 
     def refuses(self, problem: Problem) -> str | None:
-        """Return the reason why the backend cannot compute the problem, or None."""
+        """Return the reason why the backend cannot compute the call, or None."""
         return self.refuses_but_for_data(problem) or self.refuses_data(problem)
 
     def refuses_but_for_data(self, problem: Problem) -> str | None:

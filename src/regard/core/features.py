@@ -125,7 +125,7 @@ def _at_least_one(value: int, name: str) -> int:
 def default_features(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
     """Return the default Performer features, sampled from a fixed seed, so that they are the same in every process."""
     if torch.compiler.is_compiling():  # torch.compile can trace neither the cache of features nor the generator
-        from regard.core import graph_breaks  # imported here, because it imports torch's compiler, which takes a second
+        from regard.core import graph_breaks  # imported here: the module imports torch's compiler, which takes a second
 
         return graph_breaks.sampled(size, dtype, device)
     return sampled(size, dtype, device)

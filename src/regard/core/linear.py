@@ -355,7 +355,7 @@ def _not_negative(mapped: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
     if mapped.device.type == "cpu" and mapped.numel() and not torch.compiler.is_compiling():
         try:
             least = float(mapped.detach().amin())
-        except RuntimeError:  # values of vmapped and fake tensors cannot be read
+        except RuntimeError:  # the values of tensors under vmap and of fake tensors cannot be read
             pass
         else:
             if least < 0:

@@ -23,7 +23,7 @@ _WIDE = 220_000  # bytes of shared memory that a kernel for size 128 in float32 
 _WIDEST = 2048  # the largest size of queries and values that is computed by torch's matrix products
 _MANY = 1 << 18  # with fewer query rows over all heads, launching the many matrix products takes longer than they save
 TRIAL = False  # whether matrix products are also used for calls where their time has not been measured on a GPU
-_PROGRAMS = 65_535  # the largest number of programs on the second axis of a kernel launch in CUDA
+_PROGRAMS = 65_535  # the largest number of thread blocks on the second axis of a CUDA kernel launch
 
 
 def serves(problem: Problem, features: Features, causal: bool) -> bool:
@@ -75,7 +75,7 @@ def _shared_memory(device: torch.device) -> int:
 
 def attend(problem: Problem, features: Features, causal: bool) -> Tensor:
     """Return the output of linear attention on CUDA, (…, h, q, e)."""
-    from regard.kernels.triton.linear.operator import linear_attention  # imported here, because it imports Triton
+    from regard.kernels.triton.linear.operator import linear_attention  # imported here: the module imports Triton
 
     projection = None
     if isinstance(features, PerformerFeatures):
@@ -105,7 +105,7 @@ def _multiplied(
     query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, features: Features, causal: bool
 ) -> Tensor:
     """Return the output, computed by torch's matrix products between kernels."""
-    from regard.kernels.triton.linear import causal_products, products  # imported here, because they import Triton
+    from regard.kernels.triton.linear import causal_products, products  # imported here: the modules import Triton
 
     dtype, performer = query.dtype, features if isinstance(features, PerformerFeatures) else None
     # Sums over many keys exceed the range of float16, and logarithms of features need float32.

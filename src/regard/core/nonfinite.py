@@ -42,7 +42,7 @@ def needs_cleaning(problem: Problem) -> bool:
         return not harmless(problem.query, problem.key, problem.value, problem.differentiated)
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError:  # values of vmapped and fake tensors cannot be read
+    except RuntimeError:  # the values of tensors under vmap and of fake tensors cannot be read
         return True
 
 
@@ -92,7 +92,7 @@ def all_finite(problem: Problem) -> bool:
         return finite(problem.query, problem.key, problem.value)
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError:  # values of vmapped and fake tensors cannot be read
+    except RuntimeError:  # the values of tensors under vmap and of fake tensors cannot be read
         return False
 
 

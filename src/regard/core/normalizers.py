@@ -336,7 +336,7 @@ class _Entmax(torch.autograd.Function):
     @staticmethod
     def forward(scores: Tensor, alpha: float) -> Tensor:
         if _by_kernel(scores, alpha):
-            from regard.kernels.triton.entmax import entmax  # imported here, because it imports Triton
+            from regard.kernels.triton.entmax import entmax  # imported here: the module imports Triton
 
             return entmax(scores, alpha)
         return entmax_weights(scores, entmax_threshold(scores, alpha), alpha)

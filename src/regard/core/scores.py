@@ -231,7 +231,7 @@ class Cosine(Score):
 def _unit_in_float(x: Tensor) -> Tensor:
     """Return unit vectors in the dtype of x, computed in float32: squares in half precision would lose digits."""
     if x.is_cuda and _by_kernel(x):
-        from regard.kernels.triton.row_norms import unit_rows  # imported here, because it imports Triton
+        from regard.kernels.triton.row_norms import unit_rows  # imported here: the module imports Triton
 
         return unit_rows(x)
     return unit(x.float()).to(x.dtype) if x.dtype in (torch.float16, torch.bfloat16) else unit(x)

@@ -53,7 +53,7 @@ def extent(numbers: Tensor) -> tuple[int, int] | None:
     try:
         low, high = numbers.aminmax()
         return int(low), int(high)
-    except RuntimeError:  # values of vmapped and fake tensors cannot be read
+    except RuntimeError:  # the values of tensors under vmap and of fake tensors cannot be read
         return None
 
 

@@ -100,7 +100,7 @@ def _fuses(x: Tensor) -> bool:
 
 def _relu_dropout(x: Tensor, dropout: float) -> Tensor:
     """Compute relu and dropout in one kernel; dropped entries are 0 in the output, so no mask is stored."""
-    from regard.kernels.triton.relu_dropout import relu_dropout  # imported here, because it imports Triton
+    from regard.kernels.triton.relu_dropout import relu_dropout  # imported here: the module imports Triton
 
     return relu_dropout(x, torch.randint(2**31 - 1, (1,), device=x.device), dropout)
 

@@ -1,4 +1,4 @@
-"""Attention within a window in O(n · width) time and memory, in training too: only the band is computed.
+"""Attention within a window in O(n · width) time and memory, in training too: only scores in the window are computed.
 
 Queries are cut into blocks of a fixed size. The keys that a block may attend form a range of fixed length, so the
 ranges of all blocks are one overlapping view of the padded keys. The whole band is then a single call of a fused kernel
@@ -16,7 +16,7 @@ from regard.core.clauses import Clauses
 
 Kernel = Callable[..., Tensor]
 
-# Query rows of a block: with fewer rows fewer masked pairs are computed, with more the kernel is used better
+# Query rows of a block: with fewer rows, fewer masked pairs are computed; with more rows, the kernel is more efficient
 # (docs/experiments.md).
 _ROWS = 128
 

@@ -12,7 +12,7 @@ from regard.core.transforms import mapped
 
 
 class Grid(NamedTuple):
-    """Blocks of queries (rows) and of keys (columns), and for each pair of blocks what the mask allows in it.
+    """Blocks of queries (rows) and of keys (columns), and whether the mask allows some or all pairs of two blocks.
 
     `some` is whether any query of the row block may attend any key of the column block; `every`, whether each query may
     attend each key.

@@ -1,6 +1,7 @@
 """Dot-product attention over a part of the keys by torch's flash kernel on CUDA, in half precision.
 
-As in `flash`, the code for the CPU, the kernel's backward pass receives the output and the log-sum-exp over all keys.
+As in `flash` (the module for the CPU), the kernel's backward pass receives the output and the log-sum-exp over all keys
+instead of those over the part.
 """
 
 import torch

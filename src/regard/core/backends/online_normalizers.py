@@ -1,7 +1,8 @@
 """Normalisers that process a row of scores block by block, for attention that never stores all scores.
 
-A `Stream` has four functions. `begin` returns the state of some rows before any block, `add` adds a block, `finish`
-returns the output and what to store for the backward pass, and `gradient` returns the gradient of a block.
+A `Stream` has four functions. `begin` returns the initial accumulators of some rows of scores, `add` adds a block of
+keys to them, `finish` returns the output and the tensors stored for the backward pass, and `gradient` returns the
+gradient of a block.
 
 Let w = f(s) be the weights of a row, o = Σ w v its output and dw = do · v the gradient of a weight. The gradient of a
 softmax-like row is ds = slope ∘ (dw − mean), with mean = Σ slope · dw / Σ slope = do · (Σ slope v / Σ slope). So the
@@ -37,8 +38,8 @@ class Block(NamedTuple):
     scores: Tensor
     values: Tensor
     first: int  # the position of the block's first key
-    dropout_mask: Tensor | None = None  # already scaled by 1 / (1 − p)
-    noise: Tensor | None = None  # Gumbel noise, if hard attention samples a key
+    dropout_mask: Tensor | None = None  # the dropout mask: 0 for dropped weights, 1 / (1 − p) for the others
+    noise: Tensor | None = None  # Gumbel noise added to the scores, if hard attention samples a key
 
     def drop(self, weights: Tensor) -> Tensor:
         return weights if self.dropout_mask is None else weights * self.dropout_mask
@@ -81,7 +82,7 @@ class Stream:
     """The interface of a normaliser whose keys arrive block by block."""
 
     def begin(self, rows: Tensor, size: int) -> Any:
-        """Return the initial state of rows (…, q), before any block."""
+        """Return the initial accumulators of rows (…, q), before any block of keys is added."""
         raise NotImplementedError
 
     def add(self, state: Any, block: Block) -> Any:
@@ -136,7 +137,8 @@ class SoftmaxStream(Stream):
 
 
 def softmax_from(scores: Tensor, best: Tensor, total: Tensor) -> Tensor:
-    """Return exp(s − best) / total; an empty row (best = −inf, total = 0) gives zeros."""
+    """Return exp(s − best) / total, with `best` the largest score of a row and `total` the row's sum of exp(s − best);
+    a fully masked row (best = −inf, total = 0) gives zeros."""
     weights = torch.exp(scores - torch.where(best == -math.inf, 0, best))
     return weights.div_(torch.where(total == 0, 1, total))
 
@@ -208,7 +210,7 @@ class EntmaxStream(Stream):
 
     def _threshold(self, scores: Tensor) -> Tensor:
         if self._by_kernel(scores):
-            from regard.kernels.triton import entmax  # imported here, because it imports Triton
+            from regard.kernels.triton import entmax  # imported here: the module imports Triton
 
             return entmax.entmax_threshold(scores, self.alpha)
         return entmax_threshold(scores, self.alpha)
@@ -293,7 +295,8 @@ class HardStream(Stream):
 
 
 def stream(normalize: Normalizer, sample: bool) -> Stream | None:
-    """Return the blockwise form of a normaliser, or None if it has none, as for a caller's own subclass."""
+    """Return the `Stream` that computes a normaliser block by block; None if there is none, as for a caller's own
+    subclass."""
     if of_the_caller(normalize):
         return None
     match normalize:

@@ -36,7 +36,7 @@ _MEMORY = 512  # from this number of keys on, our kernel for decoding steps is f
 
 
 def refuses(problem: Problem) -> str | None:
-    """Return the reason why torch's kernels cannot compute the problem, or None."""
+    """Return the reason why torch's kernels cannot compute the call, or None."""
     if problem.dropout > 0.0 and problem.generator is not None:
         return "its dropout takes no generator"
     if _inspected(problem) and mapped():
@@ -192,7 +192,7 @@ def attend(problem: Problem) -> Result:
         problem, row = zeroed_with_row(problem, rules)
         row = None if row is None else mask_blocks.four_axes(row, problem)
     product = problem.score.as_product(problem.query, problem.key)
-    assert product is not None  # not None, as refuses() has checked
+    assert product is not None  # `refuses` has checked that the score is a dot product of vectors
     if step:
         return Result(decoding_step.attend(problem, product.query, product.key, None, product.scale))
     if product.query is not problem.query or product.key is not problem.key:
@@ -248,9 +248,9 @@ def attend(problem: Problem) -> Result:
 
 
 def direct(problem: Problem) -> Direct | None:
-    """Return a function that runs only the kernel, for all calls with the signature of this problem, or None.
+    """Return a function that only runs the kernel, for calls equal to `problem` but for the tensors' values; or None.
 
-    The result is None if calls with this signature need more than the kernel, such as copies. The problem must hold the
+    The result is None if these calls need other operations too, such as copies of tensors. `problem` must hold the
     caller's own tensors, not views of them, and must not request weights.
     """
     rules, (queries, keys) = problem.mask_rules, problem.shape[-2:]
@@ -314,7 +314,7 @@ def direct(problem: Problem) -> Direct | None:
         factor = scale
         if not as_it_is:
             product = score.as_product(query, key)
-            assert product is not None  # not None, as refuses() has checked
+            assert product is not None  # `refuses` has checked that the score is a dot product of vectors
             query, key, factor = product
         query, key, value = torch_sdpa.padded(query, key, value, attn_mask is not None)
         output = torch_sdpa.attend(query, key, value, attn_mask=attn_mask, scale=factor, **options)
@@ -326,7 +326,7 @@ def direct(problem: Problem) -> Direct | None:
 def with_lse(problem: Problem) -> Both | None:
     """Return a function that computes output and log-sum-exp by one kernel, or None if no kernel returns both.
 
-    The function is valid for all calls with the signature of this problem.
+    The function is valid for all calls equal to `problem` but for the tensors' values.
     """
     rules, score = problem.mask_rules, problem.score
     tensors, causal = (problem.query, problem.key, problem.value), rules is not None and rules.banded
@@ -346,7 +346,7 @@ def _prepared_product(problem: Problem, causal: bool) -> Direct | None:
     The result is None if the vectors of the product must be padded.
     """
     product, value = problem.score.as_product(problem.query, problem.key), problem.value
-    assert product is not None  # not None, as refuses() has checked
+    assert product is not None  # `refuses` has checked that the score is a dot product of vectors
     if not torch_sdpa.fits(product.query, product.key, value, causal, problem.dropout):
         return None
     run = torch_sdpa.prepared(product.query, product.key, value, causal, problem.dropout, product.scale)
@@ -416,10 +416,10 @@ def _with_log_sum_exp(problem: Problem) -> Result | None:
     """Return output and log-sum-exp from one kernel, or None if no kernel returns both."""
     if torch.compiler.is_compiling():
         return None
-    from regard.core.backends import flash  # imported here, because flash imports this module
+    from regard.core.backends import flash  # imported here: `flash` imports this module
 
     product = problem.score.as_product(problem.query, problem.key)
-    assert product is not None  # not None, as refuses() has checked
+    assert product is not None  # `refuses` has checked that the score is a dot product of vectors
     plain = replace(problem, query=product.query, key=product.key, score=ScaledDot(product.scale))
     if not flash.serves(plain):
         return None

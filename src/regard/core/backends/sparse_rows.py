@@ -59,7 +59,7 @@ def attend(problem: Problem) -> Result:
     query, key, value = (t.to(torch.float32) for t in (problem.query, problem.key, problem.value))
     with torch.autocast(problem.device.type, enabled=False):
         product = problem.score.as_product(query, key)
-        assert product is not None  # not None, as serves() has checked
+        assert product is not None  # `serves` has checked that the score is a dot product of vectors
         assert alpha is not None
         assert rules is not None
         parts = (product.query * product.scale, problem.repeat(product.key), problem.repeat(value))
