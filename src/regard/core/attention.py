@@ -249,7 +249,7 @@ def _attend(
 
 
 def _second_pass(problem: Problem, name: str) -> bool:
-    """Return whether the requested weights need a second pass over the keys, after the pass that computes the output.
+    """Return whether the requested weights need a second pass over the keys after the output is computed.
 
     Some backends return a requested log-sum-exp together with the output, without a second pass.
     """

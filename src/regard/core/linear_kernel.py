@@ -1,6 +1,6 @@
 """Linear attention with elu or Performer features: by kernels on CUDA, by blocks of matrix products on the CPU.
 
-`linear` computes the same result for every device and feature map; it is the general path.
+The module `linear` computes linear attention for every device and feature map, in torch operations.
 """
 
 import functools
@@ -22,7 +22,7 @@ _CHUNK, _SUMS = 32, 4 << 30  # positions in a causal chunk; the largest number o
 _WIDE = 220_000  # bytes of shared memory that a kernel for size 128 in float32 needs
 _WIDEST = 2048  # the largest size of queries and values that is computed by torch's matrix products
 _MANY = 1 << 18  # with fewer query rows over all heads, launching the many matrix products takes longer than they save
-TRIAL = False  # whether matrix products are also used for calls where their time has not been measured on a GPU
+TRIAL = False  # whether matrix products are also used for calls for which their time has not been measured on a GPU
 _PROGRAMS = 65_535  # the largest number of thread blocks on the second axis of a CUDA kernel launch
 
 
@@ -151,8 +151,9 @@ def attend_in_blocks(
 ) -> Tensor | None:
     """Return the output (…, h, q, e), computed on the CPU in blocks, or None if numbers are too large or too small.
 
-    With a `chunk` the attention is causal. Then the rows before the first such number are computed in blocks and the
-    others by `general`, so that later positions do not change a single bit of earlier outputs.
+    With a `chunk` the attention is causal. Then the rows before the first number that is too large or too small are
+    computed in blocks, and the later rows by `general`, so that later positions do not change a single bit of earlier
+    outputs.
     """
     query, key, value, keep = problem.query, problem.key, problem.value, allowed_keys(problem)
     if keep is not None:  # the feature elu(−inf) + 1 is 0, so masked keys add nothing
@@ -186,7 +187,8 @@ def attend_in_blocks(
 
 
 def _plan(problem: Problem, count: int, chunk: int | None, rows: int) -> linear_blocks.Plan:
-    """Return a plan with blocks of about `rows` rows of 64 features; with a `chunk` it is for causal attention."""
+    """Return a `Plan` (the sizes of the blocks) with about `rows` rows of 64 features in a block; with a `chunk`, for
+    causal attention."""
     (*lead, queries, keys), size = problem.shape, problem.value.shape[-1]
     rows = max(1, rows * 64 // max(64, count))
     length = max(queries, keys)

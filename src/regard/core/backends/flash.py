@@ -25,7 +25,7 @@ _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def serves(problem: Problem) -> bool:
-    """Return whether the problem is softmax of dot products on the CPU, with finite inputs."""
+    """Return whether the call is softmax attention with dot-product scores on the CPU, with finite inputs."""
     if problem.device.type != "cpu" or problem.empty or problem.value.shape[-1] == 0:
         return False
     if not plain_softmax(problem):
@@ -34,13 +34,13 @@ def serves(problem: Problem) -> bool:
 
 
 def plain_softmax(problem: Problem) -> bool:
-    """Return whether the problem is softmax of dot products, without a softcap, a bias or dropout."""
+    """Return whether the call is softmax attention with dot-product scores, without a softcap, a bias or dropout."""
     plain = type(problem.score) is Dot or (type(problem.score) is ScaledDot and problem.score.softcap is None)
     return plain and problem.normalize.is_softmax and problem.bias is None and problem.dropout == 0.0
 
 
 def attend(problem: Problem) -> Result:
-    """Return output and log-sum-exp, both differentiable."""
+    """Return the output of attention and its log-sum-exp; autograd can differentiate the two results."""
     output, total = _Flash.apply(problem, problem.query, problem.key, problem.value)
     return Result(output, total)
 
@@ -157,7 +157,8 @@ def _four_axes(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _tiles(problem: Problem) -> Iterator[_Tile]:
-    """Yield one tile if the kernel supports the mask, else a tile for each block of queries and its allowed keys."""
+    """Yield one `_Tile` if the kernel supports the mask, else a `_Tile` for each block of queries and its allowed
+    keys."""
     queries, keys = problem.shape[-2:]
     rules = problem.mask_rules
     by_band = rules is not None and rules.lengths is None and not rules.segments and not rules.dense
@@ -165,7 +166,7 @@ def _tiles(problem: Problem) -> Iterator[_Tile]:
         yield _Tile(all_of(queries), all_of(keys), None, rules.banded)
         return
     for rows, columns in mask_blocks.visible(problem):
-        assert problem.mask is not None  # calls without a mask have returned above
+        assert problem.mask is not None  # not None, because calls without a mask return above
         allowed = problem.mask.allowed(rows, columns, problem.device)
         allowed = allowed.expand(*allowed.shape[:-2], len(rows), len(columns))
         yield _Tile(rows, columns, mask_blocks.four_axes(allowed, problem), False)

@@ -305,8 +305,7 @@ def _band_mask(low: int | None, high: int | None, queries: int, keys: int, devic
 
 
 def _listed_mask(coarse: Coarse, lead: torch.Size, rule: Callable[..., Tensor], queries: int, keys: int) -> Any:
-    """Return the `BlockMask` of partly and of fully allowed blocks, with one head axis entry if all heads share the
-    mask."""
+    """Return the `BlockMask` of partly and of fully allowed blocks; heads with equal masks share one entry."""
     from torch.nn.attention.flex_attention import BlockMask
 
     shape = (-(-queries // _BLOCK), -(-keys // _BLOCK))
@@ -322,7 +321,7 @@ def _edges(length: int, device: torch.device) -> Tensor:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each row of blocks the number of True blocks in `selected`, and all column indices, selected ones
+    """Return for each row of `blocks` the number of True entries, and all column indices, those of True entries
     first."""
     return blocks.sum(-1, dtype=torch.int32), blocks.int().argsort(dim=-1, descending=True, stable=True).int()
 

@@ -36,7 +36,7 @@ def mask_pairs(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Any:
     arguments |= _clause_arguments(rules, torch.Size(shape[:1]))
     lengths, arguments["lengths"] = arguments["lengths"], None
     arguments = narrowed(arguments, shape[-1])
-    arguments["lengths"] = None if lengths is None else lengths.contiguous()  # kernels read any integer dtype
+    arguments["lengths"] = None if lengths is None else lengths.contiguous()  # lengths of any integer dtype are valid
     return kernel_pairs(shape, *arguments.pop("band"), **arguments, bias=None, table=None)
 
 

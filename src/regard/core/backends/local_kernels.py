@@ -19,7 +19,7 @@ from regard.core.transforms import transformed
 from regard.kernels import local_attention
 from regard.kernels.availability import TRITON
 
-_MOST = 1024  # the largest number of signatures whose plans are stored
+_MOST = 1024  # the largest number of signatures (cache keys of calls) for which the chosen kernel is stored
 _SIZE = 256  # the largest size of queries, keys and values that the CUDA kernel supports
 _SINGLE = 128  # the largest size on CUDA in float32, in which larger tiles do not fit the registers
 _REACH = 1024  # the largest number of keys on each side of the centre of a window

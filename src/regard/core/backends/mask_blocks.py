@@ -59,7 +59,7 @@ def built(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
     if allowed is not None:
         numbers = torch.where(allowed, numbers, -math.inf)
     elif not cpu and isinstance(problem.bias, Rule):
-        numbers = numbers.contiguous()  # the values of a distance bias are a view with overlapping, unaligned rows
+        numbers = numbers.contiguous()  # an `Alibi` or `Relative` bias is a view with overlapping, unaligned rows
     return four_axes(numbers, problem)
 
 

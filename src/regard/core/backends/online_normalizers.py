@@ -96,7 +96,8 @@ class Stream:
 
 
 class Running(NamedTuple):
-    """The state of an online softmax: the largest score so far, the sum of exp(s − largest), the output so far."""
+    """The accumulators of an online softmax: the largest score so far, the sum of exp(s − largest), the output so
+    far."""
 
     best: Tensor
     total: Tensor
@@ -221,9 +222,9 @@ class EntmaxStream(Stream):
 
 
 class Candidate(NamedTuple):
-    """The state of hard attention: the best key so far, and two online softmaxes.
+    """The accumulators of hard attention: the key of the largest score so far, and two online softmaxes.
 
-    The best key has the largest score, with noise if a key is sampled.
+    If a key is sampled, Gumbel noise is added to the scores that are compared.
     """
 
     noisy: Tensor
@@ -306,6 +307,6 @@ def stream(normalize: Normalizer, sample: bool) -> Stream | None:
             return SigmoidStream(bias)
         case Entmax() | Sparsemax():
             return EntmaxStream(normalize.alpha)
-        case Hard() if not (sample and normalize.mixes):  # mixing with the expected value needs all weights
+        case Hard() if not (sample and normalize.mixes):  # the expected value Σ p v needs all weights
             return HardStream(normalize, sample)
     return None

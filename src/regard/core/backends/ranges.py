@@ -35,7 +35,7 @@ _PROGRAMS = 65_535  # the largest number of thread blocks on the second axis of 
 _REACH = 2**20  # the largest distance in the table of a relative bias, and its largest offset
 _FEW = 1024  # over more keys than this, calls of few queries are slower than by other backends
 _SUMS = 9 * 2**20  # bytes of the partial sums of a bias's gradient: 528 tiles of 64 × 64 numbers in float32
-_STORED = 2**16  # the largest number of entries of a bias that a cached route holds in memory until its next call
+_STORED = 2**16  # the largest number of entries of a bias that a cached function holds in memory until its next call
 
 
 class Lowered(NamedTuple):

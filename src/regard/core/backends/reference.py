@@ -21,7 +21,7 @@ from regard.kernels.device_memory import affordable
 
 NAME = "reference"
 SMALL = 32 * 2**20  # bytes of working memory up to which this backend is the fastest on a CPU
-_BFLOAT16_BYTES = 64 * 2**20  # the same limit for bfloat16, on a CPU with instructions for products of bfloat16
+_BFLOAT16_BYTES = 64 * 2**20  # this limit in bfloat16, on a CPU with instructions for products of bfloat16
 _SHARE = 32  # on a GPU this backend counts as small up to this fraction (1/32) of the memory
 
 
@@ -67,8 +67,8 @@ def kernel(problem: Problem) -> str:
 
 
 def direct(problem: Problem) -> Direct | None:
-    """Return a function that only computes softmax(scale · Q Kᵀ) V, for calls equal to `problem` but for tensor values;
-    or None.
+    """Return a function that only computes normalize(score(Q, K)) V, for calls like `problem` with other values; or
+    None.
 
     The result is None if the calls need more than the formula, such as a mask.
     """
@@ -85,8 +85,8 @@ def direct(problem: Problem) -> Direct | None:
 
 
 def with_request(problem: Problem) -> WithRequest | None:
-    """Return a function of a call's tensors that returns the output and the requested weights, without further checks;
-    or None."""
+    """Return a function that computes output and requested weights of calls like `problem` with other values; or
+    None."""
     return plain_form.with_request(problem)
 
 

@@ -1,6 +1,7 @@
-"""Dot-product attention by `F.scaled_dot_product_attention`, with each mask in the form that its kernels run fastest.
+"""Dot-product attention by `F.scaled_dot_product_attention`; each mask is passed in the way for which its kernels are
+fastest.
 
-Dot, scaled dot, cosine and bilinear scores can all be written as scale · Q' K'ᵀ, the form that these kernels compute.
+Dot, scaled dot, cosine and bilinear scores can all be written as scale · Q' K'ᵀ, which torch's kernels compute.
 A causal mask becomes `is_causal`, a mask that is equal for all queries becomes one row, and a window is computed as a
 band (`banded`). Any other mask is built for one block of queries at a time, over the range of keys that the block may
 attend (on a GPU blocks are large: 2²⁶ entries of the mask). On the CPU, calls with padding or packed documents are
@@ -30,9 +31,9 @@ from regard.core.transforms import mapped
 
 NAME = "sdpa"
 FEW = 16  # with fewer keys than this, torch's CPU kernels return 0, not NaN, for a query of NaN
-_BAND_NUMBERS = 2**15  # the largest number of entries of a band's mask tensor that is cached with a route
+_BAND_NUMBERS = 2**15  # the largest number of entries of a band's mask tensor that is cached
 _SHORT = 64  # on the CPU, up to this number of keys `plain_form` is faster than padding keys and values to one size
-_MEMORY = 512  # from this number of keys on, our kernel for decoding steps is faster than torch's in float32
+_MEMORY = 512  # from this number of keys on, this library's kernel for decoding steps is faster than torch's in float32
 
 
 def refuses(problem: Problem) -> str | None:
@@ -57,7 +58,8 @@ def refuses_data(problem: Problem) -> str | None:
 
 
 def _inspected(problem: Problem) -> bool:
-    """Return whether the values must be inspected for NaN and Inf; False where this is impossible (CUDA, compiled)."""
+    """Return whether query, key and value must be inspected for NaN and Inf; False where this is impossible (CUDA,
+    compiled)."""
     if problem.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     return problem.masked or problem.key.shape[-2] < FEW
@@ -121,7 +123,8 @@ def plain(problem: Problem) -> bool:
 
 
 def kernel(problem: Problem) -> str:
-    """Return the name of the kernel: torch's flash, efficient, cudnn or math, or our kernel for decoding steps."""
+    """Return the name of the kernel: torch's flash, efficient, cudnn or math, or this library's kernel for decoding
+    steps."""
     rules = problem.mask_rules
     if _is_step(problem, rules):
         return "triton decode"
@@ -163,7 +166,7 @@ def _like_kernels(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 def _is_step(problem: Problem, rules: Clauses | None) -> bool:
     """Return whether the Triton kernel for decoding steps computes the call.
 
-    The kernel never loads padding, so NaN and Inf in the padding need not be replaced.
+    This kernel never loads padded keys and values, so NaN and Inf in the padding need not be replaced.
     """
     if rules is None or not decoding_step.serves(problem):
         return False
@@ -171,8 +174,8 @@ def _is_step(problem: Problem, rules: Clauses | None) -> bool:
         return True
     if torch.compiler.is_compiling():
         return False
-    # Without padding, torch's kernels support decoding steps. In float32 a single program of theirs reads all keys of a
-    # head, which takes long for many keys.
+    # Without padding, torch's kernels support decoding steps. In float32 a single thread block of torch's kernels reads
+    # all keys of a head, which takes long for many keys.
     if problem.query.dtype != torch.float32 or problem.shape[-1] < _MEMORY:
         return torch_sdpa.pads(problem.query, problem.value)
     tensors = problem.query, problem.key, problem.value
@@ -188,7 +191,7 @@ def attend(problem: Problem) -> Result:
     lead, size = problem.query.shape[:-3], problem.value.shape[-1]
     rules = problem.mask_rules
     step, row = _is_step(problem, rules), None
-    if not step:  # replace masked NaN before any product with the keys: in the backward pass 0 · NaN is NaN
+    if not step:  # masked NaN is replaced before any product with the keys: in the backward pass 0 · NaN is NaN
         problem, row = zeroed_with_row(problem, rules)
         row = None if row is None else mask_blocks.four_axes(row, problem)
     product = problem.score.as_product(problem.query, problem.key)
@@ -201,7 +204,7 @@ def attend(problem: Problem) -> Result:
 
     lse: Tensor | None = None
     banding = problem.bias is None and rules is not None and banded.worth_it(rules, *problem.shape[-2:])
-    # The last block of a band is padded with rows that may have no key to attend.
+    # The last block of queries in `banded` is padded with rows that may have no key to attend.
     emptied = _wants_full_rows(problem.device) and (banding or not _every_row_sees(rules, *problem.shape[-2:]))
 
     def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
@@ -341,7 +344,8 @@ def with_lse(problem: Problem) -> Both | None:
 
 
 def _prepared_product(problem: Problem, causal: bool) -> Direct | None:
-    """Return the result of `direct` on CUDA for a score that is rewritten as a dot product of other vectors.
+    """Return a function that runs only the kernel on CUDA, for a score rewritten as a dot product of other vectors; or
+    None.
 
     The result is None if the vectors of the product must be padded.
     """
@@ -359,7 +363,7 @@ def _prepared_product(problem: Problem, causal: bool) -> Direct | None:
 
 
 def _step(problem: Problem) -> Direct | None:
-    """Return the result of `direct` for decoding steps on CUDA."""
+    """Return a function that runs only the Triton kernel for decoding steps on CUDA, or None."""
     if not isinstance(problem.score, (Dot, ScaledDot)):
         return None
     product = problem.score.as_product(problem.query, problem.key)
@@ -400,9 +404,10 @@ def _at_once(problem: Problem) -> bool:
 
 
 def _sequences(problem: Problem, rules: Clauses | None) -> list[per_sequence.Packed] | None:
-    """Return the kernel calls, one for each sequence, or None if they are impossible or one call is faster.
+    """Return the arguments of kernel calls, one for each sequence; None if this is impossible or a single call is
+    faster.
 
-    One call for each sequence is possible if the lengths and segment ids of the mask are on the CPU.
+    One kernel call for each sequence is possible if the lengths and segment ids of the mask are on the CPU.
     """
     if problem.device.type != "cpu" or problem.bias is not None or problem.dropout > 0.0 or problem.empty:
         return None
@@ -429,7 +434,7 @@ def _with_log_sum_exp(problem: Problem) -> Result | None:
 
 
 def _needs_no_block(rules: Clauses | None) -> bool:
-    """Return whether the mask is absent, exactly `is_causal`, or one row that is the same for all queries."""
+    """Return whether the mask is absent, equal to `is_causal=True`, or one row that is the same for all queries."""
     return rules is not None and (rules.by_key or _is_causal_alone(rules))
 
 
@@ -443,7 +448,7 @@ def _wants_full_rows(device: torch.device) -> bool:
     """Return whether a query without an allowed key must be passed to the kernels as if all its keys were allowed.
 
     cuDNN replaces masked scores by the lowest finite number, so such a query gets the mean of the values and, at some
-    lengths, NaN gradients (pytorch#196678). The CPU kernels return 0 for it.
+    lengths, NaN gradients (pytorch#196678). The CPU kernels return 0 for such a query.
     """
     return device.type != "cpu"
 

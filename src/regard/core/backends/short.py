@@ -85,17 +85,17 @@ def not_worth_it(problem: Problem) -> str | None:
 
 
 def working_bytes(problem: Problem) -> int:
-    """Return 0: the kernel needs no working memory."""
+    """Return 0 bytes: the kernel for short sequences needs no working memory."""
     return 0
 
 
 def kernel(problem: Problem) -> str:
-    """Return the name of the kernel."""
+    """Return the name of the kernel for `regard.explain`."""
     return "triton short"
 
 
 def attend(problem: Problem) -> Result:
-    """Compute attention by the kernel."""
+    """Compute attention of short sequences by the Triton kernel."""
     from regard.kernels.triton.short_attention import short_attention  # imported here: the module imports Triton
 
     if not isinstance(problem.score, (Dot, ScaledDot)):
@@ -151,7 +151,7 @@ def direct(problem: Problem) -> Direct | None:
 
 
 def _lengths_alone(problem: Problem) -> bool:
-    """Return whether the mask is one length for each sequence, alone or together with a band."""
+    """Return whether the mask consists of one length for each sequence, with or without a band."""
     mask = beside_a_band(problem.mask)
     return isinstance(mask, Padding) and mask.lengths.shape == (problem.query.shape[0], 1)
 

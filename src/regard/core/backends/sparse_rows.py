@@ -46,7 +46,8 @@ def working_bytes(problem: Problem) -> int:
 
 
 def _block(problem: Problem) -> tuple[int, int, int]:
-    """Return the slices (batch times heads) and rows of a block, and the number of keys padded to whole chunks."""
+    """Return the number of heads (of all batch items) and of query rows in a block, and the keys padded to whole
+    chunks."""
     *lead, queries, keys = problem.shape
     keys += -keys % entmax_rows.CHUNK
     at_once = max(1, min(math.prod(lead), BYTES // (4 * keys * min(queries, ROWS))))
@@ -88,5 +89,6 @@ def _lengths(rules: Clauses, shape: tuple[int, ...]) -> Tensor | None:
 
 
 def _part(rule: entmax_rows.Rule, start: int, count: int) -> entmax_rows.Rule:
-    """Return the rule with the lengths of `count` slices from slice `start` on."""
+    """Return the kernel's mask arguments with the lengths of `count` heads (of all batch items) from index `start`
+    on."""
     return rule if rule.lengths is None else replace(rule, lengths=rule.lengths[start : start + count])
