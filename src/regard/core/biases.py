@@ -19,7 +19,7 @@ from regard.core.transforms import mapped, resolved
 class Bias:
     """A term that is added to the scores. Create one with `alibi` or `relative`; a float tensor is accepted too."""
 
-    plain: bool = field(default=False, kw_only=True)  # whether the bias was given as Python numbers
+    plain: bool = field(default=False, kw_only=True)  # whether the caller gave Python numbers, not a tensor
 
     def aligned(self, shape: tuple[int, ...]) -> "Bias":
         """Return the bias with its tensors reshaped to broadcast to scores of `shape` (*leading, q, k), or raise."""
@@ -35,7 +35,7 @@ class Bias:
         raise NotImplementedError
 
     def on(self, device: torch.device) -> "Bias":
-        """Return the bias with the tensor that was created from Python numbers moved to the device of the queries."""
+        """Return the bias for queries on this device: a tensor that was created from Python numbers is moved to it."""
         return self.holding(lambda tensor: tensor.to(device)) if self.plain else self
 
     def tensors(self) -> tuple[Tensor, ...]:

@@ -33,7 +33,7 @@ class Custom(Score):
     def __init__(self, function: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> None:
         self.function = function
         self.dtype = dtype  # the dtype of the caller's tensors: a module in half precision needs such inputs
-        self.unfit: str | None = None  # why the backward pass cannot recompute the scores in blocks; None if it can
+        self.unfit: str | None = None  # why the backward pass cannot recompute blocks of scores; else None
         self._captured: tuple[Tensor, ...] = ()
         self._floats = 1.0
 
@@ -154,7 +154,7 @@ class _Captured(torch.overrides.TorchFunctionMode):
         self.tensors: list[Tensor] = []
         self.numbers = 0
         self._lengths = query.shape[-2], key.shape[-2]
-        self._inside = [query, key]  # tensors that are not recorded; kept alive so that no other tensor gets their id
+        self._inside = [query, key]  # not captured tensors, stored so that no new tensor gets the id() of one
 
     def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
@@ -194,7 +194,7 @@ class _RestoredRandomState:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self.used():  # otherwise the states are not written, because another thread may be sampling
+        if self.used():  # states are written only if they were used: another thread may be sampling
             first, *others = self._before
             torch.set_rng_state(first)
             for index, state in zip(self._devices, others, strict=True):

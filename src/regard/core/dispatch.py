@@ -108,7 +108,7 @@ class Backend:
         if problem.empty:
             return "nothing to compute: the plain form is the fastest"
         if self.module is additive and problem.device.type == "cpu":
-            return additive.not_worth_it(problem)  # the compiled loops of this backend return weights too
+            return additive.not_worth_it(problem)  # the compiled loops of `additive` return weights too
         # If all weights are requested, a matrix of queries × keys is allocated by each backend, so `reference` needs no
         # more memory than the others unless the score needs intermediate tensors.
         weights = math.prod(problem.shape) * problem.dtype.itemsize

@@ -137,7 +137,7 @@ def _attend(
     whole = problem.query, problem.key, problem.value
     query, key, value = (_once(x, own) for x, own in zip(whole, given, strict=True))
     keep, group = allowed_keys(problem), problem.group
-    if group > 1 and keep is not None and keep.shape[-2] > 1:  # query heads that share a key head may differ in masks
+    if group > 1 and keep is not None and keep.shape[-2] > 1:  # query heads of one key head may have different masks
         key, value, group = problem.repeat(key), problem.repeat(value), 1
     query = query.unflatten(-3, (key.shape[-3], group)).movedim(-3, -2)
     if keep is not None:

@@ -18,7 +18,7 @@ from regard.kernels import linear_blocks, linear_loops, performer_products
 from regard.kernels.availability import TRITON
 
 _SIZE = 128  # the largest size of queries, keys and values in the kernels, which hold the sum of φ(k) vᵀ in registers
-_CHUNK, _SUMS = 32, 4 << 30  # positions in a causal chunk; the largest number of bytes for the sums of all chunks
+_CHUNK, _SUMS = 32, 4 << 30  # positions in a causal chunk; largest number of bytes of the sums over all chunks
 _WIDE = 220_000  # bytes of shared memory that a kernel for size 128 in float32 needs
 _WIDEST = 2048  # the largest size of queries and values that is computed by torch's matrix products
 _MANY = 1 << 18  # with fewer query rows over all heads, launching the many matrix products takes longer than they save
@@ -56,11 +56,11 @@ def _by_products(problem: Problem, features: Features, causal: bool) -> bool:
     wide, dtype = max(problem.query.shape[-1], problem.value.shape[-1]), problem.query.dtype
     if isinstance(features, PerformerFeatures):
         rows = math.prod(problem.query.shape[:-1]) + math.prod(problem.key.shape[:-1])
-        fits = rows * features.projection.shape[0] * 4 <= _SUMS  # this method stores the features of all rows
+        fits = rows * features.projection.shape[0] * 4 <= _SUMS  # the features of all rows are stored
         return TRIAL and fits and wide > _SIZE and not causal
     if not isinstance(features, EluFeatures) or wide > _WIDEST:
         return False
-    if dtype == torch.float32 and not causal:  # kernels split float32 numbers into three parts: too many registers
+    if dtype == torch.float32 and not causal:  # the kernels split float32 numbers: too many registers
         return True
     if TRIAL and (wide > _SIZE or (dtype == torch.float32 and wide > _SIZE // 2)):
         return True

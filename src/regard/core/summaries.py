@@ -23,7 +23,7 @@ from regard.kernels.weight_sums import weight_sums
 _SIZE = 256  # the largest size of queries and keys, because whole tiles are held in registers and shared memory
 _COUNT = 32  # the largest number of weights per query that the kernel for `top` computes
 _WRITTEN = 128  # the largest size of queries for which the kernel for all weights is faster than `plain_form`
-_FEW = 2**22  # up to this number of pairs, `plain_form` returns all weights in less time than the kernel
+_FEW = 2**22  # up to this number of query-key pairs, `plain_form` returns all weights in less time than the kernel
 _PROGRAMS = 65_535  # the largest number of thread blocks on the second axis of a CUDA kernel launch
 
 
@@ -49,7 +49,7 @@ def serves(problem: Problem) -> bool:
 def writes(problem: Problem) -> bool:
     """Return whether all weights are requested and a kernel that writes them is faster than `plain_form`.
 
-    The kernel runs after the one that computes the output; `plain_form` computes weights and output together.
+    This kernel runs after the kernel that computes the output; `plain_form` computes weights and output together.
     """
     if not isinstance(problem.request, Full) or problem.dropout > 0.0 or problem.query.dtype not in HALF:
         return False
@@ -64,7 +64,7 @@ def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
     from regard.kernels.triton import score_tiles as kernels  # imported here: the module imports Triton
 
     # The kernels replace the score of a masked key, even NaN. The backward pass would multiply with the key itself, so
-    # masked keys must be zeros there.
+    # masked keys must be zeros in the backward pass.
     problem = zero_masked_keys(problem) if problem.differentiated else problem
     product, lead = problem.score.as_product(problem.query, problem.key), problem.shape[:-2]
     assert product is not None  # `serves` has checked that the score is a dot product of vectors
@@ -79,7 +79,7 @@ def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
 
 
 def _requested(scored: Any, request: Request | None, lse: Tensor | None) -> Tensor | Top:
-    """Return the requested weights (b, h, q, k) or their summary.
+    """Return the requested weights (b, h, q, k) or their summary, such as the entropy of each query.
 
     `lse` (b, h, q) in float32 is the log-sum-exp of each row, if it is already computed.
     """
@@ -158,7 +158,7 @@ def sums(problem: Problem, lse: Tensor) -> Tensor:
 
 
 def _pairs(problem: Problem, shape: tuple[int, ...]) -> Any:
-    """Return mask and bias in the form of arguments of the score kernels, for scores of `shape`."""
+    """Return mask and bias as arguments of the kernels that compute scores of `shape`."""
     from regard.kernels.triton.additive.operator import kernel_pairs
 
     lead = problem.query.shape[:-3]

@@ -311,7 +311,7 @@ def direct(problem: Problem) -> Direct | None:
             return checked(run(query, key, value, score, mask, bias))
         attn_mask = band
         if pairs is not None:
-            if not isinstance(mask, (Tensor, Dense)):  # an `And` mask of which only one part masks any pair
+            if not isinstance(mask, (Tensor, Dense)):  # one of the two masks of an `And` masks no pair
                 return None
             attn_mask = (mask if isinstance(mask, Tensor) else mask.tensor).reshape(pairs)
         factor = scale

@@ -172,7 +172,7 @@ def prepared(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: f
 def _by_products(
     scale: float, query: Tensor, key: Tensor, value: Tensor, score: object, mask: object, bias: object
 ) -> Tensor:
-    rows = query.reshape(key.shape[0], key.shape[1], -1, query.shape[3])  # heads that share a key head become rows
+    rows = query.reshape(key.shape[0], key.shape[1], -1, query.shape[3])  # query heads of one key head become rows
     scores = (rows * scale) @ key.mT if key.shape[2] > query.shape[3] else rows @ key.mT * scale
     return (torch.softmax(scores, -1) @ value).view(*query.shape[:3], value.shape[3])
 
