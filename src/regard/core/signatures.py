@@ -149,8 +149,8 @@ def _hard(normalize: Hard) -> Any:
 
 
 _PLAIN = (int, float, bool, str)
-# For the class of an object, such as a mask or a tensor, the function that computes the cache key of the object. Classes
-# that are not listed here are added at first use.
+# For the class of an object, such as a mask or a tensor, the function that computes the cache key of the object. Other
+# classes are added at first use.
 _DESCRIBED: dict[type, Callable[[Any], Any]] = {
     Rows: _rows,
     Hard: _hard,
