@@ -163,7 +163,7 @@ stored: Callable[[Hashable], Route | None] = _ROUTES.get
 def store(signature: Hashable, problem: Problem, given: bool) -> Route:
     """Store and return the `Route` of a call: the backends and functions that can compute it.
 
-    `given` is whether query, key and value of the problem are the caller's own tensors, not views of them.
+    `given` is whether query, key and value in `problem` are the caller's own tensors, not views of them.
     """
     backends: list[Backend] = []
     for backend in BACKENDS.values():

@@ -167,7 +167,7 @@ def _segments(
     queries, keys = query.shape[-3], key.shape[-2]
     heads = math.prod(query.shape[:-3]) * query.shape[-2]
     size = max(1, (ROWS if query.device.type == "cpu" else ROWS_ON_DEVICE) // max(1, heads * CHUNK)) * CHUNK
-    # A feature map given by the caller may hold parameters, which then require gradients.
+    # A feature map given by the caller may hold parameters that require gradients even if query, key and value do not.
     learns = not isinstance(features, PerformerFeatures | EluFeatures)
     wanted = torch.is_grad_enabled() and (learns or any(x.requires_grad for x in (query, key, value)))
     again = wanted and max(queries, keys) > size and not transformed()  # torch.func does not support checkpoints
@@ -389,8 +389,8 @@ def _start(state: LinearState | None, keys: Tensor, values: Tensor, log: bool) -
     key."""
     count, size = keys.shape[-1], values.shape[-1] - 1
     if state is None:
-        # The initial shift, the largest logarithm of a feature so far, is finite and not −inf, because differences of
-        # shifts must not be NaN.
+        # Before any key the shift (the largest logarithm of a feature so far) is a finite number and not −inf, because
+        # differences of shifts must not be NaN.
         lowest = torch.finfo(keys.dtype).min / 4 if log else 0.0
         state = LinearState(keys.new_zeros(count, size), keys.new_zeros(count), keys.new_full((count,), lowest))
     try:
@@ -416,7 +416,7 @@ def _split(joined: Float[Tensor, "... m e1"], shift: Float[Tensor, "... m"]) -> 
 def _checked(query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None) -> tuple[Problem, Given]:
     """Return the checked arguments as a `Problem`, and query, key and value in the shapes given by the caller.
 
-    Under autocast, the tensors are cast to its dtype.
+    Under autocast, query, key and value are cast to autocast's dtype.
     """
     if isinstance(query, Tensor) and _autocasting(query.device):
         dtype = torch.get_autocast_dtype(query.device.type)

@@ -62,7 +62,8 @@ def normalized(
     *,
     may_be_infinite: bool = True,
 ) -> Float[Tensor, "*rows k"]:
-    """Return the weights of a normaliser; those of a user-defined one are checked, and set to 0 at masked keys.
+    """Return the weights of a normaliser; weights of a user-defined normaliser are checked, and set to 0 at masked
+    keys.
 
     For a row without allowed keys, a user-defined normaliser is called with all keys allowed, and with scores of 0 if
     scores may be −inf. Its weights in that row are then replaced by zeros, and the row's gradient has no NaN.

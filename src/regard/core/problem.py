@@ -211,7 +211,7 @@ def _assembled(
     generator: torch.Generator | None,
     headless: bool,
 ) -> Problem:
-    """Return the problem, with mask and bias shaped for its scores."""
+    """Return the `Problem`, with the tensors of mask and bias reshaped to broadcast to the scores."""
     shape = (*query.shape[:-1], key.shape[-2])
     if mask is not None:
         # Results computed from a mask are cached by `Mask` object, which a mask given as a tensor does not have.

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _TensorGuards: Any = getattr(_guards, "TensorGuards", None)  # Any: torch's type stubs of TensorGuards are wrong
 _MOST, _COUNTED = 8, 4096  # the largest numbers of stored calls, and of `Route` objects whose calls are counted
-# In a stored call, `_NEVER` replaces an argument that holds tensors: storing the argument itself would keep the tensors
-# alive. The cache key of the argument is compared instead.
+# In the entry of a stored call, `_NEVER` replaces an argument (such as a mask) that holds tensors: storing the argument
+# itself would keep the tensors alive. The cache key of such an argument is compared instead of its identity.
 _NEVER = object()
 _has_gradients, _deterministic = torch.is_grad_enabled, torch._C._get_deterministic_algorithms
 # The stored calls, newest first. Each entry has: score, normaliser, mask, bias and request, each replaced by `_NEVER`
@@ -37,7 +37,7 @@ _has_gradients, _deterministic = torch.is_grad_enabled, torch._C._get_determinis
 # deterministic algorithms were required and a CUDA graph was recorded; the guard of query, key and value; the route;
 # the cache keys of score, normaliser, mask, bias and request.
 _recent: tuple[tuple[Any, ...], ...] = ()
-_missed: dict[int, int] = {}  # for the id of each route: the number of its calls that `recall` did not find
+_missed: dict[int, int] = {}  # maps id(`Route`) to the number of its calls that `recall` did not find
 
 
 def recall(

@@ -339,7 +339,7 @@ class Additive(Score):
         hidden = hidden.tanh_() if self.activation == "tanh" else ACTIVATIONS[self.activation](hidden)
         weight = self.weight.to(query.dtype)
         if weight.ndim == 2:
-            weight = weight[:, None]  # (h, 1, f): one vector for all queries of a head
+            weight = weight[:, None]  # the shape is (h, 1, f), one weight vector for all queries of a head
         return (hidden @ weight.unsqueeze(-1)).squeeze(-1)
 
     def check(self, query: Tensor, key: Tensor) -> None:
@@ -358,7 +358,7 @@ class Additive(Score):
         return (self.weight,)
 
     def flops(self, size: int) -> int:
-        return 4 * size  # for each feature: an addition, an activation, a multiplication and an addition
+        return 4 * size  # each hidden feature takes an addition, an activation, a multiplication and an addition
 
     def floats(self, size: int) -> float:
         return 2.0 * size

@@ -67,7 +67,7 @@ class LocalAttention(nn.Module):
             )
 
     def project(self, memory: Float[Tensor, "b k m"], *, mask: Bool[Tensor, "b k"] | None = None) -> Projected:
-        """Return keys, values and mask of the memory, reordered so that all padding is after the real positions."""
+        """Return keys and values, reordered so that padding is after all real positions, and the memory's own mask."""
         memory = clean_memory(memory, self.memory_size, mask)
         if mask is not None:
             memory = memory.gather(1, _real_first(mask).unsqueeze(-1).expand_as(memory))

@@ -124,7 +124,7 @@ class MonotonicAttention(nn.Module):
             if self.noise > 0:
                 noise = torch.randn(energy.shape, dtype=energy.dtype, device=energy.device, generator=generator)
                 energy = energy + self.noise * noise
-            stop, go = torch.sigmoid(energy), torch.sigmoid(-energy)  # computed as 1 − stop, a small `go` would be rounded to 0
+            stop, go = torch.sigmoid(energy), torch.sigmoid(-energy)  # 1 − stop would round a small `go` to 0
         else:
             stop = (energy > 0).to(energy.dtype)
             go = 1 - stop

@@ -25,7 +25,8 @@ from regard.nn.multihead import MultiHeadAttention
 from regard.nn.projection import applied, own
 
 Norm = Literal["pre", "post"]
-Normalization = Callable[[int], nn.Module]  # size -> module: nn.LayerNorm, nn.RMSNorm, or `unnormalized`
+# A function that creates a normalisation for vectors of a size: nn.LayerNorm, nn.RMSNorm, or `unnormalized`.
+Normalization = Callable[[int], nn.Module]
 
 
 def unnormalized(size: int) -> nn.Module:

@@ -129,7 +129,7 @@ def _checked(
     weights: Request | None,
     backend: str,
 ) -> tuple[Problem, Mask | None]:
-    """Return the problem of this process's parts, and the mask of the whole sequences; raise for unsupported arguments.
+    """Return the checked arguments for this process's parts, and the mask of the whole sequences; or raise.
 
     The segment ids of the mask are still those of this process's part.
     """

@@ -23,7 +23,7 @@ class Traffic:
 
     @property
     def total(self) -> int:
-        """Return the total number of bytes."""
+        """Return the total number of bytes that this process has sent."""
         return self.forward + self.backward + self.masks
 
 

@@ -107,9 +107,10 @@ def not_worth_it(problem: Problem) -> str | None:
 
 
 def working_bytes(problem: Problem) -> int:
-    """Return the bytes of working memory: on the CPU of a block of scores, on CUDA of the features of all rows.
+    """Return the bytes of working memory: on the CPU of a block of scores, on CUDA of the features (exponentials or
+    sines) of all queries and keys.
 
-    Small calls on CUDA store all scores instead of features.
+    Small calls on CUDA store the scores of all pairs, and no features.
     """
     if problem.device.type == "cpu":
         if _native_serves(problem):
@@ -244,7 +245,7 @@ def _native_serves(problem: Problem) -> bool:
 
 
 def with_request(problem: Problem) -> WithRequest | None:
-    """Return a function like that of `direct` on the CPU, which returns output and requested weights; or None."""
+    """Return a function that computes output and requested weights by compiled code on the CPU, or None."""
     if problem.device.type != "cpu" or not _native_serves(problem):
         return None
     run = _native(problem)
@@ -284,7 +285,7 @@ def _visible(rules: Clauses | None, shape: tuple[int, ...]) -> native_attention.
 
 
 def _direct_stored(problem: Problem) -> Direct:
-    """Return the result of `direct` for calls on CUDA that store their scores.
+    """Return a function that only runs the CUDA kernel that stores the scores of all pairs, or None.
 
     The kernel arguments of a mask are cached for the mask object.
     """

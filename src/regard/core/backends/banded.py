@@ -22,7 +22,8 @@ _ROWS = 128
 
 
 def worth_it(rules: Clauses | None, queries: int, keys: int) -> bool:
-    """Return whether the mask is a band, possibly with lengths and segments, that is narrow enough for this method."""
+    """Return whether the mask is a band, possibly with lengths and segments, that is narrow enough to be computed block
+    by block."""
     if rules is None or rules.low is None or rules.high is None or len(rules.dense) > 0:
         return False
     return not rules.by_head and queries > _ROWS and 2 * _stretch(rules) <= keys

@@ -91,7 +91,7 @@ def _normalizer(problem: Problem) -> str | None:
     if isinstance(normalize, Entmax):
         names = {1.0: "softmax", 1.5: "entmax", 2.0: "sparsemax"}
         return names.get(normalize.alpha, "power" if _LEAST_ALPHA <= normalize.alpha < 2.0 else None)
-    if type(normalize) is Hard:  # the loops compute hard attention only at inference, with sharpness 1
+    if type(normalize) is Hard:  # the compiled loops support hard attention only without gradients, with sharpness 1
         plain = (
             problem.dropout == 0.0 and normalize.sharpness == 1.0 and not problem.sample and not problem.differentiated
         )
@@ -207,7 +207,7 @@ def direct(problem: Problem) -> Direct | None:
 
 
 def with_request(problem: Problem) -> WithRequest | None:
-    """Return a function like the one that `direct` returns, for calls that request weights or use hard attention."""
+    """Return a function that runs the compiled loops for calls that request weights or use hard attention, or None."""
     run = _prepared(problem) if problem.request is not None or isinstance(problem.normalize, Hard) else None
     if run is None:
         return None

@@ -69,7 +69,8 @@ class _Flash(torch.autograd.Function):
 
 
 class _Tile(NamedTuple):
-    """A range of query rows, the range of columns that they may attend, and the mask for the kernel."""
+    """A range of queries (rows), the range of keys (columns) that these queries may attend, and the mask for the
+    kernel."""
 
     rows: Stretch
     columns: Stretch
@@ -173,7 +174,8 @@ def _tiles(problem: Problem) -> Iterator[_Tile]:
 
 
 def _numbers(tile: _Tile, like: Tensor) -> Tensor | None:
-    """Return the tile's mask as 0 and −inf to add to the scores, in the queries' dtype as the kernel requires."""
+    """Return the mask of a `_Tile` as a tensor of 0 and −inf to add to the scores, in the queries' dtype as the kernel
+    requires."""
     if tile.mask is None:
         return None
     return torch.zeros(tile.mask.shape, dtype=like.dtype).masked_fill_(~tile.mask, -math.inf)

@@ -217,7 +217,8 @@ class EntmaxStream(Stream):
         return entmax_threshold(scores, self.alpha)
 
     def _by_kernel(self, scores: Tensor) -> bool:
-        """Return whether the Triton kernel computes the thresholds: one launch instead of a dozen, without sorting."""
+        """Return whether the Triton kernel computes the thresholds of entmax: one launch instead of a dozen, without
+        sorting."""
         return scores.is_cuda and scores.dtype == torch.float32 and entmax_rows.climbs(self.alpha, scores.shape[-1])
 
 
@@ -233,7 +234,7 @@ class Candidate(NamedTuple):
     scale: Tensor
     value: Tensor
     plain: Running  # the softmax from which a key is sampled, for log_prob
-    relaxed: Running  # the softmax whose gradient the estimator uses
+    relaxed: Running  # the softmax whose gradient replaces that of the one-hot weights
 
 
 @dataclass(frozen=True)
@@ -267,8 +268,8 @@ class HardStream(Stream):
         )
 
     def _logits(self, scores: Tensor, noise: Tensor | None) -> Tensor:
-        """Return the scores whose softmax the gradient estimator uses; `scores` are already divided by the
-        temperature."""
+        """Return the scores of the softmax whose gradient replaces that of the one-hot weights; `scores` are already
+        divided by the temperature."""
         if self.hard.estimator != "gumbel":
             return scores
         return (scores if noise is None else scores + noise) / self.hard.temperature

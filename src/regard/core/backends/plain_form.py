@@ -220,7 +220,7 @@ def _scores(problem: Problem, clean: bool) -> Tensor:
     if type(score) in (Dot, ScaledDot) and softcap is None:
         return product(query, key, scale, clean, learning)
     spoilt = None
-    if clean:  # without it, a masked score of NaN would have a gradient of 0 · NaN
+    if clean:  # if `clean` were False, a masked score of NaN would have a gradient of 0 · NaN
         # 0 · NaN and 0 · Inf are NaN, so each vector with NaN or Inf gives NaN here, and any other vector gives 0.
         of_query, of_key = (t.detach() @ t.new_zeros(t.shape[-1]) for t in (query, key))
         spoilt = of_query.unsqueeze(-1) + problem.repeat(of_key.unsqueeze(-1)).mT

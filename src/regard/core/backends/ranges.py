@@ -157,7 +157,7 @@ def working_bytes(problem: Problem, mask_rules: Clauses) -> int:
 
 
 def attend(problem: Problem, mask_rules: Clauses) -> Result:
-    """Compute attention by the Triton kernel."""
+    """Compute attention by the Triton kernel for bands, lengths and segments."""
     from regard.kernels.triton.range_attention import range_attention  # imported here: the module imports Triton
 
     lead, mask, shape, device = problem.query.shape[:-3], problem.mask, problem.shape, problem.device
@@ -196,7 +196,7 @@ def direct(problem: Problem, mask_rules: Clauses) -> Direct | None:
     as_it_is, rules_of = isinstance(problem.score, (Dot, ScaledDot)), _rules_of(problem, mask_rules)
     product, value = _product(problem.score, problem.query, problem.key), problem.value
     if problem.differentiated and product.key is not problem.key:
-        return None  # NaN in masked keys may have to be replaced before the score transforms the keys
+        return None  # None, because NaN in masked keys may have to be replaced before the score transforms the keys
     if any(t.stride(-1) != 1 for t in (product.query, product.key, value)):
         return None
     completed, learning, learns = _completed(problem), problem.differentiated, problem.bias_learned

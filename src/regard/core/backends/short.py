@@ -31,7 +31,7 @@ _HEADS, _EAGER, _LEARNING = 512, 2048, 8192
 
 
 def refuses(problem: Problem) -> str | None:
-    """Return the reason why the kernel cannot compute the call, or None."""
+    """Return the reason why the Triton kernel for short sequences cannot compute the call, or None."""
     if not TRITON:
         return "Triton is not installed"
     if problem.query.dtype not in HALF:
@@ -42,7 +42,7 @@ def refuses(problem: Problem) -> str | None:
 
 
 def _does_not_fit(problem: Problem) -> str | None:
-    """Return the reason why the kernel does not support the shapes or the bias, or None."""
+    """Return the reason why the kernel for short sequences does not support the shapes or the bias, or None."""
     queries, keys = problem.shape[-2:]
     if not (0 < queries <= _LENGTH and 0 < keys <= _LENGTH):
         return f"at most {_LENGTH} queries and keys, got {queries} and {keys}"
@@ -55,7 +55,7 @@ def _does_not_fit(problem: Problem) -> str | None:
 
 
 def _mask_refused(problem: Problem) -> str | None:
-    """Return the reason why the kernel cannot evaluate the mask, or None."""
+    """Return the reason why the kernel for short sequences cannot evaluate the mask, or None."""
     rules = problem.mask_rules
     if rules is None:
         return "it takes masks without | and ~"
@@ -67,7 +67,7 @@ def _mask_refused(problem: Problem) -> str | None:
 
 
 def not_worth_it(problem: Problem) -> str | None:
-    """Return the reason why another kernel is faster for the problem, or None."""
+    """Return the reason why another backend's kernel is faster for the call, or None."""
     if decoding_step.serves(problem):
         return "a decoding step has a kernel of its own"
     rules = problem.mask_rules

@@ -1,6 +1,6 @@
 """Sparsemax and entmax of dot products on CUDA, computed one block of whole rows at a time.
 
-This module decides which problems qualify and how large a block is; `regard.kernels.entmax_rows` computes a block.
+This module decides which calls are supported and how large a block is; `regard.kernels.entmax_rows` computes a block.
 """
 
 import math
