@@ -32,7 +32,7 @@ class Custom(Score):
 
     def __init__(self, function: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> None:
         self.function = function
-        self.dtype = dtype  # the dtype of the caller's tensors: a module in half precision needs such inputs
+        self.dtype = dtype  # the dtype of the caller's tensors, to which query and key are cast
         self.unfit: str | None = None  # why the backward pass cannot recompute blocks of scores; else None
         self._captured: tuple[Tensor, ...] = ()
         self._floats = 1.0

@@ -58,7 +58,7 @@ class Backend:
         return self.module.attend
 
     def kernel(self, problem: Problem) -> str:
-        """Return the name of the kernel, or of the other code, that would compute the problem."""
+        """Return the name of the kernel, or of the other code, that would compute the call."""
         return reference.NAME if problem.empty else self.module.kernel(problem)
 
     def refuses(self, problem: Problem) -> str | None:
@@ -136,7 +136,7 @@ BACKENDS = {
 
 @dataclass(frozen=True)
 class Route:
-    """How calls that differ in tensor values alone are computed.
+    """The backends and functions that compute calls which differ in tensor values alone.
 
     `backends` are the backends that support these calls, in the order in which they are tried; all but the last may
     refuse the values of a call. `direct` is a function that computes a call without building a `Problem`: by the

@@ -30,7 +30,7 @@ def forward(problem: Problem) -> Part:
 
 
 def backward(problem: Problem, whole: Part, doutput: Tensor, dtotal: Tensor | None) -> tuple[Tensor, ...]:
-    """Return the gradients of query, key, value and learned tensors for the problem's part of the keys.
+    """Return the gradients of query, key, value and learned tensors for the part of the keys that `problem` holds.
 
     `whole` holds output and log-sum-exp over all keys, not over this part. `doutput` and `dtotal` are their incoming
     gradients; `dtotal` is None if the log-sum-exp was not requested.

@@ -17,7 +17,7 @@ from regard.core.transforms import transformed
 from regard.kernels.availability import capturing
 
 T = TypeVar("T")
-_SIMPLE = (Band, Padding, Segments, Dense, Alibi, Relative, DenseBias)  # masks and biases that contain no other masks
+_SIMPLE = (Band, Padding, Segments, Dense, Alibi, Relative, DenseBias)  # classes whose instances contain no other masks
 _MOST = 32  # the largest number of cached results for one mask
 _SHORT = 2**16  # the largest number of entries of a mask's tensors that are compared on the CPU
 # The entry of a mask: its tensors (none if its results must not be cached), and a dictionary of results. Each result is

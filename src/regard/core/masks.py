@@ -193,7 +193,7 @@ class Padding(Mask):
 
     lengths: Int[Tensor, "*lead"]
     plain: bool = False  # whether the caller gave the lengths as Python numbers, not as a tensor
-    bounds: tuple[int, int] | None = field(default=None, compare=False)  # smallest and largest length, if `plain`
+    bounds: tuple[int, int] | None = field(default=None, compare=False)  # the smallest and the largest length
 
     def on(self, device: torch.device) -> "Padding":
         return replace(self, lengths=self.lengths.to(device)) if self.plain else self
@@ -247,7 +247,7 @@ class Segments(Mask):
                 axis = "queries" if name == "query_ids" else "keys"
                 raise ValueError(f"{name} of segments() must end in {length} {axis}, got shape {tuple(ids.shape)}")
         query_ids = align_first(self.query_ids, 1, shape, "query_ids of segments()")
-        if self.key_ids is self.query_ids:  # one shared tensor stays shared: callers test `key_ids is query_ids`
+        if self.key_ids is self.query_ids:  # queries and keys share one tensor of ids, and still do after this
             return Segments(query_ids, query_ids)
         return Segments(query_ids, align_first(self.key_ids, 1, shape, "key_ids of segments()"))
 

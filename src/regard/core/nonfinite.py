@@ -298,7 +298,7 @@ def _with_company(
     ordered, place = (t.expand(*lead, -1).contiguous() for t in query_ids.sort(stable=True))
     wanted = key_ids.expand(*lead, -1).contiguous()
     nearest = torch.searchsorted(ordered, wanted)  # for each key: index of the first query in the key's segment
-    if high is not None:  # index of the first query with i ≥ j − high, sorted by segment, then by position
+    if high is not None:  # move to the segment's first query with i ≥ j − high
         least = (position - high).clamp(0, queries - 1)
         nearest = torch.searchsorted(torch.searchsorted(ordered, ordered) * queries + place, nearest * queries + least)
     nearest = nearest.clamp_max(queries - 1)

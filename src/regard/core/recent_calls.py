@@ -34,7 +34,7 @@ _NEVER = object()
 _has_gradients, _deterministic = torch.is_grad_enabled, torch._C._get_deterministic_algorithms
 # The stored calls, newest first. Each entry has: score, normaliser, mask, bias and request, each replaced by `_NEVER`
 # if it holds tensors; weak references to score, mask and bias if they hold tensors; dropout; whether grad mode was on,
-# deterministic algorithms were required and a CUDA graph was recorded; the guard of query, key and value; the route;
+# deterministic algorithms were required and a CUDA graph was recorded; the guard of query, key and value; the `Route`;
 # the cache keys of score, normaliser, mask, bias and request.
 _recent: tuple[tuple[Any, ...], ...] = ()
 _missed: dict[int, int] = {}  # maps id(`Route`) to the number of its calls that `recall` did not find

@@ -77,7 +77,7 @@ class Score:
 def finite(value: object, name: str) -> float:
     """Return the value, or raise unless it is a finite number.
 
-    A tensor is refused, because some backends could not give it a gradient.
+    A tensor is refused as value, because some backends could not compute a gradient for it.
     """
     if isinstance(value, Tensor):
         hint = ": multiply the query by a learned scale instead" if name == "scale" else ""
@@ -306,7 +306,7 @@ def _fitting(x: Tensor, weight: Tensor, other: Tensor) -> Tensor:
     """
     # The norm is computed in the dtype of the tensor: with dtype=float32 torch would first cast the whole tensor.
     of_x, of_weight, of_other = (torch.linalg.vector_norm(t.detach(), math.inf).float() for t in (x, weight, other))
-    largest = of_x * of_weight * max(weight.shape[-2:])  # an upper bound of the entries of the product
+    largest = of_x * of_weight * max(weight.shape[-2:])  # an upper bound of the entries of the product x W
     factor = (_ROOM / largest).maximum(of_other / _ROOM).clamp_max(1.0)
     return torch.where((largest < math.inf) & (of_other < math.inf), factor, 1.0)
 

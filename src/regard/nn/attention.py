@@ -163,7 +163,7 @@ class SelfAttention(nn.Module):
 def pairs(mask: Mask | Tensor | None) -> Mask | Tensor | None:
     """Reshape a bool mask of positions (b, k) or of pairs (b, q, k) to broadcast to scores (b, 1, q, k).
 
-    Other masks are returned unchanged.
+    A `Mask` object or None is returned unchanged.
     """
     if not isinstance(mask, Tensor):
         return mask

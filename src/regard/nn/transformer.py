@@ -43,7 +43,8 @@ class Layered:
 
 
 class _Residual(nn.Module):
-    """A residual connection around a part of a layer: x + part(norm(x)) for "pre", norm(x + part(x)) for "post".
+    """A residual connection around attention or feed-forward (`part`): x + part(norm(x)) for "pre", norm(x + part(x))
+    for "post".
 
     Dropout is applied to the part's output. With `residual=False` the term x + is omitted.
     """

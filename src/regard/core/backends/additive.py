@@ -285,7 +285,7 @@ def _visible(rules: Clauses | None, shape: tuple[int, ...]) -> native_attention.
 
 
 def _direct_stored(problem: Problem) -> Direct:
-    """Return a function that only runs the CUDA kernel that stores the scores of all pairs, or None.
+    """Return a function that only runs the CUDA kernel that stores the scores of all pairs.
 
     The kernel arguments of a mask are cached for the mask object.
     """

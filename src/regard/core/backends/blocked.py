@@ -51,7 +51,7 @@ def refuses(problem: Problem) -> str | None:
 
 
 def not_worth_it(problem: Problem) -> str | None:
-    """Return the reason why `reference` is faster if the matrix of all scores is small; else None."""
+    """Return the reason why another backend is faster, if the matrix of all scores is small; else None."""
     return "small: the plain form is the fastest" if reference.small(problem) else None
 
 
@@ -150,7 +150,8 @@ class _Blocked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:
         once_only(NAME)
-        # Autocast is disabled as in the forward pass: scores rounded to another dtype would not match the stored sums.
+        # Autocast is disabled as in the forward pass: scores rounded to another dtype would not match the sums of
+        # exponentials stored in the forward pass.
         device = ctx.job.problem.device.type
         with torch.autocast(device, enabled=False) if device in ("cpu", "cuda") else nullcontext():
             return _Blocked._back(ctx, *upstream)
@@ -199,7 +200,8 @@ def part_backward(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of query, key, value and learned tensors for a part of the keys, in at least float32.
 
-    `output`, `total` and their gradients are those over all keys, so the gradients of the parts sum to the whole.
+    `output`, the log-sum-exp `total` and their gradients are those over all keys, so the gradients of all parts sum to
+    the gradient over all keys.
     """
     with torch.no_grad():
         problem, _ = cleaned(problem)

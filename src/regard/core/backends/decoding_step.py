@@ -1,4 +1,5 @@
-"""Decoding steps on CUDA, calls of few queries over many keys: the condition for a call, and the call of its kernel."""
+"""Decoding steps on CUDA (calls of few queries over many keys): which calls the Triton kernel supports, and its
+launch."""
 
 import functools
 from typing import Any

@@ -41,7 +41,7 @@ def mask_pairs(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Any:
 
 
 def by_pairs(problem: Problem) -> bool:
-    """Return whether Triton kernels can evaluate mask and bias of the problem pair by pair."""
+    """Return whether Triton kernels can evaluate mask and bias of the call pair by pair."""
     if problem.bias_learned or not (problem.bias is None or isinstance(problem.bias, (DenseBias, Rule))):
         return False
     rules = problem.mask_rules

@@ -20,8 +20,8 @@ from regard.kernels import local_attention
 from regard.kernels.availability import TRITON
 
 _MOST = 1024  # the largest number of signatures (cache keys of calls) for which the chosen kernel is stored
-_SIZE = 256  # the largest size of queries, keys and values that the CUDA kernel supports
-_SINGLE = 128  # the largest size on CUDA in float32, in which larger tiles do not fit the registers
+_SIZE = 256  # the largest vector size of queries, keys and values that the CUDA kernel supports
+_SINGLE = 128  # the largest vector size on CUDA in float32, in which larger tiles do not fit the registers
 _REACH = 1024  # the largest number of keys on each side of the centre of a window
 _PROGRAMS = 65_535  # the largest number of thread blocks on the second axis of a CUDA kernel launch
 # Local attention in torch operations: a function of query, key, value, centre and lengths that returns output and

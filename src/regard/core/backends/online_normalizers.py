@@ -173,7 +173,7 @@ class Collected(NamedTuple):
 
 @dataclass(frozen=True)
 class EntmaxStream(Stream):
-    """Sparsemax and entmax, which need all scores of a row for the exact threshold, before they compute any weight.
+    """Sparsemax and entmax: all scores of a row are collected to compute the exact threshold before any weight.
 
     Memory is O(rows of a block · keys).
     """

@@ -34,7 +34,8 @@ _PLAIN_PAIRS = 2**22  # the largest number of scores for two matrix products, wh
 
 
 class Piece(NamedTuple):
-    """The arguments of one kernel call: a run of queries, the run of their keys, and how many of these keys to use.
+    """The arguments of one kernel call: a range of queries with one segment id, the range of their keys, and how many
+    of these keys to use.
 
     `causal` is whether the call has a causal mask.
     """
@@ -150,7 +151,7 @@ def _pieces(own: Runs, other: Runs, length: int, high: int | None) -> list[Piece
     for value, rows in own:
         keys = where.get(value, Stretch(0, 0))
         count = max(0, min(keys.stop, length) - keys.start)
-        # The upper bound of the band, relative to the first query and first key of the piece.
+        # The upper bound of the band mask, relative to the first query and first key of this kernel call.
         edge = None if high is None else high + rows.start - keys.start
         causal = edge is not None and edge < count - 1
         if causal and edge != 0:
@@ -172,8 +173,8 @@ class Numbers(NamedTuple):
 def plain_serves(problem: Problem) -> bool:
     """Return whether two matrix products and a softmax compute a call faster than one call of torch's fused kernel.
 
-    The products are faster only for contiguous tensors, which they do not copy. If values and keys differ in size, the
-    kernel would need them padded.
+    The matrix products are faster only for contiguous tensors, which they do not copy. If values and keys differ in
+    size, the fused kernel would need padded copies.
     """
     tensors, (*_, queries, keys) = (problem.query, problem.key, problem.value), problem.shape
     slices = math.prod(problem.shape[:-2])
@@ -231,9 +232,9 @@ def direct(problem: Problem) -> Direct:
 
 
 def finite_sum(tensor: Tensor) -> bool:
-    """Return whether a tensor without a graph holds no NaN or Inf.
+    """Return whether a tensor without an autograd graph holds no NaN or Inf.
 
-    The sum is computed first, because it takes the least time: if it is finite, so are all values.
+    The sum of the values is computed first, because it takes the least time: if the sum is finite, so are all values.
     """
     return math.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())
 

@@ -29,7 +29,7 @@ from regard.kernels import availability
 from regard.kernels.availability import TRITON
 
 KERNEL = "triton ranges"
-_SIZE = 256  # the largest size of queries, keys and values that the kernel supports
+_SIZE = 256  # the largest vector size of queries, keys and values that the kernel supports
 _SINGLE = 128  # the largest size in float32 with gradients, or with a mask under which few blocks of keys are skipped
 _PROGRAMS = 65_535  # the largest number of thread blocks on the second axis of a CUDA kernel launch
 _REACH = 2**20  # the largest distance in the table of a relative bias, and its largest offset
@@ -39,10 +39,10 @@ _STORED = 2**16  # the largest number of entries of a bias that a cached functio
 
 
 class Lowered(NamedTuple):
-    """The mask as arguments of the kernel.
+    """The arguments of the Triton kernel that describe the mask of a call.
 
-    `seen` is which keys at least one query may attend, for the caller to replace the others by zeros. It is None if the
-    kernel itself never loads the others.
+    `seen` is which keys at least one query may attend, so that the caller can replace all other keys by zeros. It is
+    None if the kernel never loads keys that no query may attend.
     """
 
     rules: Any

@@ -150,7 +150,8 @@ def kernel(problem: Problem) -> str:
 
 
 def _like_kernels(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tensors for which torch chooses the same kernel as for the problem, without computing any values."""
+    """Return tensors for which torch chooses the same kernel as for the tensors of the call, without computing any
+    values."""
     wanted = torch_sdpa.sizes(problem.query, problem.value, problem.masked)
     tensors = (problem.query, problem.key, problem.value)
     if all(t.ndim == 4 and t.shape[-1] == size for t, size in zip(tensors, wanted, strict=True)):

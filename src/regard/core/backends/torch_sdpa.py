@@ -161,7 +161,7 @@ def prepared(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: f
         if (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15:
             query, key, value = _aligned(query, key, value)
         output = _cudnn_operator(query, key, value, None, learning, dropout, causal, False, scale=scale)[0]
-        if learning:  # the outputs of all these calls have the same strides
+        if learning:  # all calls of this function return outputs of equal strides
             hook = hook or returner(output.stride())
             add_hook(output, hook)
         return output
