@@ -174,8 +174,9 @@ class _Captured(torch.overrides.TorchFunctionMode):
     def _may_be_of_pairs(self, shape: torch.Size) -> bool:
         """Return whether a tensor of this shape may hold numbers for each pair of query and key.
 
-        The axes of such a tensor contain a multiple of the number of queries and one of the number of keys, or a
-        multiple of their product.
+        A tensor with numbers for each pair has one axis whose size is a multiple of the number of queries and another
+        whose size is a multiple of the number of keys, or one axis whose size is a multiple of the product of these
+        numbers.
         """
         queries, keys = self._lengths
         return any(size % (queries * keys) == 0 for size in shape) or any(

@@ -150,7 +150,8 @@ class Route:
     with_request: WithRequest | None = None
 
     def choose(self, problem: Problem) -> Backend:
-        """Return the backend that computes this problem: the first that does not refuse its values."""
+        """Return the backend that computes this call: the first backend that does not refuse the values of its
+        tensors."""
         return next((backend for backend in self.backends[:-1] if not backend.refuses_data(problem)), self.backends[-1])
 
 

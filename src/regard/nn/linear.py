@@ -139,7 +139,7 @@ class LinearAttention(nn.Module):
 
 
 def _parted(mask: Mask) -> tuple[bool, Mask | None]:
-    """Return whether the mask is causal, and the other part of the mask, or None."""
+    """Return whether the mask is `causal()` or `causal() & other`, and `other` (None if there is no other mask)."""
     match mask:
         case Band(low=None, high=0):
             return True, None

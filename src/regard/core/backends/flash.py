@@ -104,7 +104,7 @@ def part_backward(problem: Problem, output: Tensor, total: Tensor, doutput: Tens
     with torch.no_grad():
         query, key, value = _four_axes(problem)
         output, doutput = (_padded(_flat(t.to(query.dtype)), query.shape[-1]) for t in (output, doutput))
-        total = torch.where(total == -math.inf, 0, total)  # in rows without allowed keys, s − total would be NaN
+        total = torch.where(total == -math.inf, 0, total)  # in rows without allowed keys, −inf − total would be NaN
         total = total.reshape(query.shape[0], *total.shape[-2:])
         grads = tuple(torch.zeros(t.shape, dtype=problem.dtype) for t in (query, key, value))
         for tile in _tiles(problem):

@@ -58,7 +58,7 @@ class Finished(NamedTuple):
 
 
 class Upstream(NamedTuple):
-    """The incoming gradients of some rows: of the output, and of the log-probabilities."""
+    """The incoming gradients of output and log-probabilities, for some of the queries."""
 
     output: Tensor
     log_prob: Tensor | None
