@@ -80,7 +80,7 @@ class Backend:
         return self.module.refuses(problem)
 
     def refuses_data(self, problem: Problem) -> str | None:
-        """Return the reason why the backend cannot compute these values, or None."""
+        """Return the reason why the backend cannot compute a call with these tensor values, or None."""
         return self.module.refuses_data(problem) if self.inspects else None
 
     @property

@@ -99,8 +99,8 @@ def _requested(scored: Any, request: Request | None, lse: Tensor | None) -> Tens
 def with_request(problem: Problem, run: Direct | None, both: Both | None) -> WithRequest | None:
     """Return a function that computes output and weights of calls equal to `problem` but for tensors' values; or None.
 
-    `run` computes the output of a call like `problem`. `both` computes output and log-sum-exp of the call, and returns (None,
-    None) if no kernel computes the two.
+    `run` computes the output of such a call. `both` computes its output and log-sum-exp, and returns (None, None) if no
+    kernel computes the log-sum-exp.
     """
     tensors = (problem.query, problem.key, problem.value)
     if (run is None and both is None) or problem.query.ndim != 4 or any(t.stride(-1) != 1 for t in tensors):

@@ -139,7 +139,7 @@ class LinearAttention(nn.Module):
 
 
 def _parted(mask: Mask) -> tuple[bool, Mask | None]:
-    """Return whether the mask is `causal()` or `causal() & other`, and `other` (None if there is no other mask)."""
+    """Return whether the mask includes `causal()`, and the mask without `causal()` (None if nothing remains)."""
     match mask:
         case Band(low=None, high=0):
             return True, None

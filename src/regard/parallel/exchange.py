@@ -60,7 +60,7 @@ class Exchange:
     """A pair of transfers in progress: one tensor to a process and one from another."""
 
     works: Sequence[dist.Work]
-    sent: Tensor | None  # kept alive until the other process has received it
+    sent: Tensor | None  # the sent tensor, held until the other process has received it
     received: Tensor | None
 
     def wait(self) -> Tensor | None:

@@ -262,7 +262,7 @@ def with_request(problem: Problem) -> WithRequest | None:
 def _native(problem: Problem) -> Callable[..., Any]:
     """Return a function of query, key, value, score and mask that runs the compiled code.
 
-    The function returns the output, or output and weights if the problem requests weights.
+    The function returns the output, or output and weights if `problem` requests weights.
     """
     shape, run = problem.shape, native_attention.with_weights if problem.request else native_attention.attention
 

@@ -281,10 +281,11 @@ class _Sums:
         return self.leaves.get(id(tensor), tensor)
 
     def _refuse_strangers(self, raw: Tensor, query: Tensor, key: Tensor) -> None:
-        """Raise if the caller's score function uses learned tensors that were not recorded.
+        """Raise if the caller's score function uses learned tensors that are not among its recorded tensors
+        (`Custom.probe`).
 
-        Before the first block, the function is called once on a few pairs, and the tensors that it uses are recorded.
-        Scripted modules, and branches that this call did not take, may use others.
+        Before the first block, the function is called once on a few pairs, and the learned tensors that it uses are
+        recorded. Scripted modules, and branches that this first call did not take, may use other learned tensors.
         """
         custom = isinstance(self.job.problem.score, Custom) and raw.numel() > 0
         if custom and leaves(raw, (query, key, *self.parameters)):

@@ -51,7 +51,7 @@ def by_pairs(problem: Problem) -> bool:
 def pairs_of(problem: Problem) -> Callable[[Any, Any, torch.device], Any]:
     """Return a function of (mask, bias, device) that returns the `Pairs` record of the kernels.
 
-    The function is valid for all calls with the signature of `problem`, whose tensors have four axes and for which
+    The function is valid for calls equal to `problem` but for tensor values, whose tensors have four axes and for which
     `by_pairs` is True.
     """
     from regard.kernels.triton.additive.pairs import EVERY, Pairs  # imported here: the module imports Triton

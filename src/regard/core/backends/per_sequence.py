@@ -49,7 +49,7 @@ class Piece(NamedTuple):
 class Packed(NamedTuple):
     """The kernel calls (`Piece`) of consecutive sequences of the batch that have equal boundaries.
 
-    `batch` is the number of sequences of the batch that these calls compute.
+    `batch` is the number of sequences that the calls compute.
     """
 
     batch: int

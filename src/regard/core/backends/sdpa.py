@@ -46,7 +46,7 @@ def refuses(problem: Problem) -> str | None:
 
 
 def refuses_data(problem: Problem) -> str | None:
-    """Return the reason why torch's kernels cannot compute these values, or None."""
+    """Return the reason why torch's kernels cannot compute a call with these tensor values, or None."""
     if not _inspected(problem):
         return None
     if problem.masked:
@@ -448,8 +448,9 @@ def _is_causal_alone(rules: Clauses | None) -> bool:
 def _wants_full_rows(device: torch.device) -> bool:
     """Return whether a query without an allowed key must be passed to the kernels as if all its keys were allowed.
 
-    cuDNN replaces masked scores by the lowest finite number, so such a query gets the mean of the values and, at some
-    lengths, NaN gradients (pytorch#196678). The CPU kernels return 0 for such a query.
+    cuDNN replaces masked scores by the lowest finite number, so a query without an allowed key gets the mean of the
+    values and, at some lengths, NaN gradients (pytorch#196678). The CPU kernels return 0 for a query without an allowed
+    key.
     """
     return device.type != "cpu"
 
