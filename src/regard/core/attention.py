@@ -54,7 +54,7 @@ class Attended:
 
 
 def with_output(output: Tensor) -> Attended:
-    """Return `Attended(output)` without the constructor of the frozen dataclass, which takes three times as long."""
+    """Return `Attended(output)`, bypassing the frozen dataclass's constructor, which takes three times as long."""
     attended = _new(Attended)
     _set(attended, "output", output)
     return attended
@@ -125,8 +125,8 @@ def attention(
         route = recall(query, key, value, score, normalize, mask, bias, dropout, weights)
         if route is None:
             described = signature(query, key, value, score, normalize, mask, bias, dropout, weights)
-            # `described` is None under torch.compile, which must not trace the dictionary of stored routes: each new
-            # route would force a recompilation.
+            # `described` is None under torch.compile, which must not trace the dictionary of stored `Route` objects:
+            # each new entry would force a recompilation.
             route = None if described is None else stored(described)
             if route is not None:
                 remember(query, key, value, score, normalize, mask, bias, dropout, weights, route)
@@ -139,7 +139,7 @@ def attention(
                 output = route.direct(query, key, value, score, mask, bias)
                 if output is not None:
                     return with_output(output)
-            assert isinstance(score, Score)  # a plain function as score has no signature, so it has no stored route
+            assert isinstance(score, Score)  # calls with a plain function as score are not cached
             problem = rebuild(query, key, value, score, normalize, mask, bias, dropout, weights)
             return _run(problem, route.choose(problem))
     if described is not None or not _autocasts(query):
@@ -227,7 +227,7 @@ def _attend(
     generator: torch.Generator | None,
     described: Hashable | None,
 ) -> Attended:
-    """Compute a call outside of autocast, with all checks, and cache the `Route` of its signature."""
+    """Compute a call outside of autocast, with all checks, and cache its `Route` (the choice of a backend)."""
     problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
     problem = problem if backend == "auto" else replace(problem, named=True)
     if described is None:
@@ -249,7 +249,7 @@ def _attend(
 
 
 def _second_pass(problem: Problem, name: str) -> bool:
-    """Return whether the requested weights need a second pass over the keys, after the pass that computes the output.
+    """Return whether the requested weights need a second pass over the keys after the output is computed.
 
     Some backends return a requested log-sum-exp together with the output, without a second pass.
     """

@@ -11,7 +11,7 @@ from regard.kernels.derivatives import once_only as differentiable_once
 class Unchanged:
     """The tensors of a call with their version counters, to check that none is changed before the backward pass.
 
-    If one were changed, a backward pass that recomputes the scores from these tensors would give wrong gradients.
+    If a tensor were changed in between, a backward pass that recomputes the scores from it would give wrong gradients.
     """
 
     def __init__(self, problem: Problem, *, value: bool = True) -> None:

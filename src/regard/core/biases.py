@@ -19,7 +19,7 @@ from regard.core.transforms import mapped, resolved
 class Bias:
     """A term that is added to the scores. Create one with `alibi` or `relative`; a float tensor is accepted too."""
 
-    plain: bool = field(default=False, kw_only=True)  # whether the bias was given as Python numbers
+    plain: bool = field(default=False, kw_only=True)  # whether the caller gave Python numbers, not a tensor
 
     def aligned(self, shape: tuple[int, ...]) -> "Bias":
         """Return the bias with its tensors reshaped to broadcast to scores of `shape` (*leading, q, k), or raise."""
@@ -31,11 +31,11 @@ class Bias:
         return False
 
     def holding(self, swap: Callable[[Tensor], Tensor]) -> "Bias":
-        """Return the same bias with its tensor replaced by `swap(tensor)`."""
+        """Return a copy of the bias whose tensor is replaced by `swap(tensor)`."""
         raise NotImplementedError
 
     def on(self, device: torch.device) -> "Bias":
-        """Return the bias with the tensor that was created from Python numbers moved to the device of the queries."""
+        """Return the bias for queries on this device: a tensor that was created from Python numbers is moved to it."""
         return self.holding(lambda tensor: tensor.to(device)) if self.plain else self
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -97,8 +97,8 @@ class Rule(Bias):
         # backward pass then sums the gradient along diagonals first; otherwise millions of numbers would be added one
         # by one to an entry of the table.
         queries, keys = rows.stop - rows.start, columns.stop - columns.start
-        # `every` has one distance more than the block has (`step`): copies of a line of step + 1 numbers, read as rows
-        # of step numbers, shift by one from row to row.
+        # `every` has one distance more than the block has (`step`): repeated copies of its step + 1 numbers, viewed as
+        # rows of step numbers, shift by one from row to row.
         every = Stretch(columns.start - rows.stop + 1, columns.stop - rows.start + 1)
         line = _rounded(self.at(positions(every, device) - self.offset, exact), dtype)
         step = queries + keys - 1
@@ -141,13 +141,14 @@ class Relative(Rule):
 
     @property
     def may_mask(self) -> bool:
-        # The table is small enough to inspect on the CPU. On a GPU the host would wait, and vmap hides values.
+        # On the CPU the table is small enough to be inspected. On a GPU inspecting it is a synchronisation, and under
+        # vmap it is impossible.
         unreadable = self.table.device.type != "cpu" or torch.compiler.is_compiling() or mapped()
         return unreadable or bool((self.table == -torch.inf).any())
 
     @property
     def reach(self) -> int:
-        """Return R, the largest distance with an entry of its own; larger distances use the entry of R."""
+        """Return R, the largest distance with an entry of its own in the table; larger distances use the entry of R."""
         return self.table.shape[-1] // 2
 
     def holding(self, swap: Callable[[Tensor], Tensor]) -> "Relative":

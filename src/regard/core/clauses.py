@@ -20,7 +20,7 @@ class Clauses:
 
     low: int | None = None
     high: int | None = None
-    lengths: Tensor | None = None  # of shape (*leading)
+    lengths: Tensor | None = None  # the lengths of the sequences, with the leading axes of the scores as shape
     segments: tuple[tuple[Tensor, Tensor], ...] = ()
     dense: tuple[Tensor, ...] = ()
 
@@ -44,7 +44,7 @@ class Clauses:
 
     @property
     def by_key(self) -> bool:
-        """Return whether every query may attend the same keys, so that one row represents the whole mask."""
+        """Return whether every query may attend the same keys, so that one row of the mask represents all rows."""
         return not self.banded and len(self.segments) == 0 and all(t.shape[-2] == 1 for t in self.dense)
 
     def __and__(self, other: "Clauses") -> "Clauses":

@@ -22,17 +22,18 @@ from regard.kernels.availability import capturing
 class Custom(Score):
     """A user's pairwise function (query, key) -> scores, as a score with known cost and parameters.
 
-    A trial call on a few vectors determines which tensors the function captured (parameters of a module, variables of a
-    closure, leaves or not), so that recomputation in the backward pass can give them gradients. It also determines how
-    many numbers the function stores for each pair, so that the size of blocks can be chosen to fit memory.
+    `probe` calls the function once on a few vectors (the trial call), to determine which tensors the function captured
+    (parameters of a module, variables of a closure, leaves or not), so that recomputation in the backward pass can give
+    them gradients. The trial call also determines how many numbers the function stores for each pair, so that the size
+    of blocks can be chosen to fit memory.
     """
 
     name = "custom"
 
     def __init__(self, function: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> None:
         self.function = function
-        self.dtype = dtype  # the dtype of the caller's tensors: a module in half precision needs such inputs
-        self.unfit: str | None = None  # why the backward pass cannot recompute the scores in blocks; None if it can
+        self.dtype = dtype  # the dtype of the caller's tensors, to which query and key are cast
+        self.unfit: str | None = None  # why the backward pass cannot recompute blocks of scores; else None
         self._captured: tuple[Tensor, ...] = ()
         self._floats = 1.0
 
@@ -95,7 +96,7 @@ class Custom(Score):
                 self.unfit = "the score draws random numbers, and would draw others when it is computed again"
         if leaves(scores, tuple(seen.tensors)):
             self.unfit = "the score uses tensors that torch functions do not show, as a scripted module does"
-        known = dict.fromkeys(seen.tensors)  # the tensors without duplicates, in order of first use
+        known = dict.fromkeys(seen.tensors)  # the captured tensors without duplicates, in order of first use
         if isinstance(self.function, torch.nn.Module):
             known |= {tensor: None for tensor in self.function.parameters() if tensor.requires_grad}
         self._captured = tuple(known)
@@ -125,7 +126,7 @@ class Swapped(torch.overrides.TorchFunctionMode):
 
 
 def leaves(scores: Tensor, known: tuple[Tensor, ...] = ()) -> list[Tensor]:
-    """Return the leaf tensors of the scores' autograd graph; the search does not continue below the known tensors."""
+    """Return the leaf tensors of the scores' autograd graph; the search ends at the tensors in `known`."""
     stop = {id(tensor) for tensor in known}
     seen, waiting = {tensor.grad_fn for tensor in known if tensor.grad_fn is not None}, [scores.grad_fn]
     unknown: list[Tensor] = []
@@ -142,9 +143,10 @@ def leaves(scores: Tensor, known: tuple[Tensor, ...] = ()) -> list[Tensor]:
 
 
 class _Captured(torch.overrides.TorchFunctionMode):
-    """A torch function mode for the trial call, which observes every torch call.
+    """A torch function mode that observes every torch call while the caller's score function is tried on a few vectors.
 
-    The mode records the captured tensors that require grad, and counts the numbers stored for pairs of query and key.
+    It records the tensors with requires_grad that the score function captured, and counts the numbers that the function
+    stores for each pair of query and key.
     """
 
     def __init__(self, query: Tensor, key: Tensor) -> None:
@@ -152,7 +154,7 @@ class _Captured(torch.overrides.TorchFunctionMode):
         self.tensors: list[Tensor] = []
         self.numbers = 0
         self._lengths = query.shape[-2], key.shape[-2]
-        self._inside = [query, key]  # tensors that are not recorded; kept alive so that no other tensor gets their id
+        self._inside = [query, key]  # not captured tensors, stored so that no new tensor gets the id() of one
 
     def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
@@ -172,8 +174,9 @@ class _Captured(torch.overrides.TorchFunctionMode):
     def _may_be_of_pairs(self, shape: torch.Size) -> bool:
         """Return whether a tensor of this shape may hold numbers for each pair of query and key.
 
-        The axes of such a tensor contain a multiple of the number of queries and one of the number of keys, or a
-        multiple of their product.
+        A tensor with numbers for each pair has one axis whose size is a multiple of the number of queries and another
+        whose size is a multiple of the number of keys, or one axis whose size is a multiple of the product of these
+        numbers.
         """
         queries, keys = self._lengths
         return any(size % (queries * keys) == 0 for size in shape) or any(
@@ -192,7 +195,7 @@ class _RestoredRandomState:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self.used():  # otherwise the states are not written, because another thread may be sampling
+        if self.used():  # states are written only if they were used: another thread may be sampling
             first, *others = self._before
             torch.set_rng_state(first)
             for index, state in zip(self._devices, others, strict=True):
@@ -209,9 +212,9 @@ class _RestoredRandomState:
 
 
 def _few(query: Tensor, key: Tensor) -> tuple[int, int]:
-    """Return the numbers of queries and keys of the trial call.
+    """Return the numbers of queries and keys with which the caller's score function is tried.
 
-    The trial uses different numbers of queries and keys, so that scores with swapped axes are detected. Both numbers
+    The numbers of queries and of keys are different, so that scores with swapped axes are detected. Both numbers
     are primes that divide no other axis, so that `_may_be_of_pairs` can recognise them in the shape of a tensor.
     """
     others = {*query.shape[:-2], *key.shape[:-2], query.shape[-1], key.shape[-1]}

@@ -1,10 +1,11 @@
 """Dispatch: the choice of the backend that computes a call, from one table of backends that are tried in order.
 
 `backend="auto"` chooses the first backend of the table that supports the call and that no other backend is expected to
-beat. A backend that the caller names is used, or raises an error. Conditions that do not depend on shapes (devices,
-normalisers, kinds of scores) are in the table. The other conditions are in the functions `refuses` and `not_worth_it`
-of the backend's module, which return their reason as a sentence. Conditions on the values of tensors are in
-`refuses_data`. Apart from these, all calls with the same signature are computed alike, so their `Route` is cached.
+beat. A backend that the caller names is used, or raises an error. Conditions on devices, normalisers and kinds of
+scores are in the table. The other conditions are in the functions `refuses` and `not_worth_it` of the backend's module,
+which return their reason as a sentence. Conditions on the values of tensors are in `refuses_data`. Apart from
+conditions on values, calls with the same signature (the cache key of all arguments but tensor values) are computed
+alike, so the choice of their backend is cached as a `Route`.
 """
 
 import difflib
@@ -24,7 +25,7 @@ from regard.core.scores import Additive
 from regard.core.transforms import beyond_one_derivative, mapped, transformed
 
 # If `reference` needs at most so many bytes of working memory, by device, it returns a few requested rows of weights
-# sooner than another backend does with a second pass.
+# sooner than a backend that needs a second pass over the keys.
 _FEW_BYTES = defaultdict(int, cpu=2**21, cuda=2**25)
 
 
@@ -32,7 +33,8 @@ _FEW_BYTES = defaultdict(int, cpu=2**21, cuda=2**25)
 class Backend:
     """An entry of the table of backends: the module, and conditions on the calls that it supports.
 
-    `products` and `additive` restrict the backend to one kind of scores.
+    If `products` is True, the backend supports only scores that can be written as dot products; if `additive` is True,
+    only additive scores.
     """
 
     module: ModuleType
@@ -56,15 +58,15 @@ class Backend:
         return self.module.attend
 
     def kernel(self, problem: Problem) -> str:
-        """Return the name of the kernel, or of the other code, that would compute the problem."""
+        """Return the name of the kernel, or of the other code, that would compute the call."""
         return reference.NAME if problem.empty else self.module.kernel(problem)
 
     def refuses(self, problem: Problem) -> str | None:
-        """Return the reason why the backend cannot compute the problem, or None."""
+        """Return the reason why the backend cannot compute the call, or None."""
         return self.refuses_but_for_data(problem) or self.refuses_data(problem)
 
     def refuses_but_for_data(self, problem: Problem) -> str | None:
-        """Return the reason why the backend cannot compute any problem of this signature, or None."""
+        """Return the reason why the backend cannot compute the call whatever its tensor values, or None."""
         if self.module is not reference and transformed() and (reason := self._no_rules(problem)):
             return reason
         if self.additive and not isinstance(problem.score, Additive):
@@ -78,13 +80,13 @@ class Backend:
         return self.module.refuses(problem)
 
     def refuses_data(self, problem: Problem) -> str | None:
-        """Return the reason why the backend cannot compute these values, or None."""
+        """Return the reason why the backend cannot compute a call with these tensor values, or None."""
         return self.module.refuses_data(problem) if self.inspects else None
 
     @property
     def inspects(self) -> bool:
-        """Return whether the backend may refuse the values of a call, so that a route needs further backends after
-        it."""
+        """Return whether the backend may refuse a call because of its tensor values, so that other backends must be
+        tried next."""
         return hasattr(self.module, "refuses_data")
 
     def _no_rules(self, problem: Problem) -> str | None:
@@ -106,9 +108,9 @@ class Backend:
         if problem.empty:
             return "nothing to compute: the plain form is the fastest"
         if self.module is additive and problem.device.type == "cpu":
-            return additive.not_worth_it(problem)  # the compiled loops of this backend return weights too
-        # If all weights are requested, a matrix of that size is allocated in any case, so the reference costs no more
-        # memory unless the score needs intermediate tensors.
+            return additive.not_worth_it(problem)  # the compiled loops of `additive` return weights too
+        # If all weights are requested, a matrix of queries × keys is allocated by each backend, so `reference` needs no
+        # more memory than the others unless the score needs intermediate tensors.
         weights = math.prod(problem.shape) * problem.dtype.itemsize
         written = self.module is not blocked and not by_one_kernel(problem) and summaries.writes(problem)
         if isinstance(problem.request, Full) and not written and reference.working_bytes(problem) <= 5 * weights:
@@ -134,13 +136,13 @@ BACKENDS = {
 
 @dataclass(frozen=True)
 class Route:
-    """How calls with one signature are computed.
+    """The backends and functions that compute calls which differ in tensor values alone.
 
     `backends` are the backends that support these calls, in the order in which they are tried; all but the last may
     refuse the values of a call. `direct` is a function that computes a call without building a `Problem`: by the
     compiled loops for short sequences, or by the kernel of the first backend. It returns None if it refuses the values
-    of the call. `with_request` is such a function for calls that request weights or that choose one key (hard
-    attention). Where no such function exists, `direct` or `with_request` is None.
+    of the call. `with_request` is a function for calls that request weights or that choose one key (hard attention),
+    which does not build a `Problem` either. Where no such function exists, `direct` or `with_request` is None.
     """
 
     backends: tuple[Backend, ...]
@@ -148,20 +150,21 @@ class Route:
     with_request: WithRequest | None = None
 
     def choose(self, problem: Problem) -> Backend:
-        """Return the backend that computes this problem: the first that does not refuse its values."""
+        """Return the backend that computes this call: the first backend that does not refuse the values of its
+        tensors."""
         return next((backend for backend in self.backends[:-1] if not backend.refuses_data(problem)), self.backends[-1])
 
 
 _ROUTES: dict[Hashable, Route] = {}
-_MOST = 4096  # the largest number of stored routes
-# A function that returns the stored route of calls with a signature, or None.
+_MOST = 4096  # the largest number of stored `Route` objects
+# A function that returns the stored `Route` of a signature (the cache key of a call), or None.
 stored: Callable[[Hashable], Route | None] = _ROUTES.get
 
 
 def store(signature: Hashable, problem: Problem, given: bool) -> Route:
-    """Store and return the route of a problem.
+    """Store and return the `Route` of a call: the backends and functions that can compute it.
 
-    `given` is whether query, key and value of the problem are the caller's own tensors, not views of them.
+    `given` is whether query, key and value in `problem` are the caller's own tensors, not views of them.
     """
     backends: list[Backend] = []
     for backend in BACKENDS.values():
@@ -186,10 +189,10 @@ def store(signature: Hashable, problem: Problem, given: bool) -> Route:
 
 
 def _with_request(problem: Problem, backend: Backend) -> WithRequest | None:
-    """Return a function that computes the output and the requested weights of calls with this signature.
+    """Return a function that computes output and requested weights of calls equal to `problem` but for tensor values.
 
     The output is computed by the kernel of the backend, and the weights by a kernel for weights. The result is None if
-    there is no such kernel for the problem.
+    either kernel does not support the call.
     """
     if problem.differentiated or not summaries.serves(problem):
         return None
@@ -199,7 +202,7 @@ def _with_request(problem: Problem, backend: Backend) -> WithRequest | None:
 
 
 def choose(problem: Problem, name: str, refused: dict[str, str]) -> Backend:
-    """Return the backend for a problem, and add to `refused` why the backends before it were not chosen."""
+    """Return the backend for a call, and add to `refused` why the backends before that one were not chosen."""
     if name != "auto":
         return _named(problem, name)
     for backend in BACKENDS.values():

@@ -113,7 +113,7 @@ class EluFeatures:
     """
 
     def __call__(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-        return x.clamp_max(0).exp() + x.relu()  # computed as elu(x) + 1, it would be rounded to 0 below x = −17
+        return x.clamp_max(0).exp() + x.relu()  # the sum elu(x) + 1 would be rounded to 0 below x = −17
 
 
 def _at_least_one(value: int, name: str) -> int:
@@ -125,14 +125,15 @@ def _at_least_one(value: int, name: str) -> int:
 def default_features(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
     """Return the default Performer features, sampled from a fixed seed, so that they are the same in every process."""
     if torch.compiler.is_compiling():  # torch.compile can trace neither the cache of features nor the generator
-        from regard.core import graph_breaks  # imported here, because it imports torch's compiler, which takes a second
+        from regard.core import graph_breaks  # imported here: the module imports torch's compiler, which takes a second
 
         return graph_breaks.sampled(size, dtype, device)
     return sampled(size, dtype, device)
 
 
 def sampled(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
-    """Return the default features, sampled once and cached; in fake tensor mode they are fake and not cached."""
+    """Return the default Performer features, sampled once and cached; in fake tensor mode, fake features that are not
+    cached."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     fake = mode is not None and not mode.allow_non_fake_inputs
     return _draw(size, dtype, device) if fake else _cached(int(size), dtype, device)
@@ -140,8 +141,8 @@ def sampled(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFea
 
 @lru_cache(maxsize=64)
 def _cached(size: int, dtype: torch.dtype, device: torch.device) -> PerformerFeatures:
-    # Tensors created under vmap or inference mode are unusable outside of it. These modes only affect their own thread,
-    # so the cached tensors are created in another thread, and are valid in every later call.
+    # Tensors created under vmap or inference mode are unusable outside of it. These modes only affect the current
+    # thread, so the cached tensors are created in another thread, and are valid in every later call.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_draw, size, dtype, device).result()
 

@@ -13,7 +13,8 @@ from regard.core.scores import finite, float_tensor
 class Choice(NamedTuple):
     """One-hot weights with the gradient of the estimator, the index of the chosen key, and its log-probability.
 
-    A query that uses the expected value has the weights p and the log-probability 0; its index is meaningless.
+    A query that uses the expected value Σ p_j v_j instead of a sample has the weights p and the log-probability 0; its
+    index is meaningless.
     """
 
     weights: Float[Tensor, "*lead q k"]
@@ -51,7 +52,7 @@ def choose(
 def read_expected(hard: Hard, rows: Tensor, generator: torch.Generator | None) -> Tensor:
     """Return which queries use the expected value Σ p_j v_j, as a bool tensor in the shape of `rows`.
 
-    Random numbers are compared with the probability `hard.expected` on the device, without a synchronisation.
+    If `hard.expected` is a probability, random numbers are compared with it on the device, without a synchronisation.
     """
     if isinstance(hard.expected, Tensor) and hard.expected.dtype == torch.bool:
         return hard.expected.expand(rows.shape)
@@ -82,7 +83,7 @@ def reinforce(
     (1 − decay) · mean(reward). If no baseline is given, it is the mean reward. `log_prob` is `Attended.log_prob`, batch
     first: it is summed over all axes after the batch axis. A `reward` in the shape of `log_prob` is a reward for each
     choice: then the mean is over all choices, and nothing is summed. A `mask` in the shape of `reward` is True for the
-    entries that count; the others enter neither the loss nor the baseline.
+    entries that count; entries where it is False enter neither the loss nor the baseline.
 
     >>> out = reinforce(torch.tensor([-1.0, -2.0]), torch.tensor([3.0, 1.0]))
     >>> out.loss, out.baseline

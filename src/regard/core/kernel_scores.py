@@ -16,7 +16,7 @@ class PairKernel(Additive):
     """The score w · tanh(q + k), computed by a Triton kernel that has a backward pass of its own."""
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        from regard.kernels.triton.additive.score_operator import scores  # imported here, because it imports Triton
+        from regard.kernels.triton.additive.score_operator import scores  # imported here: the module imports Triton
 
         weight = self.weight.to(query.dtype)
         return scores(query, key, weight.squeeze(0) if weight.ndim == 2 and len(weight) == 1 else weight)

@@ -1,4 +1,4 @@
-"""Softmax attention over a part of the keys, forward and backward, for callers that merge the parts themselves.
+"""Softmax attention over a part of the keys, forward and backward, for callers that merge the results of all parts.
 
 Neither `forward` nor `backward` builds an autograd graph: the caller calls `backward` with the output and log-sum-exp
 over all keys.
@@ -30,7 +30,7 @@ def forward(problem: Problem) -> Part:
 
 
 def backward(problem: Problem, whole: Part, doutput: Tensor, dtotal: Tensor | None) -> tuple[Tensor, ...]:
-    """Return the gradients of query, key, value and learned tensors for the problem's part of the keys.
+    """Return the gradients of query, key, value and learned tensors for the part of the keys that `problem` holds.
 
     `whole` holds output and log-sum-exp over all keys, not over this part. `doutput` and `dtotal` are their incoming
     gradients; `dtotal` is None if the log-sum-exp was not requested.
@@ -42,7 +42,8 @@ def backward(problem: Problem, whole: Part, doutput: Tensor, dtotal: Tensor | No
 
 
 def _quicker(problem: Problem) -> Problem:
-    """Return the problem with an additive score in the form that the additive backend would use."""
+    """Return the problem with an additive score replaced by the implementation (exponential or logistic) that the
+    additive backend would use."""
     if not isinstance(problem.score, Additive) or problem.device.type != "cpu":
         return problem
     served = additive.refuses(problem) is None and additive.not_worth_it(problem) is None

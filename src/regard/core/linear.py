@@ -4,14 +4,15 @@ With φ(q)·φ(k) in place of exp(q·k/√d) the sums over the keys no longer de
 
     output_i = φ(q_i) Σ_j φ(k_j) v_jᵀ / φ(q_i) Σ_j φ(k_j)
 
-Therefore the keys are summed once, into a summary of fixed size. Causal attention updates the summary key by key.
+Therefore the sums over keys and values are computed once, as a summary of fixed size. Causal attention updates the
+summary key by key.
 
 Performer features are exponentials, so they are stored as logarithms, and the summary of each feature is divided by
 exp(shift), the largest value of that feature *so far*. Every factor in this file is then at most 1 and every
-denominator at least 1, whatever the size of the inputs; and no key is ever multiplied into an earlier query's row, not
-even by zero. Rounding does not break this bound: exponents are summed before the largest one of the row is subtracted,
-so none is above 0. Features without logarithms are divided by the largest feature of each query, which cancels in the
-quotient.
+denominator at least 1, whatever the size of the inputs; and no product of a key with an earlier query is computed, not
+even with a weight of zero. Rounding does not break this bound: exponents are summed before the largest one of the row
+is subtracted, so none is above 0. Features without logarithms are divided by the largest feature of each query, which
+cancels in the quotient.
 """
 
 import math
@@ -103,11 +104,12 @@ def linear_attention(
 def linear_step(
     state: LinearState | None, query: Tensor, key: Tensor, value: Tensor, features: Features | None = None
 ) -> tuple[Float[Tensor, "... n e"], LinearState]:
-    """Compute causal attention for one or several new positions, given the state after the positions before them.
+    """Compute causal attention for one or several new positions, given the sums over the earlier keys and values
+    (`state`).
 
-    Return the output and the new state; `state` is None at the start of a sequence. Shapes are those of
-    `linear_attention` with as many queries as keys. Processing a sequence step by step, or a prompt at once and then
-    step by step, gives the same result as one causal pass.
+    Return the output and the new `state`, the sums over keys and values so far; `state` is None at the start of a
+    sequence. Shapes are those of `linear_attention` with as many queries as keys. Processing a sequence step by step,
+    or a prompt at once and then step by step, gives the same result as one causal pass.
     """
     problem, given = _checked(query, key, value, None)
     queries, keys = problem.shape[-2:]
@@ -127,7 +129,7 @@ def _general(features: Features, causal: bool) -> Callable[..., Tensor]:
 def _attend(
     problem: Problem, given: Given, state: LinearState | None, features: Features | None, causal: bool
 ) -> tuple[Tensor, LinearState]:
-    """Return the output and the final state, in at least float32."""
+    """Return the output, and the sums over all keys and values (`state`), in at least float32."""
     if features is None:
         features = default_features(problem.query.shape[-1], problem.dtype, problem.device)
     if isinstance(features, type) or not (callable(features) or isinstance(features, LogFeatures)):
@@ -135,7 +137,7 @@ def _attend(
     whole = problem.query, problem.key, problem.value
     query, key, value = (_once(x, own) for x, own in zip(whole, given, strict=True))
     keep, group = allowed_keys(problem), problem.group
-    if group > 1 and keep is not None and keep.shape[-2] > 1:  # query heads that share a key head may differ in masks
+    if group > 1 and keep is not None and keep.shape[-2] > 1:  # query heads of one key head may have different masks
         key, value, group = problem.repeat(key), problem.repeat(value), 1
     query = query.unflatten(-3, (key.shape[-3], group)).movedim(-3, -2)
     if keep is not None:
@@ -157,14 +159,15 @@ def _segments(
     features: Features,
     causal: bool,
 ) -> tuple[Float[Tensor, "... q r e"], LinearState]:
-    """Return output and final state, computed segment by segment, so that only one segment's features are in memory.
+    """Return output and sums over all keys, computed segment by segment, so that only one segment's features are in
+    memory.
 
     The backward pass recomputes the features of each segment.
     """
     queries, keys = query.shape[-3], key.shape[-2]
     heads = math.prod(query.shape[:-3]) * query.shape[-2]
     size = max(1, (ROWS if query.device.type == "cpu" else ROWS_ON_DEVICE) // max(1, heads * CHUNK)) * CHUNK
-    # A feature map given by the caller may hold parameters that require gradients.
+    # A feature map given by the caller may hold parameters that require gradients even if query, key and value do not.
     learns = not isinstance(features, PerformerFeatures | EluFeatures)
     wanted = torch.is_grad_enabled() and (learns or any(x.requires_grad for x in (query, key, value)))
     again = wanted and max(queries, keys) > size and not transformed()  # torch.func does not support checkpoints
@@ -185,14 +188,15 @@ def _segments(
     else:
         for part in parts:
             state = _run(again, _absorb, state, *part, features)
-    assert state is not None  # `split` returns at least one part, even of an empty tensor
+    assert state is not None  # the loop runs at least once: `split` returns one part even of an empty tensor
     if query.shape[-3] > 0 or not outputs:
         outputs += [_run(again, _recall, state, rows, features) for rows in query.split(size, -3)]
     return torch.cat(outputs, -3), state
 
 
 def _run(again: bool, function: Callable[..., Any], *inputs: Any) -> Any:
-    """Return function(*inputs); with `again` the backward pass calls it again instead of storing its activations."""
+    """Return function(*inputs); with `again` the backward pass calls the function again instead of storing its
+    activations."""
     return checkpoint(function, *inputs, use_reentrant=False) if again else function(*inputs)
 
 
@@ -203,7 +207,7 @@ def _absorb(
     keep: Bool[Tensor, "... k"] | None,
     features: Features,
 ) -> LinearState:
-    """Return the state after these keys and values are added."""
+    """Return the sums `state` after these keys and values are added to them."""
     log = isinstance(features, LogFeatures)
     keys, values = _memory(key, value, keep, features)
     state = _start(state, keys, values, log)
@@ -215,7 +219,7 @@ def _absorb(
 
 
 def _recall(state: LinearState, query: Float[Tensor, "... q r d"], features: Features) -> Float[Tensor, "... q r e"]:
-    """Return the output of these queries, which attend all keys in the state."""
+    """Return the output of these queries, which attend all keys whose sums are in `state`."""
     log = isinstance(features, LogFeatures)
     queries, shift = _mapped(features, query), state.shift[..., None, None, :]
     if log:
@@ -233,9 +237,9 @@ def _advance(
     keep: Bool[Tensor, "... n"] | None,
     features: Features,
 ) -> tuple[Float[Tensor, "... n r e"], LinearState]:
-    """Return the causal output of these queries and the new state.
+    """Return the causal output of these queries, and the sums `state` with the keys of this segment added.
 
-    Each query attends the keys in `state` and the keys of this segment up to its own position.
+    Each query attends the keys whose sums are in `state`, and the keys of this segment up to the query's position.
     """
     log, length = isinstance(features, LogFeatures), key.shape[-2]
     queries, (keys, values) = _mapped(features, query), _memory(key, value, keep, features)
@@ -290,14 +294,14 @@ def _advance(
 
 
 def _lift(x: Tensor, shift: Tensor, log: bool, largest: Tensor | None = None) -> Tensor:
-    """Return exp(x + shift − largest) for features x given as logarithms (`log`); other features unchanged."""
+    """Return exp(x + shift − largest) for features x given as logarithms (`log`); return other features unchanged."""
     if not log:
         return x
     return (x + shift).exp_() if largest is None else (x + shift).sub_(largest).exp_()
 
 
 def _unit_rows(queries: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
-    """Return query features scaled to a maximum of 1, so that their product with key features does not overflow."""
+    """Return query features scaled to a maximum of 1, so that products of query and key features do not overflow."""
     if queries.shape[-1] == 0:
         return queries
     largest = queries.detach().amax(-1, keepdim=True)
@@ -305,7 +309,7 @@ def _unit_rows(queries: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
 
 
 def _read(queries: Float[Tensor, "... n r m"], *matrices: Tensor) -> Float[Tensor, "... n r e"]:
-    """Return the n · r rows of queries multiplied by the first matrix, the result by the next, and so on."""
+    """Return the n · r rows of queries multiplied by the first of `matrices`, the product by the second, and so on."""
     rows = queries.flatten(-3, -2)
     for matrix in matrices:
         rows = rows @ matrix
@@ -355,7 +359,7 @@ def _not_negative(mapped: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
     if mapped.device.type == "cpu" and mapped.numel() and not torch.compiler.is_compiling():
         try:
             least = float(mapped.detach().amin())
-        except RuntimeError:  # values of vmapped and fake tensors cannot be read
+        except RuntimeError:  # the values of tensors under vmap and of fake tensors cannot be read
             pass
         else:
             if least < 0:
@@ -381,10 +385,12 @@ def _memory(
 
 
 def _start(state: LinearState | None, keys: Tensor, values: Tensor, log: bool) -> LinearState:
-    """Return the state expanded to the leading axes of keys and values; if it is None, the state before any key."""
+    """Return the sums `state` expanded to the leading axes of keys and values; if `state` is None, the sums before any
+    key."""
     count, size = keys.shape[-1], values.shape[-1] - 1
     if state is None:
-        # The initial shift is finite and not −inf, because differences of shifts must not be NaN.
+        # Before any key the shift (the largest logarithm of a feature so far) is a finite number and not −inf, because
+        # differences of shifts must not be NaN.
         lowest = torch.finfo(keys.dtype).min / 4 if log else 0.0
         state = LinearState(keys.new_zeros(count, size), keys.new_zeros(count), keys.new_full((count,), lowest))
     try:
@@ -410,7 +416,7 @@ def _split(joined: Float[Tensor, "... m e1"], shift: Float[Tensor, "... m"]) -> 
 def _checked(query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None) -> tuple[Problem, Given]:
     """Return the checked arguments as a `Problem`, and query, key and value in the shapes given by the caller.
 
-    Under autocast, the tensors are cast to its dtype.
+    Under autocast, query, key and value are cast to autocast's dtype.
     """
     if isinstance(query, Tensor) and _autocasting(query.device):
         dtype = torch.get_autocast_dtype(query.device.type)

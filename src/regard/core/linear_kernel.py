@@ -1,6 +1,6 @@
 """Linear attention with elu or Performer features: by kernels on CUDA, by blocks of matrix products on the CPU.
 
-`linear` computes the same result for every device and feature map; it is the general path.
+The module `linear` computes linear attention for every device and feature map, in torch operations.
 """
 
 import functools
@@ -18,12 +18,12 @@ from regard.kernels import linear_blocks, linear_loops, performer_products
 from regard.kernels.availability import TRITON
 
 _SIZE = 128  # the largest size of queries, keys and values in the kernels, which hold the sum of φ(k) vᵀ in registers
-_CHUNK, _SUMS = 32, 4 << 30  # positions in a causal chunk; the largest number of bytes for the sums of all chunks
+_CHUNK, _SUMS = 32, 4 << 30  # positions in a causal chunk; largest number of bytes of the sums over all chunks
 _WIDE = 220_000  # bytes of shared memory that a kernel for size 128 in float32 needs
 _WIDEST = 2048  # the largest size of queries and values that is computed by torch's matrix products
 _MANY = 1 << 18  # with fewer query rows over all heads, launching the many matrix products takes longer than they save
-TRIAL = False  # whether matrix products are also used for calls where their time has not been measured on a GPU
-_PROGRAMS = 65_535  # the largest number of programs on the second axis of a kernel launch in CUDA
+TRIAL = False  # whether matrix products are also used for calls for which their time has not been measured on a GPU
+_PROGRAMS = 65_535  # the largest number of thread blocks on the second axis of a CUDA kernel launch
 
 
 def serves(problem: Problem, features: Features, causal: bool) -> bool:
@@ -56,11 +56,11 @@ def _by_products(problem: Problem, features: Features, causal: bool) -> bool:
     wide, dtype = max(problem.query.shape[-1], problem.value.shape[-1]), problem.query.dtype
     if isinstance(features, PerformerFeatures):
         rows = math.prod(problem.query.shape[:-1]) + math.prod(problem.key.shape[:-1])
-        fits = rows * features.projection.shape[0] * 4 <= _SUMS  # this method stores the features of all rows
+        fits = rows * features.projection.shape[0] * 4 <= _SUMS  # the features of all rows are stored
         return TRIAL and fits and wide > _SIZE and not causal
     if not isinstance(features, EluFeatures) or wide > _WIDEST:
         return False
-    if dtype == torch.float32 and not causal:  # kernels split float32 numbers into three parts: too many registers
+    if dtype == torch.float32 and not causal:  # the kernels split float32 numbers: too many registers
         return True
     if TRIAL and (wide > _SIZE or (dtype == torch.float32 and wide > _SIZE // 2)):
         return True
@@ -75,7 +75,7 @@ def _shared_memory(device: torch.device) -> int:
 
 def attend(problem: Problem, features: Features, causal: bool) -> Tensor:
     """Return the output of linear attention on CUDA, (…, h, q, e)."""
-    from regard.kernels.triton.linear.operator import linear_attention  # imported here, because it imports Triton
+    from regard.kernels.triton.linear.operator import linear_attention  # imported here: the module imports Triton
 
     projection = None
     if isinstance(features, PerformerFeatures):
@@ -105,7 +105,7 @@ def _multiplied(
     query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, features: Features, causal: bool
 ) -> Tensor:
     """Return the output, computed by torch's matrix products between kernels."""
-    from regard.kernels.triton.linear import causal_products, products  # imported here, because they import Triton
+    from regard.kernels.triton.linear import causal_products, products  # imported here: the modules import Triton
 
     dtype, performer = query.dtype, features if isinstance(features, PerformerFeatures) else None
     # Sums over many keys exceed the range of float16, and logarithms of features need float32.
@@ -151,8 +151,9 @@ def attend_in_blocks(
 ) -> Tensor | None:
     """Return the output (…, h, q, e), computed on the CPU in blocks, or None if numbers are too large or too small.
 
-    With a `chunk` the attention is causal. Then the rows before the first such number are computed in blocks and the
-    others by `general`, so that later positions do not change a single bit of earlier outputs.
+    With a `chunk` the attention is causal. Then the rows before the first number that is too large or too small are
+    computed in blocks, and the later rows by `general`, so that later positions do not change a single bit of earlier
+    outputs.
     """
     query, key, value, keep = problem.query, problem.key, problem.value, allowed_keys(problem)
     if keep is not None:  # the feature elu(−inf) + 1 is 0, so masked keys add nothing
@@ -186,7 +187,8 @@ def attend_in_blocks(
 
 
 def _plan(problem: Problem, count: int, chunk: int | None, rows: int) -> linear_blocks.Plan:
-    """Return a plan with blocks of about `rows` rows of 64 features; with a `chunk` it is for causal attention."""
+    """Return a `Plan` (the sizes of the blocks) with about `rows` rows of 64 features in a block; with a `chunk`, for
+    causal attention."""
     (*lead, queries, keys), size = problem.shape, problem.value.shape[-1]
     rows = max(1, rows * 64 // max(64, count))
     length = max(queries, keys)

@@ -27,7 +27,7 @@ def allowed_keys(problem: Problem) -> Bool[Tensor, "... k"] | None:
 
 def filled(keep: Bool[Tensor, "... k"], queries: int, causal: bool) -> Bool[Tensor, "... q"]:
     """Return which queries have at least one key that they may attend."""
-    seen = F.pad(keep, (1, 0)).cumsum(-1) > 0  # seen[..., n]: whether the mask allows any of the first n keys
+    seen = F.pad(keep, (1, 0)).cumsum(-1) > 0  # seen[..., n] is whether the mask allows any of the first n keys
     if not causal:
         return seen[..., -1:].expand(*seen.shape[:-1], queries)
     return seen[..., torch.arange(1, queries + 1, device=keep.device).clamp_max(keep.shape[-1])]

@@ -2,8 +2,8 @@
 
 The centre may be learned, and may differ for every query. Only the keys in the window are scored, so time and memory
 are O(q · window), independent of the number of keys. For dot products there are kernels (`backends/local_kernels`). For
-other scores the keys of each window are gathered; with few keys on the CPU all pairs are scored instead, which takes
-less time than copying the windows.
+scores that are not dot products the keys of each window are gathered; with few keys on the CPU all pairs are scored
+instead, which takes less time than copying the windows.
 """
 
 import functools
@@ -90,7 +90,7 @@ def _plain(
     score: AnyScore,
     gaussian: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return output and weights, computed in torch operations; it is the specification of the kernels."""
+    """Return output and weights, computed in torch operations; this function is the specification of the kernels."""
     keys = key.shape[-2]
     if isinstance(score, Score) and _dense_is_faster(query, key, value, centre, reach, score):
         return _dense(query, key, value, centre, lengths, reach, score, gaussian)
@@ -148,7 +148,8 @@ def _dense(
     score: Score,
     gaussian: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return output and weights, computed from the scores of all pairs, which are masked outside of each window."""
+    """Return output and weights, computed from the scores of all pairs; scores outside of each query's window are
+    masked."""
     score.check(query, key)
     place, middle = positions(all_of(key.shape[-2]), key.device), centre.unsqueeze(-1)
     near = (place >= middle.detach() - reach) & (place <= middle.detach() + reach)

@@ -17,17 +17,17 @@ from regard.core.transforms import transformed
 from regard.kernels.availability import capturing
 
 T = TypeVar("T")
-_SIMPLE = (Band, Padding, Segments, Dense, Alibi, Relative, DenseBias)  # masks and biases that contain no other masks
+_SIMPLE = (Band, Padding, Segments, Dense, Alibi, Relative, DenseBias)  # classes whose instances contain no other masks
 _MOST = 32  # the largest number of cached results for one mask
 _SHORT = 2**16  # the largest number of entries of a mask's tensors that are compared on the CPU
 # The entry of a mask: its tensors (none if its results must not be cached), and a dictionary of results. Each result is
-# paired with the contents or versions of the tensors for which it is valid.
+# stored with the contents or versions of the tensors for which it is valid.
 _Entry = tuple[tuple[Tensor, ...], dict[Hashable, tuple[tuple[Any, ...], Any]]]
 _stored: WeakKeyDictionary[Mask | Bias, _Entry] = WeakKeyDictionary()
 
 
 def stored(mask: Mask | Bias, device: torch.device, key: Hashable, compute: Callable[[], T]) -> T:
-    """Return compute(), or its cached result for this mask and key; `device` is the device of the queries.
+    """Return compute(), or its result cached for this mask under `key`; `device` is the device of the queries.
 
     `compute` must not return the mask itself: the cache would then keep it alive forever.
     """
@@ -56,7 +56,8 @@ def stored(mask: Mask | Bias, device: torch.device, key: Hashable, compute: Call
 
 
 def _is_record(mask: Mask | Bias) -> bool:
-    """Return whether the mask consists of regard's own classes; a user-defined class may depend on other state."""
+    """Return whether the mask consists of regard's own classes; a user-defined class may depend on more than its
+    tensors."""
     if type(mask) in _SIMPLE:
         return True
     if not type(mask).__module__.startswith("regard."):
@@ -66,7 +67,7 @@ def _is_record(mask: Mask | Bias) -> bool:
 
 
 def _unchanged(marks: tuple[Any, ...], tensors: tuple[Tensor, ...], on_cpu: bool) -> bool:
-    """Return whether the tensors still have the contents, or on a GPU the versions, that `marks` holds."""
+    """Return whether the tensors still have the contents (on a GPU the version counters) that `marks` holds."""
     for tensor, mark in zip(tensors, marks, strict=True):
         if not torch.equal(tensor, mark) if on_cpu else tensor._version != mark:
             return False
@@ -76,8 +77,8 @@ def _unchanged(marks: tuple[Any, ...], tensors: tuple[Tensor, ...], on_cpu: bool
 def _uncertain(tensors: tuple[Tensor, ...], device: torch.device) -> bool:
     """Return whether results computed from these tensors must not be cached.
 
-    Tensors of inference mode have no version counter. A captured CUDA graph must compute the result at each replay.
-    Dispatch modes and transforms replace the tensors. Comparing long tensors takes too long.
+    Tensors created in inference mode have no version counter. A captured CUDA graph must compute the result at each
+    replay. Dispatch modes and transforms replace the tensors. Comparing long tensors takes too long.
     """
     if torch.compiler.is_compiling() or transformed() or capturing(device) or torch._C._len_torch_dispatch_stack():
         return True

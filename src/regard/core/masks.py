@@ -1,7 +1,7 @@
 """Masks as symbolic rules that combine with & | ~ and become tensors only where a kernel needs one.
 
 True means *may attend*. A mask is evaluated on any part of the score matrix (`allowed`), or block by block (`coarse`),
-so that no n × n tensor is built unless one was given.
+so that no n × n tensor is built unless the caller gave one.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from regard.core.tensor_arguments import (
     second_offset,
 )
 
-_LONG = 2**30  # greater than the length of any sequence
+_LONG = 2**30  # a number greater than the length of any sequence
 
 
 class Blocks(NamedTuple):
@@ -81,7 +81,7 @@ class Mask:
         return self
 
     def on(self, device: torch.device) -> "Mask":
-        """Return the mask with the tensors that were created from Python numbers moved to the device of the queries."""
+        """Return the mask for queries on this device: tensors that were created from Python numbers are moved to it."""
         return self
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -182,7 +182,8 @@ class Band(Mask):
         return Band(None if self.low is None else self.low + offset, None if self.high is None else self.high + offset)
 
     def allows_all(self, queries: int, keys: int) -> bool:
-        """Return whether every query may attend every key, as a causal mask allows a single query after all keys."""
+        """Return whether every query may attend every key, as under a causal mask a single query at the last position
+        may."""
         return (self.low is None or self.low <= 1 - queries) and (self.high is None or self.high >= keys - 1)
 
 
@@ -191,8 +192,8 @@ class Padding(Mask):
     """Every query may attend the keys at positions less than the length of the sequence."""
 
     lengths: Int[Tensor, "*lead"]
-    plain: bool = False  # whether the lengths were Python numbers, not a tensor
-    bounds: tuple[int, int] | None = field(default=None, compare=False)  # smallest and largest length, if plain
+    plain: bool = False  # whether the caller gave the lengths as Python numbers, not as a tensor
+    bounds: tuple[int, int] | None = field(default=None, compare=False)  # the smallest and the largest length
 
     def on(self, device: torch.device) -> "Padding":
         return replace(self, lengths=self.lengths.to(device)) if self.plain else self
@@ -226,7 +227,7 @@ class Padding(Mask):
         return True
 
     def later(self, offset: int | Tensor, queries: int, keys: int, device: torch.device) -> "Padding":
-        return Padding(self.lengths.clamp_max(keys), self.plain)  # lengths may exceed the current size of the cache
+        return Padding(self.lengths.clamp_max(keys), self.plain)  # a length may exceed the number of keys cached so far
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,7 +247,7 @@ class Segments(Mask):
                 axis = "queries" if name == "query_ids" else "keys"
                 raise ValueError(f"{name} of segments() must end in {length} {axis}, got shape {tuple(ids.shape)}")
         query_ids = align_first(self.query_ids, 1, shape, "query_ids of segments()")
-        if self.key_ids is self.query_ids:  # keep one shared tensor: other code tests `key_ids is query_ids`
+        if self.key_ids is self.query_ids:  # queries and keys share one tensor of ids, and still do after this
             return Segments(query_ids, query_ids)
         return Segments(query_ids, align_first(self.key_ids, 1, shape, "key_ids of segments()"))
 
@@ -270,7 +271,7 @@ class Segments(Mask):
         return Clauses(segments=((self.query_ids, self.key_ids),))
 
     def later(self, offset: int | Tensor, queries: int, keys: int, device: torch.device) -> "Segments":
-        return self  # the ids given are already those of the new queries and of all keys in the cache
+        return self  # the caller's ids are already those of the new queries and of all keys in the cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,7 +303,7 @@ class Dense(Mask):
         return self.tensor.shape[-2] == 1
 
     def later(self, offset: int | Tensor, queries: int, keys: int, device: torch.device) -> "Dense":
-        return self  # the tensor given already has the new queries as rows and all keys in the cache as columns
+        return self  # the caller's tensor already has the new queries as rows and all keys in the cache as columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -410,7 +411,7 @@ def causal(offset: int = 0) -> Mask:
     return Band(None, _edge(offset), offset)
 
 
-_CAUSAL = Band(None, 0)  # a single instance, because many calls use `causal()`
+_CAUSAL = Band(None, 0)  # the one object that `causal()` without an offset returns
 
 
 def window(before: int, after: int, offset: int = 0) -> Mask:
@@ -456,7 +457,7 @@ def segments(query_ids: Tensor | Sequence[int], key_ids: Tensor | Sequence[int])
     `padding`.
     """
     queries, keys = integers(query_ids, "query_ids of segments()"), integers(key_ids, "key_ids of segments()")
-    if isinstance(query_ids, Tensor) != isinstance(key_ids, Tensor):  # move the numbers to the tensor's device
+    if isinstance(query_ids, Tensor) != isinstance(key_ids, Tensor):  # one device: that of the given tensor
         device = queries.device if isinstance(query_ids, Tensor) else keys.device
         queries, keys = queries.to(device), keys.to(device)
     return Segments(queries, keys, plain=not isinstance(query_ids, Tensor) and not isinstance(key_ids, Tensor))

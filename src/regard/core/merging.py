@@ -1,4 +1,5 @@
-"""`merge` combines attention over parts of the keys: each part is weighted by its share of Σ exp(score)."""
+"""`merge` combines attention over parts of the keys: the output of each part is weighted by the part's share of Σ
+exp(score) over all keys."""
 
 import math
 from collections.abc import Sequence
@@ -34,8 +35,8 @@ def merge(parts: Sequence[Part]) -> Attended:
     empty = logs == -math.inf
     best = logs.detach().amax(0)
     best = torch.where(best == -math.inf, 0, best)
-    # A row that attends no key of a part has a log-sum-exp of −inf there. It is replaced by 0 before exp, and its share
-    # by 0 after exp, so that neither the value nor the gradient is NaN.
+    # A row that attends no key of a part has a log-sum-exp of −inf in that part. The −inf is replaced by 0 before exp,
+    # and the weight of the part by 0 after exp, so that neither the value nor the gradient is NaN.
     shares = torch.where(empty, 0, torch.exp(torch.where(empty, 0, logs) - best))
     whole = shares.sum(0)
     filled = ~empty.all(0)

@@ -2,10 +2,10 @@
 
 A matrix product cannot skip masked pairs. So non-finite keys and values are replaced by finite ones before the product,
 and NaN or Inf is written afterwards to the output rows that attend them. Keys that no query may attend are replaced by
-zeros, which also excludes numbers whose products would overflow. Where possible, these keys are computed from each rule
-of the mask alone, without evaluating pairs; otherwise from the pairs, one block of rows at a time. On the CPU the data
-is inspected first, and replaced only if it holds such values. On a GPU inspecting the data would be a synchronisation,
-so values are always replaced.
+zeros, which also excludes numbers whose products would overflow. Where possible, the keys that no query may attend are
+computed from each rule of the mask (band, lengths, ids) alone, without evaluating pairs; otherwise from the pairs, one
+block of rows at a time. On the CPU keys and values are inspected first, and replaced only if they hold NaN or Inf. On a
+GPU inspecting them would be a synchronisation, so they are always replaced.
 """
 
 import functools
@@ -37,12 +37,12 @@ def needs_cleaning(problem: Problem) -> bool:
     if problem.mask is None and problem.bias is None:
         return False
     if _unreadable(problem) or isinstance(problem.score, Custom):
-        return True  # values cannot be inspected, or a user's score function may fail for non-finite values
+        return True  # values cannot be inspected, or the user's score function may fail for non-finite values
     try:
         return not harmless(problem.query, problem.key, problem.value, problem.differentiated)
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError:  # values of vmapped and fake tensors cannot be read
+    except RuntimeError:  # the values of tensors under vmap and of fake tensors cannot be read
         return True
 
 
@@ -50,14 +50,15 @@ def harmless(query: Tensor, key: Tensor, value: Tensor, differentiated: bool) ->
     """Return whether all values are finite and none is so large that products of such values overflow."""
     dtype = torch.float32 if query.dtype in HALF else query.dtype
     limit = math.sqrt(torch.finfo(dtype).max) / 256
-    if query.device.type != "cpu":  # copy the six extremes to the host in one synchronisation
+    if query.device.type != "cpu":  # one synchronisation copies the minima and maxima
         extremes = [
             end.to(dtype) for tensor in (query, key, value) if tensor.numel() for end in tensor.detach().aminmax()
         ]
         return not extremes or all(-limit < end < limit for end in torch.stack(extremes).tolist())
     if not (_largest(key) < limit and _largest(query) < limit):
         return False
-    # In the forward pass `value` is only multiplied by weights, so its entries need only be finite, a faster test.
+    # In the forward pass `value` is only multiplied by weights, so its entries need only be finite, which is faster to
+    # test.
     return _largest(value) < limit if differentiated else _finite(value)
 
 
@@ -92,7 +93,7 @@ def all_finite(problem: Problem) -> bool:
         return finite(problem.query, problem.key, problem.value)
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError:  # values of vmapped and fake tensors cannot be read
+    except RuntimeError:  # the values of tensors under vmap and of fake tensors cannot be read
         return False
 
 
@@ -156,10 +157,10 @@ def finite_keys(problem: Problem) -> Problem:
 
 
 def _one_of(rows: Tensor, good: Bool[Tensor, "... n"]) -> Tensor:
-    """Return the first row of `rows` where `good` is True, (…, 1, size); zeros if there is none.
+    """Return the first of the vectors `rows` for which `good` is True, (…, 1, size); zeros if there is none.
 
-    This row replaces non-finite rows in the arguments of a user's score function. The function may be undefined for
-    zeros, but must be defined for this row, because the row is one of its arguments anyway.
+    This vector replaces non-finite vectors in the arguments of a user's score function. The function may be undefined
+    for zeros, but must be defined for this vector, because the vector is one of its arguments anyway.
     """
     first = good.to(torch.uint8).argmax(-1, keepdim=True)
     row = rows.detach().gather(-2, first.unsqueeze(-1).expand(*first.shape, rows.shape[-1]))
@@ -198,8 +199,8 @@ def _attended(problem: Problem) -> Tensor:
 def zero_masked_keys(problem: Problem) -> Problem:
     """Return the problem with zeros for the keys and values that no query may attend, for fused kernels on a GPU.
 
-    On the CPU, where `needs_cleaning` inspects the values first, the problem is returned unchanged. On a GPU inspecting
-    them would be a synchronisation, so they are always replaced.
+    On the CPU, where `needs_cleaning` inspects keys and values first, the problem is returned unchanged. On a GPU
+    inspecting them would be a synchronisation, so masked keys and values are always replaced.
     """
     if _readable(problem) or 0 in problem.shape:
         return problem
@@ -207,7 +208,8 @@ def zero_masked_keys(problem: Problem) -> Problem:
 
 
 def zeroed(problem: Problem, seen: Bool[Tensor, "... k"] | None, key: Tensor | float = 0.0) -> Problem:
-    """Return the problem with zeros for values, and `key` for keys, where `seen` is False; unchanged if it is None."""
+    """Return the problem with zeros for values, and `key` for keys, where `seen` is False; unchanged if `seen` is
+    None."""
     if seen is None:
         return problem
     seen = of_key_heads(problem, seen).unsqueeze(-1)
@@ -217,9 +219,9 @@ def zeroed(problem: Problem, seen: Bool[Tensor, "... k"] | None, key: Tensor | f
 def zeroed_with_row(problem: Problem, rules: Clauses | None) -> tuple[Problem, Tensor | None]:
     """Return the problem of `zero_masked_keys`, and its mask as a row (…, 1, 1, k) of 0 and −inf to add to the scores.
 
-    In a sequence without allowed keys the row allows the first key, and that key, its value and the queries are zeros,
-    so that output and gradients are zeros too. The row is None on the CPU, in compiled code, with a bias, and for masks
-    that differ between queries or heads.
+    In a sequence without allowed keys this mask row allows the first key, and that key, its value and the queries are
+    zeros, so that output and gradients are zeros too. The row is None on the CPU, in compiled code, with a bias, and
+    for masks that differ between queries or heads.
     """
     if problem.device.type == "cpu" or torch.compiler.is_compiling() or problem.bias is not None or 0 in problem.shape:
         return zero_masked_keys(problem), None
@@ -295,8 +297,8 @@ def _with_company(
     lead = torch.broadcast_shapes(query_ids.shape[:-1], key_ids.shape[:-1])
     ordered, place = (t.expand(*lead, -1).contiguous() for t in query_ids.sort(stable=True))
     wanted = key_ids.expand(*lead, -1).contiguous()
-    nearest = torch.searchsorted(ordered, wanted)  # index of the first query of the key's segment
-    if high is not None:  # index of the first query with i ≥ j − high, sorted by segment, then by position
+    nearest = torch.searchsorted(ordered, wanted)  # for each key: index of the first query in the key's segment
+    if high is not None:  # move to the segment's first query with i ≥ j − high
         least = (position - high).clamp(0, queries - 1)
         nearest = torch.searchsorted(torch.searchsorted(ordered, ordered) * queries + place, nearest * queries + least)
     nearest = nearest.clamp_max(queries - 1)
@@ -307,5 +309,5 @@ def _with_company(
 
 
 def _readable(problem: Problem) -> bool:
-    """Return whether the data can be inspected without a device synchronisation."""
+    """Return whether the values of the tensors can be inspected without a device synchronisation."""
     return problem.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -1,7 +1,7 @@
 """Stage 2 of attention: scores become weights.
 
 A normaliser is a frozen record that is also a function, `normalize(scores, allowed=None) -> weights`, over the
-last axis. Keys that are not allowed get weight 0; a row with nothing allowed is all zeros.
+last axis. Keys that are not allowed get weight 0; a row without allowed keys is all zeros.
 """
 
 import math
@@ -28,7 +28,7 @@ class Normalizer:
 
     A subclass implements `__call__` (or `forward`, if its first base is `nn.Module`). It returns weights of the shape
     of the scores. `allowed` broadcasts to the scores; None means that every key is allowed. A key that is not allowed
-    gets weight 0, and so does every key of a row in which nothing is allowed: `attention` sets these weights to 0 if
+    gets weight 0, and so does every key of a row without allowed keys: `attention` sets these weights to 0 if
     the subclass did not.
     """
 
@@ -62,7 +62,8 @@ def normalized(
     *,
     may_be_infinite: bool = True,
 ) -> Float[Tensor, "*rows k"]:
-    """Return the weights of a normaliser; those of a user-defined one are checked, and set to 0 at masked keys.
+    """Return the weights of a normaliser; weights of a user-defined normaliser are checked, and set to 0 at masked
+    keys.
 
     For a row without allowed keys, a user-defined normaliser is called with all keys allowed, and with scores of 0 if
     scores may be −inf. Its weights in that row are then replaced by zeros, and the row's gradient has no NaN.
@@ -120,7 +121,7 @@ def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
     """Return the softmax over allowed keys; rows without allowed keys are 0, and so is their gradient."""
     if allowed is None:
         return torch.softmax(scores, -1)
-    if _no_row_empty(scores, allowed):  # this form reads the scores half as often as the general form below
+    if _no_row_empty(scores, allowed):  # this faster case reads the scores half as often
         return torch.softmax(torch.where(allowed, scores, -math.inf), -1)
     scores, filled = masked(scores, allowed)
     return torch.where(filled, torch.softmax(scores, -1), 0)
@@ -244,7 +245,7 @@ class Sigmoid(Normalizer):
 
 @dataclass(frozen=True)
 class Hard(Normalizer):
-    """All weight on one key: a sampled key in training, the key of the largest score (first on a tie) in inference.
+    """One-hot weights: on a sampled key in training, on the key of the largest score (first on a tie) in inference.
 
     - `straight_through`: a sample of p = softmax(s / T) forward, the gradient of p backward (Bengio et al. 2013);
     - `reinforce`: the same sample; scores learn only through `Attended.log_prob` (Xu et al. 2015; see `reinforce`);
@@ -284,7 +285,7 @@ class Hard(Normalizer):
 
     @property
     def mixes(self) -> bool:
-        """Return whether some queries may use the expected value while others sample."""
+        """Return whether some queries may use the expected value Σ p_j v_j while other queries sample a key."""
         return isinstance(self.expected, Tensor) or self.expected > 0
 
     @property
@@ -302,7 +303,7 @@ class Hard(Normalizer):
     def __call__(
         self, scores: Float[Tensor, "*rows k"], allowed: Bool[Tensor, "..."] | None = None
     ) -> Float[Tensor, "*rows k"]:
-        """Return the weights of inference: one-hot at the key of the largest score."""
+        """Return the weights of hard attention without sampling: one-hot at the key of the largest score."""
         _checked(allowed)
         if allowed is not None:
             scores = torch.where(allowed, scores, -math.inf)
@@ -336,7 +337,7 @@ class _Entmax(torch.autograd.Function):
     @staticmethod
     def forward(scores: Tensor, alpha: float) -> Tensor:
         if _by_kernel(scores, alpha):
-            from regard.kernels.triton.entmax import entmax  # imported here, because it imports Triton
+            from regard.kernels.triton.entmax import entmax  # imported here: the module imports Triton
 
             return entmax(scores, alpha)
         return entmax_weights(scores, entmax_threshold(scores, alpha), alpha)
@@ -416,7 +417,8 @@ def entmax_threshold(scores: Tensor, alpha: float) -> Tensor:
 
 
 def _threshold(margins: Tensor, alpha: float) -> Tensor:
-    """Return τ, computed from the 128 largest scores of each row if they contain its support, else from all scores.
+    """Return the threshold τ, computed from the 128 largest scores of each row if they contain the support (the keys
+    with weight > 0), else from all scores.
 
     The 128 largest scores nearly always contain the support. In compiled code and CUDA graphs, which cannot read
     values, all scores are always used.
@@ -434,7 +436,7 @@ def _threshold(margins: Tensor, alpha: float) -> Tensor:
 def _candidates(ordered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return which sorted scores can be in the support (within 1 of the largest), these scores, and 1, 2, … n.
 
-    Scores outside of the support are replaced by 0.
+    Scores that cannot be in the support are replaced by 0.
     """
     inside = ordered > -1
     count = torch.arange(1, ordered.shape[-1] + 1, device=ordered.device, dtype=ordered.dtype)
@@ -457,7 +459,7 @@ def _entmax15_threshold(ordered: Tensor) -> Tensor:
 
 
 def _bisect_threshold(margins: Tensor, *, alpha: float) -> Tensor:
-    """Return τ, computed by bisection to the last bit, for n margins m ≤ 0.
+    """Return the threshold τ, computed by bisection to the last bit, for n margins m = (α−1) (s − max s) ≤ 0.
 
     The search starts at −τ = n^{1−α}, where Σ [m − τ]₊^{1/(α−1)} is at most 1. It is a search for ln(−τ), because for
     large α the threshold of many equal scores is a very small number.

@@ -42,10 +42,10 @@ class Problem:
     dropout: float = 0.0
     request: Request | None = None
     generator: torch.Generator | None = None
-    sample: bool = False  # hard attention: sample a key, instead of choosing the one of highest score
-    headless: bool = False  # the caller's tensors had no head axis: remove it from the output
-    named: bool = False  # the caller named a backend: use it or raise, without a fallback
-    gathered: bool = False  # local attention: each query has its own keys, copied from around its centre
+    sample: bool = False  # whether hard attention samples a key, instead of choosing the key of the highest score
+    headless: bool = False  # the caller's tensors had no head axis, so it is removed from the output
+    named: bool = False  # the caller named a backend, which computes the call or raises, without a fallback
+    gathered: bool = False  # whether each query has its own keys, copied from around its centre (local attention)
     bad_keys: Bool[Tensor, "*lead g k"] | None = None  # keys with NaN or Inf that were replaced (see `nonfinite`)
 
     @property
@@ -111,7 +111,7 @@ class Problem:
         return tensor if self.group == 1 else tensor.repeat_interleave(self.group, -3)
 
     def scores(self, query: Tensor, key: Tensor, rows: Span, columns: Contiguous) -> Float[Tensor, "..."]:
-        """Return the scores with bias, not masked, of these queries (rows) and keys (columns); `key` has h heads."""
+        """Return scores plus bias, before the mask, of these queries (rows) and keys (columns); `key` has h heads."""
         scores = self.score(query, key)
         if self.bias is not None:
             scores = scores + self.bias.values(rows, columns, scores.dtype)
@@ -121,7 +121,7 @@ class Problem:
         return scores
 
     def open(self, scores: Tensor, rows: Span, columns: Contiguous) -> Bool[Tensor, "..."] | None:
-        """Return the mask of these scores; a score of −inf, from a bias or the caller's score function, is masked."""
+        """Return the mask of `scores`; a score of −inf, from a bias or the caller's score function, is masked too."""
         allowed = self.allowed(rows, columns)
         if self.bias is None and not isinstance(self.score, Custom):
             return allowed
@@ -191,7 +191,8 @@ def rebuild(
     dropout: float,
     weights: Request | None,
 ) -> Problem:
-    """Return the same as `build` for arguments whose signature was checked before: only values are checked again."""
+    """Return the `Problem` of arguments that differ only in tensor values from those of an earlier, checked call: only
+    the values are checked."""
     headless = max(query.ndim, key.ndim, value.ndim) == 2
     query, key, value = _common_axes(query, key, value)
     return _assembled(query, key, value, score, normalize, mask, bias, dropout, weights, None, headless)
@@ -210,10 +211,10 @@ def _assembled(
     generator: torch.Generator | None,
     headless: bool,
 ) -> Problem:
-    """Return the problem, with mask and bias shaped for its scores."""
+    """Return the `Problem`, with the tensors of mask and bias reshaped to broadcast to the scores."""
     shape = (*query.shape[:-1], key.shape[-2])
     if mask is not None:
-        # Results are cached by mask object; a mask given as a tensor has no such object.
+        # Results computed from a mask are cached by `Mask` object, which a mask given as a tensor does not have.
         mask = aligned(mask, shape, query.device) if isinstance(mask, Mask) else as_mask(mask).aligned(shape)
         _check_devices("mask", mask.tensors(), query)
         mask = mask if torch.compiler.is_compiling() else mask.restricting(*shape[-2:])
@@ -246,7 +247,7 @@ def check_dropout(dropout: float) -> float:
 
 
 def samples(problem: Problem) -> bool:
-    """Return whether hard attention samples a key, instead of choosing the one of highest score.
+    """Return whether hard attention samples a key, instead of choosing the key of the highest score.
 
     If `Hard.sample` is None, a call samples if it is differentiated or has a generator.
     """

@@ -1,4 +1,4 @@
-"""A cache of the routes of recent calls, which are looked up by guards of torch.compile instead of a signature.
+"""A cache of the `Route` (choice of a backend) of recent calls, which is looked up by guards of torch.compile.
 
 The route of a call (`regard.core.dispatch.Route`) lists the backends and functions that can compute it.
 
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _TensorGuards: Any = getattr(_guards, "TensorGuards", None)  # Any: torch's type stubs of TensorGuards are wrong
-_MOST, _COUNTED = 8, 4096  # the largest numbers of stored calls, and of routes whose calls are counted
-# In a stored call, `_NEVER` replaces an argument that holds tensors: storing the argument itself would keep the tensors
-# alive. The cache key of the argument is compared instead.
+_MOST, _COUNTED = 8, 4096  # the largest numbers of stored calls, and of `Route` objects whose calls are counted
+# In the entry of a stored call, `_NEVER` replaces an argument (such as a mask) that holds tensors: storing the argument
+# itself would keep the tensors alive. The cache key of such an argument is compared instead of its identity.
 _NEVER = object()
 _has_gradients, _deterministic = torch.is_grad_enabled, torch._C._get_deterministic_algorithms
 # The stored calls, newest first. Each entry has: score, normaliser, mask, bias and request, each replaced by `_NEVER`
 # if it holds tensors; weak references to score, mask and bias if they hold tensors; dropout; whether grad mode was on,
-# deterministic algorithms were required and a CUDA graph was recorded; the guard of query, key and value; the route;
+# deterministic algorithms were required and a CUDA graph was recorded; the guard of query, key and value; the `Route`;
 # the cache keys of score, normaliser, mask, bias and request.
 _recent: tuple[tuple[Any, ...], ...] = ()
-_missed: dict[int, int] = {}  # for the id of each route: the number of its calls that `recall` did not find
+_missed: dict[int, int] = {}  # maps id(`Route`) to the number of its calls that `recall` did not find
 
 
 def recall(
     query: Any, key: Any, value: Any, score: object, normalize: object, mask: object, bias: object, dropout: object,
     request: object,
 ) -> "Route | None":  # fmt: skip
-    """Return the route of a stored call whose arguments differ from these only in tensor values, or None."""
+    """Return the `Route` of a stored call whose arguments differ from these only in tensor values, or None."""
     if is_dynamo_compiling() or not type(query) is type(key) is type(value) is Tensor or type(dropout) is not float:
         return None
     # torch's guard would crash the process on a nested tensor, which has no strides.
@@ -73,9 +73,10 @@ def _recall_by_keys(
     query: Any, key: Any, value: Any, score: object, normalize: object, mask: object, bias: object, dropout: object,
     request: object,
 ) -> "Route | None":  # fmt: skip
-    """Return the route as `recall` does, for arguments that are other objects than those of a stored call.
+    """Return the `Route` as `recall` does, where score, normaliser, mask, bias or request are other objects than in the
+    stored call.
 
-    Score, normaliser, mask, bias and request are then compared by their cache keys.
+    Score, normaliser, mask, bias and request are compared by their cache keys.
     """
     grad, deterministic, own, records = _has_gradients(), _deterministic(), None, None
     for (
@@ -109,10 +110,10 @@ def remember(
     query: Tensor, key: Tensor, value: Tensor, score: object, normalize: object, mask: object, bias: object,
     dropout: Any, request: object, route: "Route",
 ) -> None:  # fmt: skip
-    """Store the route of a call that `recall` did not find; if too many calls are stored, the oldest is dropped.
+    """Store the `Route` of a call that `recall` did not find; if too many calls are stored, the oldest is dropped.
 
-    Creating the guard takes as long as computing several signatures. Therefore, of the calls of a route that `recall`
-    did not find, only the first, second, fourth, eighth, … are stored.
+    Creating the guard takes as long as computing several signatures. Therefore, of the calls of one `Route` that
+    `recall` did not find, only the first, second, fourth, eighth, … are stored.
     """
     global _recent
     if len(_missed) >= _COUNTED:
@@ -150,7 +151,8 @@ def _held(record: Any) -> _Held | None:
 
 
 def _same(record: object, held: _Held | None) -> bool:
-    """Return whether `record` is the object that `held` refers to, with tensors that pass its check."""
+    """Return whether `record` (a score, mask or bias) is the object of the weak reference `held`, with tensors that
+    pass `held.check`."""
     return (
         held is not None
         and record is not None
@@ -160,9 +162,11 @@ def _same(record: object, held: _Held | None) -> bool:
 
 
 def _check(*tensors: Tensor) -> Callable[..., bool]:
-    """Return a function that checks tensors for the shape, strides, dtype and device of these tensors.
+    """Return a function that checks whether its arguments have the shapes, strides, dtypes and devices of these
+    tensors.
 
-    torch's guard does not accept the same tensor twice; each tensor then has a guard of its own.
+    torch's guard does not accept the same tensor twice: if query, key and value are not three different tensors, each
+    of them has a guard of its own.
     """
     if len({id(tensor) for tensor in tensors}) == len(tensors):
         shapes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]

@@ -26,7 +26,7 @@ from regard.kernels.device_memory import affordable
 Weights = TypeVar("Weights", Tensor, "Tensor | Top")
 
 _BLOCK_BYTES = 8 * 2**20  # bytes of the scores of one block of rows on a CPU
-_FEATURE_BYTES = 32 * 2**20  # bytes of the score's intermediate tensors on a CPU, as additive scores' hidden layer
+_FEATURE_BYTES = 32 * 2**20  # bytes on a CPU of intermediate tensors such as the hidden layer of additive scores
 _SHARE = 512  # on a GPU scores of a block and intermediate tensors may each take this fraction (1/512) of the memory
 
 
@@ -116,7 +116,7 @@ def working_bytes(problem: Problem) -> int:
 
 
 def rows_requested(problem: Problem) -> int:
-    """Return the number of queries whose weights the request needs."""
+    """Return the number of queries whose weights are computed for the request (all of them, or the requested rows)."""
     request, queries = problem.request, problem.shape[-2]
     return len(request.positions(queries)) if isinstance(request, Rows) else queries
 
@@ -128,7 +128,8 @@ def _block_rows(problem: Problem) -> int:
 
 
 def _room(like: Tensor, axis: int, length: int) -> Tensor:
-    """Return an empty tensor for the results of all blocks, shaped like one result with `length` entries along `axis`.
+    """Return an empty tensor for the results of all blocks, in the shape of the first result but with `length` entries
+    along `axis`.
 
     The tensor is allocated before further blocks: small results between large blocks would fragment the heap.
     """
@@ -138,10 +139,11 @@ def _room(like: Tensor, axis: int, length: int) -> Tensor:
 
 
 def _keep(problem: Problem, function: Callable[[], Weights]) -> Weights:
-    """Return function(); if gradients are needed, the backward pass calls it again instead of storing activations."""
+    """Return function(); if gradients are needed, the backward pass calls the function again instead of storing
+    activations."""
     if not problem.differentiated:
         return function()
-    unchanged: list[Unchanged] = []  # filled after the forward pass, for the check in the backward pass
+    unchanged: list[Unchanged] = []  # this list is filled after the forward pass, for the check in the backward pass
 
     def run() -> Weights:
         for since in unchanged:
@@ -180,7 +182,7 @@ def _rows(problem: Problem, rows: Span, chosen: Tensor | None) -> Tensor:
 def _row_scores(problem: Problem, rows: Span) -> Tensor:
     """Return the scores of some rows over all keys.
 
-    A score with large intermediate tensors is called for a part of the keys at a time.
+    A score with large intermediate tensors, such as an additive score, is computed for a part of the keys at a time.
     """
     query = (
         problem.query[..., rows.start : rows.stop, :] if not isinstance(rows, Tensor) else problem.query[..., rows, :]

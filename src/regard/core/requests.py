@@ -16,7 +16,8 @@ _FEW = 64  # up to this number of requested rows, their positions are cached on 
 
 
 class Top(NamedTuple):
-    """The largest weights of each query, in descending order, and the index of each one's key; −1 for a weight of 0."""
+    """The largest weights of each query, in descending order, and the key index of each weight; −1 for a weight of
+    0."""
 
     values: Float[Tensor, "*lead q n"]
     indices: Int[Tensor, "*lead q n"]
@@ -30,12 +31,12 @@ class Request:
         raise NotImplementedError
 
     def check(self, queries: int) -> None:
-        """Raise if the request is impossible for this number of queries."""
+        """Raise if the requested rows do not exist among this number of queries."""
 
 
 @dataclass(frozen=True)
 class Full(Request):
-    """The request for every weight."""
+    """The request for all weights (`full`)."""
 
     def of(self, weights: Float[Tensor, "*lead q k"]) -> Tensor:
         return weights

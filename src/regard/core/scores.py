@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "gelu": F.gelu,
-    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),  # slope of graph attention networks (Veličković et al. 2018)
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),  # negative slope as in graph attention (Veličković et al. 2018)
 }
 
 _ROOM = 2.0**15  # a bound below the largest float16 number (65504), so that rounding does not overflow
@@ -54,15 +54,15 @@ class Score:
         return ()
 
     def holding(self, swap: Swap) -> "Score":
-        """Return the same score with each of its tensors replaced by `swap(tensor)`."""
+        """Return a copy of the score with each of its tensors replaced by `swap(tensor)`."""
         return self
 
     def as_product(self, query: Tensor, key: Tensor) -> ScaledProduct | None:
-        """Return the same scores as a scaled dot product, or None if there is no such form."""
+        """Return a scaled dot product that gives the scores of this query and key, or None if there is none."""
         return None
 
     def why_no_product(self) -> str | None:
-        """Return the reason why the score has no form as a dot product (see `as_product`), or None if it has one."""
+        """Return the reason why the score cannot be written as a dot product (see `as_product`), or None if it can."""
         return f"{self.name} scores are not a dot product"
 
     def flops(self, size: int) -> int:
@@ -77,7 +77,7 @@ class Score:
 def finite(value: object, name: str) -> float:
     """Return the value, or raise unless it is a finite number.
 
-    A tensor is refused, because some backends could not give it a gradient.
+    A tensor is refused as value, because some backends could not compute a gradient for it.
     """
     if isinstance(value, Tensor):
         hint = ": multiply the query by a learned scale instead" if name == "scale" else ""
@@ -182,8 +182,8 @@ def unit(x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         low, high = norm.detach().aminmax()
         if low.item() > 1e-15 and high.item() < 1e15:
             return x / norm
-    # Dividing by the largest entry first prevents overflow and underflow of x·x; the factor cancels, so it is a
-    # constant.
+    # Dividing by the largest entry first prevents overflow and underflow of x·x; this factor cancels, so it is a
+    # constant for the gradient.
     largest = x.detach().abs().amax(-1, keepdim=True)
     x = x / largest.masked_fill_(largest == 0, math.inf)
     # The norm of the scaled vector is 0, or at least 1, so clamping it to 1 only affects zero vectors.
@@ -201,7 +201,7 @@ def _readable(x: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Cosine(Score):
-    """scale · cos(q, k); a zero vector scores 0 against everything.
+    """scale · cos(q, k); the score is 0 if query or key is a zero vector.
 
     >>> Cosine()(torch.tensor([[3.0, 4]]), torch.tensor([[30.0, 40], [0, 0]]))
     tensor([[1., 0.]])
@@ -231,7 +231,7 @@ class Cosine(Score):
 def _unit_in_float(x: Tensor) -> Tensor:
     """Return unit vectors in the dtype of x, computed in float32: squares in half precision would lose digits."""
     if x.is_cuda and _by_kernel(x):
-        from regard.kernels.triton.row_norms import unit_rows  # imported here, because it imports Triton
+        from regard.kernels.triton.row_norms import unit_rows  # imported here: the module imports Triton
 
         return unit_rows(x)
     return unit(x.float()).to(x.dtype) if x.dtype in (torch.float16, torch.bfloat16) else unit(x)
@@ -299,14 +299,14 @@ class Bilinear(Score):
 
 
 def _fitting(x: Tensor, weight: Tensor, other: Tensor) -> Tensor:
-    """Return a factor c ≤ 1 with which neither x · c W nor other / c overflows float16, if such a factor exists.
+    """Return a factor c ≤ 1 with which neither x · c W nor other / c overflows float16, if there is one.
 
     The factor is computed on the device from the largest entries. It is 1 for numbers that cannot overflow, and if a
     tensor holds NaN or Inf.
     """
     # The norm is computed in the dtype of the tensor: with dtype=float32 torch would first cast the whole tensor.
     of_x, of_weight, of_other = (torch.linalg.vector_norm(t.detach(), math.inf).float() for t in (x, weight, other))
-    largest = of_x * of_weight * max(weight.shape[-2:])  # an upper bound of the entries of the product
+    largest = of_x * of_weight * max(weight.shape[-2:])  # an upper bound of the entries of the product x W
     factor = (_ROOM / largest).maximum(of_other / _ROOM).clamp_max(1.0)
     return torch.where((largest < math.inf) & (of_other < math.inf), factor, 1.0)
 
@@ -339,7 +339,7 @@ class Additive(Score):
         hidden = hidden.tanh_() if self.activation == "tanh" else ACTIVATIONS[self.activation](hidden)
         weight = self.weight.to(query.dtype)
         if weight.ndim == 2:
-            weight = weight[:, None]  # (h, 1, f): one vector for all queries of a head
+            weight = weight[:, None]  # the shape is (h, 1, f), one weight vector for all queries of a head
         return (hidden @ weight.unsqueeze(-1)).squeeze(-1)
 
     def check(self, query: Tensor, key: Tensor) -> None:
@@ -358,7 +358,7 @@ class Additive(Score):
         return (self.weight,)
 
     def flops(self, size: int) -> int:
-        return 4 * size  # for each feature: an addition, an activation, a multiplication and an addition
+        return 4 * size  # each hidden feature takes an addition, an activation, a multiplication and an addition
 
     def floats(self, size: int) -> float:
         return 2.0 * size

@@ -22,7 +22,7 @@ from regard.kernels import cuda_graphs
 # torch's own functions, which are faster to call than their wrappers in Python.
 _autocasts, _traces = torch._C._is_any_autocast_enabled, torch._C._is_tracing
 _deterministic, _modes = torch._C._get_deterministic_algorithms, torch._C._len_torch_dispatch_stack
-_UNKNOWN = "unknown"  # marks a record or tensor that has no signature
+_UNKNOWN = "unknown"  # returned for an object or tensor that has no cache key
 
 
 def signature(
@@ -38,14 +38,15 @@ def signature(
 ) -> Hashable | None:
     """Return the signature of an attention call, or None if it has none.
 
-    A call has no signature if it uses classes of the caller, or runs under torch.compile, torch.func or autocast. The
-    code is one flat function, because every call that is not found in `recent_calls` computes its signature.
+    A call has no signature if it uses classes defined by the caller, or runs under torch.compile, torch.func or
+    autocast. The code is one flat function, because every call that is not found in `recent_calls` computes its
+    signature.
     """
     if torch.compiler.is_compiling() or not type(query) is type(key) is type(value) is Tensor:
         return None
     if type(dropout) is not float or _autocasts() or _traces() or peek() is not None or forward_ad._current_level >= 0:
         return None
-    if _modes():  # a torch dispatch mode may replace tensors by ones without memory
+    if _modes():  # a torch dispatch mode may replace tensors by tensors without memory
         return None
     records = records_of(score, normalize, mask, bias, request)
     if _UNKNOWN in records or not query.layout is key.layout is value.layout is torch.strided:
@@ -91,18 +92,19 @@ def records_of(score: object, normalize: object, mask: object, bias: object, req
 
 
 def record_key(record: object) -> Any:
-    """Return the cache key of a record: its class, its plain values, and shape, dtype and device of its tensors."""
+    """Return the cache key of a score, mask or similar object: its class, its fields, and shape, dtype and device of
+    its tensors."""
     kind = type(record)
     describe = _DESCRIBED.get(kind)
     if describe is None:
         if not kind.__module__.startswith("regard.") or not is_dataclass(kind):
-            return _UNKNOWN  # the result of a caller's own class may depend on any state
+            return _UNKNOWN  # the results of a class defined by the caller may depend on any state
         describe = _DESCRIBED[kind] = _by_fields(kind)
     return describe(record)
 
 
 def _by_fields(kind: type) -> Callable[[Any], Any]:
-    """Return the function that computes the key of records of this class from their fields."""
+    """Return the function that computes the cache key of instances of this dataclass from their fields."""
     names = tuple(field.name for field in fields(kind) if field.compare)
 
     def described(record: Any) -> Any:
@@ -110,13 +112,13 @@ def _by_fields(kind: type) -> Callable[[Any], Any]:
         if _UNKNOWN in parts:
             return _UNKNOWN
         tensors = {id(value) for name in names if isinstance(value := getattr(record, name), Tensor)}
-        return kind, len(tensors), *parts  # distinguishes segments with one shared tensor of ids
+        return kind, len(tensors), *parts  # distinguishes `Segments` whose queries and keys share one tensor of ids
 
     return described
 
 
 def _part(value: Any) -> Any:
-    """Return the cache key of a field of a record: a number or string is its own key."""
+    """Return the cache key of a dataclass field: a number or string is its own key."""
     if value is None or type(value) in _PLAIN:
         return value
     return _tensor(value) if isinstance(value, Tensor) else record_key(value)
@@ -147,14 +149,15 @@ def _hard(normalize: Hard) -> Any:
 
 
 _PLAIN = (int, float, bool, str)
-# The function that computes the cache key of a record, by the record's class. Other classes are added at first use.
+# For the class of an object, such as a mask or a tensor, the function that computes the cache key of the object. Other
+# classes are added at first use.
 _DESCRIBED: dict[type, Callable[[Any], Any]] = {
     Rows: _rows,
     Hard: _hard,
     Tensor: _tensor,
     torch.nn.Parameter: _tensor,
 }
-# Records of these types cannot change and hold no tensors.
+# Instances of these classes cannot change and hold no tensors.
 WITHOUT_TENSORS = {
     *(ScaledDot, Dot, Cosine, Band),
     *(Softmax, Entmax, Sparsemax, Sigmoid),

@@ -35,7 +35,7 @@ Span = Contiguous | Tensor
 
 
 def all_of(length: int) -> Stretch:
-    """Return the span of all positions of an axis of this length."""
+    """Return the range of all positions of an axis of this length."""
     return Stretch(0, length)
 
 
@@ -61,7 +61,7 @@ def constant(key: Hashable, device: torch.device, compute: Callable[[], Tensor],
 
 
 def positions(span: Span, device: torch.device) -> Tensor:
-    """Return the positions of a span as a 1-D integer tensor."""
+    """Return positions given as a range or a tensor as a 1-D integer tensor."""
     if isinstance(span, Tensor):
         return span.to(device)
     return constant(
@@ -73,9 +73,9 @@ def positions(span: Span, device: torch.device) -> Tensor:
 
 
 def take(tensor: Tensor, axis: int, span: Span) -> Tensor:
-    """Return the part of a tensor that a span of an axis selects, as a view if the span is a range.
+    """Return the entries of a tensor at the positions `span` of an axis, as a view if the positions are a range.
 
-    An axis of size 1 is returned unchanged, because it broadcasts.
+    If the axis has size 1, the tensor is returned unchanged, because it broadcasts.
     """
     if tensor.shape[axis] == 1:
         return tensor

@@ -23,8 +23,8 @@ from regard.kernels.weight_sums import weight_sums
 _SIZE = 256  # the largest size of queries and keys, because whole tiles are held in registers and shared memory
 _COUNT = 32  # the largest number of weights per query that the kernel for `top` computes
 _WRITTEN = 128  # the largest size of queries for which the kernel for all weights is faster than `plain_form`
-_FEW = 2**22  # up to this number of pairs, `plain_form` returns all weights in less time than the kernel
-_PROGRAMS = 65_535  # the largest number of programs on the second axis of a kernel launch in CUDA
+_FEW = 2**22  # up to this number of query-key pairs, `plain_form` returns all weights in less time than the kernel
+_PROGRAMS = 65_535  # the largest number of thread blocks on the second axis of a CUDA kernel launch
 
 
 def serves(problem: Problem) -> bool:
@@ -49,7 +49,7 @@ def serves(problem: Problem) -> bool:
 def writes(problem: Problem) -> bool:
     """Return whether all weights are requested and a kernel that writes them is faster than `plain_form`.
 
-    The kernel runs after the one that computes the output; `plain_form` computes weights and output together.
+    This kernel runs after the kernel that computes the output; `plain_form` computes weights and output together.
     """
     if not isinstance(problem.request, Full) or problem.dropout > 0.0 or problem.query.dtype not in HALF:
         return False
@@ -61,13 +61,13 @@ def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
 
     `lse` (…, h, q) is the log-sum-exp of each row of scores, if it is already computed.
     """
-    from regard.kernels.triton import score_tiles as kernels  # imported here, because it imports Triton
+    from regard.kernels.triton import score_tiles as kernels  # imported here: the module imports Triton
 
     # The kernels replace the score of a masked key, even NaN. The backward pass would multiply with the key itself, so
-    # masked keys must be zeros there.
+    # masked keys must be zeros in the backward pass.
     problem = zero_masked_keys(problem) if problem.differentiated else problem
     product, lead = problem.score.as_product(problem.query, problem.key), problem.shape[:-2]
-    assert product is not None  # not None, as serves() has checked
+    assert product is not None  # `serves` has checked that the score is a dot product of vectors
     query, key = (t.reshape(-1, *t.shape[-3:]) for t in (product.query, product.key))
     query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key))
     pairs = _pairs(problem, (*query.shape[:3], key.shape[2]))
@@ -79,11 +79,11 @@ def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
 
 
 def _requested(scored: Any, request: Request | None, lse: Tensor | None) -> Tensor | Top:
-    """Return the requested weights (b, h, q, k) or their summary.
+    """Return the requested weights (b, h, q, k) or their summary, such as the entropy of each query.
 
     `lse` (b, h, q) in float32 is the log-sum-exp of each row, if it is already computed.
     """
-    from regard.kernels.triton import full_weights, largest_weights  # imported here, because they import Triton
+    from regard.kernels.triton import full_weights, largest_weights  # imported here: the modules import Triton
     from regard.kernels.triton import weight_summaries as kernels
 
     if isinstance(request, Full):
@@ -97,17 +97,17 @@ def _requested(scored: Any, request: Request | None, lse: Tensor | None) -> Tens
 
 
 def with_request(problem: Problem, run: Direct | None, both: Both | None) -> WithRequest | None:
-    """Return a function that computes output and requested weights of calls with this signature, or None.
+    """Return a function that computes output and weights of calls equal to `problem` but for tensors' values; or None.
 
-    `run` computes the output of a call with the signature of `problem`. `both` computes its output and log-sum-exp, and
-    returns (None, None) if no kernel computes both.
+    `run` computes the output of such a call. `both` computes its output and log-sum-exp, and returns (None, None) if no
+    kernel computes the log-sum-exp.
     """
     tensors = (problem.query, problem.key, problem.value)
     if (run is None and both is None) or problem.query.ndim != 4 or any(t.stride(-1) != 1 for t in tensors):
         return None
     if problem.differentiated or type(problem.score) not in (Dot, ScaledDot) or not serves(problem):
         return None
-    from regard.kernels.triton.score_tiles import Scored  # imported here, because it imports Triton
+    from regard.kernels.triton.score_tiles import Scored  # imported here: the module imports Triton
 
     score, exact = problem.score, problem.query.dtype
     scale = score.factor(problem.query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
@@ -145,7 +145,7 @@ def sums_serve(problem: Problem) -> bool:
 def sums(problem: Problem, lse: Tensor) -> Tensor:
     """Compute the requested entropy or received weights on the CPU from the log-sum-exp (…, h, q) of finite inputs."""
     product, rules = problem.score.as_product(problem.query, problem.key), problem.mask_rules
-    assert product is not None  # not None, as sums_serve() has checked
+    assert product is not None  # `sums_serve` has checked that the score is a dot product of vectors
     assert rules is not None
     lead, keys = problem.shape[:-2], problem.shape[-1]
     query, key = (t.detach().to(problem.dtype) for t in (product.query, product.key))
@@ -158,7 +158,7 @@ def sums(problem: Problem, lse: Tensor) -> Tensor:
 
 
 def _pairs(problem: Problem, shape: tuple[int, ...]) -> Any:
-    """Return mask and bias in the form of arguments of the score kernels, for scores of `shape`."""
+    """Return mask and bias as arguments of the kernels that compute scores of `shape`."""
     from regard.kernels.triton.additive.operator import kernel_pairs
 
     lead = problem.query.shape[:-3]

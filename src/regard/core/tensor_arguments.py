@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_FAR = 2**62  # positions and distances are int64: beyond this, their sums would overflow
+_FAR = 2**62  # positions and distances are int64: sums of larger numbers would overflow
 
 
 def broadcastable(tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
@@ -34,7 +34,7 @@ def integer(value: int, name: str) -> int:
         return value
     if isinstance(value, (bool, Tensor)) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    return operator.index(value)  # converts NumPy integers too
+    return operator.index(value)  # `index` converts NumPy integers too
 
 
 def position(value: int, name: str) -> int:
@@ -53,7 +53,7 @@ def extent(numbers: Tensor) -> tuple[int, int] | None:
     try:
         low, high = numbers.aminmax()
         return int(low), int(high)
-    except RuntimeError:  # values of vmapped and fake tensors cannot be read
+    except RuntimeError:  # the values of tensors under vmap and of fake tensors cannot be read
         return None
 
 

@@ -62,7 +62,7 @@ LAYER = {
 
 
 def refuse(name: str, function: Callable[..., object], unknown: Mapping[str, object], known: Mapping[str, str]) -> None:
-    """Raise a TypeError for the first unknown keyword, with what to write instead."""
+    """Raise a TypeError for the first unknown keyword; the message says what to write instead."""
     for word in unknown:
         if word in known:
             raise TypeError(f"{name}() has no {word}: {known[word]}")

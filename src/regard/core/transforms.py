@@ -64,7 +64,7 @@ def mapped() -> bool:
 
 def _kinds() -> list[str]:
     if torch.compiler.is_compiling():
-        from regard.core import graph_breaks  # imported here, because it imports torch's compiler, which takes a second
+        from regard.core import graph_breaks  # imported here: the module imports torch's compiler, which takes a second
 
         return graph_breaks.kinds().split()
     return kinds()

@@ -1,11 +1,13 @@
-"""Layers: parameters around `regard.core`, one for every mechanism. Imports core and kernels.
+"""Layers: parameters around `regard.core`, one for every attention mechanism. This package imports `core` and
+`kernels`.
 
-- `attention`: one head with learned projections; `multihead`: several; `projection`: the maps that they own;
+- `attention`: one head with learned projections; `multihead`: several heads; `projection`: the linear maps to queries,
+keys and values;
 - `local`, `location`, `coverage`, `monotonic`: attention that depends on positions or on earlier weights;
   `alignment_steps`: code shared by layers that process one query at a time;
 - `linear`: attention in linear time; `relative`, `positions`: encodings of positions; `cache`: keys and values of
   earlier steps;
-- `transformer`, `feedforward`: Transformer layers and their parts;
+- `transformer`, `feedforward`: Transformer layers, and their feed-forward network;
 - `channel`, `spatial`, `temporal`, `saliency`, `glimpse`: images and video;
 - `logmel`, `spec_augment`: features of sound;
 - `cross_entropy`, `losses`: losses and penalties;
@@ -52,11 +54,11 @@ _HOME = {
     "Attends": "regard.nn.protocol",
 }
 
-_MODULES = ("losses",)  # submodules that are imported at first use
+_MODULES = ("losses",)  # the submodules that are imported at first use
 
 __all__ = [*_HOME]
 
-if TYPE_CHECKING:  # repeats the public names for type checkers and editors
+if TYPE_CHECKING:  # the public names are listed again for type checkers and editors
     from regard.nn import losses as losses
     from regard.nn.attention import Attention as Attention
     from regard.nn.attention import SelfAttention as SelfAttention
@@ -87,7 +89,7 @@ if TYPE_CHECKING:  # repeats the public names for type checkers and editors
     from regard.nn.transformer import Layered as Layered
     from regard.nn.transformer import TransformerDecoderLayer as TransformerDecoderLayer
     from regard.nn.transformer import TransformerEncoderLayer as TransformerEncoderLayer
-else:  # hidden from type checkers, for which __getattr__ would make every name valid
+else:  # not defined for type checkers, which would accept every name because of __getattr__
 
     def __getattr__(name: str) -> object:
         if name in _MODULES:

@@ -1,4 +1,5 @@
-"""Functions shared by layers that process one query at a time: padding, initial weights, one step, and all steps."""
+"""Functions shared by attention layers that process one query at a time: padding, initial weights, one step, all
+steps."""
 
 import math
 from dataclasses import replace
@@ -23,7 +24,8 @@ def score_vector(size: int) -> nn.Parameter:
 
 
 def clean_memory(memory: Float[Tensor, "b k m"], size: int, mask: Bool[Tensor, "b k"] | None) -> Float[Tensor, "b k m"]:
-    """Return the memory with padding set to zero, so that NaN in padding is never multiplied."""
+    """Return the memory (keys and values of attention) with padding set to zero, so that NaN in padding is never
+    multiplied."""
     float_tensor(memory, "memory")
     if memory.ndim != 3 or memory.shape[-1] != size:
         raise ValueError(f"memory must be (b, k, {size}), got {tuple(memory.shape)}")
@@ -46,12 +48,13 @@ def check_query(query: Float[Tensor, "b q d"], size: int, projected: Projected) 
 
 
 def blank(projected: Projected) -> Float[Tensor, "b k"]:
-    """Return the weights of the step before the first query, which are zeros."""
+    """Return the attention weights that the first query receives as those of the query before it, which are zeros."""
     return projected.value.new_zeros(projected.value.shape[:2])
 
 
 def sampling(normalize: Normalizer, training: bool, generator: torch.Generator | None) -> Normalizer:
-    """Return the normaliser; `Hard` with `sample=None` is set to sample in training, and if a generator is given."""
+    """Return the normaliser; if it is `Hard` with `sample=None`, it samples in training, and if a generator is
+    given."""
     if isinstance(normalize, Hard) and normalize.sample is None:
         return replace(normalize, sample=training or generator is not None)
     return normalize
@@ -64,7 +67,7 @@ def read(
     normalize: Normalizer,
     generator: torch.Generator | None,
 ) -> Attended:
-    """Compute additive attention of one query over the memory, and return its weights too."""
+    """Return the output and the weights of additive attention of one query over the memory."""
     mask = None if projected.mask is None else projected.mask.unsqueeze(1)
     return attention(
         query,
@@ -85,7 +88,7 @@ def alignment(attended: Attended) -> Float[Tensor, "b k"]:
 
 
 def gathered(steps: list[Attended], projected: Projected, query: Tensor, weights: Request | None) -> Attended:
-    """Concatenate the outputs of all queries, with the requested weights."""
+    """Concatenate the outputs of all queries into one result, with the requested weights."""
     if not steps:
         output = projected.value.new_zeros(query.shape[0], 0, projected.value.shape[-1])
         empty = projected.value.new_zeros(query.shape[0], 0, projected.value.shape[1])

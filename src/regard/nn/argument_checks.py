@@ -22,7 +22,8 @@ def check_sizes(**sizes: int | None) -> None:
 
 
 def check_input(x: Tensor, name: str, size: int, called: str | None = None) -> None:
-    """Raise unless x is a float tensor (batch, length, size); `called` is the layer's name for that size."""
+    """Raise unless x is a float tensor (batch, length, size); `called` is the name of the size in the layer's
+    constructor."""
     float_tensor(x, name)
     if x.ndim != 3:
         raise ValueError(f"{name} must be (batch, length, size), got shape {tuple(x.shape)}")
@@ -32,13 +33,14 @@ def check_input(x: Tensor, name: str, size: int, called: str | None = None) -> N
 
 
 def only_full(weights: Request | None, layer: str) -> None:
-    """Raise unless all weights or none are requested, because gates have no queries to sum over or to select."""
+    """Raise unless all weights or none are requested: a layer of gates has no queries, whose weights could be selected
+    or summed."""
     if weights is not None and not isinstance(weights, Full):
         raise ValueError(f"weights of {layer} are one map: expected full() or None, got {type(weights).__name__}")
 
 
 def also_called(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator for constructors that accepts second names for arguments.
+    """Return a decorator of constructors that makes them accept alternative names of arguments.
 
     With `also_called(size="dim_in")` the argument `dim_in` may also be given as `size`.
     """

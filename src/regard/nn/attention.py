@@ -1,4 +1,4 @@
-"""One head of attention over a memory, with the projections that its score needs."""
+"""One head of attention over a memory (the outputs of an encoder, for example), with the projections for its score."""
 
 from dataclasses import replace
 
@@ -16,17 +16,17 @@ from regard.nn.argument_checks import also_called, check_input, check_sizes
 from regard.nn.projection import SCORES, OwnedScore, settled
 from regard.nn.protocol import Projected
 
-_EQUAL = ("dot", "scaled_dot", "cosine")  # scores that need queries and keys of equal size
+_EQUAL = ("dot", "scaled_dot", "cosine")  # the classes of scores that need queries and keys of equal size
 
 
 class Attention(nn.Module):
     """C_i = Σ_j a_ij v_j with a_i = normalize(score(q_i, h_j)): attention of a decoder's states over a memory.
 
-    score "additive": w · tanh(W_q q + W_k h) with `hidden_size` features (Bahdanau et al. 2015); "bilinear": z_j = W_z
-    h_j, then ⟨q, z_j⟩ (Luong et al. 2015, "general"); "dot", "scaled_dot", "cosine": scores of query and memory
+    score "additive": w · tanh(W_q q + W_k h) with `hidden_size` features (Bahdanau et al. 2015); "bilinear": ⟨q, z_j⟩
+    with z_j = W_z h_j (Luong et al. 2015, "general"); "dot", "scaled_dot", "cosine": scores of query and memory
     directly or, with `hidden_size`, after projecting both to that size. Values are the memory, or W_v h with
     `value_size`. Hard attention samples in training, and if a generator is given; with a probability `expected`, one
-    sample for each memory of the batch decides whether all its queries use the expected value.
+    random number for each item of the batch decides whether all queries of the item use the expected value.
 
     >>> layer = Attention(6, 10, score="additive", hidden_size=8)
     >>> out = layer(torch.randn(2, 3, 6), torch.randn(2, 5, 10))
@@ -72,7 +72,8 @@ class Attention(nn.Module):
     ) -> Attended:
         """Return the output of each query, (b, q, e), and the requested weights, (b, q, k) for all of them.
 
-        A bool mask is (b, k), True for real positions, or (b, q, k) for pairs; others are for scores (b, 1, q, k).
+        A bool mask is (b, k), True for real positions, or (b, q, k) for pairs; other masks must fit scores (b, 1, q,
+        k).
         """
         projected = self.project(memory)
         return self._attend(query, projected, pairs(mask), None, weights, generator)[0]
@@ -93,10 +94,10 @@ class Attention(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Attended, Bool[Tensor, "b"] | None]:
-        """Return the outputs of queries over a projected memory, and the state.
+        """Return the outputs of queries over a projected memory, and the `state` for the next call.
 
-        The state marks the memories for which hard attention uses the expected value, so that all queries of a sequence
-        agree. In all other cases there is no state.
+        The `state` says for which items of the batch hard attention uses the expected value, so that all queries of a
+        sequence do the same. For all other normalisers the `state` is None.
         """
         return self._attend(query, projected, pairs(projected.mask), state, weights, generator)
 
@@ -162,7 +163,7 @@ class SelfAttention(nn.Module):
 def pairs(mask: Mask | Tensor | None) -> Mask | Tensor | None:
     """Reshape a bool mask of positions (b, k) or of pairs (b, q, k) to broadcast to scores (b, 1, q, k).
 
-    Other masks are returned unchanged.
+    A `Mask` object or None is returned unchanged.
     """
     if not isinstance(mask, Tensor):
         return mask
@@ -172,7 +173,7 @@ def pairs(mask: Mask | Tensor | None) -> Mask | Tensor | None:
 
 
 def without_head(attended: Attended) -> Attended:
-    """Return the result without the axis of its single head."""
+    """Return the result of attention without the axis of its single head."""
     weights, log_prob = attended.weights, attended.log_prob
     if isinstance(weights, Top):
         weights = Top(weights.values.squeeze(1), weights.indices.squeeze(1))
@@ -184,7 +185,8 @@ def without_head(attended: Attended) -> Attended:
 def _projected_sizes(
     score: str | AnyScore, query_size: int, memory_size: int, hidden_size: int | None
 ) -> tuple[int | None, int | None]:
-    """Return the sizes to which query and memory are projected before scoring; None: no projection."""
+    """Return the sizes to which query and memory are projected before scoring; a size is None if there is no
+    projection."""
     if score == "additive":
         hidden_size = query_size if hidden_size is None else hidden_size
         return hidden_size, hidden_size

@@ -1,4 +1,4 @@
-"""The key-value cache: keys and values of earlier steps."""
+"""The key-value cache: keys and values of earlier decoding steps."""
 
 from dataclasses import replace
 
@@ -15,12 +15,12 @@ _FIRST = 32  # initial capacity of a growing cache, in positions
 
 
 class KeyValueCache:
-    """Keys and values of earlier positions: each step appends its own and attends all of them.
+    """Keys and values of earlier positions: each decoding step appends its keys and values, and attends all of them.
 
-    There are three ways of use. By default, storage is doubled when it is full, up to `capacity`. With `static=True`
-    the whole capacity is allocated at the first step, shapes never change and the length is a tensor on the device
-    (`position`), as CUDA graphs and compiled steps require. `fixed` fills the cache once, with an encoder's memory;
-    after that it is read-only. An error leaves the cache unchanged.
+    There are three kinds of caches. By default, storage is doubled when it is full, up to `capacity`. With
+    `static=True` the whole capacity is allocated at the first step, shapes never change and the length is a tensor on
+    the device (`position`), as CUDA graphs and compiled steps require. `fixed` fills the cache once, with an encoder's
+    memory; after that it is read-only. An error leaves the cache unchanged.
 
     >>> cache = KeyValueCache(capacity=8)
     >>> keys, values = cache.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 5))
@@ -62,7 +62,7 @@ class KeyValueCache:
     def update(
         self, key: Float[Tensor, "b g n d"], value: Float[Tensor, "b g n e"]
     ) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k e"]]:
-        """Append keys and values, and return all stored ones (a static cache returns its whole storage)."""
+        """Append keys and values, and return all stored keys and values (a static cache returns its whole storage)."""
         self._check(key, value)
         if self.static:
             return self._write(key, value)
@@ -70,8 +70,8 @@ class KeyValueCache:
         if self._key is None or self._value is None:
             self._key, self._value = key.new_empty(0), value.new_empty(0)
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad or self._key.requires_grad):
-            # Autograd cannot differentiate through a tensor that later steps change in place, so training appends by
-            # copying.
+            # Autograd cannot differentiate through a tensor that later steps change in place, so with gradients new
+            # positions are appended by copying.
             self._key, self._value = (
                 new if self._length == 0 else torch.cat((old.narrow(-2, 0, self._length), new), -2)
                 for old, new in ((self._key, key), (self._value, value))
@@ -100,7 +100,8 @@ class KeyValueCache:
         return self._key.narrow(-2, 0, self._length), self._value.narrow(-2, 0, self._length)
 
     def reorder(self, index: Int[Tensor, " rows"]) -> None:
-        """Select the batch rows `index`, in this order: beams that continue, or copies for new ones."""
+        """Select the batch rows `index`, in this order: the hypotheses of beam search that continue, or copies for new
+        hypotheses."""
         if self._key is None or self._value is None:
             return
         self._key, self._value = self._rows(self._key, index), self._rows(self._value, index)
@@ -114,7 +115,8 @@ class KeyValueCache:
             self._key = self._value = None
 
     def _check(self, key: Tensor, value: Tensor) -> None:
-        """Raise, without changes, if the new positions do not match the stored ones."""
+        """Raise, without changing the cache, if the shapes of the new keys and values do not match the stored keys and
+        values."""
         if self.is_fixed:
             raise ValueError(f"the cache holds a fixed memory of {self._length} positions: it is read, not added to")
         if key.shape[:-1] != value.shape[:-1]:
@@ -187,8 +189,9 @@ def later_mask(
 ) -> Mask | None:
     """Return the mask for queries that start at key position `offset`: bands are shifted, other masks unchanged.
 
-    A band with its own offset is an error: it would be shifted twice. For an offset on the device, bands become
-    tensors. Keys after the last query are masked, because that storage is still unused.
+    A band mask whose offset the caller already set is an error: the mask would be shifted twice. For an offset on the
+    device, bands become tensors. Keys after the last query are masked, because the storage after the last query is
+    still unused.
     """
     moved = None if mask is None else as_mask(mask).later(offset, queries, keys, device)
     if isinstance(offset, int) and offset + queries == keys:

@@ -13,9 +13,9 @@ from regard.core.scores import float_tensor
 class ChannelAttention(nn.Module):
     """x_c · s_c with s = σ(W₂ relu(W₁ z)), z the mean of each channel (squeeze-excitation, Hu et al. 2018, section 3).
 
-    `pool="both"` is the channel attention of CBAM: s = σ(mlp(mean) + mlp(max)), with one perceptron for the two (Woo et
-    al. 2018, section 3). The hidden layer has channels / reduction units. Any number of axes may follow the channels:
-    an image, a sound, a video.
+    `pool="both"` is the channel attention of CBAM: s = σ(mlp(mean) + mlp(max)), with one perceptron for mean and
+    maximum (Woo et al. 2018, section 3). The hidden layer has channels / reduction units. Any number of axes may follow
+    the channels: an image, a sound, a video.
 
     >>> layer = ChannelAttention(32, pool="both")
     >>> x = torch.randn(2, 32, 7, 5)
@@ -48,7 +48,8 @@ class ChannelAttention(nn.Module):
     ) -> Float[Tensor, "b c *space"]:
         """Return the gated input, a tensor in the input's shape, so that the layer fits into `nn.Sequential`.
 
-        `mask` is True at real positions: the others are excluded from mean and maximum, and are 0 in the output.
+        `mask` is True at real positions: positions where it is False are excluded from mean and maximum, and are 0 in
+        the output.
         """
         gates = self.gates(x, mask=mask)
         real = real_positions(mask, x)
@@ -57,7 +58,7 @@ class ChannelAttention(nn.Module):
     def gates(
         self, x: Float[Tensor, "b c *space"], *, mask: Bool[Tensor, "b *space"] | None = None
     ) -> Float[Tensor, "b c"]:
-        """Return s, the factor of each channel, between 0 and 1."""
+        """Return the gates s, a factor between 0 and 1 for each channel."""
         float_tensor(x, "x")
         if x.ndim < 3 or x.shape[1] != self.channels:
             raise ValueError(f"x must be (b, {self.channels}, …), got {tuple(x.shape)}")
@@ -84,7 +85,7 @@ class ChannelAttention(nn.Module):
 def real_positions(
     mask: Bool[Tensor, "b *space"] | None, x: Float[Tensor, "b c *space"]
 ) -> Bool[Tensor, "b 1 *space"] | None:
-    """Return the mask of an image with an axis for channels."""
+    """Return the mask of the positions of an image, with an axis of size 1 for channels."""
     if mask is None:
         return None
     expected = (x.shape[0], *x.shape[2:])

@@ -1,4 +1,4 @@
-"""Conversion between this library's multi-head attention and torch's: weights, and the meaning of masks."""
+"""Conversion of weights and masks between this library's multi-head attention and torch's `nn.MultiheadAttention`."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,8 @@ _LAYOUT = "layers of regard take (batch, length, size)"
 
 
 class TorchMasks(NamedTuple):
-    """torch's masks in this library's form: `mask` True = may attend, `bias` is added to the scores."""
+    """The masks of torch as this library's arguments: `mask` is True where a query may attend, `bias` is added to the
+    scores."""
 
     mask: Tensor | None
     bias: Tensor | None
@@ -74,7 +75,7 @@ def load(source: nn.MultiheadAttention, projection: HeadProjection, output: nn.L
     projection.requires_grad_(False)
     for learns, names in zip(learned, _PLACES, strict=True):
         for stored in (getattr(projection, name) for name in names):
-            if stored is not None and learns:  # a packed weight requires a gradient if any of its parts does
+            if stored is not None and learns:  # if one of queries, keys, values requires grad
                 stored.requires_grad_(True)
     pairs = [(output.weight, source.out_proj.weight)]
     if projection.bias is not None:

@@ -29,7 +29,7 @@ class CoverageAttention(nn.Module):
     linguistic coverage of Tu et al. 2016). The loss against attending a key twice is
     `regard.nn.losses.coverage_penalty` of the weights.
 
-    The state is a tuple of one tensor, the coverage c after the last query, (b, k).
+    The `state` that `attend` takes and returns is a tuple of one tensor: the coverage c after the last query, (b, k).
 
     >>> from regard.core.requests import full
     >>> layer = CoverageAttention(8, 6)
@@ -64,7 +64,7 @@ class CoverageAttention(nn.Module):
         self.weight = score_vector(hidden_size)
 
     def project(self, memory: Float[Tensor, "b k m"], *, mask: Bool[Tensor, "b k"] | None = None) -> Projected:
-        """Return keys V h_j + b and values h_j."""
+        """Return the keys V h_j + b and the values h_j of a memory, such as the outputs h_j of an encoder."""
         memory = clean_memory(memory, self.memory_size, mask)
         return Projected(self.key(memory), memory, mask)
 
@@ -80,7 +80,7 @@ class CoverageAttention(nn.Module):
         """Return the outputs of the queries, computed one after another, and the coverage after the last query."""
         check_query(query, self.query_size, projected)
         covered = state[0] if state is not None else blank(projected)
-        covered = covered.float() if covered.dtype in HALF else covered  # sums of many small weights need float32
+        covered = covered.float() if covered.dtype in HALF else covered  # many small weights are summed: float32
         times = None
         if self.fertile is not None and self.fertility is not None:
             # A fertility of 0 would make the coverage infinite, so it is at least 10⁻⁴.

@@ -1,4 +1,4 @@
-"""Output layer and cross-entropy as one operation, so that the logits of a batch are never all in memory."""
+"""Output layer and cross-entropy as one operation, so that the logits of a whole batch are never in memory at once."""
 
 from typing import NamedTuple
 

@@ -15,7 +15,7 @@ from regard.nn.projection import applied, own
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 GATED = "swiglu"
-_LARGE = 2**26  # from this number of entries on, the GPU is busy for longer than the host needs to launch a kernel
+_LARGE = 2**26  # number of entries from which on a kernel runs for longer on the GPU than the host needs to launch it
 
 
 class FeedForward(nn.Module):
@@ -91,7 +91,8 @@ class FeedForward(nn.Module):
 def _fuses(x: Tensor) -> bool:
     """Return whether the fused kernel of relu and dropout is faster than torch's two kernels.
 
-    In eager calls with few entries the fused kernel is slower: the host takes longer to launch it than torch's two.
+    In eager calls with few entries the fused kernel is slower: the host takes longer to launch the fused kernel than
+    torch's two kernels.
     """
     if not x.is_cuda or not TRITON:
         return False
@@ -100,13 +101,14 @@ def _fuses(x: Tensor) -> bool:
 
 def _relu_dropout(x: Tensor, dropout: float) -> Tensor:
     """Compute relu and dropout in one kernel; dropped entries are 0 in the output, so no mask is stored."""
-    from regard.kernels.triton.relu_dropout import relu_dropout  # imported here, because it imports Triton
+    from regard.kernels.triton.relu_dropout import relu_dropout  # imported here: the module imports Triton
 
     return relu_dropout(x, torch.randint(2**31 - 1, (1,), device=x.device), dropout)
 
 
 def _named(activation: object) -> str:
-    """Return the name of the activation that torch's layer holds as a function or a module."""
+    """Return the name of the activation (such as "relu") that torch's Transformer layer holds as a function or a
+    module."""
     if activation is F.relu or activation is torch.relu or isinstance(activation, nn.ReLU):
         return "relu"
     exact = isinstance(activation, nn.GELU) and activation.approximate == "none"

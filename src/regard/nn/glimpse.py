@@ -40,7 +40,7 @@ class Glimpse(nn.Module):
         *,
         weights: Request | None = None,
     ) -> Attended:
-        """Return the patches (b, scales, c, size, size).
+        """Return the patches of the image around the location at all scales, (b, scales, c, size, size).
 
         `weights=full()` also gives (b, scales, height, width): the weight of each pixel in each patch, with sum 1 for a
         patch inside the image.
@@ -67,7 +67,7 @@ class Glimpse(nn.Module):
         """Return, for one axis of the image, the weight of each pixel in each entry of the patch."""
         location = location.float() if location.dtype in HALF else location
         options = {"device": location.device, "dtype": location.dtype}
-        centre = ((location + 1) * length - 1) / 2  # the location in pixels, whose centres are at 0, 1, …
+        centre = ((location + 1) * length - 1) / 2  # the location in pixels (pixel centres are at 0, 1, …)
         fine = self.factor ** torch.arange(self.scales, **options)
         offsets = (torch.arange(self.size, **options) - (self.size - 1) / 2) * fine.unsqueeze(-1)
         places = centre[:, None, None, None] + offsets.unsqueeze(-1)  # shape (b, scales, size, 1)

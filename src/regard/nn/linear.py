@@ -19,7 +19,8 @@ from regard.nn.projection import HeadProjection
 
 
 class LinearAttention(nn.Module):
-    """Heads of φ(Q) (φ(K)ᵀ V), each row divided by φ(Q) (φ(K)ᵀ 1), in O(n) (Performer, Choromanski et al. 2021).
+    """Multi-head linear attention, φ(Q) (φ(K)ᵀ V), each row divided by φ(Q) (φ(K)ᵀ 1), in O(n) (Performer, Choromanski
+    et al. 2021).
 
     The layer can replace `MultiHeadAttention`: the call and the parameter names are the same. `features` is
     `PerformerFeatures` (sampled here if None, stored in the state_dict, resampled by `redraw`), `EluFeatures`, or any
@@ -118,7 +119,7 @@ class LinearAttention(nn.Module):
         self, x: Float[Tensor, "b n d"], state: LinearState | None = None
     ) -> tuple[Float[Tensor, "b n d"], LinearState]:
         """Process one or several new positions of a causal sequence; return their output and the state for later
-        ones."""
+        positions."""
         if not self.causal:
             raise ValueError("step needs causal=True: without it every position reads those still to come")
         self._check(x, None, None)
@@ -138,7 +139,7 @@ class LinearAttention(nn.Module):
 
 
 def _parted(mask: Mask) -> tuple[bool, Mask | None]:
-    """Return whether the mask is causal, and the other part of the mask, or None."""
+    """Return whether the mask includes `causal()`, and the mask without `causal()` (None if nothing remains)."""
     match mask:
         case Band(low=None, high=0):
             return True, None

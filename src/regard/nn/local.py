@@ -27,8 +27,9 @@ class LocalAttention(nn.Module):
     the same score (in inference, the key of the largest score), with the Gaussian. `lock` is the estimator of this hard
     attention, and `Attended.log_prob` the log-probability of the position, for REINFORCE.
 
-    `score` and `hidden_size` are as for `Attention`. Positions are counted without padding, which may be anywhere. The
-    state of the monotonic kind is a tuple of one tensor, the position of the next query, (b,); the others have none.
+    `score` and `hidden_size` are as for `Attention`. Positions are counted without padding, which may be anywhere. For
+    the kind "monotonic" the `state` that `attend` takes and returns is a tuple of one tensor, the position of the next
+    query, (b,); for the other kinds the `state` is None.
 
     >>> from regard.core.requests import full
     >>> layer = LocalAttention(8, reach=2, kind="predictive")
@@ -66,7 +67,7 @@ class LocalAttention(nn.Module):
             )
 
     def project(self, memory: Float[Tensor, "b k m"], *, mask: Bool[Tensor, "b k"] | None = None) -> Projected:
-        """Return keys and values with the real positions first, in their order, and the memory's mask."""
+        """Return keys and values, reordered so that padding is after all real positions, and the memory's own mask."""
         memory = clean_memory(memory, self.memory_size, mask)
         if mask is not None:
             memory = memory.gather(1, _real_first(mask).unsqueeze(-1).expand_as(memory))
@@ -137,11 +138,12 @@ class LocalAttention(nn.Module):
         return place.to(dtype)
 
     def _first(self, state: tuple[Tensor] | None, query: Tensor) -> Int[Tensor, "b"]:
-        """Return the position of the first query, for the kind "monotonic"."""
+        """Return the position of the first of these queries in the memory, for the kind "monotonic"."""
         return state[0] if state is not None else torch.zeros(len(query), dtype=torch.long, device=query.device)
 
     def _next(self, state: tuple[Tensor] | None, query: Tensor) -> tuple[Tensor] | None:
-        """Return the state after these queries for the kind "monotonic", None for the others."""
+        """Return the position of the next query as a tuple of one tensor for the kind "monotonic"; None for the other
+        kinds."""
         return (self._first(state, query) + query.shape[1],) if self.stateful else None
 
     def _mapped(self, query: Float[Tensor, "b q d"]) -> Float[Tensor, "b 1 q h"]:
@@ -169,7 +171,8 @@ class LocalAttention(nn.Module):
         )
         centre = attended.output.squeeze(1).squeeze(-1)
         assert attended.log_prob is not None
-        # The one-hot weights of an estimator are exact only up to rounding, so the position is rounded to an integer.
+        # The one-hot weights that `Hard` returns with a gradient estimator are 0 and 1 only up to rounding, so the
+        # position is rounded to an integer.
         return centre.detach().round() + (centre - centre.detach()), attended.log_prob.squeeze(1)
 
     def _everywhere(
@@ -190,5 +193,6 @@ class LocalAttention(nn.Module):
 
 
 def _real_first(mask: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
-    """Return the indices that put real positions first, in their order, then the others."""
+    """Return the indices that reorder positions: first the real positions, then the padding, each in their original
+    order."""
     return mask.logical_not().to(torch.uint8).sort(dim=-1, stable=True).indices

@@ -55,7 +55,7 @@ class LocationAttention(nn.Module):
     depend on the distance from the previous position. Before the first query α_0 = 0. `normalize=Smooth()` is the
     paper's smoothing; a `sharpness` β above 1 multiplies the scores (section 2.3).
 
-    The state is a tuple of one tensor, the weights α of the last query, (b, k).
+    The `state` that `attend` takes and returns is a tuple of one tensor: the weights α of the last query, (b, k).
 
     >>> from regard.core.requests import full
     >>> layer = LocationAttention(8, 6, filters=3, kernel_size=5)
@@ -96,7 +96,7 @@ class LocationAttention(nn.Module):
         self.weight = score_vector(hidden_size)
 
     def project(self, memory: Float[Tensor, "b k m"], *, mask: Bool[Tensor, "b k"] | None = None) -> Projected:
-        """Return keys V h_j + b and values h_j."""
+        """Return the keys V h_j + b and the values h_j of a memory, such as the outputs h_j of an encoder."""
         memory = clean_memory(memory, self.memory_size, mask)
         return Projected(self.key(memory), memory, mask)
 
@@ -109,8 +109,8 @@ class LocationAttention(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Attended, tuple[Tensor]]:
-        """Return the outputs of the queries, computed one after another, and the weights of the last one as the new
-        state."""
+        """Return the outputs of the queries, computed one after another, and the weights of the last query as the new
+        `state`."""
         check_query(query, self.query_size, projected)
         last = state[0] if state is not None else blank(projected)
         steps = []
@@ -128,7 +128,7 @@ class LocationAttention(nn.Module):
 
     def _place(self, last: Float[Tensor, "b k"]) -> Float[Tensor, "b k hidden"]:
         """Return U f, the features of the previous query's weights around each key."""
-        if last.shape[1] == 0:  # a convolution needs at least one position
+        if last.shape[1] == 0:  # torch's convolution needs at least one position
             return last.new_zeros(*last.shape, self.weight.shape[0])
         return self.location(self.convolution(last.unsqueeze(1)).mT)
 

@@ -1,4 +1,5 @@
-"""Losses and penalties: functions of outputs and weights that return one number each, to be added up.
+"""Losses and penalties: each function of outputs or attention weights returns one number; a model's loss is a sum of
+them.
 
 Weights are (…, q, k) as `weights=full()` gives them. `mask` selects entries (True): a bool tensor that broadcasts to
 them, (b, 1, k) to exclude padded keys, (b, q, 1) to exclude padded queries, or both. A row without selected entries is
@@ -19,7 +20,8 @@ _LEAST = 1e-8  # the smallest weight in a logarithm: a gold link of weight 0 add
 def cross_entropy(
     logits: Float[Tensor, "*lead v"], target: Int[Tensor, "*lead"], *, smoothing: float = 0.0, ignore: int = -100
 ) -> Float[Tensor, ""]:
-    """Return −Σ_v t_v ln softmax(logits)_v, the mean over targets that are not `ignore`; t is one-hot, smoothed.
+    """Return −Σ_v t_v ln softmax(logits)_v, the mean over targets that are not `ignore`; t is the smoothed one-hot
+    vector of a target.
 
     Label smoothing ε (Szegedy et al. 2016, section 7): t = (1 − ε) · one-hot + ε / v.
 

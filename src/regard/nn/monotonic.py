@@ -1,4 +1,5 @@
-"""Monotonic attention: the attended position only moves forwards, in training as an expectation over all stops."""
+"""Monotonic attention: the attended position only moves forwards, in training as an expectation over all positions at
+which it may stop."""
 
 import math
 from typing import Any
@@ -16,7 +17,7 @@ from regard.nn.alignment_steps import blank, check_query, clean_memory, score_ve
 from regard.nn.argument_checks import check_sizes
 from regard.nn.protocol import Projected
 
-HIDDEN_NUMBERS = 2**24  # largest number of entries of tanh(W s_i + V h_j) in memory
+HIDDEN_NUMBERS = 2**24  # the largest number of entries of tanh(W s_i + V h_j) that are in memory at a time
 
 
 class MonotonicAttention(nn.Module):
@@ -25,10 +26,11 @@ class MonotonicAttention(nn.Module):
     e_ij = g · (w / |w|) · tanh(W s_i + V h_j + b) + r and p = σ(e) (section 2.4 of the paper). In training the weights
     are the expected alignment, α_ij = p_ij Σ_{l≤j} α_{i−1,l} Π_{l≤m<j} (1 − p_im), with Gaussian `noise` on the
     energies so that p learns to be near 0 or 1 (section 2.5). In evaluation the query stops at the first key with e >
-    0, and the output is zeros after the end. Rows sum to at most 1: the rest is the probability of passing the end.
-    `offset` is the initial r: negative, so that at the start of training queries do not stop at once.
+    0, and the output is zeros after the end. A row of weights sums to at most 1: one minus the sum is the probability
+    of passing the end. `offset` is the initial r: negative, so that at the start of training queries do not stop at
+    once.
 
-    The state is a tuple of one tensor, the weights α of the last query, (b, k).
+    The `state` that `attend` takes and returns is a tuple of one tensor: the weights α of the last query, (b, k).
 
     >>> from regard.core.requests import full
     >>> layer = MonotonicAttention(8, 6)
@@ -63,18 +65,19 @@ class MonotonicAttention(nn.Module):
         self.offset = nn.Parameter(torch.tensor(float(offset)))
 
     def project(self, memory: Float[Tensor, "b k m"], *, mask: Bool[Tensor, "b k"] | None = None) -> Projected:
-        """Return keys V h_j + b and values h_j."""
+        """Return the keys V h_j + b and the values h_j of a memory, such as the outputs h_j of an encoder."""
         memory = clean_memory(memory, self.memory_size, mask)
         return Projected(self.key(memory), memory, mask)
 
     def energies(self, query: Float[Tensor, "b q d"], key: Float[Tensor, "b k hidden"]) -> Float[Tensor, "b q k"]:
-        """Return e_ij before noise, in at least float32."""
+        """Return the energies e_ij without noise, in at least float32."""
         hidden = torch.tanh(self.query(query).unsqueeze(2) + key.unsqueeze(1))
         scores = hidden @ unit(self.weight).to(hidden.dtype)
         return self.gain * (scores.float() if scores.dtype in HALF else scores) + self.offset
 
     def _energies(self, query: Float[Tensor, "b q d"], key: Float[Tensor, "b k hidden"]) -> Float[Tensor, "b q k"]:
-        """Return the result of `energies`, in parts that the backward pass recomputes if the hidden layer is large."""
+        """Return the result of `energies`; if the hidden layer is large, it is computed for some queries at a time and
+        recomputed in the backward pass."""
         rows = max(1, HIDDEN_NUMBERS // max(1, key.numel()))
         if query.shape[1] <= rows:
             return self.energies(query, key)
@@ -143,7 +146,7 @@ class MonotonicAttention(nn.Module):
 
 
 def _beginning(projected: Projected) -> Float[Tensor, "b k"]:
-    """Return the initial state: the first key has weight 1."""
+    """Return the weights before the first query, with weight 1 on the first key."""
     start = blank(projected)
     if start.shape[1]:
         start[:, 0] = 1

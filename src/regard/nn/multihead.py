@@ -1,4 +1,4 @@
-"""Multi-head attention."""
+"""The layer for multi-head attention."""
 
 import math
 
@@ -26,13 +26,13 @@ from regard.nn.projection import HeadProjection, OwnedScore, applied, own, settl
 class MultiHeadAttention(nn.Module):
     """Concat(head_1 … head_h) W_o with head_i = attention(Q W_i, K W_i, V W_i) (Vaswani et al. 2017, section 3.2.2).
 
-    Without `key` it is self-attention, with it cross-attention. Any score is supported, with learned weights per head;
-    `kv_heads` fewer than `heads` are shared (Ainslie et al. 2023); `positions` is a Rotary, an Alibi or
-    RelativePositions. `key_size` and `value_size` are the sizes of the key and value inputs: `size` and `key_size`
+    Without `key` the layer computes self-attention, with `key` cross-attention. Any score is supported, with learned
+    weights per head; `kv_heads` fewer than `heads` are shared (Ainslie et al. 2023); `positions` is a Rotary, an Alibi
+    or RelativePositions. `key_size` and `value_size` are the sizes of the key and value inputs: `size` and `key_size`
     unless given. A `KeyValueCache` stores earlier keys and values: positions, causal masks and windows then count from
     its length. A cache given with `key` is filled at the first call and read-only after it. Hard attention samples in
-    training. `load_state_dict` accepts the names of `nn.MultiheadAttention` too; `from_torch` copies a module of
-    torch's.
+    training. `load_state_dict` accepts the parameter names of `nn.MultiheadAttention` too; `from_torch` copies an
+    `nn.MultiheadAttention`.
 
     >>> layer = MultiHeadAttention(8, heads=2)
     >>> out = layer(torch.randn(3, 5, 8))
@@ -81,7 +81,7 @@ class MultiHeadAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise the output projection by Xavier uniform, as the input projection is; biases are 0."""
+        """Initialise the output projection by Xavier uniform, like the input projection; biases are 0."""
         nn.init.xavier_uniform_(self.output.weight)
         if self.output.bias is not None:
             nn.init.zeros_(self.output.bias)
@@ -153,8 +153,9 @@ class MultiHeadAttention(nn.Module):
     ) -> Attended:
         """Return the output of each query, (b, q, size), and the requested weights, (b, h, q, k) for all of them.
 
-        `mask` and `bias` are records, or tensors that broadcast to the scores (b, h, q, k); True = may attend.
-        With a cache, k counts all keys so far: the layer shifts records, tensors are used unchanged.
+        `mask` and `bias` are `Mask` and `Bias` objects, or tensors that broadcast to the scores (b, h, q, k); True =
+        may attend. With a cache, k counts all keys so far: the layer shifts `Mask` and `Bias` objects by the cache's
+        length, and uses tensors unchanged.
         """
         if unknown:
             torch_names.refuse("MultiHeadAttention", self.forward, unknown, torch_names.LAYER_CALL)
@@ -185,7 +186,7 @@ class MultiHeadAttention(nn.Module):
     def _itself(self, x: Tensor, offset: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of self-attention.
 
-        Rotary positions are applied to queries and keys while they are one tensor.
+        Rotary positions are applied to queries and keys while both are one concatenated tensor.
         """
         if isinstance(self.positions, Rotary):
             turned, value = own(self, "projection").apart(x, (self.heads + self.kv_heads, self.kv_heads))
@@ -202,7 +203,8 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | Tensor | None,
         bias: Bias | Tensor | None,
     ) -> tuple[Mask | None, Bias | None]:
-        """Return mask and bias for queries that follow a cache's keys; they are checked before the cache is changed."""
+        """Return mask and bias for queries that follow the keys in a cache; both are checked before the cache is
+        changed."""
         batch, count, _ = query.shape
         keys = count + offset if isinstance(offset, int) and cache.room is None else cache.room
         assert isinstance(keys, int)

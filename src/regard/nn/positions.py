@@ -36,7 +36,7 @@ def _even(size: int, name: str) -> int:
 class SinusoidalPositions(nn.Module):
     """x + p with p(t, 2i) = sin(t / 10000^(2i/d)), p(t, 2i+1) = cos of the same (Vaswani et al. 2017, section 3.5).
 
-    p(t + k) is a linear map of p(t), the same for every t: a rotation of each pair.
+    p(t + k) is a linear map of p(t) that depends only on k: a rotation of each pair of sine and cosine.
 
     >>> SinusoidalPositions(4).table(2)
     tensor([[0.0000, 1.0000, 0.0000, 1.0000],
@@ -61,7 +61,7 @@ class SinusoidalPositions(nn.Module):
         return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2).to(dtype)
 
     def forward(self, x: Float[Tensor, "b n d"], *, offset: Offset = 0) -> Float[Tensor, "b n d"]:
-        """Return x plus the table; `offset` is the position of the first vector."""
+        """Return x plus the encodings of its positions; `offset` is the position of the first vector."""
         _sized(x, self.size)
         offset = sharding.shifted(offset, x.shape[-2], x.device)
         return x + self.table(x.shape[-2], offset=offset, dtype=x.dtype, device=x.device)
@@ -89,14 +89,14 @@ class LearnedPositions(nn.Module):
 
     def table(self, count: int, *, offset: Offset = 0) -> Float[Tensor, "n d"]:
         """Return the encodings of positions offset … offset + count − 1."""
-        if isinstance(offset, Tensor):  # an index outside of the table raises an error on the device
+        if isinstance(offset, Tensor):  # an index outside of the table raises a device error on CUDA
             return self.weight.index_select(0, torch.arange(count, device=self.weight.device) + offset)
         if offset < 0 or offset + count > self.capacity:
             raise ValueError(f"positions {offset} to {offset + count - 1} asked, the table holds {self.capacity}")
         return self.weight.narrow(0, offset, count)
 
     def forward(self, x: Float[Tensor, "b n d"], *, offset: Offset = 0) -> Float[Tensor, "b n d"]:
-        """Return x plus the table; `offset` is the position of the first vector."""
+        """Return x plus the encodings of its positions; `offset` is the position of the first vector."""
         _sized(x, self.size)
         offset = sharding.shifted(offset, x.shape[-2], x.device)
         return x + self.table(x.shape[-2], offset=offset).to(x.dtype)
@@ -105,7 +105,8 @@ class LearnedPositions(nn.Module):
 class Rotary(nn.Module):
     """Each pair of features is rotated by t · base^(−2i/d), so that ⟨R(s) q, R(t) k⟩ depends on t − s (Su et al. 2021).
 
-    Feature i is paired with feature i + d/2 (section 3.4.2 pairs neighbours: the same up to the order of features).
+    Feature i is paired with feature i + d/2 (section 3.4.2 of the paper pairs neighbouring features, which differs only
+    in the order of features).
 
     >>> turned = Rotary(4)(torch.tensor([1.0, 0, 0, 0]).expand(1, 1, 3, 4))
     >>> turned[0, 0, :, 0], turned[0, 0, :, 2]  # cos t, sin t
@@ -133,8 +134,8 @@ class Rotary(nn.Module):
 class Alibi(nn.Module):
     """−m · |i − j| added to the scores, m = 2^(−8/h), 2^(−16/h), … for the h heads (Press et al. 2022, section 3).
 
-    If h is not a power of two, the slopes of the next smaller power come first, then every other slope of the next
-    larger.
+    If the number of heads h is not a power of two, the slopes of the next smaller power of two come first, then every
+    other slope of the next larger power of two.
 
     >>> Alibi(4).slopes
     tensor([0.2500, 0.0625, 0.0156, 0.0039])
@@ -153,7 +154,7 @@ class Alibi(nn.Module):
         self.register_buffer("slopes", torch.tensor(whole + between), persistent=False)
 
     def bias(self, offset: int = 0) -> Bias:
-        """Return the bias for a first query at key position `offset`."""
+        """Return the ALiBi bias for queries of which the first is at key position `offset`."""
         return alibi(self.slopes, offset)
 
 

@@ -15,7 +15,7 @@ from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot, Score
 
 _PLAIN: dict[str, Score] = {"dot": Dot(), "scaled_dot": ScaledDot(), "cosine": Cosine()}
 SCORES = (*_PLAIN, "bilinear", "additive")
-# torch's dictionaries of hooks on all modules; torch has no public function that reports whether there are any hooks.
+# torch's dictionaries of hooks on all modules; torch has no public function that reports whether such hooks exist.
 _GLOBAL_HOOKS: tuple[Any, ...] = tuple(
     getattr(nn.modules.module, f"_global_{name}_hooks")
     for name in ("forward", "forward_pre", "backward", "backward_pre")
@@ -25,7 +25,7 @@ _GLOBAL_HOOKS: tuple[Any, ...] = tuple(
 def own(module: nn.Module, name: str) -> Any:
     """Return a parameter or submodule by name, faster than `module.name`, which takes half a microsecond.
 
-    Parametrised weights and wrapped modules are not in the module's dictionaries; they are read as attributes.
+    Parametrised weights and wrapped modules are not in the module's dictionaries, so they are read as attributes.
     """
     member = module._modules.get(name)
     if member is None:
@@ -51,10 +51,11 @@ def applied(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 class OwnedScore(nn.Module):
-    """A score with the tensors it learns as parameters: `forward` returns the score record.
+    """A module that holds the learned tensors of a score as parameters: `forward` returns the `Score` object.
 
-    A name creates a score for vectors of `size`, with a weight for each of `heads` if it has one. A record or a
-    function given by the caller is used unchanged; the tensor that a record holds becomes a parameter of this module.
+    The name of a score creates a score for vectors of `size`; if the score has a weight, each of `heads` has its own. A
+    `Score` object or a function given by the caller is used unchanged; the tensor that a `Score` object holds becomes a
+    parameter of this module.
     """
 
     def __init__(self, score: str | AnyScore, size: int, heads: int | None = None) -> None:
@@ -90,7 +91,8 @@ class OwnedScore(nn.Module):
         weight = self.weight
         if weight is None or not isinstance(self.record, Score):
             return self.record
-        # The record is created from the current parameter, because functional calls and loading replace it.
+        # The `Score` object is created anew from the current parameter, because functional calls and loading replace
+        # the parameter.
         return self.record.holding(lambda _: weight)
 
 
@@ -107,8 +109,9 @@ def _by_name(name: str, size: int, lead: tuple[int, ...]) -> Score:
 class HeadProjection(nn.Module):
     """The projections to queries, keys and values of all heads, by as few matrix products as possible.
 
-    One weight holds the rows of queries, keys and values: self-attention needs one product, cross-attention two. Inputs
-    of different sizes have separate weights. x W + b is reshaped to (b, heads, n, head size).
+    One weight matrix holds the rows for queries, keys and values: self-attention needs one matrix product,
+    cross-attention two. Inputs of different sizes have separate weights. x W + b is reshaped to (b, heads, n, head
+    size).
     """
 
     def __init__(
@@ -129,7 +132,7 @@ class HeadProjection(nn.Module):
 
     @property
     def rows(self) -> tuple[int, int, int]:
-        """Return the numbers of rows of the weight for queries, keys and values."""
+        """Return the numbers of rows of the weight matrix that belong to queries, keys and values."""
         return self.heads * self.head_size, self.kv_heads * self.head_size, self.kv_heads * self.head_size
 
     def extra_repr(self) -> str:
@@ -137,7 +140,7 @@ class HeadProjection(nn.Module):
         return f"{self.heads} heads of size {self.head_size}{shared}, bias={self.bias is not None}"
 
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the weights of queries, keys and values, as views of the stored ones."""
+        """Return the weight matrices of queries, keys and values, as views of the stored matrices."""
         if self.weight is not None:
             query, key, value = self.weight.split(self.rows)
             return query, key, value
@@ -164,7 +167,8 @@ class HeadProjection(nn.Module):
     def apart(
         self, x: Float[Tensor, "b n d"], counts: tuple[int, ...] | None = None
     ) -> tuple[Float[Tensor, "b heads n e"], ...]:
-        """Return queries, keys and values of self-attention, or parts with other numbers of heads.
+        """Return queries, keys and values of self-attention, or any slices of the projected tensor with the given
+        numbers of heads.
 
         Queries, keys and values are split before the axes are transposed, so that the backward pass concatenates their
         gradients in the layout of the product.
@@ -193,7 +197,8 @@ class HeadProjection(nn.Module):
     def cross(
         self, query: Float[Tensor, "b q d"], key: Float[Tensor, "b k dk"], value: Float[Tensor, "b k dv"]
     ) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b g k e"], Float[Tensor, "b g k e"]]:
-        """Return queries of one input, and keys and values of another, by one product if these two share one tensor."""
+        """Return queries of one input, and keys and values of another, by one matrix product if the weights of keys and
+        values are one tensor."""
         (weight, bias), (both, both_bias) = self._query_and_memory()
         queries = self._split(F.linear(query, weight, bias))
         return queries, *self._memories(key, value, both, both_bias)
@@ -201,7 +206,8 @@ class HeadProjection(nn.Module):
     def memories(
         self, key: Float[Tensor, "b k dk"], value: Float[Tensor, "b k dv"]
     ) -> tuple[Float[Tensor, "b g k e"], Float[Tensor, "b g k e"]]:
-        """Return keys and values of an input, by one product if they share one tensor."""
+        """Return keys and values of an input, by one matrix product if the weights of keys and values are one
+        tensor."""
         return self._memories(key, value, *self._query_and_memory()[1])
 
     def _memories(
@@ -218,10 +224,11 @@ class HeadProjection(nn.Module):
         return self._split(keys), self._split(values)
 
     def _query_and_memory(self) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor | None, Tensor | None]]:
-        """Return weight and bias of the queries, and of keys and values together (None if those have two inputs)."""
+        """Return weight and bias of the queries, and of keys and values together (None if keys and values have two
+        different inputs)."""
         rows, kv_rows, _ = self.rows
         bias, both_bias = (None, None) if self.bias is None else self.bias.split([rows, 2 * kv_rows])
-        if self.weight is not None:  # split once: the backward pass is one concatenation
+        if self.weight is not None:  # a single split, so that the backward pass is one concatenation
             query, both = self.weight.split([rows, 2 * kv_rows])
             return (query, bias), (both, both_bias)
         assert self.query_weight is not None
@@ -233,7 +240,8 @@ class HeadProjection(nn.Module):
 
 
 def settled(normalize: Normalizer, sample: bool) -> Normalizer:
-    """Return the normaliser; `Hard` with `sample=None` gets the given `sample`, any other is unchanged."""
+    """Return the normaliser; `Hard` with `sample=None` gets the given `sample`, any other normaliser is returned
+    unchanged."""
     return replace(normalize, sample=sample) if isinstance(normalize, Hard) and normalize.sample is None else normalize
 
 

@@ -1,4 +1,5 @@
-"""The interface of an attention layer that a decoder can use: project the memory once, then attend it."""
+"""The interface of an attention layer that a decoder can use: the layer projects the memory (an encoder's outputs) once
+to keys and values, which every query then attends."""
 
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -11,7 +12,7 @@ from regard.core.requests import Request
 
 
 class Projected(NamedTuple):
-    """A memory, projected once by a layer for all queries."""
+    """The keys and values to which a layer projects a memory (such as an encoder's outputs) once for all queries."""
 
     key: Float[Tensor, "b k d"]
     value: Float[Tensor, "b k e"]
@@ -27,15 +28,16 @@ class Projected(NamedTuple):
 class Attends(Protocol):
     """An attention layer that a decoder can use.
 
-    `state` is what the mechanism carries between steps (the last alignment, a coverage, a position): None at the first
-    step, and always None for a stateless mechanism. States are tuples of tensors, batch first.
+    `state` holds the tensors of earlier queries on which the next query depends (the last weights, a coverage, a
+    position), as a tuple, batch first. It is None at the first query, and always None for a layer without such a
+    dependence.
     """
 
     output_size: int
-    stateful: bool  # whether a step depends on the step before through `state`
+    stateful: bool  # whether a query depends on the earlier queries through `state`
 
     def project(self, memory: Tensor, *, mask: Tensor | None = None) -> Projected:
-        """Return keys and values of a memory (b, k, m), computed once."""
+        """Return keys and values of a memory (b, k, m), computed once for all queries."""
         ...
 
     def attend(

@@ -82,7 +82,8 @@ class RelativePositions(nn.Module):
         return Attended(output.to(query.dtype), seen, log_prob)
 
     def factor(self, score: object) -> float:
-        """Return the factor of the scores' term q · a, which is that of q · k; raise if the score is not a product."""
+        """Return the factor by which the score multiplies q · k, and hence q · a; raise if the score is not a dot
+        product."""
         if isinstance(score, Dot):
             return 1.0
         if isinstance(score, ScaledDot) and score.softcap is None:
@@ -93,7 +94,7 @@ class RelativePositions(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """A problem with its two tables of relative positions, (2 reach + 1, d) each.
+    """The arguments of a call (`Problem`) with the two tables of relative positions, (2 reach + 1, d) each.
 
     `keys` is already multiplied by the factor of the score.
     """
@@ -106,7 +107,8 @@ class Tables:
 
 
 class Part(NamedTuple):
-    """The result of a block of queries: outputs, requested weights, log-probabilities of hard choices."""
+    """The result for a block of queries: outputs, requested weights, log-probabilities of the keys that hard attention
+    chose."""
 
     output: Tensor
     seen: Tensor | Top | None
@@ -121,7 +123,8 @@ def _in_blocks(tables: Tables) -> Part:
     budget = _BLOCK_BYTES.get(problem.device.type, _BLOCK_BYTES["cpu"])
     if queries * row_bytes <= budget:
         return _block(tables, all_of(queries), all_of(keys))
-    # A generator given by the caller cannot be rewound for a recomputation, so the blocks are stored instead.
+    # A generator given by the caller cannot be rewound for a recomputation, so the intermediate tensors of the blocks
+    # are stored instead.
     again = problem.differentiated and problem.generator is None
     parts = [
         checkpoint(_block, tables, rows, columns, use_reentrant=False) if again else _block(tables, rows, columns)

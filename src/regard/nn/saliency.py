@@ -15,7 +15,7 @@ class MaxSaliency(nn.Module):
     """The maximum max_j x_jc of each feature c over all positions j; the weights mark its position, the first on a tie.
 
     Max pooling is attention with weights that are 1 at the maximum and 0 elsewhere. Each feature has its own weights,
-    so they are (b, d, k): `received()` counts the features whose maximum is at each position, a saliency map.
+    so the weights are (b, d, k): `received()` counts the features whose maximum is at each position, a saliency map.
 
     >>> x = torch.tensor([[[1.0, 9.0], [4.0, 2.0], [3.0, 0.0]]])
     >>> from regard.core.requests import received
@@ -71,7 +71,7 @@ class Gate(nn.Module):
         self.linear = nn.Linear(size, size, bias=bias)
 
     def forward(self, x: Float[Tensor, "*lead n d"], *, weights: Request | None = None) -> Attended:
-        """Return the gated input, in its own shape."""
+        """Return the gated input, a tensor in the shape of the input."""
         float_tensor(x, "x")
         if x.ndim < 2 or x.shape[-1] != self.size:
             raise ValueError(f"x must be (…, n, {self.size}), got {tuple(x.shape)}")

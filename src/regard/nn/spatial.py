@@ -11,7 +11,7 @@ from regard.nn.channel import real_positions
 class SpatialAttention(nn.Module):
     """x · σ(conv([mean_c x; max_c x])): one gate for each position of an image (CBAM, Woo et al. 2018, section 3).
 
-    The convolution sees the mean and the maximum over the channels and pads with zeros; `kernel_size` is odd.
+    The input of the convolution is the mean and the maximum over the channels, padded with zeros; `kernel_size` is odd.
 
     >>> layer = SpatialAttention(7)
     >>> x = torch.randn(2, 16, 11, 13)
@@ -40,7 +40,7 @@ class SpatialAttention(nn.Module):
     def gates(
         self, x: Float[Tensor, "b c height width"], *, mask: Bool[Tensor, "b height width"] | None = None
     ) -> Float[Tensor, "b height width"]:
-        """Return the factor of each position, between 0 and 1."""
+        """Return the gates: a factor between 0 and 1 for each position of the image."""
         float_tensor(x, "x")
         if x.ndim != 4:
             raise ValueError(f"x must be (b, c, height, width), got {tuple(x.shape)}")

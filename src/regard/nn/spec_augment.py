@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 
 class SpecAugment(nn.Module):
-    """Masks of random width at random places (Park et al. 2019, section 2), different for each recording.
+    """Random masks on bands of features and spans of frames (Park et al. 2019, section 2), different for each
+    recording.
 
     `bands` masks of up to `band_width` neighbouring features, and `spans` masks of up to `span_width` frames, but
     never more than `share` of the recording. Masked entries become `fill`. In evaluation nothing is masked.

@@ -70,7 +70,7 @@ class TemporalAttention(nn.Module):
 
 
 def _of_one(request: Request, weights: Float[Tensor, "b 1 t"]) -> Tensor | Top:
-    """Return the requested weights of the single query, without its axis."""
+    """Return the requested weights of the single query, without the axis of queries."""
     request.check(1)
     requested = request.of(weights)
     if isinstance(requested, Top):

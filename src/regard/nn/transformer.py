@@ -25,7 +25,8 @@ from regard.nn.multihead import MultiHeadAttention
 from regard.nn.projection import applied, own
 
 Norm = Literal["pre", "post"]
-Normalization = Callable[[int], nn.Module]  # nn.LayerNorm, nn.RMSNorm, a partial of one, or `unnormalized`
+# A function that creates a normalisation for vectors of a size: nn.LayerNorm, nn.RMSNorm, or `unnormalized`.
+Normalization = Callable[[int], nn.Module]
 
 
 def unnormalized(size: int) -> nn.Module:
@@ -42,7 +43,8 @@ class Layered:
 
 
 class _Residual(nn.Module):
-    """A residual connection around a part of a layer: x + part(norm(x)) for "pre", norm(x + part(x)) for "post".
+    """A residual connection around attention or feed-forward (`part`): x + part(norm(x)) for "pre", norm(x + part(x))
+    for "post".
 
     Dropout is applied to the part's output. With `residual=False` the term x + is omitted.
     """
@@ -61,11 +63,11 @@ class _Residual(nn.Module):
         self.residual = residual
 
     def enter(self, x: Tensor) -> Tensor:
-        """Return the input of the part: x, normalised if the norm comes before the part."""
+        """Return the input of attention or feed-forward (the `part`): x, normalised if the norm comes first ("pre")."""
         return applied(own(self, "norm"), x) if self.first else x
 
     def leave(self, x: Tensor, added: Tensor) -> Tensor:
-        """Return the residual stream after the part.
+        """Return the residual sum x + part, normalised if the norm comes after the sum ("post").
 
         Under autocast a normalisation returns float32. Its input and the next layer are in the narrow dtype, so its
         output is cast to that dtype, which halves the memory. A sum without normalisation is not cast.
@@ -139,7 +141,8 @@ class TransformerEncoderLayer(nn.Module):
     def from_torch(
         cls, layer: nn.TransformerEncoderLayer, *, batch_first: bool | None = None
     ) -> "TransformerEncoderLayer":
-        """Return a layer with a copy of torch's weights; `batch_first` is as for `MultiHeadAttention.from_torch`."""
+        """Return a layer with a copy of the weights of torch's Transformer layer; `batch_first` is as for
+        `MultiHeadAttention.from_torch`."""
         converted = cls(
             MultiHeadAttention.from_torch(layer.self_attn, batch_first=batch_first),
             FeedForward.from_torch(layer),
@@ -155,9 +158,10 @@ class TransformerEncoderLayer(nn.Module):
 class TransformerDecoderLayer(nn.Module):
     """Self-attention, attention to the memory, and feed-forward (Vaswani et al. 2017, section 3.1).
 
-    In the first attention query, key and value share a source; in the second key and value are the encoder's. Give
-    `mask=causal()` for a decoder that must not attend later positions. With a `cache` only new positions are given, and
-    `memory_cache` stores the memory's keys and values, projected at the first call.
+    In the first attention, queries, keys and values are projections of x; in the second attention, keys and values are
+    projections of the encoder's outputs. Give `mask=causal()` for a decoder that must not attend later positions. With
+    a `cache` only new positions are given, and `memory_cache` stores the memory's keys and values, projected at the
+    first call.
 
     >>> layer = TransformerDecoderLayer(MultiHeadAttention(8, 2), MultiHeadAttention(8, 2), FeedForward(8, 32))
     >>> layer(torch.zeros(2, 3, 8), torch.zeros(2, 5, 8)).output.shape
@@ -229,7 +233,8 @@ class TransformerDecoderLayer(nn.Module):
     def from_torch(
         cls, layer: nn.TransformerDecoderLayer, *, batch_first: bool | None = None
     ) -> "TransformerDecoderLayer":
-        """Return a layer with a copy of torch's weights; `batch_first` is as for `MultiHeadAttention.from_torch`."""
+        """Return a layer with a copy of the weights of torch's Transformer layer; `batch_first` is as for
+        `MultiHeadAttention.from_torch`."""
         converted = cls(
             MultiHeadAttention.from_torch(layer.self_attn, batch_first=batch_first),
             MultiHeadAttention.from_torch(layer.multihead_attn, batch_first=batch_first),
@@ -245,12 +250,13 @@ class TransformerDecoderLayer(nn.Module):
 
 
 def _specified(**options: Any) -> dict[str, Any]:
-    """Return the options that are not None, so that an attention without such an option need not accept it."""
+    """Return the keyword arguments that are not None, so that an attention layer without one of them need not accept
+    it."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def _size(attention: nn.Module, *others: nn.Module) -> int:
-    """Return the common size of all parts, or raise an error that names the different one."""
+    """Return the size that attention and feed-forward have in common, or raise an error that names a different size."""
     sizes = [getattr(part, "size", None) for part in (attention, *others)]
     if not isinstance(sizes[0], int):
         raise TypeError(f"attention must have a size, as MultiHeadAttention does, got {type(attention).__name__}")

@@ -27,7 +27,7 @@ _HOME = {
 
 __all__ = [*_HOME]
 
-if TYPE_CHECKING:  # repeats the public names for type checkers and editors
+if TYPE_CHECKING:  # the public names are listed again for type checkers and editors
     from regard.parallel.calls import attention as attention
     from regard.parallel.calls import context as context
     from regard.parallel.exchange import Traffic as Traffic
@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # repeats the public names for type checkers and editors
     from regard.parallel.sequences import reduce_gradients as reduce_gradients
     from regard.parallel.sequences import shard as shard
     from regard.parallel.sequences import unshard as unshard
-else:  # hidden from type checkers, for which __getattr__ would make every name valid
+else:  # not defined for type checkers, which would accept every name because of __getattr__
 
     def __getattr__(name: str) -> object:
         if name not in _HOME:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.parallel.sequences import Group, Layout
 
-_REFUSED = -1  # sent instead of a digest by a process with an error; digests are not negative
+_REFUSED = -1  # the number that a process with an error sends instead of a digest of its call; digests are not negative
 
 
 def agree(group: Group, where: Layout, device: torch.device, call: dict[str, str], error: Exception | None) -> None:
@@ -53,7 +53,7 @@ def _difference(calls: list[dict[str, str]]) -> str:
 
 
 def _texts(text: str, group: Group, where: Layout, device: torch.device) -> list[str]:
-    """Return the texts of all processes, by rank."""
+    """Return the text that each process passes, in the order of ranks."""
     data = text.encode()
     lengths = [int(t) for t in _gather(torch.tensor([len(data)], device=device), group, where)]
     padded = torch.zeros(max(lengths), dtype=torch.uint8, device=device)

@@ -1,4 +1,5 @@
-"""Masks of sharded sequences: checked, completed, and restricted to one block."""
+"""Masks of sharded sequences: checks of a mask, gathering of its segment ids, and its restriction to one block of
+scores."""
 
 import hashlib
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """The public functions of attention over sequences that are sharded over a process group.
 
-`attention` is one call. Inside `context`, every call of `regard.attention` is such a call.
+`attention` computes one call over sharded sequences. Inside `context`, every call of `regard.attention` does so.
 """
 
 import dataclasses
@@ -62,8 +62,9 @@ def attention(
     """Compute softmax attention of this process's queries over the keys of all processes of the group.
 
     query (…, h, q, d), key (…, g, k, d), value (…, g, k, e) are this process's parts, as from `shard`; the output (…,
-    h, q, e) is a part too. The mask (causal, window, padding, segments, and their combinations) uses positions of the
-    whole sequences; ids of `segments` are sharded like the sequences. `weights` may be `regard.logsumexp()`.
+    h, q, e) is this process's part of the output. The mask (causal, window, padding, segments, and their combinations)
+    uses positions of the whole sequences; ids of `segments` are sharded like the sequences. `weights` may be
+    `regard.logsumexp()`.
 
     The gradients of query, key and value are complete. The gradients of the tensors of score and bias are only this
     process's part, as for any parameter: `reduce_gradients` sums the parts.
@@ -97,7 +98,7 @@ class Ring:
             except (TypeError, ValueError, NotImplementedError) as caught:
                 error = caught
             agree(self.group, self.layout, device, call, error)
-            assert problem is not None  # `agree` has raised if the arguments were refused
+            assert problem is not None  # not None: `agree` raises if the arguments are invalid
             return self._attend(problem, mask)
         finally:
             sharding.current = self
@@ -128,7 +129,7 @@ def _checked(
     weights: Request | None,
     backend: str,
 ) -> tuple[Problem, Mask | None]:
-    """Return the problem of this process's parts, and the mask of the whole sequences; raise for unsupported arguments.
+    """Return the checked arguments for this process's parts, and the mask of the whole sequences; or raise.
 
     The segment ids of the mask are still those of this process's part.
     """
@@ -167,7 +168,7 @@ def _checked_bias(bias: Bias | Tensor, problem: Problem, whole: tuple[int, ...])
 
 
 def _description(where: Layout, problem: Problem, mask: Mask | None) -> dict[str, str]:
-    """Return a description of what all processes must have in common, for an error message."""
+    """Return a text of all arguments that must be equal on all processes, for an error message."""
     return {
         "the number of processes": str(where.size),
         "balanced": str(where.balanced),
@@ -184,7 +185,7 @@ def _description(where: Layout, problem: Problem, mask: Mask | None) -> dict[str
 
 
 def _described(record: Any) -> str:
-    """Return a record as text, with the shapes of its tensors instead of their values."""
+    """Return a score, mask or similar object as text, with the shapes of its tensors instead of their values."""
     if isinstance(record, Custom):
         return "a function"
     fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}

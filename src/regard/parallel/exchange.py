@@ -23,7 +23,7 @@ class Traffic:
 
     @property
     def total(self) -> int:
-        """Return the total number of bytes."""
+        """Return the total number of bytes that this process has sent."""
         return self.forward + self.backward + self.masks
 
 
@@ -60,7 +60,7 @@ class Exchange:
     """A pair of transfers in progress: one tensor to a process and one from another."""
 
     works: Sequence[dist.Work]
-    sent: Tensor | None  # kept alive until the other process has received it
+    sent: Tensor | None  # the sent tensor, held until the other process has received it
     received: Tensor | None
 
     def wait(self) -> Tensor | None:
@@ -87,7 +87,8 @@ def _peer(group: Group, rank: int) -> int:
 
 
 def packed(tensors: Sequence[Tensor], stretches: Sequence[Stretch]) -> Tensor | None:
-    """Return ranges of several tensors (…, n, size), concatenated in one flat tensor; None if it is empty."""
+    """Return ranges of positions of several tensors (…, n, size), concatenated in one flat tensor; None if that is
+    empty."""
     pieces = [t.narrow(-2, s.start, len(s)).reshape(-1) for s in stretches for t in tensors]
     return torch.cat(pieces) if sum(piece.numel() for piece in pieces) else None
 
@@ -103,7 +104,7 @@ def room(tensors: Sequence[Tensor], stretches: Sequence[Stretch]) -> Tensor | No
 
 
 def unpacked(flat: Tensor, tensors: Sequence[Tensor], lengths: Sequence[int]) -> list[tuple[Tensor, ...]]:
-    """Return the tensors of each range from a flat tensor of `packed`, shaped like `tensors` except for the length."""
+    """Split a flat tensor of `packed` into the tensors of each range, shaped like `tensors` except for the length."""
     shapes = [(*like.shape[:-2], length, like.shape[-1]) for length in lengths for like in tensors]
     pieces = flat.split([torch.Size(shape).numel() for shape in shapes])
     parts = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]

@@ -31,13 +31,14 @@ from regard.parallel.sequences import Group
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One call: the problem of this process's parts, without a mask, and the mask of the whole sequences."""
+    """The arguments of one call: a `Problem` of this process's parts, without a mask, and the mask of the whole
+    sequences."""
 
     problem: Problem
     mask: Mask | None
     schedule: Schedule
     group: Group
-    with_logsumexp: bool  # whether the log-sum-exp is requested, so that it needs a gradient
+    with_logsumexp: bool  # whether the caller requests the log-sum-exp, which then has a gradient
 
     @property
     def rank(self) -> int:
@@ -146,7 +147,8 @@ def _backward(
 
 
 def _arriving(job: Job, key: Tensor, value: Tensor, kind: str) -> Iterator[tuple[int, list[Held]]]:
-    """Yield the rank of each process, this one first, with those of its keys and values that this process needs."""
+    """Yield the rank of each process, this process first, with the keys and values of that rank that this process
+    needs."""
     plan, rank, size = job.schedule, job.rank, job.size
 
     def begin(step: int) -> Exchange:

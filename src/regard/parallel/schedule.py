@@ -85,7 +85,7 @@ def schedule(layout: Layout, queries: int, keys: int, mask: Mask | None, device:
 
 
 def _bounds(mask: Mask | None, queries: int, keys: int) -> tuple[int | None, int | None, int]:
-    """Return the bounds of the mask's band and its largest length: keys outside of them are not sent."""
+    """Return the bounds of the mask's band and its largest length: keys outside of this band or length are not sent."""
     rules = clauses(mask, queries, keys)
     if rules is None:
         return None, None, keys
@@ -94,7 +94,8 @@ def _bounds(mask: Mask | None, queries: int, keys: int) -> tuple[int | None, int
 
 
 def _seen(rows: Stretch, columns: Stretch, low: int | None, high: int | None, length: int) -> Stretch | None:
-    """Return the range of keys in one chunk that band and length allow for the queries of another; None if empty."""
+    """Return the range of keys in one chunk that the mask's band and length allow for the queries of another chunk;
+    None if empty."""
     start = columns.start if low is None else max(columns.start, rows.start + low)
     stop = min(columns.stop, length) if high is None else min(columns.stop, length, rows.stop + high)
     return Stretch(start, stop) if start < stop else None

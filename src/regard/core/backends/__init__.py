@@ -2,7 +2,8 @@
 
 The files of this folder:
 
-- `reference`: the specification, in torch operations over the whole matrix; `plain_form`: the same in fewer ones;
+- `reference`: the specification, in torch operations over the whole matrix; `plain_form`: the same formula in fewer
+operations;
 - `sdpa`: torch's fused kernels, called through `torch_sdpa`; `returned_layout`: the memory layout of gradients that
   cuDNN's kernel receives; `mask_blocks`: masks as tensors for torch's kernels; `banded`, `alibi_numbers`: windows, and
   ALiBi on the CPU, by torch's kernels; `flash`, `flash_cuda`: attention over a part of the keys with its log-sum-exp,
@@ -13,8 +14,8 @@ The files of this folder:
 - `short`: short sequences on CUDA; `dot_loops`: short sequences on the CPU, by one call of compiled code, which runs
   instead of the chosen backend;
 - `additive`: additive scores, on the CPU and on CUDA;
-- `blocked`: any mechanism in blocks; `block_grid`: how the score matrix is cut; `online_normalizers`: normalisers that
-  receive a row block by block; `sparse_rows`: sparsemax and entmax on CUDA;
+- `blocked`: any score, normaliser and mask, in blocks; `block_grid`: the division of the score matrix into blocks;
+`online_normalizers`: normalisers that receive a row block by block; `sparse_rows`: sparsemax and entmax on CUDA;
 - `decoding_step`: attention of a few queries on CUDA, used by `sdpa` and `additive`;
 - `local_kernels`: local attention with dot products, on the CPU and on CUDA, used by `core/local`;
 - `kernel_arguments`: mask and bias as tensors and numbers, for kernels that evaluate them pair by pair;

@@ -1,10 +1,11 @@
 """Additive attention without a tanh for each pair and without the hidden layer of all pairs in memory.
 
-On the CPU, `blocked` computes any normaliser, mask and bias, with the score in its exponential form, which is compiled
-if there is a C compiler. Softmax under lengths or a causal mask is one call of compiled code at every size; other small
-calls use the logistic form. On CUDA, Triton kernels compute softmax attention. For small and middle sizes the kernels
-store the scores and compute a tanh for each pair and hidden unit; for large sizes they use the exponential form in
-float32, and a sine series on the tensor cores in half precision.
+On the CPU, `blocked` computes any normaliser, mask and bias, with the score computed from exponentials of single rows
+(the exponential form), which is compiled if there is a C compiler. Softmax under lengths or a causal mask is one call
+of compiled code at every size; other small calls compute tanh by the logistic function (the logistic form). On CUDA,
+Triton kernels compute softmax attention. For small and middle sizes the kernels store the scores and compute a tanh for
+each pair and hidden unit; for large sizes they use the exponential form in float32, and a sine series on the tensor
+cores in half precision.
 """
 
 import math
@@ -37,9 +38,9 @@ NAME = "additive"
 _WORTH = 2**20  # from this number of pair-features on, the loops are compiled (takes a second, once per machine)
 _STORED = 2**23  # the largest number of pairs in one call of compiled code, which stores their weights for training
 _EVERY = native_attention.Visible(None, None)
-_MANY = 2**24  # without a C compiler, the exponential form is faster than the logistic form from these pair-features on
-_PLAIN = 2**26  # on CUDA, `reference` returns weights faster than a second pass if it needs at most so many bytes
-_SOME = 2**17  # from this number of pair-features on, the logistic form is faster than tanh
+_MANY = 2**24  # without a C compiler, `Exponential` is faster than `Logistic` from this number of pair-features on
+_PLAIN = 2**26  # on CUDA, bytes up to which `reference` returns weights faster than a second pass over the keys
+_SOME = 2**17  # from this number of pair-features on, the logistic function is faster than tanh
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +65,7 @@ class Logistic(Additive):
 
 
 def refuses(problem: Problem) -> str | None:
-    """Return the reason why this backend cannot compute the problem, or None."""
+    """Return the reason why this backend cannot compute the call, or None."""
     if problem.device.type == "cuda":
         return _kernels_refuse(problem)
     assert isinstance(problem.score, Additive)
@@ -74,7 +75,7 @@ def refuses(problem: Problem) -> str | None:
 
 
 def _kernels_refuse(problem: Problem) -> str | None:
-    """Return the reason why the Triton kernels cannot compute the problem, or None."""
+    """Return the reason why the Triton kernels cannot compute the call, or None."""
     if not TRITON:
         return "Triton is not installed"
     if not problem.normalize.is_softmax:
@@ -106,9 +107,10 @@ def not_worth_it(problem: Problem) -> str | None:
 
 
 def working_bytes(problem: Problem) -> int:
-    """Return the bytes of working memory: on the CPU of a block of scores, on CUDA of the features of all rows.
+    """Return the bytes of working memory: on the CPU of a block of scores, on CUDA of the features (exponentials or
+    sines) of all queries and keys.
 
-    Small calls on CUDA store all scores instead of features.
+    Small calls on CUDA store the scores of all pairs, and no features.
     """
     if problem.device.type == "cpu":
         if _native_serves(problem):
@@ -125,20 +127,20 @@ def working_bytes(problem: Problem) -> int:
 
 
 def kernel(problem: Problem) -> str:
-    """Return the name of the form that runs on the CPU, or of the Triton kernel on CUDA."""
+    """Return the name of the code that runs: "exponential" or "logistic" on the CPU, or a Triton kernel on CUDA."""
     if problem.device.type == "cuda":
         return "triton decode" if _is_step(problem) else "triton additive"
     if _native_serves(problem):
         return native_attention.form(*problem.shape[-2:])
     score = quicker(problem).score
-    if isinstance(score, Exponential):  # for inputs that overflow in exponentials this form itself computes tanh
+    if isinstance(score, Exponential):  # if exponentials of the inputs overflow, this score computes tanh
         built = score.build and exponential.worth_building(problem.dtype, *problem.shape[-2:])
         return "exponential (compiled)" if built else "exponential"
     return "logistic" if isinstance(score, Logistic) else "tanh"
 
 
 def attend(problem: Problem) -> Result:
-    """Compute attention by the logistic or the exponential form, or by the Triton kernels."""
+    """Compute attention with tanh from the logistic function or from exponentials, or by the Triton kernels."""
     if problem.device.type == "cuda":
         return _by_kernels(problem)
     if _native_serves(problem):
@@ -156,7 +158,7 @@ def attend(problem: Problem) -> Result:
 
 
 def quicker(problem: Problem) -> Problem:
-    """Return the problem on the CPU with its score in the logistic or in the exponential form."""
+    """Return the problem on the CPU with its additive score replaced by a `Logistic` or an `Exponential` score."""
     if not _logistic_serves(problem):
         return _exponential(problem)
     assert isinstance(problem.score, Additive)
@@ -173,8 +175,8 @@ def _features(problem: Problem) -> int:
 def _builds(problem: Problem) -> bool:
     """Return whether the loops over pairs are compiled.
 
-    The result depends only on the size of the call, not on what was compiled before, so that a resumed training run
-    computes the same numbers.
+    The result depends only on the size of the call, not on which code was compiled before, so that a resumed training
+    run computes the same numbers.
     """
     if not eager((problem.query, problem.key)) or _SOME <= _features(problem) < _WORTH:
         return False
@@ -182,7 +184,7 @@ def _builds(problem: Problem) -> bool:
 
 
 def _logistic_serves(problem: Problem) -> bool:
-    """Return whether the logistic form is the fastest one for the size of the call."""
+    """Return whether the `Logistic` score is the fastest implementation for the size of the call."""
     if torch.compiler.is_compiling() or problem.dtype != torch.float32 or not _SOME <= _features(problem) < _MANY:
         return False
     return not _builds(problem)
@@ -200,9 +202,9 @@ def _exponential(problem: Problem) -> Problem:
 
 
 def direct(problem: Problem) -> Direct | None:
-    """Return a function that runs only the kernel, for all calls with the signature of this problem, or None.
+    """Return a function that only runs the kernel, for calls equal to `problem` but for the tensors' values; or None.
 
-    The result is None if calls with this signature need more than the kernel, such as copies. The problem must hold the
+    The result is None if these calls need other operations too, such as copies of tensors. `problem` must hold the
     caller's own tensors, not views of them, and must not request weights.
     """
     if problem.device.type == "cpu":
@@ -224,7 +226,7 @@ def direct(problem: Problem) -> Direct | None:
 
 
 def _native_serves(problem: Problem) -> bool:
-    """Return whether one call of compiled code computes the problem: softmax on the CPU, padded or causal."""
+    """Return whether one call of compiled code computes attention: softmax on the CPU, padded or causal."""
     query, value, shape = problem.query, problem.value, problem.shape
     assert isinstance(problem.score, Additive)
     if problem.bias is not None or problem.dropout > 0.0 or not problem.normalize.is_softmax or problem.group > 1:
@@ -243,7 +245,7 @@ def _native_serves(problem: Problem) -> bool:
 
 
 def with_request(problem: Problem) -> WithRequest | None:
-    """Return a function like that of `direct` on the CPU that also returns the requested weights, or None."""
+    """Return a function that computes output and requested weights by compiled code on the CPU, or None."""
     if problem.device.type != "cpu" or not _native_serves(problem):
         return None
     run = _native(problem)
@@ -260,7 +262,7 @@ def with_request(problem: Problem) -> WithRequest | None:
 def _native(problem: Problem) -> Callable[..., Any]:
     """Return a function of query, key, value, score and mask that runs the compiled code.
 
-    The function returns the output, or output and weights if the problem requests weights.
+    The function returns the output, or output and weights if `problem` requests weights.
     """
     shape, run = problem.shape, native_attention.with_weights if problem.request else native_attention.attention
 
@@ -276,18 +278,18 @@ def _native(problem: Problem) -> Callable[..., Any]:
 
 def _visible(rules: Clauses | None, shape: tuple[int, ...]) -> native_attention.Visible:
     """Return the mask's length for each batch item and head, and the upper bound of its band."""
-    assert rules is not None  # not None, as _native_serves() has checked
+    assert rules is not None  # `_native_serves` has checked that kernels can evaluate the mask
     # The lengths are copied, because the caller may change the mask before the backward pass reads them.
     lengths = None if rules.lengths is None else rules.lengths.expand(shape[:2]).flatten().to(torch.long, copy=True)
     return native_attention.Visible(lengths, rules.high)
 
 
 def _direct_stored(problem: Problem) -> Direct:
-    """Return the result of `direct` for calls on CUDA that store their scores.
+    """Return a function that only runs the CUDA kernel that stores the scores of all pairs.
 
     The kernel arguments of a mask are cached for the mask object.
     """
-    from regard.kernels.triton.additive.operator import (  # imported here, because it imports Triton
+    from regard.kernels.triton.additive.operator import (  # imported here: the module imports Triton
         kernel_pairs,
         stored_call,
     )
@@ -295,7 +297,7 @@ def _direct_stored(problem: Problem) -> Direct:
     from regard.kernels.triton.additive.plan import trait
 
     shape, batch, run = problem.shape, problem.shape[0], stored_call(problem.differentiated)
-    fixed: tuple[Pairs, Any] | None = None  # kernel arguments of a mask without tensors
+    fixed: tuple[Pairs, Any] | None = None  # kernel arguments of a mask that holds no tensors (a band)
     if problem.mask is not None and not problem.mask.tensors():
         pairs = mask_pairs(problem.mask, shape, problem.device)
         fixed = pairs, trait(pairs)
@@ -330,7 +332,7 @@ def _direct_stored(problem: Problem) -> Direct:
 
 def _direct_large(query: Tensor, key: Tensor, value: Tensor, score: Additive, *_: object) -> Tensor | None:
     """Return the output of a large call without a mask; None if its tensors are not on the current device."""
-    from regard.kernels.additive.fused import additive_attention  # imported here, because it imports Triton
+    from regard.kernels.additive.fused import additive_attention  # imported here: the module imports Triton
 
     if query.device.index != availability.current_device():
         return None
@@ -363,7 +365,7 @@ def _stores_weights(problem: Problem) -> bool:
 
 
 def _with_weights(problem: Problem, weight: Tensor) -> Result:
-    from regard.kernels.triton.additive.operator import stored_weights  # imported here, because it imports Triton
+    from regard.kernels.triton.additive.operator import stored_weights  # imported here: the module imports Triton
     from regard.kernels.triton.additive.pairs import EVERY
 
     shape, device = problem.shape, problem.device
@@ -375,7 +377,7 @@ def _with_weights(problem: Problem, weight: Tensor) -> Result:
 
 
 def _by_kernels(problem: Problem) -> Result:
-    from regard.kernels.additive.fused import additive_attention  # imported here, because it imports Triton
+    from regard.kernels.additive.fused import additive_attention  # imported here: the module imports Triton
 
     assert isinstance(problem.score, Additive)
     lead, weight = problem.query.shape[:-3], problem.score.weight

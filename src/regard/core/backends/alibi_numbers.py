@@ -1,4 +1,4 @@
-"""ALiBi on the CPU by torch's kernels: bias and band become one float mask, which is cached for the bias object."""
+"""ALiBi on the CPU by torch's kernels: bias and band become one float mask, cached for the bias object."""
 
 import math
 
@@ -35,7 +35,7 @@ def direct(problem: Problem, rules: Clauses) -> Direct | None:
             return None
         numbers = stored(bias, query.device, ("scores", shape, band, dtype), lambda: _numbers(bias, shape, band, dtype))
         product = score.as_product(query, key)
-        assert product is not None  # not None, as refuses() has checked
+        assert product is not None  # `refuses` has checked that the score is a dot product of vectors
         options = {"attn_mask": numbers, "scale": product.scale, "enable_gqa": grouped}
         return torch_sdpa.attend(product.query, product.key, value, **options)
 
@@ -43,7 +43,7 @@ def direct(problem: Problem, rules: Clauses) -> Direct | None:
 
 
 def _numbers(bias: Alibi, shape: tuple[int, ...], band: Band, dtype: torch.dtype) -> Tensor:
-    """Return bias and band as a float mask (1, h, q, k): the bias within the band, −inf outside of it."""
+    """Return bias and band mask as one float mask (1, h, q, k): the bias within the band, −inf outside of the band."""
     rows, columns, device = all_of(shape[-2]), all_of(shape[-1]), torch.device("cpu")
     numbers = bias.on(device).aligned(shape).values(rows, columns, dtype)
     if band.low is not None or band.high is not None:

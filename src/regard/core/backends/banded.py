@@ -1,4 +1,4 @@
-"""Attention within a window in O(n · width) time and memory, in training too: only the band is computed.
+"""Attention within a window in O(n · width) time and memory, in training too: only scores in the window are computed.
 
 Queries are cut into blocks of a fixed size. The keys that a block may attend form a range of fixed length, so the
 ranges of all blocks are one overlapping view of the padded keys. The whole band is then a single call of a fused kernel
@@ -16,13 +16,14 @@ from regard.core.clauses import Clauses
 
 Kernel = Callable[..., Tensor]
 
-# Query rows of a block: with fewer rows fewer masked pairs are computed, with more the kernel is used better
+# Query rows of a block: with fewer rows, fewer masked pairs are computed; with more rows, the kernel is more efficient
 # (docs/experiments.md).
 _ROWS = 128
 
 
 def worth_it(rules: Clauses | None, queries: int, keys: int) -> bool:
-    """Return whether the mask is a band, possibly with lengths and segments, that is narrow enough for this method."""
+    """Return whether the mask is a band, possibly with lengths and segments, that is narrow enough to be computed block
+    by block."""
     if rules is None or rules.low is None or rules.high is None or len(rules.dense) > 0:
         return False
     return not rules.by_head and queries > _ROWS and 2 * _stretch(rules) <= keys

@@ -12,7 +12,7 @@ from regard.core.transforms import mapped
 
 
 class Grid(NamedTuple):
-    """Blocks of queries (rows) and of keys (columns), and for each pair of blocks what the mask allows in it.
+    """Blocks of queries (rows) and of keys (columns), and whether the mask allows some or all pairs of two blocks.
 
     `some` is whether any query of the row block may attend any key of the column block; `every`, whether each query may
     attend each key.
@@ -25,7 +25,7 @@ class Grid(NamedTuple):
 
 
 def grid(problem: Problem, row_size: int, column_size: int) -> Grid:
-    """Divide the scores of a problem into blocks, and evaluate its mask for each block."""
+    """Divide the score matrix of a call into blocks, and evaluate the mask for each block."""
     rows, columns = cut(problem.shape[-2], row_size) or [all_of(0)], cut(problem.shape[-1], column_size)
     if problem.mask is None or not rows[0] or not columns:
         yes = [[True] * len(columns) for _ in rows]

@@ -44,14 +44,14 @@ _CUDA_COLUMNS = 8192  # on a GPU, keys in a block for sparsemax and entmax
 
 
 def refuses(problem: Problem) -> str | None:
-    """Return the reason why this backend cannot compute the problem, or None."""
+    """Return the reason why this backend cannot compute the call, or None."""
     if stream(problem.normalize, problem.sample) is None:
         return f"no blockwise form of {type(problem.normalize).__name__}"
     return problem.score.unfit if isinstance(problem.score, Custom) else None
 
 
 def not_worth_it(problem: Problem) -> str | None:
-    """Return a reason if the matrix of all scores is small, because loops over blocks are then slower; else None."""
+    """Return the reason why another backend is faster, if the matrix of all scores is small; else None."""
     return "small: the plain form is the fastest" if reference.small(problem) else None
 
 
@@ -74,7 +74,7 @@ def kernel(problem: Problem) -> str:
 def attend(problem: Problem) -> Result:
     """Compute attention block by block. The loops depend on the data, so torch.compile breaks the graph here."""
     if torch.compiler.is_compiling():
-        from regard.core import graph_breaks  # imported here, because it imports torch's compiler, which takes a second
+        from regard.core import graph_breaks  # imported here: the module imports torch's compiler, which takes a second
 
         return graph_breaks.blocks(problem)
     return run(problem)
@@ -90,7 +90,7 @@ def run(problem: Problem) -> Result:
     learned = tuple(t for t in problem.learned if t is not bias)
     logsumexp = isinstance(problem.request, LogSumExp)
     rule = SoftmaxStream(logsumexp=True) if logsumexp else stream(problem.normalize, problem.sample)
-    assert rule is not None  # not None, as refuses() has checked
+    assert rule is not None  # `refuses` has checked that the normaliser has a blockwise form
     originals = learned if bias is None else (*learned, bias)
     job = Job(problem, rule, grid(problem, *_sizes(problem)), seed(problem), originals)
     output, log_prob, chosen = _Blocked.apply(job, problem.query, problem.key, problem.value, bias, *learned)
@@ -103,7 +103,7 @@ def run(problem: Problem) -> Result:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A problem, the blockwise form of its normaliser, its grid of blocks, and the seed of their random numbers."""
+    """A call's problem, its normaliser in blockwise form, its blocks of scores, and its random seed."""
 
     problem: Problem
     rule: Stream
@@ -120,7 +120,7 @@ class Job:
         return raw, self.problem.allowed(rows, columns)
 
     def block(self, raw: Tensor, allowed: Tensor | None, value: Tensor, r: int, c: int) -> Block:
-        """Return block (r, c) for its normaliser; its random numbers are the same in forward and backward pass."""
+        """Return block (r, c) for the normaliser, with the same random numbers in the forward and backward pass."""
         problem, columns = self.problem, self.grid.columns[c]
         scores = raw if allowed is None else torch.where(allowed, raw, -math.inf)
         values = problem.repeat(take(value, -2, columns).to(problem.dtype))
@@ -150,7 +150,8 @@ class _Blocked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:
         once_only(NAME)
-        # Autocast is disabled as in the forward pass: scores rounded to another dtype would not match the stored sums.
+        # Autocast is disabled as in the forward pass: scores rounded to another dtype would not match the sums of
+        # exponentials stored in the forward pass.
         device = ctx.job.problem.device.type
         with torch.autocast(device, enabled=False) if device in ("cpu", "cuda") else nullcontext():
             return _Blocked._back(ctx, *upstream)
@@ -190,7 +191,7 @@ def part_forward(problem: Problem) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         problem, marks = cleaned(problem)
         output, total, _, _ = _forward(_part_job(problem), problem.query, problem.key, problem.value)
-        assert total is not None  # the normaliser of this job returns a log-sum-exp
+        assert total is not None  # the softmax of `_part_job` returns a log-sum-exp
         return output if marks is None else output + marks, total
 
 
@@ -199,13 +200,14 @@ def part_backward(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of query, key, value and learned tensors for a part of the keys, in at least float32.
 
-    `output`, `total` and their gradients are those over all keys, so the gradients of the parts sum to the whole.
+    `output`, the log-sum-exp `total` and their gradients are those over all keys, so the gradients of all parts sum to
+    the gradient over all keys.
     """
     with torch.no_grad():
         problem, _ = cleaned(problem)
         sums = _Sums(_part_job(problem), problem.query, problem.key, problem.value, None, list(problem.learned))
         total = total.unsqueeze(-1)
-        # exp(s − total) is already the weight among all keys, so the divisor is 1.
+        # exp(s − total) is already the softmax weight over all keys, so the divisor is 1.
         stored = (total, (total != -math.inf).to(total.dtype), output)
         sums.add_all(Upstream(doutput.to(problem.dtype), dtotal), stored)
         return sums.query, sums.key, sums.value, *sums.learned
@@ -279,10 +281,11 @@ class _Sums:
         return self.leaves.get(id(tensor), tensor)
 
     def _refuse_strangers(self, raw: Tensor, query: Tensor, key: Tensor) -> None:
-        """Raise if the caller's score function uses learned tensors that were not recorded.
+        """Raise if the caller's score function uses learned tensors that are not among its recorded tensors
+        (`Custom.probe`).
 
-        Before the first block, the function is called once on a few pairs, and the tensors that it uses are recorded.
-        Scripted modules, and branches that this call did not take, may use others.
+        Before the first block, the function is called once on a few pairs, and the learned tensors that it uses are
+        recorded. Scripted modules, and branches that this first call did not take, may use other learned tensors.
         """
         custom = isinstance(self.job.problem.score, Custom) and raw.numel() > 0
         if custom and leaves(raw, (query, key, *self.parameters)):

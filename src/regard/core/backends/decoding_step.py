@@ -1,4 +1,5 @@
-"""Decoding steps on CUDA, calls of few queries over many keys: the condition for a call, and the call of its kernel."""
+"""Decoding steps on CUDA (calls of few queries over many keys): which calls the Triton kernel supports, and its
+launch."""
 
 import functools
 from typing import Any
@@ -20,7 +21,7 @@ MOST = 8
 
 
 def serves(problem: Problem) -> bool:
-    """Return whether the call is a decoding step: a few queries, no gradient, and no mask but padding."""
+    """Return whether the call is a decoding step: a few queries, no gradient, and only padding as mask."""
     if problem.device.type != "cuda" or not 0 < problem.shape[-2] <= MOST or problem.shape[-1] == 0 or transformed():
         return False
     if problem.differentiated or problem.bias is not None or problem.dropout > 0.0 or not TRITON:
@@ -29,17 +30,17 @@ def serves(problem: Problem) -> bool:
     if rules is None or rules.banded or rules.by_head or len(rules.segments) > 0:
         return False
     if any(tensor.shape[-2] > 1 or tensor.shape[-3] > 1 for tensor in rules.dense):
-        return False  # the kernel only supports masks that are equal for all heads and queries
+        return False  # the kernel only supports masks that are equal for all heads and all queries
     return problem.query.dtype in (*HALF, torch.float32) and problem.value.shape[-1] <= 1024
 
 
 def attend(problem: Problem, query: Tensor, key: Tensor, weight: Tensor | None, scale: float) -> Tensor:
     """Return the output of a decoding step, with additive scores if a weight is given, else scale · ⟨query, key⟩."""
-    from regard.kernels.triton.decode_attention import decode  # imported here, because it imports Triton
+    from regard.kernels.triton.decode_attention import decode  # imported here: the module imports Triton
 
     rules = problem.mask_rules
     lead = problem.query.shape[:-3]
-    assert rules is not None  # not None, as serves() has checked
+    assert rules is not None  # `serves` has checked that kernels can evaluate the mask
     lengths, mask = _seen(rules, lead, problem.shape[-1])
     query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, problem.value))
     output = decode(query, key, value, weight, lengths, mask, scale, _workers(problem.device))
@@ -47,18 +48,18 @@ def attend(problem: Problem, query: Tensor, key: Tensor, weight: Tensor | None, 
 
 
 def direct(problem: Problem, weight: Tensor | None, scale: float) -> Direct | None:
-    """Return a function that runs only the kernel, for all calls with the signature of this step, or None.
+    """Return a function that only runs the kernel, for calls equal to `problem` but for the tensors' values; or None.
 
     `weight` is the weight (f,) or (h, f) of an additive score; in all these calls it must have the same strides.
     """
     if problem.query.ndim != 4 or (weight is not None and weight.stride(-1) != 1):
         return None
-    from regard.kernels.triton.decode_attention import Steps, prepare  # imported here, because it imports Triton
+    from regard.kernels.triton.decode_attention import Steps, prepare  # imported here: the module imports Triton
 
     shape, batch = problem.shape, problem.shape[0]
     query, key, value = problem.query, problem.key, problem.value
     rules = problem.mask_rules
-    assert rules is not None  # not None, as serves() has checked
+    assert rules is not None  # `serves` has checked that kernels can evaluate the mask
     shared = rules.lengths is None or rules.lengths.numel() == 1
     steps = Steps(
         (query.shape, key.shape, value.shape), (query.stride(), key.stride(), value.stride()), key.element_size(),
@@ -102,7 +103,7 @@ def _seen(rules: Clauses, lead: torch.Size, keys: int) -> tuple[Tensor | None, T
 def _seen_by(mask: Mask, shape: tuple[int, ...], device: torch.device) -> tuple[Tensor | None, Tensor | None]:
     """Return the mask of a checked call with four axes as contiguous lengths and a uint8 tensor for the kernel."""
     rules = clauses(mask.on(device).aligned(shape), *shape[-2:])
-    assert rules is not None  # not None, as serves() has checked
+    assert rules is not None  # `serves` has checked that kernels can evaluate the mask
     lengths, dense = _seen(rules, torch.Size(shape[:1]), shape[-1])
     dense = None if dense is None else dense.contiguous().view(torch.uint8)
     return None if lengths is None else lengths.contiguous(), dense

@@ -2,8 +2,8 @@
 
 The backend `auto` tries the compiled loops (`regard.kernels.dot_attention`) first. They refuse calls in which a number
 is not finite; another backend then computes these calls. The loops evaluate softmax, sigmoid, sparsemax, entmax, hard
-attention (inference only), dropout, lengths, bands, segments, mask tensors, a softcap, biases and requests. Only for
-the request `top(k)`, all weights are stored first, and the largest are then selected in torch.
+attention (inference only), dropout, lengths, bands, segments, mask tensors, a softcap, biases and requests of weights.
+Only for the request `top(k)`, all weights are stored first, and the largest are then selected in torch.
 """
 
 import functools
@@ -38,7 +38,7 @@ _FEW = 64  # up to this number of queries, the loops are as fast as torch for up
 # Numbers of keys up to which the loops are as fast as torch in bfloat16 on a processor without AMX: `_HALF_LONGEST` for
 # calls with gradients or a band as mask, `_HALF_FULL` for all other calls.
 _HALF_LONGEST, _HALF_FULL = 512, 192
-_OUTRUN = 16384  # number of keys up to which the loops are the fastest, where they multiply matrices faster than torch
+_OUTRUN = 16384  # number of keys up to which the loops are the fastest, if they multiply matrices faster than torch
 _WIDEST = 256  # the largest size of a query, key or value vector that the loops accept
 _TINY = 2**21  # number of multiplications in q kᵀ up to which overhead dominates the time of the backward pass
 _LEARNED = 2**15  # entries of a head's keys from which on torch's backward pass of several heads is faster
@@ -46,7 +46,7 @@ _SEEN = 16  # with fewer keys, torch's CPU kernels return 0, not NaN, for a quer
 _LEAST_ALPHA = 1.05  # the smallest α of entmax: below it, powers 1 / (α − 1) above 20 lose digits in float32
 _PAIRS = 2**26  # the largest number of entries of a mask tensor that is computed from a mask of another kind
 _STORED = 2**23  # number of pairs of a query and a key up to which all weights are stored for top(k)
-# What the loops compute for each kind of request.
+# What the compiled loops compute beside the output, for each class of request of weights.
 _REQUESTS: dict[type, str] = {
     type(None): "nothing",
     Full: "weights",
@@ -59,7 +59,8 @@ _KINDS = (Band, Padding, Segments, Dense)
 
 
 def serves(problem: Problem) -> bool:
-    """Return whether the loops can compute calls with the signature of this problem, and are likely the fastest."""
+    """Return whether the compiled loops can compute the call, and are likely the fastest; tensor values are not
+    read."""
     tensors, query = (problem.query, problem.key, problem.value), problem.query
     if problem.device.type != "cpu" or problem.named or problem.gathered or problem.empty:
         return False
@@ -90,7 +91,7 @@ def _normalizer(problem: Problem) -> str | None:
     if isinstance(normalize, Entmax):
         names = {1.0: "softmax", 1.5: "entmax", 2.0: "sparsemax"}
         return names.get(normalize.alpha, "power" if _LEAST_ALPHA <= normalize.alpha < 2.0 else None)
-    if type(normalize) is Hard:  # the loops compute hard attention only at inference, with sharpness 1
+    if type(normalize) is Hard:  # the compiled loops support hard attention only without gradients, with sharpness 1
         plain = (
             problem.dropout == 0.0 and normalize.sharpness == 1.0 and not problem.sample and not problem.differentiated
         )
@@ -99,7 +100,7 @@ def _normalizer(problem: Problem) -> str | None:
 
 
 def attend(problem: Problem) -> Result | None:
-    """Compute one call; None if the loops cannot compute it, or refuse it because a number is not finite."""
+    """Compute one call by the compiled loops; None if they cannot compute the call, or if a number is not finite."""
     run = _prepared(problem)
     if run is None:
         return None
@@ -118,7 +119,7 @@ def _requested(made: dot_attention.Results, request: Request | None) -> Tensor |
 
 
 def _short(problem: Problem) -> bool:
-    """Return whether the loops are likely to be the fastest for these sizes."""
+    """Return whether the compiled loops are likely to be the fastest backend for these sizes."""
     keys, score = problem.shape[-1], problem.score
     if dot_attention.outruns_torch():
         stored = isinstance(problem.request, Full | TopWeights) and problem.differentiated and keys > _HALF_LONGEST
@@ -149,7 +150,7 @@ def _short(problem: Problem) -> bool:
 
 
 def _mask_fits(problem: Problem) -> bool:
-    """Return whether the loops can evaluate the mask, and are likely to be the fastest for it."""
+    """Return whether the compiled loops can evaluate the mask, and are likely to be the fastest backend for it."""
     if problem.mask is None:
         return True
     batch, (rules, others) = math.prod(problem.shape[:-3]), _rules(problem.mask)
@@ -159,7 +160,8 @@ def _mask_fits(problem: Problem) -> bool:
         for ids in (rules[Segments].query_ids, rules[Segments].key_ids):
             if ids.shape[:-1].numel() not in (1, batch) or (ids.ndim == 3 and ids.shape[1] > 1):
                 return False
-    # Masks of other kinds are converted to mask tensors, which is worthwhile where the loops outrun torch.
+    # Masks that the loops cannot evaluate as rules are converted to mask tensors, which is worthwhile where the loops
+    # multiply matrices faster than torch.
     pairs = math.prod((*problem.mask.lead(), *problem.shape[-2:]))
     return not others or (dot_attention.outruns_torch() and pairs <= _PAIRS)
 
@@ -183,7 +185,8 @@ def _parts(mask: Any) -> tuple[Any, ...]:
 
 
 def _rules(mask: Any) -> tuple[dict[type, Any], list[Any]]:
-    """Return the parts of a mask that the loops evaluate, by type with at most one of each, and the other parts."""
+    """Split a conjunction of masks: return a dict of those that the loops evaluate (type: mask), and a list of the
+    others."""
     rules: dict[type, Any] = {}
     others = []
     for part in _parts(mask):
@@ -195,15 +198,16 @@ def _rules(mask: Any) -> tuple[dict[type, Any], list[Any]]:
 
 
 def direct(problem: Problem) -> Direct | None:
-    """Return a function that computes calls with the signature of this one; None if the loops cannot compute them.
+    """Return a function that computes calls equal to `problem` but for the tensors' values; None if the loops cannot.
 
-    The function takes the tensors as the caller passed them, and serves calls without a request.
+    The returned function takes query, key and value as the caller passed them, and returns the output alone: it is for
+    calls that request no weights.
     """
     return None if isinstance(problem.normalize, Hard) else _prepared(problem)
 
 
 def with_request(problem: Problem) -> WithRequest | None:
-    """Return a function like that of `direct`, for calls with a request or with hard attention."""
+    """Return a function that runs the compiled loops for calls that request weights or use hard attention, or None."""
     run = _prepared(problem) if problem.request is not None or isinstance(problem.normalize, Hard) else None
     if run is None:
         return None
@@ -220,9 +224,10 @@ def with_request(problem: Problem) -> WithRequest | None:
 
 
 def _prepared(problem: Problem) -> Callable[..., Any] | None:
-    """Return a function that computes calls with the signature of this one; None if the loops cannot compute them.
+    """Return a function that computes calls equal to `problem` but for the tensors' values; None if the loops cannot.
 
-    The function returns the output. For a request or hard attention, it returns `dot_attention.Results` instead.
+    The returned function returns the output; for calls that request weights or use hard attention, it returns
+    `dot_attention.Results` instead.
     """
     if not serves(problem):
         return None
@@ -233,7 +238,7 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
         return None
     rules, others = _rules(problem.mask)
     band = (rules[Band].low, rules[Band].high) if Band in rules else (None, None)
-    single = query.ndim == 3  # one sequence, without a batch axis
+    single = query.ndim == 3  # the tensors are (heads, length, size): one sequence, without a batch axis
     form = dot_attention.form(
         *[t.unsqueeze(0) if single else t for t in (query, key, problem.value)],
         scale=score.factor(query.shape[-1]) if isinstance(score, ScaledDot) else product.scale if product else 1.0,
@@ -305,7 +310,7 @@ def _seed(generator: torch.Generator | None) -> int:
 
 
 def _limits(shape: tuple[int, ...], mask: Mask | Tensor | None, bias: Bias | Tensor | None) -> Limits:
-    """Return the tensors of mask and bias in the layout of the loops, without the band, which is in the `Form`."""
+    """Return the tensors of mask and bias in the layout of the loops; the bounds of a band mask are in the `Form`."""
     lengths = query_ids = key_ids = numbers = slopes = allowed = None
     rules, others = _rules(mask)
     if Padding in rules:

@@ -25,7 +25,7 @@ _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def serves(problem: Problem) -> bool:
-    """Return whether the problem is softmax of dot products on the CPU, with finite inputs."""
+    """Return whether the call is softmax attention with dot-product scores on the CPU, with finite inputs."""
     if problem.device.type != "cpu" or problem.empty or problem.value.shape[-1] == 0:
         return False
     if not plain_softmax(problem):
@@ -34,13 +34,13 @@ def serves(problem: Problem) -> bool:
 
 
 def plain_softmax(problem: Problem) -> bool:
-    """Return whether the problem is softmax of dot products, without a softcap, a bias or dropout."""
+    """Return whether the call is softmax attention with dot-product scores, without a softcap, a bias or dropout."""
     plain = type(problem.score) is Dot or (type(problem.score) is ScaledDot and problem.score.softcap is None)
     return plain and problem.normalize.is_softmax and problem.bias is None and problem.dropout == 0.0
 
 
 def attend(problem: Problem) -> Result:
-    """Return output and log-sum-exp, both differentiable."""
+    """Return the output of attention and its log-sum-exp; autograd can differentiate the two results."""
     output, total = _Flash.apply(problem, problem.query, problem.key, problem.value)
     return Result(output, total)
 
@@ -69,7 +69,8 @@ class _Flash(torch.autograd.Function):
 
 
 class _Tile(NamedTuple):
-    """A range of query rows, the range of columns that they may attend, and the mask for the kernel."""
+    """A range of queries (rows), the range of keys (columns) that these queries may attend, and the mask for the
+    kernel."""
 
     rows: Stretch
     columns: Stretch
@@ -103,7 +104,7 @@ def part_backward(problem: Problem, output: Tensor, total: Tensor, doutput: Tens
     with torch.no_grad():
         query, key, value = _four_axes(problem)
         output, doutput = (_padded(_flat(t.to(query.dtype)), query.shape[-1]) for t in (output, doutput))
-        total = torch.where(total == -math.inf, 0, total)  # in rows without allowed keys, s − total would be NaN
+        total = torch.where(total == -math.inf, 0, total)  # in rows without allowed keys, −inf − total would be NaN
         total = total.reshape(query.shape[0], *total.shape[-2:])
         grads = tuple(torch.zeros(t.shape, dtype=problem.dtype) for t in (query, key, value))
         for tile in _tiles(problem):
@@ -157,7 +158,8 @@ def _four_axes(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _tiles(problem: Problem) -> Iterator[_Tile]:
-    """Yield one tile if the kernel supports the mask, else a tile for each block of queries and its allowed keys."""
+    """Yield one `_Tile` if the kernel supports the mask, else a `_Tile` for each block of queries and its allowed
+    keys."""
     queries, keys = problem.shape[-2:]
     rules = problem.mask_rules
     by_band = rules is not None and rules.lengths is None and not rules.segments and not rules.dense
@@ -165,14 +167,15 @@ def _tiles(problem: Problem) -> Iterator[_Tile]:
         yield _Tile(all_of(queries), all_of(keys), None, rules.banded)
         return
     for rows, columns in mask_blocks.visible(problem):
-        assert problem.mask is not None  # calls without a mask have returned above
+        assert problem.mask is not None  # not None, because calls without a mask return above
         allowed = problem.mask.allowed(rows, columns, problem.device)
         allowed = allowed.expand(*allowed.shape[:-2], len(rows), len(columns))
         yield _Tile(rows, columns, mask_blocks.four_axes(allowed, problem), False)
 
 
 def _numbers(tile: _Tile, like: Tensor) -> Tensor | None:
-    """Return the tile's mask as 0 and −inf to add to the scores, in the queries' dtype as the kernel requires."""
+    """Return the mask of a `_Tile` as a tensor of 0 and −inf to add to the scores, in the queries' dtype as the kernel
+    requires."""
     if tile.mask is None:
         return None
     return torch.zeros(tile.mask.shape, dtype=like.dtype).masked_fill_(~tile.mask, -math.inf)

@@ -1,6 +1,7 @@
 """Dot-product attention over a part of the keys by torch's flash kernel on CUDA, in half precision.
 
-As in `flash`, the code for the CPU, the kernel's backward pass receives the output and the log-sum-exp over all keys.
+As in `flash` (the module for the CPU), the kernel's backward pass receives the output and the log-sum-exp over all keys
+instead of those over the part.
 """
 
 import torch
@@ -17,7 +18,8 @@ _SIZE = 256  # the largest head size that torch's flash kernel supports
 
 
 def serves(problem: Problem) -> bool:
-    """Return whether the problem is softmax of dot products in half precision, without a mask or with a causal one."""
+    """Return whether the call is softmax attention of dot products in half precision, without a mask or with a causal
+    one."""
     if problem.device.type != "cuda" or problem.query.dtype not in HALF or problem.empty:
         return False
     if not plain_softmax(problem):

@@ -1,9 +1,9 @@
 """FlexAttention on CUDA: windows, segments, ALiBi, softcaps and relative biases inside one compiled kernel.
 
 Two Triton kernels of this library take precedence over FlexAttention: one for windows alone in half precision, and
-`ranges` for bands, lengths, segments and ALiBi together. FlexAttention receives a mask in two forms: as a function of a
-single pair, and as a list of the blocks that are not fully masked, from `Mask.coarse`, so that no n × n tensor is
-allocated. Both forms are computed once for a mask object.
+`ranges` for bands, lengths, segments and ALiBi together. FlexAttention receives a mask both as a function of a single
+pair and as a list of the blocks that are not fully masked, from `Mask.coarse`, so that no n × n tensor is allocated.
+The function and the list are computed once for a mask object.
 """
 
 import contextlib
@@ -29,15 +29,16 @@ from regard.kernels.availability import TRITON
 
 NAME = "flex"
 _BLOCK = 128
-_NARROW = 2048  # the widest window, in keys, that the Triton kernel for windows supports
-_PROGRAMS = 65_535  # the largest number of programs on the second axis of a kernel launch in CUDA
-# A bias with a number for each pair is prefetched in float32 tiles; three pipeline stages of them exceed shared memory.
+_NARROW = 2048  # the widest window, in keys, that the Triton kernel for attention windows supports
+_PROGRAMS = 65_535  # the largest number of thread blocks on the second axis of a CUDA kernel launch
+# A bias with a number for each pair is prefetched in float32 tiles; three pipeline stages of such tiles exceed the
+# shared memory of the GPU.
 _READING: Any = {"num_stages": 2}
 _WORTH = 1024  # with fewer queries or keys than this, the set-up of FlexAttention takes longer than it saves
 
 
 def refuses(problem: Problem) -> str | None:
-    """Return the reason why FlexAttention cannot compute the problem, or None."""
+    """Return the reason why FlexAttention cannot compute the call, or None."""
     rules = problem.mask_rules
     if ranges.serves(problem, rules):
         return None
@@ -109,7 +110,7 @@ def attend(problem: Problem, *, compiled: bool = True) -> Result:
     If `compiled` is False, FlexAttention runs uncompiled, in torch operations.
     """
     rules = problem.mask_rules
-    assert rules is not None  # not None, as refuses() has checked
+    assert rules is not None  # `refuses` has checked that kernels can evaluate the mask
     if compiled and ranges.serves(problem, rules) and not _narrow(problem, rules):
         return ranges.attend(problem, rules)
     problem = zero_masked_keys(problem)
@@ -126,7 +127,7 @@ def attend(problem: Problem, *, compiled: bool = True) -> Result:
     if compiled and query.shape[-1] == problem.query.shape[-1] and _narrow(problem, rules):
         return Result(_led(_by_window(query, key, value, rules, scale), lead))
 
-    # Imported here, because it imports torch's compiler, which takes seconds.
+    # Imported here: the module imports torch's compiler, which takes seconds.
     from torch.nn.attention.flex_attention import flex_attention
 
     kernel = _compiled() if compiled and not torch.compiler.is_compiling() else flex_attention
@@ -166,9 +167,9 @@ def _near(heads: int, *tensors: Tensor) -> bool:
 
 
 def direct(problem: Problem) -> Direct | None:
-    """Return a function that runs only the kernel, for all calls with the signature of this problem, or None.
+    """Return a function that only runs the kernel, for calls equal to `problem` but for the tensors' values; or None.
 
-    The result is None if calls with this signature need more than the kernel, such as copies. The problem must hold the
+    The result is None if these calls need other operations too, such as copies of tensors. `problem` must hold the
     caller's own tensors, not views of them, and must not request weights.
     """
     rules = problem.mask_rules
@@ -181,7 +182,7 @@ def direct(problem: Problem) -> Direct | None:
     low, high, square = rules.low, rules.high, problem.query.shape == problem.key.shape
     if low is None or high is None or not (square and low <= 0 <= high):
         return None
-    from regard.kernels.triton.window_attention import window_attention  # imported here, because it imports Triton
+    from regard.kernels.triton.window_attention import window_attention  # imported here: the module imports Triton
 
     scale = problem.score.factor(problem.query.shape[-1]) if isinstance(problem.score, ScaledDot) else 1.0
 
@@ -194,14 +195,14 @@ def direct(problem: Problem) -> Direct | None:
 
 
 def _by_window(query: Tensor, key: Tensor, value: Tensor, rules: Clauses, scale: float) -> Tensor:
-    from regard.kernels.triton.window_attention import window_attention  # imported here, because it imports Triton
+    from regard.kernels.triton.window_attention import window_attention  # imported here: the module imports Triton
 
     assert rules.low is not None
     assert rules.high is not None
     return window_attention(query, key, value, rules.low, rules.high, scale)
 
 
-_served: set[Any] = set()  # call signatures whose kernel is already compiled
+_served: set[Any] = set()  # cache keys of calls (`regard.core.signatures`) whose kernel is already compiled
 _MANY = 4096
 
 
@@ -209,7 +210,7 @@ def _many_kernels(problem: Problem, query: Tensor, key: Tensor, value: Tensor, s
     """Return a context manager that raises torch's limit on recompilations.
 
     Each shape and each window compiles a kernel of its own, and torch stops compiling after a few recompilations.
-    Raising the limit takes as long as a short kernel, so it is skipped for a call signature that occurred before.
+    Raising the limit takes as long as a short kernel, so it is skipped for calls whose kernel is already compiled.
     """
     if torch.compiler.is_compiling():
         return contextlib.nullcontext()
@@ -243,7 +244,8 @@ def _flat(tensor: Tensor, lead: torch.Size, shape: tuple[int, ...]) -> Tensor:
 
 
 def _score_rule(problem: Problem, softcap: float | None, lead: torch.Size) -> Callable[..., Tensor] | None:
-    """Return FlexAttention's `score_mod`, which applies softcap and bias to the score of one pair, or None."""
+    """Return FlexAttention's `score_mod`, which applies softcap and bias to the score of one pair; None without
+    these."""
     bias = problem.bias
     if bias is None and softcap is None:
         return None
@@ -303,7 +305,7 @@ def _band_mask(low: int | None, high: int | None, queries: int, keys: int, devic
 
 
 def _listed_mask(coarse: Coarse, lead: torch.Size, rule: Callable[..., Tensor], queries: int, keys: int) -> Any:
-    """Return the `BlockMask` with the lists of partly and of fully allowed blocks, shared by heads with equal masks."""
+    """Return the `BlockMask` of partly and of fully allowed blocks; heads with equal masks share one entry."""
     from torch.nn.attention.flex_attention import BlockMask
 
     shape = (-(-queries // _BLOCK), -(-keys // _BLOCK))
@@ -319,7 +321,8 @@ def _edges(length: int, device: torch.device) -> Tensor:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each row of blocks the number of selected blocks, and all block indices, selected blocks first."""
+    """Return for each row of `blocks` the number of True entries, and all column indices, those of True entries
+    first."""
     return blocks.sum(-1, dtype=torch.int32), blocks.int().argsort(dim=-1, descending=True, stable=True).int()
 
 

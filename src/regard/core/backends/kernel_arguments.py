@@ -22,26 +22,26 @@ def mask_arguments(problem: Problem, lead: torch.Size) -> dict[str, Any]:
     `lead` are the leading axes of the scores before the head axis, which the kernels have as one batch axis.
     """
     rules = problem.mask_rules
-    assert rules is not None  # not None, as the caller has checked
+    assert rules is not None  # the caller has checked that kernels can evaluate the mask
     return _clause_arguments(rules, lead)
 
 
 def mask_pairs(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Any:
     """Return the mask of a checked call with four axes as the `Pairs` record of the kernels."""
-    from regard.kernels.triton.additive.operator import kernel_pairs  # imported here, because it imports Triton
+    from regard.kernels.triton.additive.operator import kernel_pairs  # imported here: the module imports Triton
 
     rules = clauses(mask.on(device).aligned(shape), *shape[-2:])
-    assert rules is not None  # not None, as the caller has checked
+    assert rules is not None  # the caller has checked that kernels can evaluate the mask
     arguments: dict[str, Any] = dict.fromkeys(("mask", "lengths", "query_ids", "key_ids"))
     arguments |= _clause_arguments(rules, torch.Size(shape[:1]))
     lengths, arguments["lengths"] = arguments["lengths"], None
     arguments = narrowed(arguments, shape[-1])
-    arguments["lengths"] = None if lengths is None else lengths.contiguous()  # kernels read any integer dtype
+    arguments["lengths"] = None if lengths is None else lengths.contiguous()  # lengths of any integer dtype are valid
     return kernel_pairs(shape, *arguments.pop("band"), **arguments, bias=None, table=None)
 
 
 def by_pairs(problem: Problem) -> bool:
-    """Return whether Triton kernels can evaluate mask and bias of the problem pair by pair."""
+    """Return whether Triton kernels can evaluate mask and bias of the call pair by pair."""
     if problem.bias_learned or not (problem.bias is None or isinstance(problem.bias, (DenseBias, Rule))):
         return False
     rules = problem.mask_rules
@@ -51,15 +51,15 @@ def by_pairs(problem: Problem) -> bool:
 def pairs_of(problem: Problem) -> Callable[[Any, Any, torch.device], Any]:
     """Return a function of (mask, bias, device) that returns the `Pairs` record of the kernels.
 
-    The function is valid for all calls with the signature of `problem`, whose tensors have four axes and for which
+    The function is valid for calls equal to `problem` but for tensor values, whose tensors have four axes and for which
     `by_pairs` is True.
     """
-    from regard.kernels.triton.additive.pairs import EVERY, Pairs  # imported here, because it imports Triton
+    from regard.kernels.triton.additive.pairs import EVERY, Pairs  # imported here: the module imports Triton
 
     shape, rules = problem.shape, problem.mask_rules
-    assert rules is not None  # not None, as by_pairs() has checked
+    assert rules is not None  # `by_pairs` has checked that kernels can evaluate the mask
     (batch, _, queries, keys), masked = shape, problem.mask is not None
-    # `alone` is whether the mask has lengths or segments or neither, but not both, and no dense tensor.
+    # `alone` is whether the mask has no dense tensor, and not both lengths and segments.
     alone = not rules.dense and (rules.lengths is None or not rules.segments)
     few = max(queries, keys) <= _SPANS
 
@@ -131,7 +131,7 @@ def bias_arguments(bias: Bias | None, shape: tuple[int, ...], lead: torch.Size) 
         return {"bias": _four_axes(bias.tensor, lead)}
     if bias is None or (isinstance(bias, Relative) and bias.offset == 0):
         return {} if bias is None else {"relative": bias.table.expand(heads, -1)}
-    assert isinstance(bias, Rule)  # a `Rule`, as the caller has checked
+    assert isinstance(bias, Rule)  # the caller has checked that the bias is a function of the distance
     # A rule of the distance becomes a table over all distances j - i that occur; its size is linear in the length.
     reach = bias.reach if isinstance(bias, Relative) else max(shape[-2:])
     far = reach + abs(bias.offset)
@@ -147,7 +147,7 @@ def _four_axes(tensor: Tensor, lead: torch.Size) -> Tensor:
 
 
 def beside_a_band(mask: Any) -> Any:
-    """Return the other part of a mask that is a band & another mask; return any other mask unchanged."""
+    """Return `other` if the mask is `band & other`; return any other mask unchanged."""
     if not isinstance(mask, And):
         return mask
     if isinstance(mask.left, Band):
@@ -156,7 +156,7 @@ def beside_a_band(mask: Any) -> Any:
 
 
 def odd_values(query: Tensor, value: Tensor) -> bool:
-    """Return whether values in half precision have another size than queries, and one that is no multiple of 8.
+    """Return whether the value size differs from the query size and is no multiple of 8, in half precision.
 
     For queries of size 40 and values of size 17 the kernels computed wrong sums over 1,300 keys on an H200 with
     Triton 3.6.

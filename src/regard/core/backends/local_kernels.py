@@ -1,6 +1,7 @@
 """Local attention with dot products by kernels that read only the windows: compiled loops on the CPU, Triton on CUDA.
 
-The kernel for a call is chosen once for each signature and cached, so that repeated calls skip the checks.
+The choice of a kernel is cached under the shapes, dtypes and options of a call (its signature), so that repeated calls
+skip the checks.
 """
 
 import functools
@@ -18,11 +19,11 @@ from regard.core.transforms import transformed
 from regard.kernels import local_attention
 from regard.kernels.availability import TRITON
 
-_MOST = 1024  # the largest number of signatures whose plans are stored
-_SIZE = 256  # the largest size of queries, keys and values that the CUDA kernel supports
-_SINGLE = 128  # the largest size on CUDA in float32, in which larger tiles do not fit the registers
+_MOST = 1024  # the largest number of signatures (cache keys of calls) for which the chosen kernel is stored
+_SIZE = 256  # the largest vector size of queries, keys and values that the CUDA kernel supports
+_SINGLE = 128  # the largest vector size on CUDA in float32, in which larger tiles do not fit the registers
 _REACH = 1024  # the largest number of keys on each side of the centre of a window
-_PROGRAMS = 65_535  # the largest number of programs on the second axis of a kernel launch in CUDA
+_PROGRAMS = 65_535  # the largest number of thread blocks on the second axis of a CUDA kernel launch
 # Local attention in torch operations: a function of query, key, value, centre and lengths that returns output and
 # weights.
 Plain = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
@@ -53,7 +54,8 @@ def _readable(tensor: Tensor) -> bool:
 
 
 def known(call: Hashable | None) -> Any:
-    """Return the cached plan of calls with this signature: False if no kernel supports them, None if none is cached."""
+    """Return the cached plan (an object that runs the kernel) of a signature: False if no kernel supports such calls,
+    None if nothing is cached."""
     return False if call is None else _plans.get(call)
 
 
@@ -67,7 +69,8 @@ def planned(
     score: Dot | ScaledDot,
     gaussian: bool,
 ) -> Any:
-    """Return and cache the plan that runs the kernel for calls with this signature; False if no kernel does."""
+    """Return and cache the plan, an object that runs the kernel for calls with this signature; False if no kernel
+    supports them."""
     if len(_plans) >= _MOST:
         _plans.clear()
     plan: Any = False
@@ -100,7 +103,7 @@ def _maker(query: Tensor, key: Tensor, value: Tensor, centre: Tensor, reach: int
         return None
     if longest * max(query.shape[1] * _SIZE, centre.stride(2), *(t.stride(2) for t in tensors)) >= 2**31:
         return None
-    from regard.kernels.triton.local_windows import Launches  # imported here, because it imports Triton
+    from regard.kernels.triton.local_windows import Launches  # imported here: the module imports Triton
 
     return Launches
 
@@ -108,9 +111,10 @@ def _maker(query: Tensor, key: Tensor, value: Tensor, centre: Tensor, reach: int
 def attend(
     plan: Any, query: Tensor, key: Tensor, value: Tensor, centre: Tensor, lengths: Tensor | None, plain: Plain
 ) -> tuple[Tensor, Tensor] | None:
-    """Return output and weights, computed by the plan's kernel, or None if a centre is not finite.
+    """Return output and weights, computed by the kernel of `plan`; None if the centre of a window is not finite.
 
-    `plain` computes the same in torch operations; it is differentiated where the kernel's gradients do not suffice.
+    `plain` computes output and weights in torch operations; it is differentiated where the kernel's gradients do not
+    suffice.
     """
     if lengths is not None:
         if lengths.shape != query.shape[:1]:
@@ -173,10 +177,11 @@ def _again(
     learned: tuple[bool, ...],
     upstream: tuple[Tensor | None, ...],
 ) -> list[Tensor | None]:
-    """Return the gradients by differentiating `plain`; in grad mode they have a graph themselves."""
+    """Return the gradients by differentiating `plain`; in grad mode the gradients have an autograd graph themselves."""
     twice = torch.is_grad_enabled()
     with torch.enable_grad():
-        # The gradients are computed for views, because two inputs may be the same tensor.
+        # Views of the inputs are differentiated, because two inputs may be the same tensor and each needs its own
+        # gradient.
         views = [tensor.view_as(tensor) for tensor in tensors]
         pairs = [(y, g) for y, g in zip(plain(*views), upstream, strict=True) if g is not None]
         leaves = [view for view, needed in zip(views, learned, strict=True) if needed]

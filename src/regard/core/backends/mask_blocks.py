@@ -36,7 +36,7 @@ def visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
 def rows_at_once(problem: Problem) -> int:
     """Return the number of queries in a block.
 
-    Blocks are small on the CPU, because the queries of a smaller block may attend a smaller range of keys.
+    Blocks are small on the CPU, because under a causal mask or a window a smaller block needs a smaller range of keys.
     """
     queries, keys = problem.shape[-2:]
     if problem.device.type != "cpu":
@@ -48,7 +48,8 @@ def rows_at_once(problem: Problem) -> int:
 
 
 def built(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
-    """Return mask and bias of a block as one tensor with four axes: bool without a bias, else numbers to add."""
+    """Return mask and bias of a block as one tensor with four axes: bool without a bias, else numbers added to the
+    scores."""
     allowed = None if problem.mask is None else _allowed(problem.mask, rows, columns, problem.device)
     if problem.bias is None:
         return None if allowed is None else four_axes(allowed, problem)
@@ -58,7 +59,7 @@ def built(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
     if allowed is not None:
         numbers = torch.where(allowed, numbers, -math.inf)
     elif not cpu and isinstance(problem.bias, Rule):
-        numbers = numbers.contiguous()  # the values of a distance bias are a view with overlapping, unaligned rows
+        numbers = numbers.contiguous()  # an `Alibi` or `Relative` bias is a view with overlapping, unaligned rows
     return four_axes(numbers, problem)
 
 

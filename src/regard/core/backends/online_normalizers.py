@@ -1,7 +1,8 @@
 """Normalisers that process a row of scores block by block, for attention that never stores all scores.
 
-A `Stream` has four functions. `begin` returns the state of some rows before any block, `add` adds a block, `finish`
-returns the output and what to store for the backward pass, and `gradient` returns the gradient of a block.
+A `Stream` has four functions. `begin` returns the initial accumulators of some rows of scores, `add` adds a block of
+keys to them, `finish` returns the output and the tensors stored for the backward pass, and `gradient` returns the
+gradient of a block.
 
 Let w = f(s) be the weights of a row, o = Σ w v its output and dw = do · v the gradient of a weight. The gradient of a
 softmax-like row is ds = slope ∘ (dw − mean), with mean = Σ slope · dw / Σ slope = do · (Σ slope v / Σ slope). So the
@@ -37,8 +38,8 @@ class Block(NamedTuple):
     scores: Tensor
     values: Tensor
     first: int  # the position of the block's first key
-    dropout_mask: Tensor | None = None  # already scaled by 1 / (1 − p)
-    noise: Tensor | None = None  # Gumbel noise, if hard attention samples a key
+    dropout_mask: Tensor | None = None  # the dropout mask: 0 for dropped weights, 1 / (1 − p) for the others
+    noise: Tensor | None = None  # Gumbel noise added to the scores, if hard attention samples a key
 
     def drop(self, weights: Tensor) -> Tensor:
         return weights if self.dropout_mask is None else weights * self.dropout_mask
@@ -57,7 +58,7 @@ class Finished(NamedTuple):
 
 
 class Upstream(NamedTuple):
-    """The incoming gradients of some rows: of the output, and of the log-probabilities."""
+    """The incoming gradients of output and log-probabilities, for some of the queries."""
 
     output: Tensor
     log_prob: Tensor | None
@@ -81,7 +82,7 @@ class Stream:
     """The interface of a normaliser whose keys arrive block by block."""
 
     def begin(self, rows: Tensor, size: int) -> Any:
-        """Return the initial state of rows (…, q), before any block."""
+        """Return the initial accumulators of rows (…, q), before any block of keys is added."""
         raise NotImplementedError
 
     def add(self, state: Any, block: Block) -> Any:
@@ -95,7 +96,8 @@ class Stream:
 
 
 class Running(NamedTuple):
-    """The state of an online softmax: the largest score so far, the sum of exp(s − largest), the output so far."""
+    """The accumulators of an online softmax: the largest score so far, the sum of exp(s − largest), the output so
+    far."""
 
     best: Tensor
     total: Tensor
@@ -136,7 +138,8 @@ class SoftmaxStream(Stream):
 
 
 def softmax_from(scores: Tensor, best: Tensor, total: Tensor) -> Tensor:
-    """Return exp(s − best) / total; an empty row (best = −inf, total = 0) gives zeros."""
+    """Return exp(s − best) / total, with `best` the largest score of a row and `total` the row's sum of exp(s − best);
+    a fully masked row (best = −inf, total = 0) gives zeros."""
     weights = torch.exp(scores - torch.where(best == -math.inf, 0, best))
     return weights.div_(torch.where(total == 0, 1, total))
 
@@ -170,7 +173,7 @@ class Collected(NamedTuple):
 
 @dataclass(frozen=True)
 class EntmaxStream(Stream):
-    """Sparsemax and entmax, which need all scores of a row for the exact threshold, before they compute any weight.
+    """Sparsemax and entmax: all scores of a row are collected to compute the exact threshold before any weight.
 
     Memory is O(rows of a block · keys).
     """
@@ -208,20 +211,21 @@ class EntmaxStream(Stream):
 
     def _threshold(self, scores: Tensor) -> Tensor:
         if self._by_kernel(scores):
-            from regard.kernels.triton import entmax  # imported here, because it imports Triton
+            from regard.kernels.triton import entmax  # imported here: the module imports Triton
 
             return entmax.entmax_threshold(scores, self.alpha)
         return entmax_threshold(scores, self.alpha)
 
     def _by_kernel(self, scores: Tensor) -> bool:
-        """Return whether the Triton kernel computes the thresholds: one launch instead of a dozen, without sorting."""
+        """Return whether the Triton kernel computes the thresholds of entmax: one launch instead of a dozen, without
+        sorting."""
         return scores.is_cuda and scores.dtype == torch.float32 and entmax_rows.climbs(self.alpha, scores.shape[-1])
 
 
 class Candidate(NamedTuple):
-    """The state of hard attention: the best key so far, and two online softmaxes.
+    """The accumulators of hard attention: the key of the largest score so far, and two online softmaxes.
 
-    The best key has the largest score, with noise if a key is sampled.
+    If a key is sampled, Gumbel noise is added to the scores that are compared.
     """
 
     noisy: Tensor
@@ -230,7 +234,7 @@ class Candidate(NamedTuple):
     scale: Tensor
     value: Tensor
     plain: Running  # the softmax from which a key is sampled, for log_prob
-    relaxed: Running  # the softmax whose gradient the estimator uses
+    relaxed: Running  # the softmax whose gradient replaces that of the one-hot weights
 
 
 @dataclass(frozen=True)
@@ -264,8 +268,8 @@ class HardStream(Stream):
         )
 
     def _logits(self, scores: Tensor, noise: Tensor | None) -> Tensor:
-        """Return the scores whose softmax the gradient estimator uses; `scores` are already divided by the
-        temperature."""
+        """Return the scores of the softmax whose gradient replaces that of the one-hot weights; `scores` are already
+        divided by the temperature."""
         if self.hard.estimator != "gumbel":
             return scores
         return (scores if noise is None else scores + noise) / self.hard.temperature
@@ -293,7 +297,8 @@ class HardStream(Stream):
 
 
 def stream(normalize: Normalizer, sample: bool) -> Stream | None:
-    """Return the blockwise form of a normaliser, or None if it has none, as for a caller's own subclass."""
+    """Return the `Stream` that computes a normaliser block by block; None if there is none, as for a caller's own
+    subclass."""
     if of_the_caller(normalize):
         return None
     match normalize:
@@ -303,6 +308,6 @@ def stream(normalize: Normalizer, sample: bool) -> Stream | None:
             return SigmoidStream(bias)
         case Entmax() | Sparsemax():
             return EntmaxStream(normalize.alpha)
-        case Hard() if not (sample and normalize.mixes):  # mixing with the expected value needs all weights
+        case Hard() if not (sample and normalize.mixes):  # the expected value Σ p v needs all weights
             return HardStream(normalize, sample)
     return None

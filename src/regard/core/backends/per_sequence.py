@@ -1,7 +1,7 @@
 """Padding and packed documents on the CPU: one call of torch's kernel per sequence, with only its keys and no mask.
 
-A run of queries is a range of consecutive queries with one segment id; without segments it is all queries. The keys
-with this segment id must form one range too, which ends at the sequence's length.
+A run of queries is a range of consecutive queries with one segment id; without segments, the run consists of all
+queries. The keys with this segment id must form one range too, which ends at the sequence's length.
 """
 
 import functools
@@ -25,8 +25,8 @@ from regard.core.scores import ScaledDot, Score
 from regard.core.spans import Stretch, all_of
 
 _CALL = 2**14  # overhead of one kernel call, as the number of query-key pairs that take the same time
-_TILE = 64  # fewer queries or keys than this take the kernel as long as this many
-_ROW = 4  # fewer queries than this take the kernel as long as this many, because it reads all keys in either case
+_TILE = 64  # the kernel takes as long for fewer queries or keys as for this many
+_ROW = 4  # the kernel takes as long for fewer queries as for this many, because it reads all keys in either case
 # Two matrix products and a softmax are faster than torch's fused kernel if batch × heads is at least _PLAIN_SLICES and
 # there are at most _PLAIN queries and keys (_PLAIN_LENGTH with gradients), or at most _STEP queries without gradients.
 _PLAIN_SLICES, _PLAIN, _PLAIN_LENGTH, _STEP = 16, 32, 256, 2
@@ -34,7 +34,8 @@ _PLAIN_PAIRS = 2**22  # the largest number of scores for two matrix products, wh
 
 
 class Piece(NamedTuple):
-    """The arguments of one kernel call: a run of queries, the run of their keys, and how many of these keys to use.
+    """The arguments of one kernel call: a range of queries with one segment id, the range of their keys, and how many
+    of these keys to use.
 
     `causal` is whether the call has a causal mask.
     """
@@ -48,7 +49,7 @@ class Piece(NamedTuple):
 class Packed(NamedTuple):
     """The kernel calls (`Piece`) of consecutive sequences of the batch that have equal boundaries.
 
-    `batch` is the number of sequences of the batch that these calls compute.
+    `batch` is the number of sequences that the calls compute.
     """
 
     batch: int
@@ -105,7 +106,7 @@ def _by_length(lengths: list[int], shape: tuple[int, ...]) -> list[Packed] | Non
 def _cost(piece: Piece, heads: int) -> int:
     """Return the time of one kernel call, measured in query-key pairs.
 
-    A causal piece counts all its pairs, because torch's kernel computes all of them up to 512 keys.
+    A causal call counts all its pairs, because torch's kernel computes all of them up to 512 keys.
     """
     return _CALL + heads * max(_TILE, len(piece.rows)) * max(_TILE, piece.count)
 
@@ -114,7 +115,7 @@ Runs = tuple[tuple[int, Stretch], ...]  # segment ids and the range of positions
 
 
 def _runs(rules: Clauses, lead: list[int], queries: int, keys: int) -> tuple[list[Runs], list[Runs]]:
-    """Return the runs of the query ids and of the key ids for each sequence of the batch."""
+    """Return the runs of equal query ids and of equal key ids for each sequence of the batch."""
     batch = math.prod(lead)
     if not rules.segments:
         return [((0, all_of(queries)),)] * batch, [((0, all_of(keys)),)] * batch
@@ -138,10 +139,10 @@ def _runs_of(ids: Tensor, lead: list[int]) -> list[Runs]:
 
 
 def _pieces(own: Runs, other: Runs, length: int, high: int | None) -> list[Piece] | None:
-    """Return a `Piece` for each run of queries.
+    """Return a `Piece`, the arguments of one kernel call, for each run of queries with one segment id.
 
-    The result is None if an id has several runs of keys, or if the causal band does not start at the first query and
-    first key of a piece.
+    The result is None if an id has several runs of keys, or if the causal diagonal does not start at the first query
+    and first key of a run.
     """
     where = dict(other)
     if len(where) < len(other):
@@ -150,7 +151,7 @@ def _pieces(own: Runs, other: Runs, length: int, high: int | None) -> list[Piece
     for value, rows in own:
         keys = where.get(value, Stretch(0, 0))
         count = max(0, min(keys.stop, length) - keys.start)
-        # The upper bound of the band, relative to the first query and first key of the piece.
+        # The upper bound of the band mask, relative to the first query and first key of this kernel call.
         edge = None if high is None else high + rows.start - keys.start
         causal = edge is not None and edge < count - 1
         if causal and edge != 0:
@@ -172,8 +173,8 @@ class Numbers(NamedTuple):
 def plain_serves(problem: Problem) -> bool:
     """Return whether two matrix products and a softmax compute a call faster than one call of torch's fused kernel.
 
-    The products are faster only for contiguous tensors, which they do not copy. If values and keys differ in size, the
-    kernel would need them padded.
+    The matrix products are faster only for contiguous tensors, which they do not copy. If values and keys differ in
+    size, the fused kernel would need padded copies.
     """
     tensors, (*_, queries, keys) = (problem.query, problem.key, problem.value), problem.shape
     slices = math.prod(problem.shape[:-2])
@@ -188,7 +189,8 @@ def plain_serves(problem: Problem) -> bool:
 
 
 def direct(problem: Problem) -> Direct:
-    """Return a function that computes calls with the signature of this problem, by sequence or with a mask tensor."""
+    """Return a function that computes calls equal to `problem` but for tensor values, by sequence or with a mask
+    tensor."""
     shape, learning, grouped, dtype = problem.shape, problem.differentiated, problem.group > 1, problem.dtype
     as_it_is, plain = isinstance(problem.score, ScaledDot), plain_serves(problem)
     scale = problem.score.factor(problem.query.shape[-1]) if isinstance(problem.score, ScaledDot) else 1.0
@@ -208,7 +210,7 @@ def direct(problem: Problem) -> Direct:
         factor, inputs = scale, (query, key)
         if not as_it_is:
             product = score.as_product(query, key)
-            assert product is not None  # not None, as refuses() has checked
+            assert product is not None  # `refuses` has checked that the score is a dot product of vectors
             query, key, factor = product
         # Without gradients, non-finite values are detected in the results. NaN and Inf in `value` always reach the
         # output. NaN and Inf in `query` and `key` reach the scores, but the softmax may remove them, so that the output
@@ -230,9 +232,9 @@ def direct(problem: Problem) -> Direct:
 
 
 def finite_sum(tensor: Tensor) -> bool:
-    """Return whether a tensor without a graph holds no NaN or Inf.
+    """Return whether a tensor without an autograd graph holds no NaN or Inf.
 
-    The sum is computed first, because it takes the least time: if it is finite, so are all values.
+    The sum of the values is computed first, because it takes the least time: if the sum is finite, so are all values.
     """
     return math.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())
 
@@ -262,7 +264,7 @@ def _lowered(mask: Mask, shape: tuple[int, ...], dtype: torch.dtype, split: bool
 def _of_simple_rules(
     mask: Mask, shape: tuple[int, ...], dtype: torch.dtype, split: bool
 ) -> list[Packed] | Numbers | None:
-    """Return the result of `_lowered` for a mask of one or two simple rules, or None for any other mask.
+    """Return the kernel calls or the numbers that `_lowered` returns, for a mask of one or two simple rules; else None.
 
     A simple rule is a band, one length per sequence, or segments whose queries and keys share one tensor of ids.
     """
@@ -306,7 +308,7 @@ def _of_simple_rules(
 
 @functools.lru_cache(maxsize=64)
 def _outside(low: int | None, high: int | None, queries: int, keys: int) -> Tensor:
-    """Return which pairs of queries and keys are outside of a band; the result is cached."""
+    """Return which pairs of queries and keys a band mask masks, as a bool tensor, which is cached."""
     with torch.inference_mode(False):
         return ~Band(low, high).allowed(all_of(queries), all_of(keys), torch.device("cpu"))
 
@@ -317,7 +319,7 @@ def _minus_infinity(masked: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, calls: list[Packed], kernel: Callable[..., Tensor]) -> Tensor:
-    """Compute the attention of all pieces, (b, h, q, d), by calls of kernel(query, key, value, mask=…, causal=…)."""
+    """Compute attention (b, h, q, d) by one call of kernel(query, key, value, mask=…, causal=…) for each `Piece`."""
     if len(calls) == 1:
         return _of_rows(calls[0].pieces, query, key, value, kernel)
     # Split, not sliced: the gradient of a split is one concatenation, but the gradients of slices are many sums of

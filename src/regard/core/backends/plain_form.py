@@ -1,4 +1,4 @@
-"""The plain form of attention: the matrix of all scores, in few torch operations or by one Triton kernel.
+"""Attention with the matrix of all scores in memory, in few torch operations or by one Triton kernel.
 
 This module computes the calls for which `backend="auto"` chooses `reference`, by the same formula with fewer kernel
 launches. On a GPU no value is inspected, because the host would have to wait for the device. Instead every masked score
@@ -48,7 +48,7 @@ _SIZE = 128  # the largest size of queries, keys and values for which one kernel
 # most _WORK multiplications (pairs times size): then the launches of torch's kernels take longer than the products.
 _SINGLE = 2**13
 _WORK = 2**28
-_PROGRAMS = 65_535  # the largest number of programs on the second axis of a kernel launch in CUDA
+_PROGRAMS = 65_535  # the largest number of thread blocks on the second axis of a CUDA kernel launch
 
 
 def serves(problem: Problem) -> bool:
@@ -97,9 +97,9 @@ def attend(problem: Problem) -> Result | None:
 
 
 def asks(problem: Problem) -> bool:
-    """Return whether the call requests weights of softmax of dot products, and no value must be inspected.
+    """Return whether the call requests softmax weights of dot products, and no value must be inspected for NaN and Inf.
 
-    No value must be inspected if there is no mask or if a kernel evaluates the mask.
+    Values must be inspected for NaN and Inf unless there is no mask or a kernel evaluates the mask.
     """
     if problem.request is None or isinstance(problem.request, LogSumExp) or not serves(problem):
         return False
@@ -114,7 +114,8 @@ def asks(problem: Problem) -> bool:
 
 
 def with_request(problem: Problem) -> WithRequest | None:
-    """Return a function that computes output and requested weights of calls with this signature, or None."""
+    """Return a function that computes output and requested weights of calls equal to `problem` but for the tensors'
+    values; or None."""
     if not asks(problem):
         return None
     score, learning, query, masked = problem.score, problem.differentiated, problem.query, problem.masked
@@ -124,7 +125,7 @@ def with_request(problem: Problem) -> WithRequest | None:
     exact = query.dtype if isinstance(problem.request, Full) and not learning else problem.dtype
     run, pairs_of_call = None, None
     if by_one_kernel(problem):
-        from regard.kernels.triton.full_weights import attended as prepared  # imported here, because it imports Triton
+        from regard.kernels.triton.full_weights import attended as prepared  # imported here: the module imports Triton
 
         run = prepared(query, problem.key, problem.value, scale, exact, masked)
         pairs_of_call = pairs_of(problem)
@@ -132,7 +133,7 @@ def with_request(problem: Problem) -> WithRequest | None:
     def computed(
         query: Tensor, key: Tensor, value: Tensor, _: object, mask: Any, bias: Any, request: Request | None
     ) -> tuple[Tensor, Tensor | Top | None, None] | None:
-        assert request is not None  # not None, as asks() has checked
+        assert request is not None  # `asks` has checked that weights are requested
         if run is not None and pairs_of_call is not None and query.device.index == availability.current_device():
             output, weights = run(query, key, value, pairs_of_call(mask, bias, query.device))
         elif masked:
@@ -209,7 +210,7 @@ def mask_and_bias(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
 def _scores(problem: Problem, clean: bool) -> Tensor:
     """Return the scores (…, h, q, k) without mask and bias.
 
-    With `clean`, NaN and Inf in query and key are excluded from the gradients.
+    With `clean`, NaN and Inf in query and key are replaced by zeros in the backward pass.
     """
     score, query, key, learning = problem.score, problem.query, problem.key, problem.differentiated
     if problem.device.type == "cpu" and not _rounds(problem):
@@ -219,7 +220,7 @@ def _scores(problem: Problem, clean: bool) -> Tensor:
     if type(score) in (Dot, ScaledDot) and softcap is None:
         return product(query, key, scale, clean, learning)
     spoilt = None
-    if clean:  # without it, a masked score of NaN would have a gradient of 0 · NaN
+    if clean:  # if `clean` were False, a masked score of NaN would have a gradient of 0 · NaN
         # 0 · NaN and 0 · Inf are NaN, so each vector with NaN or Inf gives NaN here, and any other vector gives 0.
         of_query, of_key = (t.detach() @ t.new_zeros(t.shape[-1]) for t in (query, key))
         spoilt = of_query.unsqueeze(-1) + problem.repeat(of_key.unsqueeze(-1)).mT
@@ -231,7 +232,7 @@ def _scores(problem: Problem, clean: bool) -> Tensor:
     else:
         wide = isinstance(score, Bilinear) and query.dtype == torch.float16  # query @ weight can overflow float16
         rewritten = score.as_product(query.float(), key.float()) if wide else score.as_product(query, key)
-        assert rewritten is not None  # cosine and bilinear scores have a form as a product
+        assert rewritten is not None  # cosine and bilinear scores can be written as dot products of other vectors
         scores = product(rewritten.query, rewritten.key, rewritten.scale, False, learning)
     return scores if spoilt is None else scores + spoilt
 
@@ -380,7 +381,8 @@ def _has_bfloat16() -> bool:
 
 
 def _grouped(tensor: Tensor, heads: int) -> Tensor:
-    """Return (…, h, n, d) as (…, heads, h / heads · n, d): the rows of all heads that share a key head."""
+    """Return (…, h, n, d) as (…, heads, h / heads · n, d): the rows of all query heads that share a key head are
+    joined."""
     h, n, d = tensor.shape[-3:]
     return tensor if h == heads else tensor.reshape(*tensor.shape[:-3], heads, h // heads * n, d)
 
@@ -433,10 +435,11 @@ def _sum(weights: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
 
 
 def attended(output: Tensor, weights: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
-    """Return `output`, which is weights @ value, corrected so that NaN and Inf affect only queries that attend them."""
+    """Return `output`, which is weights @ value, corrected so that NaN and Inf in `value` affect only queries that
+    attend them."""
     group = weights.shape[-3] // value.shape[-3]
     if weights.device.type == "cuda" and TRITON and value.dtype != torch.float64:
-        from regard.kernels.triton.attended_values import repair  # imported here, because it imports Triton
+        from regard.kernels.triton.attended_values import repair  # imported here: the module imports Triton
 
         tensors = (output, weights if weights.stride(-1) == 1 else weights.contiguous(), value)
         output, weights, value = (t if t.ndim == 4 else t.reshape(-1, *t.shape[-3:]) for t in tensors)

@@ -1,4 +1,4 @@
-"""Attention on CUDA under bands, lengths and segments: a block of queries reads only the range of keys it may attend.
+"""Attention on CUDA under bands, lengths and segments: each block of queries reads only keys that it may attend.
 
 Lengths and segment ids are arguments of the Triton kernel: no mask tensor is built, and the host does not wait for the
 device. The key ranges of segments are computed on the device, in one or two launches, once per mask object. The kernel
@@ -29,25 +29,25 @@ from regard.kernels import availability
 from regard.kernels.availability import TRITON
 
 KERNEL = "triton ranges"
-_SIZE = 256  # the largest size of queries, keys and values that the kernel supports
+_SIZE = 256  # the largest vector size of queries, keys and values that the kernel supports
 _SINGLE = 128  # the largest size in float32 with gradients, or with a mask under which few blocks of keys are skipped
-_PROGRAMS = 65_535  # the largest number of programs on the second axis of a kernel launch in CUDA
+_PROGRAMS = 65_535  # the largest number of thread blocks on the second axis of a CUDA kernel launch
 _REACH = 2**20  # the largest distance in the table of a relative bias, and its largest offset
 _FEW = 1024  # over more keys than this, calls of few queries are slower than by other backends
 _SUMS = 9 * 2**20  # bytes of the partial sums of a bias's gradient: 528 tiles of 64 × 64 numbers in float32
-_STORED = 2**16  # the largest number of entries of a bias that a cached route holds in memory until its next call
+_STORED = 2**16  # the largest number of entries of a bias that a cached function holds in memory until its next call
 
 
 class Lowered(NamedTuple):
-    """The mask as arguments of the kernel.
+    """The arguments of the Triton kernel that describe the mask of a call.
 
-    `seen` is which keys at least one query may attend, for the caller to replace the others by zeros. It is None if the
-    kernel itself never loads the others.
+    `seen` is which keys at least one query may attend, so that the caller can replace all other keys by zeros. It is
+    None if the kernel never loads keys that no query may attend.
     """
 
     rules: Any
     seen: Tensor | None
-    known: Any = None  # a cache key for the properties of `rules`, if known
+    known: Any = None  # a cache key for the properties of the kernel arguments `rules`, if known
 
 
 def serves(problem: Problem, mask_rules: Clauses | None) -> bool:
@@ -96,11 +96,12 @@ def _softcap(score: Score) -> float | None:
 
 
 def _product(score: Score, query: Tensor, key: Tensor) -> ScaledProduct:
-    """Return the product whose scores the kernel computes, before a softcap."""
+    """Return the `Product` (query, key and scale) whose dot products the kernel computes as scores, before a
+    softcap."""
     if isinstance(score, ScaledDot):
         return ScaledProduct(query, key, score.factor(query.shape[-1]))
     product = score.as_product(query, key)
-    assert product is not None  # not None, as serves() has checked
+    assert product is not None  # `serves` has checked that the score is a dot product of vectors
     return product
 
 
@@ -156,8 +157,8 @@ def working_bytes(problem: Problem, mask_rules: Clauses) -> int:
 
 
 def attend(problem: Problem, mask_rules: Clauses) -> Result:
-    """Compute attention by the Triton kernel."""
-    from regard.kernels.triton.range_attention import range_attention  # imported here, because it imports Triton
+    """Compute attention by the Triton kernel for bands, lengths and segments."""
+    from regard.kernels.triton.range_attention import range_attention  # imported here: the module imports Triton
 
     lead, mask, shape, device = problem.query.shape[:-3], problem.mask, problem.shape, problem.device
     if mask is None:
@@ -183,19 +184,19 @@ def attend(problem: Problem, mask_rules: Clauses) -> Result:
 
 
 def direct(problem: Problem, mask_rules: Clauses) -> Direct | None:
-    """Return a function that runs only the kernel, for all calls with the signature of this problem, or None.
+    """Return a function that only runs the kernel, for calls equal to `problem` but for the tensors' values; or None.
 
-    The result is None if calls with this signature need more than the kernel, such as copies. The problem must hold the
+    The result is None if these calls need other operations too, such as copies of tensors. `problem` must hold the
     caller's own tensors, not views of them, and must not request weights.
     """
-    # Imported here, because they import Triton.
+    # Imported here: the modules import Triton.
     from regard.kernels.triton.range_attention import plan_of, planned_attention
     from regard.kernels.triton.range_pairs import Rules
 
     as_it_is, rules_of = isinstance(problem.score, (Dot, ScaledDot)), _rules_of(problem, mask_rules)
     product, value = _product(problem.score, problem.query, problem.key), problem.value
     if problem.differentiated and product.key is not problem.key:
-        return None  # NaN in masked keys may have to be replaced before the score transforms the keys
+        return None  # None, because NaN in masked keys may have to be replaced before the score transforms the keys
     if any(t.stride(-1) != 1 for t in (product.query, product.key, value)):
         return None
     completed, learning, learns = _completed(problem), problem.differentiated, problem.bias_learned
@@ -223,7 +224,8 @@ Completed = Callable[[Any, Any, Any, torch.device], tuple[Any, Any, Tensor | Non
 
 
 def _completed(problem: Problem) -> Completed:
-    """Return a function that adds bias, softcap and sigmoid bias of a call to the kernel's rules for its mask.
+    """Return a function that adds bias, softcap and sigmoid bias of a call to the kernel arguments (`Rules`) of its
+    mask.
 
     The function returns the complete rules, their cache key and the tensor of the bias. The rules are None for a bias
     that must be copied first. If band and bias are those of the previous call, the previous rules are returned. Rules
@@ -260,11 +262,11 @@ def _placed(bias: Any, device: torch.device) -> Tensor:
 
 
 def _rules_of(problem: Problem, mask_rules: Clauses) -> Callable[[Any, torch.device], tuple[Any, Any]]:
-    """Return a function that returns the kernel's rules for the mask of a call, and a cache key for their properties.
+    """Return a function that returns the kernel's arguments (`Rules`) for the mask of a call, and their cache key.
 
-    The rules are None for a mask whose calls need more than the kernel.
+    The `Rules` are None for a mask whose calls need other operations beside the kernel.
     """
-    from regard.kernels.triton.range_pairs import Rules  # imported here, because it imports Triton
+    from regard.kernels.triton.range_pairs import Rules  # imported here: the module imports Triton
 
     shape, batch, low, high = problem.shape, problem.shape[0], mask_rules.low, mask_rules.high
     band, known = Rules(low, high), (low, high)
@@ -296,12 +298,12 @@ def _rules_of(problem: Problem, mask_rules: Clauses) -> Callable[[Any, torch.dev
 def _lowered_for(mask: Mask, shape: tuple[int, ...], device: torch.device) -> Lowered:
     """Return the mask of a checked call as arguments of the kernel."""
     mask_rules = clauses(mask.on(device).aligned(shape), *shape[-2:])
-    assert mask_rules is not None  # not None, as serves() has checked
+    assert mask_rules is not None  # `serves` has checked that kernels can evaluate the mask
     return _lowered(mask_rules, shape, device)
 
 
 def _lowered(mask_rules: Clauses, shape: tuple[int, ...], device: torch.device) -> Lowered:
-    from regard.kernels.triton.range_pairs import Rules  # imported here, because it imports Triton
+    from regard.kernels.triton.range_pairs import Rules  # imported here: the module imports Triton
     from regard.kernels.triton.segment_bounds import segment_bounds
 
     lead, (queries, keys) = shape[:-3], shape[-2:]
@@ -340,7 +342,7 @@ def _packed(rules: Any, ids: Tensor) -> Lowered:
     The segments let each key be attended by the query at its own position, so they mask no key for all queries. The
     kernel itself skips keys that the lengths or the band mask.
     """
-    # Imported here, because they import Triton.
+    # Imported here: the modules import Triton.
     from regard.kernels.triton.additive.plan import trait
     from regard.kernels.triton.segment_bounds import segment_bounds
 

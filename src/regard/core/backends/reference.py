@@ -1,7 +1,7 @@
 """The specification of attention: score, normalise, weighted sum, each in one line over the whole score matrix.
 
-It supports any score, normaliser, mask, bias and float dtype (half precision computes in float32) and is twice
-differentiable. Every other backend is compared with this one.
+This backend supports any score, normaliser, mask, bias and float dtype (half precision computes in float32) and is
+twice differentiable. Every other backend is compared with this one.
 """
 
 import torch
@@ -21,17 +21,17 @@ from regard.kernels.device_memory import affordable
 
 NAME = "reference"
 SMALL = 32 * 2**20  # bytes of working memory up to which this backend is the fastest on a CPU
-_BFLOAT16_BYTES = 64 * 2**20  # the same limit for bfloat16, on a CPU with instructions for products of bfloat16
+_BFLOAT16_BYTES = 64 * 2**20  # this limit in bfloat16, on a CPU with instructions for products of bfloat16
 _SHARE = 32  # on a GPU this backend counts as small up to this fraction (1/32) of the memory
 
 
 def refuses(problem: Problem) -> str | None:
-    """Return None: the reference computes every problem."""
+    """Return None: this backend can compute every call."""
     return None
 
 
 def not_worth_it(problem: Problem) -> str | None:
-    """Return None: no backend is tried after this one."""
+    """Return None: this backend is the last of the table, so no other can be faster."""
     return None
 
 
@@ -67,9 +67,10 @@ def kernel(problem: Problem) -> str:
 
 
 def direct(problem: Problem) -> Direct | None:
-    """Return a function that computes the plain formula for all calls with the signature of this problem, or None.
+    """Return a function that only computes normalize(score(Q, K)) V, for calls like `problem` with other values; or
+    None.
 
-    It is None if such calls need more than the formula, such as a mask.
+    The result is None if the calls need more than the formula, such as a mask.
     """
     if problem.mask is not None or problem.bias is not None or problem.dropout > 0.0 or problem.group > 1:
         return None
@@ -84,7 +85,8 @@ def direct(problem: Problem) -> Direct | None:
 
 
 def with_request(problem: Problem) -> WithRequest | None:
-    """Return a function like that of `direct` that also returns the requested weights, or None."""
+    """Return a function that computes output and requested weights of calls like `problem` with other values; or
+    None."""
     return plain_form.with_request(problem)
 
 
@@ -137,7 +139,8 @@ def attend(problem: Problem) -> Result:
 
 
 def _drop(weights: torch.Tensor, problem: Problem) -> torch.Tensor:
-    """Return the weights after dropout; those not dropped are scaled by 1 / (1 − p), which keeps the expected sum."""
+    """Return the weights after dropout; weights that are not dropped are scaled by 1 / (1 − p), which keeps the
+    expected sum."""
     if problem.dropout == 0.0:
         return weights
     if problem.dropout == 1.0:

@@ -7,11 +7,12 @@ from torch import Tensor
 
 from regard.core.requests import Request, Top
 
-# A function of query, key, value, score, mask and bias that returns the output, or None if its kernel refuses the data.
+# A function of query, key, value, score, mask and bias that returns the output, or None if its kernel cannot compute
+# these values (such as NaN).
 Direct = Callable[[Tensor, Tensor, Tensor, Any, Any, Any], Tensor | None]
 
 # A function of query, key, value, score, mask, bias and request that returns the output, the requested weights or their
-# summary, and the log-probability of hard choices; or None if its kernel refuses the data.
+# summary, and the log-probability of hard choices; or None if its kernel cannot compute these values (such as NaN).
 WithRequest = Callable[
     [Tensor, Tensor, Tensor, Any, Any, Any, Request | None], tuple[Tensor, Tensor | Top | None, Tensor | None] | None
 ]

@@ -1,6 +1,7 @@
-"""Dot-product attention by `F.scaled_dot_product_attention`, with each mask in the form that its kernels run fastest.
+"""Dot-product attention by `F.scaled_dot_product_attention`; each mask is passed in the way for which its kernels are
+fastest.
 
-Dot, scaled dot, cosine and bilinear scores can all be written as scale · Q' K'ᵀ, the form that these kernels compute.
+Dot, scaled dot, cosine and bilinear scores can all be written as scale · Q' K'ᵀ, which torch's kernels compute.
 A causal mask becomes `is_causal`, a mask that is equal for all queries becomes one row, and a window is computed as a
 band (`banded`). Any other mask is built for one block of queries at a time, over the range of keys that the block may
 attend (on a GPU blocks are large: 2²⁶ entries of the mask). On the CPU, calls with padding or packed documents are
@@ -30,13 +31,13 @@ from regard.core.transforms import mapped
 
 NAME = "sdpa"
 FEW = 16  # with fewer keys than this, torch's CPU kernels return 0, not NaN, for a query of NaN
-_BAND_NUMBERS = 2**15  # the largest number of entries of a band's mask tensor that is cached with a route
+_BAND_NUMBERS = 2**15  # the largest number of entries of a band's mask tensor that is cached
 _SHORT = 64  # on the CPU, up to this number of keys `plain_form` is faster than padding keys and values to one size
-_MEMORY = 512  # from this number of keys on, our kernel for decoding steps is faster than torch's in float32
+_MEMORY = 512  # from this number of keys on, this library's kernel for decoding steps is faster than torch's in float32
 
 
 def refuses(problem: Problem) -> str | None:
-    """Return the reason why torch's kernels cannot compute the problem, or None."""
+    """Return the reason why torch's kernels cannot compute the call, or None."""
     if problem.dropout > 0.0 and problem.generator is not None:
         return "its dropout takes no generator"
     if _inspected(problem) and mapped():
@@ -45,7 +46,7 @@ def refuses(problem: Problem) -> str | None:
 
 
 def refuses_data(problem: Problem) -> str | None:
-    """Return the reason why torch's kernels cannot compute these values, or None."""
+    """Return the reason why torch's kernels cannot compute a call with these tensor values, or None."""
     if not _inspected(problem):
         return None
     if problem.masked:
@@ -57,7 +58,8 @@ def refuses_data(problem: Problem) -> str | None:
 
 
 def _inspected(problem: Problem) -> bool:
-    """Return whether the values must be inspected for NaN and Inf; False where this is impossible (CUDA, compiled)."""
+    """Return whether query, key and value must be inspected for NaN and Inf; False where this is impossible (CUDA,
+    compiled)."""
     if problem.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     return problem.masked or problem.key.shape[-2] < FEW
@@ -121,7 +123,8 @@ def plain(problem: Problem) -> bool:
 
 
 def kernel(problem: Problem) -> str:
-    """Return the name of the kernel: torch's flash, efficient, cudnn or math, or our kernel for decoding steps."""
+    """Return the name of the kernel: torch's flash, efficient, cudnn or math, or this library's kernel for decoding
+    steps."""
     rules = problem.mask_rules
     if _is_step(problem, rules):
         return "triton decode"
@@ -147,7 +150,8 @@ def kernel(problem: Problem) -> str:
 
 
 def _like_kernels(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tensors for which torch chooses the same kernel as for the problem, without computing any values."""
+    """Return tensors for which torch chooses the same kernel as for the tensors of the call, without computing any
+    values."""
     wanted = torch_sdpa.sizes(problem.query, problem.value, problem.masked)
     tensors = (problem.query, problem.key, problem.value)
     if all(t.ndim == 4 and t.shape[-1] == size for t, size in zip(tensors, wanted, strict=True)):
@@ -163,7 +167,7 @@ def _like_kernels(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 def _is_step(problem: Problem, rules: Clauses | None) -> bool:
     """Return whether the Triton kernel for decoding steps computes the call.
 
-    The kernel never loads padding, so NaN and Inf in the padding need not be replaced.
+    This kernel never loads padded keys and values, so NaN and Inf in the padding need not be replaced.
     """
     if rules is None or not decoding_step.serves(problem):
         return False
@@ -171,8 +175,8 @@ def _is_step(problem: Problem, rules: Clauses | None) -> bool:
         return True
     if torch.compiler.is_compiling():
         return False
-    # Without padding, torch's kernels support decoding steps. In float32 a single program of theirs reads all keys of a
-    # head, which takes long for many keys.
+    # Without padding, torch's kernels support decoding steps. In float32 a single thread block of torch's kernels reads
+    # all keys of a head, which takes long for many keys.
     if problem.query.dtype != torch.float32 or problem.shape[-1] < _MEMORY:
         return torch_sdpa.pads(problem.query, problem.value)
     tensors = problem.query, problem.key, problem.value
@@ -188,11 +192,11 @@ def attend(problem: Problem) -> Result:
     lead, size = problem.query.shape[:-3], problem.value.shape[-1]
     rules = problem.mask_rules
     step, row = _is_step(problem, rules), None
-    if not step:  # replace masked NaN before any product with the keys: in the backward pass 0 · NaN is NaN
+    if not step:  # masked NaN is replaced before any product with the keys: in the backward pass 0 · NaN is NaN
         problem, row = zeroed_with_row(problem, rules)
         row = None if row is None else mask_blocks.four_axes(row, problem)
     product = problem.score.as_product(problem.query, problem.key)
-    assert product is not None  # not None, as refuses() has checked
+    assert product is not None  # `refuses` has checked that the score is a dot product of vectors
     if step:
         return Result(decoding_step.attend(problem, product.query, product.key, None, product.scale))
     if product.query is not problem.query or product.key is not problem.key:
@@ -201,7 +205,7 @@ def attend(problem: Problem) -> Result:
 
     lse: Tensor | None = None
     banding = problem.bias is None and rules is not None and banded.worth_it(rules, *problem.shape[-2:])
-    # The last block of a band is padded with rows that may have no key to attend.
+    # The last block of queries in `banded` is padded with rows that may have no key to attend.
     emptied = _wants_full_rows(problem.device) and (banding or not _every_row_sees(rules, *problem.shape[-2:]))
 
     def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
@@ -248,9 +252,9 @@ def attend(problem: Problem) -> Result:
 
 
 def direct(problem: Problem) -> Direct | None:
-    """Return a function that runs only the kernel, for all calls with the signature of this problem, or None.
+    """Return a function that only runs the kernel, for calls equal to `problem` but for the tensors' values; or None.
 
-    The result is None if calls with this signature need more than the kernel, such as copies. The problem must hold the
+    The result is None if these calls need other operations too, such as copies of tensors. `problem` must hold the
     caller's own tensors, not views of them, and must not request weights.
     """
     rules, (queries, keys) = problem.mask_rules, problem.shape[-2:]
@@ -308,13 +312,13 @@ def direct(problem: Problem) -> Direct | None:
             return checked(run(query, key, value, score, mask, bias))
         attn_mask = band
         if pairs is not None:
-            if not isinstance(mask, (Tensor, Dense)):  # an `And` mask of which only one part masks any pair
+            if not isinstance(mask, (Tensor, Dense)):  # one of the two masks of an `And` masks no pair
                 return None
             attn_mask = (mask if isinstance(mask, Tensor) else mask.tensor).reshape(pairs)
         factor = scale
         if not as_it_is:
             product = score.as_product(query, key)
-            assert product is not None  # not None, as refuses() has checked
+            assert product is not None  # `refuses` has checked that the score is a dot product of vectors
             query, key, factor = product
         query, key, value = torch_sdpa.padded(query, key, value, attn_mask is not None)
         output = torch_sdpa.attend(query, key, value, attn_mask=attn_mask, scale=factor, **options)
@@ -326,7 +330,7 @@ def direct(problem: Problem) -> Direct | None:
 def with_lse(problem: Problem) -> Both | None:
     """Return a function that computes output and log-sum-exp by one kernel, or None if no kernel returns both.
 
-    The function is valid for all calls with the signature of this problem.
+    The function is valid for all calls equal to `problem` but for the tensors' values.
     """
     rules, score = problem.mask_rules, problem.score
     tensors, causal = (problem.query, problem.key, problem.value), rules is not None and rules.banded
@@ -341,12 +345,13 @@ def with_lse(problem: Problem) -> Both | None:
 
 
 def _prepared_product(problem: Problem, causal: bool) -> Direct | None:
-    """Return the result of `direct` on CUDA for a score that is rewritten as a dot product of other vectors.
+    """Return a function that runs only the kernel on CUDA, for a score rewritten as a dot product of other vectors; or
+    None.
 
     The result is None if the vectors of the product must be padded.
     """
     product, value = problem.score.as_product(problem.query, problem.key), problem.value
-    assert product is not None  # not None, as refuses() has checked
+    assert product is not None  # `refuses` has checked that the score is a dot product of vectors
     if not torch_sdpa.fits(product.query, product.key, value, causal, problem.dropout):
         return None
     run = torch_sdpa.prepared(product.query, product.key, value, causal, problem.dropout, product.scale)
@@ -359,7 +364,7 @@ def _prepared_product(problem: Problem, causal: bool) -> Direct | None:
 
 
 def _step(problem: Problem) -> Direct | None:
-    """Return the result of `direct` for decoding steps on CUDA."""
+    """Return a function that runs only the Triton kernel for decoding steps on CUDA, or None."""
     if not isinstance(problem.score, (Dot, ScaledDot)):
         return None
     product = problem.score.as_product(problem.query, problem.key)
@@ -400,9 +405,10 @@ def _at_once(problem: Problem) -> bool:
 
 
 def _sequences(problem: Problem, rules: Clauses | None) -> list[per_sequence.Packed] | None:
-    """Return the kernel calls, one for each sequence, or None if they are impossible or one call is faster.
+    """Return the arguments of kernel calls, one for each sequence; None if this is impossible or a single call is
+    faster.
 
-    One call for each sequence is possible if the lengths and segment ids of the mask are on the CPU.
+    One kernel call for each sequence is possible if the lengths and segment ids of the mask are on the CPU.
     """
     if problem.device.type != "cpu" or problem.bias is not None or problem.dropout > 0.0 or problem.empty:
         return None
@@ -416,10 +422,10 @@ def _with_log_sum_exp(problem: Problem) -> Result | None:
     """Return output and log-sum-exp from one kernel, or None if no kernel returns both."""
     if torch.compiler.is_compiling():
         return None
-    from regard.core.backends import flash  # imported here, because flash imports this module
+    from regard.core.backends import flash  # imported here: `flash` imports this module
 
     product = problem.score.as_product(problem.query, problem.key)
-    assert product is not None  # not None, as refuses() has checked
+    assert product is not None  # `refuses` has checked that the score is a dot product of vectors
     plain = replace(problem, query=product.query, key=product.key, score=ScaledDot(product.scale))
     if not flash.serves(plain):
         return None
@@ -429,7 +435,7 @@ def _with_log_sum_exp(problem: Problem) -> Result | None:
 
 
 def _needs_no_block(rules: Clauses | None) -> bool:
-    """Return whether the mask is absent, exactly `is_causal`, or one row that is the same for all queries."""
+    """Return whether the mask is absent, equal to `is_causal=True`, or one row that is the same for all queries."""
     return rules is not None and (rules.by_key or _is_causal_alone(rules))
 
 
@@ -442,8 +448,9 @@ def _is_causal_alone(rules: Clauses | None) -> bool:
 def _wants_full_rows(device: torch.device) -> bool:
     """Return whether a query without an allowed key must be passed to the kernels as if all its keys were allowed.
 
-    cuDNN replaces masked scores by the lowest finite number, so such a query gets the mean of the values and, at some
-    lengths, NaN gradients (pytorch#196678). The CPU kernels return 0 for it.
+    cuDNN replaces masked scores by the lowest finite number, so a query without an allowed key gets the mean of the
+    values and, at some lengths, NaN gradients (pytorch#196678). The CPU kernels return 0 for a query without an allowed
+    key.
     """
     return device.type != "cpu"
 

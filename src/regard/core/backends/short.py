@@ -31,7 +31,7 @@ _HEADS, _EAGER, _LEARNING = 512, 2048, 8192
 
 
 def refuses(problem: Problem) -> str | None:
-    """Return the reason why the kernel cannot compute the problem, or None."""
+    """Return the reason why the Triton kernel for short sequences cannot compute the call, or None."""
     if not TRITON:
         return "Triton is not installed"
     if problem.query.dtype not in HALF:
@@ -42,7 +42,7 @@ def refuses(problem: Problem) -> str | None:
 
 
 def _does_not_fit(problem: Problem) -> str | None:
-    """Return the reason why the kernel does not support the shapes or the bias, or None."""
+    """Return the reason why the kernel for short sequences does not support the shapes or the bias, or None."""
     queries, keys = problem.shape[-2:]
     if not (0 < queries <= _LENGTH and 0 < keys <= _LENGTH):
         return f"at most {_LENGTH} queries and keys, got {queries} and {keys}"
@@ -55,7 +55,7 @@ def _does_not_fit(problem: Problem) -> str | None:
 
 
 def _mask_refused(problem: Problem) -> str | None:
-    """Return the reason why the kernel cannot evaluate the mask, or None."""
+    """Return the reason why the kernel for short sequences cannot evaluate the mask, or None."""
     rules = problem.mask_rules
     if rules is None:
         return "it takes masks without | and ~"
@@ -67,7 +67,7 @@ def _mask_refused(problem: Problem) -> str | None:
 
 
 def not_worth_it(problem: Problem) -> str | None:
-    """Return the reason why another kernel is faster for the problem, or None."""
+    """Return the reason why another backend's kernel is faster for the call, or None."""
     if decoding_step.serves(problem):
         return "a decoding step has a kernel of its own"
     rules = problem.mask_rules
@@ -85,18 +85,18 @@ def not_worth_it(problem: Problem) -> str | None:
 
 
 def working_bytes(problem: Problem) -> int:
-    """Return 0: the kernel needs no working memory."""
+    """Return 0 bytes: the kernel for short sequences needs no working memory."""
     return 0
 
 
 def kernel(problem: Problem) -> str:
-    """Return the name of the kernel."""
+    """Return the name of the kernel for `regard.explain`."""
     return "triton short"
 
 
 def attend(problem: Problem) -> Result:
-    """Compute attention by the kernel."""
-    from regard.kernels.triton.short_attention import short_attention  # imported here, because it imports Triton
+    """Compute attention of short sequences by the Triton kernel."""
+    from regard.kernels.triton.short_attention import short_attention  # imported here: the module imports Triton
 
     if not isinstance(problem.score, (Dot, ScaledDot)):
         # The kernel never loads masked keys. But other scores transform the keys before the kernel, and the gradient
@@ -104,7 +104,7 @@ def attend(problem: Problem) -> Result:
         problem = zero_masked_keys(problem)
     product = problem.score.as_product(problem.query, problem.key)
     rules = problem.mask_rules
-    assert product is not None  # not None, as refuses() has checked
+    assert product is not None  # `refuses` has checked that the score is a dot product of vectors
     assert rules is not None
     lead, keys = problem.query.shape[:-3], problem.shape[-1]
     lengths = None if rules.lengths is None else rules.lengths.expand(*lead, 1).reshape(-1)
@@ -120,9 +120,9 @@ def attend(problem: Problem) -> Result:
 
 
 def direct(problem: Problem) -> Direct | None:
-    """Return a function that runs only the kernel, for all calls with the signature of this problem, or None.
+    """Return a function that only runs the kernel, for calls equal to `problem` but for the tensors' values; or None.
 
-    The result is None if calls with this signature need more than the kernel, such as copies. The problem must hold the
+    The result is None if these calls need other operations too, such as copies of tensors. `problem` must hold the
     caller's own tensors, not views of them, and must not request weights.
     """
     rules, dropout = problem.mask_rules, problem.dropout
@@ -130,10 +130,10 @@ def direct(problem: Problem) -> Direct | None:
         return None
     if (rules.lengths is not None and not _lengths_alone(problem)) or (rules.dense and type(problem.mask) is not Dense):
         return None
-    from regard.kernels.triton.short_attention import short_attention  # imported here, because it imports Triton
+    from regard.kernels.triton.short_attention import short_attention  # imported here: the module imports Triton
 
     product = problem.score.as_product(problem.query, problem.key)
-    assert product is not None  # not None, as refuses() has checked
+    assert product is not None  # `refuses` has checked that the score is a dot product of vectors
     scale, causal, padded, dense = product.scale, rules.high is not None, rules.lengths is not None, bool(rules.dense)
     batch, keys = problem.shape[0], problem.shape[-1]
 
@@ -151,7 +151,7 @@ def direct(problem: Problem) -> Direct | None:
 
 
 def _lengths_alone(problem: Problem) -> bool:
-    """Return whether the mask is one length for each sequence, alone or together with a band."""
+    """Return whether the mask consists of one length for each sequence, with or without a band."""
     mask = beside_a_band(problem.mask)
     return isinstance(mask, Padding) and mask.lengths.shape == (problem.query.shape[0], 1)
 

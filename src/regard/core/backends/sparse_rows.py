@@ -1,6 +1,6 @@
 """Sparsemax and entmax of dot products on CUDA, computed one block of whole rows at a time.
 
-This module decides which problems qualify and how large a block is; `regard.kernels.entmax_rows` computes a block.
+This module decides which calls are supported and how large a block is; `regard.kernels.entmax_rows` computes a block.
 """
 
 import math
@@ -46,7 +46,8 @@ def working_bytes(problem: Problem) -> int:
 
 
 def _block(problem: Problem) -> tuple[int, int, int]:
-    """Return the slices (batch times heads) and rows of a block, and the number of keys padded to whole chunks."""
+    """Return the number of heads (of all batch items) and of query rows in a block, and the keys padded to whole
+    chunks."""
     *lead, queries, keys = problem.shape
     keys += -keys % entmax_rows.CHUNK
     at_once = max(1, min(math.prod(lead), BYTES // (4 * keys * min(queries, ROWS))))
@@ -59,7 +60,7 @@ def attend(problem: Problem) -> Result:
     query, key, value = (t.to(torch.float32) for t in (problem.query, problem.key, problem.value))
     with torch.autocast(problem.device.type, enabled=False):
         product = problem.score.as_product(query, key)
-        assert product is not None  # not None, as serves() has checked
+        assert product is not None  # `serves` has checked that the score is a dot product of vectors
         assert alpha is not None
         assert rules is not None
         parts = (product.query * product.scale, problem.repeat(product.key), problem.repeat(value))
@@ -88,5 +89,6 @@ def _lengths(rules: Clauses, shape: tuple[int, ...]) -> Tensor | None:
 
 
 def _part(rule: entmax_rows.Rule, start: int, count: int) -> entmax_rows.Rule:
-    """Return the rule with the lengths of `count` slices from slice `start` on."""
+    """Return the kernel's mask arguments with the lengths of `count` heads (of all batch items) from index `start`
+    on."""
     return rule if rule.lengths is None else replace(rule, lengths=rule.lengths[start : start + count])

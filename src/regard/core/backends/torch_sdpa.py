@@ -115,13 +115,13 @@ def attend(
     eager = query.is_cuda and attn_mask is None and query.ndim == 4
     if eager and not torch.compiler.is_compiling() and not transformed():
         output = prepared(query, key, value, is_causal, dropout_p, scale)(query, key, value, None, None, None)
-        assert output is not None  # the functions returned by `prepared` refuse no values
+        assert output is not None  # functions returned by `prepared` never return None
         return output
     return _by_choice(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
 def prepared(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: float, scale: float) -> Direct:
-    """Return a function that computes `attend` without a mask, for eager calls with the signature of this call.
+    """Return a function that computes `attend` without a mask, for eager calls with tensors of these shapes and dtypes.
 
     The kernel is chosen here, once, and not at each call of the function.
     """
@@ -161,7 +161,7 @@ def prepared(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: f
         if (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15:
             query, key, value = _aligned(query, key, value)
         output = _cudnn_operator(query, key, value, None, learning, dropout, causal, False, scale=scale)[0]
-        if learning:  # the outputs of all these calls have the same strides
+        if learning:  # all calls of this function return outputs of equal strides
             hook = hook or returner(output.stride())
             add_hook(output, hook)
         return output
@@ -172,13 +172,14 @@ def prepared(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: f
 def _by_products(
     scale: float, query: Tensor, key: Tensor, value: Tensor, score: object, mask: object, bias: object
 ) -> Tensor:
-    rows = query.reshape(key.shape[0], key.shape[1], -1, query.shape[3])  # heads that share a key head become rows
+    rows = query.reshape(key.shape[0], key.shape[1], -1, query.shape[3])  # query heads of one key head become rows
     scores = (rows * scale) @ key.mT if key.shape[2] > query.shape[3] else rows @ key.mT * scale
     return (torch.softmax(scores, -1) @ value).view(*query.shape[:3], value.shape[3])
 
 
 def _chosen(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: float, scale: float) -> Direct:
-    """Return a function that computes `_by_choice` without a mask, for calls with the signature of this call."""
+    """Return a function that computes `_by_choice` without a mask, for calls with tensors of these shapes and
+    dtypes."""
     grouped = query.shape[1] != key.shape[1]
     if scale <= 0:
         options: dict[str, Any] = {"dropout_p": dropout, "is_causal": causal, "scale": scale, "enable_gqa": grouped}
@@ -239,7 +240,8 @@ def _by_choice(
 def _aligned(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return the tensors, with copies in place of those whose memory does not begin at a multiple of 16 bytes.
 
-    The kernels load 16 bytes at a time. On unaligned tensors torch 2.11 runs them too, with wrong results or errors.
+    The kernels load 16 bytes at a time. On unaligned tensors torch 2.11 runs these kernels too, with wrong results or
+    errors.
     """
     if torch.compiler.is_compiling() or transformed():
         return tensors
@@ -282,7 +284,7 @@ def _products_serve(query: Tensor, key: Tensor, value: Tensor) -> bool:
     scores = query.shape[0] * query.shape[1] * queries * keys
     if pads(query, value) and (queries > _FEW or _learning(query, key, value)) and scores <= _SMALL:
         return True  # few queries without gradients are left to the kernel for decoding steps
-    # Matrix products need no copy of a tensor whose batch and heads are one axis in memory.
+    # Matrix products need no copy of a tensor whose batch axis and head axis can be viewed as one axis.
     memory = all(_joined(t) for t in (key, value))
     if queries <= _FEW and keys >= _MANY:
         return memory
@@ -290,7 +292,7 @@ def _products_serve(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def _joined(tensor: Tensor) -> bool:
-    """Return whether the batch and the heads of a tensor are one axis in memory."""
+    """Return whether the batch axis and the head axis of a tensor can be viewed as one axis."""
     return 1 in tensor.shape[:2] or tensor.stride(0) == tensor.stride(1) * tensor.shape[1]
 
 
@@ -328,7 +330,7 @@ def has_flash(device: torch.device) -> bool:
 
 
 def _has_no_groups(query: Tensor, key: Tensor, masked: bool, causal: bool, others: bool) -> bool:
-    """Return whether torch has no kernel on CUDA for fewer key heads than query heads."""
+    """Return whether torch has no CUDA kernel that supports fewer key heads than query heads for this call."""
     uneven = causal and query.shape[-2] != key.shape[-2]
     return query.dtype not in _BY_CUDNN or ((masked or uneven) and others)
 
