@@ -27,7 +27,9 @@ All = list[set[Link]]
 
 
 def links_of(run: Path) -> tuple[list[Example], dict[WeightChoice, All]]:
-    """Return the examples of a run that have gold links, and their links for each choice of weights."""
+    """Return the examples of a run that have gold links, and the word links that each choice of attention weights
+    predicts.
+    """
     opened = Run.open(run)
     config = TranslationConfig.model_validate(opened.config())
     loaded = Translator.load(opened)
@@ -39,7 +41,7 @@ def links_of(run: Path) -> tuple[list[Example], dict[WeightChoice, All]]:
 
 
 def rate(examples: list[Example], links: All) -> float:
-    """Return the error rate in per cent."""
+    """Return the alignment error rate of the links in per cent."""
     return 100 * alignment_error_rate(links, [one.links for one in examples], [one.possible for one in examples])
 
 

@@ -65,7 +65,7 @@ def figures(run: Path) -> dict[str, float] | None:
 
 
 def row(name: str, results: Sequence[dict[str, float] | None]) -> str:
-    """Return a line of the table: the figures of the seeds, and their mean."""
+    """Return a line of the table: the result of each seed, and the mean over the seeds."""
 
     def cell(what: str, digits: int = 1) -> str:
         values = [result[what] for result in results if result is not None]

@@ -159,7 +159,7 @@ STAGES: dict[str, Callable[[Path, int], int]] = {
 
 
 def measured(stage: str, folder: Path, size: int) -> dict[str, Any]:
-    """Run one stage in this process: return seconds and peak memory."""
+    """Measure one row of the table in this process; return the seconds and the peak memory of this row."""
     import regard.tasks.captioning.files
     import regard.tasks.vqa.material  # noqa: F401
 

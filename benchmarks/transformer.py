@@ -66,7 +66,7 @@ class Row:
     last_loss: float
 
 
-# ---------------------------------------------------------------- the contenders: a loss of (source, prefix, target)
+# ---------------------------------------------------------------- the contenders: functions of (source, prefix, target)
 
 
 def regard_model(setting: Setting, device: str) -> EncoderDecoder:
@@ -285,7 +285,7 @@ def agreement(setting: Setting, device: str) -> dict[str, float]:
     model = regard_model(setting, device).eval()
     source, prefix, target = batch_of(setting, device)
     with torch.no_grad():
-        rows = [slice(i, i + 32) for i in range(0, setting.batch, 32)]  # all logits of these rows are stored at once
+        rows = [slice(i, i + 32) for i in range(0, setting.batch, 32)]  # the logits of 32 rows are stored at a time
         plain = [
             plain_loss(model.logits(model(source[r], prefix[r]).states).float(), target[r]) * len(source[r])
             for r in rows

@@ -20,12 +20,12 @@ from regard.look.trace import Trace
 from regard.look.watch import watch
 
 Run = Callable[[nn.Module], Any]
-Truth = dict[str, list[Tensor]]  # for a pattern of names, the weights (b, h, q, k) of each call
+Truth = dict[str, list[Tensor]]  # expected weights (b, h, q, k) of each call, by a pattern of layer names
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model to watch; `build` returns the model, a function that runs it, and its true weights."""
+    """A model to watch; `build` returns the model, a function that runs it, and the expected attention weights."""
 
     family: str
     implementation: str
@@ -139,7 +139,7 @@ def _hugging(
         with torch.no_grad():
             output = plain(**arguments, output_attentions=True)
         truth = {pattern: list(getattr(output, field)) for pattern, field in patterns.items()}
-        if implementation == KERNEL and "attention_mask" in arguments:  # the kernel gives padding queries no weights
+        if implementation == KERNEL and "attention_mask" in arguments:  # the weights of padding queries are 0
             rows = arguments["attention_mask"].bool()[:, None, :, None]
             truth = {pattern: [weights * rows for weights in tensors] for pattern, tensors in truth.items()}
         return (torch.compile(model) if compiled else model), (lambda net: net(**arguments)), truth
@@ -369,7 +369,9 @@ def multihead(need_weights: bool) -> Callable[[], tuple[nn.Module, Run]]:
 
 
 def encoder() -> tuple[nn.Module, Run]:
-    """Return an encoder and its call with padding; in eval mode, torch uses its fast path on nested tensors."""
+    """Return an encoder and a function that calls it on padded sequences; in eval mode, torch uses its fast path on
+    nested tensors.
+    """
     layer = nn.TransformerEncoderLayer(32, 4, 37, batch_first=True)
     x, padding = _states(2, 7, 32), torch.zeros(2, 7, dtype=torch.bool)
     padding[1, 5:] = True
@@ -456,7 +458,7 @@ class Bahdanau(nn.Module):
 
 
 def bahdanau() -> tuple[nn.Module, Run, Truth]:
-    """Return a recurrent decoder, its call and the expected weights, one row for each step."""
+    """Return a recurrent decoder, a function that calls it, and the expected attention weights, one row per step."""
     model, memory = Bahdanau().eval(), _states(2, 5, 16)
     spread_out(model)
     with torch.no_grad():

@@ -124,7 +124,7 @@ def rows(case: dict[str, Any]) -> list[list[str]]:
 
 
 def giga(rate: float | None) -> str:
-    """Return a rate in billions per second.
+    """Return a rate of work, given per second, as text in billions per second.
 
     >>> giga(17.53e12), giga(20.24e9), giga(None)
     ('17,530', '20.2', '–')
@@ -174,7 +174,7 @@ def drawing(record: dict[str, Any]) -> str:
 
 
 def write(record: dict[str, Any], out: Path) -> list[Path]:
-    """Write the page and its chart to a folder; only the section for this kind of device of a page changes."""
+    """Write the page and its chart to a folder; an existing page changes only in the section for this device kind."""
     page, image = out / "benchmarks.md", out / "images" / f"bench-{record['device']}.svg"
     image.parent.mkdir(parents=True, exist_ok=True)
     image.write_text(drawing(record), encoding="utf-8")
@@ -188,7 +188,7 @@ def _figures(contender: dict[str, Any]) -> str:
 
 
 def _missing(record: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return contenders that did not run and why, each reason once with its cases."""
+    """Return the contenders that did not run, with each reason and the cases for which it was given."""
     skipped: dict[tuple[str, str], list[str]] = {}
     for case in record["cases"]:
         for contender in case["contenders"]:

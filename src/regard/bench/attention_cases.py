@@ -324,7 +324,7 @@ def _graphed(attend: Run) -> Run:
 
 @contextmanager
 def _no_compiler() -> Iterator[None]:
-    """Run without the compiled loops, as on a machine without a C compiler."""
+    """Run regard's call without its loops compiled from C, as on a machine without a C compiler."""
     original = pair_loops.available
     pair_loops.available = lambda: False
     try:

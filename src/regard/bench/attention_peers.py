@@ -56,7 +56,7 @@ def x_transformers(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -
 
 def keras_additive(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Run:
     """Return Keras' AdditiveAttention on its torch backend."""
-    os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras reads this variable once, at import
+    os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras reads KERAS_BACKEND once, at import
     import keras  # pyrefly: ignore[missing-import]
 
     layer = keras.layers.AdditiveAttention(dtype=str(query.dtype).removeprefix("torch."))

@@ -1,8 +1,8 @@
 """`regard bench cold`: the time of the first call of each mechanism in a new process. Two processes are measured: the
 first starts with empty compilation caches, the second with the caches that the first has filled.
 
-`python -m regard.bench.cold_start NAME DEVICE` is one such process: it prints the seconds of the call alone, without
-the import of torch and regard.
+Each of the two processes runs `python -m regard.bench.cold_start NAME DEVICE`, which prints the seconds of the call
+alone, without the import of torch and regard.
 """
 
 import os

@@ -23,7 +23,8 @@ from rich.table import Table
 from regard import __version__
 from regard.bench.marked_pages import try_writing
 
-PACKAGES = ("triton", "entmax", "xformers", "keras", "x-transformers")  # their versions are reported, if installed
+# Libraries whose versions are reported, if they are installed.
+PACKAGES = ("triton", "entmax", "xformers", "keras", "x-transformers")
 
 
 def chosen_device(given: str | None, known: Collection[str] = ("cpu", "cuda")) -> str:

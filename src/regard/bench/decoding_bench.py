@@ -120,7 +120,7 @@ def regard(model: EncoderDecoder, width: int, captures: Captures | None = None) 
 
 
 def contenders(setting: Setting, device: str) -> dict[str, Callable[[], Decode]]:
-    """Return for each name a function that prepares the contender."""
+    """Return, by the name of each contender, a function that prepares it."""
     model, width, threads = model_of(setting, device), setting.width, torch.get_num_threads()
     peer = functools.cache(lambda: marian(model, positions=2 * setting.tokens + 2))
     if device == "cuda":

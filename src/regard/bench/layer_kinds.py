@@ -171,7 +171,9 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Met:
-    """The path between both ends of a sequence: the numbers of stacked layers and of sequential steps."""
+    """The path between the first and the last position of a sequence: the numbers of stacked layers and of sequential
+    steps.
+    """
 
     layers: int
     steps: int

@@ -40,7 +40,7 @@ from regard.train.memory_check import count_parameters
 PAGE = "layers.md"
 LENGTHS = {"cpu": tuple(2**power for power in range(7, 14)), "cuda": tuple(2**power for power in range(7, 16))}
 LONGEST = 2**20
-SLOW = 10.0  # seconds of a training step above which longer sequences of the kind are skipped
+SLOW = 10.0  # if a training step takes more seconds, longer sequences of this kind of layer are skipped
 MATRICES = {"cpu": 2 * 2**30, "cuda": 16 * 2**30}  # bytes of the largest matrix of weights that is materialised
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 
@@ -116,7 +116,7 @@ def run(lengths: Sequence[int], setting: Setting, *, device: str, say: Callable[
 
 
 def reason_to_skip(kind: Kind, length: int, setting: Setting, device: str, before: list[Point]) -> str | None:
-    """Return the reason why a length is skipped, or None."""
+    """Return the reason why a length is skipped, or None if it is measured."""
     matrix = setting.heads * length**2 * DTYPES[device].itemsize
     if kind.forms_matrix and matrix > MATRICES[device]:
         return f"its matrix of weights would take {size(matrix)}"
@@ -172,7 +172,7 @@ def calls(kind: Kind, length: int, depth: int, setting: Setting, device: str) ->
     def training() -> Tensor:
         output = layer(x)
         output.backward(upstream)
-        x.grad = None  # freed in every call, so that each call allocates its gradients and its peak includes them
+        x.grad = None  # gradients are freed, so that the peak memory of every call includes them
         layer.zero_grad(set_to_none=True)
         return output.detach()
 
@@ -180,7 +180,7 @@ def calls(kind: Kind, length: int, depth: int, setting: Setting, device: str) ->
 
 
 def _remember(points: dict[str, list[Point]], setting: Setting, say: Callable[[str], None]) -> None:
-    """Fill in the peaks of memory on the CPU, measured in a separate process."""
+    """Set the peak memory of each point on the CPU, measured in a separate process."""
     measured = [
         (name, point) for name, kind_points in points.items() for point in kind_points if point.training is not None
     ]

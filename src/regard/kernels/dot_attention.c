@@ -41,7 +41,7 @@ typedef struct {
     long bias[4], allowed[4];                   /* strides of the axes batch, head, query and key */
     long query_ids, key_ids;                    /* strides of the ids along the batch axis */
     long offset;                                /* `slopes` multiply the distances |i + offset - j| */
-    long request, rows; /* what a call returns beside the output (NOTHING, ...); number of SOME_ROWS */
+    long request, rows; /* what a call returns beside the output (NOTHING, ...); for SOME_ROWS, the number of rows */
 } shape;
 
 typedef struct {
@@ -85,7 +85,7 @@ static float *extend(memory *given, size_t count) {
 
 static float *reserve(size_t count) { return extend(&room, count); }
 
-/* Frees memory of more than LARGE numbers: a process may have many threads. */
+/* Frees working memory of more than LARGE numbers, which would otherwise be held for each of many threads. */
 static void trim(memory *given) {
     if (given->size <= LARGE) return;
     free(given->start);
@@ -507,15 +507,15 @@ static int weigh(const call *c, const block *at, long i, long width, float *scor
     return !wrong;
 }
 
-/* Returns whether the weights are a plain softmax of scaled products, with a positive scale, and are masked by nothing
- * but ranges of keys. */
+/* Returns whether the weights are the softmax of products multiplied by a positive scale, and ranges of keys are the
+ * only masks. */
 static int is_simple(const call *c) {
     return c->scale > 0.0f && !(c->softcap > 0.0f || c->bias || c->slopes || c->shift != 0.0f || c->allowed
                                 || c->query_ids || c->s->normalizer != SOFTMAX);
 }
 
-/* A faster `weigh` for calls that satisfy `is_simple`. It writes the exponentials, not divided by their sum, and stores
- * the inverse of the sum in `by`. */
+/* A faster `weigh` for calls that satisfy `is_simple`. It writes the exponentials of each row without dividing them by
+ * their sum, and stores the inverse of the sum in the array `by`. */
 static int weigh_simply(const call *c, const block *at, long i, long width, float *scores, float *by) {
     long from, to;
     vec check = ALL(0.0f), high = ALL(-INFINITY), total = ALL(0.0f), scale = ALL(c->scale);
@@ -554,8 +554,8 @@ static const char *slice(const char *start, const long *strides, long half, long
     return start + (b * strides[0] + h * strides[1]) * (half ? 2 : 4);
 }
 
-/* Returns rows in float32 with at least `width` numbers each, and sets `row` to their distance: the given memory if it
- * has this form already, or else a padded copy, which is written to `copy`. */
+/* Returns rows in float32 with at least `width` numbers each, and sets `row` to their distance: the given rows if they
+ * are already float32 and wide enough, or else a padded copy, which is written to `copy`. */
 static const float *rows_of(const char *from, long stride, long half, long rows, long size, long width, float *copy,
                             long *row) {
     if (!half && size >= width) {

@@ -169,7 +169,7 @@ def form(
 
 
 def rows(positions: Tensor, queries: int) -> Rows:
-    """Return the `Rows` of the queries at `positions`; a position that is given several times has one place."""
+    """Return the `Rows` of the queries at `positions`; a position that is given several times has one index."""
     places = torch.full((queries,), -1, dtype=torch.long, device="cpu")
     places[positions] = torch.arange(len(positions), device="cpu")
     return Rows(positions, places)
@@ -297,7 +297,7 @@ def _numbers(form: Form, limits: Limits, rows: Rows | None) -> Any:
 @functools.cache
 def _functions() -> tuple[Any, Any]:
     loaded = library(__package__ or "", _FILE)
-    assert loaded is not None  # checked by available()
+    assert loaded is not None  # the caller has tested available()
     forward, backward = loaded.regard_dot_attention, loaded.regard_dot_gradients
     more = [ctypes.c_double] * 5 + [ctypes.c_uint64, ctypes.c_long]
     forward.argtypes, backward.argtypes = [_ANY] * 15 + more, [_ANY] * 17 + more

@@ -269,7 +269,7 @@ def _flat(x: Tensor, at: slice) -> Tensor:
 def _computed(
     features: Map, query: Tensor, key: Tensor, value: Tensor, plan: "Plan"
 ) -> tuple[Tensor, Tensor, list[tuple[Any, ...]], bool]:
-    """Return outputs, divisors, the sums S and z of each part, and whether all numbers are within the bounds."""
+    """Return outputs, divisors, S and z of each group of sequences, and whether all numbers are within the bounds."""
     if plan.native:
         done = linear_loops.forward(query, key, value, features.rows, plan.chunk is not None)
         return done.output, done.divisor, [], done.fine

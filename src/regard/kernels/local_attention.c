@@ -68,7 +68,8 @@ static window window_of(const call *c, long b, long h, long i) {
     float centre = c->centre[b * s->centre[0] + h * s->centre[1] + i * s->centre[2]], reach = (float)s->reach;
     long limit = c->lengths ? least(c->lengths[b], s->keys) : s->keys;
     window found = {0, 0, 0, centre};
-    /* For other centres the window has no keys, and the conversion of its bounds to long could overflow. */
+    /* If the centre is outside this range, the window has no keys, and the conversion of its bounds to long could
+     * overflow. */
     if (centre >= -reach && centre <= (float)s->keys + reach) {
         found.first = (long)ceilf(centre - reach);
         found.lo = most_of(found.first, 0);

@@ -2,9 +2,9 @@
 
 torch computes float32 products by MKL. On an AMD processor with AVX-512, MKL reached 86 to 98 GFLOP/s per core, and
 less with few rows; oneDNN with a packed matrix reached 105 to 113. torch computes bfloat16 products by oneDNN, but
-packs the matrix again at every call. On Intel's processors this module leaves float32 products to MKL, and on every
-processor the gradients of matrices (sums of products over rows): oneDNN needs one operand transposed for those, and
-is no faster.
+packs the matrix again at every call. On Intel's processors this module leaves float32 products to MKL. On every
+processor it leaves the gradients of matrices (sums of products over rows) to torch: for these gradients oneDNN needs
+one operand transposed, and is no faster.
 """
 
 import functools
@@ -58,7 +58,7 @@ class Matrix:
 def matrix(weight: Float[Tensor, "n k"], rows: int, *, uses: int) -> Matrix:
     """Return the matrix (of any strides) prepared for `uses` products with about `rows` rows each.
 
-    The reference implementation of such a product is `torch.nn.functional.linear`.
+    The reference implementation of a product with this matrix is `torch.nn.functional.linear`.
     """
     weight = weight.detach()
     if not serves(weight) or rows * uses * weight.numel() < LEAST:

@@ -37,7 +37,7 @@ class Contest:
 
 
 def leaves(inputs: Tensors) -> tuple[Tensor, ...]:
-    """Return the tensors that get gradients."""
+    """Return the input tensors whose gradients are computed."""
     return tuple(tensor for tensor in inputs.values() if tensor.requires_grad)
 
 

@@ -2,7 +2,7 @@
 
 The budget is that of the tests: twice the error of the eager form in the same dtype for an output, three times for a
 gradient. If the eager form is nearly exact, four rounding errors (4 ε times the norm of the result) replace its error.
-Errors are norms. The upstream gradient of this check is 0 outside the rows, so that only these rows contribute to
+Errors are norms. The upstream gradient is 0 outside the checked rows, so that only the checked rows contribute to
 gradients.
 """
 
@@ -23,7 +23,7 @@ LARGEST = 1e30  # error, in budgets, that is reported for NaN and Inf
 
 @dataclass(frozen=True)
 class Truth:
-    """The float64 reference of the rows, and the allowed norm of the error."""
+    """The float64 results for the checked rows, and the allowed norm of the error of each result."""
 
     rows: Tensor
     exact: dict[str, Tensor]

@@ -1,7 +1,7 @@
 """Attention in a few torch operations: the eager peers, and in float64 the reference.
 
-Each form takes the tensors of a case in any dtype, and all queries or some rows of them. It returns the output and the
-requested weights.
+Each function that computes attention takes the tensors of a case in any dtype, and all queries or some rows of the
+queries. It returns the output and the requested weights.
 """
 
 import math

@@ -23,7 +23,7 @@ READING = 1e-3  # smallest duration of a measurement on a CPU in seconds: shorte
 SHORT = 0.05  # the first measurement of a call shorter than these seconds is the shortest of three
 BEHIND = 3.0  # a peer slower than the best peer by this factor is not measured again
 CACHE = {"cpu": 2**26, "cuda": 2**28}  # bytes that are overwritten before a cold call
-WRONG = 50.0  # a peer with errors beyond this number of budgets computes something else and is excluded
+WRONG = 50.0  # a peer whose error exceeds this many budgets is wrong, and is not compared
 SLOW = 20.0  # seconds after which no further round of a case begins, even below the smallest number of rounds
 
 

@@ -31,7 +31,8 @@ typedef struct {
                                           * (z, q, k) to compute sums */
     float *first, *second, *fourth;
     long slices, n_rows, n_columns, features, block;
-    /* The threads share the work: a slice has `units` parts, each with `unit_pairs` pairs times features. */
+    /* The threads share the work: each slice is divided into `units` units of work; the size of a unit, its pairs times
+     * their features, is `unit_pairs`. */
     long segments, units, unit_pairs;
     void (*work)(const void *, long, long);
     atomic_long next;
@@ -41,7 +42,7 @@ typedef struct {
      * requested; in the backward pass `fourth` holds their gradients, or is null. */
     const float *values, *change, *result;
     const long *lengths;
-    float *totals; /* in the backward pass, the sums write the gradients of the values here */
+    float *totals; /* in the backward pass, the function for sums writes the gradients of the values here */
     long size, high, banded, sum_units, weight_rows; /* slice z uses row z % weight_rows of the weights */
     int *bad; /* set to 1 if a result is not finite */
 } job;

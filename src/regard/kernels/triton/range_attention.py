@@ -194,7 +194,8 @@ def _key_tile(
 ):  # fmt: skip
     """Return the gradients of a tile of keys and values, with the parts of queries i0 .. i0 + BM added.
 
-    Scores are computed transposed, (keys, queries), as the matrix products of both gradients need them.
+    Scores are computed transposed, (keys, queries), as the matrix products for the gradients of keys and values need
+    them.
     """
     i = i0 + tl.arange(0, BM)
     q = rows_of(query, i, 0, n_q, q_n, D, BD, TESTED)

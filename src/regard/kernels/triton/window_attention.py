@@ -138,7 +138,8 @@ def window_keys(
             i = i0 + tl.arange(0, BM)
             q = _tile(own, i, n_q, q_n, D)
             row_lse = tl.load(lse + rows + i, mask=i < n_q, other=float("inf"))
-            # The scores are computed transposed, (keys, queries), as the matrix products of both gradients need them.
+            # The scores are computed transposed, (keys, queries), as the matrix products for the gradients of keys and
+            # values need them.
             s = tl.dot(k, q.T) * (scale * LOG2E)
             distance = j[:, None] - i[None, :]
             allowed = (distance >= low) & (distance <= high) & (j < n_k)[:, None] & (i < n_q)[None, :]

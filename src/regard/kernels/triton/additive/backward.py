@@ -180,7 +180,7 @@ def _rows_to_fill(inputs: Inputs, *, partial: bool, split: bool) -> tuple[Tensor
 
 
 def _turns(inputs: Inputs) -> list[range]:
-    """Return the key heads whose features are computed at a time: all heads, or halves.
+    """Return the groups of key heads whose features are computed at a time: all key heads, or each half of them.
 
     Computing half of the features at a time leaves more memory for dS.
     """

@@ -60,7 +60,7 @@ def ranges(inputs: Inputs) -> Ranges:
 
 
 class Notes(NamedTuple):
-    """A copy of the values with NaN and Inf as 0, and flags of the queries, keys and spans of keys that held them."""
+    """A copy of the values with NaN and Inf as 0, and flags of the queries, keys and spans of keys with NaN or Inf."""
 
     value: Tensor
     query_bad: Tensor

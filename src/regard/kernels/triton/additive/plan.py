@@ -119,7 +119,7 @@ def launch(
 
 
 class Prepared:
-    """A launch whose grid, numbers and constants are fixed: a call gives only tensors, or tuples of them.
+    """A launch whose grid, numbers and constants are fixed: a call passes only tensors, or tuples of tensors.
 
     Triton's dispatcher inspects every argument, which takes 0.1 ms; this class inspects only the tensors.
     """

@@ -42,8 +42,8 @@ def table_row(spans, weight, w_h, table, unit, groups, batch_heads, f_size, repe
               STEP: tl.constexpr, PARTS: tl.constexpr, MANY: tl.constexpr, FB: tl.constexpr):  # fmt: skip
     """Return the index of the first table row that covers all sums query + key of a key head.
 
-    It is -1 if no row covers them, or if a query feature would be too large. Also return the largest |query + key| of
-    each of the last FB features.
+    The index is -1 if no row of the table covers the sums, or if a query feature would be too large. Also return the
+    largest |query + key| of each of the last FB features.
     """
     reach = 0.0
     tops = tl.zeros((FB,), tl.float32)
@@ -199,9 +199,9 @@ def features(
 ):  # fmt: skip
     """Write features of query and key if a row of the series table covers them, else copies for the exact kernels.
 
-    Also write what the slopes and constants of the fits add to a query's log-sum-exp, and what the slopes add to a
-    key's base-2 scores for each of its query heads. Only `units` key heads from `first` on, and the query heads that
-    share them, are processed.
+    The kernel also writes what the slopes and constants of the fits add to a query's log-sum-exp, and what the slopes
+    add to a key's base-2 scores for each of its query heads. Only `units` key heads from `first` on, and the query
+    heads that share them, are processed.
     """
     i0, place = tl.program_id(0) * ROWS, tl.program_id(1)
     i = i0 + tl.arange(0, ROWS)

@@ -67,7 +67,7 @@ class Recipe:
         width, wide = tiles.keys * _WARPS * (32 // tiles.lanes), 4 * tiles.quads * _WARPS
         step = max(keys, width, wide)
         q_pad, k_pad = _up(q, queries) * queries, _up(k, step) * step
-        self.numbers = h, g, q, k, q_pad, k_pad  # in the order of the kernels' arguments
+        self.numbers = h, g, q, k, q_pad, k_pad  # sizes, in the order of the kernels' arguments
         self.f, self.e = f, e
         self.room, self.shape, self.rows, self.pairs = (b * h, q_pad, k_pad), (b, h, q, e), (b, h, q), (b, h, q, k)
         self.parts = _up(k, wide)  # number of parts of the query's gradient, one for each tile of keys

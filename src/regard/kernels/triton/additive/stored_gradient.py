@@ -109,8 +109,8 @@ def value_gradient(
 ):  # fmt: skip
     """Compute dV = P' dO of BN keys and BE columns, summed over the queries of every head that shares them.
 
-    Programs from `units` on add up the parts of the other gradients, which `feature_gradients` left in `work`:
-    weight_parts rows of the weight's gradient, query_parts rows of the query's gradient.
+    Programs from `units` on add up the parts of the gradients of weight and query that `feature_gradients` has stored
+    in `work`: weight_parts rows of the weight's gradient, query_parts rows of the query's gradient.
     """
     y = tl.program_id(0)
     if y < units:

@@ -83,8 +83,9 @@ _plan = functools.lru_cache(maxsize=512)(_Plan)
 def _forward(plan: _Plan, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> tuple[Tensor, ...]:
     """Return the output, and the tensors that the backward pass needs, divided into chunks.
 
-    These are φ(q), φ(k), the values with NaN and Inf as 0, the weights of all pairs within each chunk, the sums of the
-    keys before each chunk (matrices, or None if there is a single chunk, and totals), and the divisors of the queries.
+    The tensors for the backward pass are φ(q), φ(k), the values with NaN and Inf as 0, the weights of all pairs within
+    each chunk, the sums of the keys before each chunk (matrices, or None if there is a single chunk, and totals), and
+    the divisors of the queries.
     """
     (d, e), c, chunks, heads = plan.sizes, plan.chunk, plan.chunks, plan.heads
     count, hidden = heads * chunks, key if keep is None else keep

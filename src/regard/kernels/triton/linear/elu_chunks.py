@@ -14,8 +14,8 @@ def key_chunks(key, value, keep, mapped, finite, stats, heads, k_b, k_h, k_n, v_
     """Store φ(k) and the values as (b · h, chunks, C, …), with 0 for masked keys and for values of NaN or Inf.
 
     `stats` (b · h, chunks, size + value size) receives z = Σ φ(k) of each chunk, and the sum of its values of NaN or
-    Inf. Such values are left out of the matrix product, in which the value of a later position is multiplied by an
-    earlier query's weight of 0: 0 · NaN is NaN.
+    Inf. Values of NaN or Inf are left out of the matrix product, in which the value of a later position is multiplied
+    by an earlier query's weight of 0: 0 · NaN is NaN.
     """
     chunk, z = tl.program_id(0), tl.program_id(1)
     b, h = (z // heads).to(tl.int64), z % heads

@@ -98,8 +98,8 @@ class _Plan:
     def rooms(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return two empty tensors for the sums of each chunk and of all chunks.
 
-        The first is for the matrices; the second is for the totals, the shifts and the logarithms of each chunk's first
-        key.
+        The first tensor is for the matrices of the sums; the second tensor is for the totals, the shifts and the
+        logarithms of each chunk's first key.
         """
         m, e = self.constants["M"], self.constants["E"]
         shape = (self.call.value[0] * self.call.value[1], -(-length // self.chunk) + 1)
