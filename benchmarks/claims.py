@@ -48,8 +48,9 @@ def command(settings: dict[str, str], seed: int, out: Path) -> list[str]:
 
 
 def figures(run: Path) -> dict[str, float] | None:
-    """Return BLEU on sentences of trained lengths and on longer ones, and the last training loss; None if the run
-    failed."""
+    """Return BLEU on sentences of trained lengths and on longer sentences, and the last training loss; None if the run
+    failed.
+    """
     if not (run / "result.json").exists():
         return None
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))

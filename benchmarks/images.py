@@ -80,7 +80,7 @@ def memory(name: str) -> float:
 
 
 def stored(folder: Path, size: int) -> ImageStore:
-    """Return the pictures of the captions file; those that are not in the cache are decoded."""
+    """Return the pictures of the captions file; pictures that are not in the cache are decoded."""
     paths = [one.image for one in load_captions(folder).train]
     return store_images(paths, folder / "cache", size=(size, size))
 

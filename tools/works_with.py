@@ -2,7 +2,8 @@
 
     python tools/works_with.py            prints the table in Markdown
 
-The captured weights are compared with those that the model itself returns with eager attention.
+The weights that `regard.watch` captures are compared with the weights that the model itself returns with eager
+attention.
 """
 
 import copy

@@ -135,7 +135,7 @@ def giga(rate: float | None) -> str:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Return the record as a section of a page, with its chart."""
+    """Return the record as a section of a documentation page, with its chart."""
     device = record["device"]
     best, again = ("median", AGAIN) if device == "cuda" else ("best", "")
     lines = [f"## {'GPU' if device == 'cuda' else 'CPU'}", "", header(record) + ".", ""]

@@ -113,8 +113,9 @@ def say(what: str) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress warnings, also those in regard's log. Torch's log still appears, since a failed compilation that it
-    reports explains a long time."""
+    """Suppress warnings, also those in regard's log. Torch's log still appears, because it reports failed compilations,
+    which explain long times.
+    """
     log = logging.getLogger("regard")
     level = log.level
     log.setLevel(logging.ERROR)

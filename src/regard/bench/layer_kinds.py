@@ -23,7 +23,7 @@ class Setting:
     """Sizes that all layers share."""
 
     size: int = 256
-    kernel: int = 7  # number of positions that a convolution covers: the current one and those before it
+    kernel: int = 7  # number of positions that a convolution covers: the current position and earlier ones
     reach: int = 128  # number of visible positions on either side of a query in restricted attention
 
     @property

@@ -47,7 +47,9 @@ DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 
 @dataclass
 class Point:
-    """The measurements of one kind at one length; None if not measured, with the `reason`."""
+    """The measurements of one kind of layer at one length; a field is None if it was not measured, for the given
+    `reason`.
+    """
 
     length: int
     layers: int  # number of layers until the last position depends on the first
@@ -138,7 +140,7 @@ def _time(length: int, setting: Setting, device: str, points: dict[str, Point], 
         say(f"{length:,} positions: {kind.name}")
         try:
             first, second = calls(kind, length, point.layers - 1, setting, device)
-            first()  # loads libraries and compiles kernels
+            first()  # a first call loads libraries and compiles kernels
             second()
             point.memory = cuda_memory(second) if device == "cuda" else None
             forward[kind.name], training[kind.name] = first, second
@@ -180,7 +182,7 @@ def calls(kind: Kind, length: int, depth: int, setting: Setting, device: str) ->
 
 
 def _remember(points: dict[str, list[Point]], setting: Setting, say: Callable[[str], None]) -> None:
-    """Set the peak memory of each point on the CPU, measured in a separate process."""
+    """Set the peak memory of every kind and length on the CPU, measured in a separate process."""
     measured = [
         (name, point) for name, kind_points in points.items() for point in kind_points if point.training is not None
     ]
@@ -268,7 +270,7 @@ def show(record: dict[str, Any]) -> None:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Return the record as a section of a page, with its drawing."""
+    """Return the record as a section of a documentation page, with its drawing."""
     device = record["device"]
     best = "medians" if device == "cuda" else "the best"
     lines = [f"### {'GPU' if device == 'cuda' else 'CPU'}", ""]

@@ -24,12 +24,12 @@ from regard.bench.attention_cases import ROWS, Case, Run, cases
 BATCH = 0.02  # smallest duration of one measurement in seconds: shorter calls are repeated
 NEAR = 1.1  # contenders within this factor of the fastest are measured again
 SLOW = 10.0  # a contender whose call takes more seconds is timed once
-LARGE = 3.0  # seconds above which a call uses much more memory than the libraries that it loads
+LARGE = 3.0  # the memory of a call that takes more seconds is measured without a warm-up call
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The measurements of one contender; None if not measured, with the `reason`."""
+    """The measurements of one contender; a field is None if it was not measured, for the given `reason`."""
 
     name: str
     seconds: float | None = None
@@ -223,7 +223,7 @@ def why(problem: Exception) -> str:
 def _with_memory(
     case: Case, measurements: list[Measurement], quick: bool, say: Callable[[str], None]
 ) -> list[Measurement]:
-    """Return the measurements with peaks of memory, which are measured in a separate process."""
+    """Return the measurements with the peak memory of each contender, which is measured in a separate process."""
     names = {
         measurement.name: (measurement.seconds or 0.0) < LARGE
         for measurement in measurements

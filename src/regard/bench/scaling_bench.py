@@ -396,7 +396,7 @@ def show(record: dict[str, Any]) -> None:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Return the record as a section of a page."""
+    """Return the record as a section of a documentation page."""
     lines = [f"`regard bench scaling --device {record['device']}`; {header(record)}.", ""]
     for note, heads, cells in zip(
         _notes(record), (HEADS, FORECAST), (rows(record), forecast_rows(record)), strict=True

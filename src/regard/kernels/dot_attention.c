@@ -77,7 +77,7 @@ static float *extend(memory *given, size_t count) {
     if (count > given->size) {
         free(given->start);
         given->size = (count + 15) / 16 * 16;
-        given->start = aligned_alloc(64, given->size * sizeof(float)); /* so no vector spans two cache lines */
+        given->start = aligned_alloc(64, given->size * sizeof(float)); /* aligned: no vector spans two cache lines */
         if (!given->start) abort();
     }
     return given->start;
@@ -337,7 +337,7 @@ static inline vec power_of(vec y, float power) {
  * method, started below the root, increases t in each step, because the sum is convex in t. */
 static void project(float *scores, long width, float big, long normalizer, float alpha) {
     float factor = normalizer == SPARSEMAX ? 1.0f : normalizer == ENTMAX ? 0.5f : alpha - 1.0f, r = 1.0f / factor;
-    float t = -1.0f; /* the root is at least -1: the largest weight, (-t)^r, is at most 1 */
+    float t = -1.0f; /* not above the root, because the largest weight, (-t)^r, is at most 1 */
     for (int step = 0; step < 50; step++) {
         vec total = ALL(0.0f), slope = ALL(0.0f), at = ALL(-t);
         for (long x = 0; x < width; x += LANES) {
@@ -692,7 +692,7 @@ static void forward_unit(const call *c, long unit) {
     const float *v = rows_of(values, s->value[2], half, n, e, packs || as_given ? e : out_width, value_copy,
                              &value_row);
     if (!few) transpose(k, key_row, n, size, kt);
-    vec seen = ALL(0.0f); /* becomes NaN if any value is NaN or infinite, even one with weight 0 */
+    vec seen = ALL(0.0f); /* `seen` becomes NaN if any value is NaN or infinite, even a value with weight 0 */
     for (long i = 0; s->normalizer == HARD && i < n; i++)
         for (long x = 0; x < out_width; x += LANES) seen = FMA(LOAD(v + i * value_row + x), ALL(0.0f), seen);
     if (!(sum(seen) == 0.0f)) {
@@ -703,7 +703,7 @@ static void forward_unit(const call *c, long unit) {
     if (as_given) memset(out, 0, (size_t)((stop - start) * out_width) * sizeof(float));
     for (long row = start; row < stop; row += BLOCK) {
         block at = block_of(c, b, h, row, least(BLOCK, stop - row), all.first);
-        long shift = (at.first - all.first) / GRAIN * GRAIN; /* rounded down to the first key of a panel of keys */
+        long shift = (at.first - all.first) / GRAIN * GRAIN; /* `shift` is rounded down to a multiple of GRAIN keys */
         at.first = all.first + shift;
         long count = at.last - at.first, columns = whole(count);
         const char *given = slice(c->query, s->query, half, b, h) + row * s->query[2] * bytes(s);
@@ -838,7 +838,7 @@ static portion portion_of(const call *c, long unit) {
     long blocks = (s->queries + BLOCK - 1) / BLOCK, share = (group * blocks + c->parts - 1) / c->parts;
     portion found = {z, z / s->kv_heads, z % s->kv_heads, blocks, part * share, least((part + 1) * share, group * blocks)};
     long row = found.from % blocks * BLOCK, rows = (found.to - found.from) * BLOCK;
-    if (row + rows > blocks * BLOCK) row = 0, rows = s->queries; /* the unit has blocks of several heads */
+    if (row + rows > blocks * BLOCK) row = 0, rows = s->queries; /* the unit has blocks of several query heads */
     found.all = block_of(c, found.b, found.g * group, row, least(rows, s->queries - row), 0);
     return found;
 }

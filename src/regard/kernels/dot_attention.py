@@ -362,8 +362,8 @@ def _requested_of(weights: Tensor, request: str, rows: Rows | None) -> Tensor:
 def _on_support(scores: Tensor, support: Tensor, square: bool) -> Tensor:
     """Return the weights of sparsemax, or of entmax with α = 1.5 if `square`, given which keys have a weight above 0.
 
-    Given these keys, the threshold of the scores follows from their mean for sparsemax, and from a quadratic equation
-    for entmax.
+    Given which keys have a weight above 0, the threshold of the scores follows from their mean for sparsemax, and from
+    a quadratic equation for entmax.
     """
     count, scores = support.sum(-1, keepdim=True).clamp_min(1), scores / 2 if square else scores
     mean = torch.where(support, scores, 0.0).sum(-1, keepdim=True) / count
@@ -453,7 +453,8 @@ class _Attention(torch.autograd.Function):
         output = _forward(query, key, value, form, limits, rows, requested, seed=seed)
         if output is None:
             return query.new_empty(0) if requested is None else (query.new_empty(0), query.new_empty(0))
-        # The tensors in `limits` are saved too: torch raises if one was changed in place before the backward pass.
+        # The tensors in `limits` are saved too: torch raises an error if one of these tensors was changed in place
+        # before the backward pass.
         ctx.save_for_backward(query, key, value, *(() if limits is NO_LIMITS else limits))
         ctx.form, ctx.rows, ctx.seed = form, rows, seed
         ctx.set_materialize_grads(False)
@@ -464,7 +465,7 @@ class _Attention(torch.autograd.Function):
         query, key, value, *given = ctx.saved_tensors
         query, key, value, form = _laid_out(query, key, value, ctx.form)
         limits, learned, rows = Limits(*given) if given else NO_LIMITS, ctx.needs_input_grad[:4], ctx.rows
-        if torch.is_grad_enabled():  # with create_graph=True: the gradients may be differentiated again
+        if torch.is_grad_enabled():  # with create_graph=True, so the gradients may be differentiated again
             results = functools.partial(formula, form=form, limits=limits, rows=rows, seed=ctx.seed)
             return *_again(query, key, value, limits.bias, results, learned, upstream), None, None, None, None
         change = upstream[0]

@@ -90,7 +90,7 @@ static int performer_features(const linear_call *c, const float *from, long rows
     return !ANY_NAN(check);
 }
 
-/* Writes the features of rows as float32, padded with zeros. Returns whether all numbers were within the bounds. */
+/* Writes the features of rows as float32, padded with zeros. Returns whether all features were within the bounds. */
 static int features_of(const linear_call *c, const head *a, const char *from, long stride, long rows, float *to) {
     int fine = 1;
     if (!c->rows) {

@@ -102,7 +102,7 @@ def _spans(length: int, step: int) -> list[slice]:
 def _forward(features: Map, query: Tensor, key: Tensor, value: Tensor, step: int) -> tuple[Tensor, ...]:
     """Return output, divisors, S and z of attention to all keys; if one block suffices, also φ(q) and φ(k)."""
     dtype, wide = value.dtype, _wide(value.dtype)
-    if max(query.shape[1], key.shape[1]) <= step:  # one block holds all positions
+    if max(query.shape[1], key.shape[1]) <= step:  # all positions are in one block
         keys, queries = features(key), features(query)
         sums, total = torch.bmm(keys.mT, value), keys.sum(1, dtype=wide)
         divisor = torch.bmm(queries, total.to(dtype).unsqueeze(-1))
@@ -316,8 +316,8 @@ class _Blocks(torch.autograd.Function):
         change: Tensor = upstream[0]
         query, key, value, output, divisor = ctx.saved_tensors
         features, plan, again = ctx.settings
-        with torch.autocast(query.device.type, enabled=False):  # the caller may run backward() inside autocast
-            if torch.is_grad_enabled():  # for second derivatives, autograd differentiates the equal function `again`
+        with torch.autocast(query.device.type, enabled=False):  # backward() may be called inside autocast
+            if torch.is_grad_enabled():  # for second derivatives, autograd differentiates `again`
                 learned = [
                     t for t, needed in zip((query, key, value), ctx.needs_input_grad[1:4], strict=True) if needed
                 ]

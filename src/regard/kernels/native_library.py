@@ -79,7 +79,7 @@ def _compiled(compiler_path: str, source: bytes, stem: str) -> Path:
             done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         if done.returncode:
             raise RuntimeError(done.stderr.strip() or f"{compiler_path} ended with code {done.returncode}")
-        os.replace(built, target)  # atomic, so that no other process loads a partial file
+        os.replace(built, target)  # renaming is atomic, so no other process loads a partial file
     return target
 
 

@@ -97,7 +97,7 @@ class _Linear(torch.autograd.Function):
         rows, weight = ctx.saved_tensors
         [upstream_rows] = upstream
         to_rows, to_weight, to_bias = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # for second derivatives: autograd can differentiate torch's own products
+        if torch.is_grad_enabled():  # for second derivatives, because autograd can differentiate torch's own products
             products = (upstream_rows @ weight, upstream_rows.t() @ rows, upstream_rows.sum(0))
             return tuple(
                 product if wanted else None for product, wanted in zip(products, ctx.needs_input_grad, strict=True)

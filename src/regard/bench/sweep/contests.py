@@ -23,7 +23,7 @@ class Contender:
     leaves: tuple[Tensor, ...]
 
 
-Make = Callable[[], Contender]  # prepares a contender (compiles, builds masks); raises an error if it cannot run
+Make = Callable[[], Contender]  # a function that prepares a contender, or raises an error if it cannot run
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Contest:
     inputs: Tensors
     ours: Contender
     peers: dict[str, Make]
-    reference: Callable[[Tensors, Tensor], Outcome]  # computes some rows of the first sequence in any dtype
+    reference: Callable[[Tensors, Tensor], Outcome]  # a function for some rows of the first sequence in any dtype
 
 
 def leaves(inputs: Tensors) -> tuple[Tensor, ...]:

@@ -76,7 +76,7 @@ def _positions(case: Case, source: torch.Generator) -> Tensors:
         positions["ids"] = starts.cumsum(-1)
     if case.mask == "dense":
         allowed = torch.rand(case.queries, keys, generator=source, device=device) < 0.8
-        allowed[:, 0] = True  # every query has a visible key, because the eager forms would give NaN without one
+        allowed[:, 0] = True  # every query has a visible key, because eager softmax over masked keys only gives NaN
         positions["allowed"] = allowed
     if case.kind == "local":
         positions["centre"] = keys * torch.rand(batch, case.heads, case.queries, generator=source, device=device)

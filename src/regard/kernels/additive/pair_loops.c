@@ -13,7 +13,7 @@
 
 #define COLUMNS 4 /* columns computed together, so that a row is loaded once for all of them */
 #define TOGETHER 4 /* number of SIMD vectors of features that are summed at once */
-#define HUGE_ONE 1e37f /* replaces inf, which gives NaN in the Newton step of `inverse`; 1 / HUGE_ONE is negligible */
+#define HUGE_ONE 1e37f /* limits x in `inverse`, whose Newton step gives NaN for inf; 1 / HUGE_ONE is negligible */
 
 int regard_lanes(void) { return LANES; }
 
@@ -548,7 +548,7 @@ void regard_additive_gradients(const float *query, const float *key, const float
     long padded = (size + LANES - 1) / LANES * LANES, pairs = slices * n_rows * n_columns, rows = slices * n_rows * padded;
     if (!prepare(query, key, weight, slices * n_rows, slices * n_columns, weight_rows, size, padded, plain, reach, near,
                  &made))
-        return; /* not reached: for the same numbers the forward pass returned 1 */
+        return; /* not reached: the forward pass returned 1 for the same inputs */
     float *room = malloc((size_t)(2 * pairs + 2 * rows + segments * slices * n_columns * padded) * sizeof(float));
     if (!room) abort();
     float *changes = room, *weights = changes + pairs, *slope = weights + pairs, *sums = slope + rows;

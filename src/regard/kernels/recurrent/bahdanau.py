@@ -57,7 +57,7 @@ class Stored(NamedTuple):
 
 
 def unrolled(given: Given) -> Unrolled:
-    """Return states and weights of all steps; differentiable once.
+    """Return the states and the attention weights of all steps, which can be differentiated once.
 
     Reference implementation: the loop of `RecurrentDecoder` over single steps.
     """

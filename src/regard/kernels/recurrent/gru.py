@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.kernels import compilation
 from regard.kernels.compilation import compiled
 
-_WORTH = 2**22  # the number of gates, over all steps, from which on compiling saves time
+_WORTH = 2**22  # from this number of gates over all steps, compiling `forth` and `back` saves time
 
 
 def step(gates: Tensor, recurrent: Tensor, hidden: Tensor) -> Tensor:

@@ -89,8 +89,8 @@ def _advance(
     tl.store(trail_tokens + place_now + slot_index, nothing.to(tl.int64) + stop, mask=empty)
     tl.store(trail_parents + place_now + slot_index, nothing.to(tl.int64), mask=empty)
 
-    # `standing` is the rank of each finished hypothesis: higher scores come first, and of equal scores the earlier
-    # place.
+    # `standing` is the rank of each finished hypothesis: higher scores come first, and of equal scores the hypothesis
+    # with the smaller index.
     known = place < N + W
     above = score[:, None] > score[None, :]
     level = (score[:, None] == score[None, :]) & (place[:, None] < place[None, :])

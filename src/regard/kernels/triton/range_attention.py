@@ -319,7 +319,7 @@ Places = tuple[tuple[int, ...], ...]  # shapes or strides of query, key and valu
 def _unit(*strides: tuple[int, ...]) -> int:
     """Return the largest of 16, 8, 4, 2 and 1 that divides the strides of rows, heads and sequences of all tensors."""
     joined = functools.reduce(operator.or_, (step for stride in strides for step in stride[:3]))
-    return min(16, joined & -joined) or 16  # `joined` is 0 if every stride is 0, as for broadcast tensors
+    return min(16, joined & -joined) or 16  # `joined` is 0 if every stride is 0 (broadcast tensors)
 
 
 def _steps(unit: int, *strides: tuple[int, ...]) -> list[int]:

@@ -234,7 +234,7 @@ def window_attention(query: Tensor, key: Tensor, value: Tensor, low: int, high: 
     `regard.window`.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
-    scale = float(scale)  # for an integer scale, Triton would compile other kernels
+    scale = float(scale)  # a float, because Triton would compile other kernels for an integer
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return _Window.apply(query, key, value, low, high, scale)
     return _attended(query, key, value, low, high, scale)[0]

@@ -88,7 +88,7 @@ class Choice(NamedTuple):
     direction: str
     table: Tensor
     plan: Tensor  # (b * g,): row of the table of series, or -1 if none covers the range
-    fits: Tensor | None  # (b * g, f_pad): offset of each hidden unit's fit in its table row; None if rows have one fit
+    fits: Tensor | None  # (b * g, f_pad): offset of each hidden unit's fit in its table row; None with one fit per row
 
 
 class Features(NamedTuple):
@@ -168,7 +168,7 @@ def write_features(inputs: Inputs, notes: Notes, choice: Choice, made: Features,
 def factors(inputs: Inputs, notes: Notes, *, found: Ranges | None, plan: Tensor | None, by_row: bool) -> Factors:
     """Return the operands of the exact kernels, feature-major or row-major.
 
-    `found` are the ranges of query and key, which only the form with exponentials needs.
+    `found` holds the ranges of query and key, which are needed only if tanh is computed from exponentials.
     """
     s, device = inputs.sizes, inputs.query.device
     factored = inputs.factored

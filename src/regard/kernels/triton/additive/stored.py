@@ -123,7 +123,8 @@ class Recipe:
     def launch(self, name: str, *args: Any, kind: Any = None) -> None:
         """Launch one of the kernels; a cached choice bypasses Triton's dispatcher, which costs 0.1 ms.
 
-        `kind` is a cache key of all properties that select the compiled kernel, besides those of the recipe.
+        `kind` is a cache key of the properties that select the compiled kernel and may differ between the calls that
+        share this object.
         """
         found = self.compiled.get((name, kind))
         if found is not None:
@@ -213,7 +214,9 @@ _MANY_KINDS = 64
 
 
 def recipe(inputs: Inputs, pairs: Pairs, tiles: Tiles = DEFAULT) -> Recipe:
-    """Return the recipe of a call, created at the first call of its kind."""
+    """Return the `Recipe` of a call, created at the first call with these shapes, strides and alignment of the
+    operands.
+    """
     key = inputs.traits, None if pairs is EVERY else trait(pairs), inputs.query.device, tiles
     found = _recipes.get(key)
     if found is None:

@@ -147,7 +147,7 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
         query, key, keep, *saved = ctx.saved_tensors
         change = change if change.stride(-1) == 1 else change.contiguous()
-        with torch.autocast(query.device.type, enabled=False):  # a backward pass may run inside autocast
+        with torch.autocast(query.device.type, enabled=False):  # backward() may be called inside autocast
             return *_backward(ctx.plan, (query, key, keep), tuple(saved), change), None, None
 
 

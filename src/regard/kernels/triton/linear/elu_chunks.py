@@ -78,8 +78,8 @@ def causal_pairs(pairs, queries, before, divisor, delta, FORWARD: tl.constexpr, 
                  E: tl.constexpr, C: tl.constexpr, R: tl.constexpr):  # fmt: skip
     """Set the entries of `pairs` (chunks of all sequences, C, C) whose key comes after their query to 0.
 
-    In the forward pass, store the divisor of each query: the sum of its pairs plus φ(q)·z, with the sum z of earlier
-    chunks. In the backward pass, first subtract δ_i from the pairs of query i.
+    In the forward pass, store the divisor of each query: the sum of its row of `pairs` plus φ(q)·z, with the sum z of
+    earlier chunks. In the backward pass, first subtract δ_i from the row of query i.
     """
     TILES: tl.constexpr = C // R
     i, chunk = tl.program_id(0) % TILES * R + tl.arange(0, R), (tl.program_id(0) // TILES).to(tl.int64)
