@@ -46,7 +46,7 @@ def rate(examples: list[Example], links: All) -> float:
 
 
 def show(run: Path) -> tuple[list[Example], All]:
-    """Print every rate of a run; return the examples, and the links with the lowest rate."""
+    """Print every alignment error rate of a run; return the examples, and the links with the lowest error rate."""
     examples, alignments = links_of(run)
     rates = {key: rate(examples, links) for key, links in alignments.items()}
     for when in ("predicted", "read", "posterior"):

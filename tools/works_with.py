@@ -395,7 +395,7 @@ def transformer() -> tuple[nn.Module, Run]:
 
 
 class Written(nn.Module):
-    """softmax(QKᵀ/√d) V in torch operations, in one of several common forms."""
+    """softmax(QKᵀ/√d) V in torch operations, in one of several common implementations."""
 
     def __init__(self, way: str) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ AGAIN = ", with more readings of the contenders within a tenth of the fastest"
 def attention(*, only: list[str], quick: bool, as_json: bool, out: Path | None) -> None:
     """Measure, then print and write the results."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:  # arguments are checked before measurements that take minutes
+    try:  # errors in arguments are reported before the measurements, which take minutes
         chosen = select(cases(device, quick), only)
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ def cold(device: str | None) -> None:
 
 
 def _seconds(name: str, device: str, folder: str) -> float:
-    """Return the seconds of the first call in a new process whose caches are in this folder."""
+    """Return the seconds of the first call in a new process that keeps its compilation caches in the given folder."""
     caches = {variable: os.path.join(folder, variable.lower()) for variable in CACHES}
     command = [sys.executable, "-W", "ignore", "-m", "regard.bench.cold_start", name, device]
     done = subprocess.run(command, env=os.environ | caches, capture_output=True, text=True, check=True)

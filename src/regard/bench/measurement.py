@@ -133,7 +133,7 @@ def _turns(
         for order in orders(len(active))[: rounds if quick else None]:
             # A contender with long calls stops as soon as its time is used, one with short calls only after all orders.
             names = [name for name in (active[place] for place in order) if numbers[name] > 1 or wanted(name)]
-            if names and numbers[names[0]] > 1:  # a warm-up call, because no other contender precedes the first
+            if names and numbers[names[0]] > 1:  # a warm-up call, because no contender precedes the first contender
                 seconds_per_call(runs[names[0]], numbers[names[0]], device)
             for name in names:
                 reading = seconds_per_call(runs[name], numbers[name], device)
@@ -167,7 +167,7 @@ def orders(count: int) -> list[list[int]]:
 
 
 def seconds_per_call(run: Run, number: int, device: str) -> float:
-    """Return the time of one call, the mean of `number` consecutive ones after a warm-up call, which has cold caches.
+    """Return the time of one call, the mean of `number` consecutive calls after a warm-up call, which has cold caches.
 
     On a GPU the measurement starts when the warm-up ends: the next call is already enqueued, as in any sequence of
     calls.

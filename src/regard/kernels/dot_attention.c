@@ -39,7 +39,7 @@ typedef struct {
     long banded_low, low, banded_high, high; /* query i attends only keys j with low <= j - i <= high */
     long query[3], key[3], value[3], output[3]; /* strides of the axes batch, head and token */
     long bias[4], allowed[4];                   /* strides of the axes batch, head, query and key */
-    long query_ids, key_ids;                    /* strides of the ids along the batch axis */
+    long query_ids, key_ids;                    /* strides of the segment ids along the batch axis */
     long offset;                                /* `slopes` multiply the distances |i + offset - j| */
     long request, rows; /* what a call returns beside the output (NOTHING, ...); for SOME_ROWS, the number of rows */
 } shape;
@@ -282,8 +282,9 @@ static inline void attended(const call *c, long b, long i, long *first, long *la
     if (*first >= *last) *first = *last = 0;
 }
 
-/* Computes, for each query, the range from the first to the last key with the id of the query. If no range contains a
- * key with another id, the ids are removed from the call, because the ranges describe the same mask. */
+/* Computes, for each query, the range from the first to the last key with the segment id of the query. If no range
+ * contains a key with another segment id, the ids are removed from the call, because the ranges describe the mask
+ * completely. */
 static void find_ranges(call *c) {
     const shape *s = c->s;
     long batch = s->query_ids || s->key_ids ? s->batch : 1, alone = 1;

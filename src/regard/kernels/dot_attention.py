@@ -308,7 +308,7 @@ def _functions() -> tuple[Any, Any]:
 def formula(
     query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, rows: Rows | None = None, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Return the output and the requested result (all weights without a request), computed by torch operations.
+    """Return the output and the requested result (all weights if nothing was requested), computed by torch operations.
 
     The C code has computed the same call before. Unlike its result, this result can be differentiated twice.
     """
@@ -493,7 +493,8 @@ def _again(
     upstream: tuple[Tensor | None, ...],
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of query, key, value and bias with an autograd graph, by differentiating `results`."""
-    # Views, because the same tensor may be passed as query, key and value, and each needs a gradient of its own.
+    # The inputs are views, because one tensor may be passed as query, key and value, and each input needs its own
+    # gradient.
     query, key, value = (tensor.view_as(tensor) for tensor in (query, key, value))
     pairs = [(y, g) for y, g in zip(results(query, key, value), upstream, strict=False) if g is not None]
     leaves = [t for t, one in zip((query, key, value, bias), learned, strict=True) if one and t is not None]

@@ -27,7 +27,7 @@ class Rule:
     alpha: float
     low: int | None
     high: int | None
-    lengths: Tensor | None  # number of keys of each slice
+    lengths: Tensor | None  # number of keys of each slice (a head of a sequence)
     rows: int
 
     def columns(self, i0: int, i1: int, keys: int) -> tuple[int, int]:
@@ -53,7 +53,8 @@ def climbs(alpha: float, keys: int) -> bool:
 def attend(rule: Rule, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Return entmax(query keyᵀ) value for float32 query (slices, q, d), key (slices, k, d), value (slices, k, e).
 
-    Reference implementation: `regard.core.normalizers.Entmax` (Sparsemax for alpha 2) on the scores of `reference`.
+    Reference implementation: `regard.core.normalizers.Entmax` (Sparsemax for alpha 2) applied to the masked scores
+    query keyᵀ.
     """
     return cast(Tensor, _Rows.apply(rule, query, key, value))
 

@@ -108,7 +108,7 @@ def forward(query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None
     `projection` (m, d) holds Performer's directions divided by d^¼, in float32; it is None for elu features.
     """
     functions = _functions()
-    assert functions is not None  # `serves` has returned True
+    assert functions is not None  # the caller has tested serves()
     matrices = _Matrices(projection)
     output = query.new_empty(*query.shape[:-1], value.shape[-1])
     divisor = query.new_empty((*query.shape[:-1], 1), dtype=torch.float32)
@@ -125,7 +125,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of query, key and value, for a call whose forward pass returned `fine`."""
     functions = _functions()
-    assert functions is not None  # `serves` has returned True
+    assert functions is not None  # the caller has tested serves()
     matrices = _Matrices(projection)
     change = change.contiguous()
     grads = [t.new_empty(t.shape) for t in (query, key, value)]

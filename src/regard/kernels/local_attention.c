@@ -9,7 +9,7 @@
 
 #define UNITS 8       /* with fewer units of work than this, the queries of each head are divided into parts */
 #define PART 64       /* the smallest number of queries in a part */
-#define LOWEST -86.0f /* the exponential of any number that is not greater is set to 0 */
+#define LOWEST -86.0f /* the exponential of a number <= LOWEST is set to 0 */
 
 /* Shape, strides and options of a call; Python fills an array of `long` in this order. `half` is 1 for bfloat16. */
 typedef struct {

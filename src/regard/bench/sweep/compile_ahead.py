@@ -32,7 +32,7 @@ def compile_ahead(cases: Sequence[Case], processes: int, say: Callable[[str], No
 
 
 def compile_case(case: Case) -> None:
-    """Run regard's call, and each peer that compiles, once."""
+    """Run regard's call, and each peer that uses torch.compile, once."""
     with contextlib.suppress(Exception):
         if case.compiled:
             torch.compiler.reset()

@@ -28,7 +28,7 @@ Make = Callable[[], Contender]  # a function that prepares a contender, or raise
 
 @dataclass(frozen=True)
 class Contest:
-    """The contenders of a case over the same tensors."""
+    """One case: regard's call and its peers, which compute over the same input tensors, and the reference."""
 
     inputs: Tensors
     ours: Contender

@@ -135,7 +135,7 @@ def features(case: Case, x: Tensor, projection: Tensor | None) -> Tensor:
 
 
 def linear(case: Case, inputs: Tensors) -> Tensor:
-    """Compute φ(Q) (φ(K)ᵀ V) / φ(Q) (φ(K)ᵀ 1), full attention."""
+    """Compute linear attention of all queries to all keys, φ(Q) (φ(K)ᵀ V) / φ(Q) (φ(K)ᵀ 1)."""
     query, key = (features(case, inputs[name], inputs.get("projection")) for name in ("query", "key"))
     summary, total = key.mT @ inputs["value"], key.sum(-2)
     return (query @ summary) / (query @ total.unsqueeze(-1))

@@ -1,4 +1,6 @@
-"""The results of each case as text, and the distribution of the ratios of a sweep."""
+"""The results of each case as text, and the distribution of the ratios (time of the best peer / time of regard) of a
+sweep.
+"""
 
 import math
 from collections.abc import Sequence
@@ -52,7 +54,7 @@ def _times(ratio: float | None) -> str:
 
 
 def distribution(sweep: Sequence[Measured]) -> dict[str, Any]:
-    """Return a summary of the ratios of a sweep."""
+    """Return a summary of the ratios (time of the best peer / time of regard) of a sweep."""
     ratios = sorted(measured.ratio for measured in sweep if measured.ratio is not None)
     beyond = [measured for measured in sweep if measured.error is not None and not measured.error <= 1]
     return {

@@ -10,8 +10,8 @@ from regard.bench.sweep.cases import Case
 from regard.core.features import PerformerFeatures
 
 Tensors = dict[str, Tensor]
-BATCHED = ("query", "key", "value", "centre", "lengths", "ids", "x")  # their first axis is the batch
-LEARNED = ("query", "key", "value", "centre", "weight", "table", "bias", "x")  # tensors that get gradients
+BATCHED = ("query", "key", "value", "centre", "lengths", "ids", "x")  # tensors whose first axis is the batch
+LEARNED = ("query", "key", "value", "centre", "weight", "table", "bias", "x")  # tensors whose gradients are computed
 REACH = 128  # largest relative position in the learned table
 
 

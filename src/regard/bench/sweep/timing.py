@@ -114,7 +114,7 @@ def _measure(case: Case, measured: Measured) -> None:
 
 
 def call_once(case: Case, contender: Contender) -> None:
-    """Run a contender once, with its gradients if the case has them."""
+    """Run a contender once; compute the gradients too if the case has gradients."""
     _run(case, contender)()
 
 

@@ -71,7 +71,7 @@ def segments(slices: int, rows: int, features: int) -> int:
 def loaded() -> ctypes.CDLL:
     """Return the loaded C library; `available()` must be true."""
     lib = library(__package__ or "", _FILE)
-    assert lib is not None  # `available` has returned True
+    assert lib is not None  # the caller has tested available()
     return lib
 
 

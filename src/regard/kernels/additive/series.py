@@ -56,7 +56,7 @@ class Series(NamedTuple):
     period: float  # P: the base frequency is π / (2P)
     waves: tuple[float, ...]  # coefficients of sines if the activation is odd, of cosines if it is even
     constant: float = 0.0  # the constant term, which cancels in a softmax, but not in the log-sum-exp
-    slope: float = 0.0  # with a slope, harmonics are 2, 4, 6, … times the base frequency; without, 1, 3, 5, …
+    slope: float = 0.0  # harmonics are 2, 4, 6, … times the base frequency with a slope, and 1, 3, 5, … times without
 
     @property
     def harmonics(self) -> int:

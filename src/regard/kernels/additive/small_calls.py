@@ -1,7 +1,7 @@
 """Which additive calls on CUDA store their scores, chosen by estimated run times. Imports no Triton.
 
-Other calls take the general route: kernels that compute the scores tile by tile, by a series or by exponentials, and
-never store them.
+Calls that do not store their scores take the general route: kernels that compute the scores tile by tile, by a series
+or by exponentials, and never store them.
 """
 
 from collections.abc import Sequence

@@ -80,7 +80,8 @@ def _advance(
         tl.store(trail_parents + place_now + going, origin, mask=kept)
         tl.store(trail_values + place_now + going, gain.to(trail_values.dtype.element_ty), mask=kept)
         going += kept.to(tl.int32)
-    # If the vocabulary is too small for W continuations, the remaining slots are stored as empty, with a sum of -inf.
+    # If there are fewer than W continuations, because the vocabulary is small, the other slots of the beam are empty:
+    # their sums are -inf.
     empty = (slot_index >= going) & (slot_index < W)
     nothing = slot_index * 0
     tl.store(sums + row * W + slot_index, nothing.to(tl.float64) - float("inf"), mask=empty)

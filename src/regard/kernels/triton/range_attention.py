@@ -36,7 +36,7 @@ from regard.kernels.triton.range_pairs import (
 )
 from regard.kernels.triton.range_sums import PairSums
 
-_LAYOUTS = 64  # a plan caches backward launches for at most this many strides of the output's gradient
+_LAYOUTS = 64  # a plan (the launches for given shapes) caches those of the backward pass for this many strides of dO
 REACH = 2**31 - 1  # largest offset within a batch row: the kernels address its heads and rows with 32 bits
 
 
@@ -369,8 +369,8 @@ class Plan:
         output = torch.empty_strided(self.shape, self.output, dtype=self.dtype, device=device)
         summed = learning and rules.shift is None
         lse = torch.empty(self.rows, dtype=torch.float32, device=device) if summed else None
-        # New tensors are aligned to 16 bytes. If query, key and value are too, `known`, the properties of the rules,
-        # suffices to select the compiled kernel.
+        # New tensors are aligned to 16 bytes. If query, key and value are aligned to 16 bytes too, the properties of
+        # the rules, `known`, suffice to select the compiled kernel.
         if known is not None and not (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15:
             self.launch(query, key, value, output, lse, rules, known=(learning, known))
         else:

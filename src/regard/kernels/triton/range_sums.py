@@ -129,7 +129,9 @@ def range_sums(
 
 @triton.jit
 def table_sums(sums, grad, offset, reach, near, nears, tiles, B: tl.constexpr, COUNT: tl.constexpr, WIDE: tl.constexpr):
-    """Compute the gradient of a table: sum the diagonals of the stored tiles, and the parts of its two end entries."""
+    """Compute the gradient of a table. A program sums diagonals of the stored tiles; the table's two end entries are
+    also sums, of one number for each tile.
+    """
     head = tl.program_id(1)
     own = sums + head.to(tl.int64) * (nears * B * B + 2 * tiles)
     entry = tl.program_id(0) * COUNT + tl.arange(0, COUNT)

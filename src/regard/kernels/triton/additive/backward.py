@@ -44,7 +44,9 @@ _LARGE = 256 << 20  # features of at least this many bytes are computed for half
 
 
 class _Work(NamedTuple):
-    """Arguments of the kernel launches that are the same for all slabs."""
+    """Arguments of the kernel launches that are the same for all slabs (the groups of pairs whose dS is stored at a
+    time).
+    """
 
     inputs: Inputs
     pairs: Pairs

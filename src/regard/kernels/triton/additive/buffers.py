@@ -98,8 +98,8 @@ class Features(NamedTuple):
     query: Tensor  # features of the queries, shape (heads * q_pad, 32 * f_pad)
     key: Tensor
     raw: tuple[Tensor, Tensor]  # float32 copies of query and key, for heads without a series
-    # What the slopes and constants of the fits add to the scores of each query, and the slopes to those of each key;
-    # None for the series of the backward pass.
+    # Two tensors: what the slopes and constants of the fits add to the scores of each query, and what the slopes add to
+    # the scores of each key. Both are None for the series of the backward pass.
     shifts: tuple[Any, Any]
 
 

@@ -14,7 +14,7 @@ from regard.kernels.triton.additive.forward import forward
 from regard.kernels.triton.additive.pairs import EVERY, Pairs
 from regard.kernels.triton.additive.plan import SPAN, Inputs
 
-_MANY = 64  # largest number of alignments and masks for which `stored_call` caches the launches of a signature
+_MANY = 64  # largest number of launches that a function of `stored_call` caches, by alignments and masks
 
 
 def _spans(ids: Tensor) -> tuple[Tensor, Tensor]:

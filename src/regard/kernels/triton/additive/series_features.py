@@ -173,7 +173,7 @@ def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, row_at, fits_at, 
                     first, second = p * s + q * c, p * c - q * s
             else:
                 first, second = c, s
-            if GROUP == 1:  # storing all first columns, then all second ones, needs no exchange between threads
+            if GROUP == 1:  # two separate stores need no exchange between threads
                 spot = out_at + i[:, None].to(tl.int64) * (f_pad * 32) + (2 * group * f_pad + f)[None, :]
                 first = tl.reshape(first, (ROWS, FB)).to(out_at.dtype.element_ty)
                 second = tl.reshape(second, (ROWS, FB)).to(out_at.dtype.element_ty)

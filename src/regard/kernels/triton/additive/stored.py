@@ -214,9 +214,7 @@ _MANY_KINDS = 64
 
 
 def recipe(inputs: Inputs, pairs: Pairs, tiles: Tiles = DEFAULT) -> Recipe:
-    """Return the `Recipe` of a call, created at the first call with these shapes, strides and alignment of the
-    operands.
-    """
+    """Return the `Recipe` of a call, which is created once for all calls with equal shapes, strides and alignment."""
     key = inputs.traits, None if pairs is EVERY else trait(pairs), inputs.query.device, tiles
     found = _recipes.get(key)
     if found is None:

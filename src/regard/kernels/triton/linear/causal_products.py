@@ -17,7 +17,7 @@ from regard.kernels.triton.additive.plan import Block, Prepared
 from regard.kernels.triton.linear.elu_chunks import causal_pairs, causal_quotients, key_chunks, sums_before
 from regard.kernels.triton.linear.elu_rows import elu_features, elu_gradients, upstream
 
-_BLOCK, _NUMBERS = Block(16, 128, warps=4, stages=1), 4096  # _NUMBERS: number of entries of a tile
+_BLOCK, _NUMBERS = Block(16, 128, warps=4, stages=1), 4096  # _NUMBERS is the number of entries of a tile
 _SUMS = Block(1, 128, warps=1, stages=1)
 CHUNK = 128  # largest number of positions of a chunk
 

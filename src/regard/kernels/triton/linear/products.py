@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from regard.kernels.triton.additive.plan import Block, Prepared
 from regard.kernels.triton.linear.elu_rows import elu_features, elu_gradients, quotients, upstream
 
-_BLOCK, _NUMBERS = Block(16, 128, warps=4, stages=1), 4096  # _NUMBERS: number of entries of a tile
+_BLOCK, _NUMBERS = Block(16, 128, warps=4, stages=1), 4096  # _NUMBERS is the number of entries of a tile
 
 
 class _Signature(NamedTuple):
