@@ -239,7 +239,9 @@ def timed(step: Callable[[], Any], count: int, device: str) -> Iterator[float]:
 
 
 def measured(side: str, setting: Setting, device: str, count: int, shown: int) -> Row:
-    """Return the row of a contender; for `regard-compiled`, also print the `shown` longest kernels."""
+    """Return the table's row of a contender; for `regard-compiled`, also print the `shown` kernels that take the
+    longest.
+    """
     cuda = device == "cuda"
     torch.manual_seed(11)
     if cuda:

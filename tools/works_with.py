@@ -47,8 +47,9 @@ class Outcome:
 
 
 def outcome(case: Case, *, compiling: bool = True) -> Outcome:
-    """Watch the model of a case, and compare weights and output with the expected ones. Without `compiling`, the run
-    that is not watched is not compiled, which is faster."""
+    """Watch the model of a case, and compare the captured weights and the output with the expected weights and output.
+    Without `compiling`, the run that is not watched is not compiled, which is faster.
+    """
     torch.manual_seed(5)
     model, run, truth = case.build()
     with torch.no_grad():

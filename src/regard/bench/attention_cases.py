@@ -34,7 +34,9 @@ class Field:
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison. `build` creates the inputs, so that the inputs of only one case are in memory."""
+    """One comparison of regard with other libraries. `build` creates the inputs, so that the inputs of only one case
+    are in memory.
+    """
 
     name: str
     what: str

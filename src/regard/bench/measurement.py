@@ -42,7 +42,7 @@ class Measurement:
 
 
 def measure(case: Case, *, quick: bool, say: Callable[[str], None]) -> list[Measurement]:
-    """Measure every contender of a case, in its order."""
+    """Measure every contender of a case; return the measurements in the order of the contenders."""
     threads = torch.get_num_threads()
     torch.set_num_threads(case.threads or threads)
     try:

@@ -48,7 +48,7 @@ typedef struct {
     const shape *s;
     const char *query, *key, *value, *change; /* `change`: gradient of the output, contiguous */
     const long *lengths, *query_ids, *key_ids;
-    long *ranges; /* (batch or 1, queries, 2): the range of the keys with the id of each query; null without ids */
+    long *ranges; /* (batch or 1, queries, 2): the range of keys with the segment id of each query, or null */
     const float *bias, *slopes;
     const unsigned char *allowed;
     char *output, *dquery, *dkey, *dvalue; /* gradients of query, key, value: contiguous */
@@ -338,7 +338,7 @@ static inline vec power_of(vec y, float power) {
  * method, started below the root, increases t in each step, because the sum is convex in t. */
 static void project(float *scores, long width, float big, long normalizer, float alpha) {
     float factor = normalizer == SPARSEMAX ? 1.0f : normalizer == ENTMAX ? 0.5f : alpha - 1.0f, r = 1.0f / factor;
-    float t = -1.0f; /* not above the root, because the largest weight, (-t)^r, is at most 1 */
+    float t = -1.0f; /* the threshold is at least -1, because the largest weight, (-t)^r, is at most 1 */
     for (int step = 0; step < 50; step++) {
         vec total = ALL(0.0f), slope = ALL(0.0f), at = ALL(-t);
         for (long x = 0; x < width; x += LANES) {

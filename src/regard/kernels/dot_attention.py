@@ -49,7 +49,8 @@ class Limits(NamedTuple):
 class Rows(NamedTuple):
     """The queries whose weights are requested.
 
-    `positions` lists them; `places` has, for each query of the call, its index in `positions`, or −1.
+    `positions` holds the indices of these queries; `places` has, for each query of the call, its index in `positions`,
+    or −1.
     """
 
     positions: Tensor
@@ -310,7 +311,8 @@ def formula(
 ) -> tuple[Tensor, Tensor]:
     """Return the output and the requested result (all weights if nothing was requested), computed by torch operations.
 
-    The C code has computed the same call before. Unlike its result, this result can be differentiated twice.
+    The C code has computed this call in the forward pass. Unlike the result of the C code, the result of the torch
+    operations can be differentiated twice.
     """
     scale, softcap, shift, alpha, dropout = form.factors
     group, device = query.shape[1] // key.shape[1], query.device

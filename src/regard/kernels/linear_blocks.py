@@ -297,7 +297,7 @@ class Plan(NamedTuple):
     chunk: int | None  # number of positions in a causal chunk; None for attention to all keys
     step: int  # largest number of positions in a block
     sequences: int  # number of sequences that are computed together
-    native: bool = False  # whether the compiled loops of `linear_loops` compute the call instead
+    native: bool = False  # whether the compiled loops of `linear_loops` compute the call, without torch operations
 
 
 class _Blocks(torch.autograd.Function):

@@ -30,7 +30,7 @@ def record(measured: Measured) -> dict[str, Any]:
 
 
 def line(measured: Measured) -> str:
-    """Return a case in two lines: its ratio, the call, and the measurements."""
+    """Return a case in two lines: the ratio (time of the best peer / regard's time), the call, and the measurements."""
     case = measured.case
     head = f"{case.index:4d}  {_times(measured.ratio)}  {case.call}  {case.what}"
     if measured.failed is not None:
@@ -72,7 +72,7 @@ def distribution(sweep: Sequence[Measured]) -> dict[str, Any]:
 
 
 def worst(sweep: Sequence[Measured]) -> list[Measured]:
-    """Return the cases with the smallest ratios, smallest first, after those that failed."""
+    """Return the cases that failed, and then the cases with the smallest ratios, smallest first."""
     failed = [measured for measured in sweep if measured.failed is not None]
     compared = sorted(
         (measured for measured in sweep if measured.ratio is not None), key=lambda measured: measured.ratio or 0.0

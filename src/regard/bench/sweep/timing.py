@@ -18,7 +18,7 @@ from regard.bench.sweep.contests import Contender, Contest
 
 Run = Callable[[], None]
 SECONDS = {"cpu": 1.5, "cuda": 0.25}  # time limit for the rounds of a case in seconds
-ROUNDS = {"cpu": (3, 25), "cuda": (7, 60)}  # smallest and largest number of rounds
+ROUNDS = {"cpu": (3, 25), "cuda": (7, 60)}  # smallest and largest number of rounds of measurement of a case
 READING = 1e-3  # smallest duration of a measurement on a CPU in seconds: shorter calls are repeated
 SHORT = 0.05  # for a call that takes fewer seconds, the first measurement is the shortest of three
 BEHIND = 3.0  # a peer slower than the best peer by this factor is not measured again

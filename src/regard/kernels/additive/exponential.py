@@ -4,9 +4,9 @@ The exponentials are computed once for each query and each key, O((n + m) f); ea
 division. The compiled loops never store the hidden layer of the pairs, forward or backward: with
 r = 1 / (1 + e^{2a} e^{2b}) the derivative of tanh is 4 r (1 − r), so the backward pass needs only r.
 
-For small arguments x, 1 − 2 r loses digits, because tanh x ≈ x is close to 0. These are computed as
-tanh(a + b) = u / (u + 2) with u = e^{2(a + b)} − 1 = A + B (1 + A), where A = e^{2a} − 1 and B = e^{2b} − 1, which
-loses no digits.
+For small arguments x, 1 − 2 r loses digits, because tanh x ≈ x is close to 0. For small arguments the formula is
+therefore tanh(a + b) = u / (u + 2) with u = e^{2(a + b)} − 1 = A + B (1 + A), where A = e^{2a} − 1 and B = e^{2b} − 1,
+which loses no digits.
 """
 
 import math

@@ -33,7 +33,7 @@ class Visible(NamedTuple):
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible) -> Tensor | None:
-    """Return the output (b, h, q, e), or None if a number is not finite or too large for the exponential form.
+    """Return the output (b, h, q, e), or None if a number is not finite or too large for the formula with exponentials.
 
     query (b, h, q, f), key (b, h, k, f), value (b, h, k, e) and weight (f,) or (h, f) are float32 or half precision.
     """
@@ -44,7 +44,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible
 def with_weights(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the output and the weights (b, h, q, k) in float32, or None where `attention` returns None."""
+    """Return the output and the weights (b, h, q, k) in float32, or None under the conditions of `attention`."""
     output, weights = _attended(query, key, value, weight, visible, True)
     return None if output.numel() == 0 else (output, weights)
 

@@ -322,7 +322,7 @@ static void run(job *j, long threads) {
         for (long at = 0; at < count; at++) j->work(j, at / j->units, at % j->units);
         return;
     }
-#ifdef _OPENMP /* torch's own threads: they spin after each of torch's loops, so new threads would compete with them */
+#ifdef _OPENMP /* uses torch's threads, which spin after each of torch's loops: new threads would compete with them */
 #pragma omp parallel for schedule(dynamic, j->block) num_threads(threads)
     for (long at = 0; at < count; at++) j->work(j, at / j->units, at % j->units);
 #else

@@ -13,7 +13,7 @@ from regard.kernels.native_library import library
 
 _FILE = "pair_loops.c"
 _UNITS = 64  # number of parts into which a call is divided for the threads
-_ROWS = 32  # the smallest number of rows in a segment; the sums over rows are computed for each segment
+_ROWS = 32  # smallest number of rows in a segment; each segment has its own sums over its rows
 
 
 def available() -> bool:

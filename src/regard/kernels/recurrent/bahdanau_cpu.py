@@ -91,7 +91,9 @@ class _Loop(torch.autograd.Function):
 
 
 def _bare(tensors: Iterable[Any]) -> list[Any]:
-    """Return the tensors detached: functions would be compiled again for tensors that require a gradient."""
+    """Return the tensors detached, because torch.compile would compile a function again for tensors that require a
+    gradient.
+    """
     return [None if tensor is None else tensor.detach() for tensor in tensors]
 
 

@@ -434,7 +434,9 @@ _plan = functools.lru_cache(maxsize=1024)(Plan)
 
 
 def plan_of(query: Tensor, key: Tensor, value: Tensor, scale: float, rules: Rules) -> Plan:
-    """Return the cached plan for tensors of these shapes, strides and dtype, and for rules with the same fields set."""
+    """Return the cached launches for tensors of the given shapes, strides and dtype, and for masks and biases of the
+    kinds that are set in `rules`.
+    """
     shapes, strides = (query.shape, key.shape, value.shape), (query.stride(), key.stride(), value.stride())
     holes = 2 if rules.bias is not None or rules.mask is not None else int(rules.table is not None)
     special = holes > 0 or rules.cap is not None or rules.shift is not None
@@ -449,8 +451,8 @@ class _Ranges(torch.autograd.Function):
         plan: Plan,
     ) -> Tensor:  # fmt: skip
         output, lse = plan.forward(query, key, value, rules, known, True)
-        # The tensors of the rules are saved too: if they are changed in place before the backward pass, torch raises an
-        # error.
+        # The mask and bias tensors are saved too: if one of them is changed in place before the backward pass, torch
+        # raises an error.
         of_mask = rules.lengths, rules.query_ids, rules.key_ids, rules.mask
         ctx.save_for_backward(query, key, value, output, lse, learned, *of_mask, rules.slopes, rules.table, rules.bias)
         ctx.settings = rules, known, plan
@@ -474,8 +476,8 @@ def planned_attention(
 ) -> Tensor:  # fmt: skip
     """Return `range_attention` of tensors with a contiguous last axis, given the result of `plan_of` for them.
 
-    `known` is a cache key for dtypes, strides and alignment of the rules, or None; `learning` means that a gradient is
-    required.
+    `known` is a cache key for dtypes, strides and alignment of the tensors in `rules`, or None; `learning` means that a
+    gradient is required.
     """
     if learning:
         return _Ranges.apply(query, key, value, learned, rules, known, plan)
@@ -488,8 +490,8 @@ def range_attention(
     """Return attention (b, h, q, e) with scores scale · ⟨query, key⟩ under the rules.
 
     query (b, h, q, d), key (b, g, k, d), value (b, g, k, e); d and e are at most 256, and all heads and rows of a batch
-    row span at most `REACH` numbers. `learned` is the table or bias of the rules if it requires a gradient. Reference
-    implementation: `regard.core.backends.reference`.
+    row span at most `REACH` numbers. `rules` are the masks and biases. `learned` is the table or bias in `rules` if it
+    requires a gradient. Reference implementation: `regard.core.backends.reference`.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     wanted = query.requires_grad or key.requires_grad or value.requires_grad or learned is not None

@@ -200,7 +200,7 @@ def plain_factors(raw: tuple[Tensor, Tensor]) -> Factors:
 def value_steps(s: Sizes, plan: Tensor | None) -> tuple[int, int]:
     """Return the strides of the copied values along keys and columns.
 
-    The copy is row-major if a series may be used, and transposed if only the exact kernels run.
+    The copy of the values is row-major if a series may be used, and transposed if only the exact kernels run.
     """
     return (1, s.k_pad) if plan is None else (s.e_block, 1)
 
@@ -208,9 +208,10 @@ def value_steps(s: Sizes, plan: Tensor | None) -> tuple[int, int]:
 def output_gradient(
     inputs: Inputs, output: Tensor, grad_output: Tensor, change: Tensor | None, plan: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, Tensor], int]:
-    """Return delta = Σ dO O - dlse of each row, copies of dO by row and by column, and the offset of their low parts.
+    """Return delta = Σ dO O - dlse of each row, copies of dO by row and by column, and the offset of the low parts of
+    these copies.
 
-    The low parts exist where float32 numbers are split in two; without them, the offset is 0.
+    Low parts exist if float32 numbers are split into a high and a low part; otherwise the offset is 0.
     """
     s, device = inputs.sizes, inputs.query.device
     split = inputs.split

@@ -188,7 +188,8 @@ class Inputs:
 
     @functools.cached_property
     def sizes(self) -> Sizes:
-        # with a multiple of 32 hidden units, the 2 · harmonics · units columns of a series are a multiple of 64
+        # with a multiple of 32 hidden units, the number of feature columns of a series, 2 · harmonics · units, is a
+        # multiple of 64
         step = 16 if self.query.dtype == torch.float32 else 32
         return sizes_of(self.query.shape, self.key.shape, self.value.shape, step)
 

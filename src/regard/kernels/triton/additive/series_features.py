@@ -138,8 +138,9 @@ def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, row_at, fits_at, 
                     NATIVE: tl.constexpr):  # fmt: skip
     """Compute the feature columns of rows i0 .. i0 + ROWS; rows from n on are 0.
 
-    The columns are ordered as (group of harmonics, feature / 4, GROUP harmonics, feature % 4, 2). With groups of two,
-    in the result of a matrix product, a thread holds all harmonics of its features, which the gradient kernel sums.
+    The feature columns are ordered as (group of harmonics, feature / 4, GROUP harmonics, feature % 4, 2). With groups
+    of two, in the result of a matrix product, a thread holds all harmonics of its features, which the gradient kernel
+    sums.
     """
     i = i0 + tl.arange(0, ROWS)
     member = tl.arange(0, GROUP)

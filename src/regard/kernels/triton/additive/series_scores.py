@@ -29,7 +29,7 @@ from regard.kernels.triton.additive.pairs import (
 def _tile_scores(query_at, key_at, q_row, k_row, columns, shift, PRECISION: tl.constexpr,
                  BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
     s = tl.zeros((BM, BN), tl.float32)
-    if shift is not None:  # the sum starts from the shift: adding it at the end would need more registers
+    if shift is not None:  # the sum starts from `shift`, because adding `shift` at the end would need more registers
         s += shift[None, :]
     for c in tl.range(0, columns, BK):
         q = query_at.load([q_row, c])

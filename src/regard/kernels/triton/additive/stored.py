@@ -14,7 +14,7 @@ from regard.kernels.triton.additive.plan import Block, Gradients, Inputs, launch
 _WARPS = 4
 _KEYS = 64  # largest number of keys in a tile of the kernels that multiply matrices
 _PROGRAMS = 264  # number of programs that fill a device: two for each multiprocessor of an H200
-_MOST_ROWS = 4096  # a kernel adds up at most this many parts of the weight's gradient; more are added by PyTorch
+_MOST_ROWS = 4096  # a kernel adds up at most this many parts of the weight's gradient; more parts are added by PyTorch
 
 
 class Tiles(NamedTuple):

@@ -40,7 +40,7 @@ class Tuning(NamedTuple):
     sums: Block = Block(32, 64, warps=2, stages=1)
     gradient: Block = Block(32, 32, warps=4, stages=2)
     features: int = 64  # number of features that a step of a loop processes
-    paired_features: int = 32  # `features` with a causal mask, where pairs need registers too
+    paired_features: int = 32  # used in place of `features` with a causal mask, because pairs need registers too
     project: str = "split"  # precision of products of half-precision inputs and Performer's random directions
     whole: str = "dot"  # precision of products of half-precision features and float32 sums
 
