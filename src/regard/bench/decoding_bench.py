@@ -1,4 +1,5 @@
-"""`regard bench decoding`: beam search of a Transformer against HF `generate` and CTranslate2, the same weights in all.
+"""`regard bench decoding`: beam search of a Transformer, compared with HF `generate` and CTranslate2 for a model with
+equal weights.
 
 Weights are random. All contenders generate sentences of the same fixed length, in the same number of steps.
 Measurements are interleaved, in one process.

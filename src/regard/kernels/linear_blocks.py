@@ -347,9 +347,9 @@ def linear_attention(
 ) -> tuple[Tensor, Tensor, bool]:
     """Return the output (…, q, e) of query (…, q, d), key (…, k, d) and value (…, k, e), and the divisors (…, q, 1).
 
-    The third result is whether all features, values and divisors are within the bounds. With causal attention query i
-    attends to the keys j ≤ i, and there are as many keys as queries. `again` is a function that returns the same output
-    and that autograd differentiates for second derivatives.
+    The third returned value is whether all features, values and divisors are within the bounds. With causal attention
+    query i attends to the keys j ≤ i, and there are as many keys as queries. `again` is a function that returns the
+    output by operations that autograd differentiates for second derivatives.
     """
     if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)):
         return _Blocks.apply(features, query, key, value, plan, again)

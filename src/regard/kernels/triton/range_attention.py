@@ -192,7 +192,7 @@ def _key_tile(
     TESTED: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
     NATIVE: tl.constexpr, PRECISION: tl.constexpr, HOLES: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradients of a tile of keys and values, with the parts of queries i0 .. i0 + BM added.
+    """Return the gradients of a tile of keys and values, with the contributions of queries i0 .. i0 + BM added.
 
     Scores are computed transposed, (keys, queries), as the matrix products for the gradients of keys and values need
     them.

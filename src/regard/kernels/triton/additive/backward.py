@@ -205,7 +205,7 @@ def _segments(programs: int, wanted: int, most: int) -> int:
 
 
 def _add_value_gradient(work: _Work, part: Slab, slab: Tensor, grad_value: Tensor, *, whole: bool) -> None:
-    """Compute dS of a slab and dV of its keys.
+    """Compute dS of a slab of pairs, and dV of the keys of the slab.
 
     dV is added to `grad_value`; with `whole`, it is written, because the keys belong to no other slab.
     """

@@ -156,7 +156,7 @@ def _(
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*inputs[:10], *output)
-    ctx.settings = inputs[10:-1]  # all settings except `learning`
+    ctx.settings = inputs[10:-1]  # the operator's settings without the last one, `learning`
 
 
 def _gradients(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
