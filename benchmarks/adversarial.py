@@ -92,7 +92,7 @@ class Done:
 
 @dataclass
 class Tally:
-    """The results of the trials of one part: damaged, settings or kills."""
+    """The counts and failures of one kind of trials: damaged files, hostile settings, or killed training runs."""
 
     name: str
     counts: Counter[str] = field(default_factory=Counter)
@@ -111,7 +111,9 @@ class Tally:
 
 
 def begin(arguments: Sequence[str], log: Path) -> int:
-    """Run the command in a forked child with all imports done; its output goes to log.out and log.err."""
+    """Run the command in a forked child process, in which all modules are imported already; its output goes to log.out
+    and log.err.
+    """
     child = os.fork()
     if child:
         return child
@@ -158,7 +160,7 @@ def command(arguments: Sequence[str], log: Path) -> Done:
 
 @dataclass(frozen=True)
 class Place:
-    """The folder of the trials, with functions that write its files and give commands to its runs."""
+    """The folder of the trials, with methods that write files into it and run commands on its training runs."""
 
     folder: Path
 
@@ -249,7 +251,7 @@ def damaged(place: Place, count: int, seed: int, runs: dict[str, Path]) -> Tally
         dice = random.Random(f"damaged {seed} {number}")
         kind, what = dice.choice([*runs]), dice.choice(("predict", "evaluate", "look", "resume"))
         if (kind, what) not in right:
-            shutil.copytree(runs[kind], place.folder / "copy")  # all copies have one name, because pages contain it
+            shutil.copytree(runs[kind], place.folder / "copy")  # one path for all copies: pages contain it
             done, right[kind, what] = place.ask(what, kind, place.folder / "copy")
             shutil.rmtree(place.folder / "copy")
             if done.code != 0:

@@ -27,7 +27,9 @@ All = list[set[Link]]
 
 
 def links_of(run: Path) -> tuple[list[Example], dict[WeightChoice, All]]:
-    """Return the examples of a run that have gold links, and their links for each choice of weights."""
+    """Return the examples of a run that have gold links, and the word links that each choice of attention weights
+    predicts.
+    """
     opened = Run.open(run)
     config = TranslationConfig.model_validate(opened.config())
     loaded = Translator.load(opened)
@@ -39,12 +41,12 @@ def links_of(run: Path) -> tuple[list[Example], dict[WeightChoice, All]]:
 
 
 def rate(examples: list[Example], links: All) -> float:
-    """Return the error rate in per cent."""
+    """Return the alignment error rate of the links in per cent."""
     return 100 * alignment_error_rate(links, [one.links for one in examples], [one.possible for one in examples])
 
 
 def show(run: Path) -> tuple[list[Example], All]:
-    """Print every rate of a run; return the examples, and the links with the lowest rate."""
+    """Print every alignment error rate of a run; return the examples, and the links with the lowest error rate."""
     examples, alignments = links_of(run)
     rates = {key: rate(examples, links) for key, links in alignments.items()}
     for when in ("predicted", "read", "posterior"):

@@ -18,8 +18,9 @@ HEADS, SIZE = 8, 64
 
 
 def calls(length: int, device: str) -> dict[str, Callable[[], tuple[tuple[torch.Tensor, ...], dict[str, Any]]]]:
-    """Return for each name a function that creates the arguments of `regard.attention`, so that only those of one call
-    are in memory."""
+    """Return, by the name of each call, a function that creates the arguments of `regard.attention`, so that the
+    arguments of only one call are in memory.
+    """
 
     def draw(queries: int = length, heads: int = HEADS) -> torch.Tensor:
         return torch.randn(1, heads, queries, SIZE, device=device, requires_grad=True)

@@ -48,8 +48,9 @@ def command(settings: dict[str, str], seed: int, out: Path) -> list[str]:
 
 
 def figures(run: Path) -> dict[str, float] | None:
-    """Return BLEU on sentences of trained lengths and on longer ones, and the last training loss; None if the run
-    failed."""
+    """Return BLEU on sentences of trained lengths and on longer sentences, and the last training loss; None if the run
+    failed.
+    """
     if not (run / "result.json").exists():
         return None
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
@@ -65,7 +66,7 @@ def figures(run: Path) -> dict[str, float] | None:
 
 
 def row(name: str, results: Sequence[dict[str, float] | None]) -> str:
-    """Return a line of the table: the figures of the seeds, and their mean."""
+    """Return a line of the table: the result of each seed, and the mean over the seeds."""
 
     def cell(what: str, digits: int = 1) -> str:
         values = [result[what] for result in results if result is not None]

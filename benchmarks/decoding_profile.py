@@ -4,7 +4,8 @@
     python benchmarks/decoding_profile.py --device cuda          beam 4, 128 sentences × 48 tokens, vocabulary 32,000
     python benchmarks/decoding_profile.py --tiny                 a check that everything runs
 
-Prints operations, on CUDA kernels, sorted by their time without the operations that they call. Weights are random.
+Prints the operations of the search (on CUDA, the kernels), sorted by the time of each without the operations that it
+calls. The model's weights are random.
 """
 
 import sys

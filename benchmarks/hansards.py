@@ -6,8 +6,9 @@
 
 CORPUS holds train/train.{en,fr}.gz, the debates, and gold/enfr.{src-tgt,gold}, 447 sentences with links drawn by people
 (Och and Ney 2003). The debates' French has no accents, and the gold text splits contractions: "du" is "de le" there,
-"l'an" is "le an". Both sides are converted to that form: lower case, no accents, one token per word. The sentences of
-the debates have at most 18 words, the gold ones up to 30, so every other pair of neighbours is joined into one line.
+"l'an" is "le an". The texts in both languages are converted to the form of the gold text: lower case, no accents, one
+token per word. The sentences of the debates have at most 18 words, the gold sentences up to 30, so every other pair of
+neighbouring sentences is joined into one line.
 """
 
 import gzip

@@ -80,7 +80,7 @@ def memory(name: str) -> float:
 
 
 def stored(folder: Path, size: int) -> ImageStore:
-    """Return the pictures of the captions file; those that are not in the cache are decoded."""
+    """Return the pictures of the captions file; pictures that are not in the cache are decoded."""
     paths = [one.image for one in load_captions(folder).train]
     return store_images(paths, folder / "cache", size=(size, size))
 
@@ -159,7 +159,7 @@ STAGES: dict[str, Callable[[Path, int], int]] = {
 
 
 def measured(stage: str, folder: Path, size: int) -> dict[str, Any]:
-    """Run one stage in this process: return seconds and peak memory."""
+    """Measure one row of the table in this process; return the seconds and the peak memory of this row."""
     import regard.tasks.captioning.files
     import regard.tasks.vqa.material  # noqa: F401
 

@@ -15,7 +15,9 @@ WIDTH, HEIGHT, LEFT, TOP = 560, 320, 48, 40
 
 
 def points(run: Path) -> list[tuple[str, float]]:
-    """Return pairs (range of source lengths in words, BLEU); lengths beyond those of training come last."""
+    """Return pairs (range of source lengths in words, BLEU); the range of lengths beyond the training lengths comes
+    last.
+    """
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     parts = [*result["metrics"]["by_length"], *result.get("longer", {}).get("metrics", {}).get("by_length", [])]
     return [("–".join(map(str, part["words"])), part["bleu"]) for part in parts]

@@ -59,7 +59,7 @@ def measure(way: str, length: int, causal: bool, train: bool, device: str, dtype
     def make(length: int) -> Tensor:
         return torch.randn(1, HEADS, length, SIZE, device=device, dtype=dtype, requires_grad=train)
 
-    once(make(128))  # loads libraries, starts threads, samples default features
+    once(make(128))  # a first call loads libraries, starts threads and samples default features
     checkpoint(torch.exp, make(1), use_reentrant=False)
     x = make(length)
     if device == "cuda":
@@ -121,7 +121,7 @@ def accuracy(length: int = 1024, draws: int = 5) -> None:
     for spread in (0.25, 0.5, 1.0, 2.0, 4.0):
         generator = torch.Generator().manual_seed(0)
         query, key, value = torch.randn(3, HEADS, length, SIZE, generator=generator)
-        query, key = query * spread**0.5, key * spread**0.5  # scores q·k/√d then have this standard deviation
+        query, key = query * spread**0.5, key * spread**0.5  # `spread` is the standard deviation of q·k/√d
         exact = F.scaled_dot_product_attention(query, key, value)
         errors = [(value.mean(-2, keepdim=True) - exact).norm() / exact.norm()]
         for count in counts:

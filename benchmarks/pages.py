@@ -20,7 +20,7 @@ from regard.look.viewer.page import page
 from regard.look.viewer.page_data import pack
 
 LAYERS, HEADS = 12, 12
-BERTVIZ = {32: "6.4", 128: "104", 256: "421"}  # megabytes of bertviz's model view for the same shapes
+BERTVIZ = {32: "6.4", 128: "104", 256: "421"}  # megabytes of bertviz's model view for 12 layers of 12 heads
 
 
 def weights(layer: int, tokens: int, generator: torch.Generator) -> Tensor:

@@ -66,7 +66,7 @@ class Row:
     last_loss: float
 
 
-# ---------------------------------------------------------------- the contenders: a loss of (source, prefix, target)
+# ---------------------------------------------------------------- the contenders: functions of (source, prefix, target)
 
 
 def regard_model(setting: Setting, device: str) -> EncoderDecoder:
@@ -239,7 +239,9 @@ def timed(step: Callable[[], Any], count: int, device: str) -> Iterator[float]:
 
 
 def measured(side: str, setting: Setting, device: str, count: int, shown: int) -> Row:
-    """Return the row of a contender; for `regard-compiled`, also print the `shown` longest kernels."""
+    """Return the table's row of a contender; for `regard-compiled`, also print the `shown` kernels that take the
+    longest.
+    """
     cuda = device == "cuda"
     torch.manual_seed(11)
     if cuda:
@@ -285,7 +287,7 @@ def agreement(setting: Setting, device: str) -> dict[str, float]:
     model = regard_model(setting, device).eval()
     source, prefix, target = batch_of(setting, device)
     with torch.no_grad():
-        rows = [slice(i, i + 32) for i in range(0, setting.batch, 32)]  # all logits of these rows are stored at once
+        rows = [slice(i, i + 32) for i in range(0, setting.batch, 32)]  # the logits of 32 rows are stored at a time
         plain = [
             plain_loss(model.logits(model(source[r], prefix[r]).states).float(), target[r]) * len(source[r])
             for r in rows

@@ -8,7 +8,8 @@ from typing import Any
 import griffe
 
 _TOLD = tomllib.loads(Path(__file__).with_name("reference.toml").read_text(encoding="utf-8"))
-_HIDDEN = ("self", "cls", "unknown", "args", "kwargs")  # `unknown` collects arguments of PyTorch, to refuse them
+# Parameters without a description; `unknown` collects arguments of PyTorch's function, for which an error is raised.
+_HIDDEN = ("self", "cls", "unknown", "args", "kwargs")
 
 
 class DocstringExamples(griffe.Extension):
@@ -39,7 +40,9 @@ def _all(obj: griffe.Object) -> Iterator[griffe.Object]:
 
 
 def _complete(obj: griffe.Object) -> None:
-    """Insert the formula after the first paragraph, parameters before the first example, and an example if missing."""
+    """Insert the formula after the first paragraph, the parameters before the first example, and an example if the
+    docstring has none.
+    """
     assert obj.docstring is not None
     parent = obj.parent
     key = f"{parent.name}.{obj.name}" if isinstance(parent, griffe.Class) else obj.name

@@ -24,7 +24,7 @@ def _mathml(match: re.Match[str]) -> str:
 
 
 class Formulas(Extension):
-    """Converts formulas to MathML; it runs after arithmatex has put its elements back into the page."""
+    """Converts formulas to MathML; it runs after arithmatex has inserted its elements into the page."""
 
     def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802
         md.postprocessors.register(_Formulas(md), "mathml", -10)

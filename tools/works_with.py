@@ -2,7 +2,8 @@
 
     python tools/works_with.py            prints the table in Markdown
 
-The captured weights are compared with those that the model itself returns with eager attention.
+The weights that `regard.watch` captures are compared with the weights that the model itself returns with eager
+attention.
 """
 
 import copy
@@ -20,12 +21,12 @@ from regard.look.trace import Trace
 from regard.look.watch import watch
 
 Run = Callable[[nn.Module], Any]
-Truth = dict[str, list[Tensor]]  # for a pattern of names, the weights (b, h, q, k) of each call
+Truth = dict[str, list[Tensor]]  # expected weights (b, h, q, k) of each call, by a pattern of layer names
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model to watch; `build` returns the model, a function that runs it, and its true weights."""
+    """A model to watch; `build` returns the model, a function that runs it, and the expected attention weights."""
 
     family: str
     implementation: str
@@ -46,8 +47,9 @@ class Outcome:
 
 
 def outcome(case: Case, *, compiling: bool = True) -> Outcome:
-    """Watch the model of a case, and compare weights and output with the expected ones. Without `compiling`, the run
-    that is not watched is not compiled, which is faster."""
+    """Watch the model of a case, and compare the captured weights and the output with the expected weights and output.
+    Without `compiling`, the run that is not watched is not compiled, which is faster.
+    """
     torch.manual_seed(5)
     model, run, truth = case.build()
     with torch.no_grad():
@@ -139,7 +141,7 @@ def _hugging(
         with torch.no_grad():
             output = plain(**arguments, output_attentions=True)
         truth = {pattern: list(getattr(output, field)) for pattern, field in patterns.items()}
-        if implementation == KERNEL and "attention_mask" in arguments:  # the kernel gives padding queries no weights
+        if implementation == KERNEL and "attention_mask" in arguments:  # the weights of padding queries are 0
             rows = arguments["attention_mask"].bool()[:, None, :, None]
             truth = {pattern: [weights * rows for weights in tensors] for pattern, tensors in truth.items()}
         return (torch.compile(model) if compiled else model), (lambda net: net(**arguments)), truth
@@ -369,7 +371,9 @@ def multihead(need_weights: bool) -> Callable[[], tuple[nn.Module, Run]]:
 
 
 def encoder() -> tuple[nn.Module, Run]:
-    """Return an encoder and its call with padding; in eval mode, torch uses its fast path on nested tensors."""
+    """Return an encoder and a function that calls it on padded sequences; in eval mode, torch uses its fast path on
+    nested tensors.
+    """
     layer = nn.TransformerEncoderLayer(32, 4, 37, batch_first=True)
     x, padding = _states(2, 7, 32), torch.zeros(2, 7, dtype=torch.bool)
     padding[1, 5:] = True
@@ -392,7 +396,7 @@ def transformer() -> tuple[nn.Module, Run]:
 
 
 class Written(nn.Module):
-    """softmax(QKᵀ/√d) V in torch operations, in one of several common forms."""
+    """softmax(QKᵀ/√d) V in torch operations, in one of several common implementations."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -456,7 +460,7 @@ class Bahdanau(nn.Module):
 
 
 def bahdanau() -> tuple[nn.Module, Run, Truth]:
-    """Return a recurrent decoder, its call and the expected weights, one row for each step."""
+    """Return a recurrent decoder, a function that calls it, and the expected attention weights, one row per step."""
     model, memory = Bahdanau().eval(), _states(2, 5, 16)
     spread_out(model)
     with torch.no_grad():

@@ -30,7 +30,7 @@ AGAIN = ", with more readings of the contenders within a tenth of the fastest"
 def attention(*, only: list[str], quick: bool, as_json: bool, out: Path | None) -> None:
     """Measure, then print and write the results."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:  # arguments are checked before measurements that take minutes
+    try:  # errors in arguments are reported before the measurements, which take minutes
         chosen = select(cases(device, quick), only)
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def rows(case: dict[str, Any]) -> list[list[str]]:
 
 
 def giga(rate: float | None) -> str:
-    """Return a rate in billions per second.
+    """Return a rate of work, given per second, as text in billions per second.
 
     >>> giga(17.53e12), giga(20.24e9), giga(None)
     ('17,530', '20.2', '–')
@@ -135,7 +135,7 @@ def giga(rate: float | None) -> str:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Return the record as a section of a page, with its chart."""
+    """Return the record as a section of a documentation page, with its chart."""
     device = record["device"]
     best, again = ("median", AGAIN) if device == "cuda" else ("best", "")
     lines = [f"## {'GPU' if device == 'cuda' else 'CPU'}", "", header(record) + ".", ""]
@@ -174,7 +174,7 @@ def drawing(record: dict[str, Any]) -> str:
 
 
 def write(record: dict[str, Any], out: Path) -> list[Path]:
-    """Write the page and its chart to a folder; only the section for this kind of device of a page changes."""
+    """Write the page and its chart to a folder; an existing page changes only in the section for this device kind."""
     page, image = out / "benchmarks.md", out / "images" / f"bench-{record['device']}.svg"
     image.parent.mkdir(parents=True, exist_ok=True)
     image.write_text(drawing(record), encoding="utf-8")
@@ -188,7 +188,7 @@ def _figures(contender: dict[str, Any]) -> str:
 
 
 def _missing(record: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return contenders that did not run and why, each reason once with its cases."""
+    """Return the contenders that did not run, with each reason and the cases for which it was given."""
     skipped: dict[tuple[str, str], list[str]] = {}
     for case in record["cases"]:
         for contender in case["contenders"]:

@@ -18,14 +18,15 @@ from regard.bench.attention_peers import Run
 from regard.kernels import cuda_graphs
 from regard.kernels.additive import pair_loops
 
-Make = Callable[[], Run]  # prepares a contender (loads, compiles, builds masks); raises an error if it cannot run
+Make = Callable[[], Run]  # a function that prepares a contender, or raises an error if it cannot run
 ROWS = slice(-64, None)  # the queries whose outputs are compared with float64: the last ones attend the most keys
 
 
 @dataclass(frozen=True)
 class Field:
-    """The contenders of a case, which compute over the same inputs; regard is the first. `truth` returns the rows ROWS
-    of the output, computed in float64."""
+    """The contenders of a case (the implementations that are compared), which compute over the same inputs; regard is
+    the first. `truth` returns the rows ROWS of the output, computed in float64.
+    """
 
     contenders: dict[str, Make]
     truth: Callable[[], Tensor] | None = None
@@ -33,7 +34,9 @@ class Field:
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison. `build` creates the inputs, so that only those of one case are in memory."""
+    """One comparison of regard with other libraries. `build` creates the inputs, so that the inputs of only one case
+    are in memory.
+    """
 
     name: str
     what: str
@@ -47,8 +50,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sequence lengths of the cases, and the head sizes of those with dot products. The QUICK ones are too small
-    for meaningful times and only show that everything runs."""
+    """The sequence lengths of the cases, and the head sizes of the cases with dot products. The QUICK lengths and sizes
+    are too small for meaningful times and only show that everything runs.
+    """
 
     additive: int
     dot: tuple[int, ...]
@@ -267,7 +271,7 @@ def _layer(length: int, size: int = 512, heads: int = 8) -> Case:
 
 
 def plain(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-    """Compute additive attention with the sum over features as a matrix product: the fastest form in eager mode."""
+    """Compute additive attention with the sum over features as a matrix product, which is fastest in eager mode."""
     scores = torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) @ weight
     return torch.softmax(scores, -1) @ value
 
@@ -324,7 +328,7 @@ def _graphed(attend: Run) -> Run:
 
 @contextmanager
 def _no_compiler() -> Iterator[None]:
-    """Run without the compiled loops, as on a machine without a C compiler."""
+    """Run regard's call without its loops compiled from C, as on a machine without a C compiler."""
     original = pair_loops.available
     pair_loops.available = lambda: False
     try:

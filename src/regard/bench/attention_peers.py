@@ -56,11 +56,11 @@ def x_transformers(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -
 
 def keras_additive(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Run:
     """Return Keras' AdditiveAttention on its torch backend."""
-    os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras reads this variable once, at import
+    os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras reads KERAS_BACKEND once, at import
     import keras  # pyrefly: ignore[missing-import]
 
     layer = keras.layers.AdditiveAttention(dtype=str(query.dtype).removeprefix("torch."))
-    flat = [t.flatten(0, 1) for t in (query, value, key)]  # Keras has value before key, and no axis of heads
+    flat = [t.flatten(0, 1) for t in (query, value, key)]  # Keras takes the value before the key, and no heads
     layer.build([tuple(t.shape) for t in flat])
     layer.scale.assign(weight.detach())
     return lambda: layer([t.flatten(0, 1) for t in (query, value, key)]).unflatten(0, query.shape[:2])

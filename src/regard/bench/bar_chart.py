@@ -10,7 +10,7 @@ from regard.look.heatmap import opening, text_at
 ROW, GAP, HEADING = 22.0, 26.0, 24.0  # heights of a bar's row, of the space between groups, and of a group's heading
 LEFT, BARS, RIGHT = 210.0, 430.0, 150.0  # widths of the labels, the bars and the figures after them
 LONGEST = 84  # largest number of characters after a bar
-OURS, PEER = 1.0, 0.45  # positions on the colour scale, 0 to 1: of regard's bars and of the other contenders'
+OURS, PEER = 1.0, 0.45  # positions on the colour scale, from 0 to 1, of regard's bars and of all other bars
 
 
 class Bar(NamedTuple):

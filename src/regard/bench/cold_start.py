@@ -1,8 +1,8 @@
 """`regard bench cold`: the time of the first call of each mechanism in a new process. Two processes are measured: the
 first starts with empty compilation caches, the second with the caches that the first has filled.
 
-`python -m regard.bench.cold_start NAME DEVICE` is one such process: it prints the seconds of the call alone, without
-the import of torch and regard.
+Each of the two processes runs `python -m regard.bench.cold_start NAME DEVICE`, which prints the seconds of the call
+alone, without the import of torch and regard.
 """
 
 import os
@@ -30,7 +30,7 @@ def cold(device: str | None) -> None:
 
 
 def _seconds(name: str, device: str, folder: str) -> float:
-    """Return the seconds of the first call in a new process whose caches are in this folder."""
+    """Return the seconds of the first call in a new process that keeps its compilation caches in the given folder."""
     caches = {variable: os.path.join(folder, variable.lower()) for variable in CACHES}
     command = [sys.executable, "-W", "ignore", "-m", "regard.bench.cold_start", name, device]
     done = subprocess.run(command, env=os.environ | caches, capture_output=True, text=True, check=True)

@@ -23,7 +23,8 @@ from rich.table import Table
 from regard import __version__
 from regard.bench.marked_pages import try_writing
 
-PACKAGES = ("triton", "entmax", "xformers", "keras", "x-transformers")  # their versions are reported, if installed
+# Libraries whose versions are reported, if they are installed.
+PACKAGES = ("triton", "entmax", "xformers", "keras", "x-transformers")
 
 
 def chosen_device(given: str | None, known: Collection[str] = ("cpu", "cuda")) -> str:
@@ -112,8 +113,9 @@ def say(what: str) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress warnings, also those in regard's log. Torch's log still appears, since a failed compilation that it
-    reports explains a long time."""
+    """Suppress warnings, also those in regard's log. Torch's log still appears, because it reports failed compilations,
+    which explain long times.
+    """
     log = logging.getLogger("regard")
     level = log.level
     log.setLevel(logging.ERROR)

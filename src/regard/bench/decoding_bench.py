@@ -1,4 +1,5 @@
-"""`regard bench decoding`: beam search of a Transformer against HF `generate` and CTranslate2, the same weights in all.
+"""`regard bench decoding`: beam search of a Transformer, compared with HF `generate` and CTranslate2 for a model with
+equal weights.
 
 Weights are random. All contenders generate sentences of the same fixed length, in the same number of steps.
 Measurements are interleaved, in one process.
@@ -40,7 +41,7 @@ class Setting:
     """The settings of the benchmark."""
 
     sentences: int
-    tokens: int  # number of tokens of each source and output, including its end
+    tokens: int  # number of tokens of each source and each output, including the end mark
     vocabulary: int
     size: int = 512
     heads: int = 8
@@ -120,7 +121,7 @@ def regard(model: EncoderDecoder, width: int, captures: Captures | None = None) 
 
 
 def contenders(setting: Setting, device: str) -> dict[str, Callable[[], Decode]]:
-    """Return for each name a function that prepares the contender."""
+    """Return, by the name of each contender, a function that prepares it."""
     model, width, threads = model_of(setting, device), setting.width, torch.get_num_threads()
     peer = functools.cache(lambda: marian(model, positions=2 * setting.tokens + 2))
     if device == "cuda":
@@ -163,7 +164,7 @@ def run(setting: Setting, *, device: str, quick: bool, say: Callable[[str], None
     gc.collect()
     for number in range(2 if quick else ROUNDS):
         say(f"round {number + 1}")
-        order = order[1:] + order[:1]  # rotated: the first contender of a round runs with other clock rates and caches
+        order = order[1:] + order[:1]  # rotated, because clock rates and caches differ for the first contender
         for name, decode in order:
             readings[name].append(_seconds(decode, source, setting.tokens))
     settle = statistics.median if device == "cuda" else min
@@ -219,7 +220,7 @@ def rows(record: dict[str, Any]) -> list[list[str]]:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Return the record as a section of a page."""
+    """Return the record as a section of a documentation page."""
     device = record["device"]
     best = "median" if device == "cuda" else "best"
     command = f"`regard bench decoding --device {device}`; {header(record)}; the {best} of readings taken in turns."

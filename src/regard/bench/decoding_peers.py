@@ -19,8 +19,9 @@ Decode = Callable[[Tensor, int], list[list[int]]]
 
 
 def marian(model: EncoderDecoder, positions: int) -> Any:
-    """Return an HF MarianMTModel with the weights of `model`, on the same device and in the same dtype; `model` is a
-    post-norm Transformer with tied embeddings and sinusoidal positions."""
+    """Return an HF MarianMTModel with the weights, the device and the dtype of `model`; `model` is a post-norm
+    Transformer with tied embeddings and sinusoidal positions.
+    """
     from transformers import MarianConfig, MarianMTModel
     from transformers.utils import logging
 
@@ -98,7 +99,9 @@ def generate(model: Any, width: int) -> Decode:
 
 
 def ctranslate2(model: Any, width: int, precision: str, threads: int) -> Decode:
-    """Return a Marian model in CTranslate2, on the same device, with token numbers as words."""
+    """Return beam search by CTranslate2 with the Marian model `model`, on the device of `model`, with token numbers as
+    words.
+    """
     from ctranslate2 import Translator
     from ctranslate2.converters.transformers import BartLoader
 

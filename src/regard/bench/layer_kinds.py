@@ -23,7 +23,7 @@ class Setting:
     """Sizes that all layers share."""
 
     size: int = 256
-    kernel: int = 7  # number of positions that a convolution covers: the current one and those before it
+    kernel: int = 7  # number of positions that a convolution covers: the current position and earlier ones
     reach: int = 128  # number of visible positions on either side of a query in restricted attention
 
     @property
@@ -171,7 +171,9 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Met:
-    """The path between both ends of a sequence: the numbers of stacked layers and of sequential steps."""
+    """The path between the first and the last position of a sequence: the numbers of stacked layers and of sequential
+    steps.
+    """
 
     layers: int
     steps: int

@@ -40,14 +40,16 @@ from regard.train.memory_check import count_parameters
 PAGE = "layers.md"
 LENGTHS = {"cpu": tuple(2**power for power in range(7, 14)), "cuda": tuple(2**power for power in range(7, 16))}
 LONGEST = 2**20
-SLOW = 10.0  # seconds of a training step above which longer sequences of the kind are skipped
+SLOW = 10.0  # if a training step takes more seconds, longer sequences of this kind of layer are skipped
 MATRICES = {"cpu": 2 * 2**30, "cuda": 16 * 2**30}  # bytes of the largest matrix of weights that is materialised
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 
 
 @dataclass
 class Point:
-    """The measurements of one kind at one length; None if not measured, with the `reason`."""
+    """The measurements of one kind of layer at one length; a field is None if it was not measured, for the given
+    `reason`.
+    """
 
     length: int
     layers: int  # number of layers until the last position depends on the first
@@ -116,7 +118,7 @@ def run(lengths: Sequence[int], setting: Setting, *, device: str, say: Callable[
 
 
 def reason_to_skip(kind: Kind, length: int, setting: Setting, device: str, before: list[Point]) -> str | None:
-    """Return the reason why a length is skipped, or None."""
+    """Return the reason why a length is skipped, or None if it is measured."""
     matrix = setting.heads * length**2 * DTYPES[device].itemsize
     if kind.forms_matrix and matrix > MATRICES[device]:
         return f"its matrix of weights would take {size(matrix)}"
@@ -138,7 +140,7 @@ def _time(length: int, setting: Setting, device: str, points: dict[str, Point], 
         say(f"{length:,} positions: {kind.name}")
         try:
             first, second = calls(kind, length, point.layers - 1, setting, device)
-            first()  # loads libraries and compiles kernels
+            first()  # a first call loads libraries and compiles kernels
             second()
             point.memory = cuda_memory(second) if device == "cuda" else None
             forward[kind.name], training[kind.name] = first, second
@@ -172,7 +174,7 @@ def calls(kind: Kind, length: int, depth: int, setting: Setting, device: str) ->
     def training() -> Tensor:
         output = layer(x)
         output.backward(upstream)
-        x.grad = None  # freed in every call, so that each call allocates its gradients and its peak includes them
+        x.grad = None  # gradients are freed, so that the peak memory of every call includes them
         layer.zero_grad(set_to_none=True)
         return output.detach()
 
@@ -180,7 +182,7 @@ def calls(kind: Kind, length: int, depth: int, setting: Setting, device: str) ->
 
 
 def _remember(points: dict[str, list[Point]], setting: Setting, say: Callable[[str], None]) -> None:
-    """Fill in the peaks of memory on the CPU, measured in a separate process."""
+    """Set the peak memory of every kind and length on the CPU, measured in a separate process."""
     measured = [
         (name, point) for name, kind_points in points.items() for point in kind_points if point.training is not None
     ]
@@ -268,7 +270,7 @@ def show(record: dict[str, Any]) -> None:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Return the record as a section of a page, with its drawing."""
+    """Return the record as a section of a documentation page, with its drawing."""
     device = record["device"]
     best = "medians" if device == "cuda" else "the best"
     lines = [f"### {'GPU' if device == 'cuda' else 'CPU'}", ""]

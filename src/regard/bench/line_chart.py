@@ -8,7 +8,7 @@ from regard.look.heatmap import opening, text_at
 
 WIDE, HIGH, LEFT, TOP, GAP = 250.0, 230.0, 66.0, 132.0, 80.0  # sizes of a panel, and the space around it
 LEGEND = 4  # number of names in a row of the legend
-COLORS = (  # for white and dark backgrounds, distinguishable by lightness too, for colour-blind readers
+COLORS = (  # line colours for white and dark backgrounds; they differ in lightness too, for colour-blind readers
     ("#0040a0", "#8fb8ff"),
     ("#6a9be0", "#4f7fd0"),
     ("#00796b", "#4fc3b0"),
@@ -42,7 +42,7 @@ class Axis(NamedTuple):
 
 
 def axis(values: Sequence[float], base: float) -> Axis:
-    """Return the shortest axis between integer powers of `base` that contains all these positive values.
+    """Return the shortest axis between integer powers of `base` that contains all given positive values.
 
     >>> axis([3.0, 40.0], 10.0)
     Axis(base=10.0, low=0, high=2)
@@ -52,7 +52,7 @@ def axis(values: Sequence[float], base: float) -> Axis:
 
 
 def svg(panels: Sequence[Panel], *, title: str, note: str = "") -> str:
-    """Return the drawing; a name has the same colour in all panels.
+    """Return the drawing; the lines with one name have the same colour in all panels.
 
     >>> drawing = svg([Panel("a < b", {"R&D": [(1.0, 2.0), (2.0, 4.0)]}, str)], title="Costs")
     >>> "a &lt; b" in drawing, "R&amp;D" in drawing

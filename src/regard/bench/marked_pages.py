@@ -1,5 +1,6 @@
-"""Documentation pages in which a command replaces a section between two HTML comments. The text outside of these
-comments is unchanged."""
+"""Documentation pages in which a command replaces a section between two HTML comments. The text outside of the two
+comments is unchanged.
+"""
 
 import re
 import tempfile

@@ -23,13 +23,13 @@ from regard.bench.attention_cases import ROWS, Case, Run, cases
 
 BATCH = 0.02  # smallest duration of one measurement in seconds: shorter calls are repeated
 NEAR = 1.1  # contenders within this factor of the fastest are measured again
-SLOW = 10.0  # seconds above which one call suffices
-LARGE = 3.0  # seconds above which a call uses much more memory than the libraries that it loads
+SLOW = 10.0  # a contender whose call takes more seconds is timed once
+LARGE = 3.0  # the memory of a call that takes more seconds is measured without a warm-up call
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The measurements of one contender; None if not measured, with the `reason`."""
+    """The measurements of one contender; a field is None if it was not measured, for the given `reason`."""
 
     name: str
     seconds: float | None = None
@@ -42,7 +42,7 @@ class Measurement:
 
 
 def measure(case: Case, *, quick: bool, say: Callable[[str], None]) -> list[Measurement]:
-    """Measure every contender of a case, in its order."""
+    """Measure every contender of a case; return the measurements in the order of the contenders."""
     threads = torch.get_num_threads()
     torch.set_num_threads(case.threads or threads)
     try:
@@ -110,7 +110,7 @@ def take_turns(runs: dict[str, Run], readings: dict[str, list[float]], device: s
     near = {name: runs[name] for name in runs if settled[name] <= NEAR * min(settled.values())}
     if len(near) > 1:
         again = {name: [settled[name]] for name in near}
-        number = max(2, round(BATCH / 4 / min(settled.values())))  # calls in one measurement, the same for each
+        number = max(2, round(BATCH / 4 / min(settled.values())))  # calls in one measurement of any contender
         _turns(near, again, dict.fromkeys(near, number), device, 4 * rounds, 2 * budget, quick)
         readings.update(again)
 
@@ -131,9 +131,9 @@ def _turns(
 
     while active := [name for name in runs if wanted(name)]:
         for order in orders(len(active))[: rounds if quick else None]:
-            # Contenders with long calls stop as soon as their time is used, those with short calls after all orders.
+            # A contender with long calls stops as soon as its time is used, one with short calls only after all orders.
             names = [name for name in (active[place] for place in order) if numbers[name] > 1 or wanted(name)]
-            if names and numbers[names[0]] > 1:  # a warm-up call, because no other contender precedes the first
+            if names and numbers[names[0]] > 1:  # a warm-up call, because no contender precedes the first contender
                 seconds_per_call(runs[names[0]], numbers[names[0]], device)
             for name in names:
                 reading = seconds_per_call(runs[name], numbers[name], device)
@@ -142,8 +142,9 @@ def _turns(
 
 
 def times(runs: dict[str, Run], device: str) -> dict[str, float]:
-    """Return the seconds of each call. Each call must have run before; measurements are interleaved, and end after a
-    number of rounds or a limit of time for each call."""
+    """Return the seconds of each call. Each call must have run once before it is timed; measurements are interleaved,
+    and end after a number of rounds or a limit of time for each call.
+    """
     readings = {name: [seconds_per_call(run, 1, device)] for name, run in runs.items()}
     numbers = {name: max(1, round(BATCH / seconds[0])) for name, seconds in readings.items()}
     rounds, budget, settle = (21, 0.4, statistics.median) if device == "cuda" else (5, 1.0, min)
@@ -166,7 +167,7 @@ def orders(count: int) -> list[list[int]]:
 
 
 def seconds_per_call(run: Run, number: int, device: str) -> float:
-    """Return the time of one call, the mean of `number` consecutive ones after a warm-up call, which has cold caches.
+    """Return the time of one call, the mean of `number` consecutive calls after a warm-up call, which has cold caches.
 
     On a GPU the measurement starts when the warm-up ends: the next call is already enqueued, as in any sequence of
     calls.
@@ -222,7 +223,7 @@ def why(problem: Exception) -> str:
 def _with_memory(
     case: Case, measurements: list[Measurement], quick: bool, say: Callable[[str], None]
 ) -> list[Measurement]:
-    """Return the measurements with peaks of memory, which are measured in a separate process."""
+    """Return the measurements with the peak memory of each contender, which is measured in a separate process."""
     names = {
         measurement.name: (measurement.seconds or 0.0) < LARGE
         for measurement in measurements
@@ -236,8 +237,9 @@ def _with_memory(
 def peaks_apart(module: str, arguments: list[str], say: Callable[[str], None]) -> dict[str, int]:
     """Run a module as a program and return the JSON on its last line: peaks by name; empty if not available.
 
-    In that process the allocator returns freed blocks to the system at once. In an ordinary process they stay resident,
-    so they would hide a later peak. Returning them takes time, so times are not measured in that process.
+    In the started process the allocator returns freed blocks of memory to the system at once. In an ordinary process
+    freed blocks stay resident and would hide a later peak. Returning blocks takes time, so times are not measured in
+    the started process.
     """
     if sys.platform != "linux":
         return {}

@@ -50,7 +50,7 @@ DEVICES = (1, 8, 64, 1024)
 EACH = 16_384  # tokens per device and step, in sequences of 2,048; with context parallelism in one sequence
 SEQUENCE = 2048
 # NVLink 4 and a 400 Gb/s adapter for each GPU, at 80 % of their nominal speed; latencies are typical for NCCL. The
-# other constants are assumed too; on a GPU the benchmark measures them.
+# other constants of `H200` are assumed values too; on a GPU the benchmark measures them.
 H200 = Machine(
     "NVIDIA H200",
     flops=3.0e14,
@@ -165,8 +165,9 @@ def _ended(started: list[subprocess.Popen[bytes]]) -> bool:
 
 
 def fitted(groups: dict[int, list[dict[str, Any]]], device: str) -> dict[int, Machine]:
-    """Return the constants of the cost model by number of processes. Those of a step are fitted to training in one
-    process, those of the links to the all-reduces of each group."""
+    """Return the constants of the cost model by number of processes. The constants of a training step are fitted to
+    training in one process, the constants of the links between processes to the all-reduces of each process group.
+    """
     plain = [case for case in groups[1][0]["cases"] if case["way"] == "plain"]
     models = [Model(**case["model"]) for case in plain]
     work = [case["tokens"] * model.flops(case["length"]) for case, model in zip(plain, models, strict=True)]
@@ -279,13 +280,14 @@ def _figures(expected: Cost) -> dict[str, float]:
 
 
 def _profile(constants: Machine) -> Machine:
-    """Return a machine with eight such GPUs in a node; the speed is the measured one, the links are assumed."""
+    """Return a machine with the measured constants of one GPU and the assumed links of `H200`, eight GPUs in a node."""
     return replace(constants, near=H200.near, far=H200.far)
 
 
 def forecasts(large: Machine) -> list[dict[str, Any]]:
-    """Return predictions for many devices. The batch grows with the number of devices; with context parallelism the
-    length of its single sequence does."""
+    """Return predictions for many devices. The batch grows with the number of devices; with context parallelism a batch
+    is one sequence, whose length grows.
+    """
     rows = []
     for model in LARGE:
         for way in ("ddp", "fsdp2", "context"):
@@ -394,7 +396,7 @@ def show(record: dict[str, Any]) -> None:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Return the record as a section of a page."""
+    """Return the record as a section of a documentation page."""
     lines = [f"`regard bench scaling --device {record['device']}`; {header(record)}.", ""]
     for note, heads, cells in zip(
         _notes(record), (HEADS, FORECAST), (rows(record), forecast_rows(record)), strict=True

@@ -98,7 +98,7 @@ class Cost:
     tokens_per_second: float
     sent: float  # bytes that a device sends in a step, averaged over the devices
     states: float  # bytes of parameters, gradients and moments
-    memory: float  # bytes of the states, the activations and gathered parameters
+    memory: float  # bytes of `states`, of the activations and of gathered parameters
 
 
 def reduced(size: float, devices: int) -> float:

@@ -2,7 +2,7 @@
 
     python -m regard.bench.scaling_measurement PLAN.json RANK SIZE
 
-The plan names the cases, the device and the folder in which each process writes RANK-of-SIZE.json.
+PLAN.json names the cases, the device and the folder in which each process writes RANK-of-SIZE.json.
 """
 
 import contextlib
@@ -124,7 +124,7 @@ class Trainer:
         self.optimizer.step()
 
     def states(self) -> dict[str, int]:
-        """Return bytes of this worker's parameters, gradients and optimiser state."""
+        """Return the number of bytes of this worker's parameters, gradients and optimiser state."""
         return state_bytes(self.model, self.optimizer)
 
 
@@ -185,9 +185,9 @@ def synchronize(device: torch.device, workers: Workers) -> None:
 
 
 def sent_bytes() -> int | None:
-    """Return bytes that the TCP sockets of this process have sent: gloo's traffic.
+    """Return the number of bytes that the TCP sockets of this process have sent, which is gloo's traffic.
 
-    Return None if the system does not count these bytes.
+    Return None if the system does not count the bytes that a socket sends.
     """
     if not sys.platform.startswith("linux"):
         return None
@@ -203,12 +203,12 @@ def sent_bytes() -> int | None:
                 if len(info) < 216:  # tcpi_bytes_sent and tcpi_bytes_retrans are in Linux 4.19 and later
                     return None
                 sent, again = struct.unpack_from("<QQ", info, 200)
-                total += sent - again  # excludes segments that TCP retransmits if a busy machine acknowledges them late
+                total += sent - again  # without segments that TCP retransmits if a busy machine acknowledges them late
     return total
 
 
 def memory_now(device: torch.device) -> int:
-    """Return bytes in use: allocated on a GPU, resident on a CPU."""
+    """Return the number of bytes of memory in use: allocated on a GPU, resident on a CPU."""
     gc.collect()
     if device.type == "cuda":
         return torch.cuda.memory_allocated()
@@ -217,7 +217,7 @@ def memory_now(device: torch.device) -> int:
 
 
 def main(plan: Path, rank: int, size: int) -> None:
-    """Run one process of a process group: measure all cases of the plan and write the results."""
+    """Run one process of a process group: measure all cases of the plan's file and write the results."""
     wanted = json.loads(plan.read_text())
     torch.set_num_threads(wanted["threads"])
     device = torch.device("cpu")

@@ -1,4 +1,5 @@
-"""Optimised functions on tensors. They import torch only, and Triton in `triton/`; they take no records of `core`.
+"""Optimised functions on tensors. They import torch only, and Triton in `triton/`; no argument is an instance of a
+class of `core`.
 
 The docstring of each function names the reference implementation whose results it must equal. The calling code decides
 whether a kernel applies to a call: `core/backends` for attention, `models` for recurrent loops, `decode` for search.

@@ -26,7 +26,8 @@ def compiler() -> bool:
 
 @functools.cache
 def compiled(form: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function `form` compiled for any sizes, for loops that have their own backward pass.
+    """Return the function `form`, compiled for tensors of any size. The callers are loops that have their own backward
+    pass.
 
     The compiled function receives `.data` of each argument, a tensor that is not a view and needs no gradient: for
     views torch.compile would compile once for each kind of base tensor, and stop compiling after eight kinds.

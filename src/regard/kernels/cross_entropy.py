@@ -32,7 +32,7 @@ def summed(
     rows: int | None,
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the summed loss, and its gradients with respect to states, weight and bias, empty where not `wanted`.
+    """Return the summed loss, and its gradients for states, weight and bias; those that are not `wanted` are empty.
 
     Reference implementation: `torch.nn.functional.cross_entropy` of `states @ weight.T + bias`, with reduction="sum".
     """
@@ -40,7 +40,8 @@ def summed(
         real = (target != ignore).nonzero().squeeze(1) if states.device.type == "cpu" else target
         if len(real) == len(target):
             return _by_rows(states, weight, bias, target, smoothing, ignore, rows, wanted)
-        # No logits are computed for ignored rows on a CPU. On a GPU they are, because counting rows would synchronise.
+        # No logits are computed for ignored rows on a CPU. On a GPU these logits are computed, because counting the
+        # ignored rows would synchronise.
         loss, some, to_weight, to_bias = _by_rows(
             states[real], weight, bias, target[real], smoothing, ignore, rows, wanted
         )
@@ -173,7 +174,7 @@ def _losses(
         if smoothing > 0.0:
             weights.sub_(smoothing / vocabulary)
         weights.scatter_add_(1, label, torch.full_like(lse, smoothing - 1))
-        if space is None or not bool(real.all()):  # tested on the CPU only: on a GPU the test would synchronise
+        if space is None or not bool(real.all()):  # on a GPU, testing `real` would synchronise
             weights.mul_(real.unsqueeze(1))
     losses = torch.where(real, loss.squeeze(1), 0)
     return losses, space.narrow[:rows].copy_(weights) if space is not None and copied else weights.to(logits.dtype)
@@ -183,7 +184,7 @@ def _kernel(states: Tensor, rows: int, vocabulary: int) -> Any:
     """Return the Triton implementation on CUDA and in Triton's interpreter, else `_losses`, of torch operations."""
     fast = states.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
     if fast and states.dtype != torch.float64 and TRITON:
-        from regard.kernels.triton.softmax_loss import overwrite  # imported here, because it imports Triton
+        from regard.kernels.triton.softmax_loss import overwrite  # a lazy import, because the module imports Triton
 
         return overwrite
     if states.device.type != "cpu":

@@ -39,16 +39,16 @@ typedef struct {
     long banded_low, low, banded_high, high; /* query i attends only keys j with low <= j - i <= high */
     long query[3], key[3], value[3], output[3]; /* strides of the axes batch, head and token */
     long bias[4], allowed[4];                   /* strides of the axes batch, head, query and key */
-    long query_ids, key_ids;                    /* strides of the ids along the batch axis */
+    long query_ids, key_ids;                    /* strides of the segment ids along the batch axis */
     long offset;                                /* `slopes` multiply the distances |i + offset - j| */
-    long request, rows; /* what a call returns beside the output (NOTHING, ...); number of SOME_ROWS */
+    long request, rows; /* what a call returns beside the output (NOTHING, ...); for SOME_ROWS, the number of rows */
 } shape;
 
 typedef struct {
     const shape *s;
     const char *query, *key, *value, *change; /* `change`: gradient of the output, contiguous */
     const long *lengths, *query_ids, *key_ids;
-    long *ranges; /* (batch or 1, queries, 2): the range of the keys with the id of each query; null without ids */
+    long *ranges; /* (batch or 1, queries, 2): the range of keys with the segment id of each query, or null */
     const float *bias, *slopes;
     const unsigned char *allowed;
     char *output, *dquery, *dkey, *dvalue; /* gradients of query, key, value: contiguous */
@@ -77,7 +77,7 @@ static float *extend(memory *given, size_t count) {
     if (count > given->size) {
         free(given->start);
         given->size = (count + 15) / 16 * 16;
-        given->start = aligned_alloc(64, given->size * sizeof(float)); /* so no vector spans two cache lines */
+        given->start = aligned_alloc(64, given->size * sizeof(float)); /* aligned: no vector spans two cache lines */
         if (!given->start) abort();
     }
     return given->start;
@@ -85,7 +85,7 @@ static float *extend(memory *given, size_t count) {
 
 static float *reserve(size_t count) { return extend(&room, count); }
 
-/* Frees memory of more than LARGE numbers: a process may have many threads. */
+/* Frees working memory of more than LARGE numbers, which would otherwise be held for each of many threads. */
 static void trim(memory *given) {
     if (given->size <= LARGE) return;
     free(given->start);
@@ -282,8 +282,9 @@ static inline void attended(const call *c, long b, long i, long *first, long *la
     if (*first >= *last) *first = *last = 0;
 }
 
-/* Computes, for each query, the range from the first to the last key with the id of the query. If no range contains a
- * key with another id, the ids are removed from the call, because the ranges describe the same mask. */
+/* Computes, for each query, the range from the first to the last key with the segment id of the query. If no range
+ * contains a key with another segment id, the ids are removed from the call, because the ranges describe the mask
+ * completely. */
 static void find_ranges(call *c) {
     const shape *s = c->s;
     long batch = s->query_ids || s->key_ids ? s->batch : 1, alone = 1;
@@ -337,7 +338,7 @@ static inline vec power_of(vec y, float power) {
  * method, started below the root, increases t in each step, because the sum is convex in t. */
 static void project(float *scores, long width, float big, long normalizer, float alpha) {
     float factor = normalizer == SPARSEMAX ? 1.0f : normalizer == ENTMAX ? 0.5f : alpha - 1.0f, r = 1.0f / factor;
-    float t = -1.0f; /* the root is at least -1: the largest weight, (-t)^r, is at most 1 */
+    float t = -1.0f; /* the threshold is at least -1, because the largest weight, (-t)^r, is at most 1 */
     for (int step = 0; step < 50; step++) {
         vec total = ALL(0.0f), slope = ALL(0.0f), at = ALL(-t);
         for (long x = 0; x < width; x += LANES) {
@@ -507,15 +508,15 @@ static int weigh(const call *c, const block *at, long i, long width, float *scor
     return !wrong;
 }
 
-/* Returns whether the weights are a plain softmax of scaled products, with a positive scale, and are masked by nothing
- * but ranges of keys. */
+/* Returns whether the weights are the softmax of products multiplied by a positive scale, and ranges of keys are the
+ * only masks. */
 static int is_simple(const call *c) {
     return c->scale > 0.0f && !(c->softcap > 0.0f || c->bias || c->slopes || c->shift != 0.0f || c->allowed
                                 || c->query_ids || c->s->normalizer != SOFTMAX);
 }
 
-/* A faster `weigh` for calls that satisfy `is_simple`. It writes the exponentials, not divided by their sum, and stores
- * the inverse of the sum in `by`. */
+/* A faster `weigh` for calls that satisfy `is_simple`. It writes the exponentials of each row without dividing them by
+ * their sum, and stores the inverse of the sum in the array `by`. */
 static int weigh_simply(const call *c, const block *at, long i, long width, float *scores, float *by) {
     long from, to;
     vec check = ALL(0.0f), high = ALL(-INFINITY), total = ALL(0.0f), scale = ALL(c->scale);
@@ -554,8 +555,8 @@ static const char *slice(const char *start, const long *strides, long half, long
     return start + (b * strides[0] + h * strides[1]) * (half ? 2 : 4);
 }
 
-/* Returns rows in float32 with at least `width` numbers each, and sets `row` to their distance: the given memory if it
- * has this form already, or else a padded copy, which is written to `copy`. */
+/* Returns rows in float32 with at least `width` numbers each, and sets `row` to their distance: the given rows if they
+ * are already float32 and wide enough, or else a padded copy, which is written to `copy`. */
 static const float *rows_of(const char *from, long stride, long half, long rows, long size, long width, float *copy,
                             long *row) {
     if (!half && size >= width) {
@@ -692,7 +693,7 @@ static void forward_unit(const call *c, long unit) {
     const float *v = rows_of(values, s->value[2], half, n, e, packs || as_given ? e : out_width, value_copy,
                              &value_row);
     if (!few) transpose(k, key_row, n, size, kt);
-    vec seen = ALL(0.0f); /* becomes NaN if any value is NaN or infinite, even one with weight 0 */
+    vec seen = ALL(0.0f); /* `seen` becomes NaN if any value is NaN or infinite, even a value with weight 0 */
     for (long i = 0; s->normalizer == HARD && i < n; i++)
         for (long x = 0; x < out_width; x += LANES) seen = FMA(LOAD(v + i * value_row + x), ALL(0.0f), seen);
     if (!(sum(seen) == 0.0f)) {
@@ -703,7 +704,7 @@ static void forward_unit(const call *c, long unit) {
     if (as_given) memset(out, 0, (size_t)((stop - start) * out_width) * sizeof(float));
     for (long row = start; row < stop; row += BLOCK) {
         block at = block_of(c, b, h, row, least(BLOCK, stop - row), all.first);
-        long shift = (at.first - all.first) / GRAIN * GRAIN; /* rounded down to the first key of a panel of keys */
+        long shift = (at.first - all.first) / GRAIN * GRAIN; /* `shift` is rounded down to a multiple of GRAIN keys */
         at.first = all.first + shift;
         long count = at.last - at.first, columns = whole(count);
         const char *given = slice(c->query, s->query, half, b, h) + row * s->query[2] * bytes(s);
@@ -838,7 +839,7 @@ static portion portion_of(const call *c, long unit) {
     long blocks = (s->queries + BLOCK - 1) / BLOCK, share = (group * blocks + c->parts - 1) / c->parts;
     portion found = {z, z / s->kv_heads, z % s->kv_heads, blocks, part * share, least((part + 1) * share, group * blocks)};
     long row = found.from % blocks * BLOCK, rows = (found.to - found.from) * BLOCK;
-    if (row + rows > blocks * BLOCK) row = 0, rows = s->queries; /* the unit has blocks of several heads */
+    if (row + rows > blocks * BLOCK) row = 0, rows = s->queries; /* the unit has blocks of several query heads */
     found.all = block_of(c, found.b, found.g * group, row, least(rows, s->queries - row), 0);
     return found;
 }

@@ -49,7 +49,8 @@ class Limits(NamedTuple):
 class Rows(NamedTuple):
     """The queries whose weights are requested.
 
-    `positions` lists them; `places` has, for each query of the call, its index in `positions`, or −1.
+    `positions` holds the indices of these queries; `places` has, for each query of the call, its index in `positions`,
+    or −1.
     """
 
     positions: Tensor
@@ -169,7 +170,7 @@ def form(
 
 
 def rows(positions: Tensor, queries: int) -> Rows:
-    """Return the `Rows` of the queries at `positions`; a position that is given several times has one place."""
+    """Return the `Rows` of the queries at `positions`; a position that is given several times has one index."""
     places = torch.full((queries,), -1, dtype=torch.long, device="cpu")
     places[positions] = torch.arange(len(positions), device="cpu")
     return Rows(positions, places)
@@ -296,7 +297,7 @@ def _numbers(form: Form, limits: Limits, rows: Rows | None) -> Any:
 @functools.cache
 def _functions() -> tuple[Any, Any]:
     loaded = library(__package__ or "", _FILE)
-    assert loaded is not None  # checked by available()
+    assert loaded is not None  # the caller has tested available()
     forward, backward = loaded.regard_dot_attention, loaded.regard_dot_gradients
     more = [ctypes.c_double] * 5 + [ctypes.c_uint64, ctypes.c_long]
     forward.argtypes, backward.argtypes = [_ANY] * 15 + more, [_ANY] * 17 + more
@@ -307,9 +308,10 @@ def _functions() -> tuple[Any, Any]:
 def formula(
     query: Tensor, key: Tensor, value: Tensor, form: Form, limits: Limits, rows: Rows | None = None, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Return the output and the requested result (all weights without a request), computed by torch operations.
+    """Return the output and the requested result (all weights if nothing was requested), computed by torch operations.
 
-    The C code has computed the same call before. Unlike its result, this result can be differentiated twice.
+    The C code has computed this call in the forward pass. Unlike the result of the C code, the result of the torch
+    operations can be differentiated twice.
     """
     scale, softcap, shift, alpha, dropout = form.factors
     group, device = query.shape[1] // key.shape[1], query.device
@@ -361,8 +363,8 @@ def _requested_of(weights: Tensor, request: str, rows: Rows | None) -> Tensor:
 def _on_support(scores: Tensor, support: Tensor, square: bool) -> Tensor:
     """Return the weights of sparsemax, or of entmax with α = 1.5 if `square`, given which keys have a weight above 0.
 
-    Given these keys, the threshold of the scores follows from their mean for sparsemax, and from a quadratic equation
-    for entmax.
+    Given which keys have a weight above 0, the threshold of the scores follows from their mean for sparsemax, and from
+    a quadratic equation for entmax.
     """
     count, scores = support.sum(-1, keepdim=True).clamp_min(1), scores / 2 if square else scores
     mean = torch.where(support, scores, 0.0).sum(-1, keepdim=True) / count
@@ -452,7 +454,8 @@ class _Attention(torch.autograd.Function):
         output = _forward(query, key, value, form, limits, rows, requested, seed=seed)
         if output is None:
             return query.new_empty(0) if requested is None else (query.new_empty(0), query.new_empty(0))
-        # The tensors in `limits` are saved too: torch raises if one was changed in place before the backward pass.
+        # The tensors in `limits` are saved too: torch raises an error if one of these tensors was changed in place
+        # before the backward pass.
         ctx.save_for_backward(query, key, value, *(() if limits is NO_LIMITS else limits))
         ctx.form, ctx.rows, ctx.seed = form, rows, seed
         ctx.set_materialize_grads(False)
@@ -463,7 +466,7 @@ class _Attention(torch.autograd.Function):
         query, key, value, *given = ctx.saved_tensors
         query, key, value, form = _laid_out(query, key, value, ctx.form)
         limits, learned, rows = Limits(*given) if given else NO_LIMITS, ctx.needs_input_grad[:4], ctx.rows
-        if torch.is_grad_enabled():  # with create_graph=True: the gradients may be differentiated again
+        if torch.is_grad_enabled():  # with create_graph=True, so the gradients may be differentiated again
             results = functools.partial(formula, form=form, limits=limits, rows=rows, seed=ctx.seed)
             return *_again(query, key, value, limits.bias, results, learned, upstream), None, None, None, None
         change = upstream[0]
@@ -491,7 +494,8 @@ def _again(
     upstream: tuple[Tensor | None, ...],
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of query, key, value and bias with an autograd graph, by differentiating `results`."""
-    # Views, because the same tensor may be passed as query, key and value, and each needs a gradient of its own.
+    # The inputs are views, because one tensor may be passed as query, key and value, and each input needs its own
+    # gradient.
     query, key, value = (tensor.view_as(tensor) for tensor in (query, key, value))
     pairs = [(y, g) for y, g in zip(results(query, key, value), upstream, strict=False) if g is not None]
     leaves = [t for t, one in zip((query, key, value, bias), learned, strict=True) if one and t is not None]

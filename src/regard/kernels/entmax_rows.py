@@ -27,7 +27,7 @@ class Rule:
     alpha: float
     low: int | None
     high: int | None
-    lengths: Tensor | None  # number of keys of each slice
+    lengths: Tensor | None  # number of keys of each slice (a head of a sequence)
     rows: int
 
     def columns(self, i0: int, i1: int, keys: int) -> tuple[int, int]:
@@ -42,7 +42,7 @@ class Rule:
 
 
 def climbs(alpha: float, keys: int) -> bool:
-    """Return whether the kernels can compute the threshold of rows with so many keys, by Newton's method.
+    """Return whether the kernels can compute the threshold of rows with this number of keys by Newton's method.
 
     For α > 2 the sum of the weights is not a convex function of the threshold, and Newton's method does not converge.
     For α near 1 its exponent 1 / (α − 1) is too large for float32.
@@ -53,7 +53,8 @@ def climbs(alpha: float, keys: int) -> bool:
 def attend(rule: Rule, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Return entmax(query keyᵀ) value for float32 query (slices, q, d), key (slices, k, d), value (slices, k, e).
 
-    Reference implementation: `regard.core.normalizers.Entmax` (Sparsemax for alpha 2) on the scores of `reference`.
+    Reference implementation: `regard.core.normalizers.Entmax` (Sparsemax for alpha 2) applied to the masked scores
+    query keyᵀ.
     """
     return cast(Tensor, _Rows.apply(rule, query, key, value))
 
@@ -61,7 +62,7 @@ def attend(rule: Rule, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rule: Rule, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        from regard.kernels.triton import entmax  # imported here, because it imports Triton
+        from regard.kernels.triton import entmax  # a lazy import, because the module imports Triton
 
         (slices, queries, _), (_, keys, size) = query.shape, value.shape
         keyed, valued = _chunked(key), _chunked(value)
@@ -93,7 +94,7 @@ def _gradients(
 
     `thresholds` holds the largest score and the threshold of each row.
     """
-    from regard.kernels.triton import entmax  # imported here, because it imports Triton
+    from regard.kernels.triton import entmax  # a lazy import, because the module imports Triton
 
     keys, queries = key.shape[-2], query.shape[-2]
     keyed, valued = _chunked(key), _chunked(value)

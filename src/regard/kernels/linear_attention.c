@@ -17,7 +17,7 @@
 /* Shape and strides of a call; Python fills an array of `long` in this order. `half` is 1 for bfloat16. */
 typedef struct {
     long batch, heads, queries, keys, size, value_size, half, causal;
-    long chunk; /* the number of rows in a chunk; 0: S sums over all keys, and no pairs are computed */
+    long chunk; /* the number of rows in a chunk, or 0 if S sums over all keys and no pairs are computed */
     long query[3], key[3], value[3]; /* strides of batch, head and token */
     long features, row, column;      /* the number of features, and the row strides of `rows` and `columns` below */
 } linear_shape;
@@ -90,7 +90,7 @@ static int performer_features(const linear_call *c, const float *from, long rows
     return !ANY_NAN(check);
 }
 
-/* Writes the features of rows as float32, padded with zeros. Returns whether all numbers were within the bounds. */
+/* Writes the features of rows as float32, padded with zeros. Returns whether all features were within the bounds. */
 static int features_of(const linear_call *c, const head *a, const char *from, long stride, long rows, float *to) {
     int fine = 1;
     if (!c->rows) {
@@ -143,7 +143,8 @@ static void linear_forward(const linear_call *c, long z) {
     float by[BLOCK];
     memset(S, 0, (size_t)(d * a.out + a.wide) * sizeof(float));
     for (long first = 0, stop; first < s->queries; first = stop) {
-        /* Loads the keys of this chunk; without chunks, adds all keys to S and z before the first row is computed. */
+        /* Loads the keys of the chunk. If there are no chunks, adds all keys to S and z before the first row is
+         * computed. */
         for (long key = pairs && s->causal ? first : 0; key < s->keys && (first == 0 || pairs); key += step) {
             long rows = least(step, s->keys - key);
             fine &= features_of(c, &a, a.key + key * s->key[2] * a.item, s->key[2], rows, k);
@@ -224,7 +225,8 @@ static void save_gradient(const linear_call *c, const head *a, const char *from,
     }
 }
 
-/* Writes above_i v_j - delta_i to inner (rows, width) for the pairs of a chunk; if `causal`, later keys get 0. */
+/* Writes above_i v_j - delta_i (see `prepare_rows`) to inner (rows, width) for the pairs of a chunk; if `causal`, 0 for
+ * pairs of a query with a later key. */
 static void inner_pairs(const head *a, long causal, long row, long rows, long seen, const float *above, const float *delta,
                         const float *vt, float *inner, long width) {
     multiply(rows, whole(seen), a->e, above, a->out, 1, vt, PANEL, a->e * PANEL, inner, width, 0);

@@ -102,7 +102,7 @@ def _spans(length: int, step: int) -> list[slice]:
 def _forward(features: Map, query: Tensor, key: Tensor, value: Tensor, step: int) -> tuple[Tensor, ...]:
     """Return output, divisors, S and z of attention to all keys; if one block suffices, also φ(q) and φ(k)."""
     dtype, wide = value.dtype, _wide(value.dtype)
-    if max(query.shape[1], key.shape[1]) <= step:  # one block holds all positions
+    if max(query.shape[1], key.shape[1]) <= step:  # all positions are in one block
         keys, queries = features(key), features(query)
         sums, total = torch.bmm(keys.mT, value), keys.sum(1, dtype=wide)
         divisor = torch.bmm(queries, total.to(dtype).unsqueeze(-1))
@@ -269,7 +269,7 @@ def _flat(x: Tensor, at: slice) -> Tensor:
 def _computed(
     features: Map, query: Tensor, key: Tensor, value: Tensor, plan: "Plan"
 ) -> tuple[Tensor, Tensor, list[tuple[Any, ...]], bool]:
-    """Return outputs, divisors, the sums S and z of each part, and whether all numbers are within the bounds."""
+    """Return outputs, divisors, S and z of each group of sequences, and whether all numbers are within the bounds."""
     if plan.native:
         done = linear_loops.forward(query, key, value, features.rows, plan.chunk is not None)
         return done.output, done.divisor, [], done.fine
@@ -297,7 +297,7 @@ class Plan(NamedTuple):
     chunk: int | None  # number of positions in a causal chunk; None for attention to all keys
     step: int  # largest number of positions in a block
     sequences: int  # number of sequences that are computed together
-    native: bool = False  # whether the compiled loops of `linear_loops` compute the call instead
+    native: bool = False  # whether the compiled loops of `linear_loops` compute the call, without torch operations
 
 
 class _Blocks(torch.autograd.Function):
@@ -316,8 +316,8 @@ class _Blocks(torch.autograd.Function):
         change: Tensor = upstream[0]
         query, key, value, output, divisor = ctx.saved_tensors
         features, plan, again = ctx.settings
-        with torch.autocast(query.device.type, enabled=False):  # the caller may run backward() inside autocast
-            if torch.is_grad_enabled():  # for second derivatives, autograd differentiates the equal function `again`
+        with torch.autocast(query.device.type, enabled=False):  # backward() may be called inside autocast
+            if torch.is_grad_enabled():  # for second derivatives, autograd differentiates `again`
                 learned = [
                     t for t, needed in zip((query, key, value), ctx.needs_input_grad[1:4], strict=True) if needed
                 ]
@@ -347,9 +347,9 @@ def linear_attention(
 ) -> tuple[Tensor, Tensor, bool]:
     """Return the output (…, q, e) of query (…, q, d), key (…, k, d) and value (…, k, e), and the divisors (…, q, 1).
 
-    The third result is whether all features, values and divisors are within the bounds. With causal attention query i
-    attends to the keys j ≤ i, and there are as many keys as queries. `again` is a function that returns the same output
-    and that autograd differentiates for second derivatives.
+    The third returned value is whether all features, values and divisors are within the bounds. With causal attention
+    query i attends to the keys j ≤ i, and there are as many keys as queries. `again` is a function that returns the
+    output by operations that autograd differentiates for second derivatives.
     """
     if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)):
         return _Blocks.apply(features, query, key, value, plan, again)

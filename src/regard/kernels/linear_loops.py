@@ -33,7 +33,7 @@ class Done(NamedTuple):
 
 
 def serves(query: Tensor, key: Tensor, value: Tensor, features: int) -> bool:
-    """Return whether the loops can compute query (…, q, d), key (…, k, d) and value (…, k, e) with so many features.
+    """Return whether the loops can compute query (…, q, d), key (…, k, d) and value (…, k, e) with `features` features.
 
     The tensors have one or two leading axes: heads, or batch and heads.
     """
@@ -103,12 +103,12 @@ def _threads(query: Tensor, key: Tensor, value: Tensor, projection: Tensor | Non
 
 
 def forward(query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, causal: bool) -> Done:
-    """Return output and divisors. If `fine` is False, rows of both may be wrong.
+    """Return output and divisors. If `fine` is False, rows of the output and of the divisors may be wrong.
 
     `projection` (m, d) holds Performer's directions divided by d^¼, in float32; it is None for elu features.
     """
     functions = _functions()
-    assert functions is not None  # `serves` has returned True
+    assert functions is not None  # the caller has tested serves()
     matrices = _Matrices(projection)
     output = query.new_empty(*query.shape[:-1], value.shape[-1])
     divisor = query.new_empty((*query.shape[:-1], 1), dtype=torch.float32)
@@ -125,7 +125,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of query, key and value, for a call whose forward pass returned `fine`."""
     functions = _functions()
-    assert functions is not None  # `serves` has returned True
+    assert functions is not None  # the caller has tested serves()
     matrices = _Matrices(projection)
     change = change.contiguous()
     grads = [t.new_empty(t.shape) for t in (query, key, value)]

@@ -9,7 +9,7 @@
 
 #define UNITS 8       /* with fewer units of work than this, the queries of each head are divided into parts */
 #define PART 64       /* the smallest number of queries in a part */
-#define LOWEST -86.0f /* the exponential of any number that is not greater is set to 0 */
+#define LOWEST -86.0f /* the exponential of a number <= LOWEST is set to 0 */
 
 /* Shape, strides and options of a call; Python fills an array of `long` in this order. `half` is 1 for bfloat16. */
 typedef struct {
@@ -68,7 +68,8 @@ static window window_of(const call *c, long b, long h, long i) {
     float centre = c->centre[b * s->centre[0] + h * s->centre[1] + i * s->centre[2]], reach = (float)s->reach;
     long limit = c->lengths ? least(c->lengths[b], s->keys) : s->keys;
     window found = {0, 0, 0, centre};
-    /* For other centres the window has no keys, and the conversion of its bounds to long could overflow. */
+    /* If the centre is outside this range, the window has no keys, and the conversion of its bounds to long could
+     * overflow. */
     if (centre >= -reach && centre <= (float)s->keys + reach) {
         found.first = (long)ceilf(centre - reach);
         found.lo = most_of(found.first, 0);

@@ -27,7 +27,7 @@ def available() -> bool:
 @functools.cache
 def _functions() -> tuple[Any, Any]:
     loaded = library(__package__ or "", _FILE)
-    assert loaded is not None  # `available` has returned True
+    assert loaded is not None  # the caller has tested available()
     forward, backward = loaded.regard_local_attention, loaded.regard_local_gradients
     forward.argtypes = [_ANY] * 8 + [ctypes.c_double, ctypes.c_long]
     backward.argtypes = [_ANY] * 11 + [ctypes.c_double, ctypes.c_long]
@@ -55,7 +55,8 @@ class Loops:
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, centre: Tensor, lengths: Tensor | None, learning: bool
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]] | None:
-        """Return output, weights, and the tensors that the gradients need besides the inputs: an empty tuple here.
+        """Return output, weights, and the tensors that the gradients need besides the inputs, which are none: an empty
+        tuple.
 
         Return None if a centre is not finite.
         """

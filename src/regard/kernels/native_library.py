@@ -20,7 +20,7 @@ _log = logging.getLogger("regard")
 # -ffast-math is not used: linking with it would flush subnormal numbers to 0 in the whole process. If torch has loaded
 # libgomp, the library uses that copy for OpenMP, and shares its thread pool with torch.
 _OPENMP = "-fopenmp"
-_HEADERS = ("vectors.h", "bfloat16.h")  # written at the start of every C file, so that the cache key includes them
+_HEADERS = ("vectors.h", "bfloat16.h")  # their text precedes every C file, so the cache key includes it
 _FLAGS = ("-O3", "-march=native", "-std=c11", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math")
 
 
@@ -79,7 +79,7 @@ def _compiled(compiler_path: str, source: bytes, stem: str) -> Path:
             done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         if done.returncode:
             raise RuntimeError(done.stderr.strip() or f"{compiler_path} ended with code {done.returncode}")
-        os.replace(built, target)  # atomic, so that no other process loads a partial file
+        os.replace(built, target)  # renaming is atomic, so no other process loads a partial file
     return target
 
 

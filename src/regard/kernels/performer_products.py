@@ -25,7 +25,7 @@ def _forward(
     keys = logarithms(key)
     if keep is not None:
         keys.masked_fill_(~keep.unsqueeze(-1), -torch.inf)
-    shift = keys.amax(1, keepdim=True).clamp_min_(torch.finfo(keys.dtype).min / 4)  # not −inf if all keys are masked
+    shift = keys.amax(1, keepdim=True).clamp_min_(torch.finfo(keys.dtype).min / 4)  # finite even if all keys are masked
     keys.sub_(shift).exp_()
     queries = logarithms(query).add_(shift)
     queries.sub_(queries.amax(-1, keepdim=True)).exp_()
@@ -57,7 +57,7 @@ class _Products(torch.autograd.Function):
         projection, key, value, output, queries, keys, sums, total, divisor = ctx.saved_tensors
         size = key.shape[-1]
         rows = projection.to(key.dtype) / size**0.25
-        with torch.autocast(key.device.type, enabled=False):  # the caller may run backward() inside autocast
+        with torch.autocast(key.device.type, enabled=False):  # backward() may be called inside autocast
             above = change / divisor
             delta = (above * output).sum(-1, keepdim=True)
             # The output does not change if all features of a query are scaled, so the gradients of their logarithms sum

@@ -2,9 +2,9 @@
 
 torch computes float32 products by MKL. On an AMD processor with AVX-512, MKL reached 86 to 98 GFLOP/s per core, and
 less with few rows; oneDNN with a packed matrix reached 105 to 113. torch computes bfloat16 products by oneDNN, but
-packs the matrix again at every call. On Intel's processors this module leaves float32 products to MKL, and on every
-processor the gradients of matrices (sums of products over rows): oneDNN needs one operand transposed for those, and
-is no faster.
+packs the matrix again at every call. On Intel's processors this module leaves float32 products to MKL. On every
+processor it leaves the gradients of matrices (sums of products over rows) to torch: for these gradients oneDNN needs
+one operand transposed, and is no faster.
 """
 
 import functools
@@ -58,7 +58,7 @@ class Matrix:
 def matrix(weight: Float[Tensor, "n k"], rows: int, *, uses: int) -> Matrix:
     """Return the matrix (of any strides) prepared for `uses` products with about `rows` rows each.
 
-    The reference implementation of such a product is `torch.nn.functional.linear`.
+    The reference implementation of a product with this matrix is `torch.nn.functional.linear`.
     """
     weight = weight.detach()
     if not serves(weight) or rows * uses * weight.numel() < LEAST:
@@ -97,7 +97,7 @@ class _Linear(torch.autograd.Function):
         rows, weight = ctx.saved_tensors
         [upstream_rows] = upstream
         to_rows, to_weight, to_bias = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # for second derivatives: autograd can differentiate torch's own products
+        if torch.is_grad_enabled():  # for second derivatives, because autograd can differentiate torch's own products
             products = (upstream_rows @ weight, upstream_rows.t() @ rows, upstream_rows.sum(0))
             return tuple(
                 product if wanted else None for product, wanted in zip(products, ctx.needs_input_grad, strict=True)

@@ -52,6 +52,6 @@ def _cut(p: Tensor, first: int, start: int, low: int | None, high: int | None) -
         if seen < columns:
             p[:, seen:].tril_(first + high - start - seen)
     if low is not None:
-        late = min(columns, first + rows - 1 + low - start)  # the number of columns left of the last row's band
+        late = min(columns, first + rows - 1 + low - start)  # number of columns to the left of the last row's band
         if late > 0:
             p[:, :late].triu_(first + low - start)

@@ -69,12 +69,12 @@ class Case:
     request: str = "none"
     features: str = "elu"  # feature map of linear attention: elu or performer
     before: int = 0  # number of keys before the query in a window, or to either side in local attention
-    pre_norm: bool = True  # whether a Transformer block normalises first
+    pre_norm: bool = True  # whether a Transformer block is pre-norm
     gradients: bool = False
     new_mask: bool = False  # whether the mask is built in every call
     cold: bool = False  # processor caches are overwritten before each call
-    tokens_first: bool = False  # whether heads are split from one projection: strides of (b, n, h, d)
-    compiled: bool = False  # whether peers that must compile first take part
+    tokens_first: bool = False  # whether heads are views of one projection, with the strides of (b, n, h, d)
+    compiled: bool = False  # whether peers that use torch.compile are measured
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -1,7 +1,8 @@
 """Compile all cases of a sweep in several processes before the first measurement, to shorten the sweep.
 
-Triton and torch.compile store compiled code in caches on disk. These processes fill the caches, and the process that
-measures loads the code from them. Without this, every peer that compiles takes 5 to 20 seconds for each case.
+Triton and torch.compile store compiled code in caches on disk. The processes started here fill these caches, and the
+process that measures loads the compiled code from the caches. Without compiled code in the caches, every peer that uses
+torch.compile takes 5 to 20 seconds for each case.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ def compile_ahead(cases: Sequence[Case], processes: int, say: Callable[[str], No
 
 
 def compile_case(case: Case) -> None:
-    """Run regard's call, and each peer that compiles, once."""
+    """Run regard's call, and each peer that uses torch.compile, once."""
     with contextlib.suppress(Exception):
         if case.compiled:
             torch.compiler.reset()

@@ -23,21 +23,21 @@ class Contender:
     leaves: tuple[Tensor, ...]
 
 
-Make = Callable[[], Contender]  # prepares a contender (compiles, builds masks); raises an error if it cannot run
+Make = Callable[[], Contender]  # a function that prepares a contender, or raises an error if it cannot run
 
 
 @dataclass(frozen=True)
 class Contest:
-    """The contenders of a case over the same tensors."""
+    """One case: regard's call and its peers, which compute over the same input tensors, and the reference."""
 
     inputs: Tensors
     ours: Contender
     peers: dict[str, Make]
-    reference: Callable[[Tensors, Tensor], Outcome]  # computes some rows of the first sequence in any dtype
+    reference: Callable[[Tensors, Tensor], Outcome]  # a function for some rows of the first sequence in any dtype
 
 
 def leaves(inputs: Tensors) -> tuple[Tensor, ...]:
-    """Return the tensors that get gradients."""
+    """Return the input tensors whose gradients are computed."""
     return tuple(tensor for tensor in inputs.values() if tensor.requires_grad)
 
 

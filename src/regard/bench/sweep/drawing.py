@@ -13,16 +13,17 @@ from typing import Any
 from regard.bench.sweep.cases import BIASES, ITEM, MASKS, NORMALIZERS, REQUESTS, SCORES, Case
 
 LONGEST = {"cpu": 4096, "cuda": 32768}
-# Limits on the work of the eager form by kind of device. MATRIX and PLAIN_MATRIX: entries of the score matrix, with and
-# without a fused peer; SORTED: entries of a score matrix that is sorted; PAIR_FEATURES: entries times features, for
-# additive scores; ELEMENTS: elements of the inputs; LAYER: multiplications of a layer's projections.
+# Limits on the work of the eager form (the case in plain torch operations) by kind of device. MATRIX and PLAIN_MATRIX:
+# entries of the score matrix, with and without a fused peer; SORTED: entries of a score matrix that is sorted;
+# PAIR_FEATURES: entries times features, for additive scores; ELEMENTS: elements of the inputs; LAYER: multiplications
+# of a layer's projections.
 MATRIX = {"cpu": 2**25, "cuda": 2**33}
 PLAIN_MATRIX = {"cpu": 2**25, "cuda": 2**30}
 SORTED = {"cpu": 2**22, "cuda": 2**28}
 PAIR_FEATURES = {"cpu": 2**27, "cuda": 2**32}
 ELEMENTS = {"cpu": 2**24, "cuda": 2**28}
 LAYER = {"cpu": 2**33, "cuda": 2**40}
-GRADIENTS = 3  # the time of forward and backward pass, relative to a forward pass
+GRADIENTS = 3  # time of a forward and a backward pass, divided by that of a forward pass
 LEARNED_TENSOR = 2**24  # largest number of entries of a dense bias
 
 KINDS = {

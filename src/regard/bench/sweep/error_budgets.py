@@ -1,9 +1,9 @@
 """The error of a call against float64, relative to its budget, on a few rows of the first sequence.
 
-The budget is that of the tests: twice the error of the eager form in the same dtype for an output, three times for a
-gradient. If the eager form is nearly exact, four rounding errors (4 ε times the norm of the result) replace its error.
-Errors are norms. The upstream gradient of this check is 0 outside the rows, so that only these rows contribute to
-gradients.
+The budget, the allowed error, is the one that the repository's tests use: twice the error of the eager form in the same
+dtype for an output, three times for a gradient. If the eager form is nearly exact, four rounding errors (4 ε times the
+norm of the result) replace its error. Errors are norms. The upstream gradient is 0 outside the checked rows, so that
+only the checked rows contribute to gradients.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ LARGEST = 1e30  # error, in budgets, that is reported for NaN and Inf
 
 @dataclass(frozen=True)
 class Truth:
-    """The float64 reference of the rows, and the allowed norm of the error."""
+    """The float64 results for the checked rows, and the allowed norm of the error of each result."""
 
     rows: Tensor
     exact: dict[str, Tensor]
@@ -42,7 +42,7 @@ def rows_checked(case: Case, inputs: Tensors) -> Tensor:
 
 
 def truth(case: Case, contest: Contest) -> Truth:
-    """Return the reference of a case and its budgets."""
+    """Return the float64 results of a case, and the allowed error of each result."""
     rows = rows_checked(case, contest.inputs)
     exact = _of_reference(case, contest, torch.float64, rows)
     plain = _of_reference(case, contest, case.torch_dtype, rows)

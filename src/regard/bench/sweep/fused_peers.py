@@ -46,7 +46,7 @@ def every(case: Case, inputs: Tensors) -> dict[str, Callable[[], Call]]:
 
 
 def dense_parts(case: Case, inputs: Tensors) -> tuple[Tensor | None, Tensor | None]:
-    """Return the mask and the bias that are reused; None if each call builds its own."""
+    """Return the mask and the bias that all calls reuse; None for one that every call builds or that the case lacks."""
     blocked = None if case.new_mask else tensors.blocked(case, inputs)
     learned = case.gradients and case.bias == "relative"
     return blocked, None if learned else tensors.bias(case, inputs, case.torch_dtype)
@@ -180,8 +180,9 @@ def _score_rule(case: Case, inputs: Tensors) -> Any:
 
 
 def varlen(case: Case, inputs: Tensors) -> Call:
-    """Return torch's attention over packed sequences. Padding tokens are removed before it, and zeros put in their
-    places after it."""
+    """Return torch's attention over packed sequences. Padding tokens are removed before the attention, and their
+    outputs are filled with zeros after it.
+    """
     varlen_attn: Any = importlib.import_module("torch.nn.attention.varlen").varlen_attn  # in torch 2.10 and later
 
     def bounds() -> tuple[Tensor | None, Tensor, int]:

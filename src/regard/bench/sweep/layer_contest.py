@@ -64,7 +64,7 @@ def _torch_layer(case: Case) -> nn.MultiheadAttention | nn.TransformerEncoderLay
 
 
 def _our_layer(case: Case, theirs: nn.MultiheadAttention | nn.TransformerEncoderLayer | None) -> nn.Module:
-    """Return regard's layer; it has the parameters of torch's layer if there is one."""
+    """Return regard's layer, with the parameters of torch's layer if torch has such a layer."""
     if isinstance(theirs, nn.TransformerEncoderLayer):
         layer: nn.Module = regard.nn.TransformerEncoderLayer.from_torch(theirs)
     elif theirs is not None:

@@ -1,4 +1,4 @@
-"""Linear and local attention compared with eager forms."""
+"""Linear and local attention compared with the same attention in eager torch operations."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ def contest(case: Case) -> Contest:
 
 
 def _forms(case: Case) -> dict[str, tuple[Form, int]]:
-    """Return eager forms, each with the number of elements of its largest tensor."""
+    """Return implementations in eager torch operations, each with the number of elements of its largest tensor."""
     tokens = case.batch * case.heads * case.queries
     if case.kind == "local":
         gathered = tokens * (2 * case.before + 1) * case.size

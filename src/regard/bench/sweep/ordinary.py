@@ -1,7 +1,7 @@
-"""Ordinary calls at fixed sizes: `regard bench sweep --ordinary` measures these in place of random ones.
+"""A list of ordinary calls at fixed sizes: `regard bench sweep --ordinary` measures this list in place of random calls.
 
-All were once slower than torch's operations for the same computation; the sweep shows if a change makes one of them
-slow again.
+Each call in the list was once slower than torch's operations for the same computation; the sweep shows whether a change
+makes a call slow again.
 """
 
 from dataclasses import replace

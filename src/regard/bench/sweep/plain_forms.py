@@ -1,7 +1,7 @@
 """Attention in a few torch operations: the eager peers, and in float64 the reference.
 
-Each form takes the tensors of a case in any dtype, and all queries or some rows of them. It returns the output and the
-requested weights.
+Each function that computes attention takes the tensors of a case in any dtype, and all queries or some rows of the
+queries. It returns the output and the requested weights.
 """
 
 import math
@@ -135,7 +135,7 @@ def features(case: Case, x: Tensor, projection: Tensor | None) -> Tensor:
 
 
 def linear(case: Case, inputs: Tensors) -> Tensor:
-    """Compute φ(Q) (φ(K)ᵀ V) / φ(Q) (φ(K)ᵀ 1), full attention."""
+    """Compute linear attention of all queries to all keys, φ(Q) (φ(K)ᵀ V) / φ(Q) (φ(K)ᵀ 1)."""
     query, key = (features(case, inputs[name], inputs.get("projection")) for name in ("query", "key"))
     summary, total = key.mT @ inputs["value"], key.sum(-2)
     return (query @ summary) / (query @ total.unsqueeze(-1))

@@ -1,4 +1,6 @@
-"""The results of each case as text, and the distribution of the ratios of a sweep."""
+"""The results of each case as text, and the distribution of the ratios (time of the best peer / time of regard) of a
+sweep.
+"""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +30,7 @@ def record(measured: Measured) -> dict[str, Any]:
 
 
 def line(measured: Measured) -> str:
-    """Return a case in two lines: its ratio, the call, and the measurements."""
+    """Return a case in two lines: the ratio (time of the best peer / regard's time), the call, and the measurements."""
     case = measured.case
     head = f"{case.index:4d}  {_times(measured.ratio)}  {case.call}  {case.what}"
     if measured.failed is not None:
@@ -52,7 +54,7 @@ def _times(ratio: float | None) -> str:
 
 
 def distribution(sweep: Sequence[Measured]) -> dict[str, Any]:
-    """Return a summary of the ratios of a sweep."""
+    """Return a summary of the ratios (time of the best peer / time of regard) of a sweep."""
     ratios = sorted(measured.ratio for measured in sweep if measured.ratio is not None)
     beyond = [measured for measured in sweep if measured.error is not None and not measured.error <= 1]
     return {
@@ -70,7 +72,7 @@ def distribution(sweep: Sequence[Measured]) -> dict[str, Any]:
 
 
 def worst(sweep: Sequence[Measured]) -> list[Measured]:
-    """Return the cases with the smallest ratios, smallest first, after those that failed."""
+    """Return the cases that failed, and then the cases with the smallest ratios, smallest first."""
     failed = [measured for measured in sweep if measured.failed is not None]
     compared = sorted(
         (measured for measured in sweep if measured.ratio is not None), key=lambda measured: measured.ratio or 0.0

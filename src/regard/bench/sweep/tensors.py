@@ -10,8 +10,8 @@ from regard.bench.sweep.cases import Case
 from regard.core.features import PerformerFeatures
 
 Tensors = dict[str, Tensor]
-BATCHED = ("query", "key", "value", "centre", "lengths", "ids", "x")  # their first axis is the batch
-LEARNED = ("query", "key", "value", "centre", "weight", "table", "bias", "x")  # tensors that get gradients
+BATCHED = ("query", "key", "value", "centre", "lengths", "ids", "x")  # tensors whose first axis is the batch
+LEARNED = ("query", "key", "value", "centre", "weight", "table", "bias", "x")  # tensors whose gradients are computed
 REACH = 128  # largest relative position in the learned table
 
 
@@ -76,7 +76,7 @@ def _positions(case: Case, source: torch.Generator) -> Tensors:
         positions["ids"] = starts.cumsum(-1)
     if case.mask == "dense":
         allowed = torch.rand(case.queries, keys, generator=source, device=device) < 0.8
-        allowed[:, 0] = True  # every query has a visible key, because the eager forms would give NaN without one
+        allowed[:, 0] = True  # every query has a visible key, because eager softmax over masked keys only gives NaN
         positions["allowed"] = allowed
     if case.kind == "local":
         positions["centre"] = keys * torch.rand(batch, case.heads, case.queries, generator=source, device=device)

@@ -18,18 +18,18 @@ from regard.bench.sweep.contests import Contender, Contest
 
 Run = Callable[[], None]
 SECONDS = {"cpu": 1.5, "cuda": 0.25}  # time limit for the rounds of a case in seconds
-ROUNDS = {"cpu": (3, 25), "cuda": (7, 60)}  # smallest and largest number of rounds
+ROUNDS = {"cpu": (3, 25), "cuda": (7, 60)}  # smallest and largest number of rounds of measurement of a case
 READING = 1e-3  # smallest duration of a measurement on a CPU in seconds: shorter calls are repeated
-SHORT = 0.05  # the first measurement of a call shorter than these seconds is the shortest of three
+SHORT = 0.05  # for a call that takes fewer seconds, the first measurement is the shortest of three
 BEHIND = 3.0  # a peer slower than the best peer by this factor is not measured again
 CACHE = {"cpu": 2**26, "cuda": 2**28}  # bytes that are overwritten before a cold call
-WRONG = 50.0  # a peer with errors beyond this number of budgets computes something else and is excluded
+WRONG = 50.0  # a peer whose error exceeds this many budgets is wrong, and is not compared
 SLOW = 20.0  # seconds after which no further round of a case begins, even below the smallest number of rounds
 
 
 @dataclass
 class Measured:
-    """The measurements of a case; None if not measured."""
+    """The measurements of a case; a field is None if it was not measured."""
 
     case: Case
     seconds: float | None = None  # median seconds of regard's call
@@ -114,7 +114,7 @@ def _measure(case: Case, measured: Measured) -> None:
 
 
 def call_once(case: Case, contender: Contender) -> None:
-    """Run a contender once, with its gradients if the case has them."""
+    """Run a contender once; compute the gradients too if the case has gradients."""
     _run(case, contender)()
 
 

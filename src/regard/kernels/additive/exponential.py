@@ -4,9 +4,9 @@ The exponentials are computed once for each query and each key, O((n + m) f); ea
 division. The compiled loops never store the hidden layer of the pairs, forward or backward: with
 r = 1 / (1 + e^{2a} e^{2b}) the derivative of tanh is 4 r (1 − r), so the backward pass needs only r.
 
-For small arguments x, 1 − 2 r loses digits, because tanh x ≈ x is close to 0. These are computed as
-tanh(a + b) = u / (u + 2) with u = e^{2(a + b)} − 1 = A + B (1 + A), where A = e^{2a} − 1 and B = e^{2b} − 1, which
-loses no digits.
+For small arguments x, 1 − 2 r loses digits, because tanh x ≈ x is close to 0. For small arguments the formula is
+therefore tanh(a + b) = u / (u + 2) with u = e^{2(a + b)} − 1 = A + B (1 + A), where A = e^{2a} − 1 and B = e^{2b} − 1,
+which loses no digits.
 """
 
 import math
@@ -23,7 +23,7 @@ from regard.kernels.derivatives import REFERENCE, once_only
 # e^{2a} and its inverse are normal float32 numbers up to this |a|. The product e^{2a} e^{2b} may overflow or underflow;
 # then tanh(a + b) is ±1, and the formula gives ±1 too.
 REACH = 43.0
-NEAR = 2.0  # the largest |q| + |k| for which the form for small numbers is used
+NEAR = 2.0  # the largest |q| + |k| for which the formula for small arguments is used
 
 
 def scores(query: Tensor, key: Tensor, weight: Tensor, build: bool) -> Tensor:
@@ -62,7 +62,9 @@ class _Scores(torch.autograd.Function):
 
 
 def _form(query: Tensor, key: Tensor, build: bool) -> tuple[Tensor, Tensor, "_Forms"]:
-    """Return query and key as the loops take them (as exponentials, if possible), and the loops for their range."""
+    """Return query and key in the form that the loops need (exponentials, if these are finite), and the loops for this
+    form.
+    """
     query, key = _slices(query), _slices(key)
     reach = _largest(query) + _largest(key)
     if reach <= NEAR:
@@ -76,7 +78,7 @@ def _form(query: Tensor, key: Tensor, build: bool) -> tuple[Tensor, Tensor, "_Fo
 
 
 def worth_building(dtype: torch.dtype, queries: int, keys: int) -> bool:
-    """Return whether the compiled loops apply: they need float32, and gain little for single rows."""
+    """Return whether the compiled loops are used: they need float32, and save little time for single rows."""
     return dtype == torch.float32 and min(queries, keys) > 1
 
 
@@ -126,7 +128,7 @@ class _Forms:
 def _both_ways(
     sums: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """Return a function that adds Σ_i ds tanh' to the results of `sums`, which computes it for exchanged arguments."""
+    """Return a function that computes the results of `sums`, and Σ_i ds tanh' by `sums` with swapped arguments."""
 
     def run(rows: Tensor, columns: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return *sums(rows, columns, dscores), sums(columns, rows, dscores.mT.contiguous())[0]

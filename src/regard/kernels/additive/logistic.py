@@ -26,7 +26,8 @@ def scores(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
 def exact_enough(query: Tensor, key: Tensor, weight: Tensor) -> bool:
     """Return whether the error of `scores` is about that of tanh, estimated from a few queries and the first two keys.
 
-    The first keys are rarely masked. The estimate is a mean over pairs, because a maximum would depend on one outlier.
+    The first keys are rarely masked. The error is estimated from a mean over pairs, because a maximum would depend on
+    one outlier.
     """
     group = query.shape[-3] // key.shape[-3]
     rows = query.detach()[..., ::group, :: max(1, query.shape[-2] // 4), :][..., :4, :].float()

@@ -33,7 +33,7 @@ class Visible(NamedTuple):
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible) -> Tensor | None:
-    """Return the output (b, h, q, e), or None if a number is not finite or too large for the exponential form.
+    """Return the output (b, h, q, e), or None if a number is not finite or too large for the formula with exponentials.
 
     query (b, h, q, f), key (b, h, k, f), value (b, h, k, e) and weight (f,) or (h, f) are float32 or half precision.
     """
@@ -44,7 +44,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible
 def with_weights(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the output and the weights (b, h, q, k) in float32, or None where `attention` returns None."""
+    """Return the output and the weights (b, h, q, k) in float32, or None under the conditions of `attention`."""
     output, weights = _attended(query, key, value, weight, visible, True)
     return None if output.numel() == 0 else (output, weights)
 
@@ -159,8 +159,9 @@ def _again(
     learned: tuple[bool, ...],
     upstream: tuple[Tensor | None, ...],
 ) -> list[Tensor | None]:
-    """Return the gradients of `formula` with a graph, so that they can be differentiated again."""
-    # Views, because one tensor may be query, key and value at once, and each of the three needs its own gradient.
+    """Return the gradients of `formula` with an autograd graph, so that these gradients can be differentiated again."""
+    # The three inputs are views, because one tensor may be query, key and value at once, and each input needs its own
+    # gradient.
     query, key, value, weight = (tensor.view_as(tensor) for tensor in tensors)
     tensors = (query, key, value, weight)
     leaves = [tensor for tensor, needed in zip(tensors, learned, strict=True) if needed]
@@ -180,7 +181,7 @@ def formula(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: 
         allowed = allowed.tril(visible.high)
     if visible.lengths is not None:
         allowed = allowed & (torch.arange(keys) < visible.lengths.view(batch, heads, 1, 1))
-    seen = allowed.any(-2).unsqueeze(-1)  # keys that no row attends to may be NaN, and become 0
+    seen = allowed.any(-2).unsqueeze(-1)  # keys that no row attends to may be NaN, and are replaced by 0
     key, value = torch.where(seen, key, 0.0), torch.where(seen, value, 0.0)
     scores = (torch.tanh(query.unsqueeze(3) + key.unsqueeze(2)) * weight[..., None, None, :]).sum(-1)
     lowest = torch.finfo(scores.dtype).min

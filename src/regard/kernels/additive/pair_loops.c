@@ -13,7 +13,7 @@
 
 #define COLUMNS 4 /* columns computed together, so that a row is loaded once for all of them */
 #define TOGETHER 4 /* number of SIMD vectors of features that are summed at once */
-#define HUGE_ONE 1e37f /* replaces inf, which gives NaN in the Newton step of `inverse`; 1 / HUGE_ONE is negligible */
+#define HUGE_ONE 1e37f /* limits x in `inverse`, whose Newton step gives NaN for inf; 1 / HUGE_ONE is negligible */
 
 int regard_lanes(void) { return LANES; }
 
@@ -31,7 +31,8 @@ typedef struct {
                                           * (z, q, k) to compute sums */
     float *first, *second, *fourth;
     long slices, n_rows, n_columns, features, block;
-    /* The threads share the work: a slice has `units` parts, each with `unit_pairs` pairs times features. */
+    /* The threads share the work: each slice is divided into `units` units of work; the size of a unit, its pairs times
+     * their features, is `unit_pairs`. */
     long segments, units, unit_pairs;
     void (*work)(const void *, long, long);
     atomic_long next;
@@ -41,7 +42,7 @@ typedef struct {
      * requested; in the backward pass `fourth` holds their gradients, or is null. */
     const float *values, *change, *result;
     const long *lengths;
-    float *totals; /* in the backward pass, the sums write the gradients of the values here */
+    float *totals; /* in the backward pass, the function for sums writes the gradients of the values here */
     long size, high, banded, sum_units, weight_rows; /* slice z uses row z % weight_rows of the weights */
     int *bad; /* set to 1 if a result is not finite */
 } job;
@@ -321,7 +322,7 @@ static void run(job *j, long threads) {
         for (long at = 0; at < count; at++) j->work(j, at / j->units, at % j->units);
         return;
     }
-#ifdef _OPENMP /* torch's own threads: they spin after each of torch's loops, so new threads would compete with them */
+#ifdef _OPENMP /* uses torch's threads, which spin after each of torch's loops: new threads would compete with them */
 #pragma omp parallel for schedule(dynamic, j->block) num_threads(threads)
     for (long at = 0; at < count; at++) j->work(j, at / j->units, at % j->units);
 #else
@@ -547,7 +548,7 @@ void regard_additive_gradients(const float *query, const float *key, const float
     long padded = (size + LANES - 1) / LANES * LANES, pairs = slices * n_rows * n_columns, rows = slices * n_rows * padded;
     if (!prepare(query, key, weight, slices * n_rows, slices * n_columns, weight_rows, size, padded, plain, reach, near,
                  &made))
-        return; /* not reached: for the same numbers the forward pass returned 1 */
+        return; /* not reached: the forward pass returned 1 for the same inputs */
     float *room = malloc((size_t)(2 * pairs + 2 * rows + segments * slices * n_columns * padded) * sizeof(float));
     if (!room) abort();
     float *changes = room, *weights = changes + pairs, *slope = weights + pairs, *sums = slope + rows;

@@ -13,7 +13,7 @@ from regard.kernels.native_library import library
 
 _FILE = "pair_loops.c"
 _UNITS = 64  # number of parts into which a call is divided for the threads
-_ROWS = 32  # the smallest number of rows in a segment, which has its own sums over rows for each column
+_ROWS = 32  # smallest number of rows in a segment; each segment has its own sums over its rows
 
 
 def available() -> bool:
@@ -71,7 +71,7 @@ def segments(slices: int, rows: int, features: int) -> int:
 def loaded() -> ctypes.CDLL:
     """Return the loaded C library; `available()` must be true."""
     lib = library(__package__ or "", _FILE)
-    assert lib is not None  # `available` has returned True
+    assert lib is not None  # the caller has tested available()
     return lib
 
 

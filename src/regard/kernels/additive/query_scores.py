@@ -21,7 +21,7 @@ _SMALL = 0.05  # below this |x|, 1 − 2 / (1 + e^{2x}) is less accurate than ta
 
 
 class Keys(NamedTuple):
-    """Keys (b, k, f), the score's weight (f,), and e^{2 keys} if the exponential form is used.
+    """Keys (b, k, f), the score's weight (f,), and e^{2 keys} if the scores are computed from exponentials.
 
     `powers` is e^{2 keys}, and `rows` (b, f) is the weight repeated for each row of the batch. `blocks`
     (b, f / 16, k, 16) holds the numbers of `powers` for the backward pass, which sums over keys: summing 16 features at

@@ -26,9 +26,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-GROUPS = {"forward": 1, "backward": 2}  # divides the number of harmonics: backward kernels need pairs
+GROUPS = {"forward": 1, "backward": 2}  # the number of harmonics is a multiple of this: backward kernels use pairs
 MOST = 16  # the largest number of harmonics in a table row
-WIDTH = 8 + 2 * MOST  # the number of floats in a packed fit
+WIDTH = 8 + 2 * MOST  # the number of floats in a fit in the kernels' format
 # A table row of the forward pass has one fit for each of these ranges, which are relative to the row's largest range.
 SHORTER = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.7, 0.6)
 FITS = {"forward": len(SHORTER), "backward": 1}  # fits per table row: the backward kernels use one frequency for all
@@ -50,13 +50,13 @@ REACHES = (1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 6.5, 7.0, 7.5, 8.0, 8.5, 8.75, 9.0, 9.2
 
 
 class Series(NamedTuple):
-    """A fit that is valid for ``|x| <= reach``."""
+    """A series that approximates an activation for ``|x| <= reach``."""
 
     reach: float
     period: float  # P: the base frequency is π / (2P)
-    waves: tuple[float, ...]  # sines of an odd function, cosines of an even one
+    waves: tuple[float, ...]  # coefficients of sines if the activation is odd, of cosines if it is even
     constant: float = 0.0  # the constant term, which cancels in a softmax, but not in the log-sum-exp
-    slope: float = 0.0  # with a slope, harmonics are 2, 4, 6, … times the base frequency; without, 1, 3, 5, …
+    slope: float = 0.0  # harmonics are 2, 4, 6, … times the base frequency with a slope, and 1, 3, 5, … times without
 
     @property
     def harmonics(self) -> int:
@@ -185,7 +185,7 @@ def fit_table(target: str, budget: tuple[float, float], direction: str) -> Itera
         return fit.value_error <= share * budget[0] and fit.slope_error <= share * budget[1]
 
     numbers = range(2, MOST + 1, GROUPS[direction])
-    if direction == "backward":  # for each range the smallest number of harmonics that meets the budget, if one does
+    if direction == "backward":  # for each range the smallest number of harmonics that meets BUDGETS, if one does
         for reach in REACHES:
             least = next((n for n in numbers if serves(reach, n)), None)
             if least is None:
@@ -193,7 +193,7 @@ def fit_table(target: str, budget: tuple[float, float], direction: str) -> Itera
             yield Row(reach, (_series(target, reach, least, direction),))
         return
     steps = {ALL: 0, ONE: 0}
-    for harmonics in numbers:  # for each number of harmonics the largest range that meets the budget
+    for harmonics in numbers:  # for each number of harmonics the largest range that meets BUDGETS
         before = dict(steps)
         for share in steps:
             while (steps[share] + 1) * STEP <= REACHES[-1] and serves((steps[share] + 1) * STEP, harmonics, share):

@@ -1,6 +1,7 @@
 """Which additive calls on CUDA store their scores, chosen by estimated run times. Imports no Triton.
 
-The general route never stores scores: its kernels compute them tile by tile, by a series or by exponentials.
+Calls that do not store their scores take the general route: kernels that compute the scores tile by tile, by a series
+or by exponentials, and never store them.
 """
 
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ import torch
 
 _MOST_PAIRS = 2**26  # largest number of scores stored, 256 MiB; a backward pass stores as many gradients
 _MOST_QUERIES = 2**16  # CUDA's limit for the second axis of a grid
-COLUMNS = 256  # value columns in one program of the general route: with more, registers spill
+COLUMNS = 256  # value columns in one program of kernels that store no scores: with more, registers spill
 _FILL = 132  # the number of programs, of 128 queries each, that occupy a whole H200
 
 
@@ -47,8 +48,9 @@ def can_store(query: Sequence[int], key: Sequence[int]) -> bool:
 
 
 # Estimated microseconds on an H200 for 10⁹ hidden units (pairs times features), fitted to calls with 0.3 to 8.6 · 10⁹.
-# The dictionary keys are whether the dtype is float32 and whether a backward pass follows. _GENERAL is the backward
-# pass of the general route; _PREPARED is the time to prepare 10⁶ features of queries and keys for the general route.
+# The dictionary keys are whether the dtype is float32 and whether a backward pass follows. _STORED is for kernels that
+# store the scores. The general route consists of the kernels that do not: _GENERAL is their backward pass, and
+# _PREPARED is the time to prepare 10⁶ features of queries and keys for them.
 _STORED = {(False, False): 300.0, (False, True): 940.0, (True, False): 470.0, (True, True): 1450.0}
 _GENERAL = {(False, False): 0.0, (False, True): 300.0, (True, False): 0.0, (True, True): 1900.0}
 _PREPARED = {(False, False): 17.0, (False, True): 45.0, (True, False): 20.0, (True, True): 40.0}
@@ -62,7 +64,7 @@ def _stored_time(query: Sequence[int], key: Sequence[int], columns: int, dtype: 
 
 
 def _general_time(query: Sequence[int], key: Sequence[int], columns: int, dtype: torch.dtype, learning: bool) -> float:
-    """Return the estimated microseconds of a call, on host and device together, by the general route."""
+    """Return the estimated microseconds of a call, on host and device together, without stored scores."""
     (b, h, q, f), g, k = query, key[1], key[2]
     full, rows, chunks = dtype == torch.float32, _up(q, 128), -(-columns // COLUMNS)
     forward = 240.0 if full else 50.0 if columns <= 64 else 75.0

@@ -57,7 +57,7 @@ class Stored(NamedTuple):
 
 
 def unrolled(given: Given) -> Unrolled:
-    """Return states and weights of all steps; differentiable once.
+    """Return the states and the attention weights of all steps, which can be differentiated once.
 
     Reference implementation: the loop of `RecurrentDecoder` over single steps.
     """
@@ -147,7 +147,7 @@ def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
 
 def _forward_by_kernels(given: Given) -> tuple[Tensor, ...]:
     """Return what `_forward` returns, by two launches per step: a matrix product, and one kernel for all else."""
-    from regard.kernels.triton import few_row_products  # imported here, because it imports Triton
+    from regard.kernels.triton import few_row_products  # a lazy import, because the module imports Triton
     from regard.kernels.triton.gru_attention_step import forward_step
 
     steps, batch, _ = given.inputs.shape

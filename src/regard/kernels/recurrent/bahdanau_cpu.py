@@ -25,7 +25,7 @@ from regard.kernels.products import matrix
 from regard.kernels.recurrent.bahdanau import weighed
 from regard.kernels.recurrent.gru import forms
 
-_WORTH = 2**24  # the number of loaded values, over all steps, from which on compiling saves time
+_WORTH = 2**24  # from this number of values loaded over all steps, compiling the loop saves time
 
 
 class Unrolled(NamedTuple):
@@ -65,7 +65,7 @@ class _Stored(NamedTuple):
 
 
 def unrolled(given: Given) -> Unrolled:
-    """Return states, contexts and weights of all steps; differentiable once.
+    """Return the states, the contexts and the attention weights of all steps, which can be differentiated once.
 
     Reference implementation: the loop of `RecurrentDecoder` over single steps.
     """
@@ -91,7 +91,9 @@ class _Loop(torch.autograd.Function):
 
 
 def _bare(tensors: Iterable[Any]) -> list[Any]:
-    """Return the tensors detached: functions would be compiled again for tensors that require a gradient."""
+    """Return the tensors detached, because torch.compile would compile a function again for tensors that require a
+    gradient.
+    """
     return [None if tensor is None else tensor.detach() for tensor in tensors]
 
 

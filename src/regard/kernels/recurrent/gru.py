@@ -1,10 +1,10 @@
 """The step of a GRU: its definition, and implementations of it for loops with their own backward passes.
 
-`step` is the definition. Every other implementation in this package must return the same, the Triton kernels included
-(`triton/gru_step.py`, `triton/gru_attention_step.py`). `forth` and `back` are for the CPU, where torch.compile compiles
-each into one loop if that saves time. `in_place` and `in_place_back` write into given buffers, as a CUDA graph
-requires. States and their gradients have the dtype of the state; matrix products and their gradients have the dtype
-of the product, which is narrower under autocast.
+`step` is the definition. Every other implementation in this package must return the same state, the Triton kernels
+included (`triton/gru_step.py`, `triton/gru_attention_step.py`). `forth` and `back` are for the CPU, where torch.compile
+compiles each into one loop if that saves time. `in_place` and `in_place_back` write into given buffers, as a CUDA graph
+requires. States and their gradients have the dtype of the state; matrix products and their gradients have the dtype of
+the product, which is narrower under autocast.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.kernels import compilation
 from regard.kernels.compilation import compiled
 
-_WORTH = 2**22  # the number of gates, over all steps, from which on compiling saves time
+_WORTH = 2**22  # from this number of gates over all steps, compiling `forth` and `back` saves time
 
 
 def step(gates: Tensor, recurrent: Tensor, hidden: Tensor) -> Tensor:

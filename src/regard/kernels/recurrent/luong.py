@@ -54,7 +54,7 @@ class Stored(NamedTuple):
 
 
 def unrolled(given: Given) -> Unrolled:
-    """Return outputs and weights of all steps; differentiable once.
+    """Return the outputs and the attention weights of all steps, which can be differentiated once.
 
     Reference implementation: the loop of `RecurrentDecoder` over single steps.
     """

@@ -43,7 +43,7 @@ class _Sequence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         inputs, recurrent, bias, states, gates, hidden = ctx.saved_tensors
-        if torch.is_grad_enabled():  # for second derivatives: autograd differentiates the reference implementation
+        if torch.is_grad_enabled():  # for second derivatives, autograd differentiates the reference implementation
             given = (inputs, recurrent, bias)
             wanted = [tensor for tensor in given if tensor.requires_grad]
             plain = _plainly(inputs, recurrent, bias, ctx.counts, ctx.back)

@@ -60,7 +60,7 @@ def _forward(inputs: Tensor, recurrent: Tensor, bias: Tensor, mask: Tensor | Non
     transposed, step, multiply = recurrent.mT, gru.in_place, _multiply
     if _kernels(inputs):
         from regard.kernels.triton import (
-            few_row_products,  # imported here, because it imports Triton
+            few_row_products,  # a lazy import, because the module imports Triton
             gru_step,
         )
 
@@ -101,7 +101,7 @@ def _backward(
     carried, through, step, multiply = torch.zeros_like(states[0]), None, _gru_back, None
     if _kernels(gates):
         from regard.kernels.triton import (
-            few_row_products,  # imported here, because it imports Triton
+            few_row_products,  # a lazy import, because the module imports Triton
             gru_step,
         )
 

@@ -80,7 +80,8 @@ def _advance(
         tl.store(trail_parents + place_now + going, origin, mask=kept)
         tl.store(trail_values + place_now + going, gain.to(trail_values.dtype.element_ty), mask=kept)
         going += kept.to(tl.int32)
-    # If the vocabulary is too small for W continuations, the remaining slots are stored as empty, with a sum of -inf.
+    # If there are fewer than W continuations, because the vocabulary is small, the other slots of the beam are empty:
+    # their sums are -inf.
     empty = (slot_index >= going) & (slot_index < W)
     nothing = slot_index * 0
     tl.store(sums + row * W + slot_index, nothing.to(tl.float64) - float("inf"), mask=empty)
@@ -89,8 +90,8 @@ def _advance(
     tl.store(trail_tokens + place_now + slot_index, nothing.to(tl.int64) + stop, mask=empty)
     tl.store(trail_parents + place_now + slot_index, nothing.to(tl.int64), mask=empty)
 
-    # `standing` is the rank of each finished hypothesis: higher scores come first, and of equal scores the earlier
-    # place.
+    # `standing` is the rank of each finished hypothesis: higher scores come first, and of equal scores the hypothesis
+    # with the smaller index.
     known = place < N + W
     above = score[:, None] > score[None, :]
     level = (score[:, None] == score[None, :]) & (place[:, None] < place[None, :])

@@ -256,7 +256,8 @@ Step = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | 
 
 
 def prepare(steps: Steps, tiles: Layout | None = None) -> Step:
-    """Return a function (query, key, value, weight, lengths, mask) → output (b, h, q, e) for steps of this kind.
+    """Return a function (query, key, value, weight, lengths, mask) → output (b, h, q, e) for decoding steps with the
+    properties `steps`.
 
     The query is (b, h, q, f), the key (b, g, k, f), and the value (b, g, k, e). With a weight, (f,) or (h, f) with
     contiguous rows, the score is additive, else scale · ⟨q, k⟩. Lengths (b,) and a contiguous mask (b, k) select the

@@ -12,10 +12,10 @@ from regard.kernels.triton.additive.pairs import LOG2E, add_bias, key_range, til
 from regard.kernels.triton.additive.plan import Block
 from regard.kernels.triton.score_tiles import Scored, known_sums, over_rows, tile_rows, tile_scores
 
-USED = tl.constexpr(-3.0e38)  # replaces a score that has already been selected; smaller than all other finite scores
+USED = tl.constexpr(-3.0e38)  # stored in place of a score that has been selected; smaller than all other finite scores
 FEW = tl.constexpr(8)  # largest number of weights for which `_streamed` or `_ranked` is used
-MISSING = tl.constexpr(-(2**31))  # rank of a place in which no score was stored
-TAKEN = tl.constexpr(1 - 2**31)  # replaces a rank that has already been selected
+MISSING = tl.constexpr(-(2**31))  # rank of an empty slot, in which no score was stored
+TAKEN = tl.constexpr(1 - 2**31)  # stored in place of a rank that has been selected
 _BITS = 10  # largest number of bits of a rank that may hold the number of its tile
 _LARGEST = Block(32, 128, warps=8, stages=3), Block(32, 64, warps=4, stages=2)
 _RANKED = Block(64, 64, warps=4, stages=3), Block(64, 64, warps=4, stages=2)

@@ -167,7 +167,7 @@ def _row_pairs(
 ):  # fmt: skip
     """Return for each pair of a tile: its softmax, its weight times the weight's gradient, and key − centre.
 
-    These numbers are 0 for keys outside the query's window.
+    All three numbers are 0 for keys outside the query's window.
     """
     zero = tl.zeros((q.shape[0], k.shape[0]), tl.float32)
     seen = (j[None, :] >= lo[:, None]) & (j[None, :] <= hi[:, None])
@@ -320,7 +320,7 @@ def _known(
 ) -> tuple[Any, ...] | None:
     """Return a cache key for the properties of the tensors that select the compiled kernel, and `more`.
 
-    Return None if the launch must inspect the tensors: with lengths, or if one is not aligned to 16 bytes.
+    Return None if the launch must inspect the tensors: if `lengths` is given, or a tensor is not aligned to 16 bytes.
     """
     if (query.data_ptr() | key.data_ptr() | value.data_ptr() | centre.data_ptr()) & 15 or lengths is not None:
         return None
@@ -330,8 +330,8 @@ def _known(
 class Launches:
     """The prepared launches for query (b, h, q, d), key (b, h, k, d), value (b, h, k, e) and centre (b, h, q).
 
-    One object runs all calls with these shapes, strides and dtypes. `ordered` determines whether the queries are sorted
-    by centre; by default, they are sorted if that is likely to save time.
+    One object runs all calls whose tensors have the shapes, strides and dtypes of the given tensors. `ordered`
+    determines whether the queries are sorted by centre; by default, they are sorted if that is likely to save time.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ from regard.kernels.triton.range_pairs import (
 )
 from regard.kernels.triton.range_sums import PairSums
 
-_LAYOUTS = 64  # a plan caches backward launches for at most this many strides of the output's gradient
+_LAYOUTS = 64  # a plan (the launches for given shapes) caches those of the backward pass for this many strides of dO
 REACH = 2**31 - 1  # largest offset within a batch row: the kernels address its heads and rows with 32 bits
 
 
@@ -192,9 +192,10 @@ def _key_tile(
     TESTED: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
     NATIVE: tl.constexpr, PRECISION: tl.constexpr, HOLES: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradients of a tile of keys and values, with the parts of queries i0 .. i0 + BM added.
+    """Return the gradients of a tile of keys and values, with the contributions of queries i0 .. i0 + BM added.
 
-    Scores are computed transposed, (keys, queries), as the matrix products of both gradients need them.
+    Scores are computed transposed, (keys, queries), as the matrix products for the gradients of keys and values need
+    them.
     """
     i = i0 + tl.arange(0, BM)
     q = rows_of(query, i, 0, n_q, q_n, D, BD, TESTED)
@@ -318,7 +319,7 @@ Places = tuple[tuple[int, ...], ...]  # shapes or strides of query, key and valu
 def _unit(*strides: tuple[int, ...]) -> int:
     """Return the largest of 16, 8, 4, 2 and 1 that divides the strides of rows, heads and sequences of all tensors."""
     joined = functools.reduce(operator.or_, (step for stride in strides for step in stride[:3]))
-    return min(16, joined & -joined) or 16  # `joined` is 0 if every stride is 0, as for broadcast tensors
+    return min(16, joined & -joined) or 16  # `joined` is 0 if every stride is 0 (broadcast tensors)
 
 
 def _steps(unit: int, *strides: tuple[int, ...]) -> list[int]:
@@ -368,8 +369,8 @@ class Plan:
         output = torch.empty_strided(self.shape, self.output, dtype=self.dtype, device=device)
         summed = learning and rules.shift is None
         lse = torch.empty(self.rows, dtype=torch.float32, device=device) if summed else None
-        # New tensors are aligned to 16 bytes. If query, key and value are too, `known`, the properties of the rules,
-        # suffices to select the compiled kernel.
+        # New tensors are aligned to 16 bytes. If query, key and value are aligned to 16 bytes too, the properties of
+        # the rules, `known`, suffice to select the compiled kernel.
         if known is not None and not (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15:
             self.launch(query, key, value, output, lse, rules, known=(learning, known))
         else:
@@ -433,7 +434,9 @@ _plan = functools.lru_cache(maxsize=1024)(Plan)
 
 
 def plan_of(query: Tensor, key: Tensor, value: Tensor, scale: float, rules: Rules) -> Plan:
-    """Return the cached plan for tensors of these shapes, strides and dtype, and for rules with the same fields set."""
+    """Return the cached launches for tensors of the given shapes, strides and dtype, and for masks and biases of the
+    kinds that are set in `rules`.
+    """
     shapes, strides = (query.shape, key.shape, value.shape), (query.stride(), key.stride(), value.stride())
     holes = 2 if rules.bias is not None or rules.mask is not None else int(rules.table is not None)
     special = holes > 0 or rules.cap is not None or rules.shift is not None
@@ -448,8 +451,8 @@ class _Ranges(torch.autograd.Function):
         plan: Plan,
     ) -> Tensor:  # fmt: skip
         output, lse = plan.forward(query, key, value, rules, known, True)
-        # The tensors of the rules are saved too: if they are changed in place before the backward pass, torch raises an
-        # error.
+        # The mask and bias tensors are saved too: if one of them is changed in place before the backward pass, torch
+        # raises an error.
         of_mask = rules.lengths, rules.query_ids, rules.key_ids, rules.mask
         ctx.save_for_backward(query, key, value, output, lse, learned, *of_mask, rules.slopes, rules.table, rules.bias)
         ctx.settings = rules, known, plan
@@ -473,8 +476,8 @@ def planned_attention(
 ) -> Tensor:  # fmt: skip
     """Return `range_attention` of tensors with a contiguous last axis, given the result of `plan_of` for them.
 
-    `known` is a cache key for dtypes, strides and alignment of the rules, or None; `learning` means that a gradient is
-    required.
+    `known` is a cache key for dtypes, strides and alignment of the tensors in `rules`, or None; `learning` means that a
+    gradient is required.
     """
     if learning:
         return _Ranges.apply(query, key, value, learned, rules, known, plan)
@@ -487,8 +490,8 @@ def range_attention(
     """Return attention (b, h, q, e) with scores scale · ⟨query, key⟩ under the rules.
 
     query (b, h, q, d), key (b, g, k, d), value (b, g, k, e); d and e are at most 256, and all heads and rows of a batch
-    row span at most `REACH` numbers. `learned` is the table or bias of the rules if it requires a gradient. Reference
-    implementation: `regard.core.backends.reference`.
+    row span at most `REACH` numbers. `rules` are the masks and biases. `learned` is the table or bias in `rules` if it
+    requires a gradient. Reference implementation: `regard.core.backends.reference`.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     wanted = query.requires_grad or key.requires_grad or value.requires_grad or learned is not None

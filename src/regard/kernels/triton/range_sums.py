@@ -2,9 +2,9 @@
 
 The gradient of a bias is the sum of dS over the sequences that share it; that of an entry of the table is the sum of dS
 over all pairs with its distance j − i, which lie on a diagonal. A program adds tiles of dS in registers: for a bias,
-the tiles of all sequences at one place; for a table, the tiles along one diagonal. So no two programs add to the same
-sum, and results are deterministic. For a table, the sums of tiles with a distance strictly between its two ends are
-stored, and a second kernel adds their diagonals.
+the tiles of all sequences at the same queries and keys; for a table, the tiles along one diagonal. So no two programs
+add to the same sum, and results are deterministic. For a table, the sums of tiles with a distance strictly between its
+two ends are stored, and a second kernel adds their diagonals.
 """
 
 from typing import Any
@@ -129,7 +129,9 @@ def range_sums(
 
 @triton.jit
 def table_sums(sums, grad, offset, reach, near, nears, tiles, B: tl.constexpr, COUNT: tl.constexpr, WIDE: tl.constexpr):
-    """Compute the gradient of a table: sum the diagonals of the stored tiles, and the parts of its two end entries."""
+    """Compute the gradient of a table. A program sums diagonals of the stored tiles; the table's two end entries are
+    also sums, of one number for each tile.
+    """
     head = tl.program_id(1)
     own = sums + head.to(tl.int64) * (nears * B * B + 2 * tiles)
     entry = tl.program_id(0) * COUNT + tl.arange(0, COUNT)

@@ -1,6 +1,6 @@
 """Device functions for tiles of scaled dot products with mask and bias, and for the sums of rows that softmax needs.
 
-The kernels of `weight_summaries`, `full_weights` and `largest_weights` are built from these functions.
+The kernels of `weight_summaries`, `full_weights` and `largest_weights` are built from the functions of this module.
 """
 
 from typing import Any, NamedTuple
@@ -87,7 +87,8 @@ def row_sums(
 
 @triton.jit
 def lost_sums(total, pairs, b, h, i0, start, stop, n_q, n_k, BM: tl.constexpr, BN: tl.constexpr):
-    """Return the `total` of `row_sums`, with NaN for rows whose attended scores are all −inf: their softmax is NaN.
+    """Return the sums `total` from `row_sums`, but NaN for rows whose attended scores are all −inf: the softmax of
+    these rows is NaN.
 
     With a bias, the sums are not changed, because a bias of −inf masks a pair.
     """

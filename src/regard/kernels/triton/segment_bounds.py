@@ -1,6 +1,7 @@
-"""Bounds of segments: for each span of queries, the range of keys that have one of its segment ids, and vice versa.
+"""Bounds of segments: for each span of queries, the range of keys that have one of its segment ids, and for each span
+of keys, the range of queries.
 
-Kernels that visit ranges of keys read these bounds (`range_pairs`).
+The kernels of `range_attention` read the bounds and visit only these ranges of keys (see `range_pairs`).
 """
 
 import functools

@@ -2,7 +2,8 @@
 
 The summaries do not need the values, so each costs about half of a forward pass of attention. With the scores s, their
 log-sum-exp L and the weights p = exp(s − L), the entropy of row i is H_i = Σ_j p_ij (L_i − s_ij), and key j receives
-the weight R_j = Σ_i p_ij. The gradient of each summary with respect to s_ij is p_ij (a_ij − c_i):
+the weight R_j = Σ_i p_ij. The gradient of each summary with respect to s_ij is p_ij (a_ij − c_i), with a and c as
+follows:
 
     received    a = dR_j               c = Σ_j p dR_j
     entropy     a = dH_i (L_i − s_ij)  c = dH_i H_i
@@ -94,7 +95,7 @@ def column_sums(
     j = j0 + tl.arange(0, BN)
     k = tile_rows(key + b.to(tl.int64) * k_b + (h // group) * k_h, j, n_k, k_n, SIZE, D)
     query += b.to(tl.int64) * q_b + h * q_h
-    acc = tl.zeros((BM, BN), tl.float32)  # a sum of tiles; its BM rows are summed after the loop
+    acc = tl.zeros((BM, BN), tl.float32)  # the sum of all tiles of weights; its BM rows are summed after the loop
     spoilt = tl.zeros((ROWS,), tl.float32)
     for i0 in range(0, n_q, ROWS):
         i = i0 + tl.arange(0, ROWS)
@@ -262,7 +263,7 @@ def _summed(scored: Scored, lse: Tensor | None, kind: str) -> tuple[Tensor, Tens
         lse, _ = log_sum_exp(scored, weights=kind != "logsumexp")
     if kind == "received":
         return received(scored, lse), lse, None
-    # A log-sum-exp of +inf becomes NaN, as in `known_sums`.
+    # A log-sum-exp of +inf, which PyTorch's flash attention returns for a row with NaN, becomes NaN.
     return lse.nan_to_num(torch.nan, torch.nan, -torch.inf), lse, None
 
 

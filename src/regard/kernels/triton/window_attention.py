@@ -138,7 +138,8 @@ def window_keys(
             i = i0 + tl.arange(0, BM)
             q = _tile(own, i, n_q, q_n, D)
             row_lse = tl.load(lse + rows + i, mask=i < n_q, other=float("inf"))
-            # The scores are computed transposed, (keys, queries), as the matrix products of both gradients need them.
+            # The scores are computed transposed, (keys, queries), as the matrix products for the gradients of keys and
+            # values need them.
             s = tl.dot(k, q.T) * (scale * LOG2E)
             distance = j[:, None] - i[None, :]
             allowed = (distance >= low) & (distance <= high) & (j < n_k)[:, None] & (i < n_q)[None, :]
@@ -233,7 +234,7 @@ def window_attention(query: Tensor, key: Tensor, value: Tensor, low: int, high: 
     `regard.window`.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
-    scale = float(scale)  # for an integer scale, Triton would compile other kernels
+    scale = float(scale)  # a float, because Triton would compile other kernels for an integer
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return _Window.apply(query, key, value, low, high, scale)
     return _attended(query, key, value, low, high, scale)[0]

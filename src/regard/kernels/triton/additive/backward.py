@@ -44,7 +44,9 @@ _LARGE = 256 << 20  # features of at least this many bytes are computed for half
 
 
 class _Work(NamedTuple):
-    """Arguments of the kernel launches that are the same for all slabs."""
+    """Arguments of the kernel launches that are the same for all slabs (the groups of pairs whose dS is stored at a
+    time).
+    """
 
     inputs: Inputs
     pairs: Pairs
@@ -180,7 +182,7 @@ def _rows_to_fill(inputs: Inputs, *, partial: bool, split: bool) -> tuple[Tensor
 
 
 def _turns(inputs: Inputs) -> list[range]:
-    """Return the key heads whose features are computed at a time: all heads, or halves.
+    """Return the groups of key heads whose features are computed at a time: all key heads, or each half of them.
 
     Computing half of the features at a time leaves more memory for dS.
     """
@@ -203,7 +205,7 @@ def _segments(programs: int, wanted: int, most: int) -> int:
 
 
 def _add_value_gradient(work: _Work, part: Slab, slab: Tensor, grad_value: Tensor, *, whole: bool) -> None:
-    """Compute dS of a slab and dV of its keys.
+    """Compute dS of a slab of pairs, and dV of the keys of the slab.
 
     dV is added to `grad_value`; with `whole`, it is written, because the keys belong to no other slab.
     """

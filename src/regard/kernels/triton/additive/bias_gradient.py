@@ -16,7 +16,7 @@ def diagonal_sums(slab, boost, sums, slab_q, slab_k, rows, columns, ROWS: tl.con
     distance = d - (rows - 1)
     acc = tl.zeros((WIDE,), tl.float32)
     first = tl.program_id(0) * WIDE - (rows - 1)
-    # Only rows start .. stop of the slab have an entry at one of the program's distances.
+    # Only rows start .. stop of the slab have an entry whose distance j - i this program sums.
     start = tl.maximum(0, -(first + WIDE - 1)) // ROWS * ROWS
     stop = tl.minimum(rows, columns - first)
     for i0 in range(start, stop, ROWS):

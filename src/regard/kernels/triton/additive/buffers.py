@@ -60,7 +60,7 @@ def ranges(inputs: Inputs) -> Ranges:
 
 
 class Notes(NamedTuple):
-    """A copy of the values with NaN and Inf as 0, and flags of the queries, keys and spans of keys that held them."""
+    """A copy of the values with NaN and Inf as 0, and flags of the queries, keys and spans of keys with NaN or Inf."""
 
     value: Tensor
     query_bad: Tensor
@@ -88,7 +88,7 @@ class Choice(NamedTuple):
     direction: str
     table: Tensor
     plan: Tensor  # (b * g,): row of the table of series, or -1 if none covers the range
-    fits: Tensor | None  # (b * g, f_pad): offset of each hidden unit's fit in its table row; None if rows have one fit
+    fits: Tensor | None  # (b * g, f_pad): offset of each hidden unit's fit in its table row; None with one fit per row
 
 
 class Features(NamedTuple):
@@ -98,8 +98,8 @@ class Features(NamedTuple):
     query: Tensor  # features of the queries, shape (heads * q_pad, 32 * f_pad)
     key: Tensor
     raw: tuple[Tensor, Tensor]  # float32 copies of query and key, for heads without a series
-    # What the slopes and constants of the fits add to the scores of each query, and the slopes to those of each key;
-    # None for the series of the backward pass.
+    # Two tensors: what the slopes and constants of the fits add to the scores of each query, and what the slopes add to
+    # the scores of each key. Both are None for the series of the backward pass.
     shifts: tuple[Any, Any]
 
 
@@ -168,7 +168,7 @@ def write_features(inputs: Inputs, notes: Notes, choice: Choice, made: Features,
 def factors(inputs: Inputs, notes: Notes, *, found: Ranges | None, plan: Tensor | None, by_row: bool) -> Factors:
     """Return the operands of the exact kernels, feature-major or row-major.
 
-    `found` are the ranges of query and key, which only the form with exponentials needs.
+    `found` holds the ranges of query and key, which are needed only if tanh is computed from exponentials.
     """
     s, device = inputs.sizes, inputs.query.device
     factored = inputs.factored
@@ -200,7 +200,7 @@ def plain_factors(raw: tuple[Tensor, Tensor]) -> Factors:
 def value_steps(s: Sizes, plan: Tensor | None) -> tuple[int, int]:
     """Return the strides of the copied values along keys and columns.
 
-    The copy is row-major if a series may be used, and transposed if only the exact kernels run.
+    The copy of the values is row-major if a series may be used, and transposed if only the exact kernels run.
     """
     return (1, s.k_pad) if plan is None else (s.e_block, 1)
 
@@ -208,9 +208,10 @@ def value_steps(s: Sizes, plan: Tensor | None) -> tuple[int, int]:
 def output_gradient(
     inputs: Inputs, output: Tensor, grad_output: Tensor, change: Tensor | None, plan: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, Tensor], int]:
-    """Return delta = Σ dO O - dlse of each row, copies of dO by row and by column, and the offset of their low parts.
+    """Return delta = Σ dO O - dlse of each row, copies of dO by row and by column, and the offset of the low parts of
+    these copies.
 
-    The low parts exist where float32 numbers are split in two; without them, the offset is 0.
+    Low parts exist if float32 numbers are split into a high and a low part; otherwise the offset is 0.
     """
     s, device = inputs.sizes, inputs.query.device
     split = inputs.split

@@ -49,8 +49,8 @@ SATURATED = tl.constexpr(34.6)  # log2(e^24): for larger exponents, 1 - tanh is 
 def tile_form(tops, sizes, z_q, z_k, i0, j0, q_pad, k_pad, BM: tl.constexpr, BN: tl.constexpr):
     """Return the number of the formula that the range of a tile allows.
 
-    It is -1 for four features per reciprocal, 0 for two, 1 for two with clamped denominators, and 2 for the exponential
-    of the sum.
+    The number is -1 for four features per reciprocal, 0 for two, 1 for two with clamped denominators, and 2 for the
+    exponential of the sum.
     """
     query_top, key_top = tops
     query_size, key_size = sizes

@@ -100,8 +100,8 @@ def exact_feature(
 ):  # fmt: skip
     """Compute the gradient of FB features of a slab's queries (QUERY) or keys; with QUERY, also of the weight.
 
-    `raw` and `powers` are row-major: (head, row, feature). With several SEGMENTS, each loops over a part of the other
-    operand, and `out` is (segment, head of the slab, row of the slab, feature).
+    `raw` and `powers` are row-major: (head, row, feature). With several SEGMENTS, each program loops over one part of
+    the other operand (keys or queries), and `out` is (segment, head of the slab, row of the slab, feature).
     """
     f0 = tl.program_id(1) // SEGMENTS * FB
     segment = tl.program_id(1) % SEGMENTS

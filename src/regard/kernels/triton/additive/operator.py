@@ -14,7 +14,7 @@ from regard.kernels.triton.additive.forward import forward
 from regard.kernels.triton.additive.pairs import EVERY, Pairs
 from regard.kernels.triton.additive.plan import SPAN, Inputs
 
-_MANY = 64  # largest number of alignments and masks for which `stored_call` caches the launches of a signature
+_MANY = 64  # largest number of launches that a function of `stored_call` caches, by alignments and masks
 
 
 def _spans(ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,7 +156,7 @@ def _(
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*inputs[:10], *output)
-    ctx.settings = inputs[10:-1]  # all settings except `learning`
+    ctx.settings = inputs[10:-1]  # the operator's settings without the last one, `learning`
 
 
 def _gradients(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:

@@ -151,7 +151,8 @@ def any_bad(bad_span, k_pad):
 
 @triton.jit
 def add_bias(scores, pairs, b, h, i, j, n_q, n_k, SCALE: tl.constexpr):
-    """Return scores + SCALE * bias, for the dense bias and the table of distances.
+    """Return scores + SCALE * bias, where the bias is the dense bias plus the entry of the table for the pair's
+    distance.
 
     Where a bias is -inf, the result is -inf even if the score is NaN.
     """

@@ -119,7 +119,7 @@ def launch(
 
 
 class Prepared:
-    """A launch whose grid, numbers and constants are fixed: a call gives only tensors, or tuples of them.
+    """A launch whose grid, numbers and constants are fixed: a call passes only tensors, or tuples of tensors.
 
     Triton's dispatcher inspects every argument, which takes 0.1 ms; this class inspects only the tensors.
     """
@@ -188,7 +188,8 @@ class Inputs:
 
     @functools.cached_property
     def sizes(self) -> Sizes:
-        # with a multiple of 32 hidden units, the 2 · harmonics · units columns of a series are a multiple of 64
+        # with a multiple of 32 hidden units, the number of feature columns of a series, 2 · harmonics · units, is a
+        # multiple of 64
         step = 16 if self.query.dtype == torch.float32 else 32
         return sizes_of(self.query.shape, self.key.shape, self.value.shape, step)
 

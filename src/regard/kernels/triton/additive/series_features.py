@@ -42,8 +42,8 @@ def table_row(spans, weight, w_h, table, unit, groups, batch_heads, f_size, repe
               STEP: tl.constexpr, PARTS: tl.constexpr, MANY: tl.constexpr, FB: tl.constexpr):  # fmt: skip
     """Return the index of the first table row that covers all sums query + key of a key head.
 
-    It is -1 if no row covers them, or if a query feature would be too large. Also return the largest |query + key| of
-    each of the last FB features.
+    The index is -1 if no row of the table covers the sums, or if a query feature would be too large. Also return the
+    largest |query + key| of each of the last FB features.
     """
     reach = 0.0
     tops = tl.zeros((FB,), tl.float32)
@@ -138,8 +138,9 @@ def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, row_at, fits_at, 
                     NATIVE: tl.constexpr):  # fmt: skip
     """Compute the feature columns of rows i0 .. i0 + ROWS; rows from n on are 0.
 
-    The columns are ordered as (group of harmonics, feature / 4, GROUP harmonics, feature % 4, 2). With groups of two,
-    in the result of a matrix product, a thread holds all harmonics of its features, which the gradient kernel sums.
+    The feature columns are ordered as (group of harmonics, feature / 4, GROUP harmonics, feature % 4, 2). With groups
+    of two, in the result of a matrix product, a thread holds all harmonics of its features, which the gradient kernel
+    sums.
     """
     i = i0 + tl.arange(0, ROWS)
     member = tl.arange(0, GROUP)
@@ -173,7 +174,7 @@ def _write_features(x, x_n, x_f, n, i0, f_size, f_pad, weight, row_at, fits_at, 
                     first, second = p * s + q * c, p * c - q * s
             else:
                 first, second = c, s
-            if GROUP == 1:  # storing all first columns, then all second ones, needs no exchange between threads
+            if GROUP == 1:  # two separate stores need no exchange between threads
                 spot = out_at + i[:, None].to(tl.int64) * (f_pad * 32) + (2 * group * f_pad + f)[None, :]
                 first = tl.reshape(first, (ROWS, FB)).to(out_at.dtype.element_ty)
                 second = tl.reshape(second, (ROWS, FB)).to(out_at.dtype.element_ty)
@@ -199,9 +200,9 @@ def features(
 ):  # fmt: skip
     """Write features of query and key if a row of the series table covers them, else copies for the exact kernels.
 
-    Also write what the slopes and constants of the fits add to a query's log-sum-exp, and what the slopes add to a
-    key's base-2 scores for each of its query heads. Only `units` key heads from `first` on, and the query heads that
-    share them, are processed.
+    The kernel also writes what the slopes and constants of the fits add to a query's log-sum-exp, and what the slopes
+    add to a key's base-2 scores for each of its query heads. Only `units` key heads from `first` on, and the query
+    heads that share them, are processed.
     """
     i0, place = tl.program_id(0) * ROWS, tl.program_id(1)
     i = i0 + tl.arange(0, ROWS)

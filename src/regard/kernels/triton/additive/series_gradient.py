@@ -58,7 +58,7 @@ def series_feature(
     """
     f0 = tl.program_id(0) * UNITS
     repeat = heads // groups
-    head = tl.program_id(2)  # index of the query head (QUERY) or key head within the slab
+    head = tl.program_id(2)  # index of the query head (QUERY) or key head among the heads of the slab
     y = first_unit + (head // repeat if QUERY else head)
     b, g = y // groups, y % groups
     row = tl.load(plan + y)

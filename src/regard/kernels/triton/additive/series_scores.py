@@ -29,7 +29,7 @@ from regard.kernels.triton.additive.pairs import (
 def _tile_scores(query_at, key_at, q_row, k_row, columns, shift, PRECISION: tl.constexpr,
                  BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
     s = tl.zeros((BM, BN), tl.float32)
-    if shift is not None:  # the sum starts from the shift: adding it at the end would need more registers
+    if shift is not None:  # the sum starts from `shift`, because adding `shift` at the end would need more registers
         s += shift[None, :]
     for c in tl.range(0, columns, BK):
         q = query_at.load([q_row, c])
@@ -80,7 +80,7 @@ def series_forward(
         e = tl.arange(0, EB)
         _, weight_sum, reach = weight_facts(weight + h * w_h, f_size, FB)
         calm, ceiling = calm_ceiling(reach, BOUNDED, output.dtype.element_ty == tl.float16, pairs.keep is not None)
-        if query_shift is not None:  # added to the log-sum-exp instead of the scores of each tile
+        if query_shift is not None:  # added to the log-sum-exp instead of to the scores of each tile
             row_shift = tl.load(query_shift + z * q_pad + i, mask=i < n_q, other=0.0)
             ceiling -= row_shift * LOG2E
         most = tl.full((BM,), float("-inf"), tl.float32)

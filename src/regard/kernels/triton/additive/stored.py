@@ -14,7 +14,7 @@ from regard.kernels.triton.additive.plan import Block, Gradients, Inputs, launch
 _WARPS = 4
 _KEYS = 64  # largest number of keys in a tile of the kernels that multiply matrices
 _PROGRAMS = 264  # number of programs that fill a device: two for each multiprocessor of an H200
-_MOST_ROWS = 4096  # a kernel adds up at most this many parts of the weight's gradient; more are added by PyTorch
+_MOST_ROWS = 4096  # a kernel adds up at most this many parts of the weight's gradient; more parts are added by PyTorch
 
 
 class Tiles(NamedTuple):
@@ -67,7 +67,7 @@ class Recipe:
         width, wide = tiles.keys * _WARPS * (32 // tiles.lanes), 4 * tiles.quads * _WARPS
         step = max(keys, width, wide)
         q_pad, k_pad = _up(q, queries) * queries, _up(k, step) * step
-        self.numbers = h, g, q, k, q_pad, k_pad  # in the order of the kernels' arguments
+        self.numbers = h, g, q, k, q_pad, k_pad  # sizes, in the order of the kernels' arguments
         self.f, self.e = f, e
         self.room, self.shape, self.rows, self.pairs = (b * h, q_pad, k_pad), (b, h, q, e), (b, h, q), (b, h, q, k)
         self.parts = _up(k, wide)  # number of parts of the query's gradient, one for each tile of keys
@@ -123,7 +123,8 @@ class Recipe:
     def launch(self, name: str, *args: Any, kind: Any = None) -> None:
         """Launch one of the kernels; a cached choice bypasses Triton's dispatcher, which costs 0.1 ms.
 
-        `kind` is a cache key of all properties that select the compiled kernel, besides those of the recipe.
+        `kind` is a cache key of the properties that select the compiled kernel and may differ between the calls that
+        share this object.
         """
         found = self.compiled.get((name, kind))
         if found is not None:
@@ -213,7 +214,7 @@ _MANY_KINDS = 64
 
 
 def recipe(inputs: Inputs, pairs: Pairs, tiles: Tiles = DEFAULT) -> Recipe:
-    """Return the recipe of a call, created at the first call of its kind."""
+    """Return the `Recipe` of a call, which is created once for all calls with equal shapes, strides and alignment."""
     key = inputs.traits, None if pairs is EVERY else trait(pairs), inputs.query.device, tiles
     found = _recipes.get(key)
     if found is None:

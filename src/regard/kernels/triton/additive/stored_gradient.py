@@ -109,8 +109,8 @@ def value_gradient(
 ):  # fmt: skip
     """Compute dV = P' dO of BN keys and BE columns, summed over the queries of every head that shares them.
 
-    Programs from `units` on add up the parts of the other gradients, which `feature_gradients` left in `work`:
-    weight_parts rows of the weight's gradient, query_parts rows of the query's gradient.
+    Programs from `units` on add up the parts of the gradients of weight and query that `feature_gradients` has stored
+    in `work`: weight_parts rows of the weight's gradient, query_parts rows of the query's gradient.
     """
     y = tl.program_id(0)
     if y < units:
@@ -245,7 +245,7 @@ def feature_gradients(
             to = out + i.to(tl.int64)[:, None] * f_size + f1[None, :]
             tl.store(to, change.to(out.dtype.element_ty), mask=inside)
         if (pairs.low is not None) or (pairs.high is not None) or (pairs.lengths is not None):
-            for i0 in range(0, n_q, QB):  # 0 for queries that attend none of the program's keys
+            for i0 in range(0, n_q, QB):  # the sum is 0 for queries that attend none of the program's keys
                 if (i0 < start) | (i0 >= stop):
                     i = i0 + tl.arange(0, QB)
                     inside = (i < n_q)[:, None] & (f1 < f_size)[None, :]

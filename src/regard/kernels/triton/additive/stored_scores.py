@@ -192,7 +192,7 @@ def pair_scores(
 
 @triton.jit
 def finite_values(at, inside, AXIS: tl.constexpr):
-    """Return values with NaN and Inf as 0, and flags of where they were, reduced along AXIS."""
+    """Return values with NaN and Inf as 0, and flags of the positions of NaN and Inf, reduced along AXIS."""
     v = tl.load(at, mask=inside, other=0.0)
     finite = tl.abs(v.to(tl.float32)) < float("inf")
     return tl.where(finite, v, 0.0), tl.max((~finite).to(tl.int32), AXIS)

@@ -195,7 +195,7 @@ def key_gradients(
                 acc += dl
         if CAUSAL and not far:
             grad_v = product(tl.where(seen, a, 0.0).to(DOT), do.to(DOT), grad_v, PRECISION)
-    if PERFORMER:  # p.half scales |k|² to |k|²/2 in base 2; LN2 converts the gradient to base e
+    if PERFORMER:  # p.half converts |k|² to |k|²/2 in base 2, and LN2 the gradient to base e
         acc = acc * LN2 - (whole * (2.0 * p.half * LN2))[:, None] * k.to(tl.float32)
     else:
         acc *= elu_slope(k)

@@ -17,7 +17,7 @@ from regard.kernels.triton.additive.plan import Block, Prepared
 from regard.kernels.triton.linear.elu_chunks import causal_pairs, causal_quotients, key_chunks, sums_before
 from regard.kernels.triton.linear.elu_rows import elu_features, elu_gradients, upstream
 
-_BLOCK, _NUMBERS = Block(16, 128, warps=4, stages=1), 4096  # _NUMBERS: number of entries of a tile
+_BLOCK, _NUMBERS = Block(16, 128, warps=4, stages=1), 4096  # _NUMBERS is the number of entries of a tile
 _SUMS = Block(1, 128, warps=1, stages=1)
 CHUNK = 128  # largest number of positions of a chunk
 
@@ -83,8 +83,9 @@ _plan = functools.lru_cache(maxsize=512)(_Plan)
 def _forward(plan: _Plan, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> tuple[Tensor, ...]:
     """Return the output, and the tensors that the backward pass needs, divided into chunks.
 
-    These are φ(q), φ(k), the values with NaN and Inf as 0, the weights of all pairs within each chunk, the sums of the
-    keys before each chunk (matrices, or None if there is a single chunk, and totals), and the divisors of the queries.
+    The tensors for the backward pass are φ(q), φ(k), the values with NaN and Inf as 0, the weights of all pairs within
+    each chunk, the sums of the keys before each chunk (matrices, or None if there is a single chunk, and totals), and
+    the divisors of the queries.
     """
     (d, e), c, chunks, heads = plan.sizes, plan.chunk, plan.chunks, plan.heads
     count, hidden = heads * chunks, key if keep is None else keep
@@ -146,7 +147,7 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
         query, key, keep, *saved = ctx.saved_tensors
         change = change if change.stride(-1) == 1 else change.contiguous()
-        with torch.autocast(query.device.type, enabled=False):  # a backward pass may run inside autocast
+        with torch.autocast(query.device.type, enabled=False):  # backward() may be called inside autocast
             return *_backward(ctx.plan, (query, key, keep), tuple(saved), change), None, None
 
 

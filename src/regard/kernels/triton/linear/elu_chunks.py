@@ -14,8 +14,8 @@ def key_chunks(key, value, keep, mapped, finite, stats, heads, k_b, k_h, k_n, v_
     """Store φ(k) and the values as (b · h, chunks, C, …), with 0 for masked keys and for values of NaN or Inf.
 
     `stats` (b · h, chunks, size + value size) receives z = Σ φ(k) of each chunk, and the sum of its values of NaN or
-    Inf. Such values are left out of the matrix product, in which the value of a later position is multiplied by an
-    earlier query's weight of 0: 0 · NaN is NaN.
+    Inf. Values of NaN or Inf are left out of the matrix product, in which the value of a later position is multiplied
+    by an earlier query's weight of 0: 0 · NaN is NaN.
     """
     chunk, z = tl.program_id(0), tl.program_id(1)
     b, h = (z // heads).to(tl.int64), z % heads
@@ -78,8 +78,8 @@ def causal_pairs(pairs, queries, before, divisor, delta, FORWARD: tl.constexpr, 
                  E: tl.constexpr, C: tl.constexpr, R: tl.constexpr):  # fmt: skip
     """Set the entries of `pairs` (chunks of all sequences, C, C) whose key comes after their query to 0.
 
-    In the forward pass, store the divisor of each query: the sum of its pairs plus φ(q)·z, with the sum z of earlier
-    chunks. In the backward pass, first subtract δ_i from the pairs of query i.
+    In the forward pass, store the divisor of each query: the sum of its row of `pairs` plus φ(q)·z, with the sum z of
+    earlier chunks. In the backward pass, first subtract δ_i from the row of query i.
     """
     TILES: tl.constexpr = C // R
     i, chunk = tl.program_id(0) % TILES * R + tl.arange(0, R), (tl.program_id(0) // TILES).to(tl.int64)

@@ -1,10 +1,10 @@
 """Forward kernels of linear attention: sums over chunks of positions, and the outputs.
 
 An output is computed from the sum of the chunks before the query and from the keys of its own chunk. For a matrix
-product over these keys, the exponent of a pair, l(q_i) + l(k_j), is split into l(q_i) + u and l(k_j) − u, with u the
-largest logarithm of the feature up to the end of the chunk. If the features of a chunk's keys span a factor of more
-than 2^SPAN, such a split could underflow; if a key or value is not finite, a later key could change an earlier row.
-Such chunks are computed pair by pair (`far_apart`).
+product over the keys of a chunk, the exponent of a pair, l(q_i) + l(k_j), is split into l(q_i) + u and l(k_j) − u, with
+u the largest logarithm of the feature up to the end of the chunk. If the features of a chunk's keys span a factor of
+more than 2^SPAN, this split could underflow; if a key or value is not finite, a later key could change an earlier row.
+In both cases the chunk is computed pair by pair (`far_apart`).
 """
 
 from typing import Any, NamedTuple

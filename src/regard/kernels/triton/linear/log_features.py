@@ -149,7 +149,9 @@ def get_state(sums, rows, plane, slot, m, live, M: tl.constexpr, E: tl.constexpr
 @triton.jit
 def _passed(state, total, shift, sums, rows, plane, first, c, chunks, m, new_state, new_total, new_shift,
             ALL: tl.constexpr, M: tl.constexpr, E: tl.constexpr, EB: tl.constexpr):  # fmt: skip
-    """Return the running sum with chunk c added; with ALL, first store the running sum in the place of chunk c."""
+    """Return the running sum with chunk c added; with ALL, first overwrite the stored sum of chunk c with the running
+    sum.
+    """
     if ALL:
         put_state(sums, rows, plane, first + c, m, state, total, shift, tl.where(c < chunks, M, 0), M, E, EB)
     both = tl.maximum(shift, new_shift)

@@ -40,7 +40,7 @@ class Tuning(NamedTuple):
     sums: Block = Block(32, 64, warps=2, stages=1)
     gradient: Block = Block(32, 32, warps=4, stages=2)
     features: int = 64  # number of features that a step of a loop processes
-    paired_features: int = 32  # `features` with a causal mask, where pairs need registers too
+    paired_features: int = 32  # used in place of `features` with a causal mask, because pairs need registers too
     project: str = "split"  # precision of products of half-precision inputs and Performer's random directions
     whole: str = "dot"  # precision of products of half-precision features and float32 sums
 
@@ -98,8 +98,8 @@ class _Plan:
     def rooms(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return two empty tensors for the sums of each chunk and of all chunks.
 
-        The first is for the matrices; the second is for the totals, the shifts and the logarithms of each chunk's first
-        key.
+        The first tensor is for the matrices of the sums; the second tensor is for the totals, the shifts and the
+        logarithms of each chunk's first key.
         """
         m, e = self.constants["M"], self.constants["E"]
         shape = (self.call.value[0] * self.call.value[1], -(-length // self.chunk) + 1)

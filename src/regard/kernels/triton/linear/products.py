@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from regard.kernels.triton.additive.plan import Block, Prepared
 from regard.kernels.triton.linear.elu_rows import elu_features, elu_gradients, quotients, upstream
 
-_BLOCK, _NUMBERS = Block(16, 128, warps=4, stages=1), 4096  # _NUMBERS: number of entries of a tile
+_BLOCK, _NUMBERS = Block(16, 128, warps=4, stages=1), 4096  # _NUMBERS is the number of entries of a tile
 
 
 class _Signature(NamedTuple):
@@ -91,7 +91,7 @@ class _Products(torch.autograd.Function):
         b, g, k, e = plan.call.value
         change = change if change.stride(-1) == 1 else change.contiguous()
         above, delta = value.new_empty(b * g, plan.rows, e), divisor.new_empty(b * g, 1, plan.rows)
-        with torch.autocast(query.device.type, enabled=False):  # a backward pass may run inside autocast
+        with torch.autocast(query.device.type, enabled=False):  # backward() may be called inside autocast
             plan.upstream(change.stride()[:3])(change, output, divisor, above, delta)
             grads = [torch.empty(t.shape, device=t.device, dtype=t.dtype) for t in (query, key)]
             plan.query_gradients(query, query, torch.bmm(above, sums.mT), delta, total, grads[0])
