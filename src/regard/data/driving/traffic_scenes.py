@@ -188,15 +188,15 @@ class SceneFiles:
 
 
 def scene_files(path: Path) -> dict[str, Path]:
-    """Return the file of each part ("train", "valid", "test"); a single file is the part "train"."""
+    """Return the data file of each split ("train", "valid", "test"); a single file is the split "train"."""
     return part_files(Path(path), "scenes", SUFFIXES)
 
 
 def load_scenes(path: Path, *, seen: int) -> SceneFiles:
     """Return the scenes with their decisions from a JSON or JSONL file, or a folder with train, valid and test files.
 
-    Only the `seen` objects nearest to the ego vehicle are returned for each scene. A scene that cannot be read raises
-    an error that names the file and the line.
+    Each scene is returned with only the `seen` objects (a number) nearest to the ego vehicle. A scene that cannot be
+    read raises an error that names the file and the line.
     """
     tally: Counter[str] = Counter()
     parts = {part: _read(file, seen, tally) for part, file in scene_files(path).items()}

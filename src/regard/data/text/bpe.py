@@ -87,8 +87,8 @@ class Subwords:
     def loosened(self, dropout: float) -> "Subwords":
         """Return a copy with BPE-dropout (Provilkov et al. 2020): each merge is skipped with probability `dropout`.
 
-        A word then has many segmentations, from which a model learns the word's parts better. The tokenizers library
-        samples the merges, and its random generator cannot be seeded.
+        A word then has many segmentations, from which a model learns the word's morphemes better. The tokenizers
+        library samples the merges, and its random generator cannot be seeded.
 
         >>> subwords = train_bpe(["Tom chases Jerry"] * 4, size=300)
         >>> loose = subwords.loosened(1.0)
@@ -208,7 +208,7 @@ class Subwords:
 
 def _begins_word(letters: str, start: int, place: int) -> bool:
     """Return whether a new word begins at character `place`, given that the previous word began at `start`."""
-    if not letters[start:place].strip():  # only blanks since `start`: blanks belong to the word after them
+    if not letters[start:place].strip():  # all characters since `start` are blanks, which belong to the word after them
         return False
     before, here = letters[place - 1], letters[place]
     return before.isspace() or here.isspace() or bool(UNSPACED.match(before) or UNSPACED.match(here))
@@ -242,7 +242,7 @@ def train_bpe(texts: Iterable[str], *, size: int = 8000) -> Subwords:
 
 
 def parts_of(text: str) -> list[str]:
-    """Return the text split into parts in which no word is longer than 500 characters; most texts are a single part.
+    """Return the text cut into strings in which no word is longer than 500 characters; most texts are not cut.
 
     The tokenizers library takes time quadratic in the length of a word.
 
@@ -256,7 +256,7 @@ def parts_of(text: str) -> list[str]:
 
 
 def _until(stop: threading.Event, texts: Iterable[str]) -> Iterator[str]:
-    """Yield the parts of the texts (see `parts_of`); raise InterruptedError when `stop` is set."""
+    """Yield the strings into which `parts_of` cuts each text; raise InterruptedError when the event `stop` is set."""
     for text in texts:
         if stop.is_set():
             raise InterruptedError("learning sub-words was stopped")
@@ -264,10 +264,10 @@ def _until(stop: threading.Event, texts: Iterable[str]) -> Iterator[str]:
 
 
 def _interruptible(work: Callable[[threading.Event], None]) -> None:
-    """Run `work` in a thread, so that an exception raised by a signal handler is not delayed until it is done.
+    """Run `work` in a thread, so that an exception raised by a signal handler is not delayed until `work` is done.
 
-    After such an exception, the event given to `work` is set. Native code cannot be stopped: its thread continues until
-    the process ends.
+    After an exception of a signal handler, the event that `work` got as its argument is set. Native code cannot be
+    stopped: the thread that runs it continues until the process ends.
     """
     failed: list[BaseException] = []
     stop = threading.Event()
@@ -285,7 +285,7 @@ def _interruptible(work: Callable[[threading.Event], None]) -> None:
             thread.join(0.2)
     except BaseException:
         stop.set()
-        thread.join(0.5)  # a thread that is still reading texts ends at once
+        thread.join(0.5)  # when the event is set, a thread that is still reading texts ends at once
         raise
     if failed:
         raise failed[0]

@@ -20,7 +20,7 @@ class Phone(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int | float, ...]:
-        """Return the numbers of all fields except the duration."""
+        """Return the values of all fields except the duration."""
         return self[:7]
 
 

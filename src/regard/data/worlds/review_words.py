@@ -1,8 +1,8 @@
 """The words and sentence patterns of the generated reviews, in English and in Chinese.
 
-A pattern is a list of pieces separated by blanks. The piece `{name}` is replaced by a random entry of the list with
-that name. A star marks the words that decide the review's label, if the clause decides it. English entries are split
-into words, Chinese entries into characters.
+A pattern is a string of words and placeholders separated by blanks. The placeholder `{name}` is replaced by a random
+entry of the list with that name. A star marks the words that decide the review's label, if their clause decides it.
+English entries are split into words, Chinese entries into characters.
 """
 
 from collections.abc import Mapping

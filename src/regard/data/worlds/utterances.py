@@ -47,7 +47,7 @@ class Voice:
     slowness: float
     breath: float
     tilt: float
-    noise: float  # noise of the room, relative to the voice
+    noise: float  # amplitude of the room's noise, relative to the voice
     loudness: float
 
     @classmethod
@@ -105,7 +105,7 @@ def splits(
 
 
 def spoken(words: Sequence[str], voice: Voice, random: np.random.Generator, *, rate: int = 8000) -> Utterance:
-    """Synthesise words with a voice, with pauses around and between them; `random` samples the remaining variation."""
+    """Synthesise words with a voice, with pauses around and between them; `random` samples all other variation."""
     plan = _Plan(voice, random)
     plan.pause(random.uniform(0.06, 0.2))
     for place, word in enumerate(words):
@@ -182,12 +182,13 @@ def _sounding(frames: NDArray[np.float64], voice: Voice, random: np.random.Gener
     spectrum = np.fft.rfft(pulses[at] * window) * voiced + np.fft.rfft(breath[at] * window) * noisy
     pieces = np.fft.irfft(spectrum, size) * window
     samples = np.zeros(count + size)
-    for shift in range(0, size, hop):  # adds one slice of `hop` samples of every window; these slices do not overlap
+    for shift in range(0, size, hop):  # adds `hop` samples of every window, which do not overlap those of other windows
         part = pieces[:, shift : shift + hop]
         wide = np.zeros((len(frames), hop))
         wide[:, : part.shape[1]] = part
         samples[shift : shift + count] += wide.ravel()
-    # A window starts at its frame, so that the sound of the frame is centred half a window later: remove this shift.
+    # Each window starts at the time of its frame, so that the frame's sound is centred half a window later: remove this
+    # delay.
     samples = samples[size // 2 - hop // 2 :][:count]
     samples /= np.abs(samples).max() + 1e-9
     samples = voice.loudness * (samples + voice.noise * 0.3 * random.standard_normal(count))
