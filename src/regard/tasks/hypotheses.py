@@ -1,12 +1,12 @@
 """The answer of the interactive translator: hypotheses with the alternatives at each position.
 
-This module imports no torch, so that the studio starts fast.
+This module does not import torch, so that the studio (`regard studio`) starts fast.
 """
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # at run time, the studio imports this module without importing torch
+if TYPE_CHECKING:  # imported only for type checking, because the studio imports this module without importing torch
     from torch import Tensor
 
 

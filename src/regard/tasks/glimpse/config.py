@@ -19,7 +19,7 @@ Layout = Literal["plain", "translated", "cluttered"]
 
 
 class DataSettings(TaskData):
-    """The data of glimpses: built-in drawn digits, or files."""
+    """The data settings of glimpse models: built-in drawn digits, or files."""
 
     files: tuple[Path, ...] = ()
     """A folder with MNIST's four idx files (optionally .gz); none: the built-in digits."""
@@ -74,7 +74,7 @@ class GazeLearning(LearningSettings):
 
 
 class GlimpseConfig(TaskConfig):
-    """The settings of a whole run of glimpses."""
+    """All settings of a run that trains a glimpse model."""
 
     figures = ("loss", "accuracy")
 

@@ -50,7 +50,7 @@ class DataSettings(TaskData):
 
 
 class ModelSettings(Settings):
-    """The model of text classification: an encoder, and attention that pools its states."""
+    """The model of text classification: an encoder, and attention that pools the encoder's states."""
 
     kind: Literal["recurrent", "transformer", "ngrams"] = "recurrent"
     """recurrent, transformer, or ngrams: sums of hashed n-grams, which depend on the nearest neighbours only."""

@@ -24,14 +24,14 @@ _NONE = -100  # the number that marks padding in targets; the loss ignores it
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A recording or its file, the words of its transcript, and the times of its words and characters, if known."""
+    """A recording or its file, the words of its transcript, and the times of the words and characters, if known."""
 
     sound: Samples | Path
     words: tuple[str, ...]
     times: Times = ()  # start and end of each word in seconds
-    letter_times: Times = ()  # start and end of each character in seconds, with the space between words
-    frames: Frames | None = None  # log-mel features, if they are computed already
-    rate: int = 8000  # sample rate of `sound` if it is not a file
+    letter_times: Times = ()  # start and end of each character in seconds; the spaces between words count as characters
+    frames: Frames | None = None  # log-mel features, if they are already computed
+    rate: int = 8000  # sample rate of `sound` if `sound` holds samples instead of a path
 
     def samples(self, config: SpeechConfig) -> Samples:
         """Return the recording at the sample rate of the model."""

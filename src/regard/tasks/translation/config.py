@@ -115,7 +115,7 @@ class ModelSettings(Settings):
 
 
 class TranslationDecoding(DecodeSettings):
-    """Settings of beam search, and the precision of the model that it uses."""
+    """Settings of beam search, and the numeric precision of the model during beam search."""
 
     precision: Precision = "float32"
     """Precision of the matrix products when a run is loaded for translation; int8 is for the CPU."""
