@@ -12,7 +12,8 @@ from regard.tasks.image_inputs import png_of
 from regard.tasks.task import Input
 from regard.train.run_directory import Run
 
-FILES = {"image": "example.png", "sound": "example.wav"}  # file names in a run directory, by the kind of input
+# the name of the file that holds an example input in a run directory, for each kind of input
+FILES = {"image": "example.png", "sound": "example.wav"}
 
 
 def example_parts(inputs: Sequence[Input], example: Any) -> dict[str, Any]:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:  # imported only for type checking, because the studio imports
 
 @dataclass(frozen=True)
 class Alternative:
-    """A token that a hypothesis could have at a position, and its probability."""
+    """An alternative to the token at one position of a hypothesis (a translation of beam search), and its
+    probability."""
 
     token: str
     probability: float
@@ -20,7 +21,8 @@ class Alternative:
 
 @dataclass(frozen=True, eq=False)
 class Hypothesis:
-    """The t tokens of a translation, their log-probability, attention weights (t, k), and alternatives per position."""
+    """The t tokens of a translation, their log-probability, attention weights (t, k), and alternative tokens per
+    position."""
 
     tokens: tuple[str, ...]
     log_prob: float

@@ -29,7 +29,7 @@ _CHANNELS = 64
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _FORMATS = {(_PCM, 8): "u1", (_PCM, 16): "<i2", (_PCM, 32): "<i4", (_FLOAT, 32): "<f4", (_FLOAT, 64): "<f8"}
 _ZEROS = 16  # the number of zero crossings of the resampling filter's sinc on each side of its centre
-_FINEST = 1000  # the largest denominator of the ratio of two sample rates; 16,000 to 44,100 is 160 / 441
+_FINEST = 1000  # the largest denominator of the ratio of two sample rates; the ratio of 16,000 to 44,100 is 160 / 441
 
 
 class _Header(NamedTuple):

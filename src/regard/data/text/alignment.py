@@ -1,4 +1,4 @@
-"""Word alignments: a reader of gold alignments, alignments from attention weights, the alignment error rate."""
+"""Word alignments: functions that read gold alignments, derive alignments from attention weights, and score them."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence

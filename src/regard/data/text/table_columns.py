@@ -62,7 +62,7 @@ def find_columns(
 
 
 def find_field(path: Path, line: int, names: Iterable[str], given: str | None, known: Sequence[str], role: str) -> str:
-    """Return the name of the field that has this role ("text" or "label") in a record with the fields `names`.
+    """Return the name of the field that holds the text or the label (`role`) in a JSON record with the fields `names`.
 
     The result is the field name `given`, or if `given` is None, the first of the names `known` that the record has.
     """

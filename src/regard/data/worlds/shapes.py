@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 Image = NDArray[np.uint8]
 Values = NDArray[np.floating[Any]]
-Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom are exclusive
+Box = tuple[int, int, int, int]  # a box: left, top, right and bottom edge in pixels; right and bottom are exclusive
 
 KINDS = ("circle", "square", "triangle", "star", "cross")
 PLURALS = {kind: "crosses" if kind == "cross" else f"{kind}s" for kind in KINDS}

@@ -41,7 +41,7 @@ class World:
     objects: Sequence[str]
     sentences: list[Sentence] = field(default_factory=list)
     visits: dict[str, list[tuple[str, Sentence]]] = field(default_factory=dict)  # for each person: places and sentences
-    holder: dict[str, tuple[str, Sentence]] = field(default_factory=dict)  # who holds each held object
+    holder: dict[str, tuple[str, Sentence]] = field(default_factory=dict)  # person who holds an object
     # For each object that was put down: the place, the sentence that states who came there, and the one that states
     # that the object was put down.
     lying: dict[str, tuple[str, Sentence, Sentence]] = field(default_factory=dict)

@@ -78,7 +78,8 @@ def sacrebleu_figures(captions: Sequence[str], references: Sequence[Sequence[str
 def judge(predictor: CaptionPredictor, examples: Sequence[Example], config: CaptioningConfig, explain: bool) -> Judged:
     """Return the metrics of the captions: BLEU, exact match, and pointing accuracy if gold regions are known.
 
-    With `explain`, the faithfulness of the attention is measured too.
+    With `explain`, the faithfulness of the attention weights is also measured: the effect of deleting the most attended
+    key.
     """
     images = predictor.images(examples)
     captions = predictor.search(images)
@@ -93,7 +94,7 @@ def judge(predictor: CaptionPredictor, examples: Sequence[Example], config: Capt
 
 
 def pointing(predictor: CaptionPredictor, examples: Sequence[Example], images: Sequence[Any]) -> dict[str, Any]:
-    """Return the fraction of words with gold regions whose most attended cell has its centre in a region of the word.
+    """Return the fraction of words with gold image regions whose most attended cell has its centre in such a region.
 
     The attention weights are computed with the gold caption as the decoder's input.
     """

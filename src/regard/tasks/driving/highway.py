@@ -24,7 +24,7 @@ from regard.tasks.driving.network import Driver
 FEATURES = ("presence", "x", "y", "vx", "vy", "cos_h", "sin_h")
 VEHICLES = 15  # number of vehicles in a scene, including the ego vehicle
 FAST = 5  # simulation steps per second in the copies that the planner simulates; the default of highway-env is 15
-_UNITS = (1.0, 40.0, 10.0, 10.0, 10.0, 1.0, 1.0)  # divisors of `FEATURES`, so that their values are about 1
+_UNITS = (1.0, 40.0, 10.0, 10.0, 10.0, 1.0, 1.0)  # divisors that scale the values of `FEATURES` to about 1
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""The settings of image classification from glimpses: its data, its model and its training."""
+"""The settings of image classification from glimpses (small patches of the image): its data, its model and its
+training."""
 
 from pathlib import Path
 from typing import Literal
@@ -35,7 +36,8 @@ class DataSettings(TaskData):
 
 
 class ModelSettings(Settings):
-    """The model of glimpses: a retina that cuts out patches, a recurrent core, a network for the next location."""
+    """The model of image classification from glimpses: a retina that cuts out patches, a recurrent core, a network for
+    the next location."""
 
     attention: Literal["learned", "random", "none"] = "learned"
     """The gaze: learned by reward; random; or none: every glimpse is at the centre."""

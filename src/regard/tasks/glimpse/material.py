@@ -1,4 +1,4 @@
-"""The training and evaluation data of glimpses: built-in drawn digits, or the files of MNIST."""
+"""The training and evaluation data of glimpse models: built-in drawn digits, or the files of MNIST."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The `Task` record of glimpses: the functions with which shared code trains, evaluates and predicts."""
+"""The `Task` record of glimpse models: the functions with which shared code trains, evaluates and predicts."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -82,7 +82,7 @@ def input_of(example: Example) -> dict[str, Any]:
 
 
 def lengths_of(records: Sequence[Record]) -> list[list[int]]:
-    """Return the numbers of frames and symbols of each record, the two padded sides of a batch."""
+    """Return the number of frames and the number of symbols of each record, both of which are padded in a batch."""
     return [[len(one[name]) for one in records] for name in ("frames", "target")]
 
 

@@ -64,7 +64,8 @@ def text_figures(transcripts: Sequence[Transcript], examples: Sequence[Example])
 def judge(predictor: SpeechPredictor, examples: Sequence[Example], config: SpeechConfig, explain: bool) -> Judged:
     """Return the metrics of the transcripts: error rates, and the results of `pointing` and `doubted`.
 
-    With `explain`, the faithfulness of the attention is measured too.
+    With `explain`, the faithfulness of the attention weights is also measured: the effect of deleting the most attended
+    key.
     """
     transcripts = predictor.search([one.features(config) for one in examples])
     metrics = text_figures(transcripts, examples)

@@ -45,7 +45,7 @@ class Example:
     question, such as "count"; `path` is the file of the image, if there is one.
     """
 
-    pictures: Any = field(repr=False, compare=False)  # a sequence of images (3, height, width)
+    pictures: Any = field(repr=False, compare=False)  # the images (3, height, width) that all examples share
     place: int
     question: str
     answer: str

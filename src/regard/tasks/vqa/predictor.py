@@ -120,7 +120,7 @@ class VqaPredictor:
         return seen
 
     def _run(self, records: Sequence[dict[str, Any]], weights: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the log-probabilities (b, answers) and the attention weights (b, hops, k) for b records.
+        """Return the log-probabilities (b, answers) and the attention weights (b, hops, k) for b input records.
 
         Each of the records has an image and exactly one question.
         """

@@ -44,7 +44,8 @@ def pointing(seen: Sequence[Seen], examples: Sequence[Example]) -> float | None:
 def judge(predictor: VqaPredictor, examples: Sequence[Example], config: VqaConfig, explain: bool) -> Judged:
     """Return the accuracy over all questions and for each type of question, and the pointing accuracy.
 
-    With `explain`, the faithfulness of the attention is measured too.
+    With `explain`, the faithfulness of the attention weights is also measured: the effect of deleting the most attended
+    key.
     """
     seen = predictor.ask([(one.pixels, one.question) for one in examples])
     metrics: dict[str, Any] = {"accuracy": round(accuracy(seen, examples), 4), "questions": len(examples)}
