@@ -11,7 +11,7 @@ from regard.data.data_files import DataError
 from regard.data.text.lines import lines
 
 _SPACE = re.compile(r"[ \t\n\r]*")
-_LONGEST_ARRAY = 1 << 28  # the largest line in bytes; some programs write a whole JSON array on one line
+_LONGEST_ARRAY = 1 << 28  # the largest length of a line in bytes; some programs write a whole JSON array on one line
 
 
 class Record(NamedTuple):

@@ -31,9 +31,9 @@ class Setting(NamedTuple):
     name: str
     value: Any
     about: str
-    may_be_none: bool  # whether the text "none" means None
-    number: str  # how error messages name a numeric value: "a whole number" or "a number"
-    choices: tuple[str, ...]  # the allowed words of a `Literal` field; empty for other fields
+    may_be_none: bool  # whether the setting may be None, which the user writes as "none"
+    number: str  # description of a numeric setting's type in error messages: "a whole number" or "a number"
+    choices: tuple[str, ...]  # the allowed values of a setting of type `Literal`; empty for other types
 
 
 def changed(

@@ -12,8 +12,7 @@ if TYPE_CHECKING:  # imported only for type checking, because the studio imports
 
 @dataclass(frozen=True)
 class Alternative:
-    """An alternative to the token at one position of a hypothesis (a translation of beam search), and its
-    probability."""
+    """An alternative to the token at one position of a translation, and the alternative's probability."""
 
     token: str
     probability: float
@@ -21,8 +20,7 @@ class Alternative:
 
 @dataclass(frozen=True, eq=False)
 class Hypothesis:
-    """The t tokens of a translation, their log-probability, attention weights (t, k), and alternative tokens per
-    position."""
+    """The t tokens of a translation, their log-probability, attention weights (t, k), and alternative tokens."""
 
     tokens: tuple[str, ...]
     log_prob: float

@@ -7,7 +7,7 @@ from typing import Any
 
 from regard.tasks.task import Input, InputError
 
-_TEXT_BYTES = 1 << 20  # largest size of a text file given as an input
+_TEXT_BYTES = 1 << 20  # largest size in bytes of a text file that is given as an input
 
 
 def named(inputs: Sequence[Input], given: Any) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from regard.data.data_files import DataError, opened
 
-LONGEST = 1_000_000  # the largest line in bytes that `text_lines` reads by default
-LONGEST_LINE = 1 << 20  # the largest line in bytes that `lines` reads by default
+LONGEST = 1_000_000  # the largest length of a line in bytes that `text_lines` reads by default
+LONGEST_LINE = 1 << 20  # the largest length of a line in bytes that `lines` reads by default
 # Characters that `lines` strips from both ends of a line. A tab is not stripped, because it separates the cells of a
 # TSV.
 _BLANKS = " \r\n\f\v\u00a0\u3000\ufeff"

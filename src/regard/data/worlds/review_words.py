@@ -18,12 +18,14 @@ class Grammar(NamedTuple):
     excess: tuple[str, ...]  # patterns that are negative with any {measure}, such as "too long"
     enough: tuple[str, ...]  # patterns that are positive with any {measure}, such as "long enough"
     neutral: tuple[str, ...]
-    together: tuple[str, ...]  # patterns of two clauses {first} and {second} with the same opinion, both decisive
-    contrast: tuple[str, ...]  # patterns of a decisive clause {main} and a clause {side} with the opposite opinion
-    fillers: tuple[str, ...]  # sentences without opinion words
+    # patterns of two clauses {first} and {second} with equal opinions; the words of both clauses decide the label
+    together: tuple[str, ...]
+    # patterns of a clause {main}, which decides the label, and a clause {side} with the opposite opinion
+    contrast: tuple[str, ...]
+    fillers: tuple[str, ...]  # sentences without opinion words, which do not affect the label
     distractors: tuple[str, ...]  # sentences with opinion words, negations or intensifiers, but without an opinion
     held: tuple[str, ...]  # patterns that state an opinion and who holds it
-    facts: tuple[str, ...]  # sentences that mention a person but no opinion
+    facts: tuple[str, ...]  # sentences that mention a person but state no opinion
     stop: str
 
 

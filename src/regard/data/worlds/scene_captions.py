@@ -76,7 +76,7 @@ def splits(
 def caption(objects: Sequence[Shape]) -> tuple[tuple[str, ...], tuple[Regions | None, ...]] | None:
     """Return the caption of a scene with these shapes, as its words and the regions of each word.
 
-    Returns None unless the shapes form one group, or two groups whose relative position is clear.
+    Returns None unless the shapes form one group, or two groups whose relative position is unambiguous.
 
     >>> circle, star = Shape("circle", "red", "large", (4, 9, 20, 25)), Shape("star", "blue", "small", (30, 12, 40, 22))
     >>> words, regions = caption([star, circle])

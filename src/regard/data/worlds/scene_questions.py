@@ -247,8 +247,8 @@ def _ask_place(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
 def _ask_relation(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
     """Return a question of relation, such as "what is left of the red circle".
 
-    Returns None unless exactly one shape has this relation to the shape that the question names (here the circle), and
-    the relations of all other shapes to that shape are clear.
+    Returns None unless exactly one shape is left of the red circle, and no other shape has an ambiguous position
+    relative to the circle.
     """
     wanted = dice.pick(RELATIONS)
     anchor = dice.pick(range(len(placed)))
@@ -266,7 +266,7 @@ def _ask_relation(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
 def _ask_comparison(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
     """Return a yes/no question about the relative position of two shapes, such as "is the star left of the circle".
 
-    Returns None if the relation of the two shapes is not clear.
+    Returns None if the relative position of the two shapes is ambiguous.
     """
     direction = relation(box_of(placed[0]), box_of(placed[1]))
     if direction is None:

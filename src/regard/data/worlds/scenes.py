@@ -118,7 +118,7 @@ Maker = Callable[[Dice, tuple[int, int], int], Described | None]
 def describe(
     make: Maker[Described], stream: str, *, count: int, objects: tuple[int, int], size: int, seen: set[object]
 ) -> Iterator[Described]:
-    """Yield `count` scenes with a text that are not in `seen`, sampled with a random generator seeded with `stream`.
+    """Yield `count` captions or questions about scenes not in `seen`, from a random generator seeded with `stream`.
 
     `make` is called with the random generator, the range of the number of objects and the picture's side; it returns a
     scene, or None if no scene could be made.
@@ -144,7 +144,7 @@ def split_scenes(
     beyond: tuple[int, int],
     size: int,
 ) -> Splits[Described]:
-    """Return scenes with a text in four splits: training, validation, test, and larger scenes of `beyond` objects."""
+    """Return scenes with captions or questions: training, validation, test, and larger scenes of `beyond` objects."""
     if beyond[0] <= objects[1]:
         raise ValueError(f"beyond must be more than objects, not {beyond} after {objects}")
     seen: set[object] = set()

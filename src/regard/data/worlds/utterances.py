@@ -14,8 +14,8 @@ from regard.data.worlds.random_choices import Splits
 
 WORDS = tuple(LEXICON)
 MOST = 12  # the largest number of words in an utterance
-_HOP, _SIZE = 0.008, 0.02  # hop and window of the synthesiser in seconds
-_GLIDE = 5  # number of frames of the transition between two sounds
+_HOP, _SIZE = 0.008, 0.02  # distance between the synthesiser's frames and length of a frame's window, in seconds
+_GLIDE = 5  # duration of the transition between two sounds, in frames
 
 Times = tuple[tuple[float, float], ...]
 

@@ -28,7 +28,7 @@ from regard.tasks.task import InputError
 _ROWS = 2048  # number of scenes per batch
 _NAMED = 3  # the largest number of objects that a printed line lists with their weights
 _FAINT = 0.05  # printed lines leave out objects with an attention weight below this
-_BYTES = 1 << 22  # the largest scene file in bytes
+_BYTES = 1 << 22  # the largest size of a scene file in bytes
 
 
 @dataclass(frozen=True, eq=False)

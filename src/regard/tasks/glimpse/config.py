@@ -1,5 +1,4 @@
-"""The settings of image classification from glimpses (small patches of the image): its data, its model and its
-training."""
+"""The settings of image classification from glimpses (small image patches): its data, model and training."""
 
 from pathlib import Path
 from typing import Literal
@@ -36,8 +35,8 @@ class DataSettings(TaskData):
 
 
 class ModelSettings(Settings):
-    """The model of image classification from glimpses: a retina that cuts out patches, a recurrent core, a network for
-    the next location."""
+    """The model settings: a retina that crops patches, a recurrent core, and a network that selects the next
+    location."""
 
     attention: Literal["learned", "random", "none"] = "learned"
     """The gaze: learned by reward; random; or none: every glimpse is at the centre."""
@@ -63,7 +62,7 @@ class ModelSettings(Settings):
 
 
 class GazeLearning(LearningSettings):
-    """How the gaze (the sequence of glimpse locations) is trained: by REINFORCE, with a baseline."""
+    """Settings of how the gaze (the sequence of glimpse locations) is trained: by REINFORCE, with a baseline."""
 
     reward_weight: NonNegativeFloat = 0.1
     """Weight of REINFORCE, relative to the classification."""

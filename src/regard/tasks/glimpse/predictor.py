@@ -1,4 +1,4 @@
-"""The predictor of glimpses: the class of an image, with the locations and the patches of the glimpses."""
+"""The predictor of glimpse models: the class of an image, with the locations and the patches of the glimpses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -105,7 +105,7 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class GlimpsePredictor:
-    """The predictor of glimpses: a trained model of recurrent visual attention with its codec."""
+    """The predictor of glimpse models: a trained model of recurrent visual attention with its codec."""
 
     network: Gazer
     codec: GlimpseCodec

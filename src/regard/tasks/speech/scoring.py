@@ -100,7 +100,7 @@ def doubted(
 ) -> dict[str, Any]:
     """Return how often the least certain symbol of a transcript is wrong, and how often a random symbol is wrong.
 
-    Transcripts without a wrong symbol are ignored in both fractions.
+    Both fractions are computed from the transcripts with at least one wrong symbol.
     """
     hits: list[bool] = []
     chance = 0.0

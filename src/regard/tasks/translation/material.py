@@ -178,7 +178,7 @@ def _examples_of(paths: Sequence[Path], settings: DataSettings) -> list[Example]
 
 
 def _examples(paths: Sequence[Path], settings: DataSettings | None = None) -> list[Example]:
-    """Return the pairs of these files as test examples; with `settings`, also with gold links from a nearby file."""
+    """Return the pairs of these files as test examples; with `settings`, also with gold word links."""
     pairs, _ = load_pairs(find_rows(list(paths)))
     examples = [Example(tuple(source.split()), target) for source, target in pairs]
     if settings is None or (beside := _links_beside(paths[0], settings)) is None:
