@@ -208,7 +208,7 @@ class TokenBatches:
         order = random.permutation(len(self._lengths[0]))
         for first in range(0, len(order), self._bucket):
             window = order[first : first + self._bucket]
-            # lexsort is stable: records of the same lengths stay in shuffled order.
+            # lexsort is stable, so that records with equal lengths stay in shuffled order.
             window = window[np.lexsort([column[window] for column in self._lengths])]
             widest = np.maximum.reduce([column[window] for column in self._lengths])
             widths = -(-widest // self._grid) * self._grid

@@ -13,7 +13,7 @@ _TEXT_BYTES = 1 << 20  # largest size in bytes of a text file that is given as a
 def named(inputs: Sequence[Input], given: Any) -> dict[str, Any]:
     """Return one input as a mapping from the names of its parts to their values.
 
-    If the input is invalid, the message of the `InputError` names the expected and the given values.
+    If the input is invalid, the message of the `InputError` states the expected and the given values.
 
     >>> question = (Input("passage", "text", "Passage"), Input("question", "text", "Question"))
     >>> named(question, ("Tom is in the garden.", "Where is Tom?"))

@@ -67,7 +67,7 @@ class _Row(NamedTuple):
 
 
 def load_transcripts(path: Path, *, skip_faults: bool = False) -> TranscriptFiles:
-    """Return the transcripts at `path` with the paths of their recordings; the layout is recognised.
+    """Return the transcripts at `path` with the paths of their recordings; the layout of the files is recognised.
 
     A folder has LibriSpeech's layout (`train-clean-100/19/198/19-198.trans.txt` with the sound files beside it), or
     the files `train.tsv`, `valid.tsv` and `test.tsv`, or `transcripts.tsv`; each of these tables may be a `.jsonl` file

@@ -201,10 +201,10 @@ class _Pictures:
         }
 
     def find(self, written: str) -> Path | None:
-        """Return the picture at a path written in the log, or None.
+        """Return the path of the picture that a line of the log names as `written`; None if no picture has this name.
 
-        If no file exists at the path, for example because it is a path of another machine, perhaps with backslashes,
-        the picture with the path's file name is returned.
+        If no file exists at the path `written`, for example because it is a path of another machine, the picture with
+        the file name in `written` is returned.
         """
         path = self._root / written
         if "/" in written and path.is_file():

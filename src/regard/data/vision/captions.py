@@ -52,7 +52,7 @@ class CaptionFiles:
 
 
 def load_captions(path: Path, *, skip_faults: bool = False) -> CaptionFiles:
-    """Return the captions at `path` with the paths of their pictures; the layout is recognised.
+    """Return the captions at `path` with the paths of their pictures; the layout of the files is recognised.
 
     A folder holds Flickr8k's files (`*.token.txt`, `*trainImages.txt` …), or `train.tsv`, `valid.tsv` and `test.tsv`,
     or `captions.tsv`; any table may be `.jsonl`. `path` may also be a single TSV or JSONL file. A TSV has the columns

@@ -48,7 +48,7 @@ class QuestionFiles:
 
 
 def load_image_questions(path: Path) -> QuestionFiles:
-    """Return the questions at `path` with the paths of their pictures; the layout is recognised.
+    """Return the questions at `path` with the paths of their pictures; the layout of the files is recognised.
 
     A folder has the layout of easy-VQA (`train/questions.json`, `train/images/`, `test/…`), or the files `train.json`,
     `valid.json` and `test.json`, or `questions.json`; any of them may be `.jsonl`. `path` may also be a single such

@@ -45,7 +45,7 @@ class World:
     # For each object that was put down: the place, the sentence that states who came there, and the one that states
     # that the object was put down.
     lying: dict[str, tuple[str, Sentence, Sentence]] = field(default_factory=dict)
-    # number of things of a kind in a place
+    # how many things of one kind (such as books) a place has
     counts: dict[tuple[str, str], tuple[str, Sentence]] = field(default_factory=dict)
     givers: dict[tuple[str, str], tuple[str, Sentence]] = field(default_factory=dict)  # who gave an object to a person
 

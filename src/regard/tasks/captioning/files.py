@@ -1,4 +1,4 @@
-"""The data of a captioning run from the user's files: images are decoded, and frozen feature maps computed, once."""
+"""Reads the data of captioning from the user's files; caches decoded images and feature maps of frozen networks."""
 
 import random
 from array import array

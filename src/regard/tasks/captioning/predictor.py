@@ -164,7 +164,7 @@ class CaptionPredictor:
         return chances.cpu(), weights.float().cpu() if isinstance(weights, Tensor) else None
 
     def score_of(self, caption: Caption, place: int) -> Score:
-        """Return the score function for `deletion`: the log-probability of word `place`, given a mask of cells.
+        """Return the score function for `deletion`: the log-probability of word `place`, with masked image cells.
 
         Image cells that the mask deletes are covered by the image's mean colour.
         """

@@ -73,7 +73,7 @@ class Steered:
         return record
 
     def trace(self) -> Trace | None:
-        """Return the gates of each frame over the picture, divided by their sum, and the weights of the frames."""
+        """Return two attention maps: each frame's gates over the image cells, with sum 1, and the frames' weights."""
         if not self.attends:
             return None
         cells = self.gates / self.gates.sum(-1, keepdim=True).clamp_min(1e-9)

@@ -35,8 +35,7 @@ class DataSettings(TaskData):
 
 
 class ModelSettings(Settings):
-    """The model settings: a retina that crops patches, a recurrent core, and a network that selects the next
-    location."""
+    """The model settings: a retina that crops patches, a recurrent core, and a network for the next location."""
 
     attention: Literal["learned", "random", "none"] = "learned"
     """The gaze: learned by reward; random; or none: every glimpse is at the centre."""

@@ -9,7 +9,7 @@ from regard.data.worlds.digits import INK, PIECE, PIECES
 # number of random positions that are sampled for a crop of clutter; the first one that does not overlap the digit is
 # used
 _TRIES = 16
-_GRAIN = 16  # background pixels of the built-in digits, which are noise, are smaller than this
+_GRAIN = 16  # the background of the built-in digits is noise, whose pixel values are below this
 
 
 def placed(

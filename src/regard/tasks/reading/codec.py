@@ -14,8 +14,8 @@ from regard.data.text.vocabulary import Vocabulary
 from regard.data.worlds.stories import Story, written
 
 LETTERS = 16  # number of letters of a word that are encoded; of a longer word, the first 8 and the last 8
-# number of letter embeddings; a letter uses the embedding given by its code point modulo a number, so that no alphabet
-# is stored
+# number of letter embeddings; a letter with code point c uses embedding 1 + c mod (ALPHABET − 1), so that no alphabet
+# has to be stored
 ALPHABET = 512
 # The features of a word: whether it occurs in the other text (the question for a word of the passage, and vice versa);
 # whether a word with the same first 5 letters occurs there; whether it has a capital first letter; whether it is a

@@ -31,7 +31,7 @@ class Texts:
 
     @classmethod
     def of(cls, batch: Any, name: str) -> "Texts":
-        """Return the texts `name`, "passage" or "question", of a batch of records that `encode` returned."""
+        """Return the passages (`name` "passage") or the questions (`name` "question") of a batch of encoded records."""
         words, lengths = getattr(batch, name), getattr(batch, f"{name}_lengths")
         mask = torch.arange(words.shape[1], device=words.device) < lengths.unsqueeze(-1)
         return cls(words, mask, getattr(batch, f"{name}_features"), getattr(batch, f"{name}_letters", None))

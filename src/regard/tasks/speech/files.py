@@ -1,4 +1,4 @@
-"""The data of a speech run from the user's files: features of recordings are computed once and stored with the run."""
+"""Reads training and evaluation data of speech recognition from the user's files; caches the features of recordings."""
 
 import hashlib
 import os

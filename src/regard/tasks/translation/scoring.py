@@ -113,7 +113,7 @@ def alignment(translator: Translator, examples: Sequence[Example], sources: Sequ
 
 
 class WeightChoice(NamedTuple):
-    """Which attention weights determine the links of a target word: a layer, a head, and a decoder step."""
+    """The attention weights from which the links of a target word are derived: a layer, a head, and a decoder step."""
 
     layer: int
     head: int | None  # index of a head; None means the mean over all heads

@@ -45,7 +45,7 @@ class Predicate:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A verb with the function that creates its complements.
+    """A verb with the function that generates its complements (objects, places) at random.
 
     `tenses` lists the tenses in which the verb may be used; "" means all tenses that its aspect allows.
     """
@@ -64,7 +64,7 @@ def _given(indefinite: bool) -> Mapping[str, float]:
 
 
 def frame(dice: Dice) -> Frame:
-    """Return a random verb with its complements; frequent patterns are more likely."""
+    """Return a random verb as a `Frame`; frequent sentence patterns are more likely."""
     return _PATTERNS[dice.weigh(_WEIGHTS)](dice)
 
 
