@@ -79,7 +79,7 @@ class DecodeSettings(Settings):
 
 
 class TaskConfig(Settings):
-    """The settings of a whole run.
+    """All settings of a run that trains and evaluates a model.
 
     `figures` are the names of the metrics that each validation computes; `train.watch` must be one of these names.
     """

@@ -85,7 +85,7 @@ def _same(one: Record, other: Record) -> bool:
     """Return whether two attention maps are equal.
 
     An attention map of the task may have as many queries as keys; `watch` then also records this map as self-attention,
-    and one of the two is omitted.
+    and the second copy is omitted.
     """
     shapes = {(record.batch, record.heads, record.queries, record.keys) for record in (one, other)}
     return len(shapes) == 1 and torch.allclose(one.weights(), other.weights(), atol=1e-4)

@@ -159,7 +159,8 @@ class Subwords:
         """Return the words that these token numbers spell, and the index of the word of each number.
 
         Words are separated by blanks. A Chinese or Japanese character is also a word, unless a sub-word joins it with
-        its neighbours: a word always consists of whole sub-words. If there are no words, both results are empty.
+        its neighbours: a word always consists of whole sub-words. If there are no words, the function returns two empty
+        sequences.
 
         >>> subwords = train_bpe(["Tom sees", "追逐 追逐"] * 4, size=300)
         >>> subwords.words(subwords.encode("Tom saw 追逐杰瑞"))

@@ -13,7 +13,7 @@ from regard.data.worlds.traffic_roads import FAR, LENGTH, Road, Values, road, sc
 STEP = 0.2  # duration of a simulation step in seconds
 STEPS = 350  # the largest number of simulation steps of a drive
 SEEN = 12  # the largest number of objects in a scene; of more objects, the farthest are left out
-# objects farther ahead, behind or beside than this, in metres, are not observed
+# the largest distance ahead, distance behind and lateral position |y|, in metres, at which an object is observed
 _BEFORE, _BEHIND, _SIDE = 70.0, 25.0, 26.0
 _KERBS = (-4.3, 0.8)  # smallest and largest lateral position y of the centre of the ego vehicle, in metres
 _FASTEST = 20.0

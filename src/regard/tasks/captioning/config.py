@@ -115,7 +115,7 @@ class CaptionLearning(LearningSettings):
 
 
 class CaptioningConfig(TaskConfig):
-    """The settings of a whole captioning run."""
+    """All settings of a run that trains and evaluates a captioning model."""
 
     figures = ("loss", "exact", "bleu4")
 

@@ -1,4 +1,4 @@
-"""The records and examples of captioning, and the data of the built-in scenes."""
+"""Training records and evaluation examples of captioning, and the built-in data (generated scenes)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

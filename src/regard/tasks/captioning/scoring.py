@@ -115,7 +115,7 @@ def pointing(predictor: CaptionPredictor, examples: Sequence[Example], images: S
 
 
 def faithfulness(predictor: CaptionPredictor, captions: Sequence[Caption]) -> dict[str, float]:
-    """Return how much a word's log-probability falls if its most attended cell or a random cell is covered."""
+    """Return how much a word's log-probability falls if its most attended image cell or a random cell is covered."""
     return deletion(
         (caption.weights[place], predictor.score_of(caption, place))
         for caption in captions

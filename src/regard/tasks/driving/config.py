@@ -101,7 +101,7 @@ class DriverLearning(LearningSettings):
 
 
 class DrivingConfig(TaskConfig):
-    """The settings of a whole driving run."""
+    """All settings of a run that trains and evaluates a driving model."""
 
     figures = ("loss", "agreement", "steering_mse")
 

@@ -99,7 +99,7 @@ class ModelSettings(Settings):
 
 
 class SentimentConfig(TaskConfig):
-    """The settings of a whole run of text classification."""
+    """All settings of a run that trains and evaluates a model of text classification."""
 
     figures = ("loss", "accuracy")
 

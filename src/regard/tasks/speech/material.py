@@ -1,4 +1,4 @@
-"""The records and examples of speech recognition, and the data of the built-in utterances."""
+"""Training records and evaluation examples of speech recognition, and the built-in data (generated utterances)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

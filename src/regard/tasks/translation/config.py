@@ -124,7 +124,7 @@ class TranslationDecoding(DecodeSettings):
 
 
 class TranslationConfig(TaskConfig):
-    """The settings of a whole translation run."""
+    """All settings of a run that trains and evaluates a translation model."""
 
     figures = ("loss", "bleu")
 

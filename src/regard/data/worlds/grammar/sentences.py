@@ -164,7 +164,7 @@ def _question(dice: Dice) -> Clause:
 
 
 def _whether(dice: Dice) -> Clause:
-    """Return a yes/no question with a verb, in one of the tenses that allow questions."""
+    """Return a yes/no question with a verb other than "be", in a tense in which questions are generated."""
     return statement(dice, question=True, allowed="present past progressive perfect future can should want")
 
 

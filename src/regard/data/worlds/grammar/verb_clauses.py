@@ -138,7 +138,7 @@ def _company(dice: Dice) -> Setting:
 
 
 def described(dice: Dice, kinds: Sequence[str], determiners: Mapping[str, float], *, subject: bool = False) -> Nominal:
-    """Return a noun phrase that may have a relative clause or a place, as "the cat on the table", 桌子 上 的 猫."""
+    """Return a noun phrase that may contain a relative clause or a place: "the cat on the table", 桌子 上 的 猫."""
     nominal = phrase(dice, kinds, determiners, subject=subject)
     if not nominal.open:
         return nominal

@@ -1,4 +1,4 @@
-"""Verb groups: tense, aspect and negation, expressed by verb forms in English and by particles in Chinese."""
+"""Generates verb groups: tense, aspect and negation, by verb forms in English and by particles in Chinese."""
 
 from dataclasses import dataclass, field
 from functools import cache
