@@ -61,7 +61,7 @@ def hard(settings: LearningSettings) -> Hard:
 
 
 def normalizer(name: NormalizerName, settings: LearningSettings, *, alpha: float = 1.5) -> Normalizer:
-    """Return the normaliser with this name; `alpha` is the parameter α of entmax."""
+    """Return the normaliser of attention scores called `name`; `alpha` is the parameter α of entmax."""
     if name == "hard":
         return hard(settings)
     soft = {"softmax": Softmax(), "sparsemax": Sparsemax(), "entmax": Entmax(alpha), "sigmoid": Sigmoid()}

@@ -62,7 +62,7 @@ def parse_scene(value: Any) -> Scenes:
 
 
 def parse_decision(value: Mapping[str, Any], objects: int) -> tuple[int, float, list[int]]:
-    """Return the action's index, the steering, and the indices of the objects that force this decision.
+    """Return the driver's decision: the action's index, the steering, and the indices of the objects that force it.
 
     `value` is a scene as parsed JSON, `objects` its number of objects. The fields `steering` (0 by default) and
     `forced` (none by default) are optional. An invalid field raises `SceneError`.

@@ -170,7 +170,7 @@ class Subwords:
         # With surrogateescape each invalid byte becomes one character, so that the byte offset of every character is
         # known.
         letters = b"".join(raw).decode("utf-8", "surrogateescape")
-        places = {0: 0}  # the character index at each byte offset where a character begins
+        places = {0: 0}  # maps each byte offset where a character begins to the index of this character
         end = 0
         for place, letter in enumerate(letters, 1):
             end += len(letter.encode("utf-8", "surrogateescape"))
@@ -294,7 +294,7 @@ def _interruptible(work: Callable[[threading.Event], None]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """The sub-words of the source and of the target language; the same object if the languages share a tokenizer."""
+    """The sub-words of the source and of the target language; a single object for both if they share a tokenizer."""
 
     source: Subwords
     target: Subwords

@@ -260,7 +260,8 @@ def _cached(cache: Path, name: str, write: Callable[[Path], None]) -> Path:
         check(folder)
         return folder
     cache.mkdir(parents=True, exist_ok=True)
-    # Temporary folders remain if a process is killed. A recent one may belong to a process that is still writing.
+    # Temporary folders remain if a process is killed. A recent temporary folder may belong to a process that is still
+    # writing.
     for old in cache.glob(f".{name}-*"):
         if time.time() - old.stat().st_mtime > _ABANDONED:
             shutil.rmtree(old, ignore_errors=True)

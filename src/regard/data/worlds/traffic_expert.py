@@ -109,7 +109,7 @@ def expert(scenes: Scenes) -> Decisions:
 
 
 def _least(values: NDArray[Any], free: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return min(row, free) for each row of `values` (n, s) and `free` (n,), and this minimum without each column."""
+    """Return (n,) the minimum of each row of `values` and `free`, and (n, s) this minimum if one column is left out."""
     if not values.shape[1]:
         return free, values
     lowest = np.minimum(values.min(1), free)

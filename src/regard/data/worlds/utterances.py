@@ -1,6 +1,6 @@
 """The built-in data of speech: utterances from a formant synthesiser, and the times of each word and letter.
 
-Each utterance has its own voice: pitch, size of the vocal tract, speed, breath and the noise around it.
+Each utterance has its own voice: pitch, size of the vocal tract, speed, breath and background noise.
 """
 
 from collections.abc import Iterator, Sequence

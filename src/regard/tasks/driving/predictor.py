@@ -198,7 +198,7 @@ def _read(given: Any) -> Any:
         raise InputError(f"{path}: not UTF-8 at byte {error.start}") from None
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
-    except ValueError as error:  # raised for example for a null byte in the path
+    except ValueError as error:  # `stat` raises ValueError, for example, if the path contains a null byte
         raise error if isinstance(error, InputError) else InputError(f"{text[:80]!r}: {error}") from None
 
 

@@ -122,7 +122,7 @@ class VqaPredictor:
     def _run(self, records: Sequence[dict[str, Any]], weights: bool) -> tuple[Tensor, Tensor | None]:
         """Return the log-probabilities (b, answers) and the attention weights (b, hops, k) for b input records.
 
-        Each of the records has an image and exactly one question.
+        Each record consists of an image and exactly one question.
         """
         batch = collated(records).to(next(self.network.parameters()).device)
         with evaluating(self.network):

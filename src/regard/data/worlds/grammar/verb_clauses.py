@@ -59,7 +59,7 @@ def statement(
 
 
 def tell(dice: Dice, chosen: Frame, subject: Nominal, form: Tense, *, early: bool) -> Clause:
-    """Return the clause with this subject, the verb and complements of the frame `chosen`, and random adverbials."""
+    """Return a clause of the given subject, the verb and complements of `chosen`, and random adverbials."""
     if form.name == "progressive" and dice.maybe(0.3):
         form = Tense("was", form.negative, form.question)
     predicate = chosen.complete(dice, form.indefinite, described)
