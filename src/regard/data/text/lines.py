@@ -30,7 +30,7 @@ def lines(path: Path, *, longest: int = LONGEST_LINE) -> Iterator[Line]:
 def text_lines(
     path: Path, *, longest: int = LONGEST, too_long: str = "the line is longer than {:,} bytes"
 ) -> Iterator[Line]:
-    """Yield the lines of a UTF-8 file; a line that is too long or not UTF-8 has a message, and reading continues.
+    """Yield the lines of a UTF-8 file; a line that is too long or not UTF-8 has an error text, and reading continues.
 
     Only a line feed ends a line, because the other line breaks of Unicode occur inside sentences. A byte order mark is
     removed.

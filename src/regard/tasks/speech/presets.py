@@ -10,7 +10,7 @@ def tiny() -> SpeechConfig:
     return SpeechConfig(
         preset="tiny",
         # With characters as symbols, transcripts of utterances longer than in training have few errors; with whole
-        # words as symbols, a fifth of the words are wrong.
+        # words as symbols, a fifth is wrong.
         data=DataSettings(
             symbols="characters", train=4000, valid=100, test=400, longer=100, batch_tokens=4800, longest=60
         ),
