@@ -1,4 +1,4 @@
-"""Opens data files, gzipped or not; defines `DataError`, the error raised for a faulty file."""
+"""Opens data files, gzipped or not; defines `DataError`, the error raised for an invalid file."""
 
 import gzip
 import zlib
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class DataError(ValueError):
-    """Raised if a user's data file has a fault; the message begins with the file and, where known, the line."""
+    """Raised if a user's data file is invalid; the message begins with the file and, where known, the line."""
 
 
 def only_path(paths: Sequence[Path], what: str = "file or folder", *, listed: bool = True) -> Path:
@@ -24,8 +24,8 @@ def only_path(paths: Sequence[Path], what: str = "file or folder", *, listed: bo
 def opened(path: Path, place: Any = None) -> Generator[Any, None, None]:
     """Open a file as bytes and decompress gzip, which is recognised by the first two bytes, not by the name.
 
-    A file that cannot be read raises `DataError`. If a gzip file is damaged, the message begins with `place()`, such as
-    the file and the line; without `place` it begins with the path.
+    A file that cannot be read raises `DataError`. If a gzip file is damaged, the error message begins with the text
+    that `place()` returns, such as the file and the line; without `place` the message begins with the path.
     """
     try:
         with path.open("rb") as stream:

@@ -11,11 +11,11 @@ from regard.data.data_files import DataError
 from regard.data.text.lines import lines
 
 _SPACE = re.compile(r"[ \t\n\r]*")
-_LONGEST_ARRAY = 1 << 28  # the largest line in bytes; some programs write a whole JSON array on one line
+_LONGEST_ARRAY = 1 << 28  # the largest length of a line in bytes; some programs write a whole JSON array on one line
 
 
 class Record(NamedTuple):
-    """One entry of a JSON file: its position ("file:line" or "file: entry n"), and its value or its fault."""
+    """One entry of a JSON file: its position ("file:line" or "file: entry n"), and its value or an error message."""
 
     where: str
     value: Any = None
@@ -25,8 +25,8 @@ class Record(NamedTuple):
 def records(path: Path) -> Iterator[Record]:
     """Yield the entries of a .json or .jsonl file, in order; blank lines are skipped.
 
-    A file with one value on each line is read in constant memory, and a line that is not JSON is a fault of that record
-    alone. The text of a file that holds one array is read at once, and its entries are parsed one by one; if the text
+    A file with one value on each line is read in constant memory, and a line that is not JSON makes only that entry
+    invalid. The text of a file that holds one array is read at once, and its entries are parsed one by one; if the text
     is not JSON, a `DataError` names the line.
     """
     few = list(islice((line for line in lines(path, longest=_LONGEST_ARRAY) if line.text or line.fault), 2))
@@ -43,7 +43,7 @@ def records(path: Path) -> Iterator[Record]:
 
 
 def json_object(text: str, what: str = "JSON") -> tuple[dict[str, Any], str]:
-    """Return (object, "") for a line that is a JSON object, or ({}, fault) for any other line.
+    """Return (object, "") for a line that is a JSON object, or ({}, error message) for any other line.
 
     `what` names the expected format in the message about a line that is nested too deeply.
 

@@ -1,6 +1,6 @@
 """Sequences of many short texts or lists of numbers, stored in a few large arrays.
 
-A Python object for each of a hundred thousand texts would take ten times the memory.
+A separate Python object for each of a hundred thousand texts would take ten times the memory of these arrays.
 """
 
 from array import array
@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Item = TypeVar("Item")
-# Lone surrogates occur in JSON strings and in paths that are not UTF-8; strict UTF-8 could not encode them.
+# The error handler "surrogatepass" encodes lone surrogates, which occur in JSON strings and in paths that are not
+# UTF-8; strict UTF-8 could not encode them.
 _ERRORS = "surrogatepass"
 
 

@@ -96,7 +96,7 @@ def _kind(values: Sequence[NDArray[Any]]) -> Any:
 def groups_by_length(lengths: Sequence[int], *, tokens: int) -> list[list[int]]:
     """Return the indices of the records in groups of similar length, each of at most `tokens` tokens with padding.
 
-    A record longer than `tokens` is a group by itself.
+    A record with more than `tokens` tokens is a group by itself.
 
     >>> groups_by_length([5, 1, 9, 2], tokens=10)
     [[1, 3], [0], [2]]
@@ -158,9 +158,9 @@ class RecordBatches:
         return -(-(self._tokens // (-(-widest // self._grid) * self._grid)) // self._ranks)
 
     def state(self) -> dict[str, Any]:
-        """Return the position in the order of batches, for a checkpoint."""
+        """Return the position of the iteration in the order of batches, to be stored in a checkpoint."""
         return self._order.state()
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Continue the iteration after the last batch that was returned before `state()` was called."""
+        """Continue the iteration after the last batch that was yielded before `state()` returned `state`."""
         self._order.resume(state)

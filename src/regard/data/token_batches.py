@@ -82,7 +82,7 @@ def _table(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows padded to one length, and their lengths; the token `first` or `last` is added to each row.
 
-    Empty rows are added up to `least` rows; no token is added to them.
+    Empty rows are added until there are `least` rows; neither `first` nor `last` is added to an empty row.
     """
     count = max(len(rows), least)
     lengths = np.zeros(count, np.int64)
@@ -103,13 +103,14 @@ def _table(
 class TokenBatches:
     """Yields batches as lists of record indices: on each side, a padded batch has at most `tokens` tokens.
 
-    A side is a field of the records that is padded, such as the source or the target; `lengths` has one list of lengths
-    for each side.
+    A side is a field of the records that is padded, such as the source or the target; `lengths` holds for each side the
+    list of its lengths.
 
     Each epoch has a new random order, which depends only on (seed, epoch). The shuffled records are divided into
-    windows of `bucket` records; each window is sorted by length and cut into batches, whose order is shuffled again. A
-    record longer than `tokens` is a batch by itself. With `ranks` processes, each process gets the same number of
-    different batches in every epoch. With a `grid`, lengths are rounded up to a multiple of it, as in `collate`.
+    windows of `bucket` records; each window is sorted by length and cut into batches, and the batches are then
+    shuffled. A record longer than `tokens` is a batch by itself. With `ranks` processes, each process gets the same
+    number of different batches in every epoch. With a `grid`, lengths are rounded up to a multiple of this number, as
+    in `collate`.
 
     Iterating yields the rest of the current epoch. If `state()` is saved after any batch and passed to `resume` of a
     new object, the new object continues with the next batch.
@@ -183,9 +184,10 @@ class TokenBatches:
         return {**self._facts(), "epoch": self._epoch, "position": self._position}
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Continue the iteration from a `state()`; raise ValueError if the records or the settings have changed."""
+        """Continue at the position that `state()` returned; raise ValueError if records or settings have changed."""
         for name, value in self._facts().items():
-            before = state.get(name, 1 if name == "grid" else None)  # a state saved by an earlier version has no grid
+            # a state dictionary saved by an earlier version has no entry "grid"
+            before = state.get(name, 1 if name == "grid" else None)
             if before != value:
                 raise ValueError(f"{name} was {before} when the state was taken, and is {value} now")
         self._epoch, self._position = int(state["epoch"]), int(state["position"])
@@ -206,7 +208,7 @@ class TokenBatches:
         order = random.permutation(len(self._lengths[0]))
         for first in range(0, len(order), self._bucket):
             window = order[first : first + self._bucket]
-            # lexsort is stable: records of the same lengths stay in shuffled order.
+            # lexsort is stable, so that records with equal lengths stay in shuffled order.
             window = window[np.lexsort([column[window] for column in self._lengths])]
             widest = np.maximum.reduce([column[window] for column in self._lengths])
             widths = -(-widest // self._grid) * self._grid

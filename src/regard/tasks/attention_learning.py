@@ -1,4 +1,4 @@
-"""Penalties on attention weights, and gradient estimators of hard attention, for every task."""
+"""Penalties on attention weights, and gradient estimators of hard attention, which the training of every task uses."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,8 +20,8 @@ NormalizerName = Literal["softmax", "sparsemax", "entmax", "sigmoid", "hard"]
 class MovingBaseline(nn.Module):
     """The baseline of REINFORCE: a moving average of the reward, in a buffer, so that every checkpoint contains it.
 
-    With `kinds`, each kind of sample has its own average. If the kinds are words, the reward of an easy word is then
-    not compared with the reward of a difficult one.
+    With `kinds`, a number, each kind of sample has its own average. If the kind of a sample is the word that it was
+    drawn for, the reward of an easy word is then not compared with that of a difficult word.
     """
 
     value: Tensor
@@ -37,7 +37,7 @@ class MovingBaseline(nn.Module):
     def follow(self, reward: Tensor, kinds: Tensor | None, mask: Tensor | None, *, decay: float = 0.9) -> Tensor:
         """Return the baseline of each reward, then update the averages with the rewards that `mask` selects.
 
-        In the first batch with rewards of a kind, the baseline of this kind is their mean.
+        In the first batch with rewards of a kind, the baseline of this kind is the mean of these rewards.
         """
         counted = torch.ones_like(reward) if mask is None else mask.to(reward.dtype)
         place = torch.zeros_like(reward, dtype=torch.long) if kinds is None or self.value.ndim == 0 else kinds
@@ -61,7 +61,7 @@ def hard(settings: LearningSettings) -> Hard:
 
 
 def normalizer(name: NormalizerName, settings: LearningSettings, *, alpha: float = 1.5) -> Normalizer:
-    """Return the normaliser with this name; `alpha` is the parameter α of entmax."""
+    """Return the normaliser of attention scores called `name`; `alpha` is the parameter α of entmax."""
     if name == "hard":
         return hard(settings)
     soft = {"softmax": Softmax(), "sparsemax": Sparsemax(), "entmax": Entmax(alpha), "sigmoid": Sigmoid()}
@@ -78,9 +78,9 @@ def with_baseline(
 
 
 def softened(network: nn.Module, expected: Tensor) -> None:
-    """Make all hard attention of the network compute soft attention with the probability `expected`.
+    """Make each hard attention module of the network compute soft attention with the probability `expected`.
 
-    `expected` is a tensor (), so that its value may change between training steps, also with CUDA graphs.
+    `expected` is a tensor of shape (), so that its value may change between training steps, also with CUDA graphs.
     """
     for module in network.modules():
         normalize = getattr(module, "normalize", None)
@@ -130,11 +130,12 @@ def _penalty(maps: Sequence[Tensor], mask: Tensor | None, settings: LearningSett
 def _reinforced(outcome: Outcome, baseline: MovingBaseline, settings: LearningSettings) -> Tensor:
     """Return the REINFORCE loss of hard attention with one sample for each query.
 
-    The reward includes −ln p of the sample, multiplied by `entropy_weight`: its mean over samples is the entropy.
+    The reward includes −ln p of the sample, multiplied by `entropy_weight`: the mean of −ln p over samples is the
+    entropy of the attention weights.
 
-    A query with soft attention (`expected`) has a log-probability of 0, so it has no gradient in this loss. Its reward
-    does not enter the baseline (in Xu et al. 2015 it does): soft attention gets higher rewards than samples, and most
-    samples would have rewards below the joint mean.
+    A query with soft attention (`expected`) has a log-probability of 0, so it has no gradient in this loss. The reward
+    of such a query does not enter the baseline (in Xu et al. 2015 it does): soft attention gets higher rewards than
+    sampled attention, so that most samples would have rewards below the mean of both.
     """
     assert outcome.log_prob is not None
     assert outcome.reward is not None

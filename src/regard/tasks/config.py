@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 
 from regard.train.train_settings import Seed, TrainSettings
 
-# Larger values of these types fit no machine: with these limits, a typing mistake is an error before a model is built.
+# The integer types below have upper bounds that no machine's memory exceeds, so that a typing mistake in a setting is
+# an error before a model is built.
 Count = Annotated[int, Field(gt=0, le=10**7)]
 Width = Annotated[int, Field(gt=0, le=2**16)]
 Depth = Annotated[int, Field(gt=0, le=1000)]
@@ -26,7 +27,7 @@ class Settings(BaseModel):
 
 
 class LearningSettings(Settings):
-    """How attention is trained beside the task's own loss: penalties on its weights, estimators of hard attention."""
+    """Settings of the training of attention: penalties on its weights, and gradient estimators of hard attention."""
 
     penalty: Literal["none", "squares", "doubly_stochastic", "entropy"] = "none"
     """Penalty on the weights: squares is −β ln p(α|x) Σα², doubly_stochastic β Σ(1 − Σα)², entropy β times the
@@ -78,9 +79,9 @@ class DecodeSettings(Settings):
 
 
 class TaskConfig(Settings):
-    """The settings of a whole run.
+    """All settings of a run that trains and evaluates a model.
 
-    `figures` are the names of the metrics that a validation computes; `train.watch` must be one of them.
+    `figures` are the names of the metrics that each validation computes; `train.watch` must be one of these names.
     """
 
     figures: ClassVar[tuple[str, ...]] = ("loss",)
@@ -119,9 +120,9 @@ FILES = Need("data.files", bool, "files (--data)")
 
 
 def shared_needs(hard: Need, soft: Need) -> Needs:
-    """Return the conditions under which the settings that every task has have an effect.
+    """Return the conditions under which each setting that is common to all tasks has an effect.
 
-    `hard` is the task's condition for hard attention, `soft` its condition for soft attention.
+    `hard` is the condition that the task uses hard attention, `soft` the condition that it uses soft attention.
     """
     penalized = Need("learning.penalty", lambda name: name != "none", "a penalty (learning.penalty)")
     return {

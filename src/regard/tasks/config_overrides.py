@@ -31,17 +31,17 @@ class Setting(NamedTuple):
     name: str
     value: Any
     about: str
-    may_be_none: bool  # whether the text "none" means None
-    number: str  # how error messages name a numeric value: "a whole number" or "a number"
-    choices: tuple[str, ...]  # the allowed words of a `Literal` field; empty for other fields
+    may_be_none: bool  # whether the setting may be None, which the user writes as "none"
+    number: str  # description of a numeric setting's type in error messages: "a whole number" or "a number"
+    choices: tuple[str, ...]  # the allowed values of a setting of type `Literal`; empty for other types
 
 
 def changed(
     config: Config, settings: Mapping[str, str], *, aliases: Mapping[str, str] | None = None, needs: Needs | None = None
 ) -> Config:
-    """Return the configuration with these settings changed and all values checked.
+    """Return the configuration with the given settings changed and all values checked.
 
-    Changing a setting that has no effect in the new configuration is an error.
+    It is an error to change a setting that has no effect in the new configuration.
 
     >>> from regard.train.train_settings import TrainSettings
     >>> changed(TrainSettings(), {"steps": "12", "schedule": "cosine"}).steps
@@ -75,7 +75,8 @@ def changed(
 def configure(task: Task, preset: str, data: Sequence[Path], settings: Mapping[str, str]) -> TaskConfig:
     """Return the configuration of a preset, with the given data files and settings.
 
-    A setting in `task.choosing` selects the preset for its value, unless `preset` is already one that it can select.
+    `task.choosing` maps values of some settings to presets: setting such a value selects that preset, unless `preset`
+    is already a preset in this map.
     """
     for name, presets in task.choosing.items():
         chosen = presets.get(settings.get(name, ""), preset)
@@ -204,11 +205,12 @@ def _wrapped(part: str, names: list[str], margin: int, wide: int = 76) -> Iterat
 
 
 def _complaint(error: Mapping[str, Any], known: Mapping[str, Setting]) -> str:
-    """Return the message for a pydantic error: the setting, its expected value, and the given value."""
+    """Return the message for a pydantic error: it names the setting, its expected value, and the given value."""
     path = [str(part) for part in error["loc"]]
-    if error["type"] == "value_error":  # the message of a validator already names the settings
+    if error["type"] == "value_error":  # the error message of a validator of ours already names the settings
         return _expected(error, None)
-    while len(path) > 1 and ".".join(path) not in known:  # pydantic appends list indices, which no setting's name has
+    # pydantic appends list indices to the name of a setting; they are removed
+    while len(path) > 1 and ".".join(path) not in known:
         path.pop()
     setting = known.get(".".join(path))
     return f"{'.'.join(path)}: expected {_expected(error, setting)}, got {error['input']!r}"

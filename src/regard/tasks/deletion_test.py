@@ -1,4 +1,4 @@
-"""The faithfulness of attention: the effect on the answer of deleting the most attended key, against a random key."""
+"""The faithfulness of attention: how deleting the most attended key changes an answer, compared with a random key."""
 
 from collections.abc import Callable, Iterable
 
@@ -14,8 +14,9 @@ Score = Callable[[Tensor], Tensor]
 def deletion(answers: Iterable[tuple[Tensor, Score]], *, seed: int = 1) -> dict[str, float]:
     """Return how much the log-probability of the answers falls without the most attended key, and without a random one.
 
-    Each answer is given by its attention weights (k,) and its score function; the result is the mean over the answers.
-    For faithful weights, "attended" is much larger than "random". An answer with fewer than two keys is skipped.
+    Each answer is given as a pair of its attention weights (k,) and its score function (see `Score`); the result is the
+    mean over the answers. For faithful weights, "attended" is much larger than "random". An answer with fewer than two
+    keys is skipped.
 
     >>> deletion([(torch.tensor([0.2, 0.8]), lambda mask: mask[:, 1].float() - 1)])
     {'attended': 1.0, 'random': 0.0}

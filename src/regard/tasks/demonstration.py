@@ -14,9 +14,9 @@ class Demonstration:
     task: Task
     preset: str
     heading: str
-    about: str  # text before training; `{train}` is replaced by the number of examples
+    about: str  # text printed before training; `{train}` is replaced by the number of training examples
     inputs: tuple[str, ...]
-    answers: str  # heading of the answers
+    answers: str  # heading printed above the answers
     attention: tuple[str, str]  # heading of the attention map, and an explanation of the map
     # Commands for the user to try next, by their headings; `{run}` is replaced by the run's directory.
     more: Mapping[str, str] = field(default_factory=dict)

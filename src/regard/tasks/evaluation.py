@@ -1,4 +1,4 @@
-"""Evaluation of any task: metrics of its answers, metrics of its attention, and the faithfulness of its attention."""
+"""Evaluation of any task: metrics of its answers, and metrics and faithfulness of its attention weights."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ def judged(
 ) -> dict[str, Any]:
     """Return the metrics for `result.json`: of the answers, of the attention, and faithfulness.
 
-    The entry "longer" holds the metrics on the examples of `longer`, which are longer than any training example.
+    The entry "longer" holds the metrics on the examples in `longer`, each of which is longer than any training example.
     """
     judgement = task.judge(predictor, examples, config, True)
     result: dict[str, Any] = {
@@ -30,7 +30,7 @@ def judged(
 
 
 def evaluate(loaded: Loaded, data: Sequence[Path], workers: Workers = ALONE) -> dict[str, Any]:
-    """Return the evaluation of a run as a `result.json` record, on its own test examples or on the files of `data`.
+    """Return the evaluation of a run as a `result.json` record, on its own test examples or on the files `data`.
 
     Several workers (processes) share the examples.
     """

@@ -12,13 +12,15 @@ from regard.tasks.image_inputs import png_of
 from regard.tasks.task import Input
 from regard.train.run_directory import Run
 
-FILES = {"image": "example.png", "sound": "example.wav"}  # file names in a run directory, by the kind of input
+# the name of the file that holds an example input in a run directory, for each kind of input
+FILES = {"image": "example.png", "sound": "example.wav"}
 
 
 def example_parts(inputs: Sequence[Input], example: Any) -> dict[str, Any]:
     """Return an example input as a mapping by the names of the task's inputs.
 
-    The example is given as the value of a single input, as a list of the values of all inputs, or as such a mapping.
+    The example is given as the value of a single input, as a list of the values of all inputs, or as a mapping from
+    names to values.
 
     >>> example_parts((Input("passage", "text", "Passage"), Input("question", "text", "Question")), ["Tom.", "Who?"])
     {'passage': 'Tom.', 'question': 'Who?'}
@@ -30,9 +32,9 @@ def example_parts(inputs: Sequence[Input], example: Any) -> dict[str, Any]:
 
 
 def store_example(inputs: Sequence[Input], example: Any, run: Run) -> Any:
-    """Return the example input in the form for `result.json`.
+    """Return the example input as the JSON value that `result.json` contains.
 
-    Pixels or bytes of an image or a sound are written to a file in the run directory, and replaced by its name.
+    Pixels or bytes of an image or a sound are written to a file in the run directory, and replaced by the file's name.
     """
     parts = example_parts(inputs, example)
     files = {}
@@ -55,7 +57,7 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
 def example_arguments(inputs: Sequence[Input], example: Any, run: Path) -> list[str]:
     """Return the example input of a `result.json` as arguments of `regard predict`: text, or the path of a file.
 
-    The list is empty if the example lacks one of the inputs.
+    The list is empty if the example lacks one of the task's inputs.
     """
     parts = example_parts(inputs, example)
     arguments = []

@@ -1,18 +1,18 @@
 """The answer of the interactive translator: hypotheses with the alternatives at each position.
 
-This module imports no torch, so that the studio starts fast.
+This module does not import torch, so that the studio (`regard studio`) starts fast.
 """
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # at run time, the studio imports this module without importing torch
+if TYPE_CHECKING:  # imported only for type checking, because the studio imports this module without importing torch
     from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """A token that a hypothesis could have at a position, and its probability."""
+    """An alternative to the token at one position of a translation, and the alternative's probability."""
 
     token: str
     probability: float
@@ -20,7 +20,7 @@ class Alternative:
 
 @dataclass(frozen=True, eq=False)
 class Hypothesis:
-    """The t tokens of a translation, their log-probability, attention weights (t, k), and alternatives per position."""
+    """The t tokens of a translation, their log-probability, attention weights (t, k), and alternative tokens."""
 
     tokens: tuple[str, ...]
     log_prob: float

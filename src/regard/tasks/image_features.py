@@ -31,8 +31,8 @@ def cached_maps(
     """Return the feature maps of all images of a store, a memory-mapped float16 array (n, channels, rows, columns).
 
     `function` computes the maps of uint8 images (b, 3, height, width); `name` identifies it in the name of the file in
-    the folder `cache`. With `flip`, the maps of the mirrored images follow. If the file for the same images and the
-    same `name` exists, nothing is computed.
+    the folder `cache`. With `flip`, the feature maps of the mirrored images follow those of the images. If the file for
+    these images and this `name` exists, nothing is computed.
     """
     known = hashlib.blake2b(f"{name} {flip} {store.size}".encode() + store.checks.tobytes(), digest_size=8).hexdigest()
     path = Path(cache) / f"maps-{known}.npy"

@@ -71,7 +71,7 @@ def covered(pixels: UInt8[Tensor, "c height width"], mask: Tensor, *, grid: Grid
 
 
 def cell_labels(pixels: Pixels, grid: Grid) -> Labels:
-    """Return the labels of an image's cells as keys of attention; they contain the image, so that pages can show it."""
+    """Return labels for an image's cells as keys of attention; they contain the image, so that pages can display it."""
     from PIL import Image
 
     return patches(Image.fromarray(pixels.transpose(1, 2, 0)), grid)

@@ -1,4 +1,4 @@
-"""Predictions of a network in evaluation mode, with an `InputError` in place of the answer to an invalid input."""
+"""Predictions of a network in evaluation mode; for an invalid input, an `InputError` instead of a prediction."""
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -24,9 +24,10 @@ def evaluating(network: nn.Module) -> Generator[None, None, None]:
 
 
 def answered(inputs: Sequence[Any], read: Callable[[Any], Any], answer: Callable[[list[Any]], list[Any]]) -> list[Any]:
-    """Return one answer for each input, in order; an `InputError` in place of the answer to an invalid input.
+    """Return one answer for each input, in order; for an invalid input, an `InputError` instead.
 
-    `read` converts one input or raises the `InputError`; `answer` computes the answers to all valid inputs in one call.
+    `read` converts one input, or raises an `InputError` if it is invalid; `answer` computes the answers to all valid
+    inputs in one call.
     """
     answers: dict[int, Any] = {}
     good: dict[int, Any] = {}

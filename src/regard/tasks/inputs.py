@@ -1,4 +1,4 @@
-"""Checks of a predictor's inputs: each is text, the path of a file, a tuple of both, or a mapping."""
+"""Checks of a predictor's inputs; an input is a text, the path of a file, a tuple of texts and paths, or a mapping."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -7,13 +7,13 @@ from typing import Any
 
 from regard.tasks.task import Input, InputError
 
-_TEXT_BYTES = 1 << 20  # largest size of a text file given as an input
+_TEXT_BYTES = 1 << 20  # largest size in bytes of a text file that is given as an input
 
 
 def named(inputs: Sequence[Input], given: Any) -> dict[str, Any]:
     """Return one input as a mapping from the names of its parts to their values.
 
-    The message of an `InputError` names what was expected and what was given.
+    If the input is invalid, the message of the `InputError` states the expected and the given values.
 
     >>> question = (Input("passage", "text", "Passage"), Input("question", "text", "Question"))
     >>> named(question, ("Tom is in the garden.", "Where is Tom?"))

@@ -11,10 +11,10 @@ _LONGEST = 80  # largest number of characters of a prediction's title in the nam
 
 
 def joined_trace(predictions: Sequence[Prediction], view: View, title: str | None = None) -> Trace | None:
-    """Return a trace with the attention maps of all predictions; None if no prediction has attention.
+    """Return a `Trace` with the attention maps of all predictions; None if no prediction has attention weights.
 
-    The name of a map is the number and the title of its prediction. The title is the answer, for `vqa` with the
-    question.
+    The name of a map is the number and the title of its prediction. The title of a prediction is its answer; in visual
+    question answering, the title also contains the question.
     """
     records: list[Record] = []
     dropped: list[str] = []

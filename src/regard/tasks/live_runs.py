@@ -1,4 +1,4 @@
-"""Runs for the studio (`regard studio`): they can be queried while they are still training."""
+"""Training runs that the studio (`regard studio`) can query for predictions while they are still training."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class LiveRun:
     task: Task
     _loaded: Loaded | None = None
     _more: Any = None
-    _version: tuple[Any, ...] | None = None  # version of the loaded weights
+    _version: tuple[Any, ...] | None = None  # identifies the loaded weights: a value that `_newest` returned
     _lock: RLock = field(default_factory=RLock)
 
     @property
@@ -43,7 +43,8 @@ class LiveRun:
         with self._lock:
             try:
                 return None if self.loaded() is None else self._more
-            except (RunError, OSError):  # the weights are damaged: `ask` reports the error
+            # loading failed because the weights are damaged; the next call of `ask` reports the error
+            except (RunError, OSError):
                 return None
 
     def ask(self, inputs: Mapping[str, Any]) -> Prediction:
@@ -71,13 +72,14 @@ class LiveRun:
             except (RunError, OSError):
                 if self._loaded is None:
                     raise
-                return self._loaded  # training removed the checkpoint while it was loaded: the next call tries again
+                # training removed the checkpoint while it was being loaded; the next call of `loaded` tries again
+                return self._loaded
             self._more = None if self.task.live is None else self.task.live(self.name, loaded.predictor)
             self._loaded, self._version = loaded, newest
             return loaded
 
     def _newest(self) -> tuple[Any, ...] | None:
-        """Return a value that changes when newer weights are written."""
+        """Return a value that changes when newer weights are written; None if there are no weights."""
         if self.run.model_path.is_file():
             status = self.run.model_path.stat()
             return status.st_mtime_ns, status.st_size
@@ -86,7 +88,7 @@ class LiveRun:
 
 
 def open_run(path: Path) -> LiveRun:
-    """Return the run of a directory, which need not have weights yet; a damaged run directory is an error."""
+    """Return the run in a directory, which may have no weights yet; a damaged run directory raises an error."""
     run = Run.open(path)
     live = LiveRun(run, task_of(run))
     run.config_as(live.task.config)

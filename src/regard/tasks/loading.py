@@ -18,7 +18,8 @@ from regard.train.run_directory import Run, RunError
 class Loaded:
     """A trained run with its predictor, which computes predictions for inputs of the run's task.
 
-    `predictor` has a class of the task's own, such as `Translator`; `weights` names the loaded weights.
+    `predictor` has a class of the task's own, such as `Translator`; `weights` is the name of the loaded weights, such
+    as a checkpoint.
     """
 
     task: Task
@@ -36,11 +37,11 @@ class Loaded:
         return self.run.path.resolve().name
 
     def predict(self, inputs: Any, **options: Any) -> list[Prediction]:
-        """Return one prediction for each input, in their order.
+        """Return one prediction for each input, in the order of the inputs.
 
-        An input is text, the path of a file, a pair, or a mapping, as `task.inputs` declares. Options are those of the
-        task, such as `beam` of a translator. If no prediction can be computed for an input, an `InputError` gives its
-        index and the reason.
+        An input is text, the path of a file, a pair, or a mapping, as `task.inputs` declares. `options` depend on the
+        task; a translator, for example, has the option `beam`. If no prediction can be computed for an input, an
+        `InputError` gives its index and the reason.
         """
         predictions: list[Prediction] = []
         for place, answer in enumerate(self.answers(inputs, **options)):
@@ -50,7 +51,7 @@ class Loaded:
         return predictions
 
     def answers(self, inputs: Any, **options: Any) -> list[Prediction | InputError]:
-        """Return one prediction for each input, in order; an `InputError` in place of one that cannot be computed."""
+        """Return one prediction for each input, in order; if it cannot be computed, an `InputError` instead."""
         unknown = [name for name in options if name not in self.task.options]
         if unknown:
             known = ", ".join(self.task.options) or "none"
@@ -71,9 +72,9 @@ class Loaded:
 def load(run: str | os.PathLike[str] | Run, *, device: torch.device | str | None = None, **options: Any) -> Loaded:
     """Load a trained run, given as its directory or as an open `Run`, and return its predictor.
 
-    The network is on the GPU if there is one, unless `device` names another device. Options are those of the task, such
-    as `precision` of a translator. If training was interrupted, the best checkpoint is loaded, which `Loaded.weights`
-    names.
+    The network is on the GPU if there is one, unless `device` names another device. `options` depend on the task; a
+    translator, for example, has the option `precision`. If training was interrupted, the best checkpoint is loaded,
+    which `Loaded.weights` names.
     """
     opened = run if isinstance(run, Run) else Run.open(run)
     task = task_of(opened)

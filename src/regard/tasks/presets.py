@@ -10,7 +10,7 @@ from regard.train.train_settings import TrainSettings
 def cosine(watch: str, steps: int, learning_rate: float, *, weight_decay: float = 0.0, **others: Any) -> TrainSettings:
     """Return training settings with a cosine schedule; the checkpoint with the best value of `watch` is selected.
 
-    The best loss is the lowest, the best value of any other figure the highest.
+    If `watch` is "loss", the lowest value is the best; for any other metric, the highest.
 
     >>> cosine("accuracy", 1000, 6e-3, warmup=50).watch_for
     'highest'
@@ -29,6 +29,7 @@ def cosine(watch: str, steps: int, learning_rate: float, *, weight_decay: float 
 def presets(makers: dict[str, Callable[[], Any]], times: dict[str, str]) -> dict[str, Preset]:
     """Return the presets by name; `makers` are the functions that return their configurations.
 
-    The docstring of such a function is the description of its preset; `times` gives training times on two CPU cores.
+    The docstring of a function in `makers` is the description of its preset; `times` gives training times on two CPU
+    cores.
     """
     return {name: Preset(make.__doc__ or "", make, times.get(name, "")) for name, make in makers.items()}

@@ -13,11 +13,11 @@ from regard.tasks.config import Needs, TaskConfig
 
 
 class SettingError(ValueError):
-    """A setting that does not exist or cannot have that value."""
+    """Raised for a setting that does not exist, or for a value that a setting cannot have."""
 
 
 class InputError(ValueError):
-    """An input that a predictor cannot process; other inputs are not affected."""
+    """Raised or returned for an input that a predictor cannot process; other inputs of the call are processed."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Input:
 
 @dataclass(frozen=True)
 class View:
-    """The words of an attention page: its title, and `unit`, what one key of attention stands for ("source word").
+    """The wording of an attention page (HTML): its title, and `unit`, the name of one key, such as "source word".
 
     `parts` is the heading of the list of answers in the page, in English ("en") and Chinese ("zh").
     """
@@ -63,7 +63,7 @@ class View:
 
 @runtime_checkable
 class Codec(Protocol):
-    """Converts inputs to numbers for the network and its numbers to answers; each run directory contains its codec."""
+    """Converts inputs to numbers for the network and the network's output to answers; stored in each run directory."""
 
     def save(self, directory: Path) -> None:
         """Write the codec's files, named `tokenizer*.json` or `codec*.json`, into a run directory."""
@@ -85,7 +85,7 @@ class Prediction(Protocol):
         """Return a JSON object: the answer, its probability or score, and the attention weights with their labels."""
 
     def trace(self) -> Trace | None:
-        """Return the attention weights with labels; None if the model has no attention."""
+        """Return the attention weights with labels for queries and keys; None if the model has no attention."""
 
 
 @runtime_checkable
@@ -97,9 +97,9 @@ class Predictor(Protocol):
         """Return the network; pages show its self-attention in addition to the attention maps of the prediction."""
 
     def answers(self, inputs: Sequence[Mapping[str, Any]], **options: Any) -> list[Prediction | InputError]:
-        """Return one prediction for each input, in order; an `InputError` in place of one that cannot be computed.
+        """Return one prediction for each input, in order; if it cannot be computed, an `InputError` instead.
 
-        An input is a mapping whose keys are the names in `Task.inputs`.
+        Each input is a mapping whose keys are the names in `Task.inputs`.
         """
 
 
@@ -109,7 +109,8 @@ class Material:
 
     codec: Any
     records: Sequence[Any]  # encoded training examples, which are collated into batches
-    lengths: Sequence[ArrayLike]  # one array for each padded side, such as source and target: the length of each record
+    # one array for each padded field of the records, such as source and target: the length of this field in each record
+    lengths: Sequence[ArrayLike]
     valid: Sequence[Any]  # validation examples: inputs with their gold answers
     test: Sequence[Any]
     longer: Sequence[Any]  # test examples that are longer than any training example
@@ -124,10 +125,11 @@ class Material:
 class Outcome:
     """The result of a network on a batch: the summed loss `total`, and the inputs of attention penalties and REINFORCE.
 
-    `count` is the number of summed terms. `weights` are the attention weights (…, q, k), and `mask` selects those that
-    a penalty uses. With hard attention, `log_prob` holds the log-probability of each sampled choice of a key, and
-    `reward` the reward of the resulting answer, both (n,) or (b, t). `choices` selects the samples that enter the
-    REINFORCE loss (None: all). `kinds` holds the kind of each sample (an integer) if every kind has its own baseline.
+    `count` is the number of terms that `total` sums. `weights` are the attention weights (…, q, k), and `mask` selects
+    the weights that a penalty uses. With hard attention, `log_prob` holds the log-probability of each sampled choice of
+    a key, and `reward` the reward of the resulting answer, both (n,) or (b, t). `choices` selects the samples that
+    enter the REINFORCE loss (None: all). `kinds` holds an integer for each sample, such as the number of the sampled
+    word, if REINFORCE has a separate baseline for each of these integers.
     """
 
     total: Tensor
@@ -151,18 +153,19 @@ class Judged:
 
 @dataclass(frozen=True)
 class Task:
-    """One use of attention: its names, its settings, and the functions that shared code calls.
+    """One use of attention, such as translation: its names, its settings, and the functions that shared code calls.
 
-    - `material(config, cache, codec, say)` returns the `Material`: built-in generated data (a world), or the data of
-      the files `config.data.files`, with an index in the folder `cache`. A resumed run passes its own `codec`; `say` is
-      called with progress messages.
+    - `material(config, cache, codec, say)` returns the `Material`: built-in generated data, or the data of the files
+      `config.data.files`, with an index in the folder `cache`. A resumed run passes its own `codec`; `say` is called
+      with progress messages.
     - `files(config)` returns every data file that a run uses.
     - `codec(directory, config)` returns the codec of a run directory, loaded from its `codec_files`.
     - `network(config, codec)` returns the untrained model.
-    - `encode(codec, example, config)` returns an example as an encoded record; `sizes(record)` its padded lengths.
+    - `encode(codec, example, config)` returns an example as an encoded record; `sizes(record)` returns the lengths of
+      the record's padded fields.
     - `collate(records, config, grid=, rows=)` returns records as a batch, which has a method `to(device)`.
     - `outcome(network, batch, config, attention)` returns the loss of a batch as an `Outcome`; if `attention` is true,
-      also the attention weights and the samples of hard attention.
+      the `Outcome` also holds the attention weights and the samples of hard attention.
     - `predictor(network, codec, config)` returns a `Predictor` with this network.
     - `loaded(network, codec, config, device, **options)` returns a `Predictor` with a trained network on this device;
       if `loaded` is None, the network is moved to the device and `predictor` is called. `loading` names the options.
@@ -199,11 +202,11 @@ class Task:
     loading: tuple[str, ...] = ()
     # live(name, predictor) returns an object with further functions for the studio, such as forced prefixes.
     live: Callable[[str, Any], Any] | None = None
-    options: tuple[str, ...] = ()  # names of the options of `Predictor.answers`
+    options: tuple[str, ...] = ()  # names of the keyword options of `Predictor.answers`
     aliases: Mapping[str, str] = field(default_factory=dict)  # full names of settings by their short names
     # choosing[setting][value] is the preset that is selected if the user sets this setting to this value.
     choosing: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    needs: Needs = field(default_factory=dict)  # conditions under which settings have an effect
+    needs: Needs = field(default_factory=dict)  # conditions under which the task's settings have an effect
     recorded: tuple[str, ...] = ()  # settings that config.json always contains, even if they have no effect
     # Settings of this task that may change when a run is resumed; `regard.tasks.training` lists those of every task.
     changeable: tuple[str, ...] = ()

@@ -34,9 +34,9 @@ def word_outcome(
     """Return the cross-entropy of a model's output with the target token numbers (b, t), where −100 marks padding.
 
     If `attention` is true, the `Outcome` includes the attention weights and the samples of hard attention. The reward
-    of a sample is the log-probability of the word that it is for (`credit="word"`), of this word and all later words
-    (`"rest"`), or of the whole text (`"caption"`, Xu et al. 2015, section 4.1). `keys` (b, k) is True for keys that
-    are not padding; None: no key is padding.
+    of a sampled key is the log-probability of the word that the decoder predicts with it (`credit="word"`), of this
+    word and all later words (`"rest"`), or of the whole text (`"caption"`, Xu et al. 2015, section 4.1). `keys` (b, k)
+    is True for keys that are not padding; None: no key is padding.
     """
     model: EncoderDecoder = getattr(network, "_orig_mod", network)
     summed = linear_cross_entropy(
@@ -56,15 +56,15 @@ def word_outcome(
         scores = model.logits(decoded.states).float().log_softmax(-1)
         own = scores.gather(-1, target.clamp_min(0).unsqueeze(-1)).squeeze(-1)
         reward = credited(torch.where(real, own, 0), credit)
-    # Padding is masked, not removed by indexing: in a CUDA graph, shapes cannot depend on the data.
+    # Padding is masked, not removed by indexing, because in a CUDA graph shapes cannot depend on the data.
     return Outcome(summed.loss, summed.count, weights, mask, decoded.log_prob, reward, real, target.clamp_min(0))
 
 
 def credited(own: Tensor, credit: Credit) -> Tensor:
-    """Return the reward (b, t) of the sample of each word, computed from the log-probabilities (b, t) of the words.
+    """Return the reward (b, t) of each word's attention sample, given the log-probabilities (b, t) of the words.
 
-    `credit` is "word" (the word's own log-probability), "rest" (the sum from this word on) or "caption" (the whole
-    sum).
+    `credit` is "word" (the word's own log-probability), "rest" (the sum of the log-probabilities from this word on) or
+    "caption" (the sum over the whole text).
 
     >>> own = torch.tensor([[-1.0, -2.0, -4.0]])
     >>> credited(own, "rest"), credited(own, "caption")
@@ -88,9 +88,10 @@ def hypotheses(
     never: tuple[int, ...] = (PAD, BOS),
     minimum: int = 0,
 ) -> list[list[Hypothesis]]:
-    """Return the `n_best` texts of each row of the decoder's state, found by beam search, best first.
+    """Return the `n_best` texts for each batch row of the decoder's state, computed by beam search, best first.
 
-    Texts have from `minimum` to `limit` (b,) tokens, and none of the tokens `never`. A `width` of 1 is greedy search.
+    Texts have from `minimum` to `limit` (b,) tokens, and never contain a token in `never`. A `width` of 1 is greedy
+    search.
     """
     options: dict[str, Any] = {"start": torch.full_like(limit, BOS), "stop": EOS, "limit": limit, "minimum": minimum}
     options |= {"never": never, "captures": captures}

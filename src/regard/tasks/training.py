@@ -33,7 +33,7 @@ from regard.train.progress_display import Progress, Silent, default_progress
 from regard.train.run_directory import Run, RunError
 from regard.train.updates import Loss
 
-_GRID = 8  # padded lengths are multiples of this if training steps are captured as CUDA graphs
+_GRID = 8  # padded lengths are multiples of this number if training steps are captured as CUDA graphs
 _HELD_OUT_ROWS = 64
 # Settings that may differ from those of the interrupted run when a run of any task is resumed.
 CHANGEABLE = ("train.steps", "train.epochs", "train.patience", "train.shard", "train.pieces")
@@ -121,9 +121,10 @@ def _train(task: Task, config: TaskConfig, run: Run, progress: Progress, workers
 
 
 def _material(task: Task, config: TaskConfig, run: Run, progress: Progress, workers: Workers) -> Material:
-    """Return the data of the run.
+    """Return the training and evaluation data of the run.
 
-    If the data are files, the first worker builds the codec and writes an index; the other workers load both.
+    If the data are files, the first worker builds the codec and writes an index; the other workers load codec and
+    index.
     """
     # Trained weights need the codec that they were trained with. A run without weights builds its codec again.
     trained = bool(run.checkpoints.steps()) or run.model_path.is_file()
@@ -145,14 +146,14 @@ def _material(task: Task, config: TaskConfig, run: Run, progress: Progress, work
 
 @functools.cache
 def _in_trees() -> None:
-    """Register `Layered`, the output of a Transformer layer, as a pytree, in which FSDP2 finds the tensors."""
+    """Register `Layered`, the output of a Transformer layer, as a pytree, so that FSDP2 finds the tensors in it."""
     from torch.export import register_dataclass
 
     register_dataclass(Layered)
 
 
 def gathered_layers(network: nn.Module) -> Iterator[nn.Module]:
-    """Return the layers that FSDP2 gathers one at a time; other parameters are gathered for the whole step."""
+    """Return the layers that FSDP2 gathers one at a time; all other parameters stay gathered for the whole step."""
     _in_trees()
     return (one for one in network.modules() if isinstance(one, TransformerEncoderLayer | TransformerDecoderLayer))
 
@@ -166,7 +167,7 @@ def _quicker(task: Task, config: TaskConfig) -> str:
 
 
 class TaskLoss:
-    """The task's loss, with the configured penalty on attention weights and estimator of hard attention."""
+    """Computes the task's loss, with the configured penalty on attention weights and estimator of hard attention."""
 
     def __init__(self, task: Task, config: TaskConfig, network: nn.Module, device: torch.device) -> None:
         self._task, self._config, self._device = task, config, device
@@ -177,7 +178,7 @@ class TaskLoss:
             softened(network, self._expected)
 
     def starting(self, step: int) -> None:
-        """Activate the penalty and the sampling of hard attention from their configured step on.
+        """Activate the penalty and the sampling of hard attention if `step` has reached their configured steps.
 
         The training loop calls this before each update.
         """
@@ -197,9 +198,10 @@ class TaskLoss:
 def batches(task: Task, config: TaskConfig, material: Material, workers: Workers = ALONE) -> RecordBatches:
     """Return the training batches, in an order that `config.data.seed` determines.
 
-    With several workers, each worker gets its share of the rows of each batch.
+    With several workers (processes), each worker gets a share of the rows of each batch.
     """
-    # Records of inputs of a fixed size have length 1. A grid of 8 would count 8 tokens for each of these records.
+    # Records whose inputs have a fixed size, such as images, have length 1. With a `grid` of 8, lengths are rounded up
+    # to 8, so that each of these records would count as 8 tokens.
     longest = max(int(np.max(column)) for column in material.lengths)
     return RecordBatches(
         material.records,

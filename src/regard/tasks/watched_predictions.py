@@ -20,7 +20,7 @@ _BYTES = 2**28  # largest number of bytes of queries and keys that are stored du
 
 @dataclass(frozen=True, eq=False)
 class Watched:
-    """A prediction with the self-attention maps of its network; `dropped` names the layers that are omitted."""
+    """A prediction with the self-attention maps of its network; `dropped` lists messages about omitted layers."""
 
     prediction: Prediction
     layers: Sequence[Record]
@@ -84,14 +84,15 @@ def _watched(loaded: Loaded, given: Any, options: dict[str, Any]) -> Prediction 
 def _same(one: Record, other: Record) -> bool:
     """Return whether two attention maps are equal.
 
-    A map of the task may have as many queries as keys, by chance or as self-attention: `watch` then records it again.
+    An attention map of the task may have as many queries as keys; `watch` then also records this map as self-attention,
+    and the second copy is omitted.
     """
     shapes = {(record.batch, record.heads, record.queries, record.keys) for record in (one, other)}
     return len(shapes) == 1 and torch.allclose(one.weights(), other.weights(), atol=1e-4)
 
 
 def _labels(shown: Sequence[Record], count: int) -> Labels | None:
-    """Return labels of `count` positions: the column labels of one of these maps, else the row labels, else None."""
+    """Return labels of `count` positions: column labels of one of the maps `shown`, else row labels, else None."""
     axes = [record.labels() for record in shown]
     known = [labels for labels in [*(one.columns for one in axes), *(one.rows for one in axes)] if labels is not None]
     return next((labels for labels in known if len(labels) == count), None)

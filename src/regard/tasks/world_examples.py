@@ -1,4 +1,4 @@
-"""The splits of generated data (a "world" in `regard.data.worlds`), converted to the examples of a task."""
+"""The splits of data from a generator in `regard.data.worlds` (a "world"), converted to the examples of a task."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

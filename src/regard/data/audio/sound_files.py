@@ -22,14 +22,14 @@ from regard.data.data_files import DataError
 Samples = NDArray[np.float32]  # shape (n,), values from −1 to 1
 
 SUFFIXES = {".wav", ".flac", ".ogg", ".mp3", ".opus", ".aiff"}
-SHORTEST = 0.02  # seconds; a recording shorter than this has less than one frame of features and is rejected
+SHORTEST = 0.02  # duration in seconds; a shorter recording has less than one frame of features and is rejected
 CLIPPED = 0.2  # a recording counts as clipped if more than this fraction of its samples is at ±1
 _RATES = (1000, 768_000)  # the smallest and the largest sample rate that a file may have, in samples a second
 _CHANNELS = 64
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _FORMATS = {(_PCM, 8): "u1", (_PCM, 16): "<i2", (_PCM, 32): "<i4", (_FLOAT, 32): "<f4", (_FLOAT, 64): "<f8"}
 _ZEROS = 16  # the number of zero crossings of the resampling filter's sinc on each side of its centre
-_FINEST = 1000  # the largest denominator of the ratio of two sample rates; 16,000 to 44,100 is 160 / 441
+_FINEST = 1000  # the largest denominator of the ratio of two sample rates; the ratio of 16,000 to 44,100 is 160 / 441
 
 
 class _Header(NamedTuple):
@@ -92,13 +92,14 @@ def _kernel(new: int, old: int) -> tuple[Tensor, int]:
 
     `new` / `old` is the ratio of the two sample rates in lowest terms.
     """
-    cutoff = 0.97 * min(1.0, new / old)  # relative to the old Nyquist frequency, with a margin for the transition band
+    # cutoff frequency relative to the old Nyquist frequency; 3 % lower, to leave room for the transition band
+    cutoff = 0.97 * min(1.0, new / old)
     width = math.ceil(_ZEROS / cutoff)
     place = torch.arange(-width, width + old, dtype=torch.float64)
     time = place - torch.arange(new, dtype=torch.float64).unsqueeze(1) * old / new
     window = torch.cos((time * cutoff / _ZEROS).clamp(-1, 1) * math.pi / 2).square()
     kernel = torch.sinc(time * cutoff) * cutoff * window
-    kernel = kernel / kernel.sum(-1, keepdim=True)  # a constant signal stays unchanged
+    kernel = kernel / kernel.sum(-1, keepdim=True)  # each filter sums to 1, so that a constant signal stays unchanged
     return kernel.float().unsqueeze(1), width
 
 

@@ -31,8 +31,8 @@ _LIBRI = "*.trans.txt"  # LibriSpeech has one file of transcripts for each chapt
 class SpokenFile:
     """A recording with its transcript.
 
-    `where` is the position of the transcript ("file:line"); `times` is the start and the end of each word in seconds,
-    empty if they are unknown.
+    `where` is the position of the transcript ("file:line"). `times` holds the start and the end of each word in
+    seconds; it is empty if the times are unknown.
     """
 
     sound: Path
@@ -57,7 +57,7 @@ class TranscriptFiles:
 
 
 class _Row(NamedTuple):
-    """One row of a table of transcripts: its position ("file:line"), sound file, text and word times, or its fault."""
+    """One row of a table of transcripts: its position ("file:line"), sound file, text and word times, or an error."""
 
     where: str
     sound: str = ""
@@ -67,13 +67,13 @@ class _Row(NamedTuple):
 
 
 def load_transcripts(path: Path, *, skip_faults: bool = False) -> TranscriptFiles:
-    """Return the transcripts at `path` with the paths of their recordings; the layout is recognised.
+    """Return the transcripts at `path` with the paths of their recordings; the layout of the files is recognised.
 
     A folder has LibriSpeech's layout (`train-clean-100/19/198/19-198.trans.txt` with the sound files beside it), or
-    the files `train.tsv`, `valid.tsv` and `test.tsv`, or `transcripts.tsv`; any of them may be `.jsonl`. `path` may
-    also be a single TSV or JSONL file. A TSV has the columns sound and text; a JSONL record has the fields `sound` and
-    `text`, and optionally `times`, a list with [start, end] in seconds for each word. Sound files are in the same
-    folder as the table, or in a folder `sounds`, `wavs`, `wav`, `recordings` or `clips` there.
+    the files `train.tsv`, `valid.tsv` and `test.tsv`, or `transcripts.tsv`; each of these tables may be a `.jsonl` file
+    instead. `path` may also be a single TSV or JSONL file. A TSV has the columns sound and text; a JSONL record has the
+    fields `sound` and `text`, and optionally `times`, a list with [start, end] in seconds for each word. Sound files
+    are in the same folder as the table, or in a folder `sounds`, `wavs`, `wav`, `recordings` or `clips` there.
     """
     path = Path(path)
     tally: Counter[str] = Counter()
@@ -94,7 +94,7 @@ def load_transcripts(path: Path, *, skip_faults: bool = False) -> TranscriptFile
 
 
 def _recordings(rows: Iterable[_Row], folders: list[Path], tally: Counter[str], skip_faults: bool) -> list[SpokenFile]:
-    """Return the rows that have a sound file and a text; a faulty row raises an error, or is skipped and counted."""
+    """Return the rows that have a sound file and a text; an invalid row raises an error, or is skipped and counted."""
     recordings: list[SpokenFile] = []
     for row in rows:
         tally["read"] += 1
@@ -162,10 +162,10 @@ def _are_times(times: Any, words: int) -> bool:
 
 
 def _libri(path: Path, chapters: list[Path], tally: Counter[str], skip_faults: bool) -> dict[str, list[SpokenFile]]:
-    """Return the recordings of a LibriSpeech folder for each part (train, valid, test).
+    """Return the recordings of a LibriSpeech folder for each split (train, valid, test).
 
     Each line of a chapter's file is an identifier and a text, such as "19-198-0000 NORTHANGER ABBEY". The folder's
-    name, such as dev-clean, determines the part.
+    name, such as dev-clean, determines the split.
     """
     parts: dict[str, list[SpokenFile]] = {part: [] for part in PARTS}
     for chapter in chapters:
@@ -183,7 +183,7 @@ def _chapter(path: Path) -> Iterator[_Row]:
 
 
 def _part(folders: tuple[str, ...]) -> str:
-    """Return the part (train, valid or test) that folder names such as dev-clean denote; train by default."""
+    """Return the split (train, valid or test) that folder names such as dev-clean denote; train by default."""
     for part, names in NAMES.items():
         if any(folder.split("-")[0] in names for folder in folders):
             return part

@@ -20,7 +20,8 @@ from regard.data.vision.image_files import SUFFIXES
 CONTROLS = ("steering", "throttle", "brake")
 NAME = "driving_log.csv"
 _IMAGES = ("center", "image", "frame", "file", "path")  # the accepted names of the column with the pictures' paths
-_PLAIN = ("center", "left", "right", *CONTROLS, "speed")  # columns of a file without a header: the Udacity simulator's
+# the columns of a CSV file without a header, in the order of the Udacity simulator
+_PLAIN = ("center", "left", "right", *CONTROLS, "speed")
 _FOLDERS = ("", "IMG", "center", "images", "frames")
 
 
@@ -74,7 +75,7 @@ class DrivingLog:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Indices of the frames for training, validation and test; the frames of the gaps are in none of them."""
+    """Indices of the frames for training, validation and test; frames in the gaps are in no split."""
 
     train: tuple[int, ...]
     valid: tuple[int, ...]
@@ -115,7 +116,7 @@ def load_driving_log(path: Path, *, skip_faults: bool = False) -> DrivingLog:
         if columns is None:
             columns = _columns(path, line, cells)
             if not _is_number(cells[columns["steering"]]):
-                continue  # this line is the header, not a frame
+                continue  # the first line is the header, not a frame
         read += 1
         reason, fault, frame = _frame(cells, columns, pictures, line, first)
         if frame is not None:
@@ -124,7 +125,7 @@ def load_driving_log(path: Path, *, skip_faults: bool = False) -> DrivingLog:
             raise DataError(f"{path}:{line}: {fault}")
         else:
             skipped[reason] += 1
-            first = len(frames)  # the next frame starts a new sequence
+            first = len(frames)  # after a skipped line, the next frame starts a new sequence
     if not frames:
         raise DataError(f"{path}: no frame is left ({read:,} lines read, {sum(skipped.values()):,} skipped)")
     return DrivingLog(path, tuple(frames), read, dict(skipped))
@@ -146,7 +147,7 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 def _columns(path: Path, line: int, cells: Sequence[str]) -> dict[str, int]:
     """Return the column indices of the picture and of the controls, given the first line of a driving log.
 
-    If that line is not a header, the columns are those of the Udacity simulator.
+    If the first line is not a header, the columns are those of the Udacity simulator.
     """
     names = [cell.strip().lower() for cell in cells]
     if "steering" not in names:
@@ -200,10 +201,10 @@ class _Pictures:
         }
 
     def find(self, written: str) -> Path | None:
-        """Return the picture at a path written in the log, or None.
+        """Return the path of the picture that a line of the log names as `written`; None if no picture has this name.
 
-        If no file exists at that path, for example because it is a path of another machine, perhaps with backslashes,
-        the picture with the same file name is returned.
+        If no file exists at the path `written`, for example because it is a path of another machine, the picture with
+        the file name in `written` is returned.
         """
         path = self._root / written
         if "/" in written and path.is_file():
@@ -215,11 +216,12 @@ class _Pictures:
 
 
 def split_blocks(count: int, *, block: int, gap: int, valid: int, test: int, seed: int) -> Blocks:
-    """Split `count` frames into contiguous blocks of `block` frames; the seed assigns blocks to parts.
+    """Split `count` frames into contiguous blocks of `block` frames; the seed assigns blocks to splits.
 
-    Whole blocks are held out until the validation part has `valid` frames and the test part `test` frames, at most a
-    fifth of all blocks for each. Where two adjacent blocks belong to different parts, the first `gap` frames of the
-    second block are in no part; they are used only as the input history of later frames.
+    Whole blocks are held out until the validation split has `valid` frames and the test split `test` frames; each of
+    these two splits has at most a fifth of all blocks. Where two adjacent blocks belong to different splits (training,
+    validation, test), the first `gap` frames of the second block are in no split; they are used only as the input
+    history of later frames.
 
     >>> parts = split_blocks(12, block=4, gap=1, valid=3, test=3, seed=1)
     >>> parts.train, parts.valid, parts.test
@@ -249,8 +251,9 @@ def split_blocks(count: int, *, block: int, gap: int, valid: int, test: int, see
 
 
 def history(frames: Sequence[Frame], place: int, length: int) -> list[int]:
-    """Return the indices of the `length` frames that end with frame `place`, oldest first.
+    """Return the indices of the last `length` frames up to and including the frame with index `place`, oldest first.
 
-    Near the start of an uninterrupted sequence of frames, fewer than `length` indices are returned.
+    Only frames of the uninterrupted sequence that contains frame `place` are returned, so near its start there are
+    fewer than `length`.
     """
     return list(range(max(frames[place].first, place + 1 - length), place + 1))

@@ -62,7 +62,7 @@ def parse_scene(value: Any) -> Scenes:
 
 
 def parse_decision(value: Mapping[str, Any], objects: int) -> tuple[int, float, list[int]]:
-    """Return the action's index, the steering, and the indices of the objects that force this decision.
+    """Return the driver's decision: the action's index, the steering, and the indices of the objects that force it.
 
     `value` is a scene as parsed JSON, `objects` its number of objects. The fields `steering` (0 by default) and
     `forced` (none by default) are optional. An invalid field raises `SceneError`.
@@ -188,15 +188,15 @@ class SceneFiles:
 
 
 def scene_files(path: Path) -> dict[str, Path]:
-    """Return the file of each part ("train", "valid", "test"); a single file is the part "train"."""
+    """Return the data file of each split ("train", "valid", "test"); a single file is the split "train"."""
     return part_files(Path(path), "scenes", SUFFIXES)
 
 
 def load_scenes(path: Path, *, seen: int) -> SceneFiles:
     """Return the scenes with their decisions from a JSON or JSONL file, or a folder with train, valid and test files.
 
-    Only the `seen` objects nearest to the ego vehicle are returned for each scene. A scene that cannot be read raises
-    an error that names the file and the line.
+    Each scene is returned with only the `seen` objects (a number) nearest to the ego vehicle. A scene that cannot be
+    read raises an error that names the file and the line.
     """
     tally: Counter[str] = Counter()
     parts = {part: _read(file, seen, tally) for part, file in scene_files(path).items()}

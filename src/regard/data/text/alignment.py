@@ -1,4 +1,4 @@
-"""Word alignments: a reader of gold alignments, alignments from attention weights, the alignment error rate."""
+"""Word alignments: functions that read gold alignments, derive alignments from attention weights, and score them."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -30,7 +30,7 @@ class Gold:
     possible: frozenset[Link]
 
     def reversed(self) -> "Gold":
-        """Return the same links as (target word, source word)."""
+        """Return the alignment with the links reversed, as (target word, source word)."""
         return Gold(frozenset(link[::-1] for link in self.sure), frozenset(link[::-1] for link in self.possible))
 
 
@@ -76,7 +76,8 @@ def read_links(path: Path, *, first: int = 1) -> list[Gold]:
 def alignment_error_rate(predicted: Iterable[Links], sure: Iterable[Links], possible: Iterable[Links]) -> float:
     """Return the alignment error rate of all sentences together, 1 − (|A ∩ S| + |A ∩ P|) / (|A| + |S|).
 
-    A are the predicted, S the sure and P the possible links; sure links also count as possible (Och and Ney 2003).
+    A is the set of predicted links, S of the sure and P of the possible gold links; sure links also count as possible
+    (Och and Ney 2003).
 
     >>> alignment_error_rate([{(0, 0), (1, 1)}], [{(0, 0)}], [{(0, 0), (1, 1)}])
     0.0
@@ -94,11 +95,12 @@ def alignment_error_rate(predicted: Iterable[Links], sure: Iterable[Links], poss
 def words_of_weights(
     weights: Float[Tensor, "t s"], *, source: Sequence[int] | None = None, target: Sequence[int] | None = None
 ) -> Float[Tensor, "words others"]:
-    """Return attention weights between words, given the weights between their pieces (sub-words).
+    """Return attention weights between words, given the weights between the sub-words of these words.
 
-    The weights are summed over the pieces of a source word and averaged over the pieces of a target word. `source` and
-    `target` are the index of the word of each piece; None means that each piece is a word. Columns and rows beyond
-    these pieces, such as end marks, are removed, and the remaining weights are not renormalised.
+    The weights are summed over the sub-words of a source word and averaged over the sub-words of a target word.
+    `source` and `target` hold for each sub-word the index of its word; None means that each token is a word. Columns
+    and rows beyond these sub-words, such as those of end marks, are removed, and the remaining weights are not
+    renormalised.
 
     >>> weights = torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.5, 0.5]])
     >>> words_of_weights(weights, source=[0, 1, 1], target=[0, 0])
@@ -128,8 +130,8 @@ def links_from_weights(
 ) -> set[Link]:
     """Return a link (source word, target word) from each target word to the source word that it attends to most.
 
-    A target word whose largest weight is not above `least` has no link. `source` and `target` are as for
-    `words_of_weights`.
+    A target word whose largest weight is not above `least` has no link. `source` and `target` are passed to
+    `words_of_weights`: for each token, the index of its word.
 
     >>> sorted(links_from_weights(torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]])))
     [(0, 0), (2, 1)]
@@ -150,9 +152,9 @@ def joined_links(
 ) -> set[Link]:
     """Return the combined links (source, target) of two models, one for each direction (after Och and Ney 2003).
 
-    `backward` are the links of the target-to-source model, converted to (source, target). "grow" starts from the links
-    that both models have; it then adds links of either model that are adjacent to an accepted link and whose source or
-    target word has no link yet.
+    `backward` are the links of the target-to-source model, converted to (source, target). The method "grow" starts from
+    the links that both models have, which are accepted; it then accepts links of either model that are adjacent to an
+    accepted link and whose source or target word has no link yet.
 
     >>> sorted(joined_links({(0, 0), (1, 1), (1, 2)}, {(0, 0), (1, 1), (3, 4)}))
     [(0, 0), (1, 1), (1, 2)]
@@ -173,7 +175,7 @@ def joined_links(
 
 
 def _grows(link: Link, links: set[Link], sources: set[int], targets: set[int]) -> bool:
-    """Return whether one of the link's words has no link yet and an accepted link is adjacent, also diagonally."""
+    """Return whether one of the link's words has no accepted link and an accepted link is adjacent, also diagonally."""
     if link[0] in sources and link[1] in targets:
         return False
     return any((link[0] + i, link[1] + j) in links for i in (-1, 0, 1) for j in (-1, 0, 1))

@@ -5,8 +5,8 @@
 
 A model answers with a span of the story, and the reader searches this span in the supporting sentences. In tasks whose
 answers do not occur in the stories (yes and no, counts, lists, directions), one more sentence that lists all answers of
-the task is appended to every story, so that each answer is a span of it. An answer that is itself a list, such as
-"apple,football", is a single word of that sentence.
+the task is appended to every story, so that each answer is a span of the story. An answer that is itself a list, such
+as "apple,football", is a single word of that sentence.
 """
 
 import re
@@ -58,7 +58,7 @@ def candidates(path: Path) -> tuple[str, ...]:
 
 
 def _located(record: _StoryQuestion, candidates: tuple[str, ...]) -> tuple[Question | None, str]:
-    """Return the question with the span of its answer and a remark; or None and the reason why it is skipped."""
+    """Return the question with the span of its answer and any remark on the answer; or None and why it is skipped."""
     passage = Passage.joined(record.sentences, whole=candidates)
     if not record.sentences:
         return None, "empty passage"

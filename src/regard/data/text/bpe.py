@@ -87,8 +87,8 @@ class Subwords:
     def loosened(self, dropout: float) -> "Subwords":
         """Return a copy with BPE-dropout (Provilkov et al. 2020): each merge is skipped with probability `dropout`.
 
-        A word then has many segmentations, from which a model learns the word's parts better. The tokenizers library
-        samples the merges, and its random generator cannot be seeded.
+        A word then has many segmentations, from which a model learns the word's morphemes better. The tokenizers
+        library samples the merges, and its random generator cannot be seeded.
 
         >>> subwords = train_bpe(["Tom chases Jerry"] * 4, size=300)
         >>> loose = subwords.loosened(1.0)
@@ -159,7 +159,8 @@ class Subwords:
         """Return the words that these token numbers spell, and the index of the word of each number.
 
         Words are separated by blanks. A Chinese or Japanese character is also a word, unless a sub-word joins it with
-        its neighbours: a word always consists of whole sub-words. If there are no words, both results are empty.
+        its neighbours: a word always consists of whole sub-words. If there are no words, the function returns two empty
+        sequences.
 
         >>> subwords = train_bpe(["Tom sees", "追逐 追逐"] * 4, size=300)
         >>> subwords.words(subwords.encode("Tom saw 追逐杰瑞"))
@@ -169,7 +170,7 @@ class Subwords:
         # With surrogateescape each invalid byte becomes one character, so that the byte offset of every character is
         # known.
         letters = b"".join(raw).decode("utf-8", "surrogateescape")
-        places = {0: 0}  # the character index at each byte offset where a character begins
+        places = {0: 0}  # maps each byte offset where a character begins to the index of this character
         end = 0
         for place, letter in enumerate(letters, 1):
             end += len(letter.encode("utf-8", "surrogateescape"))
@@ -208,7 +209,7 @@ class Subwords:
 
 def _begins_word(letters: str, start: int, place: int) -> bool:
     """Return whether a new word begins at character `place`, given that the previous word began at `start`."""
-    if not letters[start:place].strip():  # only blanks since `start`: blanks belong to the word after them
+    if not letters[start:place].strip():  # all characters since `start` are blanks, which belong to the word after them
         return False
     before, here = letters[place - 1], letters[place]
     return before.isspace() or here.isspace() or bool(UNSPACED.match(before) or UNSPACED.match(here))
@@ -242,7 +243,7 @@ def train_bpe(texts: Iterable[str], *, size: int = 8000) -> Subwords:
 
 
 def parts_of(text: str) -> list[str]:
-    """Return the text split into parts in which no word is longer than 500 characters; most texts are a single part.
+    """Return the text cut into strings in which no word is longer than 500 characters; most texts are not cut.
 
     The tokenizers library takes time quadratic in the length of a word.
 
@@ -256,7 +257,7 @@ def parts_of(text: str) -> list[str]:
 
 
 def _until(stop: threading.Event, texts: Iterable[str]) -> Iterator[str]:
-    """Yield the parts of the texts (see `parts_of`); raise InterruptedError when `stop` is set."""
+    """Yield the strings into which `parts_of` cuts each text; raise InterruptedError when the event `stop` is set."""
     for text in texts:
         if stop.is_set():
             raise InterruptedError("learning sub-words was stopped")
@@ -264,10 +265,10 @@ def _until(stop: threading.Event, texts: Iterable[str]) -> Iterator[str]:
 
 
 def _interruptible(work: Callable[[threading.Event], None]) -> None:
-    """Run `work` in a thread, so that an exception raised by a signal handler is not delayed until it is done.
+    """Run `work` in a thread, so that an exception raised by a signal handler is not delayed until `work` is done.
 
-    After such an exception, the event given to `work` is set. Native code cannot be stopped: its thread continues until
-    the process ends.
+    After an exception of a signal handler, the event that `work` got as its argument is set. Native code cannot be
+    stopped: the thread that runs it continues until the process ends.
     """
     failed: list[BaseException] = []
     stop = threading.Event()
@@ -285,7 +286,7 @@ def _interruptible(work: Callable[[threading.Event], None]) -> None:
             thread.join(0.2)
     except BaseException:
         stop.set()
-        thread.join(0.5)  # a thread that is still reading texts ends at once
+        thread.join(0.5)  # when the event is set, a thread that is still reading texts ends at once
         raise
     if failed:
         raise failed[0]
@@ -293,7 +294,7 @@ def _interruptible(work: Callable[[threading.Event], None]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """The sub-words of the source and of the target language; the same object if the languages share a tokenizer."""
+    """The sub-words of the source and of the target language; a single object for both if they share a tokenizer."""
 
     source: Subwords
     target: Subwords

@@ -27,7 +27,7 @@ from regard.data.text.parallel_text import EVERYTHING, Couple, Limits, Report, R
 Ids = NDArray[np.integer]
 _VERSION = 1
 _CHUNK = 1 << 16
-_CHARACTERS = 1 << 19  # the number of characters after which a list of texts is encoded
+_CHARACTERS = 1 << 19  # a list of texts is encoded as soon as it has this number of characters
 _ABANDONED = 24 * 3600
 
 
@@ -35,7 +35,7 @@ _ABANDONED = 24 * 3600
 class TextCorpus:
     """Pairs of sentences on disk: `corpus[i]` is (source, target), `len(corpus)` is the number of pairs.
 
-    The function `index` creates such a corpus; `report` counts the lines read and the pairs kept and skipped.
+    The function `index` creates a `TextCorpus`; `report` counts the lines read and the pairs kept and skipped.
     """
 
     directory: Path
@@ -88,10 +88,11 @@ class TokenCorpus:
 
 
 def index(rows: Rows, cache: Path, *, limits: Limits = EVERYTHING) -> TextCorpus:
-    r"""Return the corpus of the sentence pairs `rows`, stored in the folder `cache`.
+    r"""Return the sentence pairs of the reader `rows` as a `TextCorpus`, stored in the folder `cache`.
 
-    The first call creates the corpus; later calls open it, as long as the files of `rows` are unchanged. An incomplete
-    corpus is never opened: if the process was killed while it was written, it is created again.
+    The first call creates the corpus; later calls open the stored one, as long as the files that `rows` reads are
+    unchanged. An incomplete corpus is never opened: if the process was killed while it was written, it is created
+    again.
 
     >>> from regard.data.text.parallel_text import Tsv
     >>> folder = Path(tempfile.mkdtemp())
@@ -101,7 +102,8 @@ def index(rows: Rows, cache: Path, *, limits: Limits = EVERYTHING) -> TextCorpus
     (('Tom laughs', '汤姆笑'), '3 lines read, 2 pairs kept; skipped: 1 empty')
     """
     known = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in map(_present, rows.files)]
-    # False is the value of an option that was removed; with it, the names of existing folders in the cache stay valid.
+    # False is the value of a former option, which is still hashed, so that the names of existing cache folders stay
+    # valid.
     name = _name("text", known, repr(rows), asdict(limits), False)
 
     def write(folder: Path) -> None:
@@ -132,7 +134,7 @@ def encode(
     cache: Path,
     by_content: bool = False,
 ) -> TokenCorpus:
-    """Return the corpus as token numbers, stored in the folder `cache` and created at the first call.
+    """Return a corpus of texts as a corpus of token numbers, created in the folder `cache` at the first call.
 
     `source` and `target` map a list of texts to lists of token numbers below `size`; `key` is a hash of these two
     tokenizers. With `by_content` the stored corpus is identified by the texts instead of by their files' paths and
@@ -166,7 +168,7 @@ def _encoded(
 def _chunks(pairs: Iterable[Couple]) -> Iterator[list[Couple]]:
     """Yield the pairs in lists of at most 1,024, fewer for long texts.
 
-    The lists are short because a signal, such as Ctrl-C, is handled only after a list is encoded.
+    The lists are short because a signal, such as Ctrl-C, is handled only after all texts of one list are encoded.
     """
     chunk: list[Couple] = []
     characters = 0
@@ -251,14 +253,15 @@ def _name(kind: str, *facts: object) -> str:
 def _cached(cache: Path, name: str, write: Callable[[Path], None]) -> Path:
     """Return the folder `name` in the cache; if it does not exist, it is created by `write(folder)`.
 
-    A new folder is written under a temporary name and renamed when it is complete.
+    A new cache folder is written under a temporary name and renamed when it is complete.
     """
     folder = cache / name
     if folder.is_dir():
         check(folder)
         return folder
     cache.mkdir(parents=True, exist_ok=True)
-    # Temporary folders remain if a process is killed. A recent one may belong to a process that is still writing.
+    # Temporary folders remain if a process is killed. A recent temporary folder may belong to a process that is still
+    # writing.
     for old in cache.glob(f".{name}-*"):
         if time.time() - old.stat().st_mtime > _ABANDONED:
             shutil.rmtree(old, ignore_errors=True)
@@ -268,7 +271,8 @@ def _cached(cache: Path, name: str, write: Callable[[Path], None]) -> Path:
         write_checksums(draft)
         draft.rename(folder)
     except OSError:
-        # The rename fails if another process has created the same folder meanwhile; its contents are the same.
+        # The rename fails if another process has created the same folder meanwhile; both folders have the same
+        # contents.
         if not folder.is_dir():
             raise
     finally:

@@ -1,6 +1,6 @@
 """Readers of labelled texts: CSV, TSV, JSONL, a folder of text files for each class, parse trees with labels.
 
-A fault in a file raises an error that names the file and the line. Rows without a text, or with a label that is
+An invalid line in a file raises an error that names the file and the line. Rows without a text, or with a label that is
 configured to be removed, are skipped and counted in a report; guesses about the file's format are reported too.
 """
 
@@ -30,7 +30,7 @@ class Labelled(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row of a file: its line number, and its text and label, or its fault."""
+    """One row of a file: its line number, and its text and label, or an error message."""
 
     line: int
     text: str = ""
@@ -44,7 +44,7 @@ class Asked:
 
     `text` and `label` are the names or the numbers of the columns; None means that they are guessed. `merge` maps
     labels to new names; rows whose new label is empty are skipped. With `phrases`, the phrases inside parse trees are
-    read too. `longest` is the largest line in bytes.
+    read too. `longest` is the largest length of a line in bytes.
     """
 
     text: str | None = None

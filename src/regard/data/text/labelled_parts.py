@@ -1,4 +1,4 @@
-"""Training, validation and test parts of labelled texts: read from separate files, or split at random from one file."""
+"""Training, validation and test splits of labelled texts: separate files, or one file that is split at random."""
 
 import re
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ _MOST_CLASSES = 1000
 class Parts:
     """Labelled texts for training, validation and test, the classes, and the reports of the files read.
 
-    If the files lack a part, some of the training texts are held out for it; no text is then in two parts.
+    If there are no validation or no test files, some of the training texts are held out for that split; no text is then
+    in two splits.
     """
 
     train: tuple[Labelled, ...]
@@ -32,9 +33,10 @@ class Parts:
 def load_parts(
     paths: Sequence[Path], options: Asked | None = None, *, valid: int = 500, test: int = 500, seed: int = 1
 ) -> Parts:
-    """Return the parts of one file, one folder, or a prefix that the parts' files share, such as `sst/stsa.binary`.
+    """Return the splits of one file, one folder, or a prefix that the splits' files share, such as `sst/stsa.binary`.
 
-    `valid` and `test` are the numbers of texts to hold out for a missing part, chosen by `seed`.
+    `valid` and `test` are the numbers of texts to hold out for a missing validation or test split; `seed` determines
+    which texts these are.
     """
     options = Asked() if options is None else options
     parts = find_parts(only_path(paths))
@@ -53,7 +55,7 @@ def load_parts(
 
 
 def parts_of_test(paths: Sequence[Path], options: Asked, classes: tuple[str, ...]) -> Reading:
-    """Return the test texts of other data than the training data: a whole file, or the test part of a folder.
+    """Return the test texts of other data than the training data: a whole file, or the test split of a folder.
 
     Raises `DataError` if a label is not one of `classes`.
     """
@@ -67,7 +69,7 @@ def parts_of_test(paths: Sequence[Path], options: Asked, classes: tuple[str, ...
 
 
 def find_parts(path: Path) -> dict[str, Path]:
-    """Return the file or folder of each part: "train", and "valid" and "test" if they exist."""
+    """Return the file or folder of each split: "train", and "valid" and "test" if they exist."""
     if path.is_file():
         return {"train": path}
     if path.is_dir():
@@ -101,7 +103,7 @@ def find_parts(path: Path) -> dict[str, Path]:
 
 
 def _part_of(name: str) -> tuple[str, str] | None:
-    """Return the data set and the part that a file name denotes, or None if the name contains no part.
+    """Return the data set and the split that a file name denotes, or None if the name contains no split's name.
 
     "stsa.binary.train" gives ("stsa.binary", "train").
     """
@@ -115,7 +117,7 @@ def _part_of(name: str) -> tuple[str, str] | None:
 def _held_out(
     rows: tuple[Labelled, ...], count: int, random: Random
 ) -> tuple[tuple[Labelled, ...], tuple[Labelled, ...]]:
-    """Return the remaining rows, and the held-out rows of `count` distinct texts, at most a tenth of all texts."""
+    """Return the rows to train on, and the held-out rows of `count` distinct texts, at most a tenth of all texts."""
     texts = list(dict.fromkeys(row.text for row in rows))
     count = min(count, max(1, len(texts) // 10))
     if len(texts) < 3:

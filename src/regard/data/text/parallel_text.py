@@ -1,7 +1,7 @@
 """Readers of parallel text, pairs of a sentence and its translation: two line-aligned files, TSV or JSONL, or gzipped.
 
-A fault in a file raises an error that names the file and the line. Empty lines and sentences that are too long are
-skipped and counted in a report.
+An invalid line in a file raises an error that names the file and the line. Empty lines and sentences that are too long
+are skipped and counted in a report.
 """
 
 import re
@@ -27,7 +27,7 @@ _WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
 
 
 class Row(NamedTuple):
-    """One line of parallel text: its file and line number, and its two sentences, or its fault."""
+    """One line of parallel text: its file and line number, and its two sentences, or an error message."""
 
     file: Path
     line: int
@@ -46,7 +46,7 @@ class Rows(Protocol):
         """Return the paths of all files that are read."""
 
     def rows(self) -> Iterator[Row]:
-        """Yield the lines in order, in constant memory."""
+        """Yield the lines of parallel text in order, in constant memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,8 @@ class TwoFiles:
     def rows(self) -> Iterator[Row]:
         """Yield line n of the source with line n of the target; one file may have extra blank lines at its end."""
         blank = Line(0, "")
-        rest: list[int] = [0, 0]  # the numbers of lines that only the source file or only the target file has
+        # the numbers of the lines that only the source file has, or that only the target file has
+        rest: list[int] = [0, 0]
         number = 0
         for number, (left, right) in enumerate(zip_longest(lines(self.source), lines(self.target)), start=1):
             if left is None or right is None:
@@ -162,7 +163,8 @@ class TwoFiles:
 class Tsv:
     """A table whose cells are separated by tabs; `columns` are the indices of the source and the target column.
 
-    Every row must have as many cells as the first row. Other columns are ignored, and reported as ignored.
+    Every row must have as many cells as the first row. Columns other than the source's and the target's are ignored,
+    and reported as ignored.
     """
 
     path: Path
@@ -195,7 +197,7 @@ class Tsv:
                 yield Row(self.path, line.number, source, target, ignored=self._others(len(cells)))
 
     def _fault(self, count: int, first: tuple[int, int]) -> str:
-        """Return the fault of a row of `count` cells, or ""; `first` is the first row's line number and cell count."""
+        """Return an error message if `count`, a row's number of cells, is wrong, else ""; `first` describes row 1."""
         line, expected = first
         if count <= max(self.columns):
             return f"expected at least {max(self.columns) + 1} columns parted by tabs, found {count}"
@@ -204,7 +206,7 @@ class Tsv:
         return ""
 
     def _others(self, count: int) -> str:
-        """Return a description of the ignored columns of a row of `count` cells; columns are counted from 1 in it."""
+        """Return a text that lists the ignored columns of a row of `count` cells; the text counts columns from 1."""
         others = [str(column + 1) for column in range(count) if column not in self.columns]
         if len(others) > 8:
             others = [*others[:7], f"{len(others) - 7} others"]
@@ -223,7 +225,7 @@ class Jsonl:
         return (self.path,)
 
     def rows(self) -> Iterator[Row]:
-        """Yield each object as a pair of sentences; other fields are ignored."""
+        """Yield each JSON object as a pair of sentences; fields that are not in `fields` are ignored."""
         for line in lines(self.path):
             if line.fault:
                 yield Row(self.path, line.number, fault=line.fault)
@@ -266,9 +268,9 @@ def find_rows(paths: tuple[Path, ...] | list[Path]) -> TwoFiles | Tsv | Jsonl:
 def read_pairs(rows: Rows, tally: Counter[str], *, limits: Limits = EVERYTHING) -> Iterator[Couple]:
     """Yield the pairs of sentences within the limits, in order and in constant memory.
 
-    A fault (invalid UTF-8 or JSON, a missing column) raises `DataError`. A line of more than a mebibyte is a fault too,
-    except with `limits.longest`, which skips the line. The counts of lines read, of pairs kept, of pairs skipped for
-    each reason, and of ignored columns are added to `tally`, which `report` converts to a `Report`.
+    An invalid line (not UTF-8, not JSON, a missing column) raises `DataError`. A line of more than a mebibyte raises it
+    too, except with `limits.longest`, which skips the line. The counts of lines read, of pairs kept, of pairs skipped
+    for each reason, and of ignored columns are added to `tally`, which `report` converts to a `Report`.
     """
     for row in rows.rows():
         tally["read"] += 1

@@ -16,7 +16,7 @@ Place = tuple[int, int]
 class Passage:
     """A text with its words, and for each word its character positions and the index of its sentence.
 
-    `places` has (start, end) for each word, so that the word is text[start:end].
+    `places` holds (start, end) for each word, so that the word is text[start:end].
 
     >>> passage = Passage.of("Tom ran. 他在厨房。")
     >>> passage.words, passage.sentences
@@ -49,7 +49,7 @@ class Passage:
 
     @classmethod
     def joined(cls, sentences: Sequence[str], *, whole: Sequence[str] = ()) -> "Passage":
-        """Return the passage that consists of these sentences; `whole` are the words of an additional last sentence.
+        """Return the passage that consists of these sentences; `whole` lists the words of an additional last sentence.
 
         The words in `whole` are not split further.
 

@@ -1,7 +1,7 @@
 """Readers of questions about passages: the JSON of SQuAD and XQuAD, JSONL, the files of bAbI.
 
-A fault in a file raises an error that names the file and the place. Questions without an answer, or with an answer that
-is not in the passage, are skipped and counted in a report.
+An invalid entry in a file raises an error that names the file and the entry. Questions without an answer, or with an
+answer that is not in the passage, are skipped and counted in a report.
 """
 
 import json
@@ -25,8 +25,8 @@ UNSEEN = "never seen in training"
 class Question:
     """A question about a passage, with the accepted answers and the span of words that answers it.
 
-    `span` has the indices of the first and the last word of the first answer in the passage; it is None if no span of
-    the passage is correct, and the question can then not be used for training. `support` are the indices of the
+    `span` holds the indices of the first and the last word of the first answer in the passage; it is None if no span of
+    the passage is correct, and the question can then not be used for training. `support` holds the indices of the
     sentences that are needed for the answer, if known.
     """
 
@@ -82,7 +82,7 @@ def load_questions(
 
     The file is SQuAD's .json, a .jsonl with one object on each line, or bAbI's .txt, each optionally with .gz.
     Questions about passages of more than `longest` words are skipped. `candidates` are answers that are appended to
-    bAbI stories. A fault (invalid UTF-8 or JSON, a missing key) raises `DataError`.
+    bAbI stories. Invalid UTF-8, invalid JSON and missing keys raise `DataError`.
     """
     from regard.data.text.babi import load_stories  # imported here, because babi imports this module
 
@@ -96,7 +96,8 @@ def load_questions(
     if suffix not in readers:
         raise DataError(f"{path}: expected .json (SQuAD), .jsonl (an object a line) or .txt (bAbI), each maybe .gz")
     tally = Tally(path, longest)
-    passages: dict[str, Passage] = {}  # the last passage by its text, because several questions share a passage
+    # maps the text of the last passage to this passage, because several questions share a passage
+    passages: dict[str, Passage] = {}
     for entry in readers[suffix](path):
         if entry.passage not in passages:
             # Only one passage is stored, because the questions about a passage are adjacent in the file.
@@ -116,7 +117,7 @@ class Tally:
         self.skipped: Counter[str] = Counter()
 
     def take(self, question: Question | None, remark: str = "") -> None:
-        """Add a question; `remark` describes a change to its answer. None counts as skipped, `remark` is the reason."""
+        """Add a question and any change to its answer, `remark`; None is counted as skipped for the reason `remark`."""
         self.read += 1
         if question is not None and self.longest is not None and len(question.passage.words) > self.longest:
             question, remark = None, "too long"
@@ -140,7 +141,7 @@ class Tally:
 
 
 def _located(entry: Entry, passage: Passage) -> tuple[Question | None, str]:
-    """Return the question with the span of its first answer and a remark; or None and the reason why it is skipped."""
+    """Return the question with its first answer's span and any change to this answer; or None and why it is skipped."""
     if not passage.words:
         return None, "empty passage"
     question = words(entry.question)
@@ -161,7 +162,7 @@ def _located(entry: Entry, passage: Passage) -> tuple[Question | None, str]:
 
 
 def _occurrence(passage: str, text: str, start: int | None) -> int | None:
-    """Return the position of an answer in a passage: `start`, else the occurrence nearest to `start`, else None.
+    """Return the position of an answer in a passage: `start` if it is there, else its nearest occurrence, else None.
 
     If `start` is None, the first occurrence is returned.
     """
@@ -238,13 +239,13 @@ def _entry(place: str, about: Any, record: Any) -> Entry:
 def _answers(record: dict[str, Any]) -> tuple[tuple[tuple[str, int | None], ...], str]:
     """Return the answers as (text, start), and what is wrong with the record, or an empty string.
 
-    The answers are the fields "answer" and "answer_start", or the field "answers" in the form of SQuAD or of the
+    The answers are the fields "answer" and "answer_start", or the field "answers" in the format of SQuAD or of the
     Hugging Face Hub.
     """
     value = record.get("answers", record.get("answer"))
     if isinstance(value, str):
         value = [{"text": value, "answer_start": record.get("answer_start")}]
-    if isinstance(value, dict):  # the form of the Hugging Face Hub: {"text": […], "answer_start": […]}
+    if isinstance(value, dict):  # the format of the Hugging Face Hub: {"text": […], "answer_start": […]}
         texts, starts = value.get("text"), value.get("answer_start")
         if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
             value = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]

@@ -1,4 +1,4 @@
-"""Finds the columns of a table that hold the text and the label: as given, or guessed from the header or the cells."""
+"""Determines the text column and the label column of a table: as given, or guessed from the header or the cells."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -62,9 +62,9 @@ def find_columns(
 
 
 def find_field(path: Path, line: int, names: Iterable[str], given: str | None, known: Sequence[str], role: str) -> str:
-    """Return the name of the field that has this role ("text" or "label") in a record with the fields `names`.
+    """Return the name of the field that holds the text or the label (`role`) in a JSON record with the fields `names`.
 
-    The result is `given`, or if `given` is None, the first of the names `known` that the record has.
+    The result is the field name `given`, or if `given` is None, the first of the names `known` that the record has.
     """
     names = list(names)
     if given is not None:
@@ -95,7 +95,7 @@ def _number(path: Path, given: str, columns: int, role: str) -> int:
 def _by_cells(
     path: Path, rows: Sequence[Sequence[str]], text: str | None, label: str | None
 ) -> tuple[list[int], list[str]]:
-    """Return the text and the label column of a table without a header, and what was guessed.
+    """Return the text column and the label column of a table without a header, and a message about the guess.
 
     The text is guessed to be the column with the most characters, and the label the other column with the fewest
     distinct values.

@@ -20,14 +20,14 @@ _PHRASE = re.compile(r"[^.,;:!?。，、；：！？\n]*[.,;:!?。，、；：�
 
 
 class Span(NamedTuple):
-    """A part of a text, from character `start` up to but not including character `end`."""
+    """A range of characters of a text, from character `start` up to but not including character `end`."""
 
     start: int
     end: int
 
 
 class Token(NamedTuple):
-    """A token in the form that the vocabulary contains, and its position in the text."""
+    """A token, spelled as in the vocabulary, and its position in the text."""
 
     text: str
     span: Span
@@ -62,7 +62,7 @@ def phrases(text: str) -> list[Span]:
 
 
 def summed(weights: Sequence[float], tokens: Sequence[Span], parts: Sequence[Span]) -> list[float]:
-    """Return the weight of each part of a text: the sum of the weights of the tokens that begin in that part.
+    """Return the weight of each phrase or sentence: the sum of the weights of the tokens that begin in it.
 
     >>> summed([0.1, 0.2, 0.7], [Span(0, 3), Span(4, 7), Span(9, 12)], [Span(0, 8), Span(9, 12)])
     [0.3..., 0.7]
@@ -112,11 +112,11 @@ class Coder:
 
     @property
     def unknown(self) -> int:
-        """Return the token number of unknown words; with sub-words, which have none, the number of padding."""
+        """Return the token number of unknown words; sub-words have no unknown token: the number of padding."""
         return self.words.unknown if isinstance(self.words, Vocabulary) else self.words.pad
 
     def encode(self, text: str) -> Coded:
-        """Return the numbers and the positions of a text's tokens."""
+        """Return a text as token numbers, with the position of each token in the text."""
         if isinstance(self.words, Subwords):
             encoding = self.words.model.encode(text, add_special_tokens=False)
             return Coded(encoding.ids, [Span(*offsets) for offsets in encoding.offsets])
@@ -132,7 +132,7 @@ class Coder:
 
 
 def build_coder(texts: Iterable[str], by: Cut, *, size: int = 30_000, rarest: int = 1) -> Coder:
-    """Return a coder whose vocabulary is the most frequent tokens of these texts, at most `size` tokens.
+    """Return a `Coder` whose vocabulary is the most frequent tokens of these texts, at most `size` tokens.
 
     Words and characters that occur fewer than `rarest` times are left out. Sub-words are trained on the texts.
     """

@@ -22,7 +22,8 @@ def phrases_of(tree: str) -> list[Phrase]:
     [Phrase(text='not bad', label='3'), Phrase(text='not', label='2'), Phrase(text='bad', label='1')]
     """
     words: list[str] = []
-    open_: list[tuple[str, int, int]] = []  # open brackets: label, index of the first word, index in `phrases`
+    # for each open bracket: the phrase's label, the index of its first word, and its index in `phrases`
+    open_: list[tuple[str, int, int]] = []
     phrases: list[Phrase | None] = []
     for mark in _MARK.finditer(tree):
         if mark[1] is not None:

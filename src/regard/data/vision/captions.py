@@ -25,7 +25,7 @@ from regard.data.vision.image_folders import PARTS, ImageFolders, part_files
 _HEADERS = ("image", "file", "filename", "path")
 _NUMBER = re.compile(r"#\d+$")
 _SUFFIXES = (".tsv", ".jsonl")
-# The ends of the names of Flickr8k's files that list the pictures of each part.
+# The ends of the names of Flickr8k's files that list the pictures of each split.
 _LISTS = {"train": "trainImages.txt", "valid": "devImages.txt", "test": "testImages.txt"}
 
 
@@ -41,7 +41,7 @@ class CaptionedImage:
 class CaptionFiles:
     """Captioned pictures for training, validation and test; all are in `train` if the files define no such split.
 
-    Each part stores its texts in packed buffers and creates a `CaptionedImage` at each access. `report` counts the
+    Each split stores its texts in packed buffers and creates a `CaptionedImage` at each access. `report` counts the
     captions read, kept and skipped, and the pictures without a caption.
     """
 
@@ -52,7 +52,7 @@ class CaptionFiles:
 
 
 def load_captions(path: Path, *, skip_faults: bool = False) -> CaptionFiles:
-    """Return the captions at `path` with the paths of their pictures; the layout is recognised.
+    """Return the captions at `path` with the paths of their pictures; the layout of the files is recognised.
 
     A folder holds Flickr8k's files (`*.token.txt`, `*trainImages.txt` …), or `train.tsv`, `valid.tsv` and `test.tsv`,
     or `captions.tsv`; any table may be `.jsonl`. `path` may also be a single TSV or JSONL file. A TSV has the columns
@@ -78,7 +78,7 @@ Found = Sequence[CaptionedImage]
 
 
 class _Caption(NamedTuple):
-    """A caption of a file: its position ("file:line"), the name of its picture and its text, or its fault."""
+    """A caption in a file: its position ("file:line"), the name of its picture and its text, or an error message."""
 
     where: str
     image: str = ""
@@ -90,13 +90,14 @@ class _Collection:
     """Collects captions and groups them by picture; the pictures are in the order of their first occurrence."""
 
     def __init__(self) -> None:
-        # The paths of the pictures and the digests of these paths. Adjacent captions of one picture share one entry.
+        # The paths of the pictures and the digests of these paths. Captions of one picture that are added one after
+        # another share one entry.
         self._paths, self._digests = Texts(), Distinct()
         self._captions, self._path_of = Texts(), array("q")
         self._last: Path | None = None
 
     def add(self, image: Path, text: str) -> None:
-        """Add a caption of a picture."""
+        """Add one caption of the picture with this path."""
         if image != self._last:
             self._paths.append(str(image))
             self._digests.append(str(image))
@@ -105,7 +106,7 @@ class _Collection:
         self._path_of.append(len(self._paths) - 1)
 
     def images(self) -> Found:
-        """Return the pictures with their captions."""
+        """Return the collected pictures, each with all of its captions."""
         first, number = self._digests.numbered()
         picture_of = number[np.array(self._path_of, np.int64)]
         order = np.argsort(picture_of, kind="stable")
@@ -163,7 +164,7 @@ def _of_table(path: Path) -> Iterator[_Caption]:
 
 
 def _of_record(record: Record) -> Iterator[_Caption]:
-    """Yield the captions of one JSON object, which all have the same position."""
+    """Yield the captions of one JSON object; all have the position of this object in the file."""
     value = record.value
     if record.fault:
         yield _Caption(record.where, fault=record.fault)
@@ -180,10 +181,10 @@ def _of_record(record: Record) -> Iterator[_Caption]:
 
 
 def _flickr(tokens: Path, tally: Counter[str], skip_faults: bool) -> Mapping[str, Found]:
-    """Return the captioned pictures of each part of Flickr8k.
+    """Return the captioned pictures of each split of Flickr8k.
 
-    A line of the file `tokens` is "name.jpg#0", a tab and a caption. Three other files list the pictures of each part;
-    pictures in none of these lists are skipped.
+    A line of the file `tokens` is "name.jpg#0", a tab and a caption. Three other files list the pictures of the
+    training, validation and test splits; pictures in none of these lists are skipped.
     """
     folders = ImageFolders.beside(tokens.parent)
     listed = {part: _list(tokens.parent, end) for part, end in _LISTS.items()}

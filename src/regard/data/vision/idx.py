@@ -59,9 +59,9 @@ def read_labelled(images: Path, labels: Path) -> Labelled:
 
 
 def load_mnist(folder: Path) -> dict[str, Labelled]:
-    """Return the parts "train" and "test" of a folder with the four files of MNIST.
+    """Return the splits "train" and "test" of a folder with the four files of MNIST.
 
-    The files have their usual names, such as train-images-idx3-ubyte, and may be gzipped (.gz).
+    The four files have MNIST's usual names, such as train-images-idx3-ubyte, and may be gzipped (.gz).
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -93,7 +93,7 @@ def _read(path: Path, stream: BufferedIOBase, most_bytes: int) -> NDArray[Any]:
     sizes = "×".join(map(str, shape))
     if expected > most_bytes:
         raise DataError(f"{path}: {sizes} is {expected:,} bytes, more than the {most_bytes:,} allowed")
-    # The content is read in parts, so that a false header that claims gigabytes does not allocate them.
+    # The content is read in chunks, so that a wrong header that states gigabytes does not allocate them.
     content = bytearray()
     while len(content) <= expected and (part := stream.read(min(1 << 24, expected + 1 - len(content)))):
         content += part

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 Pixels = NDArray[np.uint8]
 
-# Only formats that consist of pixels are read. For others, such as EPS, Pillow runs an external program (Ghostscript),
-# which a data file must not be able to cause.
+# Only formats that consist of pixels are read. For other formats, such as EPS, Pillow runs an external program
+# (Ghostscript), which a data file must not be able to cause.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF")
 SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".avif"),

@@ -8,7 +8,7 @@ from regard.data.data_files import DataError
 from regard.data.vision.image_files import SUFFIXES
 
 PARTS = ("train", "valid", "test")
-# The file names, without suffix, under which each part of a data set is searched.
+# The file names, without suffix, under which each split of a data set is searched.
 NAMES = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
 # The largest number of cached file names. Adjacent entries often name the same picture, so a small cache is enough, and
 # the limit bounds its memory for large data sets.
@@ -17,7 +17,7 @@ _FOLDERS = ("images", "Images", "Flicker8k_Dataset", "Flickr8k_Dataset")
 
 
 class ImageFolders:
-    """Finds pictures by file name in several folders; recent results are cached."""
+    """Finds picture files by name in several folders; recent results are cached."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = tuple(folders)
@@ -25,7 +25,7 @@ class ImageFolders:
 
     @classmethod
     def beside(cls, folder: Path) -> "ImageFolders":
-        """Return the finder for the data files in `folder`: it searches the subfolders of pictures, then `folder`."""
+        """Return an object that searches the subfolders of pictures of `folder`, then `folder`, for pictures."""
         return cls([*(folder / name for name in _FOLDERS if (folder / name).is_dir()), folder])
 
     def find(self, name: str) -> Path | None:
@@ -44,7 +44,7 @@ class ImageFolders:
                 yield from (os.path.join(folder, f"{name}{suffix}") for suffix in (".png", ".jpg", ".jpeg"))
 
     def images(self) -> Iterator[Path]:
-        """Yield the pictures in the first folder, recognised by their suffix, without storing the list of files."""
+        """Yield the picture files of the first folder, recognised by their suffix, without storing their list."""
         with os.scandir(self.folders[0]) as entries:
             yield from (Path(entry.path) for entry in entries if os.path.splitext(entry.name)[1].lower() in SUFFIXES)
 
@@ -53,10 +53,10 @@ class ImageFolders:
 
 
 def part_files(path: Path, name: str, suffixes: Sequence[str]) -> dict[str, Path]:
-    """Return the data file of each part ("train", "valid", "test") at `path`.
+    """Return the data file of each split ("train", "valid", "test") at `path`.
 
-    A single file is the part "train". A folder has one file for each part, named after it, or one called `name`, which
-    is the part "train". The file names end in one of `suffixes`, optionally followed by .gz.
+    A single file is the split "train". A folder has one file for each split, with the name of the split, or one called
+    `name`, which is the split "train". The file names end in one of `suffixes`, optionally followed by .gz.
     """
     known = [*suffixes, *(f"{suffix}.gz" for suffix in suffixes)]
     if path.is_file():

@@ -37,8 +37,8 @@ class QuestionFiles:
     """Questions for training, validation and test; all are in `train` if the files define no such split.
 
     Questions for validation and test whose answer does not occur in `train` are not removed: a model that chooses among
-    the training answers cannot answer them correctly, and its accuracy must include these errors. The parts store their
-    texts in packed buffers and create an `ImageQuestion` at each access.
+    the training answers cannot answer them correctly, and its accuracy must include these errors. Each split stores its
+    texts in packed buffers and creates an `ImageQuestion` at each access.
     """
 
     train: Sequence[ImageQuestion]
@@ -48,7 +48,7 @@ class QuestionFiles:
 
 
 def load_image_questions(path: Path) -> QuestionFiles:
-    """Return the questions at `path` with the paths of their pictures; the layout is recognised.
+    """Return the questions at `path` with the paths of their pictures; the layout of the files is recognised.
 
     A folder has the layout of easy-VQA (`train/questions.json`, `train/images/`, `test/…`), or the files `train.json`,
     `valid.json` and `test.json`, or `questions.json`; any of them may be `.jsonl`. `path` may also be a single such
@@ -89,9 +89,9 @@ def pictures_of(questions: Sequence[ImageQuestion]) -> Pictures:
 def hold_out(
     questions: Sequence[ImageQuestion], *, valid: int, test: int, seed: int = 0
 ) -> tuple[Sequence[ImageQuestion], Sequence[ImageQuestion], Sequence[ImageQuestion]]:
-    """Return the questions split into training, validation and test parts, so that no picture is in two of them.
+    """Return the questions split into training, validation and test questions, so that no picture is in two splits.
 
-    `valid` and `test` are the numbers of pictures, not of questions, in these parts.
+    `valid` and `test` are the numbers of pictures, not of questions, in the validation and the test split.
     """
     images, place_of = pictures_of(questions)
     if valid + test >= len(images):
@@ -118,7 +118,7 @@ def _packed(items: Iterable[ImageQuestion]) -> Sequence[ImageQuestion]:
 
 
 def question_files(path: Path) -> dict[str, Path]:
-    """Return the file of questions of each part; in the layout of easy-VQA, each part has a folder."""
+    """Return the file of questions of each split; in the layout of easy-VQA, each split has a folder."""
     own = {
         part: path / name / f"questions{suffix}"
         for part in PARTS

@@ -44,7 +44,7 @@ class ImageStore:
     folder: Path
     size: tuple[int, int]
     paths: Sequence[Path]
-    rows: NDArray[np.int64]  # the position of each picture in pixels.bin; -1 for a picture that could not be decoded
+    rows: NDArray[np.int64]  # the index of each picture in pixels.bin; -1 for a picture that could not be decoded
     checks: NDArray[np.uint32]
     faults: Mapping[int, str]
     decoded: int  # the number of pictures that were not in the store and were decoded when it was opened
@@ -54,7 +54,7 @@ class ImageStore:
         return len(self.paths)
 
     def __getitem__(self, place: int) -> Pixels:
-        """Return a copy of picture `place`.
+        """Return a copy of the picture with index `place` in `paths`.
 
         The picture is read from the file, not memory-mapped, so that it does not count as memory of the process later.
         """
@@ -114,7 +114,7 @@ def store_images(
     progress: Progress = lambda done, total: None,
     threads: int = 2,
 ) -> ImageStore:
-    """Return the pictures of these files at `size`, (height, width); those missing in `cache` are decoded.
+    """Return the pictures of these files at `size`, (height, width); pictures that are missing in `cache` are decoded.
 
     A file that cannot be decoded raises `DataError`; with `skip_faults` it is recorded in the store's `faults` instead.
     `progress` is called with the number of finished pictures and the total number. If two processes use the same cache,
@@ -148,7 +148,7 @@ def store_images(
 
 
 def _rows_of(wanted: Digests, known: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the index of each digest of `wanted` among the rows `known` of a store; -1 if it is missing."""
+    """Return for each digest in `wanted` its row among the rows `known` of a store; -1 if it is missing."""
     if not len(known):
         return np.full(len(wanted), -1)
     order = np.argsort(known["source"])
@@ -183,7 +183,7 @@ def _decoded(path: Path, *, size: tuple[int, int], fit: str, most_pixels: int) -
 def _chunks(
     paths: Sequence[Path], missing: NDArray[np.int64], opened: Callable[[Path], Pixels | str], threads: int
 ) -> Iterator[tuple[NDArray[np.int64], list[Any]]]:
-    """Yield the missing pictures in small chunks, as (indices, pictures or faults), decoded by several threads."""
+    """Yield the missing pictures in small chunks, as (indices, pictures or errors), decoded by several threads."""
     with ThreadPoolExecutor(threads) as pool:
         for begin in range(0, len(missing), _CHUNK):
             places = missing[begin : begin + _CHUNK]
@@ -191,7 +191,7 @@ def _chunks(
 
 
 def _append(folder: Path, digests: Digests, pictures: Sequence[Pixels]) -> int:
-    """Append pictures to pixels.bin and then their rows to rows.bin; return the number of pictures."""
+    """Append pictures to pixels.bin and then their rows to rows.bin; return the number of appended pictures."""
     contents = [picture.tobytes() for picture in pictures]
     rows = np.empty(len(pictures), _ROW)
     rows["source"], rows["check"] = digests, [zlib.crc32(content) for content in contents]
@@ -208,7 +208,7 @@ def _append(folder: Path, digests: Digests, pictures: Sequence[Pixels]) -> int:
 def _rows(folder: Path, count: int) -> NDArray[Any]:
     """Return the rows of all pictures that are completely written.
 
-    Incomplete data at the end of the files, which remains if a process is killed while it writes, is removed.
+    Incomplete data at the end of pixels.bin and rows.bin, left by a process that was killed while it wrote, is removed.
     """
     pixels, index = folder / "pixels.bin", folder / "rows.bin"
     for path in (pixels, index):

@@ -2,7 +2,7 @@
 
 A digit is drawn with bright strokes on black in 28×28 pixels, as in MNIST. On the canvas of 60×60 pixels (Mnih et al.
 2014, "Recurrent Models of Visual Attention", section 4.1) the digit is at a random position; the clutter consists of
-pieces of other digits, 8×8 pixels each.
+crops of other digits, 8×8 pixels each.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ def digits(seed: int, *, count: int, layout: str = "plain") -> Iterator[Digit]:
 
 
 def splits(seed: int, *, train: int, valid: int, test: int, layout: str = "plain") -> Splits[Digit]:
-    """Return training, validation and test digits; no picture is in two of these parts.
+    """Return training, validation and test digits; no picture is in two of these splits.
 
     >>> parts = splits(1, train=20, valid=5, test=5)
     >>> [len(part) for part in (parts.train, parts.valid, parts.test)]
@@ -63,7 +63,7 @@ def splits(seed: int, *, train: int, valid: int, test: int, layout: str = "plain
 def write(label: int, random: Random, *, noise: float = 6.0) -> Digit:
     """Return one digit drawn in 28×28 pixels with random slant, rotation, proportions, stroke width and jitter.
 
-    `noise` is the largest change of a pixel's brightness by random noise.
+    `noise` is the largest amount by which random noise changes a pixel's brightness.
     """
     starts, ends = _segments(label, random)
     half = random.uniform(0.95, 1.75)
@@ -132,8 +132,8 @@ def _stream(random: Random, count: int, layout: str, seen: set[bytes]) -> Iterat
             digit = _make(random, layout, pool)
             mark = _mark(digit)
         seen.add(mark)
-        # One of the ten clutter digits is replaced after every second picture. Replacing one after every picture would
-        # draw twice as many clutter digits.
+        # The clutter is cropped from ten digits, one of which is replaced after every second picture. A replacement
+        # after every picture would mean drawing twice as many digits.
         if pool and number % 2:
             pool[random.randrange(len(pool))] = write(random.randrange(10), random, noise=0.0).image
         yield digit
@@ -162,7 +162,7 @@ def _piece(image: Image, random: Random) -> Image:
 
 
 def _beside(box: Box, side: int, random: Random) -> tuple[int, int]:
-    """Return a random top left corner (row, column) at which a piece of clutter does not overlap the box."""
+    """Return a random top left corner (row, column) for 8×8 pixels of clutter that do not overlap the digit's `box`."""
     left, top, right, bottom = box
     if max(left, top, side - right, side - bottom) < PIECE:
         raise ValueError(f"no clutter of {PIECE} pixels fits beside a digit of {box} on a canvas of {side}")
@@ -232,8 +232,8 @@ def _arc(x: float, y: float, rx: float, ry: float, first: int, last: int, count:
     return [(x + rx * math.cos(angle), y + ry * math.sin(angle)) for angle in angles]
 
 
-# For each digit the ways to write it: each way is a list of strokes, and each stroke a list of points in a unit square,
-# with x to the right and y down.
+# For each digit, the ways in which it can be written: each way is a list of strokes, and each stroke a list of points
+# in a unit square, with x to the right and y down.
 _GLYPHS: tuple[tuple[list[Path], ...], ...] = (
     ([_arc(0.5, 0.5, 0.34, 0.5, -80, 280, 13)], [_arc(0.5, 0.5, 0.28, 0.5, -120, 240, 13)]),
     (

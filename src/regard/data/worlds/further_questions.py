@@ -1,7 +1,8 @@
 """Further questions about a scene, so that one picture can be used in several training questions.
 
-For each form of question, all questions that can be answered from the scene are listed. An answer is sampled first, and
-then one of the questions with this answer; else answers that many questions have would be more frequent.
+For each type of question, such as "count", all questions that can be answered from the scene are listed. An answer is
+sampled first, and then one of the questions with this answer; otherwise, answers that many questions have would be more
+frequent.
 """
 
 from collections import Counter
@@ -12,11 +13,12 @@ from regard.data.worlds.scene_questions import COUNTS, FORMS, Asked, question_wo
 from regard.data.worlds.scenes import RELATIONS, place, relation
 from regard.data.worlds.shapes import COLOURS, KINDS, PLURALS, Scene, Shape
 
-_Possible = Iterator[tuple[str, str, list[Shape]]]  # question, answer, the shapes that show the answer
+# yields tuples: a question, its answer, and the shapes that show the answer
+_Possible = Iterator[tuple[str, str, list[Shape]]]
 
 
 def further(scene: Scene, random: Random, *, count: int, forms: Sequence[str] = FORMS) -> list[Asked]:
-    """Return at most `count` distinct questions about a scene; the form of each is sampled from `forms`.
+    """Return at most `count` distinct questions about a scene; the type of each is sampled from `forms`.
 
     >>> from regard.data.worlds.scene_questions import asked, written
     >>> [first] = asked(5, count=1)

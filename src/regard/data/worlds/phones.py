@@ -20,7 +20,7 @@ class Phone(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int | float, ...]:
-        """Return the numbers of all fields except the duration."""
+        """Return the values of all fields except the duration."""
         return self[:7]
 
 
@@ -75,7 +75,7 @@ Spelling = tuple[tuple[str, tuple[str, ...]], ...]
 def _spelled(text: str) -> Spelling:
     """Return the spelling that a text such as "t=t wo=uw" describes: groups of letters, each with its sounds.
 
-    A closure is inserted before the burst of each plosive (t, k, p, d, g).
+    A closure (a short silence) is inserted before the burst of each plosive (t, k, p, d, g).
 
     >>> _spelled("t=t wo=uw")
     (('t', ('closed', 't')), ('wo', ('uw',)))

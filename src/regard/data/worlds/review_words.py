@@ -1,8 +1,8 @@
 """The words and sentence patterns of the generated reviews, in English and in Chinese.
 
-A pattern is a list of pieces separated by blanks. The piece `{name}` is replaced by a random entry of the list with
-that name. A star marks the words that decide the review's label, if the clause decides it. English entries are split
-into words, Chinese entries into characters.
+A pattern is a string of words and placeholders separated by blanks. The placeholder `{name}` is replaced by a random
+entry of the list with that name. A star marks the words that decide the review's label, if their clause decides it.
+English entries are split into words, Chinese entries into characters.
 """
 
 from collections.abc import Mapping
@@ -18,12 +18,14 @@ class Grammar(NamedTuple):
     excess: tuple[str, ...]  # patterns that are negative with any {measure}, such as "too long"
     enough: tuple[str, ...]  # patterns that are positive with any {measure}, such as "long enough"
     neutral: tuple[str, ...]
-    together: tuple[str, ...]  # patterns of two clauses {first} and {second} with the same opinion, both decisive
-    contrast: tuple[str, ...]  # patterns of a decisive clause {main} and a clause {side} with the opposite opinion
-    fillers: tuple[str, ...]  # sentences without opinion words
+    # patterns of two clauses {first} and {second} with equal opinions; the words of both clauses decide the label
+    together: tuple[str, ...]
+    # patterns of a clause {main}, which decides the label, and a clause {side} with the opposite opinion
+    contrast: tuple[str, ...]
+    fillers: tuple[str, ...]  # sentences without opinion words, which do not affect the label
     distractors: tuple[str, ...]  # sentences with opinion words, negations or intensifiers, but without an opinion
     held: tuple[str, ...]  # patterns that state an opinion and who holds it
-    facts: tuple[str, ...]  # sentences that mention a person but no opinion
+    facts: tuple[str, ...]  # sentences that mention a person but state no opinion
     stop: str
 
 

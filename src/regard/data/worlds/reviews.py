@@ -1,9 +1,9 @@
 """The built-in data for sentiment: any number of reviews in English or Chinese, with the words that decide the label.
 
-An opinion may be negated ("not bad"). Of two contrasting opinions, the one in the main clause determines the label
-("good but too long", "dull, although the music is great"). Other sentences contain the same words without an opinion
-("a good friend lent it to me"). The decisive words are the opinion with its negation, without connectives and
-intensifiers.
+An opinion may be negated ("not bad"). If two opinions contrast, the opinion in the main clause determines the label
+("good but too long", "dull, although the music is great"). Other sentences contain opinion words without an opinion ("a
+good friend lent it to me"). The decisive words of a review are the opinion word and its negation, without connectives
+and intensifiers.
 
 In the label set "subjectivity" the holder of the opinion determines the label: the author's own opinion is subjective
 ("I find the plot dull"), the opinion of others is objective ("critics find the plot dull"). The holder is the decisive
@@ -74,8 +74,8 @@ def splits(
 ) -> Splits[Review]:
     """Return training, validation and test reviews of `lengths` words, and reviews of `beyond` words in `longer`.
 
-    A fifth of the pairs of a negation and an opinion word never occur in the training part, so that a model that only
-    memorises such pairs fails on the other parts.
+    A fifth of the pairs of a negation and an opinion word never occur in the training reviews, so that a model that
+    only memorises these pairs fails on the validation and test reviews.
 
     >>> parts = splits(1, train=50, valid=10, test=10, longer=5)
     >>> [len(part) for part in (parts.train, parts.valid, parts.test, parts.longer)]
@@ -113,8 +113,8 @@ def text_of(words: Sequence[str], language: Language = "en") -> str:
 
 
 _NAMES = {"london", "paris", "berlin", "beijing", "rome", "monday", "tuesday", "friday", "sunday"}
-# The largest number of consecutive attempts that give a known review or one of a wrong length; after more, hardly any
-# new review of these lengths exists.
+# The largest number of consecutive attempts that may give a duplicate review or one of a wrong length; after that,
+# hardly any new review of the requested lengths exists.
 _PATIENCE = 4000
 
 
@@ -140,8 +140,8 @@ class _Writer:
         label = self._pick(CLASSES[self.labels])
         sentences = [self._judgement(label)]
         # There are two parties, the author and others; one of them holds the opinion. Half of the reviews also mention
-        # the other party, in a sentence without an opinion. If all reviews did, a model could read the label from the
-        # party that has no opinion.
+        # the other party, in a sentence without an opinion. If all reviews mentioned the other party, a model could
+        # infer the label from the party that has no opinion.
         if self.labels == "subjectivity" and self.random.random() < 0.5:
             sentences.insert(self._place(sentences), self._fact(label == "objective"))
         while sum(map(len, sentences)) + len(sentences) < length - 4:

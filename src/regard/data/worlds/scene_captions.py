@@ -1,6 +1,6 @@
 """The built-in data for captioning: drawn scenes with captions, and the picture region of every content word.
 
-The caption is a function of the scene, so that a model can be exactly right. A scene has one or two groups of equal
+The caption is a function of the scene, so that a model can predict it exactly. A scene has one or two groups of equal
 shapes. The group of larger shapes is named first; if both have the same size, the group further left or further up. The
 size is named if there is one group, or if the two groups differ in size.
 """
@@ -24,7 +24,7 @@ Words = tuple[str, str, str]  # the description of a shape: size, colour, kind
 class Captioned:
     """A scene, the words of its caption, and for each word the boxes of the shapes that it refers to.
 
-    A word for several shapes has several boxes. Articles and words of relation, such as "above", have None.
+    A word that refers to several shapes has several boxes. Articles and words of relation, such as "above", have None.
     """
 
     scene: Scene
@@ -60,8 +60,8 @@ def splits(
 ) -> Splits[Captioned]:
     """Return training, validation and test scenes of `objects` shapes, and scenes of `beyond` shapes in `longer`.
 
-    Each word of the captions in `longer` occurs in the other parts, but in new combinations, such as "three red stars
-    above two blue squares".
+    Each word of the captions in `longer` also occurs in training captions, but `longer` has new combinations, such as
+    "three red stars above two blue squares".
 
     >>> parts = splits(1, train=20, valid=5, test=5, longer=3)
     >>> [len(part) for part in (parts.train, parts.valid, parts.test, parts.longer)]
@@ -76,7 +76,7 @@ def splits(
 def caption(objects: Sequence[Shape]) -> tuple[tuple[str, ...], tuple[Regions | None, ...]] | None:
     """Return the caption of a scene with these shapes, as its words and the regions of each word.
 
-    Returns None unless the shapes form one group, or two groups whose relative position is clear.
+    Returns None unless the shapes form one group, or two groups whose relative position is unambiguous.
 
     >>> circle, star = Shape("circle", "red", "large", (4, 9, 20, 25)), Shape("star", "blue", "small", (30, 12, 40, 22))
     >>> words, regions = caption([star, circle])
@@ -121,7 +121,8 @@ def _phrase(group: Words, boxes: list[Box], *, sized: bool) -> tuple[list[str], 
 def _make(dice: Dice, objects: tuple[int, int], size: int) -> Captioned | None:
     total = dice.pick(range(objects[0], objects[1] + 1))
     counts = _grouping(dice, total)
-    # Further attempts keep the number of shapes, so that scenes with many shapes, which fail more often, are not rarer.
+    # If a scene cannot be drawn, the next attempt has the same number of shapes, so that scenes with many shapes, which
+    # fail more often, are not rarer.
     for _ in range(_TRIES):
         descriptions = _descriptions(dice, len(counts))
         placed = spots(dice, [words[0] for words in _each(descriptions, counts)], size=size)
@@ -141,7 +142,7 @@ def _make(dice: Dice, objects: tuple[int, int], size: int) -> Captioned | None:
 
 
 def _each(descriptions: Sequence[Words], counts: Sequence[int]) -> list[Words]:
-    """Return the description of each shape, given the description and the number of shapes of each group."""
+    """Return a description (size, colour, kind) for each shape, given that of each group and its number of shapes."""
     return [words for words, count in zip(descriptions, counts, strict=True) for _ in range(count)]
 
 
@@ -155,7 +156,7 @@ def _grouping(dice: Dice, total: int) -> tuple[int, ...]:
 
 
 def _descriptions(dice: Dice, groups: int) -> list[Words]:
-    """Return a random size, colour and kind for each group; no two groups have the same colour and kind."""
+    """Return a random size, colour and kind for each group of shapes; no two groups agree in colour and kind."""
     chosen: list[Words] = []
     while len(chosen) < groups:
         colour, kind = dice.pick(tuple(COLOURS)), dice.pick(KINDS)

@@ -1,7 +1,7 @@
 """The built-in data for visual question answering: drawn scenes, a question about each, the answer and its region.
 
 The questions are about colour, shape, count, presence, position and relation. The answer is sampled before the shapes,
-so that all answers to one form of question are equally likely and cannot be guessed from the question alone.
+so that all answers to one type of question are equally likely and cannot be guessed from the question alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +37,7 @@ class Asked:
     """A scene, the words of a question, the answer, and the boxes of the shapes that show the answer.
 
     For "what is left of the red circle", `regions` is the box of the shape left of the circle. `regions` is empty if
-    the answer is that there is no such shape. `form` is one of `FORMS`.
+    the answer is that there is no such shape. `form` is the type of the question, one of `FORMS`, such as "count".
     """
 
     scene: Scene
@@ -50,7 +50,7 @@ class Asked:
 def asked(
     seed: int, *, count: int, objects: tuple[int, int] = (2, 4), size: int = 48, forms: Sequence[str] = FORMS
 ) -> Iterator[Asked]:
-    """Return distinct scenes with a question of one of the `forms` about each.
+    """Return distinct scenes, each with a question; `forms` are the types of questions, such as "count".
 
     The number of shapes in a scene is in the range `objects`. The same seed gives the same scenes on every machine.
 
@@ -79,7 +79,7 @@ def splits(
 ) -> Splits[Asked]:
     """Return training, validation and test questions about scenes of `objects` shapes.
 
-    The scenes in the part `longer` have `beyond` shapes.
+    The scenes of the additional test examples `longer` have `beyond` shapes.
 
     >>> parts = splits(1, train=20, valid=5, test=5, longer=3)
     >>> [len(part) for part in (parts.train, parts.valid, parts.test, parts.longer)]
@@ -108,7 +108,7 @@ def written(words: Sequence[str]) -> str:
 
 
 def question_words(text: str) -> tuple[str, ...]:
-    """Return the words of a question in the form that this module generates.
+    """Return the words of a question, normalised like the questions that this module generates.
 
     The words are in lower case and in British spelling, with the question mark as a word.
 
@@ -120,7 +120,7 @@ def question_words(text: str) -> tuple[str, ...]:
 
 
 class _Draft(NamedTuple):
-    """A question before its scene is drawn.
+    """A question about a scene that is not drawn yet.
 
     `looks` are the colour and kind of each shape, `shown` the indices of the shapes that show the answer.
     """
@@ -140,7 +140,8 @@ def _known(forms: Sequence[str]) -> tuple[str, ...]:
 def _make(dice: Dice, objects: tuple[int, int], size: int, *, forms: Sequence[str]) -> Asked | None:
     form = dice.pick(forms)
     total = dice.pick(range(objects[0], objects[1] + 1))
-    # Further attempts keep the form and the number of shapes, so that combinations that fail more often are not rarer.
+    # If a scene cannot be drawn, the next attempt has the same type of question and number of shapes, so that
+    # combinations that fail more often are not rarer.
     for _ in range(_TRIES):
         placed = spots(dice, size_words(dice, total), size=size)
         draft = _WRITERS[form](dice, placed, size) if placed else None
@@ -158,7 +159,7 @@ def _some_look(dice: Dice) -> Look:
 
 
 def _others(dice: Dice, looks: dict[int, Look], total: int, allowed: Callable[[Look], bool]) -> list[Look]:
-    """Return the colour and kind of all shapes: those in `looks`, and for the others random ones that are `allowed`."""
+    """Return the colour and kind of each of `total` shapes: as in `looks` if given there, else random and `allowed`."""
     filled = []
     for number in range(total):
         look = looks.get(number)
@@ -198,8 +199,7 @@ def _ask_count(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
 
 
 def _alike(dice: Dice, look: Look, by_kind: bool) -> Look:
-    """Return a colour and a kind: if `by_kind`, a random colour and the kind of `look`; else its colour and a random
-    kind."""
+    """Return a random colour and the kind of `look` if `by_kind`; else the colour of `look` and a random kind."""
     other = _some_look(dice)
     return (other[0], look[1]) if by_kind else (look[0], other[1])
 
@@ -207,8 +207,8 @@ def _alike(dice: Dice, look: Look, by_kind: bool) -> Look:
 def _ask_presence(dice: Dice, placed: list[Spot], size: int) -> _Draft:
     """Return a question of presence, such as "is there a red star".
 
-    If the question names a colour and a kind, the scene often has another red shape and another star, so that a model
-    must combine colour and kind.
+    For "is there a red star", the scene often has another red shape and a star of another colour, so that a model must
+    combine colour and kind.
     """
     colour, kind = _some_look(dice)
     named = dice.chance(0.5)
@@ -247,8 +247,8 @@ def _ask_place(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
 def _ask_relation(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
     """Return a question of relation, such as "what is left of the red circle".
 
-    Returns None unless exactly one shape has this relation to the shape that the question names (here the circle), and
-    the relations of all other shapes to that shape are clear.
+    Returns None unless exactly one shape is left of the red circle, and no other shape has an ambiguous position
+    relative to the circle.
     """
     wanted = dice.pick(RELATIONS)
     anchor = dice.pick(range(len(placed)))
@@ -266,7 +266,7 @@ def _ask_relation(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
 def _ask_comparison(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
     """Return a yes/no question about the relative position of two shapes, such as "is the star left of the circle".
 
-    Returns None if the relation of the two shapes is not clear.
+    Returns None if the relative position of the two shapes is ambiguous.
     """
     direction = relation(box_of(placed[0]), box_of(placed[1]))
     if direction is None:

@@ -15,10 +15,11 @@ RELATIONS = ("left of", "right of", "above", "below")
 OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 PLACES = ("top left", "top right", "bottom left", "bottom right")
 
-# `_REACH` is half the width of a shape as a multiple of its radius; `_ROOM` includes a margin between two shapes.
+# `_REACH` is half the width of a shape as a multiple of its radius; `_ROOM` is that with a margin between two shapes.
 _REACH = 1.2
 _ROOM = 1.3
-# A relation such as "left of" is stated only if the distance along one axis is this many times the other distance.
+# A relation such as "left of" is stated only if the distance along one axis is this many times the distance along the
+# other axis.
 _CLEARLY = 1.3
 _ATTEMPTS = 60
 # After this number of consecutive failed attempts to make a scene, `describe` raises an error.
@@ -37,7 +38,7 @@ Described = TypeVar("Described", bound=HasScene)
 
 
 def spots(dice: Dice, sizes: Sequence[str], *, size: int) -> list[Spot] | None:
-    """Return a position for a shape of each size in a picture of `size` pixels; None if they did not fit."""
+    """Return a position in a picture of `size` pixels for each shape, given by its size; None if they do not fit."""
     placed: list[Spot] = []
     for word in sizes:
         low, high = RADII[word]
@@ -60,7 +61,7 @@ def _apart(x: float, y: float, radius: float, other: Spot) -> bool:
 
 
 def size_words(dice: Dice, count: int) -> list[str]:
-    """Return a size for each of `count` shapes; among many shapes few are large, so that they fit."""
+    """Return a size for each of `count` shapes; many shapes fit only if few of them are large."""
     large = 0.5 if count <= 2 else 1.2 / count
     return [SIZES[1] if dice.chance(large) else SIZES[0] for _ in range(count)]
 
@@ -117,10 +118,10 @@ Maker = Callable[[Dice, tuple[int, int], int], Described | None]
 def describe(
     make: Maker[Described], stream: str, *, count: int, objects: tuple[int, int], size: int, seen: set[object]
 ) -> Iterator[Described]:
-    """Yield `count` described scenes that are not in `seen`, sampled with a random generator seeded with `stream`.
+    """Yield `count` captions or questions about scenes not in `seen`, from a random generator seeded with `stream`.
 
-    `make` takes the generator, the range of the number of objects and the picture's side; it returns None if an attempt
-    fails.
+    `make` is called with the random generator, the range of the number of objects and the picture's side; it returns a
+    scene, or None if no scene could be made.
     """
     dice = Dice(Random(f"{stream} {objects} {size}"), 1.0)
     for number in range(count):
@@ -143,7 +144,7 @@ def split_scenes(
     beyond: tuple[int, int],
     size: int,
 ) -> Splits[Described]:
-    """Return described scenes in four parts: training, validation, test, and larger scenes of `beyond` objects."""
+    """Return scenes with captions or questions: training, validation, test, and larger scenes of `beyond` objects."""
     if beyond[0] <= objects[1]:
         raise ValueError(f"beyond must be more than objects, not {beyond} after {objects}")
     seen: set[object] = set()

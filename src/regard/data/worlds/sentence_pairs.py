@@ -14,7 +14,7 @@ from regard.data.worlds.random_choices import Made, Splits, Within, split, token
 
 
 def example() -> Pair:
-    """Return the example sentence.
+    """Return a fixed example: an English sentence with its Chinese translation and word alignment.
 
     >>> pair = example()
     >>> english_text(pair.source), chinese_text(pair.target), sorted(pair.links)
@@ -51,10 +51,10 @@ def splits(
     lengths: tuple[int, int] = (3, 30),
     beyond: tuple[int, int] = (31, 45),
 ) -> Splits[Pair]:
-    """Return training, validation and test pairs of `lengths` English words, and `longer` pairs of `beyond` words.
+    """Return training, validation and test pairs of `lengths` English words, and the pairs `longer` of `beyond` words.
 
-    No English sentence and no Chinese sentence is in two parts. If three words are allowed, "Tom chases Jerry" is the
-    first test sentence: it is never in the training part.
+    No English sentence and no Chinese sentence is in two splits. If `lengths` includes three words, "Tom chases Jerry"
+    is the first test sentence and never a training sentence.
 
     >>> parts = splits(1, train=50, valid=10, test=10, longer=5)
     >>> [len(part) for part in (parts.train, parts.valid, parts.test, parts.longer)], parts.test[0] == example()
@@ -73,7 +73,7 @@ def splits(
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Return the words of English text in the form of the generated pairs: contractions expanded, capitals in names.
+    """Return the words of English text, normalised like the generated pairs: contractions expanded, capitals in names.
 
     >>> words("The teacher's dog didn't chase Tom.")
     ('the', 'teacher', "'s", 'dog', 'did', 'not', 'chase', 'Tom', '.')
@@ -118,7 +118,7 @@ _CAPITALS = {"I", *(word for name in NAMES for word in name.split())}
 
 
 def _distinct(random: Random, count: int, lengths: tuple[int, int], seen: set[tuple[str, ...]]) -> Iterator[Pair]:
-    """Yield pairs whose English and Chinese sides are both not in `seen`, and add these sides to `seen`."""
+    """Yield pairs of which neither sentence is in `seen`, and add the two sentences of each pair to `seen`."""
     tries = 0
     while count > 0:
         pair = _sentence(random, lengths)

@@ -1,4 +1,4 @@
-"""Coloured shapes and the pictures they are drawn in: antialiased, on a background that varies a little.
+"""Coloured shapes and the pictures they are drawn in: antialiased, on a background whose colour varies slightly.
 
 NumPy draws every shape from the signed distances of the pixels to its outline. All random numbers come from one
 `random.Random`, so that the same seed gives the same picture on every machine.
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 Image = NDArray[np.uint8]
 Values = NDArray[np.floating[Any]]
-Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom are exclusive
+Box = tuple[int, int, int, int]  # a box: left, top, right and bottom edge in pixels; right and bottom are exclusive
 
 KINDS = ("circle", "square", "triangle", "star", "cross")
 PLURALS = {kind: "crosses" if kind == "cross" else f"{kind}s" for kind in KINDS}
@@ -36,7 +36,7 @@ _SMALLEST_PICTURE = 32
 
 
 class Spot(NamedTuple):
-    """The position and radius of a shape in pixels, before it has a kind and a colour."""
+    """The position, the radius and the size word of a shape in pixels; its kind and colour are chosen later."""
 
     x: float
     y: float
@@ -62,7 +62,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A picture, (3, height, width) RGB, and the shapes in it. Two scenes are equal if their shapes are equal."""
+    """A picture, (3, height, width) RGB, and the shapes in it. Two scenes compare equal if their shapes are equal."""
 
     image: Image = field(compare=False, repr=False)
     objects: tuple[Shape, ...]
@@ -71,7 +71,7 @@ class Scene:
 def draw(
     things: list[tuple[str, str, Spot]], random: Random, *, size: int = 48, noise: float = 9.0, plain: bool = False
 ) -> Scene:
-    """Draw these shapes (kind, colour, spot) in this order; `plain` means a uniform grey background.
+    """Draw shapes, given as (kind, colour, spot), in this order; `plain` means a uniform grey background.
 
     >>> scene = draw([("circle", "red", Spot(20.0, 24.0, 8.0, "large"))], Random(1))
     >>> scene.image.shape, scene.objects
@@ -101,7 +101,7 @@ def _background(size: int, random: Random) -> Values:
 
 
 def _paint(canvas: Values, kind: str, colour: str, spot: Spot, random: Random) -> Box:
-    """Draw one shape with a darker rim; return the box of the changed pixels."""
+    """Draw one shape with a darker rim; return the bounding box of the changed pixels."""
     size = canvas.shape[-1]
     reach = math.ceil(spot.radius * 1.2) + 1
     left, top = max(0, int(spot.x) - reach), max(0, int(spot.y) - reach)
@@ -113,7 +113,8 @@ def _paint(canvas: Values, kind: str, colour: str, spot: Spot, random: Random) -
     x = across[None, :] * cos + down[:, None] * sin
     y = down[:, None] * cos - across[None, :] * sin
     distance = _distance(kind, x, y, spot.radius)
-    # A pixel that is covered by less than a tenth is not drawn: it would be invisible, but enlarge the box.
+    # A pixel of which the shape covers less than a tenth is not drawn: it would be invisible, but enlarge the bounding
+    # box.
     cover = np.clip(0.5 - distance, 0, 1)
     cover[cover < 0.1] = 0
     light = random.uniform(0.9, 1.05)

@@ -20,10 +20,11 @@ _PATIENCE = 400
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """Sentences, a question, the words of the passage that answer it, and the sentences that are needed to answer.
+    """A story as sentences, a question about it, the span of words that answers it, and the supporting sentences.
 
-    `span` holds the first and the last word of the answer, counted over the words of all sentences, both included.
-    `support` are sentence numbers in ascending order; `answering` is the one that contains the span.
+    `span` holds the indices of the first and the last word of the answer, counted over the words of all sentences.
+    `support` holds the indices of the supporting sentences in ascending order; `answering` is the index of the sentence
+    that contains the span.
     """
 
     sentences: tuple[tuple[str, ...], ...]
@@ -33,7 +34,7 @@ class Story:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return the words of all sentences."""
+        """Return the words of all sentences of the story."""
         return tuple(word for sentence in self.sentences for word in sentence)
 
     @property
@@ -93,7 +94,7 @@ def splits(
     """Return training, validation and test stories of `sentences` sentences, and `longer` stories of `beyond`
     sentences.
 
-    No story is in two parts, even with different questions.
+    No story is in two splits, not even with different questions.
 
     >>> parts = splits(1, train=50, valid=10, test=10, longer=5)
     >>> [len(part) for part in (parts.train, parts.valid, parts.test, parts.longer)]
@@ -110,7 +111,7 @@ def splits(
 
 
 def written(words: Sequence[str]) -> str:
-    """Return words as text.
+    """Return the words of a story or a question as text.
 
     >>> written(("Where", "is", "the", "ball", "?"))
     'Where is the ball?'
@@ -152,7 +153,8 @@ def _some(dice: Dice, names: Sequence[str], count: int) -> list[str]:
 def _random_story(dice: Dice, length: int) -> Story | None:
     """Return a story of `length` sentences with a question, or None if no question is possible.
 
-    One sentence without information is added after the question is chosen, so that the answer's words occur twice.
+    A sentence without information is added after the question is chosen, so that the words of the answer occur twice in
+    the story.
     """
     world = World(dice, people=_some(dice, PEOPLE, 4), places=_some(dice, PLACES, 4), objects=_some(dice, OBJECTS, 2))
     for _ in range(length - 1):
@@ -161,7 +163,7 @@ def _random_story(dice: Dice, length: int) -> Story | None:
     kinds = sorted({question.kind for question in questions})
     if not kinds:
         return None
-    # The kind is sampled first, so that kinds with many possible questions are not more frequent.
+    # The kind of question is sampled first, so that kinds with many possible questions are not more frequent.
     kind = dice.pick(kinds)
     question = dice.pick([question for question in questions if question.kind == kind])
     once = _occurrences(world.sentences, question.answer) < 2

@@ -40,12 +40,14 @@ class World:
     places: Sequence[str]
     objects: Sequence[str]
     sentences: list[Sentence] = field(default_factory=list)
-    visits: dict[str, list[tuple[str, Sentence]]] = field(default_factory=dict)  # visits of each person, in order
-    holder: dict[str, tuple[str, Sentence]] = field(default_factory=dict)  # the person who holds each held object
-    # For each object that was put down: the place, and the sentences of the visit and of putting it down.
+    visits: dict[str, list[tuple[str, Sentence]]] = field(default_factory=dict)  # for each person: places and sentences
+    holder: dict[str, tuple[str, Sentence]] = field(default_factory=dict)  # person who holds an object
+    # For each object that was put down: the place, the sentence that states who came there, and the one that states
+    # that the object was put down.
     lying: dict[str, tuple[str, Sentence, Sentence]] = field(default_factory=dict)
-    counts: dict[tuple[str, str], tuple[str, Sentence]] = field(default_factory=dict)  # number of things in a place
-    givers: dict[tuple[str, str], tuple[str, Sentence]] = field(default_factory=dict)  # giver of an object to a person
+    # how many things of one kind (such as books) a place has
+    counts: dict[tuple[str, str], tuple[str, Sentence]] = field(default_factory=dict)
+    givers: dict[tuple[str, str], tuple[str, Sentence]] = field(default_factory=dict)  # who gave an object to a person
 
     def tell(self, *parts: str) -> Sentence:
         """Append a sentence to the story and return it."""
@@ -58,11 +60,12 @@ class World:
         return visits[-1][0] if visits else None
 
     def held(self, person: str) -> list[str]:
-        """Return the objects in a person's hands."""
+        """Return the objects that a person holds."""
         return [thing for thing, (holder, _) in self.holder.items() if holder == person]
 
 
-# The events. Each function adds one sentence to the story; if its event is impossible, a person moves instead.
+# The functions below are the events of a story. Each adds one sentence to the story; if its event is impossible, a
+# person moves instead.
 
 
 def _move(world: World) -> None:

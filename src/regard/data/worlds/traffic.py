@@ -10,15 +10,17 @@ from numpy.typing import NDArray
 from regard.data.worlds.traffic_expert import ACTIONS, CHANGES, CURVE, EGO, Decisions, Scenes, expert
 from regard.data.worlds.traffic_roads import FAR, LENGTH, Road, Values, road, scripts
 
-STEP = 0.2  # seconds per step
-STEPS = 350  # the largest number of steps of a drive
-SEEN = 12  # the largest number of objects in a scene; farther objects are left out
-_BEFORE, _BEHIND, _SIDE = 70.0, 25.0, 26.0  # range of observation in metres
-_KERBS = (-4.3, 0.8)  # limits of y for the centre of the ego vehicle
+STEP = 0.2  # duration of a simulation step in seconds
+STEPS = 350  # the largest number of simulation steps of a drive
+SEEN = 12  # the largest number of objects in a scene; of more objects, the farthest are left out
+# the largest distance ahead, distance behind and lateral position |y|, in metres, at which an object is observed
+_BEFORE, _BEHIND, _SIDE = 70.0, 25.0, 26.0
+_KERBS = (-4.3, 0.8)  # smallest and largest lateral position y of the centre of the ego vehicle, in metres
 _FASTEST = 20.0
 
 Action = NDArray[np.int64]
-Policy = Callable[[Scenes], tuple[Action, NDArray[Any]]]  # actions (n,) and steering (n,) from −1 to 1
+# a policy returns actions (n,) and steering (n,) from −1 to 1 for n scenes
+Policy = Callable[[Scenes], tuple[Action, NDArray[Any]]]
 
 
 @dataclass
@@ -27,9 +29,10 @@ class Traffic:
 
     roads: Sequence[Road]
     seen: int = SEEN
-    ego: Values = field(init=False)  # (n, 5): x, y, heading, speed, speed limit of the ego vehicle on each road
+    # shape (n, 5): x, y, heading, speed and speed limit of the ego vehicle on each road
+    ego: Values = field(init=False)
     collided: NDArray[np.bool_] = field(init=False)
-    hit: NDArray[np.int64] = field(init=False)  # index of the object that was hit, −1 for none
+    hit: NDArray[np.int64] = field(init=False)  # index of the object that the ego vehicle hit on each road, −1 for none
 
     def __post_init__(self) -> None:
         count = len(self.roads)
@@ -106,8 +109,7 @@ class Traffic:
         self._since = np.where(begins, 0.0, self._since)
 
     def _following(self, wanted: Values) -> Values:
-        """Return the velocity of vehicles that follow the ego vehicle, two metres plus one second of travel behind
-        it."""
+        """Return the velocity of vehicles that follow the ego vehicle at two metres plus one second of travel."""
         gap = self.ego[:, None, 0] - self._place[..., 0] - (EGO[0] + self._script.size[..., 0]) / 2
         speed = np.minimum(wanted[..., 0], np.maximum(gap - 2.0, 0.0))
         return np.stack([speed, np.zeros_like(speed)], -1)
@@ -126,7 +128,7 @@ def _headings(velocity: Values, before: Values) -> Values:
 
 
 class Driven(NamedTuple):
-    """The result of drives: metres, collisions, and the kind of the object that was hit (−1 for none)."""
+    """The result of drives: metres driven, collisions, and the kind of the object that was hit (−1 for none)."""
 
     metres: Values
     collided: NDArray[np.bool_]
@@ -147,7 +149,7 @@ class Driven(NamedTuple):
 
 
 def drive(roads: Sequence[Road], policy: Policy, *, seen: int = SEEN, steps: int = STEPS) -> Driven:
-    """Run a policy in closed loop on these roads, all at once."""
+    """Run a policy in closed loop on these roads, simulated as one batch, and return the result."""
     traffic = Traffic(roads, seen)
     for _ in range(steps):
         if not traffic.running.any():
@@ -164,7 +166,7 @@ def expert_policy(scenes: Scenes) -> tuple[Action, Values]:
 
 
 def idle_policy(scenes: Scenes) -> tuple[Action, Values]:
-    """Hold the speed and steer straight ahead in each scene."""
+    """Return actions and steering that hold the speed and go straight ahead in each scene."""
     return np.full(len(scenes), ACTIONS.index("hold")), np.zeros(len(scenes))
 
 
@@ -181,7 +183,7 @@ def random_policy(seed: int) -> Policy:
 def disturbed_policy(seed: int) -> Policy:
     """Return the expert's policy with random disturbances of about a second.
 
-    The disturbances lead to states that a learner reaches by its mistakes.
+    The disturbances lead to scenes that a trained policy reaches by its mistakes.
     """
     generator = np.random.Generator(np.random.PCG64([seed, 5]))
     left = np.zeros(0, np.int64)
@@ -224,7 +226,7 @@ def record(
 
     If `even`, the scenes are selected so that an object forces the decision in half of them, if there are enough.
     """
-    scenes_per_road = 40  # approximate
+    scenes_per_road = 40  # approximate number, used to choose how many roads to generate
     numbers = range(first, first + max(4, -(-count // scenes_per_road)))
     traffic = Traffic([road(seed, number, busy=busy) for number in numbers], seen)
     policy = disturbed_policy(first + len(numbers))

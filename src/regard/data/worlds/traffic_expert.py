@@ -15,14 +15,14 @@ from regard.data.worlds.traffic_roads import Values
 ACTIONS = ("brake", "hold", "accelerate")
 CHANGES = (-5.0, 0.0, 2.0)  # acceleration of each action in m/s²
 EGO = (4.5, 1.9)  # length and width of the ego vehicle in metres
-CURVE = 0.05  # curvature of the path in 1/m at a steering of 1
+CURVE = 0.05  # curvature of the ego vehicle's path in 1/m at a steering of 1
 HORIZON = 3.0  # the expert reacts to collisions within this number of seconds
-GAP, BESIDE = 1.5, 0.3  # safety margins in metres, ahead and at each side
+GAP, BESIDE = 1.5, 0.3  # safety margins around the ego vehicle in metres, ahead and at each side
 CLEAR = 0.8  # lateral distance in metres at which the expert passes an object
-_SHIFT = 1.2  # the largest shift to the left of the lane's centre, in metres
+_SHIFT = 1.2  # the largest distance of the ego vehicle to the left of the lane's centre, in metres
 _REACH = 35.0  # distance in metres at which the expert starts to steer around an obstacle
-_LOOK = 12.0  # metres driven per metre of sideways shift
-_TURN = 0.15  # the largest angle to the road in radians
+_LOOK = 12.0  # metres that the ego vehicle drives ahead while it shifts sideways by one metre
+_TURN = 0.15  # the largest angle between the ego vehicle and the road in radians
 _ALONG = 4.0  # distance in metres over which the steering corrects the heading
 _DIFFERS = 0.1  # steering values that differ by less than this count as the same decision
 
@@ -55,7 +55,7 @@ class Scenes:
         return np.stack([cosine * long + sine * wide, sine * long + cosine * wide], -1)
 
     def take(self, rows: NDArray[np.int64]) -> "Scenes":
-        """Return some of the scenes."""
+        """Return the scenes with the indices `rows`."""
         parts: tuple[Any, ...] = (
             *(self.ego, self.kind, self.size, self.place, self.velocity, self.heading, self.present),
         )
@@ -95,7 +95,7 @@ def time_to_collision(apart: Values, closing: Values, reach: Values) -> Values:
 
 
 def expert(scenes: Scenes) -> Decisions:
-    """Return the decision in each scene, and the objects that force it."""
+    """Return the expert's decision in each scene, and the objects that force this decision."""
     _, y, heading, speed, limit = scenes.ego.T
     target = _targets(scenes)
     free = np.where(speed < limit - 0.5, 2, np.where(speed > limit + 1.0, 0, 1))
@@ -109,8 +109,7 @@ def expert(scenes: Scenes) -> Decisions:
 
 
 def _least(values: NDArray[Any], free: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the minimum of each row of `values` (n, s) and `free` (n,), and for each column this minimum without the
-    column."""
+    """Return (n,) the minimum of each row of `values` and `free`, and (n, s) this minimum if one column is left out."""
     if not values.shape[1]:
         return free, values
     lowest = np.minimum(values.min(1), free)
@@ -122,7 +121,7 @@ def _least(values: NDArray[Any], free: NDArray[Any]) -> tuple[NDArray[Any], NDAr
 
 
 def _targets(scenes: Scenes) -> Values:
-    """Return the lateral position y ≤ 0 (n, s) to which the ego vehicle would have to steer to pass each object."""
+    """Return the lateral position y ≤ 0, (n, s), to which the ego vehicle would have to steer to pass each object."""
     x, speed = scenes.ego[:, 0, None], scenes.velocity
     ahead = scenes.place[..., 0] - x
     edge = scenes.place[..., 1] - scenes.extent[..., 1] / 2
@@ -134,7 +133,7 @@ def _targets(scenes: Scenes) -> Values:
 
 
 def _permitted(scenes: Scenes, target: Values) -> NDArray[np.int64]:
-    """Return the fastest action that each object permits (n, s): the first without a collision within the horizon."""
+    """Return the fastest action that each object permits, (n, s): without a collision within `HORIZON` seconds."""
     x, y, _, speed, _ = (column[:, None] for column in scenes.ego.T)
     ahead = scenes.place[..., 0] - x
     # Steering shifts the ego vehicle sideways by one metre in `_LOOK` metres, towards its path around the object.

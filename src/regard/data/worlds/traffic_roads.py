@@ -23,7 +23,7 @@ ROADS = ("straight", "street", "crossing", "merge")
 LANE = 3.5  # width of a lane in metres
 LENGTH = 450.0  # length of a road in metres
 FAR = 1e6
-_AHEAD, _APART = 70.0, 75.0  # metres to the first event, and between events
+_AHEAD, _APART = 70.0, 75.0  # metres from the start to the first event (such as a crossing), and between events
 _AGILE = 12.0  # acceleration of pedestrians and cyclists in m/s², with which they change their velocity almost at once
 
 
@@ -39,7 +39,7 @@ class Mover(NamedTuple):
     stay: float = FAR  # duration of the second velocity in seconds
     until: float = FAR  # y at which the second velocity ends
     third: tuple[float, float] = (0.0, 0.0)
-    agility: float = 3.5  # the largest acceleration in m/s²
+    agility: float = 3.5  # the largest acceleration of the object in m/s²
     follows: bool = False  # whether the object follows the ego vehicle at a safe distance
 
 
@@ -61,9 +61,9 @@ class Road(NamedTuple):
 
 
 def road(seed: int | str, number: int, *, busy: float = 1.0) -> Road:
-    """Return the generated road of a seed and a number; the same two give the same road on every machine.
+    """Return the generated road of a seed and a number; equal seeds and numbers give equal roads on every machine.
 
-    `busy` multiplies the amount of traffic.
+    `busy` is a factor of the amount of traffic: 2 means about twice as many objects.
 
     >>> road(1, 0).name, road(1, 0) == road(1, 0), road(1, 0) == road(2, 0)
     ('merge', True, False)
@@ -183,7 +183,7 @@ def _crossing(random: Random, limit: float, busy: float) -> tuple[list[Mover], M
 def _merge(random: Random, limit: float, busy: float) -> tuple[list[Mover], Markings]:
     """Return a road with ramps on the right, each with a vehicle that merges into the lane in front of the ego vehicle.
 
-    The vehicle starts when the ego vehicle is at a random distance.
+    The vehicle on a ramp starts when the ego vehicle is at a random distance from the ramp.
     """
     movers: list[Mover] = []
     ramps: list[float] = []
@@ -221,15 +221,15 @@ class Scripts:
 
     real: NDArray[np.bool_]
     kind: NDArray[np.int64]
-    size: Values  # (…, 2): length and width
-    start: Values  # (…, 2): x and y
-    velocities: Values  # (…, 3, 2)
+    size: Values  # shape (roads, objects, 2): length and width
+    start: Values  # shape (roads, objects, 2): x and y
+    velocities: Values  # shape (roads, objects, 3, 2): the three velocities along x and y
     trigger: Values
     stay: Values
     until: Values
     agility: Values
     follows: NDArray[np.bool_]
-    limit: Values  # (roads,)
+    limit: Values  # speed limit of each road, shape (roads,)
 
 
 def scripts(roads: Sequence[Road]) -> Scripts:

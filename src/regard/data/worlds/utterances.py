@@ -1,6 +1,6 @@
 """The built-in data of speech: utterances from a formant synthesiser, and the times of each word and letter.
 
-Each utterance has its own voice: pitch, size of the vocal tract, speed, breath and the noise around it.
+Each utterance has its own voice: pitch, size of the vocal tract, speed, breath and background noise.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,8 +14,8 @@ from regard.data.worlds.random_choices import Splits
 
 WORDS = tuple(LEXICON)
 MOST = 12  # the largest number of words in an utterance
-_HOP, _SIZE = 0.008, 0.02  # hop and window of the synthesiser in seconds
-_GLIDE = 5  # number of frames of the transition between two sounds
+_HOP, _SIZE = 0.008, 0.02  # distance between the synthesiser's frames and length of a frame's window, in seconds
+_GLIDE = 5  # duration of the transition between two sounds, in frames
 
 Times = tuple[tuple[float, float], ...]
 
@@ -47,7 +47,7 @@ class Voice:
     slowness: float
     breath: float
     tilt: float
-    noise: float  # noise of the room, relative to the voice
+    noise: float  # amplitude of the room's noise, relative to the voice
     loudness: float
 
     @classmethod
@@ -105,7 +105,7 @@ def splits(
 
 
 def spoken(words: Sequence[str], voice: Voice, random: np.random.Generator, *, rate: int = 8000) -> Utterance:
-    """Synthesise words with a voice, with pauses around and between them; `random` samples the remaining variation."""
+    """Synthesise words with a voice, with pauses around and between them; `random` samples all other variation."""
     plan = _Plan(voice, random)
     plan.pause(random.uniform(0.06, 0.2))
     for place, word in enumerate(words):
@@ -182,12 +182,13 @@ def _sounding(frames: NDArray[np.float64], voice: Voice, random: np.random.Gener
     spectrum = np.fft.rfft(pulses[at] * window) * voiced + np.fft.rfft(breath[at] * window) * noisy
     pieces = np.fft.irfft(spectrum, size) * window
     samples = np.zeros(count + size)
-    for shift in range(0, size, hop):  # adds one slice of `hop` samples of every window; these slices do not overlap
+    for shift in range(0, size, hop):  # adds `hop` samples of every window, which do not overlap those of other windows
         part = pieces[:, shift : shift + hop]
         wide = np.zeros((len(frames), hop))
         wide[:, : part.shape[1]] = part
         samples[shift : shift + count] += wide.ravel()
-    # A window starts at its frame, so that the sound of the frame is centred half a window later: remove this shift.
+    # Each window starts at the time of its frame, so that the frame's sound is centred half a window later: remove this
+    # delay.
     samples = samples[size // 2 - hop // 2 :][:count]
     samples /= np.abs(samples).max() + 1e-9
     samples = voice.loudness * (samples + voice.noise * 0.3 * random.standard_normal(count))

@@ -22,7 +22,7 @@ from regard.tasks.config import (
 from regard.tasks.text_generation import Credit
 
 AttentionName = Literal["none", ScoreName, "hard"]
-MOST_OBJECTS = 6  # largest number of shapes in a built-in scene
+MOST_OBJECTS = 6  # largest number of shapes in a generated scene
 Objects = Annotated[int, Field(gt=0, lt=MOST_OBJECTS)]
 
 
@@ -106,7 +106,7 @@ class ModelSettings(Settings):
 
 
 class CaptionLearning(LearningSettings):
-    """How attention is trained; hard attention as in Show, Attend and Tell (Xu et al. 2015, section 4.1)."""
+    """Settings of how attention is trained; hard attention is trained as in Xu et al. 2015, section 4.1."""
 
     expected: float = Field(default=0.5, ge=0.0, le=1.0)
     """With REINFORCE, fraction of captions that use soft attention, resampled in each step; 0: all sample."""
@@ -115,7 +115,7 @@ class CaptionLearning(LearningSettings):
 
 
 class CaptioningConfig(TaskConfig):
-    """The settings of a whole captioning run."""
+    """All settings of a run that trains and evaluates a captioning model."""
 
     figures = ("loss", "exact", "bleu4")
 

@@ -1,4 +1,4 @@
-"""The data of a captioning run from the user's files: images are decoded, and frozen feature maps computed, once."""
+"""Reads the data of captioning from the user's files; caches decoded images and feature maps of frozen networks."""
 
 import random
 from array import array
@@ -36,8 +36,8 @@ class Lines(NamedTuple):
     def records(self, picture: Callable[[int], Any], mirrored: int | None) -> Sequence[Record]:
         """Return a training record for each caption; `picture(index)` loads an image when a batch needs it.
 
-        If `mirrored` is given, every caption has a second record, with the image at its index plus `mirrored`: the
-        mirrored image.
+        If `mirrored` is given, every caption has a second record with the mirrored image, whose index is that of the
+        image plus `mirrored`.
         """
         count = len(self.captions)
 
@@ -49,7 +49,7 @@ class Lines(NamedTuple):
 
 
 def make_material(config: CaptioningConfig, cache: Path, codec: CaptionCodec | None, say: Say) -> Material:
-    """Return the images and captions of a run; decoded images of files are stored in the folder `cache`."""
+    """Return the images and captions of a run; decoded image files are stored in the folder `cache`."""
     if not config.data.files:
         return world_material(config, codec)
     settings = config.data
@@ -78,7 +78,7 @@ def _one(files: Sequence[Path]) -> Path:
 
 
 def _held_out(train: Part, valid: Part, test: Part, config: CaptioningConfig) -> tuple[Part, Part, Part]:
-    """Return the training, validation and test parts; a missing part is held out of the training images."""
+    """Return the training, validation and test splits; a missing split is held out of the training images."""
     order = list(range(len(train)))
     random.Random(config.data.seed).shuffle(order)
     parts: dict[str, Part] = {"valid": valid, "test": test}
@@ -92,7 +92,7 @@ def _held_out(train: Part, valid: Part, test: Part, config: CaptioningConfig) ->
 
 
 def _captioned(part: Part, tokens: Any) -> Sequence[Example]:
-    """Return the examples of a part; each is created on access, because all captions as words take much memory."""
+    """Return the examples of a split; each is created on access, because the words of all captions take much memory."""
 
     def example(place: int) -> Example:
         one = part[place]
@@ -104,10 +104,10 @@ def _captioned(part: Part, tokens: Any) -> Sequence[Example]:
 def _decoded(
     train: Sequence[Example], valid: Sequence[Example], config: CaptioningConfig, cache: Path, say: Say
 ) -> tuple[ImageStore, Sequence[Example], Sequence[Example]]:
-    """Return a store with the decoded images of both parts, and both parts without images that cannot be decoded.
+    """Return a store with the decoded training and validation images, and both splits without undecodable images.
 
-    The store has the training images first. An image that cannot be decoded is an error, unless `data.skip_faults` is
-    set.
+    The store holds the training images before the validation images. An image that cannot be decoded raises an error,
+    unless `data.skip_faults` is set.
     """
     size = (config.data.picture, config.data.picture)
     count = len(train)
@@ -132,7 +132,7 @@ def _decoded(
 
 
 def _lines(examples: Sequence[Example], codec: CaptionCodec, config: CaptioningConfig) -> Lines:
-    """Return all captions that have a word as token numbers, with the indices of their images."""
+    """Return all captions that are not empty as token numbers, with the indices of their images."""
     captions, pictures = Numbers(), array("q")
     for place, one in enumerate(examples):
         for caption in filter(None, one.captions):
@@ -170,7 +170,7 @@ def _maps(config: CaptioningConfig, store: ImageStore, cache: Path, say: Say) ->
 def input_files(config: CaptioningConfig) -> list[Path]:
     """Return the text files that a run uses (captions and lists of images), without the images.
 
-    Changed images are detected by the image store.
+    The images are not listed, because the image store detects changed images.
     """
     if not config.data.files:
         return []
@@ -183,7 +183,7 @@ def _is_text(path: Path) -> bool:
 
 
 def examples_of(paths: Sequence[Path], config: CaptioningConfig, codec: CaptionCodec) -> tuple[list[Example], str]:
-    """Return the captioned images of other files, and a description; of a folder, the test part is read."""
+    """Return the captioned images of other files, and a description; of a folder, only the test split is read."""
     dataset = load_captions(_one(paths), skip_faults=config.data.skip_faults)
     examples = list(_captioned(dataset.test or dataset.train, codec.by))
     return examples, f"{len(examples):,} pictures of {paths[0]}: {dataset.report}"

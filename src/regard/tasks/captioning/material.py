@@ -1,4 +1,4 @@
-"""The records and examples of captioning, and the data of the built-in scenes."""
+"""Training records and evaluation examples of captioning, and the built-in data (generated scenes)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ _BEYOND = 2  # the scenes in `Material.longer` have up to this number of shapes 
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """An image or its file, its captions as words, and for each word of the first caption its gold image regions."""
+    """An image or its file, its captions as words, and the image regions of each word of the first caption."""
 
     image: Pixels | Path
     captions: tuple[Words, ...]
     regions: tuple[Regions | None, ...] = ()
-    maps: Any = None  # feature maps of a frozen backbone, if computed
+    maps: Any = None  # feature maps of a frozen convolutional network, if they are already computed
 
     def pixels(self, size: int) -> Pixels:
         """Return the image as pixels; a file is decoded to `size` × `size` pixels."""

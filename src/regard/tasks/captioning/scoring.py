@@ -1,4 +1,4 @@
-"""Metrics of captions: BLEU and exact match, and of their attention, pointing accuracy and faithfulness."""
+"""Metrics of captions (BLEU and exact match) and of their attention weights (pointing accuracy and faithfulness)."""
 
 import math
 from collections import Counter
@@ -22,8 +22,8 @@ def corpus_bleu(captions: Sequence[Words], references: Sequence[Sequence[Words]]
     """Return BLEU-1 to BLEU-4 of a corpus of captions, from 0 to 100 (Papineni et al. 2002).
 
     Each caption has one or more references. BLEU-n is the geometric mean of the clipped precisions of 1-grams to
-    n-grams. It is multiplied by exp(1 − r/c) if the captions have fewer words, c, than the references whose lengths are
-    closest to theirs, r. There is no smoothing.
+    n-grams. The mean is multiplied by exp(1 − r/c) if the captions have fewer words, c, than the references whose
+    lengths are closest to those of the captions, r. The precisions are not smoothed.
 
     >>> [round(one, 1) for one in corpus_bleu([("a", "red", "star")], [[("a", "red", "circle"), ("a", "star")]])]
     [100.0, 70.7, 0.0, 0.0]
@@ -78,7 +78,8 @@ def sacrebleu_figures(captions: Sequence[str], references: Sequence[Sequence[str
 def judge(predictor: CaptionPredictor, examples: Sequence[Example], config: CaptioningConfig, explain: bool) -> Judged:
     """Return the metrics of the captions: BLEU, exact match, and pointing accuracy if gold regions are known.
 
-    With `explain`, the faithfulness of the attention is measured too.
+    With `explain`, the faithfulness of the attention weights is also measured: the effect of deleting the most attended
+    key.
     """
     images = predictor.images(examples)
     captions = predictor.search(images)
@@ -93,9 +94,9 @@ def judge(predictor: CaptionPredictor, examples: Sequence[Example], config: Capt
 
 
 def pointing(predictor: CaptionPredictor, examples: Sequence[Example], images: Sequence[Any]) -> dict[str, Any]:
-    """Return the fraction of words with gold regions whose most attended cell has its centre in a region of the word.
+    """Return the fraction of words with gold image regions whose most attended cell has its centre in such a region.
 
-    The decoder's input is the gold caption.
+    The attention weights are computed with the gold caption as the decoder's input.
     """
     size = (predictor.config.data.picture,) * 2
     hits: list[bool] = []
@@ -114,7 +115,7 @@ def pointing(predictor: CaptionPredictor, examples: Sequence[Example], images: S
 
 
 def faithfulness(predictor: CaptionPredictor, captions: Sequence[Caption]) -> dict[str, float]:
-    """Return how much a word's log-probability falls if its most attended cell is covered, and if a random one is."""
+    """Return how much a word's log-probability falls if its most attended image cell or a random cell is covered."""
     return deletion(
         (caption.weights[place], predictor.score_of(caption, place))
         for caption in captions

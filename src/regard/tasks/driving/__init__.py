@@ -7,6 +7,6 @@ This folder has the files that every task has (see `regard.tasks`), and:
 - `camera_scoring`: squared errors of the controls of the network and of baselines
 - `replay`: a simulated drive of the model, step by step
 - `highway`: scenes, planner and episodes of the simulator highway-env
-- `highway_view`: an episode of highway-env as a trace
+- `highway_view`: converts an episode of highway-env to a trace (labelled attention maps)
 - `imitation`: imitation learning from the planner in highway-env (DAgger)
 """

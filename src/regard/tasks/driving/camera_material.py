@@ -45,7 +45,8 @@ class CameraCodec:
     def record(self, pictures: Sequence[Pixels], angles: Sequence[float], controls: Sequence[float]) -> Record:
         """Return an input record: frames, oldest first, the steering before each, and the controls at the last frame.
 
-        If there are fewer frames than the network needs, the oldest are zeros; `known` is True for the given frames.
+        If there are fewer frames than the network needs, the oldest are zeros; the mask `known` is False for these
+        added frames.
         """
         missing = self.seen - len(pictures)
         frames = np.zeros((self.seen, 3, self.height, self.width), np.uint8)
@@ -58,7 +59,7 @@ class CameraCodec:
 
 @dataclass(frozen=True, eq=False)
 class Footage:
-    """The frames of a driving log; `picture(place)` returns the picture of a frame at the size of the codec."""
+    """The frames of a driving log; `picture(place)` returns the picture of frame `place`, resized as `codec` states."""
 
     log: DrivingLog
     picture: Callable[[int], Pixels]
@@ -74,7 +75,7 @@ class Footage:
         return 0.0 if first else self.frames[place - 1].controls[0]
 
     def record(self, place: int, *, mirrored: bool = False) -> Record:
-        """Return the record of a frame and its previous frames; if `mirrored`, flipped, with the opposite steering."""
+        """Return the record of a frame and its previous frames; `mirrored` flips images and negates the steering."""
         places = history(self.frames, place, self.codec.seen)
         steering, *pedals = self.frames[place].controls
         sign = -1.0 if mirrored else 1.0
@@ -85,7 +86,7 @@ class Footage:
 
 @dataclass(frozen=True)
 class CameraExample:
-    """Frame number `place` of a driving log."""
+    """An example: frame number `place` of the driving log in `footage`."""
 
     footage: Footage = field(repr=False, compare=False)
     place: int
@@ -96,7 +97,7 @@ class CameraExample:
 
     @property
     def last_angle(self) -> float:
-        """Return the steering at the previous frame."""
+        """Return the steering at the frame before this example's frame."""
         return self.footage.before(self.place)
 
     @property

@@ -43,7 +43,7 @@ class Camera(nn.Module):
         *,
         weights: Request | None = None,
     ) -> Driven:
-        """Return the controls (steering, throttle, brake) at the last of the frames."""
+        """Return the controls (steering, throttle, brake) at the last of the input frames."""
         shown = scaled(frames[..., self.rows, :].flatten(0, 1)).unflatten(0, frames.shape[:2])
         driver_angles = None if self.driver.angle is None else angles
         return self.driver(shown, known, driver_angles, weights=weights)
@@ -76,7 +76,7 @@ def build_camera(config: DrivingConfig, codec: CameraCodec) -> Camera:
 def camera_outcome(network: Camera, batch: Any, config: DrivingConfig, attention: bool) -> Outcome:
     """Return the squared error of the steering plus `pedal_weight` times the errors of throttle and brake.
 
-    The attention weights of the outcome are over the frames.
+    The attention weights in the returned `Outcome` are those of the input frames.
     """
     known = batch.known | ~batch.real[:, None]
     driven = network(batch.frames, known, batch.angles, weights=full() if attention else None)

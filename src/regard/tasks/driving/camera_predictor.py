@@ -1,4 +1,4 @@
-"""Predictions of a trained camera driver: the controls, the gates of the cells of each frame, the frames' weights."""
+"""Predictions of a trained camera driver: the controls, a gate for each image cell, and a weight for each frame."""
 
 import json
 import os
@@ -32,8 +32,9 @@ _ROWS = 64  # number of frames per batch
 class Steered:
     """The predicted controls at a frame.
 
-    `gates` (t, cells) and `weights` (t,) belong to the t input frames, oldest first. `picture` is the last frame,
-    cropped to the rows that the network uses; `logged` are the controls in the driving log, if there is one.
+    `gates` (t, cells) are the gate values of the image cells and `weights` (t,) the attention weights of the t input
+    frames, oldest first. `picture` is the last frame, cropped to the rows that the network uses; `logged` are the
+    controls in the driving log, if there is one.
     """
 
     controls: tuple[float, float, float]
@@ -72,7 +73,7 @@ class Steered:
         return record
 
     def trace(self) -> Trace | None:
-        """Return the gates of each frame over the picture, divided by their sum, and the weights of the frames."""
+        """Return two attention maps: each frame's gates over the image cells, with sum 1, and the frames' weights."""
         if not self.attends:
             return None
         cells = self.gates / self.gates.sum(-1, keepdim=True).clamp_min(1e-9)
@@ -98,10 +99,11 @@ class CameraPredictor:
     _cache: dict[str, Footage] = field(default_factory=dict, compare=False, repr=False)
 
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Steered | InputError]:
-        """Return the controls for each input, in the order of the inputs; an `InputError` for an invalid input.
+        """Return the controls for each input, in the order of the inputs; for an invalid input, an `InputError`.
 
-        A scene is the path of a picture, or of a folder whose pictures are the last frames, ordered by name; in Python
-        also a list of paths, oldest first. `{"frame": 12}` is frame 12 of the driving log that the run was trained on.
+        An input is the path of a picture, or of a folder whose pictures are the last frames, ordered by name; in Python
+        it may also be a list of paths, oldest first. `{"frame": 12}` is frame 12 of the driving log that the run was
+        trained on.
         """
 
         def read(one: Mapping[str, Any]) -> tuple[Record, Any]:
@@ -153,7 +155,7 @@ class CameraPredictor:
         return self._cache["log"]
 
     def steer(self, records: Sequence[tuple[Record, Any]]) -> list[Steered]:
-        """Return controls with weights and gates for pairs of a record and its logged controls (or None)."""
+        """Return controls with weights and gates, given pairs of an input record and its logged controls (or None)."""
         predictions: list[Steered] = []
         attends = self.network.driver.temporal is not None
         for first in range(0, len(records), _ROWS):

@@ -1,4 +1,4 @@
-"""Converts traffic scenes to input features of the network; the settings of the conversion are stored in the run."""
+"""Converts traffic scenes to input features of the network, with settings that are stored with each model."""
 
 import json
 from dataclasses import asdict, dataclass

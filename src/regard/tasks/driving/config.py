@@ -20,7 +20,8 @@ from regard.tasks.config import (
 
 Pixels = Annotated[int, Field(gt=0, le=4096)]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
-_MOST = 4_000_000  # the largest number of scenes in a split; with more scenes, two splits would share roads
+# the largest number of scenes in a split; with more scenes, two splits would have scenes of the same road
+_MOST = 4_000_000
 
 
 class DataSettings(TaskData):
@@ -100,7 +101,7 @@ class DriverLearning(LearningSettings):
 
 
 class DrivingConfig(TaskConfig):
-    """The settings of a whole driving run."""
+    """All settings of a run that trains and evaluates a driving model."""
 
     figures = ("loss", "agreement", "steering_mse")
 

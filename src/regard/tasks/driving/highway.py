@@ -24,12 +24,12 @@ from regard.tasks.driving.network import Driver
 FEATURES = ("presence", "x", "y", "vx", "vy", "cos_h", "sin_h")
 VEHICLES = 15  # number of vehicles in a scene, including the ego vehicle
 FAST = 5  # simulation steps per second in the copies that the planner simulates; the default of highway-env is 15
-_UNITS = (1.0, 40.0, 10.0, 10.0, 10.0, 1.0, 1.0)  # divisors of `FEATURES`, so that their values are about 1
+_UNITS = (1.0, 40.0, 10.0, 10.0, 10.0, 1.0, 1.0)  # divisors that scale the values of `FEATURES` to about 1
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The planner's horizon: number of decisions, one second each, and the range in metres of vehicles considered."""
+    """The planner's horizon: the number of decisions, one per second, and the range of simulated vehicles in metres."""
 
     decisions: int
     near: float
@@ -38,7 +38,8 @@ class Plan:
 PLANS = {"intersection-v0": Plan(6, 100.0), "highway-v0": Plan(5, 60.0)}
 
 Scene = NDArray[np.float32]  # (vehicles, features): the ego vehicle first; other vehicles are relative to it
-Policy = Callable[[Any, Scene], int]  # returns an action, given the environment and its scene
+# a policy: a function that returns an action, given the environment and the scene in it
+Policy = Callable[[Any, Scene], int]
 
 
 def make(name: str, *, frequency: int | None = None) -> Any:
@@ -67,9 +68,9 @@ def make(name: str, *, frequency: int | None = None) -> Any:
 def planned(env: Any, plan: Plan) -> NDArray[np.float64]:
     """Return the value of each action: the total reward of a few decisions in a copy of the simulator.
 
-    After the action, the ego vehicle either holds its speed or accelerates; the value is the larger total of the two. A
-    crash subtracts 1 for each decision of the plan; an arrival adds 1 for each remaining decision. Unavailable actions
-    have the value −∞.
+    After the action, the ego vehicle either holds its speed or accelerates; the value is the larger of the two total
+    rewards. A crash subtracts 1 for each of the simulated decisions; an arrival at the destination adds 1 for each
+    remaining decision. Unavailable actions have the value −∞.
     """
     near = copy.deepcopy(env)
     near.config["simulation_frequency"] = FAST * near.config["policy_frequency"]
@@ -96,7 +97,7 @@ def _rollout(env: Any, action: int, then: int, horizon: int) -> float:
 
 
 def seen(env: Any, observation: Scene) -> Scene:
-    """Return an observation as a scene; on highway-v0 the ego vehicle's position along the road, irrelevant, is 0."""
+    """Return an observation as a scene; on highway-v0 the ego vehicle's position along the road is set to 0."""
     scene = observation.astype(np.float32)
     if env.spec.id == "highway-v0":
         scene[0, FEATURES.index("x")] = 0.0
@@ -166,7 +167,7 @@ def drive(env: Any, driver: Policy | None, seed: int, *, judged: bool = False, e
     """Run one episode with a policy `driver`; None means that the planner selects the actions.
 
     If `judged`, the planner computes the values of all actions in each scene, even if another policy drives. A fraction
-    `explore` of the actions is random, so that scenes after mistakes are included.
+    `explore` of the actions is random, so that the episode includes scenes after driving mistakes.
     """
     scene = seen(env, env.reset(seed=seed)[0])
     random, episode = np.random.default_rng(seed), Episode()

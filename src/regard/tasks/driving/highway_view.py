@@ -71,7 +71,7 @@ def _others(env: Any) -> list[Any]:
 def _state(env: Any, vehicle: Any) -> list[float]:
     """Return position, heading, speed and size in page coordinates, in which the ego vehicle starts heading right."""
     (x, y), heading = vehicle.position, vehicle.heading
-    if env.spec.id == _CROSSING:  # in this environment the ego vehicle starts heading up
+    if env.spec.id == _CROSSING:  # in intersection-v0 the ego vehicle starts heading up
         x, y, heading = -y, x, heading + np.pi / 2
     else:
         y -= _middle(env)

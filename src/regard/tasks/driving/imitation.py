@@ -38,7 +38,7 @@ _LOST_WEIGHT = 4.0  # weight of the expected regret in the loss, relative to the
 
 @dataclass(frozen=True)
 class Errand:
-    """A job for one worker process: episodes of one environment, one for each seed."""
+    """The arguments of one worker process: it runs episodes of one environment, one for each seed."""
 
     environment: str
     driver: str
@@ -49,7 +49,7 @@ class Errand:
 
 
 def run_errand(errand: Errand) -> list[Episode]:
-    """Run the episodes of one job in a worker process."""
+    """Run the episodes that an `Errand` describes, in a worker process."""
     torch.set_num_threads(1)
     env = make(errand.environment, frequency=errand.frequency)
     network = None
@@ -126,7 +126,7 @@ def learn(decisions: Decisions, *, steps: int, seed: int, batch: int = 256) -> D
 
 
 def summary(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return crash rate and mean return, with the standard error of each.
+    """Return the crash rate and the mean total reward of episodes, each with its standard error.
 
     >>> summary([Episode(True, 1.0, 3), Episode(False, 3.0, 5)])
     {'crashes': 0.5, 'crashes_error': 0.3536, 'return': 2.0, 'return_error': 0.7071, 'decisions': 4.0, 'episodes': 2}
@@ -154,7 +154,7 @@ class Fleet:
     def drive(
         self, driver: str, seeds: range, *, judged: bool = False, network: Driver | None = None, **others: Any
     ) -> Iterator[Episode]:
-        """Run one episode for each seed, in the order of the seeds; if `judged`, the planner values all actions."""
+        """Run one episode for each seed, in order; if `judged`, the planner computes the values of all actions."""
         state = None if network is None else {name: value.numpy() for name, value in network.state_dict().items()}
         errands = [Errand(self.environment, driver, (seed,), judged, state, **others) for seed in seeds]
         return self._watched(driver, self.pool.imap(run_errand, errands), len(errands))

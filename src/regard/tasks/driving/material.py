@@ -23,7 +23,7 @@ _REPLAYED = 4  # every fourth test example is displayed as a drive of the model 
 
 @dataclass(frozen=True)
 class Example:
-    """Scene number `place` of `recorded`; if `road` is set, the page shows the model driving on that simulated road."""
+    """Scene number `place` of `recorded`; with `road`, a drive of the model on that simulated road."""
 
     recorded: Recorded = field(repr=False, compare=False)
     place: int

@@ -43,7 +43,7 @@ class Driver(nn.Module):
 
 
 def build(settings: ModelSettings, features: int, *, learning: LearningSettings = _LEARNING) -> Driver:
-    """Return a driver for objects with `features` features."""
+    """Return an untrained network for scenes whose objects have `features` features."""
     encoder = SceneEncoder(
         *(features, settings.size), hidden_size=settings.hidden, layers=settings.layers, dropout=settings.dropout
     )

@@ -27,8 +27,8 @@ from regard.tasks.task import InputError
 
 _ROWS = 2048  # number of scenes per batch
 _NAMED = 3  # the largest number of objects that a printed line lists with their weights
-_FAINT = 0.05  # printed lines leave out objects with smaller weights
-_BYTES = 1 << 22  # the largest scene file in bytes
+_FAINT = 0.05  # printed lines leave out objects with an attention weight below this
+_BYTES = 1 << 22  # the largest size of a scene file in bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Decided:
     scene: Scenes  # a batch of one scene
     probabilities: dict[str, float]
     steering: float
-    weights: Tensor | None  # (objects,), in the order of the scene
+    weights: Tensor | None  # shape (objects,), in the order of the scene's objects
 
     @property
     def answer(self) -> str:
@@ -105,9 +105,10 @@ class DrivingPredictor:
     config: DrivingConfig
 
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Decided | Replay | InputError]:
-        """Return decisions in the order of the inputs; an `InputError` for a scene that cannot be read.
+        """Return one decision for each input, in order; for a scene that cannot be read, an `InputError`.
 
-        A scene is a path, JSON text or a mapping. For `{"road": 7}`, the model drives on simulated road 7.
+        An input is a scene, given as a path, JSON text or a mapping. For `{"road": 7}`, the model drives on simulated
+        road 7.
         """
         predictions: dict[int, Decided | Replay | InputError] = {}
         scenes: dict[int, Scenes] = {}
@@ -160,7 +161,7 @@ class DrivingPredictor:
         return chances.numpy(), steering.numpy(), torch.cat(maps).numpy() if maps else None
 
     def policy(self, scenes: Scenes) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the most probable actions and the steering (n,) in n scenes, as a policy of the simulator."""
+        """Return the most probable actions (n,) and the steering (n,) in n scenes, as the simulator's policies do."""
         chances, steering, _ = self.decide(scenes, weights=False)
         return chances.argmax(1), steering
 
@@ -197,7 +198,7 @@ def _read(given: Any) -> Any:
         raise InputError(f"{path}: not UTF-8 at byte {error.start}") from None
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
-    except ValueError as error:  # such as a null byte in the path
+    except ValueError as error:  # `stat` raises ValueError, for example, if the path contains a null byte
         raise error if isinstance(error, InputError) else InputError(f"{text[:80]!r}: {error}") from None
 
 

@@ -8,7 +8,7 @@ from regard.train.train_settings import TrainSettings
 
 
 def _training(steps: int, rate: float, *, every: int = 1000, **others: Any) -> TrainSettings:
-    """Return training settings with a cosine schedule that select the checkpoint with the lowest watched figure."""
+    """Return training settings with a cosine schedule that select the checkpoint with the lowest value of a metric."""
     return TrainSettings(steps=steps, learning_rate=rate, schedule="cosine", validate_every=every, **others)
 
 

@@ -23,9 +23,10 @@ Decide = Callable[[Scenes], tuple[NDArray[Any], NDArray[Any], NDArray[Any] | Non
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """A step of a drive: the scene, the probabilities of the actions, the steering, and the weights.
+    """A step of a drive: the scene, the probabilities of the actions, the steering, and the attention weights.
 
-    `objects` are the indices, among all objects of the road, of those in the scene; `weights` are their weights.
+    `objects` holds the indices of the scene's objects among all objects of the road; `weights` holds the attention
+    weights of these objects.
     """
 
     step: int
@@ -54,7 +55,7 @@ class Replay:
     seconds: float
     hit: str | None
     markings: Markings
-    names: Sequence[str]  # names of all objects of the road
+    names: Sequence[str]  # names of all objects of the road, such as "car 2"
 
     @property
     def answer(self) -> str:
@@ -92,7 +93,7 @@ class Replay:
     def trace(self) -> Trace | None:
         """Return the weights as a trace: one row for each step, one column for each object observed during the drive.
 
-        None if no step has weights.
+        The result is None if no step has attention weights.
         """
         shown = [one for one in self.moments if one.weights is not None and len(one.objects)]
         if not shown:

@@ -20,12 +20,12 @@ _DRIVEN = 500_000  # the model drives on roads from this number on; examples are
 
 
 def agreement(chances: NDArray[Any], recorded: Recorded) -> float:
-    """Return the fraction of scenes in which the most probable action equals the recorded one."""
+    """Return the fraction of scenes in which the model's most probable action equals the recorded action."""
     return float((chances.argmax(1) == recorded.decisions.action).mean())
 
 
 def pointing(weights: NDArray[Any], recorded: Recorded) -> tuple[float, int] | None:
-    """Return the pointing accuracy, and the number of decisions it was computed from.
+    """Return the pointing accuracy, and the number of forced decisions from which it was computed.
 
     Pointing accuracy is the fraction of the forced decisions (those forced by an object) in which such an object has
     the largest attention weight.
@@ -40,7 +40,7 @@ def pointing(weights: NDArray[Any], recorded: Recorded) -> tuple[float, int] | N
 
 
 def closed_loop(predictor: DrivingPredictor, config: DrivingConfig) -> dict[str, Any]:
-    """Return figures of simulated drives of the model, the expert, a random and an idle policy on the same roads."""
+    """Return metrics of simulated drives of the model, the expert, a random and an idle policy on the same roads."""
     data = config.data
     roads = [road(data.seed, number) for number in range(_DRIVEN, _DRIVEN + data.drives)]
     seen = predictor.codec.objects
@@ -58,8 +58,7 @@ def closed_loop(predictor: DrivingPredictor, config: DrivingConfig) -> dict[str,
 
 
 def judge(predictor: DrivingPredictor, examples: Sequence[Example], config: DrivingConfig, explain: bool) -> Judged:
-    """Return agreement, the error of the steering, pointing accuracy, and for simulated examples also the figures of
-    simulated drives."""
+    """Return agreement, steering error, pointing accuracy, and metrics of simulated drives for simulated examples."""
     recorded = gathered(examples)
     chances, steering, weights = predictor.decide(recorded.scenes)
     metrics: dict[str, Any] = closed_loop(predictor, config) if examples[0].world else {}

@@ -29,7 +29,8 @@ from regard.tasks.driving.presets import PRESETS
 from regard.tasks.driving.scoring import agreement, judge
 from regard.tasks.task import Figure, Input, Judged, Material, Outcome, Task, View
 
-# The setting `input` selects between objects as vectors and camera frames, which have different examples and codecs.
+# The setting `input` selects the network's input: objects as vectors, or camera frames. Examples and codecs differ
+# between these two inputs.
 
 
 def _material(config: DrivingConfig, cache: Path, codec: Any, say: Any) -> Material:
@@ -63,7 +64,7 @@ def _outcome(network: Any, batch: Any, config: DrivingConfig, attention: bool) -
 def _object_outcome(network: Any, batch: Any, config: DrivingConfig, attention: bool) -> Outcome:
     """Return the cross-entropy of the action plus the squared error of the steering.
 
-    With hard attention, the negative of this loss is the reward of the sampled choices.
+    With hard attention, the negative of this loss is the reward of the sampled keys.
     """
     done = network(batch.objects, batch.present, weights=full() if attention else None)
     wrong = F.cross_entropy(done.logits.float(), batch.action, reduction="none")

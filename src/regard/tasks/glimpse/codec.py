@@ -1,4 +1,4 @@
-"""The codec of glimpses: the names of the classes, and the size of the images."""
+"""The codec of glimpse models: it holds the names of the classes and the size of the images."""
 
 import json
 from dataclasses import asdict, dataclass

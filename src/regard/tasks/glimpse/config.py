@@ -1,4 +1,4 @@
-"""The settings of image classification from glimpses: its data, its model and its training."""
+"""The settings of image classification from glimpses (small image patches): its data, model and training."""
 
 from pathlib import Path
 from typing import Literal
@@ -19,7 +19,7 @@ Layout = Literal["plain", "translated", "cluttered"]
 
 
 class DataSettings(TaskData):
-    """The data of glimpses: built-in drawn digits, or files."""
+    """The data settings of glimpse models: built-in drawn digits, or files."""
 
     files: tuple[Path, ...] = ()
     """A folder with MNIST's four idx files (optionally .gz); none: the built-in digits."""
@@ -35,7 +35,7 @@ class DataSettings(TaskData):
 
 
 class ModelSettings(Settings):
-    """The model of glimpses: a retina that cuts out patches, a recurrent core, a network for the next location."""
+    """The model settings: a retina that crops patches, a recurrent core, and a network for the next location."""
 
     attention: Literal["learned", "random", "none"] = "learned"
     """The gaze: learned by reward; random; or none: every glimpse is at the centre."""
@@ -61,7 +61,7 @@ class ModelSettings(Settings):
 
 
 class GazeLearning(LearningSettings):
-    """How the gaze (the sequence of glimpse locations) is trained: by REINFORCE, with a baseline."""
+    """Settings of how the gaze (the sequence of glimpse locations) is trained: by REINFORCE, with a baseline."""
 
     reward_weight: NonNegativeFloat = 0.1
     """Weight of REINFORCE, relative to the classification."""
@@ -74,7 +74,7 @@ class GazeLearning(LearningSettings):
 
 
 class GlimpseConfig(TaskConfig):
-    """The settings of a whole run of glimpses."""
+    """All settings of a run that trains a glimpse model."""
 
     figures = ("loss", "accuracy")
 

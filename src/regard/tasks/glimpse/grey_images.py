@@ -10,7 +10,7 @@ from regard.tasks.image_inputs import Size, read_picture
 
 
 def read_grey(given: Any, size: Size) -> Pixels:
-    """Return an image file, given as a path or bytes, as grey pixels (1, height, width): the mean of RGB."""
+    """Return an image file, given as a path or bytes, as grey pixels (1, height, width), the means of R, G and B."""
     colours = read_picture(given, size).astype(np.float32)
     return np.rint(colours.mean(0, keepdims=True)).astype(np.uint8)
 

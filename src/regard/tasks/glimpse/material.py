@@ -1,4 +1,4 @@
-"""The training and evaluation data of glimpses: built-in drawn digits, or the files of MNIST."""
+"""The training and evaluation data of glimpse models: built-in drawn digits, or the files of MNIST."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ from regard.tasks.glimpse.grey_images import grey_png
 from regard.tasks.task import Material
 from regard.tasks.world_examples import Parts
 
-_CLUTTER = 1000  # number of images from which the clutter of validation and test examples is cropped
+# number of images from which the clutter (parts of other digits) of validation and test examples is cropped
+_CLUTTER = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +49,9 @@ def make_material(
 
 
 def _world(settings: DataSettings) -> tuple[Parts, str]:
-    """Return drawn digits and a description.
+    """Return the built-in drawn digits and a description of them.
 
-    Training digits are not placed on a canvas yet: each training step places them at new positions.
+    Training digits are returned without a canvas, because each training step places them at new positions on a canvas.
     """
     train = digits.splits(settings.seed, train=settings.train, valid=0, test=0).train
     held = digits.splits(settings.seed, train=0, valid=settings.valid, test=settings.test, layout=settings.layout)
@@ -68,7 +69,8 @@ def _files(settings: DataSettings, say: Callable[[str], None]) -> tuple[Parts, s
     learned, tested = read["train"], read["test"]
     if len(learned) < 2:
         raise DataError(f"{settings.files[0]}: {len(learned)} images to train on; expected at least 2")
-    # Validation images come from MNIST's training file, so that the test file is used only for the final evaluation.
+    # Validation images are taken from MNIST's training file, so that MNIST's test file is used only for the final
+    # evaluation.
     order = np.random.Generator(np.random.PCG64([settings.seed])).permutation(len(learned))
     count = min(settings.valid, len(learned) // 5 or 1)
     valid = Labelled(learned.images[order[:count]], learned.labels[order[:count]])
@@ -112,6 +114,6 @@ def input_files(config: GlimpseConfig) -> list[Path]:
 
 
 def examples_of(paths: Sequence[Path], config: GlimpseConfig, codec: GlimpseCodec) -> tuple[list[Example], str]:
-    """Return the test images of another folder, in the layout of the run."""
+    """Return the test images of another folder, placed on a canvas if the images of the run are."""
     tested = load_mnist(_folder(paths))["test"]
     return _placed(tested, config.data, "test"), f"{len(tested):,} test images of {paths[0]}, {config.data.layout}"

@@ -1,4 +1,4 @@
-"""The model of glimpses: recurrent visual attention whose glimpse locations are learned, random, or fixed."""
+"""The glimpse model: recurrent visual attention whose glimpse locations are learned, random, or fixed."""
 
 from typing import Literal
 
@@ -10,14 +10,16 @@ from regard.models.vision.visual_attention import Looked, RecurrentVisualAttenti
 from regard.nn.glimpse import Glimpse
 from regard.tasks.glimpse.config import ModelSettings
 
-_MODULUS = 2**31 - 1  # modulus of a linear congruential generator; products of two smaller numbers fit into 64 bits
-_FACTOR = 48271  # multiplier of this generator, the "minimal standard" (Park and Miller 1988, revised 1993)
+# modulus of a linear congruential generator; the product of two numbers below it fits into 64 bits
+_MODULUS = 2**31 - 1
+# multiplier of the "minimal standard" linear congruential generator (Park and Miller 1988, revised 1993)
+_FACTOR = 48271
 
 
 class Gazer(nn.Module):
-    """Recurrent visual attention on uint8 images, with a learned, a random, or a fixed gaze.
+    """Recurrent visual attention on uint8 images, with learned, random or fixed glimpse locations (the gaze).
 
-    Models with a learned, a random and a fixed gaze have the same parameters, so that their results are comparable.
+    Models with learned, random and fixed locations have the same parameters, so that their results are comparable.
     """
 
     def __init__(self, model: RecurrentVisualAttention, gaze: Literal["learned", "random", "none"]) -> None:
@@ -44,14 +46,14 @@ class Gazer(nn.Module):
     def pixels_read(self, height: int, width: int) -> float:
         """Return how many numbers the retina computes from an image, divided by the image's number of pixels.
 
-        Glimpses at the same location count once.
+        Several glimpses at the same location of an image count once.
         """
         retina = self.model.glimpse
         return self.looks() * retina.scales * retina.size**2 / (height * width)
 
 
 def places_of(images: UInt8[Tensor, "b 1 height width"], steps: int) -> Float[Tensor, "b steps 2"]:
-    """Return pseudo-random locations, computed from the pixels of each image.
+    """Return pseudo-random glimpse locations, computed from the pixels of each image.
 
     The locations of an image are the same in every batch and on every device.
 

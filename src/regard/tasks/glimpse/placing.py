@@ -6,8 +6,10 @@ from torch import Tensor
 
 from regard.data.worlds.digits import INK, PIECE, PIECES
 
-_TRIES = 16  # number of random positions for a piece of clutter; the first that does not overlap the digit is used
-_GRAIN = 16  # background pixels of the built-in digits, which are noise, are smaller than this
+# number of random positions that are sampled for a crop of clutter; the first one that does not overlap the digit is
+# used
+_TRIES = 16
+_GRAIN = 16  # the background of the built-in digits is noise, whose pixel values are below this
 
 
 def placed(
@@ -16,10 +18,10 @@ def placed(
     """Return each image at a random position on a black canvas of side × side pixels.
 
     `regard.data.worlds.digits.on_canvas` places a single image. With `shift`, an image may be cut off by this number
-    of pixels at an edge; an image as large as the canvas is shifted by at most `shift` pixels. With `clutter`,
-    pieces of other images of the batch are added beside each digit. With `grain`, the background is noise as in the
-    built-in digits. Random numbers come from the device's generator, without synchronisation, so that a CUDA graph can
-    capture this function.
+    of pixels at an edge; an image as large as the canvas is shifted by at most `shift` pixels. With `clutter`, crops of
+    other images of the batch are added beside each digit. With `grain`, the background is noise as in the built-in
+    digits. Random numbers come from the device's generator, without synchronisation, so that a CUDA graph can capture
+    this function.
 
     >>> placed(torch.full((2, 1, 3, 3), 200, dtype=torch.uint8), 5).flatten(1).ne(0).sum(1)
     tensor([9, 9])
@@ -36,7 +38,7 @@ def placed(
     if clutter:
         box = ink_boxes(images[:, 0])
         box = box + torch.stack([left, top, left, top], 1)
-        for number in range(PIECES):  # the next images of the batch give the pieces; the order of a batch is random
+        for number in range(PIECES):  # clutter is cropped from the next images of the batch, whose order is random
             _add_piece(canvas, images[:, 0].roll(number + 1, 0), box)
     canvas = canvas[:, shift : whole - shift, shift : whole - shift]
     if grain:
@@ -45,12 +47,12 @@ def placed(
 
 
 def _below(limits: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
-    """Return a random integer from 0 to limit − 1 for each limit."""
+    """Return a random integer from 0 to l − 1 for each number l of `limits`."""
     return (torch.rand(limits.shape, device=limits.device) * limits).long().minimum(limits - 1)
 
 
 def _put(canvas: Tensor, parts: Tensor, top: Tensor, left: Tensor) -> None:
-    """Draw each part (b, h, w) on its canvas, in place: a pixel becomes the maximum of the part and the canvas."""
+    """Draw image i of `parts` (b, h, w) on canvas i, in place: each pixel becomes the maximum of image and canvas."""
     row, rows, columns = _index(parts.shape, top, left)
     canvas[row, rows, columns] = torch.maximum(canvas[row, rows, columns], parts)
 
@@ -69,7 +71,7 @@ def ink_boxes(images: UInt8[Tensor, "b height width"]) -> Int[Tensor, "b 4"]:
     """
     ink = images > INK
     edges = []
-    for axis in (1, 2):  # left and right edge, then top and bottom
+    for axis in (1, 2):  # the first pass computes the left and right edge, the second pass top and bottom
         line = ink.any(axis).long()
         empty = line.sum(1) == 0
         edges.append((line.argmax(1), torch.where(empty, line.shape[1], line.shape[1] - line.flip(1).argmax(1))))
@@ -88,5 +90,6 @@ def _add_piece(canvas: Tensor, others: Tensor, box: Tensor) -> None:
     left, top, right, bottom = (edge.unsqueeze(1) for edge in box.unbind(1))
     free = (x + PIECE <= left) | (x >= right) | (y + PIECE <= top) | (y >= bottom)
     first = free.int().argmax(1, keepdim=True)
-    pieces = pieces * free.gather(1, first)[:, :, None]  # if all positions overlap the digit's box, draw a black piece
+    # if all sampled positions overlap the digit's box, the crop is made black
+    pieces = pieces * free.gather(1, first)[:, :, None]
     _put(canvas, pieces, y.gather(1, first)[:, 0], x.gather(1, first)[:, 0])

@@ -1,4 +1,4 @@
-"""The predictor of glimpses: the class of an image, with the locations and the patches of the glimpses."""
+"""The predictor of glimpse models: the class of an image, with the locations and the patches of the glimpses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -105,7 +105,7 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class GlimpsePredictor:
-    """The predictor of glimpses: a trained model of recurrent visual attention with its codec."""
+    """The predictor of glimpse models: a trained model of recurrent visual attention with its codec."""
 
     network: Gazer
     codec: GlimpseCodec
@@ -116,7 +116,7 @@ class GlimpsePredictor:
         return next(self.network.parameters()).device
 
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Seen | InputError]:
-        """Return the predictions for image files, in order; an `InputError` in place of one for an unreadable image."""
+        """Return a prediction for each image file, in order; for an unreadable image an `InputError`."""
         return answered(inputs, lambda one: read_grey(one["image"], self.codec.size), self.look)
 
     @shareable
@@ -143,9 +143,10 @@ class GlimpsePredictor:
         return predictions
 
     def _patches(self, whole: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the patches (b, steps, scales, size, size) of glimpses at these places (b, steps, 2).
+        """Return the image patches (b, steps, scales, size, size) of glimpses at the locations `places` (b, steps, 2).
 
-        The second result holds the weight (b, steps, height, width) of each pixel of the image in a glimpse's patches.
+        The second tensor (b, steps, height, width) holds the weight of each pixel of the image in the patches of each
+        glimpse.
         """
         patches: list[Tensor] = []
         shares: list[Tensor] = []
@@ -158,7 +159,7 @@ class GlimpsePredictor:
 
     @shareable
     def classes(self, images: Sequence[Pixels]) -> list[str]:
-        """Return the classes of images without their glimpses, which is faster than `look`."""
+        """Return only the predicted classes of images, which is faster than `look`, which also returns the glimpses."""
         classes: list[str] = []
         for first in range(0, len(images), _ROWS):
             whole = torch.from_numpy(np.stack(images[first : first + _ROWS])).to(self.device)
@@ -166,13 +167,13 @@ class GlimpsePredictor:
         return classes
 
     def regions(self, seen: Seen) -> Tensor:
-        """Return the weight of each of the 5 × 5 regions of the image, summed over all glimpses."""
+        """Return the weight of each of 5 × 5 image regions in the glimpses' patches, summed over all glimpses."""
         return F.adaptive_avg_pool2d(seen.shares.sum(0)[None], _REGIONS).flatten()
 
     def score_of(self, seen: Seen) -> Score:
-        """Return a score function for `deletion`: the log-probability of the predicted class of an image.
+        """Return the score function for `deletion`: the log-probability of the predicted class, with masked regions.
 
-        Deleted regions of the image are covered by its mean brightness.
+        Regions of the image that the mask deletes are covered by the image's mean brightness.
         """
         best = int(seen.chances[-1].argmax())
 

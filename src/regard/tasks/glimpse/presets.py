@@ -1,4 +1,4 @@
-"""The presets of glimpses: functions that return a named configuration."""
+"""The presets of glimpse models: functions that return a named configuration."""
 
 from regard.tasks.glimpse.config import DataSettings, GazeLearning, GlimpseConfig, Layout, ModelSettings
 from regard.tasks.presets import cosine, presets

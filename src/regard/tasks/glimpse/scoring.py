@@ -1,4 +1,4 @@
-"""Metrics of glimpses: accuracy, the fraction of pixels read, and whether the last location is on the digit."""
+"""Metrics of glimpse models: accuracy, the fraction of pixels read, and whether the last glimpse is on the digit."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,9 +33,9 @@ def accuracy(predictions: Sequence[Seen], examples: Sequence[Example]) -> float:
 
 
 def judge(predictor: GlimpsePredictor, examples: Sequence[Example], config: GlimpseConfig, explain: bool) -> Judged:
-    """Return the accuracy, the fraction of pixels read, and how often the last location is on the digit.
+    """Return the accuracy, the fraction of pixels read, and how often the last glimpse is centred on the digit.
 
-    With `explain`, the faithfulness of the glimpses' weights is measured too.
+    With `explain`, faithfulness is also measured: the effect of covering the image region that the glimpses cover most.
     """
     predictions = predictor.look([one.image for one in examples])
     metrics: dict[str, Any] = {"accuracy": round(accuracy(predictions, examples), 4), "images": len(examples)}

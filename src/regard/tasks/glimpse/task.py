@@ -1,4 +1,4 @@
-"""The `Task` record of glimpses: the functions with which shared code trains, evaluates and predicts."""
+"""The `Task` record of glimpse models: the functions with which shared code trains, evaluates and predicts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +33,8 @@ def _outcome(network: Gazer, batch: Any, config: GlimpseConfig, attention: bool)
         loss = stepwise_loss(network(batch.image), batch.label, counted=batch.real)
         return Outcome(loss.classification * count, count)
     learning = config.learning
-    # With attention="none", all glimpses are at the centre, so several samples of an image would be equal.
+    # With attention="none", all glimpses are at the centre, so several samples of the locations of an image would be
+    # equal.
     samples = 1 if config.model.attention == "none" else learning.samples
     images, label, counted = (
         one.repeat_interleave(samples, 0) for one in (_on_canvas(batch.image, config), batch.label, batch.real)
@@ -51,7 +52,7 @@ def _outcome(network: Gazer, batch: Any, config: GlimpseConfig, attention: bool)
 
 
 def _on_canvas(images: Any, config: GlimpseConfig) -> Any:
-    """Return the images of a training batch at new random positions, on a canvas if the layout has one."""
+    """Return the images of a training batch at new random positions, on a canvas if `config.data.layout` has one."""
     layout = config.data.layout
     if layout != "plain":
         return placed(images, SIDES[layout], clutter=layout == "cluttered", grain=not config.data.files)

@@ -14,9 +14,10 @@ from regard.models.span_pointer import Pointed, best_span
 class Answer:
     """The answer to a question: the most likely span of a passage, with `probability` p(first word) · p(last word).
 
-    `span` holds the indices of its first and its last word. `weights` holds for each word of the passage the
-    probability that the answer begins with it, which is the attention of the span pointer. `pointed` is the word with
-    the largest weight. It may differ from the first word of `span`, which also depends on the last word.
+    `span` holds the indices of the first and the last word of the answer. `weights` holds for each word of the passage
+    the probability that the answer begins with this word; these probabilities are the attention weights of the span
+    pointer. `pointed` is the index of the word with the largest weight. This word may differ from the first word of
+    `span`, because the most likely span also depends on the probability of its last word.
     """
 
     passage: Passage

@@ -14,20 +14,24 @@ from regard.data.text.vocabulary import Vocabulary
 from regard.data.worlds.stories import Story, written
 
 LETTERS = 16  # number of letters of a word that are encoded; of a longer word, the first 8 and the last 8
-ALPHABET = 512  # number of letter embeddings; a code point uses one by its remainder, so no alphabet is stored
-# The features of a word: it occurs in the other text (question or passage); its first 5 letters occur there; it has a
-# capital first letter; it is a number; it is punctuation; it is the first word of its sentence.
+# number of letter embeddings; a letter with code point c uses embedding 1 + c mod (ALPHABET − 1), so that no alphabet
+# has to be stored
+ALPHABET = 512
+# The features of a word: whether it occurs in the other text (the question for a word of the passage, and vice versa);
+# whether a word with the same first 5 letters occurs there; whether it has a capital first letter; whether it is a
+# number, is punctuation, or is the first word of its sentence.
 FEATURES = 6
-_STEM = 5  # number of first letters that are compared with those of the words in the other text
+_STEM = 5  # number of first letters of a word that are compared with those of the words in the other text
 
 Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class ReadingCodec:
-    """The codec of reading: the vocabulary, and candidate answers, which are appended to every passage.
+    """The codec of reading comprehension: the vocabulary, and candidate answers, which are appended to every passage.
 
-    With candidates, the model can also point at answers that do not occur in the passage.
+    With candidates, the model can also give answers that do not occur in the passage, because it points at the appended
+    ones.
     """
 
     vocabulary: Vocabulary
@@ -82,8 +86,8 @@ def encode(
     """Return a question and its passage as a record of arrays for the network.
 
     The fields of the passage are `passage` (word numbers), `passage_features` and, with `characters`,
-    `passage_letters`; the question has the same three fields. `start` and `end` are the first and the last word of the
-    answer, or -1 if the passage does not contain it.
+    `passage_letters`; the question has the same three fields. `start` and `end` are the indices of the first and the
+    last word of the answer, or -1 if the passage does not contain the answer.
     """
     start, end = (-1, -1) if question.span is None else question.span
     record: dict[str, Numbers | NDArray[np.float32] | int] = {"start": start, "end": end}

@@ -67,7 +67,7 @@ class ModelSettings(Settings):
 
 
 class ReadingConfig(TaskConfig):
-    """The settings of a whole run of reading comprehension."""
+    """All settings of a run that trains and evaluates a model of reading comprehension."""
 
     figures = ("loss", "exact_match", "f1")
 

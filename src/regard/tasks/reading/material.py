@@ -55,7 +55,8 @@ def _candidates(path: Path) -> tuple[str, ...]:
 def _held_out(questions: list[Question], count: int, random: Random) -> tuple[list[Question], list[Question]]:
     """Return the training questions and about `count` held-out questions.
 
-    All questions about a passage are in the same part. At most a fifth of the passages is held out.
+    Questions about one passage are either all held out or all for training. At most a fifth of the passages is held
+    out.
     """
     passages = list(dict.fromkeys(one.passage.text for one in questions))
     random.shuffle(passages)
@@ -96,7 +97,7 @@ def encoded(codec: ReadingCodec, one: Question, config: ReadingConfig) -> dict[s
 
 
 def _parts(files: Sequence[Path]) -> dict[str, Path]:
-    """Return the data files by the name of their part: "train", "valid" and "test", if they exist."""
+    """Return the data files by the name of their split: "train", "valid" and "test", if they exist."""
     if len(files) == 1:
         return find_parts(Path(files[0]))
     names = {2: ("train", "test"), 3: ("train", "valid", "test")}.get(len(files))

@@ -31,7 +31,7 @@ class Texts:
 
     @classmethod
     def of(cls, batch: Any, name: str) -> "Texts":
-        """Return the texts `name`, "passage" or "question", of a batch of records that `encode` returned."""
+        """Return the passages (`name` "passage") or the questions (`name` "question") of a batch of encoded records."""
         words, lengths = getattr(batch, name), getattr(batch, f"{name}_lengths")
         mask = torch.arange(words.shape[1], device=words.device) < lengths.unsqueeze(-1)
         return cls(words, mask, getattr(batch, f"{name}_features"), getattr(batch, f"{name}_letters", None))
@@ -40,8 +40,8 @@ class Texts:
 class Reader(nn.Module):
     """The model of reading comprehension: a bidirectional GRU that encodes passages and questions, and a span pointer.
 
-    The state of word j is h_j = [→h_j; ←h_j], from both directions. The input of the GRU is the vector of the word, a
-    convolution over its letters (Kim 2014, as in BiDAF, section 2), and its features.
+    The state of word j is h_j = [→h_j; ←h_j], the states of both directions of the GRU. The input of the GRU is the
+    vector of the word, a convolution over its letters (Kim 2014, as in BiDAF, section 2), and its features.
     """
 
     def __init__(self, settings: ModelSettings, vocabulary: int, size: int, normalize: Normalizer) -> None:
@@ -76,7 +76,7 @@ class Reader(nn.Module):
         return self.pointer(self.encode(passage), self.encode(question), weights=weights)
 
     def encode(self, texts: Texts) -> Memory:
-        """Return the memory of the texts: the encoder's state of each word, and the keys of attention."""
+        """Return the keys and values of attention for the texts; the values are the GRU's states of the words."""
         vectors = self.embedding(texts.words)
         parts = [vectors, texts.features]
         if self.letters is not None:
@@ -106,8 +106,8 @@ def build(settings: ModelSettings, vocabulary: int, *, normalize: Normalizer | N
     """Return a model for a vocabulary of this size.
 
     `normalize` is the normaliser of attention over the question; None: softmax, or straight-through hard attention if
-    the settings say "hard". A model without attention gets wider states, so that it has about as many parameters as a
-    model with attention.
+    the settings say "hard". A model without attention gets a larger state size, so that it has about as many parameters
+    as a model with attention.
     """
     if normalize is None:
         normalize = _HARD if settings.attention == "hard" else Softmax()

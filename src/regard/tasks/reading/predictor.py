@@ -26,7 +26,7 @@ _TOKENS = 8192  # largest number of passage words in a batch, with padding
 _WORDS = 5000  # largest number of words of a passage, and of a question
 PADS = dict.fromkeys(
     f"{name}{part}" for name in ("passage", "question") for part in ("", "_features", "_letters")
-)  # fields of a record that are padded
+)  # fields of a record that are padded in a batch
 
 
 def collated(records: Sequence[Mapping[str, Any]], *, grid: int = 1, rows: int = 0) -> Any:
@@ -56,7 +56,7 @@ class ReadingPrediction:
     def trace(self) -> Trace | None:
         """Return two attention maps: the span pointer over the passage, and each passage word over the question.
 
-        A model without attention has the first map only.
+        A model without attention has only the map of the span pointer.
         """
         passage, question = list(self.best.passage.words), list(self.question.question)
         maps = {"answer": torch.tensor(self.best.weights)[None, None]}
@@ -84,7 +84,7 @@ class ReadingPredictor:
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[ReadingPrediction | InputError]:
         """Return the answers to questions, in order.
 
-        If a passage or a question is empty or too long, an `InputError` is in place of the answer.
+        For an empty or too long passage or question, an `InputError` is returned instead of the answer.
         """
         return answered(inputs, self._question, self.read)
 
@@ -112,10 +112,10 @@ class ReadingPredictor:
         return [predictions[place] for place in range(len(questions))]
 
     def score_of(self, prediction: ReadingPrediction) -> Score:
-        """Return a score function for `deletion`: the log-probability of an answer's first word.
+        """Return the score function for `deletion`: the log-probability of an answer's first word, with masked words.
 
-        A deleted word of the passage is replaced by the unknown word, so that the answer keeps its position. The first
-        word of the answer is never deleted.
+        A word of the passage that the mask deletes is replaced by the token for unknown words, so that the answer keeps
+        its position. The first word of the answer is never deleted.
         """
         record, first = encoded(self.codec, prediction.question, self.config), prediction.best.span[0]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from regard.data.text.passages import words
 
 _ARTICLES = {"a", "an", "the"}
-# SQuAD's script strips ASCII punctuation; the other characters are the equivalents in other languages.
+# SQuAD's script removes only ASCII punctuation; this set adds the punctuation marks of other languages.
 _MARKS = str.maketrans("", "", string.punctuation + "。，、！？；：「」『』（）《》〈〉“”‘’«»„…–—·")
 
 
@@ -43,7 +43,8 @@ def f1(answer: str, references: Iterable[str]) -> float:
 
 
 def _f1(answer: str, reference: str) -> float:
-    # SQuAD's own script splits at spaces only; in languages that write spaces, this gives the same words.
+    # SQuAD's own script splits at spaces only; in languages that write spaces between words, this function gives the
+    # same words as that script.
     ours, theirs = (words(normal(text)) for text in (answer, reference))
     if not ours or not theirs:
         return float(ours == theirs)

@@ -82,7 +82,7 @@ def _judge(predictor: ReadingPredictor, questions: Sequence[Question], config: R
 def _beside(prediction: Any) -> list[float]:
     """Return the span pointer's weights with 0 for the answer's first word.
 
-    `deletion` must not select this word, because its own probability is measured.
+    `deletion` must not delete the answer's first word, because it measures the probability of this word.
     """
     first = prediction.best.span[0]
     return [0.0 if place == first else weight for place, weight in enumerate(prediction.best.weights)]
@@ -118,6 +118,8 @@ READING = Task(
     examples=examples_of,
     asked=lambda one: {"passage": one.passage.text, "question": one.text},
     needs=NEEDS,
-    recorded=("model.align",),  # model.align also determines the width of a model without attention
+    # model.align is stored even without attention, because it also determines the state size of a model without
+    # attention
+    recorded=("model.align",),
     aliases={"data": "data.files"},
 )

@@ -50,7 +50,7 @@ class DataSettings(TaskData):
 
 
 class ModelSettings(Settings):
-    """The model of text classification: an encoder, and attention that pools its states."""
+    """The model of text classification: an encoder, and attention that pools the encoder's states."""
 
     kind: Literal["recurrent", "transformer", "ngrams"] = "recurrent"
     """recurrent, transformer, or ngrams: sums of hashed n-grams, which depend on the nearest neighbours only."""
@@ -99,7 +99,7 @@ class ModelSettings(Settings):
 
 
 class SentimentConfig(TaskConfig):
-    """The settings of a whole run of text classification."""
+    """All settings of a run that trains and evaluates a model of text classification."""
 
     figures = ("loss", "accuracy")
 

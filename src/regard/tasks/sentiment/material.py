@@ -50,8 +50,8 @@ def _example(review: reviews.Review, settings: DataSettings) -> Example:
     if len(words) != len(review.words):
         raise DataError(f"the built-in world: {text!r} has {len(words)} words, expected {len(review.words)}")
     spans = tuple(words[place].span for place in sorted(review.decisive))
-    # A third of the texts has no final full stop: users often omit it, and a model trained without such texts would
-    # misclassify theirs.
+    # A third of the texts has no final full stop: users often omit it, and a model trained only on texts with a full
+    # stop would misclassify texts without one.
     bare = text.rstrip(".。") if crc32(text.encode()) % 3 == 0 else text
     return Example(bare, review.label, spans)
 

@@ -1,4 +1,4 @@
-"""The model of text classification: an encoder, and attention that pools its states."""
+"""The model of text classification: an encoder, and attention that pools the encoder's states."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -28,8 +28,8 @@ class TextClassifier(nn.Module):
 
     In training, a fraction `word_dropout` of the tokens is replaced by `unknown`. Stop words, for which the table
     `stop` (v,) over the vocabulary is True, are encoded, but masked in attention: a word that is in nearly every text
-    ("the", a full stop) determines no class, but its state also encodes its neighbours, and attention might select it
-    instead of them.
+    ("the", a full stop) determines no class, but its state also encodes its neighbours, and attention might select the
+    stop word instead of these neighbours.
     """
 
     stop: Tensor
@@ -50,7 +50,7 @@ class TextClassifier(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Classified:
-        """Return the scores of the classes for each text, and the requested attention weights (b, looks, k).
+        """Return the logits of the classes for each text, and the requested attention weights (b, looks, k).
 
         `looks` is the number of learned queries.
         """
@@ -74,8 +74,8 @@ def build(
 ) -> TextClassifier:
     """Return a classifier for this vocabulary size and number of classes; `stop` is the result of `stop_words`.
 
-    With `attention="none"`, the classifier gets the encoder's summary instead of a context vector, and a hidden layer
-    with about as many parameters as attention has.
+    With `attention="none"`, the classifier's input is the encoder's summary vector instead of a context vector, and the
+    classifier has a hidden layer with about as many parameters as the attention.
     """
     stop = torch.zeros(vocabulary_size, dtype=torch.bool) if stop is None else stop
     encoder, classifier = (
@@ -104,8 +104,8 @@ def _fixed(
 ) -> tuple[Encoder, Classifier]:
     """Return an encoder and a classifier without attention.
 
-    The size of the classifier's hidden layer is chosen so that both have about as many parameters as the encoder and
-    the classifier with attention.
+    The size of the classifier's hidden layer is chosen so that the model has about as many parameters as the model with
+    attention.
     """
     with torch.device("meta"):
         attends = settings.model_copy(update={"attention": "additive"})

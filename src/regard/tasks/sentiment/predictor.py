@@ -27,7 +27,7 @@ class Verdict:
     """The prediction for a text: the probability of each class, and attention weights over the tokens.
 
     `weights` (looks, k) has a row for each learned query; `spans` are the positions of the k tokens in the text, and
-    `numbers` their numbers in the vocabulary.
+    `numbers` the tokens' numbers in the vocabulary.
     """
 
     text: str
@@ -103,7 +103,7 @@ class SentimentPredictor:
     codec: SentimentCodec
 
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Verdict | InputError]:
-        """Return the classes of texts, in order; an `InputError` in place of one for a text that has no words."""
+        """Return a prediction for each text, in order; for a text without words, an `InputError` instead."""
         return answered(inputs, self._text, self.classify)
 
     def _text(self, given: Mapping[str, Any]) -> str:
@@ -129,7 +129,7 @@ class SentimentPredictor:
         return [verdicts[place] for place in range(len(texts))]
 
     def score_of(self, verdict: Verdict) -> Score:
-        """Return a score function for `deletion`: the log-probability of the predicted class without some tokens."""
+        """Return the score function for `deletion`: the log-probability of the predicted class, with masked tokens."""
         best = int(verdict.probabilities.argmax())
 
         def score(mask: Tensor) -> Tensor:

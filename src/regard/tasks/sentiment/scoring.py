@@ -34,7 +34,7 @@ def rationale_f1(verdict: Verdict, example: Example, *, characters: bool) -> flo
 
 
 def judge(predictor: SentimentPredictor, examples: Sequence[Example], config: SentimentConfig, explain: bool) -> Judged:
-    """Return the accuracy, and rationale F1 if the decisive words are known; with `explain`, the faithfulness too."""
+    """Return the accuracy, and rationale F1 if the decisive words are known; with `explain`, also faithfulness."""
     examples = [example for example in examples if predictor.codec.encode(example.text)[0]]
     verdicts = predictor.classify([example.text for example in examples])
     metrics: dict[str, Any] = {"accuracy": round(accuracy(verdicts, examples), 4), "texts": len(examples)}

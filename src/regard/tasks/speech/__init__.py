@@ -1,6 +1,6 @@
 """Speech recognition: the transcript of a recording, with the time of each symbol (word or character).
 
 This folder has the files that every task has (see `regard.tasks`), and:
-- `files`: the data of a run that come from the user's files
+- `files`: reads the training and evaluation data from the user's files
 - `log_mel_frames`: converts recordings to log-mel frames, and frames to images
 """

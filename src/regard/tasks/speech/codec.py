@@ -16,7 +16,7 @@ Symbols = Literal["words", "characters"]
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """Return the words of a transcript in lower case and without punctuation, the form for word error rates.
+    """Return the words of a transcript in lower case and without punctuation, as compared for the word error rate.
 
     >>> words_of("Don't stop, 3 4!")
     ("don't", 'stop', '3', '4')

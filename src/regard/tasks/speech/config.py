@@ -94,7 +94,7 @@ class ModelSettings(Settings):
 
 
 class SpeechConfig(TaskConfig):
-    """The settings of a whole run of speech recognition."""
+    """All settings of a run that trains and evaluates a model of speech recognition."""
 
     figures = ("loss", "exact", "wer")
 

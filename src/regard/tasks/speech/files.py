@@ -1,4 +1,4 @@
-"""The data of a speech run from the user's files: features of recordings are computed once and stored with the run."""
+"""Reads training and evaluation data of speech recognition from the user's files; caches the features of recordings."""
 
 import hashlib
 import os
@@ -53,7 +53,7 @@ Part = Sequence[SpokenFile]
 
 
 def _parted(train: Part, valid: Part, test: Part, config: SpeechConfig) -> tuple[Part, Part, Part]:
-    """Return the training, validation and test parts; a missing part is held out of the training recordings."""
+    """Return the training, validation and test splits; a missing split is held out of the training recordings."""
     rest = random.Random(config.data.seed).sample(train, len(train))
     for name, wanted in (("valid", config.data.valid), ("test", config.data.test)):
         if (valid if name == "valid" else test) or not train:
@@ -67,10 +67,10 @@ def _parted(train: Part, valid: Part, test: Part, config: SpeechConfig) -> tuple
 
 
 def _with_features(part: Part, config: SpeechConfig, cache: Path, say: Say) -> list[Example | None]:
-    """Return the examples of a part with their log-mel features; None in place of a skipped recording.
+    """Return the examples of a split with their log-mel features; None for each skipped recording.
 
-    The features of the part are in one file in the folder `cache`, which is reused for the same recordings and
-    settings.
+    The features of the split are stored in one file in the folder `cache`, which is reused if the recordings and the
+    settings are unchanged.
     """
     marks = [f"{one.sound} {one.sound.stat().st_size} {one.sound.stat().st_mtime_ns}" for one in part]
     known = f"{config.data.rate} {config.data.seconds} {config.features.model_dump_json()}"
@@ -110,7 +110,8 @@ def _write(path: Path, index: Path, part: Part, config: SpeechConfig, say: Say) 
     os.replace(path.with_suffix(".part"), path)
     with index.with_suffix(".part").open("wb") as file:
         np.save(file, counts)
-    os.replace(index.with_suffix(".part"), index)  # the index comes last: if it exists, the features are complete
+    # the file `index` is written last, so that the features are complete if it exists
+    os.replace(index.with_suffix(".part"), index)
 
 
 def _frames(one: SpokenFile, config: SpeechConfig, faults: Counter[str]) -> Frames | None:
@@ -143,7 +144,7 @@ def input_files(config: SpeechConfig) -> list[Path]:
 
 
 def examples_of(paths: Sequence[Path], config: SpeechConfig, codec: SpeechCodec) -> tuple[list[Example], str]:
-    """Return the transcribed recordings of other files, and a description; of a folder, the test part is read."""
+    """Return the transcribed recordings of other files, and a description; of a folder, the test split is read."""
     dataset = load_transcripts(_one(paths), skip_faults=config.data.skip_faults)
     faults: Counter[str] = Counter()
     examples: list[Example] = []

@@ -23,7 +23,7 @@ def _layer(rate: int, bands: int, hop: float, window: float) -> LogMel:
 
 @torch.no_grad()
 def frames_of(samples: Samples, config: SpeechConfig) -> Frames:
-    """Return the log-mel features of a recording: 1 is its loudest value, −1 is 80 dB below and less."""
+    """Return the log-mel features of a recording: 1 is its largest value, −1 is a value at least 80 dB lower."""
     settings = config.features
     layer = _layer(config.data.rate, settings.bands, settings.hop, settings.window)
     return level(layer(torch.from_numpy(np.asarray(samples, np.float32))[None])[0]).half().numpy()
@@ -34,7 +34,8 @@ def spectrogram(frames: Frames) -> bytes:
     from PIL import Image
 
     wide = frames.astype(np.float32)
-    low, high = np.quantile(wide, 0.2), max(float(wide.max()), -0.99)  # the quietest 20 % are noise: they become white
+    # the quietest 20 % of the values are noise, which is drawn white
+    low, high = np.quantile(wide, 0.2), max(float(wide.max()), -0.99)
     shades = np.rint(255 * np.clip((high - wide) / max(high - low, 1e-3), 0, 1)).astype(np.uint8)
     return png_bytes(Image.fromarray(np.repeat(shades.T[::-1], _TALL, 0)))
 
@@ -42,8 +43,8 @@ def spectrogram(frames: Frames) -> bytes:
 def interval(weights: Sequence[float], step: float) -> tuple[float, float, float]:
     """Return the start, the end and the peak in seconds of the interval that a symbol attends to.
 
-    `weights` are its attention weights over the encoder steps, each of `step` seconds. The interval is around the step
-    with the largest weight, and has the adjacent steps with at least half of this weight.
+    `weights` are the symbol's attention weights over the encoder steps, each of which lasts `step` seconds. The
+    interval consists of the step with the largest weight and the steps around it with at least half of this weight.
 
     >>> interval([0.1, 0.4, 0.5, 0.0], 0.5)
     (0.5, 1.5, 1.25)

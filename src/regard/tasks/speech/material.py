@@ -1,4 +1,4 @@
-"""The records and examples of speech recognition, and the data of the built-in utterances."""
+"""Training records and evaluation examples of speech recognition, and the built-in data (generated utterances)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ _NONE = -100  # the number that marks padding in targets; the loss ignores it
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A recording or its file, the words of its transcript, and the times of its words and characters, if known."""
+    """A recording or its file, the words of its transcript, and the times of the words and characters, if known."""
 
     sound: Samples | Path
     words: tuple[str, ...]
     times: Times = ()  # start and end of each word in seconds
-    letter_times: Times = ()  # start and end of each character in seconds, with the space between words
-    frames: Frames | None = None  # log-mel features, if they are computed already
-    rate: int = 8000  # sample rate of `sound` if it is not a file
+    letter_times: Times = ()  # start and end of each character in seconds; the spaces between words count as characters
+    frames: Frames | None = None  # log-mel features, if they are already computed
+    rate: int = 8000  # sample rate of `sound` if `sound` holds samples instead of a path
 
     def samples(self, config: SpeechConfig) -> Samples:
         """Return the recording at the sample rate of the model."""
@@ -82,7 +82,7 @@ def input_of(example: Example) -> dict[str, Any]:
 
 
 def lengths_of(records: Sequence[Record]) -> list[list[int]]:
-    """Return the numbers of frames and symbols of each record, the two padded sides of a batch."""
+    """Return the number of frames and the number of symbols of each record, both of which are padded in a batch."""
     return [[len(one[name]) for one in records] for name in ("frames", "target")]
 
 

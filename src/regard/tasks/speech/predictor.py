@@ -178,7 +178,7 @@ class SpeechPredictor:
         return next(self.network.parameters()).device
 
     def answers(self, inputs: Sequence[Mapping[str, Any]], *, beam: int | None = None) -> list[Transcript | InputError]:
-        """Return the transcripts of sound files, in order; an `InputError` in place of one for an unusable file."""
+        """Return a transcript for each sound file, in order; for an unusable file, an `InputError` instead."""
 
         def transcribed(sounds: list[Samples]) -> list[Transcript]:
             frames = [frames_of(samples, self.config) for samples in sounds]
@@ -198,8 +198,8 @@ class SpeechPredictor:
     ) -> list[Transcript]:
         """Return the transcripts of recordings, given as log-mel features, in order.
 
-        Beam search has `width` hypotheses. The `samples` of the recordings, if given, are stored in the transcripts.
-        Several workers (processes) share the recordings.
+        Beam search has `width` hypotheses. The sound samples of the recordings, `samples`, are stored in the returned
+        transcripts if given. Several workers (processes) share the recordings.
         """
         both = list(zip(features, [None] * len(features) if samples is None else samples, strict=True))
         return in_shares(both, lambda part: self._search(part, width or self.config.decode.beam))
@@ -211,7 +211,8 @@ class SpeechPredictor:
             batch = collate([record(features[place], ()) for place in places], self.config).to(self.device)
             with evaluating(self.network):
                 state = self.network.start(batch.frames, batch.frames_lengths)
-                # Limit the length of a transcript: an encoder step is too short for more than one symbol.
+                # A transcript has at most as many symbols as encoder steps, because a step is too short for more than
+                # one symbol.
                 steps = (batch.frames_lengths // self.config.reduction + 1).clamp_max(self.config.data.longest)
                 options: dict[str, Any] = {"width": width, "n_best": width, "never": NEVER, "minimum": 1}
                 options |= {"length_penalty": self.config.decode.length_penalty, "captures": self.captures}
@@ -244,7 +245,7 @@ class SpeechPredictor:
     ) -> list[tuple[Tensor, Tensor | None]]:
         """Return the log-probabilities (t,) and the attention weights (t, k) of the symbols of given transcripts.
 
-        A recording is given by its log-mel features, a transcript by its symbol numbers.
+        Recordings are given as log-mel features, transcripts as symbol numbers.
         """
         results: dict[int, tuple[Tensor, Tensor | None]] = {}
         for places in groups_by_length([len(one) for one in features], tokens=_FRAMES):
@@ -261,9 +262,9 @@ class SpeechPredictor:
         return [results[place] for place in range(len(features))]
 
     def score_of(self, transcript: Transcript, place: int) -> Score:
-        """Return a score function for `deletion`: the log-probability of symbol `place` of a transcript.
+        """Return the score function for `deletion`: the log-probability of symbol `place`, with masked encoder steps.
 
-        The frames of deleted encoder steps are replaced by silence.
+        The frames of encoder steps that the mask deletes are replaced by silence.
         """
 
         def score(mask: Tensor) -> Tensor:

@@ -14,11 +14,11 @@ def tiny() -> SpeechConfig:
         data=DataSettings(
             symbols="characters", train=4000, valid=100, test=400, longer=100, batch_tokens=4800, longest=60
         ),
-        # In Luong's order, attention comes after the decoder's step, so its query contains the previous character:
-        # attention peaks are then at more accurate times.
+        # With order "luong" (Luong et al. 2015), attention follows the decoder's recurrent step, so that the query
+        # contains the previous character; attention peaks are then at more accurate times.
         model=ModelSettings(order="luong"),
-        # Checkpoints are selected by the loss: it and the timing of attention still improve when transcripts already
-        # have no errors.
+        # Checkpoints are selected by the loss, because the loss and the timing of attention still improve when
+        # transcripts already have no errors.
         train=cosine("loss", 1600, 4e-3, warmup=100, log_every=50, validate_every=400),
     )
 

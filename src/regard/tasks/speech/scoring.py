@@ -62,9 +62,10 @@ def text_figures(transcripts: Sequence[Transcript], examples: Sequence[Example])
 
 
 def judge(predictor: SpeechPredictor, examples: Sequence[Example], config: SpeechConfig, explain: bool) -> Judged:
-    """Return the metrics of the transcripts: error rates, `pointing` and `doubted`.
+    """Return the metrics of the transcripts: error rates, and the results of `pointing` and `doubted`.
 
-    With `explain`, the faithfulness of the attention is measured too.
+    With `explain`, the faithfulness of the attention weights is also measured: the effect of deleting the most attended
+    key.
     """
     transcripts = predictor.search([one.features(config) for one in examples])
     metrics = text_figures(transcripts, examples)
@@ -77,7 +78,8 @@ def judge(predictor: SpeechPredictor, examples: Sequence[Example], config: Speec
 def pointing(predictor: SpeechPredictor, examples: Sequence[Example]) -> dict[str, Any]:
     """Return the fraction of symbols whose attention peak is in their gold interval, or at most 50 ms before or after.
 
-    The decoder's input is the gold transcript. The result is empty if no gold intervals are known.
+    The attention weights are computed with the gold transcript as the decoder's input. The result is empty if no gold
+    intervals are known.
     """
     codec, step = predictor.codec, predictor.config.step
     known = [one for one in examples if one.gold(codec)]
@@ -98,7 +100,7 @@ def doubted(
 ) -> dict[str, Any]:
     """Return how often the least certain symbol of a transcript is wrong, and how often a random symbol is wrong.
 
-    Transcripts without a wrong symbol do not count in either number.
+    Both fractions are computed from the transcripts with at least one wrong symbol.
     """
     hits: list[bool] = []
     chance = 0.0
@@ -116,7 +118,7 @@ def doubted(
 def faithfulness(predictor: SpeechPredictor, transcripts: Sequence[Transcript]) -> dict[str, float]:
     """Return how much a symbol's log-probability falls if its most attended encoder step is silenced.
 
-    "attended" is the decrease of the log-probability if the most attended encoder step is silenced, "random" the
+    In the result, "attended" is the decrease if the symbol's most attended encoder step is silenced, and "random" the
     decrease if a random other encoder step is silenced.
     """
     places = (

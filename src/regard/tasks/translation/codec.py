@@ -20,7 +20,7 @@ class Reading(NamedTuple):
 
     numbers: list[int]  # token numbers
     labels: tuple[str, ...]  # readable label of each token
-    owners: list[int]  # for each token, the index of the word that it is part of
+    owners: list[int]  # for each token, the index of the word that contains the token
     words: tuple[str, ...]
 
 
@@ -62,15 +62,16 @@ class Coder(Protocol):
         """Return the label of each target token; an unknown word is labelled as in `write`."""
 
     def source_words(self, numbers: Sequence[int], labels: Sequence[str]) -> Words:
-        """Return the words that source tokens with these labels form."""
+        """Return the words that source tokens with the given labels form."""
 
     def written_words(self, numbers: Sequence[int], labels: Sequence[str]) -> Words:
-        """Return the words that target tokens with these labels form."""
+        """Return the words that target tokens with the given labels form."""
 
     def write(self, numbers: Sequence[int], source: Reading, weights: Tensor | None) -> str:
-        """Return the target text of these token numbers.
+        """Return the target text that these token numbers encode.
 
-        An unknown word is replaced by the source word with the largest of its attention weights (t, s).
+        An unknown word is replaced by the source word to which its attention weights, a row of `weights` (t, s), give
+        most weight.
         """
 
     def save(self, directory: Path) -> None:

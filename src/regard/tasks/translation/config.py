@@ -115,7 +115,7 @@ class ModelSettings(Settings):
 
 
 class TranslationDecoding(DecodeSettings):
-    """Settings of beam search, and the precision of the model that it uses."""
+    """Settings of beam search, and the numeric precision of the model during beam search."""
 
     precision: Precision = "float32"
     """Precision of the matrix products when a run is loaded for translation; int8 is for the CPU."""
@@ -124,7 +124,7 @@ class TranslationDecoding(DecodeSettings):
 
 
 class TranslationConfig(TaskConfig):
-    """The settings of a whole translation run."""
+    """All settings of a run that trains and evaluates a translation model."""
 
     figures = ("loss", "bleu")
 

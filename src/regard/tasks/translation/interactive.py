@@ -40,7 +40,7 @@ class LiveTranslator:
     def score(self, text: str, target: Sequence[str], place: int, kept: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
         """Return p(target[place] | target[:place], source) once for each row of the mask `kept`.
 
-        The source has the tokens of `text` for which the mask is True; the other tokens are deleted.
+        The source consists of the tokens of `text` for which the row of `kept` is True; all other tokens are deleted.
         """
         source, numbers = self._read(text), [self._number(token) for token in target]
         rows = [
@@ -95,7 +95,7 @@ class LiveTranslator:
     def _whole(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities (n, t + 1, v) and the attention weights (n, t + 1, k) for n given targets.
 
-        Each pair is a source and a target, as token numbers; v is the vocabulary size.
+        Each of the n pairs is a source and a target, as token numbers; v is the vocabulary size.
         """
         batch, model = self.translator.batch(pairs), self.translator.model
         decoded = model(batch.source, batch.prefix, batch.source_lengths, weights=full())
@@ -126,7 +126,7 @@ class LiveTranslator:
 
 @functools.lru_cache(maxsize=8)
 def _numbers(live: LiveTranslator) -> dict[str, int]:
-    """Return the token numbers by label; if several tokens have the same label, the first of them."""
+    """Return a dictionary from labels to token numbers; if several tokens have one label, the first token's number."""
     numbers: dict[str, int] = {}
     for number in range(3, live.translator.coder.sizes[1]):
         numbers.setdefault(live._label(number), number)

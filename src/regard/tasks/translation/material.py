@@ -85,8 +85,8 @@ def file_material(
 ) -> Material:
     """Return the data of the user's files, which are indexed once in the folder `cache`.
 
-    `known` are existing sub-words; None: they are learned from the training texts. Indexing takes a minute for a
-    million lines; `say` is called with progress messages.
+    `known` is an existing sub-word codec; if it is None, sub-words are learned from the training texts. Indexing takes
+    a minute for a million lines; `say` is called with progress messages.
     """
     train, valid, test = _parts(settings)
     limits = Limits(longest=settings.longest, ratio=settings.ratio)
@@ -138,8 +138,8 @@ def _cut(corpus: TextCorpus, codes: Codes, settings: DataSettings, cache: Path) 
                 MergeDropout(side, share, seed=f"{settings.seed} {number} {name}")
                 for side, name in zip(sides, ("source", "target"), strict=True)
             ]
-            # by_content: the cache key is the texts, not their file. Random segmentations that an earlier version
-            # wrote cannot be reproduced, so they must be reused.
+            # With `by_content`, the cache key is a hash of the texts, not of their file. Random segmentations written
+            # by an earlier version of regard cannot be reproduced, so the stored ones must be reused.
             corpora.append(
                 encode(
                     corpus,
@@ -178,7 +178,7 @@ def _examples_of(paths: Sequence[Path], settings: DataSettings) -> list[Example]
 
 
 def _examples(paths: Sequence[Path], settings: DataSettings | None = None) -> list[Example]:
-    """Return the pairs of these files as test examples; with `settings`, gold links from a file beside them."""
+    """Return the pairs of these files as test examples; with `settings`, also with gold word links."""
     pairs, _ = load_pairs(find_rows(list(paths)))
     examples = [Example(tuple(source.split()), target) for source, target in pairs]
     if settings is None or (beside := _links_beside(paths[0], settings)) is None:
@@ -192,7 +192,7 @@ def _links_beside(path: Path, settings: DataSettings) -> tuple[Path, bool] | Non
     """Return the file of gold links beside a file such as test.en, and whether each link names the target word first.
 
     The links of test.en (or test.en.gz) are in test.en-fr.links, which serves both directions of translation, or in
-    test.links, in which a link names the source word first. None if there is no such file.
+    test.links, in which a link names the source word first. The result is None if neither file exists.
     """
     bare = path.with_name(path.name.removesuffix(".gz"))
     there, back = f".{settings.source}-{settings.target}", f".{settings.target}-{settings.source}"
@@ -221,7 +221,7 @@ def _linked(examples: list[Example], gold: list[Gold], path: Path, first: int) -
 
 
 def _parts(settings: DataSettings) -> tuple[list[Path], list[Path], list[Path]]:
-    """Return the training, validation and test files: given files are for training, those of a folder go by name."""
+    """Return the training, validation and test files: single files are for training; in a folder, file names decide."""
     files = [Path(path) for path in settings.files]
     if not (len(files) == 1 and files[0].is_dir()):
         return files, [], []
@@ -253,7 +253,7 @@ def split_by_source(
 ) -> tuple[NDArray[np.int64], tuple[list[Example], list[Example]]]:
     """Return the rows of the training pairs, and held-out validation and test examples.
 
-    All pairs with the same source sentence are in the same part.
+    All pairs with equal source sentences are in one split (training, validation or test).
     """
     if not valid and not test:
         return np.arange(len(corpus)), ([], [])
@@ -270,7 +270,8 @@ def split_by_source(
     examples = [
         Example(tuple(source.split()), target) for source, target in (corpus[int(n)] for n in first[: valid + test])
     ]
-    rows = np.flatnonzero(~np.isin(places, sources[: valid + test]))  # excludes all lines with a held-out source
+    # the training rows exclude all lines whose source sentence is held out
+    rows = np.flatnonzero(~np.isin(places, sources[: valid + test]))
     return rows, (examples[:valid], examples[valid:])
 
 

@@ -24,7 +24,7 @@ _LEARNING = LearningSettings()
 def build(
     settings: ModelSettings, sizes: tuple[int, int], *, shared: bool, learning: LearningSettings = _LEARNING
 ) -> EncoderDecoder:
-    """Return the model, for the vocabulary `sizes` of source and target.
+    """Return an untrained translation model for vocabularies of these `sizes`, of source and target.
 
     If `shared` is true, encoder and decoder of a Transformer share one embedding.
     """

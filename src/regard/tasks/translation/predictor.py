@@ -106,10 +106,12 @@ class Translator:
     coder: Coder
     settings: TranslationDecoding
     end_mark: bool = True
-    captures: Captures = field(default_factory=Captures)  # a cache of CUDA graphs, which searches of similar size share
-    exact: EncoderDecoder | None = None  # the trained model, if `model` is a copy of it in another precision
-    prepared: str | None = None  # the precision that `in_precision` prepared `model` for
-    place: torch.device | None = None  # the device for all precisions but int8; None: the device of `model`
+    # a cache of captured CUDA graphs, which beam searches of similar size share
+    captures: Captures = field(default_factory=Captures)
+    exact: EncoderDecoder | None = None  # the trained model, if `model` is a copy of that model in another precision
+    prepared: str | None = None  # the precision to which `in_precision` converted `model`
+    # the device of the model in all precisions but int8, which is for the CPU; None: the device of `model`
+    place: torch.device | None = None
 
     @classmethod
     def load(
@@ -117,8 +119,8 @@ class Translator:
     ) -> "Translator":
         """Return the translator of a run, on the GPU if there is one and the precision is not int8.
 
-        A given `precision` prepares the model as `in_precision` does. None is the precision of the run's settings; if
-        that is float32, the model is used as trained.
+        If `precision` is given, the model is converted as by `in_precision`. None means the precision in the run's
+        settings; if this is float32, the model is used as trained.
         """
         config = run.config_as(TranslationConfig)
         _check_device(precision or config.decode.precision, device)
@@ -188,8 +190,8 @@ class Translator:
     def longest(self, *, width: int | None = None, tokens: int | None = None) -> int:
         """Return the largest number of source tokens of a text.
 
-        The limit is `tokens` if given, else LONGEST, or less if `width` hypotheses of a text need too much memory. The
-        limit is never larger than the number of learned position embeddings allows.
+        This limit is `tokens` if given, else LONGEST; it is lower if `width` hypotheses of a text need too much memory.
+        The limit is never larger than the number of learned position embeddings allows.
         """
         wanted = tokens or max(1, min(LONGEST, _SEARCHED // (width or self.settings.beam)))
         capacity = _positions(self.model.encoder)
@@ -198,7 +200,7 @@ class Translator:
     def answers(
         self, inputs: Sequence[Mapping[str, Any]], *, beam: int | None = None, longest: int | None = None
     ) -> list[Translation | InputError]:
-        """Return the translations of inputs, in order; an `InputError` in place of one for a text that is too long."""
+        """Return a translation for each input, in order; for a text that is too long, an `InputError` instead."""
         limit = self.longest(width=beam, tokens=longest)
 
         def read(one: Mapping[str, Any]) -> Reading:
@@ -217,7 +219,8 @@ class Translator:
     ) -> list[Translation]:
         """Return the translations of encoded sources, in order; a batch has sources of similar length.
 
-        `width` is the number of hypotheses of beam search. Each translation has the `n_best - 1` next best texts too.
+        `width` is the number of hypotheses of beam search. Each returned translation also holds the `n_best - 1` next
+        best texts.
         """
         width = max(width or self.settings.beam, n_best)
         translations: dict[int, Translation] = {}
@@ -236,7 +239,7 @@ class Translator:
         decoder: Any = self.model.decoder
         limit = 2 * batch.source_lengths + 10
         if (capacity := _positions(decoder)) is not None:
-            limit = limit.clamp(max=capacity - 1)  # the start token has a position too
+            limit = limit.clamp(max=capacity - 1)  # one position of the decoder is needed for the start token
         memory = self.model.encoder(batch.source, batch.source_lengths)
         wanted = {"weights": True} if weights and isinstance(decoder, TransformerDecoder) else {}
         state = decoder.start(memory, limit=int(limit.max()) + 1, **wanted)

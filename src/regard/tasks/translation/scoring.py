@@ -16,7 +16,8 @@ from regard.tasks.translation.material import Example
 from regard.tasks.translation.predictor import Translation, Translator
 
 _AT_ONCE = 64  # number of examples whose word links are computed in one batch
-_BUCKETS = (5, 10, 15, 20, 25, 30, 40, 60)  # largest numbers of source words in the buckets of BLEU by length
+# upper ends of the ranges of source lengths, in words, for which BLEU is reported separately
+_BUCKETS = (5, 10, 15, 20, 25, 30, 40, 60)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +71,7 @@ def _tokenizer(references: Sequence[str]) -> str:
 
 
 def _by_length(examples: Sequence[Example], texts: Sequence[str], tokenize: str) -> list[dict[str, Any]]:
-    """Return BLEU for each bucket of source lengths in `_BUCKETS` that has examples."""
+    """Return BLEU for each range of source lengths in `_BUCKETS` that contains examples."""
     buckets = []
     for low, high in zip((0, *_BUCKETS), (*_BUCKETS, 10**9), strict=False):
         part = [place for place, example in enumerate(examples) if low < len(example.source) <= high]
@@ -86,13 +87,14 @@ def alignment(translator: Translator, examples: Sequence[Example], sources: Sequ
 
     The links of a target word come from the weights of the decoder step that predicts it, or of the next step, whose
     input it is: in the lower layers of a Transformer the next step may be better aligned, because its word is known
-    (Chen et al. 2020). "aer" is the rate of the layer and the step with the lowest rate. They are selected with the
-    gold links, so the rate is a lower bound. With the setting `decode.posterior`, "aer_posterior" is the rate of the
-    predicting step's weights after their correction by the predicted word (`regard.models.posterior`).
+    (Chen et al. 2020). "aer" is the rate of the layer and the step with the lowest rate. The layer and the step are
+    selected with the gold links, so that the rate is a lower bound. With the setting `decode.posterior`,
+    "aer_posterior" is the rate of the predicting step's weights after their correction by the predicted word
+    (`regard.models.posterior`).
     """
     by_choice = word_links(translator, examples, sources)
     if not by_choice:
-        return {}  # without attention there are no links
+        return {}  # a model without attention has no links
     sure, possible = [example.links for example in examples], [example.possible for example in examples]
     rates = {key: round(alignment_error_rate(links, sure, possible), 4) for key, links in by_choice.items()}
     whole = {key: rate for key, rate in rates.items() if key.head is None and key.when != "posterior"}
@@ -111,12 +113,12 @@ def alignment(translator: Translator, examples: Sequence[Example], sources: Sequ
 
 
 class WeightChoice(NamedTuple):
-    """Which attention weights determine the links of a target word: a layer, a head, and a decoder step."""
+    """The attention weights from which the links of a target word are derived: a layer, a head, and a decoder step."""
 
     layer: int
-    head: int | None  # None: the mean over the heads
-    # "predicted": the step that predicts the word; "read": the next step, whose input is the word; "posterior": the
-    # predicting step, with weights corrected by the word.
+    head: int | None  # index of a head; None means the mean over all heads
+    # The decoder step: "predicted" is the step that predicts the word; "read" is the next step, whose input is the
+    # word; "posterior" is the predicting step, with weights corrected by the predicted word.
     when: str
 
 
@@ -165,7 +167,7 @@ def _likelihood(translator: Translator, pairs: Sequence[tuple[Sequence[int], Seq
     """Return log p(y_i | y_<i, h_j alone), (b, t, s): of each target token i, given only source position j."""
     model = translator.model
     tables = []
-    for pair in pairs:  # one by one, because a source of s positions needs s decoder passes
+    for pair in pairs:  # the pairs are computed one by one, because each source of s positions needs s decoder passes
         batch = translator.batch([pair])
         with evaluating(model):
             memory = model.encoder(batch.source, batch.source_lengths)
@@ -179,8 +181,8 @@ def _likelihood(translator: Translator, pairs: Sequence[tuple[Sequence[int], Seq
 def faithfulness(translator: Translator, translations: Sequence[Translation], *, seed: int = 1) -> dict[str, float]:
     """Return how much a target token's log-probability falls when its most attended source token is deleted.
 
-    "attended" is the decrease of the log-probability if the most attended source token is deleted, "random" the
-    decrease if a random other source token is deleted; both are means over the target tokens. For faithful attention
+    In the result, "attended" is the decrease if the most attended source token is deleted, and "random" the decrease if
+    a random other source token is deleted; both numbers are means over the target tokens. For faithful attention
     weights, "attended" is much larger than "random".
     """
     drops: dict[str, list[float]] = {"attended": [], "random": []}

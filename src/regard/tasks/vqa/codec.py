@@ -43,7 +43,7 @@ class VqaCodec:
         return [word for word in self.words(question) if word not in self.vocabulary.numbers]
 
     def label(self, answer: str) -> int:
-        """Return the class number of an answer; -1 if it is not one of the possible answers."""
+        """Return the class number of an answer; -1 if the answer is not one of the possible answers."""
         return self._labels.get(answer, -1)
 
     @cached_property

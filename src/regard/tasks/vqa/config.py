@@ -80,7 +80,7 @@ class ModelSettings(Settings):
 
 
 class VqaConfig(TaskConfig):
-    """The settings of a whole run of visual question answering."""
+    """All settings of a run that trains and evaluates a model of visual question answering."""
 
     figures = ("loss", "accuracy")
 

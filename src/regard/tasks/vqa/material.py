@@ -34,18 +34,18 @@ from regard.tasks.vqa.codec import VqaCodec
 from regard.tasks.vqa.config import DataSettings, VqaConfig
 from regard.tasks.world_examples import Parts, parts_of
 
-_LARGEST = 6  # largest number of shapes in a built-in scene
+_LARGEST = 6  # largest number of shapes in a generated scene
 
 
 @dataclass(frozen=True)
 class Example:
     """A question about the image `pictures[place]`, with its answer.
 
-    `regions` are the boxes of the shapes that show the answer, if they are known; `form` is the form of a generated
+    `regions` are the boxes of the shapes that show the answer, if they are known; `form` is the type of a generated
     question, such as "count"; `path` is the file of the image, if there is one.
     """
 
-    pictures: Any = field(repr=False, compare=False)  # a sequence of images (3, height, width)
+    pictures: Any = field(repr=False, compare=False)  # the images (3, height, width) that all examples share
     place: int
     question: str
     answer: str
@@ -78,7 +78,8 @@ class Grouped(Sequence[dict[str, Any]]):
                 labels.append(label)
                 places.append(one.place)
         _, first, group = np.unique(np.array(places, np.int64), return_index=True, return_inverse=True)
-        rank = np.argsort(np.argsort(first))[group.reshape(-1)]  # images are in the order of their first questions
+        # the images are numbered in the order of their first questions
+        rank = np.argsort(np.argsort(first))[group.reshape(-1)]
         self._order = np.argsort(rank, kind="stable")
         self._begins = np.searchsorted(rank[self._order], np.arange(len(first) + 1))
         self._questions, self._labels, self._places = questions, labels, places
@@ -112,7 +113,7 @@ def _world(config: VqaConfig, codec: VqaCodec | None) -> Material:
     def example(one: scene_questions.Asked) -> Example:
         images.append(one.scene.image)
         items = [one]
-        if len(groups) < settings.train:  # `parts_of` converts the training part first
+        if len(groups) < settings.train:  # `parts_of` converts the training questions first
             items += further(one.scene, random, count=settings.questions - 1, forms=settings.forms)
         place = len(images) - 1
         groups.append(
@@ -153,9 +154,9 @@ def _parted(
     test: Sequence[ImageQuestion],
     settings: DataSettings,
 ) -> tuple[Sequence[ImageQuestion], Sequence[ImageQuestion], Sequence[ImageQuestion]]:
-    """Return the training, validation and test parts.
+    """Return the training, validation and test questions.
 
-    A missing part is held out of the training part: the questions about at most a fifth of its images.
+    A missing validation or test split is held out of the training questions: those about at most a fifth of the images.
     """
     most = max(1, len(pictures_of(train).paths) // 5)
     counts = [0 if valid else min(settings.valid, most), 0 if test else min(settings.test, most)]
@@ -166,7 +167,7 @@ def _parted(
 def _examples(
     parts: Sequence[Sequence[ImageQuestion]], opened: Callable[[Sequence[Path]], Any]
 ) -> list[Sequence[Example]]:
-    """Return the examples of each part; an example is created on access.
+    """Return the examples of each split; an example is created on access.
 
     All examples share one sequence of images, which `opened(paths)` returns for the image files.
     """
@@ -225,7 +226,7 @@ def input_files(config: VqaConfig) -> list[Path]:
 
 
 def examples_of(paths: Sequence[Path], config: VqaConfig, codec: VqaCodec) -> tuple[list[Example], str]:
-    """Return the questions of other files, and a description; of a folder, the test part is read."""
+    """Return the questions of other files, and a description; of a folder, the test split is read."""
     dataset = load_image_questions(only_path(paths))
     items = dataset.test or dataset.valid or dataset.train
     size = (config.data.picture,) * 2

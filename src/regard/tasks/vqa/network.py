@@ -20,7 +20,7 @@ _LEARNING = LearningSettings()
 
 
 class VisualAnswerer(nn.Module):
-    """The model of visual question answering; if the image encoder `image` is None, it uses the question alone."""
+    """The model of visual question answering; if the image encoder `image` is None, it uses only the question."""
 
     def __init__(self, question: RecurrentEncoder, image: ImageEncoder | None, classifier: StackedClassifier) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class VisualAnswerer(nn.Module):
         *,
         weights: Request | None = None,
     ) -> Stacked:
-        """Return the scores of the answers to n questions about each image; word numbers are from 1, padding is 0."""
+        """Return the logits of the answers to n questions about each image; words are numbered from 1, padding is 0."""
         lengths = (questions != 0).sum(-1)
         # A question that is padding gets the length 1, so that no row is empty; its answer is ignored.
         summary = self.question(questions.flatten(0, 1), lengths.flatten().clamp_min(1)).summary

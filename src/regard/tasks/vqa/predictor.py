@@ -83,8 +83,8 @@ class VqaPredictor:
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Seen | InputError]:
         """Return the predictions for questions about image files, in order.
 
-        If an image cannot be decoded, or a question is empty or too long, an `InputError` is in place of the
-        prediction.
+        For an image that cannot be decoded, or a question that is empty or too long, an `InputError` is returned
+        instead.
         """
         return answered(inputs, self._read, self.ask)
 
@@ -120,9 +120,9 @@ class VqaPredictor:
         return seen
 
     def _run(self, records: Sequence[dict[str, Any]], weights: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the log-probabilities (b, answers) and the attention weights (b, hops, k) for b records.
+        """Return the log-probabilities (b, answers) and the attention weights (b, hops, k) for b input records.
 
-        Each record has one question.
+        Each record consists of an image and exactly one question.
         """
         batch = collated(records).to(next(self.network.parameters()).device)
         with evaluating(self.network):
@@ -132,9 +132,9 @@ class VqaPredictor:
         return chances, torch.stack(maps, 1).float().cpu() if maps else None
 
     def score_of(self, seen: Seen) -> Score:
-        """Return a score function for `deletion`: the log-probability of the predicted answer.
+        """Return the score function for `deletion`: the log-probability of the predicted answer, given a mask of cells.
 
-        Deleted cells of the image are covered by the image's mean colour.
+        Image cells that the mask deletes are covered by the image's mean colour.
         """
         question, label = (self.codec.encode(seen.question),), self.codec.label(seen.answer)
 

@@ -1,4 +1,4 @@
-"""Metrics of answers: accuracy, also for each form of question, and pointing accuracy of the last hop of attention."""
+"""Metrics of answers: accuracy, also for each type of question, and pointing accuracy of the last hop of attention."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ def accuracy(seen: Sequence[Seen], examples: Sequence[Example]) -> float:
 
 
 def accuracy_by_form(seen: Sequence[Seen], examples: Sequence[Example]) -> dict[str, float]:
-    """Return the accuracy for each form of generated question, such as "count"; empty if no form is known."""
+    """Return the accuracy for each type of generated question, such as "count"; empty if the types are not known."""
     forms: dict[str, list[bool]] = {}
     for one, example in zip(seen, examples, strict=True):
         if example.form:
@@ -31,7 +31,7 @@ def accuracy_by_form(seen: Sequence[Seen], examples: Sequence[Example]) -> dict[
 def pointing(seen: Sequence[Seen], examples: Sequence[Example]) -> float | None:
     """Return the fraction of questions for which the most attended cell of the last hop is in a box with the answer.
 
-    Questions without such boxes are excluded; the result is None if no question has one.
+    Questions without boxes are excluded from the fraction; the result is None if no question has a box.
     """
     inside = []
     for one, example in zip(seen, examples, strict=True):
@@ -42,9 +42,10 @@ def pointing(seen: Sequence[Seen], examples: Sequence[Example]) -> float | None:
 
 
 def judge(predictor: VqaPredictor, examples: Sequence[Example], config: VqaConfig, explain: bool) -> Judged:
-    """Return the accuracy, in total and for each form of question, and the pointing accuracy.
+    """Return the accuracy over all questions and for each type of question, and the pointing accuracy.
 
-    With `explain`, the faithfulness of the attention is measured too.
+    With `explain`, the faithfulness of the attention weights is also measured: the effect of deleting the most attended
+    key.
     """
     seen = predictor.ask([(one.pixels, one.question) for one in examples])
     metrics: dict[str, Any] = {"accuracy": round(accuracy(seen, examples), 4), "questions": len(examples)}

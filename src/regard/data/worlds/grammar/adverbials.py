@@ -45,7 +45,7 @@ SCENES = _places(
     in|Paris|巴黎|, under|the tree|树|下, by|the river|河|边, behind|the school|学校|后面
     in front of|the library|图书馆|前面, next to|the bridge|桥|旁边, near|the station|车站|附近"""
 )
-# Places where things lie, in the same format as `SCENES`.
+# Places where things lie, in the format: English preposition | noun | Chinese noun | word after the noun.
 SURFACES = _places(
     """on|the table|桌子|上, under|the table|桌子|下面, on|the chair|椅子|上, under|the chair|椅子|下面
     on|the bed|床|上, under|the bed|床|下面, on|the sofa|沙发|上, in|the box|箱子|里, in|the bag|包|里
@@ -97,9 +97,9 @@ FREQUENCIES = {"always": "总是", "often": "经常", "sometimes": "有时", "us
 
 
 def place(dice: Dice, places: Sequence[Place], *, at: bool = True) -> Setting:
-    """Return one of the places in both languages, such as "in the park", 在 公园 里.
+    """Return one of the given places in English and Chinese, such as "in the park", 在 公园 里.
 
-    With `at=False` the Chinese preposition 在 is omitted (公园 里), for patterns in which Chinese has none.
+    With `at=False` the Chinese preposition 在 is omitted (公园 里), for patterns in which Chinese does not use it.
     """
     chosen = dice.fresh(places)
     preposition, noun = tokens(chosen.preposition), tokens(chosen.english)
@@ -122,7 +122,7 @@ def goal(dice: Dice) -> Setting:
 def time(dice: Dice, sort: str) -> Setting:
     """Return a time in both languages, such as "yesterday", 昨天, or "three days ago", 三 天 前.
 
-    `sort` is a key of `TIMES`.
+    `sort` is a key of `TIMES`, such as "past": the kind of time.
     """
     if sort == "past" and dice.chance(0.12):
         number = dice.pick(tuple(NUMBERS))

@@ -35,7 +35,8 @@ def quality(dice: Dice, *, question: bool = False) -> Clause:
     elif very:
         words = [Made("非常", tuple(very), (be,)), chinese]
     else:
-        # A Chinese statement needs a word before the adjective, usually 很; it is possibly linked to "is".
+        # A Chinese statement needs a word before the adjective, usually 很; in the word alignment, it gets a possible
+        # link to "is".
         words = [chinese] if question else [Made("很", (), (be, adjective)), chinese]
     return _being(subject, be, [*negation, *very, adjective], words, question=question)
 
@@ -163,7 +164,7 @@ def what(dice: Dice) -> Clause:
     sort = dice.pick(("what", "what", "how many", "which"))
     if sort == "what" or kind not in _COUNTED:
         # The Chinese verb can depend on the kind of the object ("wear a coat" is 穿, "wear a hat" is 戴), which "what"
-        # does not determine. The first kind in the verb's table, other than a person, is used.
+        # does not determine. The first kind of object in the verb's table, other than a person, is used.
         kind = kind if kind == "person" else next(kind for kind in verb.chinese if kind != "person")
         token = Token("who" if kind == "person" else "what")
         thing = Nominal([token], [Made("谁" if kind == "person" else "什么", (token,))], "is", kind)

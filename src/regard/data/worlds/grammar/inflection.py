@@ -4,7 +4,7 @@ VOWELS = frozenset("aeiou")
 
 
 def with_s(word: str) -> str:
-    """Return the regular plural of a noun, or the third person singular of a verb; both are formed alike.
+    """Return the regular plural of a noun, or the third person singular of a verb; the two are formed by equal rules.
 
     >>> [with_s(word) for word in ("box", "story", "boy", "chase", "go")]
     ['boxes', 'stories', 'boys', 'chases', 'goes']

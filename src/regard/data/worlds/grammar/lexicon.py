@@ -1,7 +1,7 @@
 """The lexicon of the generated sentences: English words with their forms, and the Chinese words that translate them.
 
-Each line or entry of a table is one word. Words have kinds, which restrict how they combine: the object of "eat" is
-food, the subject of "think" is a person.
+Each line or entry of a table is one word. Every noun has a kind, such as "food" or "person". Verbs and adjectives
+combine only with certain kinds: the object of "eat" is food, the subject of "think" is a person.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Adjective:
     """
 
     english: str
-    comparative: str | None  # the form with "-er"; None if the comparative is formed with "more"
+    comparative: str | None  # the comparative with "-er"; None if the comparative is formed with "more"
     chinese: str
     close: bool
     kinds: frozenset[str]
@@ -119,7 +119,8 @@ HOLDERS = {
     "dish": (("bowl", "bowls", "碗"), ("plate", "plates", "盘")),
 }
 
-# Nouns that have a fixed article or none, and no number.
+# Nouns that always have the same article or never have one, and that cannot be counted, such as "football" and "the
+# piano".
 BARE = {
     "language": {"English": "英语", "Chinese": "中文", "French": "法语"},
     "subject": {"music": "音乐", "history": "历史", "mathematics": "数学"},
@@ -135,7 +136,7 @@ NAMES = {
     **{"Li Ming": "李明", "Wang Fang": "王芳"},
 }
 
-# Each pronoun: subject form, object form, possessive, Chinese, and the form of "be" that agrees with it.
+# Each line is a pronoun: subject form, object form, possessive, Chinese, and the form of "be" that agrees with it.
 PRONOUNS = (
     ("I", "me", "my", "我", "am"),
     ("you", "you", "your", "你", "are"),
@@ -170,9 +171,9 @@ def _adjective(line: str) -> Adjective:
     )
 
 
-# Each line: English, Chinese, how the adjective precedes a noun (close: without 的; de: with 的; late: never), and the
-# kinds of nouns. "+" before the English word means that its comparative is formed with "more"; the Chinese word after a
-# slash is for people and animals.
+# Each line is an adjective: English, Chinese, how the adjective precedes a noun (close: without 的; de: with 的; late:
+# never), and the kinds of nouns. "+" before the English word means that its comparative is formed with "more"; the
+# Chinese word after a slash is for people and animals.
 ADJECTIVES = tuple(
     _adjective(line)
     for line in f"""
@@ -245,8 +246,8 @@ def _words(chinese: str) -> list[tuple[str, str]]:
     return pairs
 
 
-# Each line: base/past/participle (regular forms are left out), Chinese with the kinds of objects, aspect, kinds of
-# subjects. A star after the aspect marks a verb whose passive sounds natural.
+# Each line is a verb: base/past/participle (regular forms are left out), Chinese with the kinds of objects, aspect,
+# kinds of subjects. A star after the aspect marks a verb whose passive sounds natural.
 TRANSITIVE = tuple(
     _verb(line)
     for line in """

@@ -37,7 +37,8 @@ class Nominal:
     kind: str
     lead: list[Made] = field(default_factory=list)
     open: bool = False  # whether a relative clause may follow the noun
-    heavy: bool = False  # whether the phrase ends in a clause, to which adverbials after it would seem to belong
+    # whether the phrase ends in a clause, so that adverbials after the phrase would seem to belong to this clause
+    heavy: bool = False
 
     def words(self) -> list[Made]:
         """Return the whole noun phrase in Chinese."""
@@ -115,7 +116,7 @@ def common(dice: Dice, kind: str, determiners: Mapping[str, float], *, plain: bo
 def phrase(
     dice: Dice, kinds: Sequence[str], determiners: Mapping[str, float], *, subject: bool = False, plain: bool = False
 ) -> Nominal:
-    """Return a noun phrase of one of these kinds; it may join two nouns, such as "Tom and Mary", 汤姆 和 玛丽.
+    """Return a noun phrase whose noun has one of these kinds; it may join two nouns, "Tom and Mary", 汤姆 和 玛丽.
 
     `subject` selects the subject form of pronouns. A `plain` phrase has no adjectives and joins no nouns.
     """
@@ -177,7 +178,7 @@ def _adjective(word: Adjective, noun: Noun, head: Token, dice: Dice, *, plain: b
 
 
 def _determiner(dice: Dice, sort: str, noun: Noun, head: Token, following: str) -> tuple[list[Token], list[Made]]:
-    """Return the English and Chinese words of a determiner, a number or a possessive, which precede the adjectives.
+    """Return the English and Chinese words of a determiner, number or possessive, which precede a noun's adjectives.
 
     In Chinese, a number or 这 ("this") requires the noun's measure word.
     """

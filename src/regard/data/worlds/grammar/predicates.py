@@ -38,15 +38,16 @@ class Predicate:
     pre: list[Made] = field(default_factory=list)
     settled: bool = False
     placed: bool = False  # whether the predicate already contains a place, so that no other place is added
-    heavy: bool = False  # whether the object ends in a clause, to which adverbials after it would seem to belong
-    short: bool = False  # whether no adverbials may be added
+    # whether the object ends in a clause, so that adverbials after it would seem to belong to this clause
+    heavy: bool = False
+    short: bool = False  # whether no adverbials may be added to the predicate
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A verb with the function that creates its complements.
+    """A verb with the function that generates its complements (objects, places) at random.
 
-    `tenses` restricts the tenses of the verb's aspect; "" means that all of them are allowed.
+    `tenses` lists the tenses in which the verb may be used; "" means all tenses that its aspect allows.
     """
 
     verb: Verb
@@ -55,7 +56,7 @@ class Frame:
 
 
 def _given(indefinite: bool) -> Mapping[str, float]:
-    """Return the weights of an object's determiners; indefinite ones are excluded unless `indefinite`.
+    """Return the sampling weights of an object's determiners; "a" and "some" are excluded unless `indefinite` is true.
 
     After a negation an indefinite object such as 没有 吃 一 个 苹果 ("did not eat an apple") would sound odd.
     """
@@ -63,7 +64,7 @@ def _given(indefinite: bool) -> Mapping[str, float]:
 
 
 def frame(dice: Dice) -> Frame:
-    """Return a random verb with its complements; frequent patterns are more likely."""
+    """Return a random verb as a `Frame`; frequent sentence patterns are more likely."""
     return _PATTERNS[dice.weigh(_WEIGHTS)](dice)
 
 
@@ -90,7 +91,7 @@ def _simple(dice: Dice) -> Frame:
 
 
 def _alone(dice: Dice) -> Frame:
-    """Return the `Frame` of a verb without object, "sleeps", 睡觉, or "worked for two hours", 工作 了 两 个 小时."""
+    """Return the `Frame` of a verb without object, such as "sleeps", 睡觉, or "worked for two hours"."""
     verb = dice.fresh(INTRANSITIVE)
     lasting = verb.base in LASTING and dice.maybe(0.4)
 
@@ -176,7 +177,7 @@ def _go(dice: Dice) -> Frame:
         english = [*where.english, *means.english]
         return Predicate(english, where.chinese, verb.chinese[""], pre=means.chinese, placed=True)
 
-    # The progressive is excluded, because "is going to the park" could also mean a plan.
+    # The progressive of "go" is excluded, because "is going to the park" could also mean a plan.
     return Frame(verb, complete, "present past perfect future can should must want plan habit never")
 
 

@@ -19,8 +19,8 @@ Link = tuple[int, int]
 class Pair:
     """A sentence in two languages, split into words, with its word alignment.
 
-    `links` are the sure links (source word, target word), counted from 0. `possible` includes them and further links,
-    which count as neither right nor wrong.
+    `links` are the sure links (source word, target word), with words counted from 0. `possible` includes the sure links
+    and further links; predicting one of these further links counts as neither right nor wrong.
     """
 
     source: tuple[str, ...]
@@ -49,7 +49,7 @@ def compose(random: Random, want: int) -> Pair:
 
 
 def pair(english: list[Token], chinese: list[Made]) -> Pair:
-    """Return the words of both languages with the links between their positions."""
+    """Return the English and the Chinese words, with the links between their positions."""
     at = {id(token): index for index, token in enumerate(english)}
     sure = [(at[id(token)], index) for index, word in enumerate(chinese) for token in word.sure]
     possible = [(at[id(token)], index) for index, word in enumerate(chinese) for token in word.possible]
@@ -59,12 +59,13 @@ def pair(english: list[Token], chinese: list[Made]) -> Pair:
     return Pair(source, target, links, both)
 
 
-# Each distinct link is one object, shared between sentences; a hundred thousand sentences would else have millions.
+# Each distinct link (source position, target position) is stored as one tuple, shared between sentences; otherwise a
+# hundred thousand sentences would have millions of tuples.
 _LINKS: dict[Link, Link] = {}
 
 
 def _parts(random: Random, want: int) -> int:
-    """Return a random number of clauses for a sentence of about `want` English words."""
+    """Return a random number of clauses, suitable for a sentence of about `want` English words."""
     if want < 9:
         return 1
     if want < 14:
@@ -75,7 +76,7 @@ def _parts(random: Random, want: int) -> int:
 
 
 def _declarative(dice: Dice, parts: int) -> Clause:
-    """Return a random statement of `parts` clauses."""
+    """Return a random declarative sentence of `parts` clauses."""
     if parts == 1:
         return _ALONE[dice.weigh(_WEIGHTS)](dice)
     join = dice.weigh({"and": 3.0, "but": 2.0, "that": 3.0, "to": 1.0 if parts == 2 else 0.0, "first": 4.0})
@@ -128,7 +129,7 @@ def _requested(dice: Dice) -> Clause:
 
 
 def _conditioned(dice: Dice, parts: int) -> Clause:
-    """Return a sentence of `parts` clauses that begins with a subordinate clause.
+    """Return a sentence of `parts` clauses (a number), the first of which is subordinate.
 
     Examples: "because A , B", 因为 A ， 所以 B; "when A , B", A 的 时候 ， B.
     """
@@ -163,7 +164,7 @@ def _question(dice: Dice) -> Clause:
 
 
 def _whether(dice: Dice) -> Clause:
-    """Return a yes/no question with a verb, in one of the tenses that allow questions."""
+    """Return a yes/no question with a verb other than "be", in a tense in which questions are generated."""
     return statement(dice, question=True, allowed="present past progressive perfect future can should want")
 
 

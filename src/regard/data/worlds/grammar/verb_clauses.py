@@ -26,7 +26,8 @@ class Clause:
 class Circumstance:
     """The adverbials of place, manner, company and time of a clause.
 
-    `early` is a time at the start of the clause in both languages; `late` is a time at its end in English.
+    `early` is an adverbial of time at the start of the clause in both languages; `late` is one at the end of the
+    English clause.
     """
 
     place: Setting = _NOTHING
@@ -46,7 +47,7 @@ def statement(
     """Return a random clause, such as "Tom often reads a book in the park", 汤姆 经常 在 公园 里 读 一 本 书.
 
     With `question`, the clause is a question, "does Tom …", 汤姆 … 吗. `allowed` restricts the tenses ("" allows all);
-    `deny` is the probability of a negation; `early` allows a time at the start of the clause.
+    `deny` is the probability of a negation; `early` allows an adverbial of time at the start of the clause.
     """
     chosen = frame(dice)
     while allowed and not can_tell(chosen.verb, allowed, within=chosen.tenses):
@@ -58,7 +59,7 @@ def statement(
 
 
 def tell(dice: Dice, chosen: Frame, subject: Nominal, form: Tense, *, early: bool) -> Clause:
-    """Return the clause with this subject, the verb and complements of the frame `chosen`, and random adverbials."""
+    """Return a clause of the given subject, the verb and complements of `chosen`, and random adverbials."""
     if form.name == "progressive" and dice.maybe(0.3):
         form = Tense("was", form.negative, form.question)
     predicate = chosen.complete(dice, form.indefinite, described)
@@ -82,13 +83,14 @@ def verbal(group: Group, predicate: Predicate, form: Tense, verb: Verb, around: 
         word = Made("没有", (group.english[0], group.main), tuple(group.auxiliary))
     ongoing: list[Made] = []
     if group.ongoing is not None:
-        # 在 marks the progressive. If the clause has a place, which has its own 在, 正 marks it: 正 在 公园 里 读 书.
+        # 在 marks the progressive. If the clause has an adverbial of place, which has its own 在, the progressive is
+        # marked by 正 instead: 正 在 公园 里 读 书.
         near = bool(around.place.chinese) or predicate.settled
         mark = "正" if near else "在"
         if not (near and form.negative):
             ongoing = [Made(mark, (group.ongoing,), (group.main,))]
-    # The function words 了 and 把 have no English counterpart; they are possibly linked to the verb and its
-    # complements.
+    # The function words 了 and 把 have no English counterpart; in the word alignment, they get possible links to the
+    # verb and its complements.
     spread = (group.main, *predicate.english)
     after = [] if predicate.settled else [_spread(part, spread) for part in group.after]
     pre = [_spread(part, spread) if part.text == "把" else part for part in predicate.pre]
@@ -103,7 +105,7 @@ def _spread(word: Made, tokens: tuple[Token, ...]) -> Made:
 def circumstance(
     dice: Dice, verb: Verb, predicate: Predicate, form: Tense, subject: Nominal, *, early: bool = False
 ) -> Circumstance:
-    """Return random adverbials that the predicate allows.
+    """Return random adverbials that fit a clause with this predicate.
 
     If the object ends in a relative clause, no adverbials are added after it, because they would seem to belong to that
     clause.
@@ -136,7 +138,7 @@ def _company(dice: Dice) -> Setting:
 
 
 def described(dice: Dice, kinds: Sequence[str], determiners: Mapping[str, float], *, subject: bool = False) -> Nominal:
-    """Return a noun phrase that may have a relative clause or a place, as "the cat on the table", 桌子 上 的 猫."""
+    """Return a noun phrase that may contain a relative clause or a place: "the cat on the table", 桌子 上 的 猫."""
     nominal = phrase(dice, kinds, determiners, subject=subject)
     if not nominal.open:
         return nominal
@@ -181,8 +183,8 @@ def relative(dice: Dice, nominal: Nominal) -> None:
     if active:
         nominal.chinese = [*clause, *nominal.chinese]
     else:
-        # The clause precedes the number and the measure word (汤姆 看见 的 一 只 猫), because 一 只 before 汤姆 would
-        # seem to belong to 汤姆.
+        # The Chinese relative clause precedes the number and the measure word (汤姆 看见 的 一 只 猫), because 一 只
+        # before 汤姆 would seem to belong to 汤姆.
         nominal.lead = [*clause, *nominal.lead]
     nominal.heavy = True
 

@@ -1,4 +1,4 @@
-"""Verb groups: tense, aspect and negation, expressed by verb forms in English and by particles in Chinese."""
+"""Generates verb groups: tense, aspect and negation, by verb forms in English and by particles in Chinese."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -7,7 +7,7 @@ from regard.data.worlds.grammar.adverbials import FREQUENCIES
 from regard.data.worlds.grammar.lexicon import Verb
 from regard.data.worlds.random_choices import Dice, Made, Token
 
-# The relative frequency of each tense, for each aspect of a verb.
+# The relative frequency of each tense in the generated sentences, for each aspect of a verb.
 _TENSES = {
     "action": {
         **{"present": 5.0, "past": 6.0, "progressive": 4.0, "perfect": 2.0, "future": 3.0, "habit": 1.5, "never": 0.7},
@@ -40,7 +40,7 @@ class Tense:
 
     @property
     def indefinite(self) -> bool:
-        """Return whether the object may be indefinite (一 个); it may not be after a negation."""
+        """Return whether the verb's object may be indefinite (一 个); it is never indefinite after a negation."""
         return not self.negative and self.name != "never"
 
     @property
@@ -68,7 +68,7 @@ class Group:
 def tense(dice: Dice, verb: Verb, kind: str, *, question: bool = False, allowed: str = "", deny: float = 0.2) -> Tense:
     """Return a random tense that suits the verb and a subject of this kind; it is negated with probability `deny`.
 
-    `allowed` restricts the tenses; "" allows all.
+    `allowed` lists the tenses to choose from; "" allows all.
     """
     chosen = dice.weigh(_suited(verb.aspect, allowed, kind == "person", question))
     return Tense(chosen, chosen in _DENIED and dice.chance(deny), question)
@@ -145,7 +145,7 @@ def _modal(verb: Verb, form: Tense) -> Group:
     if not form.negative:
         return Group([auxiliary], [main], main, before=[Made(chinese, (auxiliary,))])
     negation = Token("not")
-    may = "可以" if form.name == "must" else chinese  # "must not" is 不 可以
+    may = "可以" if form.name == "must" else chinese  # "must not" is translated as 不 可以
     return Group([auxiliary], [negation, main], main, before=[Made("不", (negation,)), Made(may, (auxiliary,))])
 
 
