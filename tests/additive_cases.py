@@ -74,7 +74,7 @@ def compare(
 ) -> None:
     """Compare output, log-sum-exp and every gradient of a kernel with the reference, within a few rounding errors.
 
-    `form` is the kernel's form; its default is the one that large calls of this dtype use.
+    `form` selects how the kernel computes tanh; by default it is the way that large calls of this dtype use.
     """
     from regard.kernels.additive.fused import additive_attention
 

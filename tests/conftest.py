@@ -80,7 +80,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in item.config.stash[APART][kind].run(item):
         item.ihook.pytest_runtest_logreport(report=report)
-    item.session._setupstate.teardown_exact(nextitem)  # tears down a module's fixtures after its last item
+    item.session._setupstate.teardown_exact(nextitem)  # this call tears down the module's fixtures after its last item
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
 

@@ -307,7 +307,7 @@ def test_sequences_end_to_end_give_the_same_output(name, monkeypatch):
     given = tensors.make(case)
     output, _ = fused_peers.varlen(case, given)()
     right, _ = plain_forms.attend(case, given, tensors.blocked(case, given), None)
-    # The peer does not compute queries in the padding, so only the others are compared.
+    # The peer does not compute padded queries, so only the outputs of real queries are compared.
     for b in range(2):
         real = int(given["lengths"][b]) if name == "padding" else 11
         torch.testing.assert_close(output[b, :, :real], right[b, :, :real])

@@ -48,7 +48,8 @@ def test_a_weight_that_is_also_in_the_bias_learns_once() -> None:
 
 
 class Fickle(nn.Module):
-    """A score that uses one layer for up to three queries (the library's trial call) and another for whole blocks."""
+    """A score with two layers: `few` for at most three queries, as in the call by which the library lists the tensors
+    that a score uses, and `many` for more queries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +76,7 @@ def test_parameters_nobody_can_know_of_are_an_error_and_not_a_silence() -> None:
 
 @pytest.mark.parametrize("backend", ["blocked", "additive"])
 def test_second_derivatives_are_refused_where_they_would_vanish(backend: str, monkeypatch) -> None:
-    # `_AGAIN` is the size up to which calls have second derivatives.
+    # Calls with more than `_AGAIN` hidden units in all pairs have no second derivatives.
     monkeypatch.setattr(native_attention, "_AGAIN", 0)
     query, key, value = (tensor.requires_grad_() for tensor in inputs())
     output = regard.attention(query, key, value, score=regard.Additive(torch.ones(5)), backend=backend).output

@@ -134,7 +134,7 @@ def test_a_compiled_call(name: str, at: Place) -> None:
     for found, wanted in zip(run(compiled), run(attend), strict=True):
         same(found, wanted)
     if at.device == "cuda" and "mask" not in options:
-        with torch.no_grad():  # calls with a single query use other kernels
+        with torch.no_grad():  # calls with a single query use other kernels than calls with many queries
             same(compiled(leaves[0][:, :1], *leaves[1:]), attend(leaves[0][:, :1], *leaves[1:]))
 
 
@@ -203,7 +203,7 @@ def test_biases_of_any_length_take_few_graphs(rule: str, at: Place) -> None:
 
 @every_place
 def test_a_compiled_backward_pass(at: Place) -> None:
-    # The tensor is changed in place, as an optimiser changes parameters.
+    # The input is scaled in place before it requires gradients, as an optimiser changes parameters in place.
     x = at.draw(1, 1, 20, 8).mul_(2).requires_grad_()
 
     def total() -> Tensor:

@@ -100,8 +100,8 @@ def test_fused_backends_stay_within_the_error_budget(backend, mask, bias, score,
     exact = _run(double, "reference", mask, _double(bias), _double(score))
     plain = _plain(inputs, mask, bias, score)
     for index, (a, b, c) in enumerate(zip(found, exact, plain, strict=True)):
-        # Float32 kernels sum in another order than the reference. The gradients of a learned bias (index > 3) are
-        # atomic sums over all pairs, whose terms cancel.
+        # Float32 kernels sum in another order than the reference. The gradients of learned biases (results after the
+        # output and the three gradients of query, key and value) are atomic sums over all pairs, whose terms cancel.
         least = torch.finfo(dtype).eps * (300 if index > 3 else 4)
         budget = (2 if index == 0 else 3) * max(_error(c, b), least)
         assert a.isfinite().all()
@@ -234,7 +234,7 @@ def test_sampling_repeats_with_a_cuda_generator():
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_biases_of_heads_of_common_sizes(dtype, size, kind, learned):
-    """A kernel that loads a bias for each pair needs shared memory for it: for size 64 three tiles do not fit."""
+    """A kernel that loads a bias for each pair needs shared memory for it: at head size 64 three tiles do not fit."""
     query, key, value = (torch.randn(2, 4, 1100, size, device="cuda").to(dtype).requires_grad_() for _ in range(3))
     shape = {"alibi": (4,), "relative": (4, 65), "dense": (1, 4, 1100, 1100)}[kind]
     tensor = _seeded(*shape).abs() / 4

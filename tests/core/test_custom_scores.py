@@ -47,7 +47,7 @@ def of_pairs_in_one_axis(query: Tensor, key: Tensor) -> Tensor:
     ids=["product", "cosine", "relu", "distance", "one axis"],
 )
 def test_memory_counts_what_is_stored_for_each_pair_and_no_views_or_rows(score: object, floats: int) -> None:
-    """The estimated bytes are three matrices (q, k) of scores and weights, and those that the score itself stores."""
+    """The estimated bytes are three (q, k) matrices of scores and weights, and the tensors that the score stores."""
     query, key = torch.randn(2, 4, 20, 8), torch.randn(2, 4, 30, 8)
     plan = regard.explain(query, key, key, score=score, backend="reference")
     assert plan.bytes == (3 + floats) * 2 * 4 * 20 * 30 * 4

@@ -57,7 +57,8 @@ def test_gradgradcheck(path: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "request_name"),
-    # Each path is tested with two requests for weights, so that each request occurs with every backend and normaliser.
+    # Each "backend/score/normaliser" is tested with two kinds of requested weights, so that each kind occurs with every
+    # backend and normaliser.
     [(path, name) for n, path in enumerate(SMOOTH_PATHS) for m, name in enumerate(REQUESTS) if (m - n) % 5 < 2],
 )
 def test_gradcheck_through_the_weights(path: str, request_name: str) -> None:
@@ -141,7 +142,7 @@ def test_a_learned_bias_learns(path: str, bias: str, masked: bool) -> None:
 
 
 class Judge(nn.Module):
-    """A score with its own parameters, some of them shared between its parts."""
+    """A user-defined additive score: a module with three linear layers, whose parameters are learned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,7 +266,7 @@ def test_half_precision_keeps_its_error_budget(path: str, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("score", ["additive", "bilinear"])
 def test_what_is_learned_in_half_precision_is_summed_in_single(score: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients are sums over many blocks: in bfloat16 such a sum would stop growing."""
+    """Gradients are summed over many blocks: a running sum in bfloat16 would stop growing."""
     monkeypatch.setattr(blocked, "_BUDGET", 2**14)
     sizes = {"batch": 1, "heads": 1, "groups": 1, "queries": 160, "keys": 160, "size": 16, "value_size": 4}
     inputs = [tensor.to(torch.bfloat16) for tensor in SCORES[score].inputs(**sizes)]

@@ -263,7 +263,7 @@ def test_gumbel_has_the_gradient_of_the_noisy_softmax(backend: str, temperature:
     ab, ac, bc = product[:, 0, 1], product[:, 0, 2], product[:, 1, 2]
     y = torch.stack(((ab * ac / bc).sqrt(), (ab * bc / ac).sqrt(), (ac * bc / ab).sqrt()), dim=1)
 
-    # Other rows are left out, because their y is too close to one-hot to be recovered from the Jacobian.
+    # Rows whose y is so close to one-hot that the Jacobian underflows are left out, because y cannot be recovered.
     sound = (product.abs() > 1e-100).all(dim=(1, 2))
     assert sound.sum() > 0.99 * rows
     y, chosen = y[sound], attended.weights.reshape(rows, keys)[sound].argmax(dim=-1)
@@ -363,7 +363,8 @@ def test_a_share_is_one_float(expected: Tensor) -> None:
 
 
 def test_a_share_of_the_queries_reads_the_expected_value() -> None:
-    """The fraction of 20,000 queries is within five standard deviations of 0.3."""
+    """With `expected=0.3`, the fraction of 20,000 queries that return the expected value is within five standard
+    deviations of 0.3."""
     hard = regard.Hard("reinforce", expected=0.3)
     found = draw(SCORES_GIVEN.expand(20_000, 5), normalize=hard, generator=seeded()).log_prob == 0
     assert found.double().mean().item() == pytest.approx(0.3, abs=5 * math.sqrt(0.3 * 0.7 / 20_000))

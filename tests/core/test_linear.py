@@ -109,7 +109,7 @@ both_ways = pytest.mark.parametrize("causal", [False, True], ids=["all", "causal
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets chunks and segments so short that a few positions cross their boundaries."""
+    """Makes the kernel's chunks and segments of keys so short that short sequences have several of each."""
     monkeypatch.setattr(linear, "CHUNK", 4)
     monkeypatch.setattr(linear, "ROWS", 16)
 
@@ -482,7 +482,7 @@ def test_a_learned_feature_map_learns() -> None:
 
 
 def test_training_keeps_no_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the inputs and one state for each segment are stored for the backward pass."""
+    """Only the inputs and the running sums at the start of each segment are stored for the backward pass."""
     monkeypatch.setattr(linear, "ROWS", 64)
     count, length = 32, 8 * linear.ROWS
     leaves = [x.requires_grad_() for x in inputs(1, 1, 1, length, length, 4, 4, dtype=torch.float32)]
@@ -501,7 +501,7 @@ def test_training_keeps_no_features(monkeypatch: pytest.MonkeyPatch) -> None:
         output.sum().backward()
 
 
-# Tests of `linear_step`, which continues causal linear attention from the state of earlier positions.
+# Tests of `linear_step`, which continues causal linear attention from the sums over earlier positions.
 
 
 @every_map

@@ -1,6 +1,7 @@
 """The semantics of calls on GPU kernels: every rule is tested on every backend that supports it on a GPU.
 
-Each rule is also tested on the CPU if a CPU backend supports it, so that machines without a GPU test it too.
+Each rule (such as "empty rows give zeros") is also tested on the CPU if a CPU backend supports it, so that machines
+without a GPU test it too.
 """
 
 import math
@@ -55,7 +56,7 @@ def drawn(way: Way, device: str, *, batch: int = 2, queries: int = 19, keys: int
     return [x.to(device, way.dtype).requires_grad_() for x in found]
 
 
-REFUSED = {  # the rules that a backend may refuse; any other refusal is an error
+REFUSED = {  # the tests whose calls a backend may refuse to compute; any other refusal is an error
     "short": ("empty", "packed", "intersect", "bias", "long", "or"),
     "flex": ("or",),
     "additive": ("or",),

@@ -104,7 +104,8 @@ INTERSECTIONS = {
 @pytest.mark.parametrize("name", INTERSECTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_intersections(name: str, dtype: torch.dtype) -> None:
-    """Masks of one kind twice, unions and complements, called twice, because the second call uses what is stored."""
+    """Intersections with two masks of one kind, a union or a complement; each call runs twice, because the second run
+    uses what the first one cached."""
     mask = INTERSECTIONS[name]
     torch.manual_seed(3)
     tensors = [torch.randn(2, 3, 30, 16, dtype=dtype).requires_grad_() for _ in range(3)]

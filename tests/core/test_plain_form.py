@@ -62,7 +62,8 @@ def computed(tensors: list[Tensor], backend: str, learning: bool, **settings: An
 
 
 def agree(tensors: list[Tensor], learning: bool, **settings: Any) -> None:
-    settings.setdefault("weights", regard.full())  # so that `auto` chooses the plain form
+    # With this request `auto` computes the formula by few torch operations.
+    settings.setdefault("weights", regard.full())
     assert regard.explain(*tensors, **settings).backend == "reference"
     found = computed(tensors, "auto", learning, **settings)
     if isinstance(settings.get("bias"), Tensor):

@@ -8,7 +8,8 @@ from regard.data.text.tokens import cut
 from regard.data.worlds import review_words, reviews
 from regard.data.worlds.reviews import CLASSES, splits, text_of, unseen
 
-_AGREEING = "scarcely sincere cheap"  # a negation and the words of two opinions with the same label: all are decisive
+# A negation and the words of two opinions with the same label: all three are decisive for the label.
+_AGREEING = "scarcely sincere cheap"
 _NEVER = "never excellent"
 LANGUAGES = ("en", "zh")
 

@@ -164,7 +164,8 @@ def test_a_script_has_three_velocities():
     assert {tuple(one[1:3]) for one in seen if one[0] < 10} == {(1.0, 0.0)}
     assert any(one[1:3] == (0.0, -2.0) for one in seen)
     assert seen[-1][1:3] == (0.0, 0.0)
-    assert seen[-1][3] == pytest.approx(1.0, abs=0.41)  # `until` is y = 1; the pedestrian moves 0.4 m in one step
+    # The pedestrian stops after y = 1 (`until`), and moves 0.4 m in one step.
+    assert seen[-1][3] == pytest.approx(1.0, abs=0.41)
 
 
 def test_a_collision_ends_a_drive_and_is_counted_once():

@@ -1,4 +1,4 @@
-"""Beam search with the hypotheses of a row grouped, and with fixed shapes, compared with search without grouping."""
+"""Beam search that attends for all hypotheses of a source at once, or with fixed shapes, compared with one by one."""
 
 import math
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ def model(positions: str | None = "sinusoidal", norm: str = "pre", device: str =
     torch.manual_seed(31)
     common = {"heads": 2, "layers": 2, "positions": positions, "norm": norm}
     made = EncoderDecoder(TransformerEncoder(13, 8, **common), TransformerDecoder(WORDS, 8, **common, **options))
-    for parameter in made.parameters():  # larger than initial weights, so that outputs vary
+    for parameter in made.parameters():  # larger weights than at initialisation, so that outputs vary
         nn.init.normal_(parameter, std=0.7)
     return made.double().eval().to(device)
 
@@ -129,7 +129,8 @@ def test_rows_dropped_or_kept(way):
 @pytest.mark.slow
 def test_fixed_shapes_serve_many_searches():
     made, captures = model(), Captures(devices=EVERYWHERE)
-    for rows in (19, 17, 18):  # 17 to 19 rows are rounded up to 24, so all share one storage
+    # 17 to 19 rows are rounded up to 24, so the three searches share the storage of one captured graph.
+    for rows in (19, 17, 18):
         same(search(made, "fixed", rows, captures, n_best=2), search(made, "one by one", rows, n_best=2))
     assert len(captures.held) == 1
     same(search(made, "fixed", 5, captures, n_best=2), search(made, "one by one", 5, n_best=2))
@@ -170,7 +171,7 @@ def test_a_search_that_broke_leaves_nothing_behind(rows):
         for name, parameter in made.named_parameters():
             parameter.copy_(kept[name])
     same(search(made, "fixed", rows, captures), search(made, "one by one", rows))
-    assert len(captures.held) == 1  # the search uses the same storage again
+    assert len(captures.held) == 1  # the search reuses the storage of the search that failed
 
 
 def test_the_memory_that_graphs_share_ends_with_the_last_of_them(monkeypatch):
@@ -260,7 +261,8 @@ def test_a_search_may_begin_behind_a_prefix():
             for token in (BEGIN, 5, 7):
                 state = made.step(state, torch.full((19,), token)).state
             start = torch.full((19,), 9)
-            captures = Captures(devices=EVERYWHERE)  # must not be used: its storage starts at position 0
+            # The search must not use captured graphs, whose storage starts at position 0.
+            captures = Captures(devices=EVERYWHERE)
             found.append(beam(made.step, state, start=start, stop=END, limit=limit, width=WIDTH, captures=captures))
             assert captures.held == []
     same(found[0], found[1])
@@ -443,13 +445,13 @@ def test_captured_is_one_by_one(positions):
         for parameter in made.parameters():
             parameter.mul_(0.9)
     same(search(made, "captured", captures=captures), search(made, "one by one"))
-    same(search(made, "captured"), search(made, "one by one"))  # a search without cached captures
+    same(search(made, "captured"), search(made, "one by one"))  # this search is given no cache of captured graphs
 
 
 @pytest.mark.cuda
 def test_one_graph_after_another():
     made, captures = model(device="cuda"), Captures(keep=1)
-    for rows in (3, 5, 3):  # with keep=1, each search replaces the cached one
+    for rows in (3, 5, 3):  # with keep=1, each search replaces the one cached graph
         same(search(made, "captured", rows, captures), search(made, "one by one", rows))
     assert len(captures.held) == 1
     assert captures.held[0].graph is not None

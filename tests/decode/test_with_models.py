@@ -31,7 +31,7 @@ def transformer() -> EncoderDecoder:
 def model(request: pytest.FixtureRequest) -> EncoderDecoder:
     torch.manual_seed(31)
     model = request.param().double().eval()
-    for parameter in model.parameters():  # larger than initial weights, so that outputs vary
+    for parameter in model.parameters():  # larger weights than at initialisation, so that outputs vary
         nn.init.normal_(parameter, std=0.7)
     return model
 
