@@ -109,7 +109,8 @@ both_ways = pytest.mark.parametrize("causal", [False, True], ids=["all", "causal
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the kernel's chunks and segments of keys so short that short sequences have several of each."""
+    """Makes the chunks and segments, into which the code splits sequences, so short that a few positions cross their
+    boundaries."""
     monkeypatch.setattr(linear, "CHUNK", 4)
     monkeypatch.setattr(linear, "ROWS", 16)
 

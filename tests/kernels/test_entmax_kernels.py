@@ -130,7 +130,8 @@ ATTENTION = {
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set chunks, blocks of rows and groups of slices so small that a short sequence has several of each."""
+    """Sets the kernels' chunks of keys, blocks of rows and groups of heads so small that a short sequence has several
+    of each."""
     from regard.core.backends import sparse_rows
     from regard.kernels import entmax_rows
 

@@ -104,7 +104,7 @@ def extras(case: Case) -> Extras:
         bias = torch.randn(case.bias)
         bias = torch.where(torch.rand(case.bias) < 0.1, -torch.inf, bias)
         if case.bias[-2] > 1:
-            bias[..., 11, :] = -3e38  # a large finite bias does not mask
+            bias[..., 11, :] = -3e38  # a large negative but finite bias does not mask a pair
         bias[..., 5], bias[..., -2:, :] = -torch.inf, -torch.inf  # masks key 5, and all keys of two queries
     if case.dense is not None:
         dense = torch.rand(case.dense) < 0.7
@@ -251,7 +251,7 @@ def test_bounds_of_segments() -> None:
     mixed = torch.tensor([[1] * 40 + [3] * 24])
     assert segment_bounds(mixed, ids).tolist() == [[[0, 0, 64, 64], [0, far, 0, 192]]]
     assert segment_bounds(torch.tensor([[4]]), ids).tolist() == [[[far, far, 0, 0]]]
-    split = torch.tensor([[1] * 32 + [2] * 32 + [1] * 32])  # the spans of segment 1 are not adjacent
+    split = torch.tensor([[1] * 32 + [2] * 32 + [1] * 32])  # the two blocks of 32 keys of segment 1 are not adjacent
     assert segment_bounds(torch.tensor([[1]]), split).tolist() == [[[0, far, 0, 96]]]
 
 
@@ -278,7 +278,8 @@ MASKS = {
 @pytest.mark.interpreted
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls with and without a `Problem` are tested; NaN in fully masked keys reaches no output and no gradient."""
+    """NaN in fully masked keys reaches no output and no gradient, by the backend and by its function `direct`, which
+    only runs the kernel."""
     from regard.core.backends import flex, ranges
     from regard.core.clauses import clauses
     from regard.core.problem import build
@@ -309,7 +310,8 @@ def test_masks_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     run = ranges.direct(problem, found)
     assert run is not None
     short = run(query, *broken, problem.score, mask, None)
-    # With "documents elsewhere" the prepared call returns None, because NaN in masked keys has to be replaced first.
+    # With the mask "documents elsewhere", the function that `direct` returned gives None, because NaN in masked keys
+    # has to be replaced first.
     assert (short is None) == (name == "documents elsewhere")
     assert short is None or torch.equal(short, output)
 
@@ -318,7 +320,8 @@ def test_masks_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("slopes", [[0.25, 0.03], [0.25]], ids=["one for each head", "one for all"])
 @pytest.mark.parametrize("score", [regard.ScaledDot(0.3), regard.Bilinear(0.3 * torch.eye(16).half())], ids=str)
 def test_alibi_without_a_problem(score: regard.Score, slopes: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Output and gradients equal those of float64 in calls with and without a `Problem`, also for a bilinear score."""
+    """Output and gradients equal those of float64, by the backend and by its function `direct`, which only runs the
+    kernel; also for a bilinear score."""
     from regard.core.backends import ranges
     from regard.core.clauses import clauses
     from regard.core.problem import build
@@ -336,7 +339,7 @@ def test_alibi_without_a_problem(score: regard.Score, slopes: list[float], monke
     change = torch.randn_like(real)
     expected = (real, *torch.autograd.grad(real, true, change))
     run = ranges.direct(problem, found)
-    # No prepared call exists for bilinear scores in float16, which rescale the keys first.
+    # `direct` returns None for bilinear scores in float16, because their keys must be rescaled before the kernel runs.
     assert (run is None) == isinstance(score, regard.Bilinear)
     outputs = [ranges.attend(problem, found).output, *([] if run is None else [run(*leaves, score, mask, bias)])]
     for output in outputs:
@@ -378,7 +381,8 @@ CALLS: dict[str, dict[str, Any]] = {
 @pytest.mark.interpreted
 @pytest.mark.parametrize("name", CALLS)
 def test_biases_softcaps_and_sigmoid_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls with and without a `Problem` equal the reference in float64, with NaN in keys that no query attends."""
+    """With NaN in keys that no query attends, results equal the float64 reference, by the backend and by its function
+    `direct`, which only runs the kernel."""
     from regard.core.backends import flex, ranges
     from regard.core.clauses import clauses
     from regard.core.problem import build

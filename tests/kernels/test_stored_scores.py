@@ -96,7 +96,7 @@ def test_a_checked_call(device: str) -> None:
         bare = stored_call(learning=False)(*leaves, pairs, None)
         torch.testing.assert_close(bare, found[0][0], rtol=0, atol=0)
     out = stored_call(learning=True)(*leaves, pairs, None)
-    # The change is an error, because the backward pass reads the lengths of the keys again.
+    # Changing `lengths` in place is an error, because the backward pass reads this tensor again.
     lengths.fill_(4)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(out.sum(), leaves)

@@ -335,7 +335,8 @@ def test_largest_of_half_precision(count: int, high: int | None, dtype: torch.dt
 @pytest.mark.parametrize("count", [5, 11])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_largest_weights_at_equal_distances(dtype: torch.dtype, count: int, step: int, device: str) -> None:
-    """The largest scores are `step` keys apart: more are in one column of the tiles than the kernel stores for it."""
+    """The largest scores are `step` keys apart, so that one column of the kernel's tiles has more of them than the
+    kernel stores for a column."""
     from regard.kernels.triton.additive.pairs import Pairs
     from regard.kernels.triton.largest_weights import top
     from regard.kernels.triton.score_tiles import Scored

@@ -55,7 +55,7 @@ def test_outputs_and_gradients(shape: tuple[int, ...], device: str, dtype: torch
 
 @pytest.mark.cuda
 def test_a_scale_is_the_callers_own() -> None:
-    """A call with the scale 1, an integer, does not make Triton compile the kernel for this number alone."""
+    """A call with the integer 1 as scale does not make Triton compile the kernel for this constant alone."""
     query, key, value = (torch.randn(1, 2, 1500, 32, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     for scale in (1, 0.125, 2):
         settings = {"score": regard.ScaledDot(scale), "mask": regard.window(40, 0)}

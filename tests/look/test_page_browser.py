@@ -411,7 +411,7 @@ def test_search_marks_and_goes_from_match_to_match(visit):
 def test_colour_can_be_lifted_and_taken_row_by_row(visit):
     tab = visit("encoder")
     weights = WEIGHTS["encoder.0.attention"][0]
-    row = int(weights.amax(-1).argmin())  # the row with the smallest maximum
+    row = int(weights.amax(-1).argmin())  # the query whose largest weight is the smallest of all queries
     x, y = tab.places(row, int(weights[row].argmax()))
     linear = sum(tab.color(x + 12, y + 12))
     tab.select_option("select", "root")
@@ -509,8 +509,10 @@ def test_an_image_is_lit_where_each_word_looks(visit):
     tab.keyboard.press("ArrowLeft")
     assert tab.text(".token h3") == "“cat”"
     drawing = saved(tab, "svg")[1]
-    assert drawing.count(b"<use") == 7  # three copies of the picture, each with an overlay, and the colour scale
-    assert drawing.count(b"<image") == 4  # the picture once, an overlay for each of two words, and the colour scale
+    # The SVG draws the picture three times, an overlay on each, and the colour scale once.
+    assert drawing.count(b"<use") == 7
+    # The SVG embeds four images: the picture once, an overlay for each of two words, and the colour scale.
+    assert drawing.count(b"<image") == 4
 
 
 def clear(tab, x: float, y: float) -> float:

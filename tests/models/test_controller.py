@@ -102,7 +102,7 @@ def test_a_top_stays_by_head_and_nothing_to_see_is_finite():
 
 
 def scenes(count):
-    """Return scenes, actions (1, brake, if the object in the lane of the ego vehicle is near), and these lanes."""
+    """Return scenes, actions (1, brake, if the object in the ego vehicle's lane is near), and ego vehicles' lanes."""
     lanes = torch.arange(3.0).repeat(count, 1)
     ego = torch.randint(3, (count, 1)).float()
     near = torch.rand(count, 3)

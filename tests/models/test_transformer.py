@@ -300,6 +300,6 @@ def test_inner_dropout_falls_inside_the_parts_alone():
         first = encoder(source).values
         assert (not torch.equal(first, encoder(source).values)) == random
     torch.manual_seed(6)
-    # `inner_dropout` does not apply to embeddings, which are the same in training and evaluation.
+    # `inner_dropout` does not apply to embeddings, so the encoder's input is the same in training and evaluation.
     encoder = TransformerEncoder(11, 8, layers=1, heads=2, dropout=0.0, inner_dropout=0.6)
     assert torch.equal(encoder.train().input(source), encoder.eval().input(source))

@@ -1,4 +1,5 @@
-"""KeyValueCache: single steps equal the whole pass; beams, capacity, errors, encoder memories and fixed shapes."""
+"""KeyValueCache: single steps equal the whole pass; beams, capacity, errors, cached encoder outputs and fixed
+shapes."""
 
 import copy
 import sys
@@ -274,7 +275,8 @@ def test_lengths_of_whole_sequences_serve_at_every_step(static: bool) -> None:
 @pytest.mark.parametrize("kind", SHIFTED)
 @torch.no_grad()
 def test_an_offset_beside_a_cache_is_refused(kind: str, static: bool) -> None:
-    """The layer shifts the mask by the cache's length itself; shifted twice, it would allow later positions."""
+    """The layer shifts a mask by the number of cached keys; a mask that the caller has shifted too would allow later
+    positions."""
     layer, x = layer_of(), rand(2, 9, 10)
     cache = KeyValueCache(9, static)
     layer(x[:, :3], mask=causal(offset=0), cache=cache)
@@ -326,7 +328,7 @@ def test_reset_forgets() -> None:
         assert cache.length == 7
 
 
-# Tests of a cache that holds an encoder's memory.
+# Tests of a cache of the projected keys and values of an encoder's output (cross-attention).
 
 
 @torch.no_grad()

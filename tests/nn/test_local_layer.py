@@ -88,7 +88,7 @@ def test_queries_beyond_the_memory_read_nothing():
     layer = LocalAttention(SIZE, reach=1).double()
     query, memory = torch.randn(1, 6, SIZE).double(), torch.randn(1, 3, SIZE).double()
     found = layer(query, memory, weights=full())
-    # The window of query 3 is 2 … 4, and the memory ends with key 2.
+    # The window of query 3 is keys 2 … 4, but the last key is key 2.
     assert found.weights[0, 3].tolist() == [0.0, 0.0, 1.0]
     assert not found.output[0, 4:].any()
     assert not found.weights[0, 4:].any()
@@ -139,7 +139,8 @@ def test_only_the_window_is_scored():
 
 
 def test_a_state_may_place_each_sequence_by_itself():
-    """The state holds a position for each sequence: they differ if beams are reordered or sequences start later."""
+    """The layer's state holds the next query position of each sequence; positions differ if beams are reordered or
+    sequences start later."""
     layer = a_layer("monotonic")
     query, memory, _ = inputs()
     projected = layer.project(memory)
@@ -241,7 +242,7 @@ def test_hard_locking_samples_a_place_in_training_and_says_how_likely_it_was():
                 likely = [p for p in candidates if math.isclose(log_probs[b, t, p], found.log_prob[b, t], abs_tol=1e-9)]
                 assert likely, f"no place explains the window {inside} and the log-probability {found.log_prob[b, t]}"
                 places.add((b, t, likely[0]))
-    # The centres differ between calls, because they are sampled.
+    # The window centres differ between calls, because they are sampled.
     assert len(places) > BATCH * QUERIES
 
 

@@ -336,7 +336,7 @@ def test_gradients_of_a_cross_call() -> None:
     assert torch.autograd.gradcheck(run, (query, memory, *parameters), fast_mode=True)
 
 
-# Tests of the names, the initial values and the copying of parameters.
+# Tests of the names, initial values and copies of the layer's parameters.
 
 
 def test_parameters_are_named_and_travel() -> None:

@@ -81,7 +81,7 @@ def test_a_gate_by_hand():
         gate.linear.weight.copy_(torch.tensor([[1.0, 0.0], [2.0, -1.0]]))
         gate.linear.bias.copy_(torch.tensor([0.0, 1.0]))
     seen = gate(torch.tensor([[3.0, 4.0]]), weights=full())
-    # The gates are σ of 1 · 3 + 0 · 4 + 0 = 3 and of 2 · 3 − 1 · 4 + 1 = 3.
+    # The gates are the sigmoids of 1 · 3 + 0 · 4 + 0 = 3 and of 2 · 3 − 1 · 4 + 1 = 3.
     expected = torch.tensor([[1 / (1 + math.exp(-3)), 1 / (1 + math.exp(-3))]])
     torch.testing.assert_close(seen.weights, expected)
     torch.testing.assert_close(seen.output, expected * torch.tensor([[3.0, 4.0]]))

@@ -82,7 +82,8 @@ SCORES = {
     "bilinear": Score(lambda w: regard.Bilinear(w), lambda query, key, w: query @ w @ key.mT, ((SIZE, SIZE),)),
 }  # fmt: skip
 
-# For each case, the library's mask for one process's part of the segment ids, and a function for the mask of all pairs.
+# For each case: a function from a process's part of the segment ids to the library's mask, and a function that computes
+# the dense mask of all pairs.
 MASKS: dict[str, tuple[Callable[[Tensor], Any], Allowed]] = {
     "none": (lambda part: None, everything),
     "causal": (lambda part: regard.causal(), causal),
@@ -193,7 +194,7 @@ def expected(case: Case, dtype: torch.dtype = torch.float64) -> Expected:
     return Expected(output.detach(), total.detach(), list(torch.autograd.grad(loss, leaves)))
 
 
-# Bytes that a process sends, by formula. A unit is one position: a key and a value of every head.
+# Formulas for the bytes that a process sends. `unit` is the bytes of one position: a key and a value of every head.
 
 
 def unit(case: Case) -> int:

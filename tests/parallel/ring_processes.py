@@ -98,7 +98,8 @@ LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
 
 
 def _compared(layer: torch.nn.Module, run: Callable[[Tensor], Tensor], rank: int, size: int) -> dict[str, float]:
-    """Return the differences between whole sequences on one process and their parts on all processes."""
+    """Return the differences of a layer's outputs and gradients between whole sequences on one process and the
+    sequences split over all processes."""
     torch.manual_seed(3)
     whole = torch.randn(2, LENGTH, 12, dtype=torch.float64)
     slopes = torch.randn(2, LENGTH, 12, dtype=torch.float64)

@@ -59,7 +59,8 @@ def warmer(page: Page) -> None:
     )
 
 
-# Of each view: its name, its address, the action before the screenshot, and whether the documentation shows it dark.
+# A page of the studio: its name, its address, the action before the screenshot, and whether the documentation shows it
+# in dark colours.
 View = tuple[str, str, Callable[[Page], None] | None, bool]
 VIEWS: list[View] = [
     ("playground", "#/playground", warmer, False),

@@ -216,7 +216,8 @@ def test_settings_that_do_not_fit_are_refused(drive, settings, message):
 
 
 def test_what_is_asked_for_stays_when_the_camera_chooses_its_preset(drive):
-    asked = {"input": "camera", "batch_tokens": "512", "steps": "12000"}  # equal to values of the preset `small`
+    # These numbers equal the values of the preset `small`.
+    asked = {"input": "camera", "batch_tokens": "512", "steps": "12000"}
     config = configure(DRIVING, "small", [drive], asked)
     assert (config.preset, config.data.batch_tokens, config.train.steps) == ("camera", 512, 12_000)
     assert config.train.watch == "steering_mse"

@@ -198,7 +198,8 @@ def test_hard_attention_has_choices_and_their_rewards(world):
 
 @pytest.mark.parametrize("credit", ["word", "rest", "caption"])
 def test_what_a_choice_is_rewarded_with(world, credit):
-    """Rewards are sums over real words only, without padding: with "rest", from the word on; with "caption", of all."""
+    """The reward of a word sums the rewards of words without padding: its own ("word"), those from it on ("rest"), or
+    all ("caption")."""
     own = outcome(world, "hard", CaptionLearning(estimator="reinforce", expected=0.0))[1]
     _, found = outcome(world, "hard", CaptionLearning(estimator="reinforce", expected=0.0, credit=credit))
     for one, row, real in zip(own.reward.tolist(), found.reward.tolist(), own.choices.tolist(), strict=True):
@@ -349,7 +350,7 @@ def test_other_files_are_examples(tmp_path, world):
 
 @pytest.fixture
 def weights_package(monkeypatch, tmp_path):
-    """Replace the package of ImageNet weights with one that contains random weights."""
+    """Replace the Python package of pretrained ImageNet weights by a stand-in with random weights."""
     from regard.models.vision.efficientnet import published_name
 
     torch.manual_seed(5)
@@ -391,7 +392,8 @@ def test_weights_that_are_not_installed_are_an_error_before_training(tmp_path, m
     config = captions_folder(tmp_path, LINES).model_copy(update={"model": FROZEN})
     with pytest.raises(SettingError, match=r"regard\[vision\]"):
         make_material(config, tmp_path / "cache", None, print)
-    assert build(FROZEN, VOCABULARY) is not None  # loading a run does not need the package
+    # Building the network, as when a run is loaded, does not need the package of ImageNet weights.
+    assert build(FROZEN, VOCABULARY) is not None
 
 
 def test_a_codec_is_saved_and_read(tmp_path):

@@ -93,7 +93,7 @@ def test_the_twin_reads_the_mean_of_the_objects(recorded):
     row = int(batch.present.sum(1).argmax())
     alone = network(batch.objects[row : row + 1], batch.present[row : row + 1])
     torch.testing.assert_close(alone.logits[0], found.logits[row], atol=1e-5, rtol=1e-5)
-    # Every object occurs twice, which does not change the mean of the objects.
+    # The network without attention averages the objects; if every object occurs twice, the mean is the same.
     twice = torch.cat([batch.objects[row], batch.objects[row, 1:]])[None]
     there = torch.cat([batch.present[row], batch.present[row, 1:]])[None]
     torch.testing.assert_close(network(twice, there).logits[0], found.logits[row], atol=1e-5, rtol=1e-5)
@@ -140,7 +140,7 @@ def test_pointing_judges_forced_decisions_alone(recorded):
     decisions = Decisions(np.array([0, 1, 2, 1]), np.zeros(4), forced)
     weights = np.zeros((4, 12))
     weights[0, 2] = weights[1, 1] = weights[3, 5] = 0.9
-    weights[2, 11], weights[2, 3] = 0.9, 0.1  # slot 11 with the larger weight holds no object
+    weights[2, 11], weights[2, 3] = 0.9, 0.1  # slot 11, which has the larger weight, holds no object
     judged = Recorded(scenes, decisions, np.zeros(4, int), np.zeros(4, int))
     assert pointing(weights, judged) == (1.0, 3)
     weights[0, 5] = 1.0

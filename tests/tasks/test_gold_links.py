@@ -132,7 +132,7 @@ def test_weights_are_corrected_once_the_word_is_known(monkeypatch, kind) -> None
 
 
 def test_heads_are_judged_one_by_one_too(monkeypatch) -> None:
-    first, second = torch.eye(4), torch.eye(4)[[1, 0, 2, 3]]  # `second` swaps the links of the first two words
+    first, second = torch.eye(4), torch.eye(4)[[1, 0, 2, 3]]  # `second` has the weights of the first two words swapped
     monkeypatch.setattr(scoring, "layer_weights", lambda *_: [torch.stack((second, first))[None]])
     found = judged()
     assert found["best_head"] == {"aer": 0.0, "layer": 0, "head": 1, "when": "predicted"}

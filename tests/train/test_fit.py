@@ -203,7 +203,8 @@ def test_the_best_weights_are_kept(tmp_path):
 
 
 def test_going_back_finds_what_was_the_best_then(tmp_path):
-    """If the newest and best checkpoint is damaged, the previous one still names the best checkpoint of its time."""
+    """If the newest checkpoint, which is the best one, is damaged, an earlier checkpoint still records which was best
+    before it."""
     scores = {2: 5.0, 4: 1.0, 6: 2.0, 8: 9.0}
     seen = iter(scores.values())
     options = {"watch": "score", "watch_for": "highest", "validate_every": 2, "checkpoint_every": 2, "keep_last": 2}
@@ -294,7 +295,8 @@ def test_a_checkpoint_that_a_signal_wrote_does_not_join_the_mean(tmp_path, momen
 @pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize(("average", "step"), [("none", 5), ("checkpoints", 8), ("checkpoints", 12)])
 def test_a_damaged_checkpoint_that_the_end_relies_on_is_made_again(tmp_path, average, step):
-    """If the best or an averaged checkpoint is damaged, the run resumes before it and ends with the same weights."""
+    """If a checkpoint needed for the final weights is damaged, the run resumes from an earlier one and ends with the
+    same weights."""
     scores = {5: 3.0, 10: 1.0, 13: 2.0}
     options = {"steps": 13, "average": average, "average_last": 3, "watch": "score", "watch_for": "highest"}
     if average == "none":
@@ -328,7 +330,8 @@ def test_a_mean_that_is_worse_is_not_taken(tmp_path):
 def test_epochs_end_a_run(tmp_path):
     batches = Shuffled(7)
     fitted = train(tmp_path, batches=batches, steps=1000, epochs=3, accumulate=4, held_out=held_out())
-    assert (fitted.ended, fitted.epochs, fitted.step) == ("epochs", 3, 6)  # 21 batches: five updates of four, and one
+    # 3 epochs of 7 batches: five updates with four batches each, and one with the last batch.
+    assert (fitted.ended, fitted.epochs, fitted.step) == ("epochs", 3, 6)
     assert fitted.tokens == 3 * sum(batch[:, 1:].numel() for batch in batches.batches)
     assert figures(tmp_path)[-1]["kind"] == "validation"
 

@@ -69,7 +69,7 @@ def test_damage_is_noticed(checkpoints, name, fault):
     assert "step-000012" in said[0]
     with pytest.raises(CheckpointError, match="step-000012"):
         checkpoints.at(12)
-    save(checkpoints, 12)  # replaces the damaged checkpoint
+    save(checkpoints, 12)  # saving step 12 again replaces its damaged checkpoint
     assert checkpoints.at(12).step == 12
 
 

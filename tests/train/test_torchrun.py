@@ -26,12 +26,13 @@ TINY = (
 # and the usual size; with a larger epsilon such steps are small, so that weights can be compared.
 EXACT = ("dropout=0", "epsilon=1e-3")
 RECURRENT = (*EXACT, "embedding=8", "accumulate=2")
-PIECES = "train.pieces=true"  # each worker writes its part of a checkpoint
+PIECES = "train.pieces=true"  # with train.pieces=true, each worker writes its part of a checkpoint
 SHARDED = ("train.shard=true", PIECES)
-GATHERED = ("train.shard=true", "train.pieces=false")  # worker 0 writes whole tensors
+# With train.pieces=false, worker 0 writes all tensors of a checkpoint.
+GATHERED = ("train.shard=true", "train.pieces=false")
 TRANSFORMER = (*EXACT, "model=transformer", "heads=2", "average=ema")
 RANDOM = ("dropout=0.2", "embedding=8", "average=ema")
-CUT = 4  # the step from which runs are resumed
+CUT = 4  # the step of the checkpoint from which the tests resume runs
 
 Trained = Callable[..., Path]
 
