@@ -30,7 +30,8 @@ hypothesis.settings.register_profile(
     max_examples=40,
     database=None,
     print_blob=False,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # a test must not fail because the machine is slow
+    # hypothesis's check of slow tests is off: a test must not fail because the machine is slow.
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("regard")
 

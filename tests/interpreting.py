@@ -70,7 +70,8 @@ class Apart:
         return [self.report(data) for data in json.loads(answer)]
 
     def report(self, data: dict[str, Any]) -> pytest.TestReport:
-        if isinstance(data["longrepr"], list):  # the report of a skip has a tuple, which JSON converts to a list
+        # The report of a skipped test has a tuple, which JSON converts to a list.
+        if isinstance(data["longrepr"], list):
             data["longrepr"] = tuple(data["longrepr"])
         return self.config.hook.pytest_report_from_serializable(config=self.config, data=data)
 
@@ -96,7 +97,7 @@ class Server:
         self.reports: list[pytest.TestReport] = []
 
     def pytest_collection(self) -> bool:
-        return True  # replaces the collection of pytest: items are collected on request
+        return True  # this hook replaces pytest's collection: items are collected when they are requested
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.reports.append(report)

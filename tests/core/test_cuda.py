@@ -109,7 +109,7 @@ def test_fused_backends_stay_within_the_error_budget(backend, mask, bias, score,
 
 
 def _plain(inputs, mask, bias, score):
-    """Return output and gradients of the formula as users write it, in the dtype of the inputs."""
+    """Return output and gradients of attention written as plain torch operations, in the dtype of the inputs."""
     query, key, value = inputs
     key, value = (t.repeat_interleave(H // G, 1) for t in (key, value))
     if isinstance(score, regard.Bilinear):
@@ -185,7 +185,7 @@ def test_all_weights_and_their_sum(queries: int, keys: int, size: int, dtype: to
         scores = scores.masked_fill(~allowed, -torch.inf)
     real = scores.softmax(-1).nan_to_num(0.0)
     limit = 1e-5 if dtype == torch.float32 else 1e-2
-    for _ in range(2):  # the second call reuses the choice of a kernel that the first one stored
+    for _ in range(2):  # the second call runs the kernel that the first call chose and stored
         found = regard.attention(query, key, value, mask=mask, weights=regard.full())
         assert found.weights.dtype == dtype
         torch.testing.assert_close(found.weights.double(), real, atol=limit / 4, rtol=limit)

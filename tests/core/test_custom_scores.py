@@ -154,7 +154,7 @@ def test_a_score_without_a_derivative_lets_the_values_learn(name: str) -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_the_query_of_an_empty_row_does_not_reach_a_score(backend: str) -> None:
-    """The score divides by the norm of the query, and the query of the empty row is 0."""
+    """The score divides by the norm of the query; the query that may attend no key is 0."""
     mask = torch.ones(60, 60, dtype=torch.bool)
     mask[5] = False
     query, key = torch.rand(1, 2, 60, 8) + 0.1, torch.rand(1, 2, 60, 8) + 0.1
@@ -193,6 +193,6 @@ for a, b in zip(learned(torch.compile(call, backend="eager")), learned(call)):
 
 @pytest.mark.process
 def test_compiled_calls_do_not_take_a_tensor_for_changed() -> None:
-    """Runs in a separate process, because the shape checks of these tests cannot be compiled."""
+    """Runs in a separate process, because torch.compile cannot trace the run-time shape checks of the tests."""
     done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr

@@ -223,7 +223,7 @@ except ValueError as error:
 
 @pytest.mark.process
 def test_a_named_backend_that_cannot_serve_raises_when_compiled() -> None:
-    """Runs in a separate process, because the shape checks of these tests cannot be compiled."""
+    """Runs in a separate process, because torch.compile cannot trace the run-time shape checks of the tests."""
     done = forked.run([sys.executable, "-c", COMPILED])
     assert "backend 'blocked' cannot serve this call: the score draws random numbers" in done.stdout, done.stderr
 

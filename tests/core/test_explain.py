@@ -18,7 +18,7 @@ SHORT, LONG = inputs(length=16), inputs(length=1024)
 WEIGHT = torch.randn(32)
 JUDGE = mlp(torch.randn(8, 64), torch.randn(8), torch.randn(8))
 
-# Tensors and options of a call, its backend on a CPU, a backend that cannot compute it, and a word of the reason.
+# Tensors and options of a call, its backend on a CPU, a backend that refuses it, and a word of the reason.
 TYPICAL = {
     "plain": (LONG, {}, "sdpa", ("flex", "cuda")),
     "causal": (LONG, {"mask": regard.causal()}, "sdpa", ("flex", "cuda")),
@@ -120,7 +120,7 @@ def test_blocked_needs_less_memory_than_the_matrix() -> None:
 
 
 def test_explain_computes_nothing() -> None:
-    """A call far too large to run is explained at once."""
+    """`explain` returns at once for a call that would be far too large to run."""
     tensors = [torch.zeros(1).expand(64, 64, 2**20, 128) for _ in range(3)]
     plan = regard.explain(*tensors)
     assert plan.flops == 64 * 64 * 2**40 * (2 * 128 + 2 * 128)

@@ -283,7 +283,8 @@ def test_what_is_learned_in_half_precision_is_summed_in_single(score: str, monke
 
 
 def _changing() -> dict[str, tuple[Tensor, dict[str, object], str]]:
-    """Return, for each name, a tensor of a call, the call's options, and the argument that the error names."""
+    """Return, for each test case, a tensor, options of a call that uses it, and the argument that the error must
+    name."""
     lengths, allowed, bias, weight = torch.tensor([4]), torch.ones(6, 6) > 0, torch.zeros(6, 6), torch.ones(8)
     return {
         "lengths": (lengths, {"mask": regard.padding(lengths)}, "mask"),

@@ -61,7 +61,8 @@ def test_frequencies_are_those_of_softmax(backend: str, estimator: str, temperat
         weights=regard.received(), generator=seeded(), backend=backend,
     )  # fmt: skip
     counts = attended.weights.squeeze()
-    sharpness = 1.0 if estimator == "gumbel" else 1 / temperature  # "gumbel" uses the temperature in the gradient only
+    # The estimator "gumbel" uses the temperature in the gradient, not in the sampling.
+    sharpness = 1.0 if estimator == "gumbel" else 1 / temperature
     expected = draws * torch.tensor(oracles.softmax([SCORES_GIVEN[j].item() * sharpness for j in open_keys]))
 
     assert counts.sum() == draws
@@ -404,7 +405,8 @@ def test_reinforce_leaves_out_what_is_masked() -> None:
     log_prob = torch.tensor([[-1.0, -2.0], [-3.0, -7.0]], requires_grad=True)
     reward = torch.tensor([[2.0, 1.0], [0.0, 9.0]])
     mask = torch.tensor([[True, True], [True, False]])
-    # The first baseline is the mean of 2, 1, 0: −⅓ [(2 − 1)(−1) + (1 − 1)(−2) + (0 − 1)(−3)] = −⅔.
+    # The first baseline is the mean of the rewards 2, 1 and 0; the loss is −⅓ [(2 − 1)(−1) + (1 − 1)(−2) + (0 − 1)(−3)]
+    # = −⅔.
     result = regard.reinforce(log_prob, reward, mask=mask)
     assert_close(result.baseline, torch.tensor(1.0))
     assert_close(result.loss, torch.tensor(-2 / 3))
@@ -517,7 +519,7 @@ def test_the_best_key_of_short_sequences(masked: bool, dtype: torch.dtype, reque
     right = regard.attention(query.double(), key.double(), value.double(), backend="reference", **given)
     if masked:
         key[1, :, 2:], value[1, :, 2:] = torch.nan, torch.inf
-    for _ in range(2):  # the second call reuses the choice of a kernel that the first one stored
+    for _ in range(2):  # the second call runs the kernel that the first call chose and stored
         found = regard.attention(query, key, value, **given)
         assert_close(found.output, right.output.to(dtype))
         assert_close(found.log_prob.double(), right.log_prob, rtol=1e-4, atol=1e-5)

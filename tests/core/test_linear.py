@@ -20,7 +20,8 @@ from regard.core.linear import LinearState, linear_step
 LogMap = Callable[[list[float]], list[float]]
 
 
-# The oracle: linear attention from its definition, in loops over Python floats. Features are given by their logarithms.
+# The oracle: linear attention from its definition, in loops over Python floats. The feature maps return the logarithms
+# of the features.
 
 
 def performer_logs(record: regard.PerformerFeatures) -> LogMap:

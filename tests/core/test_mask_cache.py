@@ -46,7 +46,7 @@ def test_a_change_in_place_is_seen(name: str) -> None:
     ids = torch.ones(5, dtype=torch.long)
     mask = masks(ids[1:4])[name]
     first = make(mask)
-    ids[2] = 7  # `mask` holds a view of `ids`, so it changes too
+    ids[2] = 7  # `mask` holds a view of `ids`, so changing `ids` changes the mask
     second = make(mask)
     assert second is not first
     assert make(mask) is second

@@ -175,7 +175,7 @@ def test_numbers_that_overflow_behind_a_mask_have_no_effect(how: str, dtype: tor
     bias = torch.zeros(1, 20).masked_fill(closed, -torch.inf)
     calls = {"padding": {"mask": regard.padding(12)}, "dense": {"mask": ~closed[None]}, "bias": {"bias": bias}}
     calls["window"] = {"mask": regard.window(4, 0) & regard.padding(12)}
-    # Only the first query is in the segment of the masked keys, which come after it.
+    # Only query 0 is in the segment of the masked keys, which all come after it.
     ids = torch.where(torch.arange(20) > 0, 1, 2), torch.where(closed, 2, 1)
     calls["causal and segments"] = {"mask": regard.causal() & regard.segments(*ids)}
     calls |= {"not": {"mask": ~regard.dense(closed[None])}, "or": {"mask": regard.padding(12) | regard.padding(10)}}
@@ -358,10 +358,11 @@ def test_a_bias_of_minus_infinity_masks(path: str) -> None:
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_the_first_of_equal_keys_wins(backend: str, score: str, estimator: str) -> None:
-    """Equal keys are in different blocks, and the first of them are masked."""
+    """All keys are equal, in several blocks, and the first 701 are masked."""
     keys, first = 2003, 701
     query, key, value, *parameters = SCORES[score].inputs(keys=keys, size=3, value_size=2)
-    # Scores of one term are not rounded: sums in another order, as in a shorter block, would break ties.
+    # Keys and queries have one nonzero entry, so scores are not rounded: sums in another order, as in a shorter block,
+    # would break ties.
     key, query = torch.zeros_like(key).index_fill(-1, torch.tensor(0), 1), query * torch.tensor([1.0, 0.0, 0.0])
     attended = attend(
         f"{backend}/{score}/hard", [query, key, value, *parameters],

@@ -16,7 +16,7 @@ ODD = torch.arange(11)[:, None] % 2 == torch.arange(13) % 2
 
 
 def wanted(allowed: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return attention in float64, written as the formula."""
+    """Return attention in float64, from the textbook formula."""
     scores = query.double() @ key.double().mT / query.shape[-1] ** 0.5
     weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1).nan_to_num(0.0)
     return (weights @ value.double()).float()

@@ -1,4 +1,4 @@
-"""The plain form (the reference's formula in fewer operations), run as on a GPU, where no value is inspected."""
+"""The reference's formula in fewer torch operations (`plain_form`), run as on a GPU, where no value is inspected."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ SCORES = {
     "bilinear": regard.Bilinear(torch.linspace(-1, 1, 49).view(7, 7)),
     "additive": regard.Additive(torch.linspace(-1, 1, 7)),
 }
-EMPTY = torch.arange(5)[:, None] != 2  # the third query may attend nothing
+EMPTY = torch.arange(5)[:, None] != 2  # False for the third query: as a mask, it leaves this query no key
 MASKS: dict[str, dict[str, Any]] = {
     "causal": {"mask": regard.causal()},
     "late": {"mask": regard.causal(-2)},

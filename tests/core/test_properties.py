@@ -340,7 +340,7 @@ def test_a_support_wider_than_usual_is_found(alpha: float) -> None:
     assert weights[1, 0] > weights[1, -1]
 
 
-# Tests of a block (some rows and columns) of a bias, as backends that compute in blocks read it.
+# Tests of reading a block (some rows and columns) of a bias, as backends that compute in blocks do.
 
 
 @pytest.mark.slow
@@ -360,7 +360,8 @@ def test_any_part_of_a_rule_is_that_of_its_distances(q: int, k: int, row: int, c
         for places in ((rows, columns), (torch.tensor(list(rows), dtype=torch.long), columns)):
             found = bias.values(*places, torch.float64)
             assert_close(found, exact.reshape(2, q, k), rtol=0, atol=0)
-            assert found.stride(-1) == 1 or 0 in found.shape  # rows must be contiguous, because some kernels require it
+            # Rows of the block must be contiguous, because some kernels require it.
+            assert found.stride(-1) == 1 or 0 in found.shape
             assert_close(torch.autograd.grad(found, leaf, upstream.reshape(2, q, k))[0], wanted)
 
 

@@ -76,7 +76,8 @@ def test_another_tensor_is_not_recalled(known: list[torch.Tensor], change: str, 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["query", "key", "value"])
 def test_a_nested_tensor_is_not_recalled(known: list[torch.Tensor], place: int) -> None:
-    """torch's check of tensors would end the process for a nested tensor, which has no strides."""
+    """torch's function that compares tensors with stored metadata would end the process for a nested tensor, which has
+    no strides."""
     tensors = list(known)
     tensors[place] = torch.nested.nested_tensor([known[0][0], known[0][1]])
     assert not recalled(*tensors)

@@ -84,7 +84,8 @@ def test_top(path: str, place: str, count: int) -> None:
     assert isinstance(top, regard.Top)
     assert top.indices.dtype == torch.int64
     assert_close(top.values, values.double().reshape(*weights.shape[:3], kept), rtol=1e-5, atol=1e-6)
-    assert torch.equal(top.indices, indices.reshape(top.indices.shape))  # the index is −1 where the weight is 0
+    # `top` returns the index −1 where the weight is 0.
+    assert torch.equal(top.indices, indices.reshape(top.indices.shape))
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "blocked"])

@@ -23,7 +23,8 @@ def made(language="en", labels="sentiment", count=200, seed=5):
 
 
 def said_by(words, language):
-    """Return the label that the lexicon gives to gold words; None if they are not those of exactly one opinion."""
+    """Return the label that the lexicon gives to gold words; None if the words are not the gold words of exactly one
+    opinion."""
     entries = review_words.GRAMMARS[language].entries
     text = "".join(words)
     opinions = [

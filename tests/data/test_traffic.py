@@ -66,7 +66,8 @@ def decided(*objects, speed=10.0, limit=10.0, y=0.0, heading=0.0):
         (8.0, [{**LEAD, "x": 32.9}], "hold"),
         (8.0, [{**LEAD, "x": 29.9}], "brake"),  # 23.9 metres to the safety gap: 2.99 s at 8 m/s
         (10.0, [{**LEAD, "x": 20, "speed": 10}], "hold"),
-        (10.0, [{**LEAD, "x": 5.9, "speed": 10}], "brake"),  # the vehicle ahead is too near, whatever its speed
+        # The vehicle ahead is too near, so the ego vehicle brakes whatever the other's speed.
+        (10.0, [{**LEAD, "x": 5.9, "speed": 10}], "brake"),
         (10.0, [{**LEAD, "x": -8, "speed": 14}], "hold"),  # a faster vehicle behind forces no action
         (10.0, [{**LEAD, "x": 20, "y": -LANE, "heading": math.pi, "speed": 12}], "hold"),  # a car in the oncoming lane
         (10.0, [{"kind": "pedestrian", "x": 20, "y": 2.9, "heading": -math.pi / 2, "speed": 0}], "hold"),

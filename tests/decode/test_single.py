@@ -118,7 +118,8 @@ def test_a_point_names_its_token():
     options = {"temperature": 1.0, "top_k": None, "top_p": None}
     assert draw(log_probs, points, **options).tolist() == [1, 1, 3, 3, 3]
     assert draw(log_probs, points, **{**options, "top_p": 0.7}).tolist() == [3] * 5
-    assert draw(log_probs, points, **{**options, "top_p": 1.0}).tolist() == [3, 3, 3, 3, 1]  # the likeliest token first
+    # Top-p sorts the tokens, so the likeliest token 3 is the first.
+    assert draw(log_probs, points, **{**options, "top_p": 1.0}).tolist() == [3, 3, 3, 3, 1]
 
 
 def sampled(table: Table, sources: list[int], **options):

@@ -43,7 +43,8 @@ def sources() -> Tensor:
 def start(model: EncoderDecoder, source: Tensor, lengths: Tensor):
     memory = model.encoder(source, lengths)
     options = {"weights": True} if isinstance(model.decoder, TransformerDecoder) else {}
-    return model.decoder.start(memory, limit=9 + 1, **options)  # one position for the start mark, nine for tokens
+    # One position for the start token, nine for generated tokens.
+    return model.decoder.start(memory, limit=9 + 1, **options)
 
 
 def search(model: EncoderDecoder, source: Tensor, lengths: Tensor, **options) -> list[list[Hypothesis]]:

@@ -55,7 +55,7 @@ def test_every_form_is_as_exact_as_tanh(shape: tuple[int, ...], scale: float, he
 
 
 def test_which_form_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    # This simulates a machine without a C compiler.
+    # The patched function simulates a machine without a C compiler.
     monkeypatch.setattr(pair_loops, "available", lambda: False)
     few, some = (regard.explain(*drawn(s)[:3], score=regard.Additive(torch.ones(s[-1]))) for s in (FEW, SOME))
     assert (few.backend, some.backend) == ("reference", "additive")
@@ -124,7 +124,7 @@ def test_small_calls_have_second_derivatives_and_can_be_mapped(monkeypatch: pyte
         return torch.autograd.grad(first.square().sum(), leaf)[0]
 
     torch.testing.assert_close(curved("additive"), curved("reference"), rtol=1e-3, atol=1e-4)
-    # This simulates a machine without a C compiler.
+    # The patched function simulates a machine without a C compiler.
     monkeypatch.setattr(pair_loops, "available", lambda: False)
     torch.testing.assert_close(curved("additive"), curved("reference"), rtol=1e-3, atol=1e-4)
     score = regard.Additive(weight)

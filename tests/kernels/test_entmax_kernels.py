@@ -97,7 +97,7 @@ def test_a_score_that_is_not_finite_spoils_its_row_alone(bad: float, device: str
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("alpha", ALPHAS[:2])
 def test_wide_rows(alpha: float, device: str) -> None:
-    """All weights are positive, so that the row's sum has the largest rounding error."""
+    """All weights are positive, which gives the sum of a row the largest rounding error."""
     from regard.kernels.triton import entmax
 
     torch.manual_seed(11)

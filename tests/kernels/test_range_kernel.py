@@ -512,7 +512,7 @@ def test_no_call_waits_for_the_device() -> None:
 
     mask = documents()
     assert regard.explain(query, key, value, mask=mask).kernel == "triton ranges"
-    for _ in range(2):  # the second call reuses the choice of a kernel that the first one stored
+    for _ in range(2):  # the second call runs the kernel that the first call chose and stored
         regard.attention(query, key, value, mask=documents())
     torch.cuda.synchronize()
     try:

@@ -53,7 +53,7 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
     x = torch.randn(2, 3, 70, 64, device="cuda").to(dtype).requires_grad_()
     upstream = torch.randn(2, 3, 70, 64, device="cuda").to(dtype)
     right = unit(x.double())
-    # The tolerance is the smallest subnormal number.
+    # The absolute tolerance is the smallest subnormal number of the dtype.
     least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
     torch.testing.assert_close(unit_rows(x).double(), right, rtol=torch.finfo(dtype).eps, atol=least)
     (grad,) = torch.autograd.grad(unit_rows(x), x, upstream)

@@ -28,11 +28,12 @@ def test_products(case: tuple[int, ...], transposed: bool, device: str) -> None:
     if added is not None:
         exact += added
     assert (whole - exact).abs().max() / exact.abs().max() < 1e-6
-    if pieces == 2:  # the summed axis is split into two parts, and each part computes its share
+    if pieces == 2:  # the summed axis is split into two parts, and each partial product is nonzero
         assert all(float(part.abs().max()) > 0.1 for part in found)
 
 
-NAN_OF_A_GPU = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)  # all bits but the sign bit are set
+# The NaN of a GPU, in which all bits but the sign bit are set.
+NAN_OF_A_GPU = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
 
 
 @pytest.mark.parametrize("device", DEVICES)

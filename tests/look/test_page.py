@@ -139,7 +139,8 @@ def test_a_saved_trace_that_kept_the_largest_only_says_what_the_rest_comes_to(tm
 def test_so_many_long_rows_that_only_some_are_kept():
     trace = Trace.from_weights({f"layer{n}": softmax(97, 2, 3) for n in range(2)})
     for record in trace.records:
-        record.queries = record.keys = 100_000  # only the sizes of the records matter; no weights are computed
+        # The budget depends on the sizes of the records alone; no weights are computed.
+        record.queries = record.keys = 100_000
     budget = Budget.of([trace])
     assert budget.stride == -(-4 * 2 * 98 * 100_000 // KEPT_WEIGHTS)  # each record has 98 maps: 97 heads and their mean
     assert budget.kept == 4

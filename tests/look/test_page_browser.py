@@ -307,7 +307,7 @@ def test_chinese_and_back_and_remembered(visit):
     assert tab.text(".head h2") == "编码器 0 · 头 0"
     assert tab.get_attribute("html", "lang") == "zh-CN"
     assert tab.evaluate("document.activeElement.dataset.value") == "zh"
-    assert tab.text(".token h3") == "“fox”"  # the selected token stays selected
+    assert tab.text(".token h3") == "“fox”"  # the token that was selected before stays selected
     tab.reload()
     tab.wait_for_selector(".head .picture[data-view]")
     assert "未核对" in tab.text(".facts")

@@ -161,7 +161,7 @@ def test_errors_say_what_was_expected():
         Controller(SIZE)
 
 
-# This code runs in a separate process, because the shape checks of these tests cannot be compiled.
+# This code runs in a separate process, because torch.compile cannot trace the run-time shape checks of the tests.
 COMPILED = """
 import torch
 from regard.models.classifier import Classifier

@@ -43,7 +43,8 @@ def test_each_passage_word_sees_its_own_question():
 
 
 def test_words_are_aligned_by_the_keys_of_their_memories():
-    """Before training, a passage word attends to the question word with the same key, whatever the values are."""
+    """Before training, a passage word attends to the question word whose key equals its own, whatever the values
+    are."""
     torch.manual_seed(1)
     pointer = SpanPointer(PASSAGE, key_size=29, size=29)
     words = 0.3 * torch.randn(ASKED, 29)

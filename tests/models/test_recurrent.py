@@ -526,7 +526,7 @@ print("equal")
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_compiler_changes_nothing():
-    """The code runs in a separate process, because the type checks of these tests cannot be compiled.
+    """This code runs in a separate process, because torch.compile cannot trace the run-time type checks of the tests.
 
     Dynamo does not compile torch's recurrent networks, only the code around them.
     """

@@ -1,4 +1,4 @@
-"""The library's hand-written GRU loops over a source, on the CPU and as a CUDA graph, compared with torch's GRU."""
+"""The library's own loops of the encoder's GRU, on the CPU and as a CUDA graph, compared with torch's GRU."""
 
 import copy
 from typing import Any

@@ -165,7 +165,7 @@ def test_the_gaze_learns_to_follow_a_cue(reinforce_weight, steps):
     if reinforce_weight:
         assert accuracy > 0.95
         assert followed > 0.95
-    else:  # without a reward nothing trains the glimpse locations
+    else:  # without the reward's loss nothing trains the glimpse locations
         assert accuracy < 0.85
 
 
@@ -197,7 +197,7 @@ def test_state_dict_round_trip_and_autocast():
     torch.testing.assert_close(low.logits.float(), second(images).logits, atol=0.05, rtol=0.05)
 
 
-# This code runs in a separate process, because the shape checks of these tests cannot be compiled.
+# This code runs in a separate process, because torch.compile cannot trace the run-time shape checks of the tests.
 COMPILED = """
 import torch
 from regard.models.vision.visual_attention import RecurrentVisualAttention

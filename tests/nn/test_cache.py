@@ -463,7 +463,7 @@ for positions in (None, Rotary(4), Alibi(3), RelativePositions(4, 2)):
 def test_a_compiled_step_is_compiled_once() -> None:
     """With fixed shapes and a length on the device, all steps use one graph, and storage is never reallocated.
 
-    Runs in a separate process, because the shape checks of these tests cannot be compiled.
+    Runs in a separate process, because torch.compile cannot trace the run-time shape checks of the tests.
     """
     done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr

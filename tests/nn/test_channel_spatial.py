@@ -165,7 +165,7 @@ for layer, *inputs in layers:
 @pytest.mark.process
 @pytest.mark.slow
 def test_the_layers_of_vision_compile_whole():
-    """Runs in a separate process, because the shape checks of these tests cannot be compiled."""
+    """Runs in a separate process, because torch.compile cannot trace the run-time shape checks of the tests."""
     done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr
 

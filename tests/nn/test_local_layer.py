@@ -295,7 +295,7 @@ torch.testing.assert_close((compiled.output, compiled.weights), (plain.output, p
 @pytest.mark.process
 @pytest.mark.slow
 def test_it_compiles_whole():
-    """Runs in a separate process, because the shape checks of these tests cannot be compiled."""
+    """Runs in a separate process, because torch.compile cannot trace the run-time shape checks of the tests."""
     done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr
 

@@ -1,4 +1,4 @@
-"""Losses and penalties against numbers computed by hand."""
+"""Losses and penalties on attention weights against numbers computed by hand."""
 
 import math
 

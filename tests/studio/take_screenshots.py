@@ -2,7 +2,7 @@
 
 The files `studio-NAME-light.png` and so on are written to FOLDER. RUN is the directory of a trained translator, such as
 `demo/run`; without it, the studio's built-in toy translators are shown. With `all`, every view is taken in light and
-dark colours, in English and Chinese; otherwise only in the form that the documentation uses.
+dark colours, in English and Chinese; otherwise only in the language and colours that the documentation shows.
 """
 
 import sys

@@ -74,7 +74,8 @@ def test_a_result_has_the_errors_beside_both_baselines(run):
     assert metrics["knows_angles"] == "no"
     config = json.loads((run / "config.json").read_text())
     assert config["preset"] == "camera"
-    assert "hidden" not in config["model"]  # model.hidden has an effect only with input=objects
+    # The setting model.hidden has an effect only with input=objects, so a camera run does not record it.
+    assert "hidden" not in config["model"]
 
 
 def test_baselines_are_of_the_frames_of_the_test_part(drive, tmp_path):

@@ -133,7 +133,7 @@ def test_the_loss_is_of_the_action_and_of_the_steering(recorded):
 
 def test_pointing_judges_forced_decisions_alone(recorded):
     forced = np.zeros((4, 12), bool)
-    forced[0, 2] = forced[1, [0, 1]] = forced[2, 3] = True  # no object forces the fourth decision
+    forced[0, 2] = forced[1, [0, 1]] = forced[2, 3] = True  # no object of the scene forces the fourth decision
     scenes = recorded.scenes.take(np.arange(4))
     scenes.present[:] = True
     scenes.present[2, 11] = False

@@ -55,12 +55,12 @@ def test_one_of_several_boxes_is_enough() -> None:
 
 def test_cells_that_are_not_kept_have_the_mean_colour() -> None:
     pixels = torch.zeros(3, 4, 6, dtype=torch.uint8)
-    pixels[:, :2, :2] = 240  # the first of 2 × 3 cells
+    pixels[:, :2, :2] = 240  # the pixels of the first of 2 × 3 cells
     kept = torch.ones(2, 6, dtype=torch.bool)
     kept[1, 0] = False
     whole, without = covered(pixels, kept, grid=(2, 3))
     assert torch.equal(whole, pixels)
-    assert without[:, :2, :2].unique().tolist() == [40]  # the mean of the picture, 240 · 4 / 24
+    assert without[:, :2, :2].unique().tolist() == [40]  # the mean colour of the picture is 240 · 4 / 24
     assert without[:, 2:].unique().tolist() == [0]
 
 

@@ -71,7 +71,7 @@ def cut_at(calls: int):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("as_installed")  # the run-time type checks use Python's random numbers
+@pytest.mark.usefixtures("as_installed")  # without run-time type checks, which use Python's random numbers
 @pytest.mark.parametrize("average", ["none", "ema", "checkpoints"])
 @pytest.mark.parametrize("cuts", [[9], [15, 3, 11], [33]])
 def test_a_run_that_was_cut_ends_as_one_that_was_not(tmp_path, average, cuts):
@@ -81,7 +81,7 @@ def test_a_run_that_was_cut_ends_as_one_that_was_not(tmp_path, average, cuts):
     for calls in cuts:
         with pytest.raises(Cut):
             train(tmp_path / "cut", make(), resume=True, loss=cut_at(calls), **options)
-        torch.manual_seed(99)  # other code may use the random generator between two runs
+        torch.manual_seed(99)  # between two runs, other code may change the state of the random generator
     found = train(tmp_path / "cut", cut, resume=True, **options)
     same_weights(cut.state_dict(), whole.state_dict())
     assert figures(tmp_path / "cut") == figures(tmp_path / "whole")
@@ -197,7 +197,7 @@ def test_the_best_weights_are_kept(tmp_path):
     again = make(seed=1)
     Run.open(tmp_path).load_model(again)
     same_weights(again.state_dict(), seen[1])
-    # Resuming a finished run does nothing and returns the same result.
+    # Resuming a finished run does not train and returns the result of the run.
     assert train(tmp_path, make(), resume=True, steps=100, validate=validate, **options).step == 10
     assert len(seen) == 5
 
