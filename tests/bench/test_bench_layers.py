@@ -151,7 +151,8 @@ def test_the_tables_are_on_the_screen_and_on_the_page(measured, figure, capsys, 
     monkeypatch.setenv("COLUMNS", "200")
     layers_bench.show(record)
     printed, text = capsys.readouterr().out, page.read_text(encoding="utf-8")
-    assert layers_bench.FIGURES[figure][0] in " ".join(printed.split())  # the terminal breaks long titles into lines
+    # Whitespace is joined, because the terminal output breaks long titles into lines.
+    assert layers_bench.FIGURES[figure][0] in " ".join(printed.split())
     for row in layers_bench.rows(record, figure):
         assert f"| {' | '.join(row)} |" in text
 
@@ -165,7 +166,7 @@ def test_the_rest_of_the_page_stays(measured):
     assert "old" not in text
     assert (
         layers_bench.write(record, page.parent)[0].read_text(encoding="utf-8") == text
-    )  # writing a page again changes nothing
+    )  # writing the page a second time does not change it
 
 
 @pytest.mark.process

@@ -21,7 +21,7 @@ from regard.tasks.translation.codec import PieceCoder
 from regard.tasks.translation.predictor import Translation, Translator
 from regard.train.run_directory import Run
 
-pytestmark = pytest.mark.slow  # slow because the fixtures train models
+pytestmark = pytest.mark.slow  # the tests are slow because their fixtures train models
 
 
 FEW = (
@@ -138,7 +138,7 @@ def test_arguments_that_cannot_be_translated(run):
 
 def test_a_text_that_fills_the_positions_of_the_model_is_translated(run):
     """The model has 1,024 learned positions, so the translation cannot have more than 1,024 tokens either."""
-    line = b"\xc3\xa4" * 500  # 500 letters, each of which is two tokens
+    line = b"\xc3\xa4" * 500  # 500 letters that the tokenizer splits into two tokens each
     done = regard("predict", run, "--longest", 10**6, stdin=line + b"\n" + line * 2 + b"\n")
     assert done.exit_code == 1
     assert done.stderr == "regard: line 2: 2,000 tokens, at most 1,024: not answered\n"

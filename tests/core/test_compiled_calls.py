@@ -26,7 +26,7 @@ class Place:
 
     @property
     def length(self) -> int:
-        return 150 if self.device == "cpu" else 1100  # on CUDA `flex` is chosen from 1,024 keys on
+        return 150 if self.device == "cpu" else 1100  # on CUDA, `auto` chooses the backend `flex` from 1,024 keys on
 
     def draw(self, *shape: int) -> Tensor:
         dtype = torch.float32 if self.device == "cpu" else torch.bfloat16

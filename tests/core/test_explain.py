@@ -100,7 +100,7 @@ def test_weights_cost_a_second_look_at_the_keys() -> None:
 
 
 def test_flops_of_a_causal_call() -> None:
-    """Of 5 × 7 pairs, 1 + 2 + 3 + 4 + 5 are allowed."""
+    """A causal mask allows 1 + 2 + 3 + 4 + 5 = 15 of the 5 × 7 pairs."""
     query, key, value = torch.randn(2, 6, 5, 13), torch.randn(2, 3, 7, 13), torch.randn(2, 3, 7, 11)
     plan = regard.explain(query, key, value, mask=regard.causal())
     assert plan.flops == pytest.approx(2 * 6 * 15 * (2 * 13 + 2 * 11), abs=1)

@@ -13,7 +13,8 @@ from cases import FUSED_PATHS, NORMALIZERS, SCORES, TYPICAL_PATHS, attend, mlp, 
 from regard.core.backends import blocked
 
 SMALL = {"batch": 1, "heads": 2, "groups": 1, "queries": 3, "keys": 4, "size": 2, "value_size": 1}
-SMOOTH = [name for name in NORMALIZERS if name != "hard"]  # hard attention is not differentiable: see test_hard.py
+# All normalisers except hard attention, which is not differentiable: see test_hard.py.
+SMOOTH = [name for name in NORMALIZERS if name != "hard"]
 WHOLE_JACOBIAN = {*paths(["scaled", "additive-heads"]), *paths(["bilinear", "mlp"], ["softmax"])}
 SMOOTH_PATHS = [path for path in TYPICAL_PATHS if not path.endswith("hard")]
 REQUESTS = {
@@ -170,7 +171,7 @@ def closure(kind: str) -> tuple[Callable[[Tensor, Tensor], Tensor], list[Tensor]
     if kind == "made from leaves":
         return mlp(layer, shift, readout), leaves
     parts = {"parts": [mlp(layer, shift, readout)], "scale": leaves[1].exp().sum()}
-    # A score whose closure holds tensors in a dict and in a list.
+    # The returned function is a score whose closure holds tensors in a dict and in a list.
     return lambda query, key: parts["parts"][0](query, key) * parts["scale"] / 10, leaves
 
 

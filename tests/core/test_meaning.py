@@ -132,7 +132,7 @@ def test_what_a_masked_key_holds_has_no_effect(path: str, how: str, poison: str)
     clean = learn(path, [query, key, value, *parameters], mask=mask)
 
     key, value = key.clone(), value.clone()
-    key[closed] = value[closed] = POISONS.get(poison, 1.7e308)  # products of 1.7e308 overflow
+    key[closed] = value[closed] = POISONS.get(poison, 1.7e308)  # 1.7e308 is finite, but its products overflow
     poisoned = learn(path, [query, key, value, *parameters], mask=mask)
 
     assert_same(poisoned, clean)
@@ -180,7 +180,7 @@ def test_numbers_that_overflow_behind_a_mask_have_no_effect(how: str, dtype: tor
     calls["causal and segments"] = {"mask": regard.causal() & regard.segments(*ids)}
     calls |= {"not": {"mask": ~regard.dense(closed[None])}, "or": {"mask": regard.padding(12) | regard.padding(10)}}
     query, key, value = (torch.randn(1, 2, 20, 8).to(dtype) for _ in range(3))
-    # The call with ordinary numbers may use another backend, so the results differ by rounding.
+    # The call without extreme numbers at masked keys may use another backend, so results may differ by rounding.
     near = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
 
     def learned() -> tuple[torch.Tensor, ...]:
@@ -420,7 +420,8 @@ def test_what_autocast_makes_infinite_behind_a_causal_mask_has_no_effect() -> No
 @pytest.mark.parametrize("score", [regard.ScaledDot(), regard.Cosine()], ids=["scaled", "cosine"])
 @pytest.mark.parametrize("heads", [True, False], ids=["heads", "headless"])
 def test_a_query_of_nan_gives_nan_however_few_the_keys(keys: int, score: Any, heads: bool) -> None:
-    """For a query with NaN, torch's CPU kernels return 0 if there are fewer keys than a SIMD vector holds."""
+    """A query with NaN gives NaN, although torch's CPU kernels return 0 if there are fewer keys than a SIMD vector
+    holds."""
     query, key = torch.randn(3, 8), torch.randn(keys, 8)
     query[1, 2] = math.nan
     if heads:

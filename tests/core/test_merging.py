@@ -115,7 +115,7 @@ def test_only_softmax_has_a_log_sum_exp(normalize: object) -> None:
 
 
 def test_a_layer_returns_it_for_each_head() -> None:
-    """The scores are scaled dot products, because a table of relative positions that is 0 adds nothing to them."""
+    """The log-sum-exp is that of scaled dot products, because the layer's tables of relative positions are set to 0."""
     positions = regard.nn.RelativePositions(4, 3)
     layer = regard.nn.MultiHeadAttention(8, heads=2, positions=positions)
     with torch.no_grad():

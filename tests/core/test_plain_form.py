@@ -50,7 +50,7 @@ def drawn(seed: int, *, groups: int = 2) -> list[Tensor]:
 
 
 def computed(tensors: list[Tensor], backend: str, learning: bool, **settings: Any) -> list[Tensor]:
-    """Return output, requested weights and gradients."""
+    """Return the output, the requested weights and the gradients of a call as a list of tensors."""
     leaves = [tensor.clone().requires_grad_(learning) for tensor in tensors]
     found = regard.attention(*leaves, backend=backend, **settings)
     results = [found.output, *([] if found.weights is None else [found.weights])]

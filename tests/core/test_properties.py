@@ -308,7 +308,7 @@ def test_attention_to_one_key_returns_its_value(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "blocked", "auto"])
 def test_a_score_is_a_function_one_can_call(backend: str) -> None:
-    """A score record and a Python function with the same formula give the same output."""
+    """A score of the library (a `Score` record) and a Python function with the same formula give the same output."""
     for name, case in SCORES.items():
         # A user-defined function has no separate parameters for each head.
         if name.endswith("heads"):
@@ -320,7 +320,7 @@ def test_a_score_is_a_function_one_can_call(backend: str) -> None:
 
 
 def test_mlp_case_is_what_its_oracle_says() -> None:
-    """The hand-written score of these tests agrees with its own oracle."""
+    """The score "mlp", a user-defined function of the tests, agrees with the oracle of the same formula."""
     query, key, _, *parameters = SCORES["mlp"].inputs(batch=1, heads=1, groups=1)
     scores = mlp(*parameters)(query, key)[0, 0]
     lists = [tensor.tolist() for tensor in parameters]

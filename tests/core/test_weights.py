@@ -65,7 +65,7 @@ def test_received(path: str, place: str) -> None:
 
 @pytest.mark.slow
 @every_place
-@without_hard  # hard attention returns the entropy of its distribution: see test_hard.py
+@without_hard  # without hard attention, which returns the entropy of the sampling distribution: see test_hard.py
 def test_entropy(path: str, place: str) -> None:
     assert_close(ask(path, place, regard.entropy()).weights, expected(path, place).entropy)
 

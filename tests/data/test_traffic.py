@@ -32,14 +32,14 @@ def seconds(apart, closing, reach):
     ("apart", "closing", "expected"),
     [
         ((35, 0), (-10, 0), 3.0),  # the boxes are 35 − 5 metres apart and approach at 10 m/s
-        ((35, 0), (10, 0), math.inf),  # the object moves away
-        ((35, 2.5), (-10, 0), math.inf),  # the object passes at the side
+        ((35, 0), (10, 0), math.inf),  # the object moves away from the ego vehicle
+        ((35, 2.5), (-10, 0), math.inf),  # the object passes at the side of the ego vehicle
         ((25, 8), (-10, -3), 2.0),  # the boxes overlap in x from 2 to 3 s, in y from 2 to 3.33 s
-        ((25, 8), (-10, -1), math.inf),  # the boxes overlap in y from 6 s on, when the object is behind
+        ((25, 8), (-10, -1), math.inf),  # the boxes overlap in y from 6 s on, when the object is behind the ego vehicle
         ((25, 17), (-5, -3), 5.0),  # the boxes overlap in x from 4 to 6 s, in y from 5 s on
         ((3, 1), (0, 0), 0.0),  # the boxes already overlap, without relative motion
         ((3, 1), (-1, 0), 0.0),  # the boxes already overlap
-        ((-20, 0), (-1, 0), math.inf),  # the object is already behind
+        ((-20, 0), (-1, 0), math.inf),  # the object is already behind the ego vehicle
         ((20, 0), (0, 0), math.inf),  # the ego vehicle and the object have the same velocity
     ],
 )

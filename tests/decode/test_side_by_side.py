@@ -87,7 +87,7 @@ def test_the_same_hypotheses_as_one_by_one(positions, norm, way):
     options = {"n_best": WIDTH, "minimum": 2, "never": (0, BEGIN)}
     wanted = search(made, "one by one", **options)
     lengths = {len(one.tokens) for row in wanted for one in row}
-    assert len(lengths) > 3  # some hypotheses end early, some at their limit
+    assert len(lengths) > 3  # hypotheses have different lengths: some end early, some at their length limit
     same(search(made, way, **options), wanted)
 
 
@@ -374,7 +374,8 @@ def test_keys_that_nobody_sees_are_dropped():
             step, other = made.step(state, tokens), made.step(plain, tokens[2::4])
             torch.testing.assert_close(step.logits[2::4], other.logits)
             state, plain = step.state.regroup(torch.full((3, 4), 2)), other.state
-    assert state.seen.shape[2] < 13 + 12  # 49 keys were written, and unused keys removed
+    # 49 keys were written to the cache, which removed keys that no hypothesis uses.
+    assert state.seen.shape[2] < 13 + 12
     assert state.seen.sum(-1).tolist() == [[13] * 4] * 3
 
 

@@ -89,7 +89,7 @@ def test_poison(device: str, dtype: torch.dtype, form: str, closed_by: str) -> N
     assert additive_attention(query, key, value, weight, **settings)[0].isnan().all()
 
 
-UNLIKE = torch.logspace(-1.5, 0.5, 67)  # a scale for each of 67 hidden units, more than one tile processes
+UNLIKE = torch.logspace(-1.5, 0.5, 67)  # a scale for each of 67 hidden units, more than one tile of the kernel holds
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ CALLS: dict[str, tuple[dict[str, Any], Limits]] = {
     "negative scale": ({"scale": -0.3}, Limits()),
 }
 
-REPEATED = [1, 0, 1]  # positions of requested rows: not sorted, with one position repeated
+REPEATED = [1, 0, 1]  # the queries whose weights are requested: not sorted, and one of them twice
 # The expected result of each kind of request, computed from the attention weights.
 REQUESTS: dict[str, Callable[[Tensor], Tensor]] = {
     "weights": lambda weights: weights,

@@ -70,7 +70,8 @@ def test_rows(alpha: float, size: int, device: str) -> None:
     weights, dscores = (t.permute(1, 2, 0, 3).flatten(-2)[0] for t in (tiles, dtiles))
     torch.testing.assert_close(again, tiles, rtol=0, atol=0)
     torch.testing.assert_close(weights[:, :83].double(), true, rtol=2e-4, atol=2e-6)
-    # The gradient of a weight near 0 depends on the threshold's rounding error, so the tolerance is larger.
+    # Near a weight of 0, the gradient of its score depends on the threshold's rounding error, so the tolerance is
+    # larger.
     torch.testing.assert_close(dscores[:, :83].double(), slope * (change - mean), rtol=4e-3, atol=8e-3)
     assert not weights[:, 83:].any()
     assert not dscores[:, 83:].any()
@@ -118,7 +119,7 @@ MASKS = {
 }
 
 
-# (score, normalizer, mask, dtype, relative tolerance, absolute tolerance)
+# Calls of attention by name: (score, normalizer, mask, dtype, relative tolerance, absolute tolerance).
 ATTENTION = {
     **{name: ("scaled", regard.Sparsemax(), name, torch.float32, 2e-4, 2e-5) for name in MASKS},
     "cosine": ("cosine", regard.Entmax(1.5), "both", torch.float32, 2e-4, 2e-5),

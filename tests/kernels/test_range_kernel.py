@@ -35,7 +35,8 @@ class Case(NamedTuple):
     shift: float | None = None
 
 
-DOCUMENTS = [[0] * 90 + [1] * 7 + [2] * 60, [5] * 20 + [-3] * 130 + [9] * 7]  # segment ids need not be sorted
+# Segment ids of documents for two sequences; the second shows that ids need not be sorted.
+DOCUMENTS = [[0] * 90 + [1] * 7 + [2] * 60, [5] * 20 + [-3] * 130 + [9] * 7]
 APART = [[i % 3 for i in range(157)], [7] * 157]
 CASES = {
     "padding": Case(3, 2, 2, 97, 211, lengths=[211, 70, 0]),

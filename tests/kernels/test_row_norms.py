@@ -8,7 +8,8 @@ from interpreting import DEVICES
 from regard.core.scores import unit
 
 SHAPES = [(2, 3, 5, 7), (1, 2, 130, 64), (3, 1, 1, 1), (1, 1, 2, 300)]
-SCALES = {"small": 1e-30, "usual": 1.0, "large": 1e30}  # the squares of 1e-30 and 1e30 underflow and overflow
+# Factors of the rows: squares of numbers near 1e-30 and 1e30 underflow and overflow in float32.
+SCALES = {"small": 1e-30, "usual": 1.0, "large": 1e30}
 
 
 def unit_rows(x: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ import torch
 
 from interpreting import DEVICES
 
-# (number of products, rows, length of the summed axis, columns, parts of the summed axis, rows of an added matrix)
+# The sizes of a test: (number of products, rows, length of the summed axis, columns, parts into which the summed axis
+# is split, rows of an added matrix).
 CASES = [(*shape, 1, added) for shape in ((1, 3, 5, 7), (2, 37, 131, 67)) for added in (0, 1, shape[1])]
 CASES += [(2, 33, 203, 70, 2, 0), (1, 5, 70, 9, 3, 0)]
 

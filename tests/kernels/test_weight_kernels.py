@@ -9,7 +9,7 @@ from interpreting import DEVICES
 from regard.core.masks import Mask
 
 KINDS = ("received", "entropy", "logsumexp")
-# name: (batch, heads, key heads, queries, keys, size), and settings of the masks, bias and scale
+# Calls by name: (batch, heads, key heads, queries, keys, size), and settings of the masks, bias and scale.
 CASES = {
     "plain": ((2, 2, 2, 37, 71, 16), {}),
     "causal": ((1, 2, 1, 67, 67, 24), {"band": (None, 0)}),

@@ -467,7 +467,8 @@ def test_save_svg_has_words_and_title(visit, view):
 def test_copy_the_locked_row(visit):
     tab = visit("encoder", permissions=["clipboard-read", "clipboard-write"])
     tab.click(3, 1)
-    # The page removes the message after a while, maybe before a slow machine inspects it: long timers are disabled.
+    # The page removes the message "Copied" after a while: long timers are disabled, so that a slow machine still sees
+    # it.
     tab.evaluate("{ const soon = setTimeout; window.setTimeout = (call, ms) => (ms < 2000 ? soon(call, ms) : 0) }")
     tab.page.click('[data-save="copy"]')
     tab.until(".told", "Copied")
@@ -637,8 +638,9 @@ def test_a_map_that_nearly_fits_the_window_is_made_to(visit):
         " return [scrollHeight, clientHeight]; }"
     )
     assert scrolled <= seen
-    assert "." in texts(tab)  # the last token, a full stop, has a label
-    assert any(text.startswith(".") and text[1:].isdigit() for text in texts(tab))  # the weights are drawn as numbers
+    assert "." in texts(tab)  # the page shows the label of the last token, a full stop
+    # The page shows the weights as numbers such as ".25".
+    assert any(text.startswith(".") and text[1:].isdigit() for text in texts(tab))
 
 
 def test_tokens_that_are_none_of_the_image_stand_beside_it(visit):
@@ -871,7 +873,7 @@ def test_served_under_a_strict_policy_with_tiles(visit, served):
     tab.until(".readout strong", "0.125")  # the weight from the tile, not the mean from the pooled map
 
 
-# Tests of several sequences, and of missing weights.
+# Tests of pages with several sequences, and with missing weights.
 
 
 def test_the_reader_chooses_a_sequence_of_the_batch(visit):

@@ -176,7 +176,8 @@ def test_attention_finds_the_word_that_matters():
     memory, kinds, places = sentences(words, 101)
     found = classifier(memory, weights=full())
     assert torch.equal(found.logits.argmax(-1), kinds)
-    # One of three classes can be recognised without attending to its word: the words of the two others are absent.
+    # A classifier can recognise one of three classes without attending to its word, because the words of the two other
+    # classes are absent.
     pointed = (found.weights[:, 0].argmax(-1) == places).float().mean()
     assert pointed > 0.6
 

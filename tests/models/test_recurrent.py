@@ -278,7 +278,8 @@ class Loop(nn.Module):
 
 
 def gradients(module: nn.Module, memory: Memory, prefix: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Return states and weights, and gradients of a loss of both with respect to memory and parameters."""
+    """Return decoder states and attention weights, and gradients of a loss of these by encoder outputs and
+    parameters."""
     values, summary = (tensor.detach().clone().requires_grad_() for tensor in (memory.values, memory.summary))
     memory = Memory(values, values, memory.mask, summary)
     if isinstance(module, Loop):

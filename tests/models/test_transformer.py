@@ -68,7 +68,8 @@ def test_the_weights_of_every_layer_are_there():
     found = encoder.read(source, lengths, weights=full())
     assert [tuple(w.shape) for w in found.weights] == [(BATCH, HEADS, SOURCE, SOURCE)] * 3
     torch.testing.assert_close(found.weights[2].sum(-1), torch.ones(BATCH, HEADS, SOURCE))
-    assert found.weights[1][1, :, :, 3:].count_nonzero() == 0  # padding of the second source gets no weight
+    # The padding of the second source sequence gets no attention weight.
+    assert found.weights[1][1, :, :, 3:].count_nonzero() == 0
     assert encoder.read(source, lengths).weights is None
 
 

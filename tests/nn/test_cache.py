@@ -346,11 +346,11 @@ def test_an_encoders_memory_is_projected_once(monkeypatch: pytest.MonkeyPatch) -
     cache = KeyValueCache()
     found = torch.cat([layer(x[:, t : t + 1], memory, cache=cache).output for t in range(6)], 1)
     assert_close(found, whole, rtol=0, atol=1e-12)
-    # The keys and values of the memory are projected by one product, at the first step only.
+    # The keys and values of the encoder's output are projected by one matrix product, at the first step only.
     assert lengths.count(11) == 1
-    # Each of the six steps has one product for the query and one for the output.
+    # Each of the six steps has one matrix product for the query projection and one for the output projection.
     assert lengths.count(1) == 12
-    # Without a memory as argument, the layer uses the cached projections of the memory.
+    # Without the encoder's output as argument, the layer uses its cached keys and values.
     assert_close(layer(x, cache=cache).output, whole, rtol=0, atol=1e-12)
 
 

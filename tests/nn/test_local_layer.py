@@ -26,7 +26,7 @@ def a_layer(kind: str, **options: object) -> LocalAttention:
     layer = LocalAttention(SIZE, MEMORY, reach=REACH, kind=kind, **{"hidden_size": HIDDEN, **options}).double()
     if layer.predict is not None:
         with torch.no_grad():
-            layer.predict[2].weight.mul_(6)  # larger weights make queries predict distinct positions
+            layer.predict[2].weight.mul_(6)  # with larger weights, different queries predict different window centres
     return layer
 
 

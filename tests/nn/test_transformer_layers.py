@@ -246,7 +246,7 @@ def test_token_by_token_equals_the_whole():
     for at in range(QUERIES):
         part = layer(
             x[:, at : at + 1],
-            # The first call projects and caches the memory.
+            # The first call projects the encoder's output and caches its keys and values.
             memory if at == 0 else None,
             mask=causal(),
             memory_mask=allowed,

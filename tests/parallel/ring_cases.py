@@ -148,7 +148,8 @@ CASES = [
 
 
 def positions(rank: int, size: int, length: int, balanced: bool) -> Tensor:
-    """Return the positions of the sequence that a process holds; balanced: a chunk from each end (zigzag)."""
+    """Return the sequence positions that a process holds; if balanced, a chunk from each end of the sequence
+    (zigzag)."""
     if not balanced:
         return torch.arange(rank * length // size, (rank + 1) * length // size)
     chunk = length // (2 * size)

@@ -152,7 +152,7 @@ def _unshard(rank: int, size: int) -> dict[str, float]:
 
 
 def _nan(rank: int, size: int) -> dict[str, float]:
-    """Return the change of output and gradients by NaN in keys and values after the end of a sequence."""
+    """Return how much output and gradients change if keys and values after a sequence's end are NaN."""
     torch.manual_seed(4)
     query, key, value = (torch.randn(2, 3, LENGTH, 5, dtype=torch.float64) for _ in range(3))
     found = []
@@ -166,7 +166,7 @@ def _nan(rank: int, size: int) -> dict[str, float]:
 
 
 def bad_calls(rank: int, size: int) -> dict[str, Callable[[], object]]:
-    """Return calls that every process must refuse, even if only one process has invalid arguments."""
+    """Return calls that must raise on every process, even if only one process has invalid arguments."""
     x = torch.randn(2, 2, 8, 4)
     odd = torch.randn(2, 2, 7, 4)
     first = rank == 0

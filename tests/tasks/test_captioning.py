@@ -210,7 +210,8 @@ def test_what_a_choice_is_rewarded_with(world, credit):
 
 
 def test_by_default_half_of_the_captions_are_read_softly(world):
-    """Hard attention is sampled in all words of a caption (all log-probabilities below 0) or in none (all are 0)."""
+    """In each caption, hard attention samples cells for all words (log-probabilities below 0) or for none (all are
+    0)."""
     assert CaptioningConfig().learning.expected == 0.5
     _, found = outcome(world, "hard", CaptioningConfig().learning.model_copy(update={"estimator": "reinforce"}))
     chosen = [row[real] < 0 for row, real in zip(found.log_prob, found.choices, strict=True) if real.any()]
@@ -226,7 +227,8 @@ def test_the_reward_of_soft_captions_teaches_no_choice(world):
     network, found = outcome(world, "hard", learning)
     torch.testing.assert_close(loss_of(found, network, learning).total, found.total)
     found.total.backward()
-    assert network.decoder.attention.key.weight.grad.abs().sum() > 0  # the cross-entropy has a gradient
+    # The cross-entropy part of the loss has a gradient.
+    assert network.decoder.attention.key.weight.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("estimator", ["straight_through", "gumbel"])

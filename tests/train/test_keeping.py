@@ -244,7 +244,7 @@ def test_only_tensors_are_saved():
 
 @pytest.mark.parametrize("gauss", [False, True])
 def test_random_numbers_go_on_where_they_were(gauss):
-    if gauss:  # gauss() caches a second number for the next call
+    if gauss:  # Python's gauss() computes two numbers and caches the second for the next call
         random.gauss()
         np.random.standard_normal()
     device = torch.device("cpu")

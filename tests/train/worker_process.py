@@ -91,7 +91,7 @@ def start(
 ) -> Started:
     """Start the command on `size` workers (0: one process without torchrun's environment).
 
-    `own` holds further arguments of single workers, by rank.
+    `own` maps the rank of a worker to further arguments for this worker alone.
     """
     folder.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("forkserver")
