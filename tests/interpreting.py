@@ -119,7 +119,8 @@ def patch_once() -> None:
     """Speed up Triton's interpreter, which patches its whole language again for every function that a kernel calls."""
     from triton.runtime import interpreter
 
-    if not hasattr(interpreter, "_LangPatchScope"):  # other versions of Triton patch their language differently
+    # This speed-up does not apply to versions of Triton without `_LangPatchScope`.
+    if not hasattr(interpreter, "_LangPatchScope"):
         return
     from triton import language
 
@@ -128,7 +129,8 @@ def patch_once() -> None:
     def patched(fn: Callable[..., Any]) -> Any:
         nonlocal scope, done
         seen = {module.__name__ for module in fn.__globals__.values() if module is language or module is language.core}
-        if scope._changes and seen <= done:  # a running kernel restores Triton's language when it ends
+        # The kernel that is running has already patched the language, and restores it when it ends.
+        if scope._changes and seen <= done:
             return interpreter._LangPatchScope()
         if scope._changes:
             done |= seen

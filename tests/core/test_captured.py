@@ -115,7 +115,7 @@ def test_a_relative_bias_of_minus_infinity_masks(backend: str) -> None:
 
 @pytest.mark.parametrize("scale", [1e-3, 1e-2, 1.0, 10.0])
 def test_the_exponential_form_is_as_exact_as_tanh(scale: float) -> None:
-    """Inputs are small or large: for small x, tanh computed as 1 − 2 / (1 + e^{2x}) would lose digits."""
+    """The scores' inputs are small or large: for small x, tanh computed as 1 − 2 / (1 + e^{2x}) would lose digits."""
     query, key, value = (torch.randn(1, 2, 31, 16) * scale for _ in range(3))
     weight = torch.randn(16) / min(1.0, scale)
     tensors = (query, key, torch.randn_like(value))

@@ -169,7 +169,8 @@ def test_sparse_normalizers_are_one_graph(normalize: Any, at: Place) -> None:
 
 
 @every_place
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch warns of slow operations under vmap
+# Torch warns that it has only slow kernels for some operations under vmap.
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("outside", ["vmap", "grad"])
 @pytest.mark.parametrize("mask", [None, regard.causal(), "padding"], ids=["open", "causal", "padding"])
 def test_transforms_inside_of_compiled_code(mask: Any, outside: str, at: Place) -> None:

@@ -30,7 +30,7 @@ def test_a_score_may_keep_statistics(asked: object) -> None:
 
 
 def of_pairs_in_one_axis(query: Tensor, key: Tensor) -> Tensor:
-    """Return scores from a hidden layer over all pairs, which are flattened to one axis."""
+    """Return scores of all pairs from a hidden layer that receives the pairs flattened to one axis."""
     pairs = (query.unsqueeze(-2) + key.unsqueeze(-3)).reshape(-1, query.shape[-1])
     return pairs.tanh().sum(-1).reshape(*query.shape[:-1], key.shape[-2])
 
@@ -126,7 +126,7 @@ def positive(query: Tensor, key: Tensor) -> Tensor:
 def test_a_score_that_does_not_take_any_numbers_runs_as_it_is() -> None:
     x = torch.rand(1, 1, 2000, 8)
     assert regard.explain(x, x, x, score=positive).backend == "blocked"
-    norm = nn.BatchNorm1d(8)  # in training, batch norm refuses a single row
+    norm = nn.BatchNorm1d(8)  # in training, batch norm raises an error for a single row
     score = lambda query, key: norm(query.flatten(0, -2)).view_as(query) @ key.mT  # noqa: E731
     assert regard.attention(x[..., :9, :], x, x, score=score).output.shape == (1, 1, 9, 8)
 

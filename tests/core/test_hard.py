@@ -190,7 +190,7 @@ def test_the_best_key_s_log_prob_is_its_score_less_the_log_sum_exp(backend: str,
         query, key, value, SCORES[score].oracle(*parameters), lambda scores: scores, PLACES["dense"].allowed
     )
     scores, totals = (torch.tensor(given, dtype=torch.float64) for given in (answer.weights, answer.log_sum_exp))
-    best = scores.masked_fill(scores == 0, -math.inf).amax(dim=-1)  # the oracle's scores of masked pairs are 0
+    best = scores.masked_fill(scores == 0, -math.inf).amax(dim=-1)  # the oracle returns scores of 0 for masked pairs
     assert_close(attended.log_prob, torch.where(totals > -math.inf, best - totals, 0))
 
 
@@ -464,7 +464,7 @@ def test_reinforce_climbs_the_expected_reward(backend: str, baseline: float | No
     p = torch.tensor(oracles.softmax(SCORES_GIVEN.tolist()), dtype=torch.float64)
     exact = p * (rewards - p @ rewards)
     level = p @ rewards if baseline is None else baseline
-    # Row a is the gradient of a sample that chooses arm a.
+    # Row a of this matrix is the gradient of a sample that chooses arm a.
     one_pull = (rewards - level).unsqueeze(1) * (torch.eye(5, dtype=torch.float64) - p)
     spread = (p @ one_pull.square() - (p @ one_pull).square()).sqrt()
     assert (((-gradient - exact) / (spread / math.sqrt(pulls))).abs() < 5).all()

@@ -380,7 +380,7 @@ def test_cosine_of_a_zero_vector_is_zero(path: str, dtype: torch.dtype) -> None:
     query[0, :, 1] = key[1, :, 2] = 0
     learned = learn(path, [query, key, value])
 
-    if path.endswith("softmax"):  # a zero query has a score of 0 for every key
+    if path.endswith("softmax"):  # a query of zeros has the score 0 for every key
         assert_close(learned.weights[0, :, 1], torch.full((HEADS, KEYS), 1 / KEYS, dtype=dtype))
     for result in learned.everything:
         assert result.isfinite().all()
@@ -409,7 +409,7 @@ def test_scores_of_1e5_stay_finite(path: str, dtype: torch.dtype) -> None:
 
 def test_what_autocast_makes_infinite_behind_a_causal_mask_has_no_effect() -> None:
     query, key, value = (torch.randn(1, 2, 4, 8) for _ in range(3))
-    value[:, :, 3] = 1e6  # 1e6 becomes infinite in float16
+    value[:, :, 3] = 1e6  # this value becomes infinite when autocast rounds it to float16
     with torch.autocast("cpu", dtype=torch.float16):
         found = regard.attention(query, key, value, mask=regard.causal()).output
     assert found[:, :, :3].isfinite().all()

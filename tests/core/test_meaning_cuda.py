@@ -155,7 +155,7 @@ def test_what_a_closed_key_holds_has_no_effect(way: Way, device: str, poison: fl
         "padding": lambda: {"mask": regard.padding(torch.tensor([11, 19], device=device))},
         "dense": lambda: {"mask": regard.dense(keep)},
         "segments": lambda: {"mask": regard.segments(torch.zeros_like(closed, dtype=torch.long), closed.long())},
-        # Neither of the two masks alone masks a key for all queries.
+        # A dense mask and a causal mask: together they mask keys for all queries, but neither of them does alone.
         "together": lambda: {"mask": regard.dense(keep | (j > i)) & regard.causal()},
         "or": lambda: {"mask": regard.dense(keep & (j > i)) | regard.dense(keep & (j <= i))},
         "bias": lambda: {"bias": torch.zeros(keep.shape, device=device, dtype=way.dtype).masked_fill(~keep, -math.inf)},

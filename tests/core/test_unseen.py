@@ -109,7 +109,7 @@ def test_packed_self_attention_looks_for_nothing() -> None:
 
 
 CHECKED = torch.arange(QUERIES)[:, None] % 2 == torch.arange(KEYS) % 2
-TOGETHER = {  # keys that no single rule masks, but several rules together or a bias of −inf
+TOGETHER = {  # keys that no mask alone hides from all queries, but several masks together or a bias of −inf do
     "two dense": (CHECKED & (torch.arange(QUERIES)[:, None] != 2)) & regard.dense(torch.arange(KEYS) != 3)
     & regard.dense(torch.arange(QUERIES)[:, None] < torch.arange(KEYS)),
     "dense in a band": CHECKED & regard.window(0, 0, offset=3),

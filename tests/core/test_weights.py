@@ -146,7 +146,7 @@ def dropped(path: str, probability: float, seed: int = 3) -> tuple[torch.Tensor,
 def test_dropout_keeps_or_drops_each_weight(path: str) -> None:
     used, gradient, weights = dropped(path, 0.25)
     kept = used != 0
-    assert_close(weights, expected(path, "open").weights)  # returned weights are those before dropout
+    assert_close(weights, expected(path, "open").weights)  # the call returns the weights before dropout
     assert_close(used[kept], weights[kept] / 0.75)
     assert 0.15 < (~kept & (weights > 0)).sum() / (weights > 0).sum() < 0.35
     assert not torch.equal(kept[0], kept[1])

@@ -345,6 +345,6 @@ def test_reading_does_not_grow_with_the_store(tmp_path):
     store = store_images(paths, tmp_path / "cache", size=(256, 256))
     assert store[0].shape == (3, 256, 256)
     before = int(statm.read_text().split()[1])
-    for number, picture in enumerate(store):  # all 300 pictures together have 59 MB of pixels
+    for number, picture in enumerate(store):  # the store's 300 pictures have 59 MB of pixels together
         assert int(picture[0, 0, 0]) == number % 256
     assert (int(statm.read_text().split()[1]) - before) * os.sysconf("SC_PAGE_SIZE") < 20 << 20

@@ -52,7 +52,7 @@ def test_attention(
         wanted = plain_attention(query, key, value, bias, 0.3, keys)
         torch.testing.assert_close(found.double(), wanted, atol=tolerance, rtol=tolerance)
     late = bias.clone()
-    late[:, :, :, : room // 2] = -torch.inf  # the first keys are all masked
+    late[:, :, :, : room // 2] = -torch.inf  # this bias masks the first half of the keys
     late[..., -1] = 0
     for mask in (late, late[:, :, :1], None):
         wanted = plain_attention(query, key, value, mask, 0.3, room)

@@ -121,7 +121,7 @@ def test_nothing_is_made_ready_twice(made, as_installed):
 
 
 def test_where_there_is_nothing_to_make_ready_there_is_no_copy(made, as_installed):
-    elsewhere = Translator.load(Saved(), device="meta")  # the meta device stands for a GPU
+    elsewhere = Translator.load(Saved(), device="meta")  # the meta device takes the place of a GPU in this test
     assert elsewhere.in_precision("float32") is elsewhere
     lower = elsewhere.in_precision("bfloat16")
     assert lower.device.type == "meta"
@@ -131,7 +131,7 @@ def test_where_there_is_nothing_to_make_ready_there_is_no_copy(made, as_installe
 
 def test_the_place_is_that_of_the_last_precision(made, monkeypatch, as_installed):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    small = Translator.load(Saved("int8"))  # int8 never moves to the GPU
+    small = Translator.load(Saved("int8"))  # a translator in int8 never moves to the GPU
     assert (small.device.type, small.place) == ("cpu", torch.device("cuda"))
     moved = replace(small, place=torch.device("meta")).in_precision("float32")
     assert moved.device.type == "meta"

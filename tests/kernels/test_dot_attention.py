@@ -189,7 +189,7 @@ def test_output_and_gradients(
     output, weights = exact(doubles, options, limits)
     right = (output, REQUESTS[request_name](weights))
     found, true = list(made), list(right)
-    # Gradients of the output alone, then of the output and the requested result together.
+    # First the gradients of the output alone are compared, then those of the output and the requested result together.
     for number in (1, 2):
         found += torch.autograd.grad(made[:number], leaves, directions[:number], retain_graph=True)
         wide = [t.double() for t in directions[:number]]

@@ -449,7 +449,7 @@ def test_save_png_is_the_picture_with_its_title(visit):
     assert name.endswith("-heatmap.png")
     assert min(picture.size) > 600
     colors = {color for _, color in picture.getcolors(2**20)}
-    assert (0, 64, 160) in colors  # #0040a0, the darkest colour of the scale
+    assert (0, 64, 160) in colors  # the darkest colour of the scale is #0040a0
     assert picture.getpixel((1, 1)) == (255, 255, 255)
 
 
@@ -579,8 +579,9 @@ def test_the_gaze_is_a_numbered_path_with_the_patches_it_saw(visit):
     assert "numbered from 0" in tab.text(".notes")
     edge = tab.locator(".head .picture canvas").bounding_box()
     patch = [(edge["x"] + 440 + 32 + 34 + 30, edge["y"] + 4 + 76 * n + 30) for n in range(3)]
-    assert [tab.color(*at)[0] for at in patch] == [0, 128, 255]  # the patches of the three glimpses at the finest scale
-    # A point on the left edge of the outline of glimpse 0.
+    # Each of the three glimpses shows its patch at the finest scale in another shade of grey.
+    assert [tab.color(*at)[0] for at in patch] == [0, 128, 255]
+    # This point is on the left edge of the outline of glimpse 0.
     x, y = edge["x"] + 440 * (0.5 - 0.05), edge["y"] + 330 * 0.5 - 11
     before = tab.color(x, y)
     tab.mouse.click(*patch[0])
@@ -703,7 +704,7 @@ def test_a_drive_is_replayed_with_a_slider(visit):
     tab.locator(".player input").focus()
     tab.keyboard.press("ArrowRight")
     assert {"lorry  0.10", "pedestrian  0.90", "5.0 m/s", "2 s brake"} <= drawn_texts(tab)
-    tab.page.click(".player button")  # after the last row, the button plays from the first row again
+    tab.page.click(".player button")  # at the last row, the play button starts again from the first row
     tab.until(".player output", "2 s brake")
     tab.until(".player button", "Play")
 

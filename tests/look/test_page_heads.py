@@ -120,8 +120,8 @@ def test_small_maps_share_a_scale_from_0_to_1(visit):
     """A weight of 1/3 has a lighter colour than a weight of 1, whatever the largest weight of its head is."""
     tab = visit("plain")
     uniform, sharp, away = shade(tab, 0, 0), shade(tab, 0, 1), shade(tab, 0, 1, 0, 1)
-    assert sharp == 0 + 64 + 160  # #0040a0, the darkest colour of the scale
-    assert away == 242 + 245 + 251  # #f2f5fb, the lightest colour of the scale
+    assert sharp == 0 + 64 + 160  # the darkest colour of the scale is #0040a0
+    assert away == 242 + 245 + 251  # the lightest colour of the scale is #f2f5fb
     assert sharp + 100 < uniform < away - 100
     assert tab.locator(".small-scale .ends span").all_inner_texts() == ["0", "0.25", "1"]
     tab.page.click('[data-choice="shared-0"] [data-value="own"]')

@@ -332,7 +332,7 @@ def test_a_png_has_a_cell_for_each_weight_in_its_colour_and_its_value(tmp_path):
     """For weights 1 and 0, the left cell and the right end of the colour bar are dark blue, the right cell is light."""
     trace = Trace.from_weights({"x": torch.tensor([[[1.0, 0.0]]])}, rows=["r"], columns=["a", "b"])
     pixels = drawn_pixels(trace.png(tmp_path / "a.png"))
-    # Top edge of the colour bar, which begins 48 pixels from the left and is 320 pixels wide.
+    # The row of pixels at the top of the colour bar, which begins 48 pixels from the left and is 320 pixels wide.
     bar = len(pixels) - 2 * (24 + 24)
     assert tuple(pixels[bar + 8, 48 + 319]) == (0, 64, 160)
     assert tuple(pixels[bar + 8, 48]) == (242, 245, 251)
@@ -343,7 +343,7 @@ def test_a_png_has_a_cell_for_each_weight_in_its_colour_and_its_value(tmp_path):
     cell = pixels[top : bottom + 1, left : right + 1]
     written = (cell != (0, 64, 160)).any(-1)
     assert 0.005 < written.mean() < 0.2  # a few pixels of the cell belong to the text "1.00"
-    assert (cell[written].sum(-1) > 224).all()  # these pixels are lighter than the blue of the cell
+    assert (cell[written].sum(-1) > 224).all()  # the text's pixels are lighter than the blue of the cell
     [(pale, *_)] = blocks(pixels[top : bottom + 1], (242, 245, 251))
     assert pale > right  # the cell of weight 0 is to the right and has no text
     beside = pixels[top : bottom + 1, right + 4 : right + 124]
@@ -355,7 +355,7 @@ def test_a_png_of_the_mean_is_the_mean(tmp_path):
     trace = Trace.from_weights({"x": torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])}, rows=["r"], columns=["a", "b"])
     pixels = drawn_pixels(trace.png(tmp_path / "a.png", head="mean"))
     [(left, _, right, _)] = blocks(pixels[:-96], (0, 64, 160))
-    assert 240 <= right - left + 1 <= 256  # both cells have the darkest colour
+    assert 240 <= right - left + 1 <= 256  # both cells of the picture have the darkest colour
 
 
 def test_long_names_of_a_png_are_not_cut_off_at_its_edges(tmp_path):

@@ -209,7 +209,7 @@ def test_a_softmax_that_weighs_nothing_is_no_attention():
 
 
 class Twice(nn.Module):
-    """A model that calls one attention layer twice, and then a second layer."""
+    """A model that calls one attention layer twice, and then another attention layer."""
 
     def __init__(self) -> None:
         super().__init__()

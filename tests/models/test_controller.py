@@ -1,4 +1,4 @@
-"""Controllers: the attention of the ego vehicle to all objects compared with loops; actions and weights."""
+"""Driving controllers: the attention of the ego vehicle to all objects compared with loops; actions and weights."""
 
 import math
 import sys
@@ -57,7 +57,8 @@ def test_it_is_ego_attention_as_in_the_paper():
         torch.testing.assert_close(found.weights[row, 0], mean)
         mixed = query + torch.cat(read)
         centred = mixed - mixed.mean()
-        normed = centred / math.sqrt(float(centred.square().mean()) + 1e-5)  # a layer norm with scale 1 and shift 0
+        # As by a layer norm with scale 1 and shift 0.
+        normed = centred / math.sqrt(float(centred.square().mean()) + 1e-5)
         hidden = (controller.hidden.weight @ normed + controller.hidden.bias).clamp(min=0)
         torch.testing.assert_close(found.logits[row], controller.actions.weight @ hidden + controller.actions.bias)
         steering = torch.tanh(controller.controls.weight @ hidden + controller.controls.bias)

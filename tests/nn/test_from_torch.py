@@ -172,7 +172,8 @@ def test_a_layer_made_here_goes_to_torch() -> None:
     assert_close(theirs(query, memory, memory)[0], ours(query, memory).output, rtol=0, atol=2e-6)
     with torch.no_grad():
         theirs.out_proj.weight.zero_()
-    assert ours.output.weight.abs().sum() > 0  # `to_torch` copies the weights
+    # Changing torch's layer does not change ours, because `to_torch` copies the weights.
+    assert ours.output.weight.abs().sum() > 0
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_a_memory_without_a_real_place_gives_zeros(name):
     found = layer(query, memory.fill_(torch.nan).requires_grad_(), mask=mask & (torch.arange(BATCH) != 0)[:, None])
     found.output.sum().backward()
     assert not found.output.any()
-    assert query.grad is None or not query.grad.any()  # a hard alignment has no gradient
+    assert query.grad is None or not query.grad.any()  # hard monotonic alignment has no gradient
     assert not memory.grad.any()
     assert layer(query, memory[:, :0], weights=full()).weights.shape == (BATCH, QUERIES, 0)
     assert not layer(query, memory[:, :0]).output.any()

@@ -49,7 +49,7 @@ def test_the_first_wins_a_tie():
 
 
 def test_padding_never_wins():
-    x = -inputs().abs() - 1  # all are negative, so a zero in the padding would be the maximum
+    x = -inputs().abs() - 1  # all inputs are negative, so a zero in the padding would be the maximum
     alone = MaxSaliency()(x, weights=full())
     larger = torch.full((BATCH, POSITIONS + 3, SIZE), torch.nan, dtype=torch.float64)
     larger[:, :POSITIONS] = x

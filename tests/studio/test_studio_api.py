@@ -312,7 +312,7 @@ def test_traces_given_at_the_start(tmp_path, trace_file):
 
 
 class Fake:
-    """A stand-in for a translation run: the translation is the input in capitals."""
+    """A stand-in for a trained translator: the translation is the input in capitals."""
 
     name = "fake"
 
@@ -324,7 +324,7 @@ class Fake:
 
 
 class Broken(Fake):
-    """A stand-in for a translation run whose attention weights are NaN."""
+    """A stand-in for a trained translator whose attention weights are NaN."""
 
     def translate(self, text, *, beams, forced=()):
         found = super().translate(text, beams=1, forced=forced)

@@ -407,7 +407,8 @@ def test_no_task_is_imported_by_name(path: Path):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # `importlib` imports modules by strings
+        # Every string counts as a module name, because `importlib` imports modules by strings.
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             names = [node.value]
         else:
             continue

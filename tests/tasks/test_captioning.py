@@ -458,7 +458,8 @@ def test_what_is_read_is_what_was_written(predictor, world):
 
 def test_pointing_by_hand(predictor, world, monkeypatch):
     weights = torch.zeros(1, 4, 36)
-    # Words 1, 2 and 3 attend to the cells (1, 1), (0, 0) and (5, 5), each of 8 × 8 pixels.
+    # Words 1, 2 and 3 of a caption attend to the cells (1, 1), (0, 0) and (5, 5) of the picture; cells have 8 × 8
+    # pixels.
     weights[0, 1, 7] = weights[0, 2, 0] = weights[0, 3, 35] = 1.0
     monkeypatch.setattr(CaptionPredictor, "read", lambda self, images, captions: (None, weights))
     box = (8, 8, 20, 20)

@@ -53,7 +53,8 @@ DAMAGE = {
 )
 @pytest.mark.parametrize("manifest", [True, False], ids=["checked", "earlier"])
 def test_a_damaged_file_is_named(made, tmp_path, kind, name, damage, manifest):
-    """The error names the damaged file, even in a run of an earlier version, which has no manifest of checksums."""
+    """The error names the damaged file, even if the run, of an earlier version of regard, has no manifest of
+    checksums."""
     if not manifest and (damage == "flipped" or name == "manifest.json"):
         pytest.skip("without checksums a changed byte cannot be seen")
     run = copy(made / kind, tmp_path / "run")

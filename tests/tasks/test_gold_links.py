@@ -111,8 +111,8 @@ def test_a_word_is_told_from_the_step_that_predicts_it_or_from_the_one_that_read
     assert found["aer"] == 0.0
     assert found["by_layer"]["predicted"][0] == 0.0
     assert found["by_layer"]["read"][1] == 0.0
-    # Evaluated at the predicting step, layer 1 points one word too early, except for the first word: one of three links
-    # is right.
+    # Layer 1 attends at the next step; evaluated at the predicting step, it points one word too early except for the
+    # first word: one of three links is right.
     assert found["by_layer"]["predicted"][1] == pytest.approx(2 / 3, abs=1e-4)
     assert rates(monkeypatch, "read")["when"] == "read"
     assert rates(monkeypatch, "predicted") == {"aer": 0.0, "when": "predicted"}

@@ -37,7 +37,7 @@ def test_a_file_that_is_no_picture_is_an_input_error(tmp_path) -> None:
         (0, (11, 0, 20, 10), False),  # the centre of cell 0 is (10, 5)
         (0, (10, 5, 11, 6), True),
         (0, (0, 0, 10, 5), False),  # the right and bottom coordinates of a box are exclusive
-        (4, (20, 10, 40, 20), True),  # cell 4 is in row 1, column 1
+        (4, (20, 10, 40, 20), True),  # cell 4 of the 2 × 3 grid is in row 1, column 1
         (4, (0, 0, 20, 10), False),
         (5, (40, 10, 60, 20), True),
     ],

@@ -231,7 +231,8 @@ def test_two_workers_evaluate_as_one_process_did(figures, trained, part):
 
 @pytest.mark.process
 def test_answers_keep_the_order_of_the_lines(trained, tmp_path):
-    """Sources are compared instead of answers, because a run of few steps gives nearly equal answers to all lines."""
+    """The printed source sentences are compared instead of translations, because a run of few steps translates all
+    lines nearly alike."""
     sources = ["Tom chases Jerry", "Jerry chases Tom", "Mary sees the cat", "the cat sees Mary", "Tom sees Mary"]
     text = "\n".join(sources) + "\n"
     done = start(tmp_path, 2, "predict", trained(0, *RECURRENT), "--json", lines=text).ended()

@@ -1,4 +1,4 @@
-"""Collective operations of workers, which are threads of one process here."""
+"""Tests of collective operations of data-parallel workers, which are threads of one process here."""
 
 import json
 import socket
