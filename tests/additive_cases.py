@@ -8,7 +8,8 @@ from torch import Tensor
 
 from regard.core.scores import ACTIVATIONS
 
-# Sizes are all different and mostly prime; the keys fill more than one span of 32 keys, the kernels' unit of padding.
+# Sizes are all different and mostly prime; the keys fill more than one block of 32 keys, to a multiple of which the
+# kernels pad.
 BATCH, HEADS, GROUPS, QUERIES, KEYS, FEATURES, SIZE = 2, 2, 1, 31, 41, 11, 5
 
 

@@ -7,7 +7,7 @@ import regard
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-B, H, G, Q, K, D = 2, 6, 3, 1153, 1307, 32  # the lengths Q and K are prime; `auto` chooses flex for them
+B, H, G, Q, K, D = 2, 6, 3, 1153, 1307, 32  # Q and K are prime, and so large that `auto` chooses the backend `flex`
 LENGTHS = torch.tensor([1307, 611])
 IDS = (torch.arange(Q) // 200, torch.arange(K) // 200)
 MASKS = {

@@ -24,7 +24,7 @@ every_estimator = pytest.mark.parametrize("estimator", ESTIMATORS)
 
 
 def draw(scores: Tensor, value: Tensor | None = None, **arguments: object) -> regard.Attended:
-    """Compute hard attention with given scores (…, q, k); values are one-hot unless given."""
+    """Compute hard attention with the given scores (…, q, k); without `value`, values are one-hot."""
     keys = scores.shape[-1]
     zeros = scores.new_zeros(*scores.shape[:-2], 1, scores.shape[-2], 1)
     value = torch.eye(keys, dtype=scores.dtype) if value is None else value

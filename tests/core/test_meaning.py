@@ -507,7 +507,8 @@ def test_padding_does_not_reach_a_score_of_ones_own(
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_a_row_with_nothing_to_attend_does_not_reach_a_score_of_ones_own(backend: str) -> None:
-    """Row 0 attends nothing; a NaN key that only row 7 attends changes no other row, and not row 0."""
+    """A NaN key that only query 7 attends changes no other query's result, not even that of query 0, which attends
+    nothing."""
     mask = torch.ones(8, 8, dtype=torch.bool)
     mask[0] = mask[7] = mask[1:, 5:] = False
     mask[7, 5] = True

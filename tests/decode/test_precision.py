@@ -116,7 +116,7 @@ def test_nothing_is_made_ready_twice(made, as_installed):
     packed = Translator.load(Saved("int8"), precision="float32")
     assert packed.in_precision("float32") is packed
     assert made == ["quantize", "pack"]
-    assert Translator.load(Saved()).exact is None  # with float32 the trained model is used, not a copy of it
+    assert Translator.load(Saved()).exact is None  # a translator in float32 uses the trained model, not a copy of it
     assert made == ["quantize", "pack"]
 
 

@@ -1,4 +1,4 @@
-"""Beam search that attends for all hypotheses of a source at once, or with fixed shapes, compared with one by one."""
+"""Beam search with grouped hypotheses or fixed shapes gives the results of beam search without either."""
 
 import math
 from types import SimpleNamespace

@@ -231,9 +231,10 @@ def test_outputs_and_gradients(case: Case, device: str, dtype: torch.dtype) -> N
 
 @pytest.mark.interpreted
 def test_bounds_of_segments() -> None:
-    """For each span of 32 queries, the keys with an id of the span lie in [start, stop), compared with known values.
+    """For each block of 32 queries, the function returns bounds [start, stop) of the keys whose id one of these queries
+    has.
 
-    In [whole start, whole stop), every key has the id of every query of the span. Each row of bounds is [start, whole
+    In [whole start, whole stop), every key has the id of every query of the block. Each row of bounds is [start, whole
     start, whole stop, stop].
     """
     from regard.kernels.triton.segment_bounds import segment_bounds

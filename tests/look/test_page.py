@@ -62,7 +62,7 @@ def test_stored_weights_are_within_the_error_that_is_told(shape):
     [entry] = packed.about["records"]
     seen = rebuilt(entry, shape[0], packed.records[0])
     assert float((seen - weights).abs().max()) <= entry["pack"]["error"] * 1.001
-    assert entry["pack"]["error"] < 0.0005  # each weight is correct to three decimals
+    assert entry["pack"]["error"] < 0.0005  # each weight that the page shows is correct to three decimals
     best = weights.topk(min(KEPT, shape[-1]), -1)
     torch.testing.assert_close(seen.gather(-1, best.indices), best.values, atol=1e-5, rtol=0)
 

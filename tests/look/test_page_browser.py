@@ -517,7 +517,8 @@ def test_an_image_is_lit_where_each_word_looks(visit):
 
 
 def clear(tab, x: float, y: float) -> float:
-    """Return the brightness of the large picture at a position, from 0 to 1; the picture is white under its overlay."""
+    """Return the brightness of the large picture at a position (from 0 to 1); white means that the overlay is
+    transparent there."""
     edge = tab.locator(".head .picture canvas").bounding_box()
     # The picture has 432 pixels a side: it is enlarged by the factor 9.
     return sum(tab.color(edge["x"] + x * 432, edge["y"] + y * 432)) / 765

@@ -1,4 +1,5 @@
-"""Span pointers: attention compared with loops, the best span with exhaustive search; padding, empty passages."""
+"""Span pointers: attention compared with loops, the best span compared with exhaustive search; padding, empty
+passages."""
 
 import math
 
@@ -175,7 +176,8 @@ def exhaustive(start, end, longest):
 @given(
     st.integers(1, 13).flatmap(
         lambda n: st.tuples(
-            *[st.lists(st.integers(-3, 3), min_size=n, max_size=n)] * 2,  # few distinct numbers, so that there are ties
+            # The logits have few distinct numbers, so that there are ties.
+            *[st.lists(st.integers(-3, 3), min_size=n, max_size=n)] * 2,
             st.integers(1, 15),
         )
     )

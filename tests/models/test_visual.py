@@ -109,8 +109,8 @@ def test_what_learns_from_what():
 
 
 def test_the_gradient_of_the_reward_is_the_one_of_reinforce():
-    """For a location network that only has a bias μ, the gradient of a sampled location l, −(R − b) (l − μ) / σ² · dμ,
-    is known in closed form."""
+    """If the location network has only a bias μ, the REINFORCE gradient of a location l with reward R and baseline b is
+    −(R − b) (l − μ) / σ²."""
     model = small(steps=2, deviation=0.1).double()
     with torch.no_grad():
         model.location.weight.zero_()

@@ -224,7 +224,7 @@ def test_an_error_leaves_the_cache_as_it_was(
     assert after[0] == before[0]
     assert torch.equal(after[1], before[1])
     assert torch.equal(after[2], before[2])
-    cache.update(torch.randn(2, 3, 2, 4), torch.randn(2, 3, 2, 5))  # after an error, the cache still works
+    cache.update(torch.randn(2, 3, 2, 4), torch.randn(2, 3, 2, 5))  # after this error, the cache still works
     assert cache.length == 7
 
 
@@ -461,7 +461,8 @@ for positions in (None, Rotary(4), Alibi(3), RelativePositions(4, 2)):
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_compiled_step_is_compiled_once() -> None:
-    """With fixed shapes and a length on the device, all steps use one graph, and storage is never reallocated.
+    """With a cache of fixed shapes, whose length is a tensor, all decoding steps use one compiled graph and one
+    storage.
 
     Runs in a separate process, because torch.compile cannot trace the run-time shape checks of the tests.
     """

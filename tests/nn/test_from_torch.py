@@ -47,7 +47,7 @@ MASKS = [
 
 def theirs_of(sizes: dict[str, int], bias: bool, batch_first: bool, **more: Any) -> nn.MultiheadAttention:
     layer = nn.MultiheadAttention(SIZE, HEADS, bias=bias, batch_first=batch_first, **sizes, **more)
-    with torch.no_grad():  # random biases, because biases of 0 would hide errors
+    with torch.no_grad():  # biases are set to random numbers, because biases of 0 would hide errors
         for name, parameter in layer.named_parameters():
             if "bias" in name:
                 parameter.normal_()

@@ -237,7 +237,7 @@ def process(rank: int, size: int, folder: Path) -> None:
 
 def main(folder: Path) -> int:
     """Run groups of 2 and 4 processes, one after another; if a process fails, the others of its group are ended."""
-    fork = multiprocessing.get_context("fork")  # forked processes need not import torch again
+    fork = multiprocessing.get_context("fork")  # processes are forked, so that they need not import torch again
     for size in (2, 4):
         group = [fork.Process(target=process, args=(rank, size, folder)) for rank in range(size)]
         for each in group:

@@ -20,7 +20,7 @@ TEXT = "the lazy dog 7"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train one run on two files and one on the built-in generated data; return the folder of both runs."""
+    """Train a run on two text files and a run on generated data; return the folder that contains the two runs."""
     folder = tmp_path_factory.mktemp("runs")
     for name, settings, data in (("files", FILES, data_of(write_files(folder))), ("world", WORLD, ())):
         done = train(folder / name, settings, *data)

@@ -244,7 +244,8 @@ def test_it_is_trained_and_evaluated_on_scenes_of_ones_own(recorded, tmp_path):
     done = regard("train", "driving", "--data", path, "--preset", "tiny", *few, "--out", tmp_path / "run")
     assert done.exit_code == 0, done.output
     metrics = json.loads((tmp_path / "run/result.json").read_text())["metrics"]
-    assert set(metrics) == {"agreement", "steering_error", "scenes"}  # recorded scenes allow no simulated drives
+    # Scenes recorded in a file allow no simulated drives.
+    assert set(metrics) == {"agreement", "steering_error", "scenes"}
     done = regard("evaluate", tmp_path / "run", "--data", path, "--json")
     assert json.loads(done.stdout)["metrics"]["scenes"] == 64
     with path.open("a") as file:

@@ -1,4 +1,5 @@
-"""Tests of the translator's model built from settings: layers of encoder and decoder, keys and values, residuals."""
+"""Tests of the translator's model built from settings: numbers of layers, keys and values of attention, residual
+connections."""
 
 import json
 

@@ -226,7 +226,7 @@ def test_the_task_of_the_page_learns(ninth):
 
 def test_the_task_of_the_page_answers(ninth, tmp_path):
     done = regard("predict", ninth, "3714", "90", "--look", tmp_path / "page.html")
-    assert done.output.startswith("7\n9\n")  # the answers that docs/add-a-task.md shows
+    assert done.output.startswith("7\n9\n")  # these answers are the ones that docs/add-a-task.md shows
     assert (tmp_path / "page.html").is_file()
     [found] = package.load(ninth).predict(["3714"])
     assert found.trace().records[0].column_labels.items == ("3", "7", "1", "4")

@@ -91,7 +91,7 @@ def test_layers_beyond_the_bound_are_named_as_left_out(runs, monkeypatch):
 
 @dataclass
 class Stub:
-    """A predictor whose trace is the self-attention of its network if `own` is true, else None."""
+    """A stand-in for a predictor; its trace is the self-attention of its network if `own` is true, else None."""
 
     network: MultiHeadAttention
     own: bool

@@ -56,7 +56,7 @@ class Cut(Exception):  # noqa: N818
 
 
 def cut_at(calls: int):
-    """Return a loss function that raises `Cut` after this number of calls in training."""
+    """Return a loss function that raises `Cut` after the given number of calls in training."""
     count = 0
 
     def cutting(model: nn.Module, batch: Tensor) -> Loss:

@@ -41,7 +41,7 @@ def finished(folder: Path) -> None:
 
 
 def wait_for_step(folder: Path, step: int, process: ForkServerProcess) -> None:
-    """Wait until the process has written a checkpoint of this step or of a later one."""
+    """Wait until the process has written a checkpoint of the given step or of a later one."""
     checkpoints = Run(folder).checkpoints
     while not any(each >= step for each in checkpoints.steps()):
         assert process.is_alive(), said(folder)
