@@ -68,7 +68,8 @@ def test_alignments_are_of_words_and_of_pieces(run):
 
 
 def test_pieces_of_a_word_attend_together():
-    """The largest weight is on the sub-word "der", the largest sum on the word "Hund"; the end token is not a word."""
+    """The sub-word "der" has the largest weight, but the sub-words of "Hund" have the largest sum; the end token is not
+    a word."""
     subwords = train_bpe(["der sieht 了"] * 4, size=300)
     coder = PieceCoder(Codes(subwords, subwords))
     source, numbers = coder.read("der Hund"), tuple(coder.target("看了 Hm"))

@@ -474,7 +474,7 @@ def test_reinforce_climbs_the_expected_reward(backend: str, baseline: float | No
 @pytest.mark.usefixtures("as_installed")
 @every_backend
 def test_a_bandit_learns_its_best_arm(backend: str) -> None:
-    """Training uses the moving baseline and the entropy term, as in Show, Attend and Tell."""
+    """Training with REINFORCE uses a moving-average baseline and the entropy term, as in Show, Attend and Tell."""
     rewards = torch.tensor([0.0, 0.2, 1.0, 0.4], dtype=torch.float64)
     logits = torch.zeros(4, dtype=torch.float64, requires_grad=True)
     optimizer, baseline, generator = torch.optim.Adam([logits], lr=0.1), None, seeded()

@@ -449,7 +449,8 @@ def test_each_repeat_of_an_input_has_its_own_gradient(repeated: int, causal: boo
 
 
 def test_a_memory_that_repeats_is_read_once() -> None:
-    """The features of a repeated key are computed once if the call itself broadcasts it, or without gradients."""
+    """If the call broadcasts a key over the batch, or without gradients, features of the repeated key are computed
+    once."""
     seen: list[int] = []
 
     def counting(x: Tensor) -> Tensor:

@@ -94,7 +94,8 @@ def test_grouped_heads_in_float32_form_no_matrix() -> None:
 @pytest.mark.parametrize("length", [512, 640, 1001])
 @pytest.mark.parametrize("size", [80, 96])
 def test_gradients_of_long_sequences_by_cudnn(size: int, length: int, sharp: float) -> None:
-    """Over fewer keys, cuDNN's gradients were NaN for one of these head sizes if attention weights are near 0 and 1."""
+    """With fewer than 512 keys, cuDNN's gradients were NaN for one of these head sizes if attention weights are near 0
+    and 1."""
     torch.manual_seed(length)
     leaves = [torch.randn(40, 9, length, size, device="cuda", dtype=HALF) for _ in range(3)]
     leaves = [t.mul_(sharp if n == 0 else 1.0).requires_grad_() for n, t in enumerate(leaves)]

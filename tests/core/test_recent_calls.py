@@ -14,7 +14,7 @@ import regard
 from regard.core.recent_calls import recall
 
 SHAPE = (2, 3, 23, 16)
-OFTEN = 3  # number of calls of a signature after which `recall` returns its stored choice of a kernel
+OFTEN = 3  # number of calls with the same shapes and options after which `recall` returns the stored choice of a kernel
 SOFTMAX = regard.Softmax()
 
 

@@ -212,7 +212,7 @@ def test_the_log_sum_exp_beside_an_output_of_transposed_tensors(place: int) -> N
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
     expected = regard.attention(*exact, **options, backend="reference")
     torch.testing.assert_close(found.output.double(), expected.output, rtol=0, atol=1e-5)
-    # The upstream gradient is a transposed tensor too.
+    # The gradient of the output is a transposed tensor, too, like one of the inputs.
     change = torch.randn(2, 3, 16, 17).mT
     grads = torch.autograd.grad(found.output, leaves, change)
     for one, other in zip(grads, torch.autograd.grad(expected.output, exact, change.double()), strict=True):

@@ -89,7 +89,8 @@ def test_the_expert_steers_around_what_stands_at_the_side():
     assert ACTIONS[found.action[0]] == "hold"
     assert found.forced.tolist() == [[True]]
     assert decided(parked, y=-0.75).steering[0] == pytest.approx(0.0)
-    assert decided({**parked, "y": 2.8}).steering[0] == 0.0  # the parked car is far enough from the lane
+    # The parked car is far enough from the lane, so the expert does not steer.
+    assert decided({**parked, "y": 2.8}).steering[0] == 0.0
     assert decided({**parked, "x": 40}).steering[0] == 0.0
 
 

@@ -153,7 +153,7 @@ def test_new_weights_are_seen():
             parameter.mul_(0.9)  # an optimizer changes parameters in place, too
     same(search(made, "fixed", captures=captures), search(made, "one by one"))
     for parameter in made.parameters():
-        parameter.data = parameter.data * 1.1  # the parameter moves to another address
+        parameter.data = parameter.data * 1.1  # a new tensor moves the parameter to another memory address
     same(search(made, "fixed", captures=captures), search(made, "one by one"))
     assert len(captures.held) == 2
 

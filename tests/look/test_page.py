@@ -21,7 +21,8 @@ def softmax(*shape: int) -> torch.Tensor:
 
 
 def unpacked(entry: dict, heads: int, data: bytes) -> dict[str, torch.Tensor]:
-    """Return the arrays of a record, decoded as viewer/assets/source.js documents, without the mean over the heads."""
+    """Return the attention maps of one layer, decoded from the page as viewer/assets/source.js documents, without the
+    mean over the heads."""
     found = with_mean(entry, data)
     share = {name: len(array) // entry["pack"]["heads"] * heads for name, array in found.items()}
     return {name: array[: share[name]] for name, array in found.items()}

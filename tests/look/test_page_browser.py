@@ -60,7 +60,7 @@ def caption() -> Trace:
 
 
 def drawn() -> Trace:
-    """Return a trace of two words over a white picture of 48 × 48 pixels with four cells."""
+    """Return attention maps (a `Trace`) of two words over a white picture of 48 × 48 pixels with four cells."""
     weights = torch.tensor([[[0.8, 0.1, 0.05, 0.05], [0.2, 0.2, 0.2, 0.4]]])
     words = Labels("tokens", ("cat", "dog"), {"probability": [0.5, 0.75]})
     picture = patches(png(np.full((48, 48, 3), 255)), (2, 2))
@@ -68,7 +68,8 @@ def drawn() -> Trace:
 
 
 def painted() -> Trace:
-    """Return a trace of an image that was generated from words: the queries are patches, the keys are words."""
+    """Return attention maps (a `Trace`) of an image that was generated from words: the queries are patches, the keys
+    are words."""
     grid = Labels("patches", tuple(map(str, range(12))), {"image": png(np.full((60, 80, 3), 200)), "grid": (3, 4)})
     weights = torch.full((1, 12, 3), 0.1)
     weights[0, 0, 0], weights[0, 11, 2] = 0.9, 0.9
@@ -76,7 +77,8 @@ def painted() -> Trace:
 
 
 def vision() -> Trace:
-    """Return a trace of patches that attend to patches, after two tokens that are not part of the image."""
+    """Return attention maps (a `Trace`) of patches that attend to patches, after two tokens that are not part of the
+    image."""
     labels = patches(png(np.full((60, 80, 3), 200)), (3, 4), special=["[CLS]", "[REG]"])
     weights = torch.full((1, 14, 14), 0.02)
     # The class token attends to the top left patch; the last patch attends to the class token.
@@ -100,7 +102,8 @@ def traffic() -> Trace:
 
 
 def driven() -> Trace:
-    """Return a trace of three steps of a drive: a lorry ahead in all, and a pedestrian from the second step on."""
+    """Return attention maps (a `Trace`) of three steps of a drive: a lorry ahead in all, and a pedestrian from the
+    second step on."""
     extra = {
         "x": [40, 0, 41, 30, 42, 30], "y": [0, 0, 0, 3, 0, 1.5], "heading": [0, 0, 0, -1.57, 0, -1.57],
         "speed": [5, 0, 5, 0, 5, 1.5], "length": [8, 0, 8, 0.5, 8, 0.5], "width": [2.4, 0, 2.4, 0.5, 2.4, 0.5],
@@ -113,7 +116,8 @@ def driven() -> Trace:
 
 
 def gazed() -> Trace:
-    """Return a trace of three glimpses of an image at two scales: one in the centre and two at the top left."""
+    """Return attention maps (a `Trace`) of three glimpses of an image at two scales: one in the centre and two at the
+    top left."""
     grid = patches(png(np.full((60, 80, 3), 90)), (3, 4))
     places = [(0.5, 0.5), (0.25, 0.25), (0.27, 0.25)]
     seen = [[np.full((4, 4), shade), np.full((4, 4), shade)] for shade in (0.0, 0.5, 1.0)]
@@ -127,7 +131,7 @@ def strange() -> Trace:
 
 
 def batch() -> Trace:
-    """Return a trace of two sentences; the second is shorter and has a label with HTML markup."""
+    """Return attention maps (a `Trace`) of two sentences; the second is shorter and has a label with HTML markup."""
     weights = softmax(2, 2, 4, 4)
     weights[1, ..., 3] = 0
     words = [

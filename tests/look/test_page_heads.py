@@ -27,7 +27,7 @@ PLAIN = torch.stack([torch.full((3, 3), 1 / 3), torch.eye(3), torch.tensor([[1.0
 
 
 def translated() -> Trace:
-    """Return a trace with the layers of a T5 with two encoder and two decoder layers."""
+    """Return attention maps (a `Trace`) of a T5 with two encoder and two decoder layers."""
     sizes = {"encoder": (SOURCE, SOURCE), "decoder": (TARGET, TARGET), "cross": (TARGET, SOURCE)}
     trace = Trace("T5")
     for name in LAYERS:
@@ -55,7 +55,8 @@ def sentences() -> Trace:
 
 
 def near() -> Trace:
-    """Return a trace of two heads; the entropy and the mean distance of the second are slightly smaller."""
+    """Return attention maps (a `Trace`) of two heads; the entropy and the mean distance of the second are slightly
+    smaller."""
     even = torch.full((6, 6), 1 / 6)
     return Trace.from_weights({"layers.0.attention": torch.stack([even, 0.9 * even + 0.1 * torch.eye(6)])})
 

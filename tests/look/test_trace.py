@@ -376,7 +376,8 @@ def test_a_page_is_written_shown_and_framed(tmp_path, monkeypatch):
     text = trace.html(tmp_path / "a.html").read_text()
     assert text.startswith("<!doctype html>")
     frame = trace._repr_html_().partition("</iframe>")[0]
-    assert frame.count('"') == 8  # the iframe has four quoted attributes; quotation marks inside the page are escaped
+    # The iframe has four attributes in quotation marks; quotation marks inside the embedded page are escaped.
+    assert frame.count('"') == 8
     trace.show()
     [address] = opened
     assert address.startswith("file://")

@@ -119,7 +119,7 @@ def test_looking_more_often_changes_nothing(tmp_path, average):
 
 
 def test_an_update_is_adamw_on_the_mean_over_tokens(tmp_path):
-    """The update is computed by hand in float64: two batches of different sizes, clipping, and weight decay."""
+    """One update equals the formulas of Adam in float64: two batches of different sizes, clipping, and weight decay."""
     batches = Shuffled(2)
     model = make(dropout=0.0).double()
     twin = make(dropout=0.0).double()
