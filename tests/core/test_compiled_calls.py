@@ -20,7 +20,7 @@ TO_KERNELS = ("plain", "window", "additive", "additive, causal")
 
 @dataclass(frozen=True)
 class Place:
-    """The device of a test, with the dtype and the length of its calls."""
+    """A device on which a test runs, with the dtype and the sequence length of the test's calls."""
 
     device: str
 

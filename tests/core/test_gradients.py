@@ -143,7 +143,7 @@ def test_a_learned_bias_learns(path: str, bias: str, masked: bool) -> None:
 
 
 class Judge(nn.Module):
-    """A user-defined additive score: a module with three linear layers, whose parameters are learned."""
+    """A user-defined additive score: a module of three linear layers with learned parameters."""
 
     def __init__(self) -> None:
         super().__init__()

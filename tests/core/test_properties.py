@@ -39,7 +39,7 @@ def shapes(draw: st.DrawFn) -> Shape:
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
     """Return the same numbers in another memory layout."""
-    if layout == "transposed":  # projections are stored as (batch, length, heads, size)
+    if layout == "transposed":  # in memory as (batch, length, heads, size), as projections of a layer are stored
         return tensor.transpose(1, 2).contiguous().transpose(1, 2)
     if layout == "feature first":
         return tensor.mT.contiguous().mT

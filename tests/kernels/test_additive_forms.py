@@ -1,4 +1,4 @@
-"""The exponential and the logistic form of additive scores on the CPU: as accurate as tanh, for any shape."""
+"""Additive scores on the CPU with tanh computed from exponentials or logistic functions: as accurate as tanh."""
 
 import functools
 import math

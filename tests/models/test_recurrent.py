@@ -367,8 +367,8 @@ def test_the_compiled_scores_are_those_of_tanh(as_installed):
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("features", [32, 19])
 def test_the_compiled_loop_is_the_loop(features, precision, monkeypatch, as_installed):
-    """The compiled loop, here also used for small calls, agrees with the plain loop in float64: with and without
-    blocks of 16 features, and in bfloat16 by autocast."""
+    """The compiled decoder loop, here also used for small calls, agrees with a simple Python loop in float64: with and
+    without blocks of 16 features, and in bfloat16 by autocast."""
     for module in (bahdanau_cpu, gru, query_scores):
         monkeypatch.setattr(module, "_WORTH", 0)
     decoder = RecurrentDecoder(VOCABULARY, D, memory_size=M, attention=Attention(D, M, hidden_size=features))

@@ -293,7 +293,7 @@ def test_curves_follow_a_file_that_grows_and_is_cut(trained: Path, tmp_path: Pat
     with running([open_run(begun)]) as found:
         assert steps(found) == [1, 2, 3]
         with (begun / "metrics.jsonl").open("a") as file:
-            file.write('{"kind": "train", "step": 4, "lo')  # an incomplete line
+            file.write('{"kind": "train", "step": 4, "lo')  # the last line of the file is incomplete
         assert steps(found) == [1, 2, 3]
         (begun / "metrics.jsonl").write_bytes(whole)
         run.metrics.add({"kind": "train", "step": 4, "loss": 1.0})

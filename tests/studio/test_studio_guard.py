@@ -245,7 +245,7 @@ def test_the_server_starts_without_torch_and_stops_on_interrupt():
         "from regard.studio import server as s\n"
         "s._warm = lambda: None\n"
         "def stop(address):\n"
-        "    urllib.request.urlopen(address).read()\n"  # waits until the server answers
+        "    urllib.request.urlopen(address).read()\n"  # this request waits until the server answers
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "def say(text):\n"
         "    print(text, 'torch' in sys.modules, flush=True)\n"

@@ -172,7 +172,8 @@ def test_a_driver_that_knows_angles_begins_with_the_last_angle(drive, tmp_path):
 def test_a_loss_is_the_squared_error_with_a_share_of_the_pedals(drive, tmp_path):
     config = configure(DRIVING, "camera", [drive], FEW | {"penalty": "entropy", "pedal_weight": "0.5"})
     material = camera_material(config, tmp_path, None, lambda _: None)
-    network = DRIVING.network(config, material.codec)  # an untrained network returns controls of 0
+    # Before training, the network returns 0 for every control of the vehicle.
+    network = DRIVING.network(config, material.codec)
     records = [one.record() for one in material.test[:3]]
     outcome = DRIVING.outcome(network, DRIVING.collate(records, config, rows=5), config, True)
     gold = torch.tensor([one.controls for one in material.test[:3]])
