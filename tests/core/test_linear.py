@@ -263,7 +263,8 @@ def test_leading_axes_broadcast_and_heads_may_be_missing(name: str, causal: bool
     assert_close(run(query[0, 0], key[0, 0], value[0, 0]), expected[0, 0])
     assert_close(run(query[0], key[0], value[0]), expected[0])
     assert_close(run(query[None], key, value[None, None]), expected[None, None])
-    # Keys and values of one sequence serve a batch of queries, and one query attends a batch of keys and values.
+    # Tensors broadcast: a batch of queries attends keys and values of one sequence, and one query attends a batch of
+    # keys and values.
     assert_close(run(query, key[:1], value[:1])[1], run(query[1], key[0], value[0]))
     assert_close(run(query[0], key, value)[1], run(query[0], key[1], value[1]))
     assert_close(
@@ -423,7 +424,8 @@ def test_second_gradients(features: feature_maps.Features, causal: bool, length:
 @both_ways
 @pytest.mark.parametrize("repeated", [0, 1, 2], ids=["query", "key", "value"])
 def test_each_repeat_of_an_input_has_its_own_gradient(repeated: int, causal: bool) -> None:
-    """An input may be repeated with stride 0: as an expanded leaf, a view of a leaf, or by the call's broadcasting."""
+    """An input may be repeated in memory with stride 0: as an expanded leaf, as a view of a leaf, or because the call
+    broadcasts it."""
     plain = inputs(batch=3, queries=5, keys=5)
     one, shape, features = plain[repeated][:1], plain[repeated].shape, performer()
 

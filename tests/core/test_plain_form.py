@@ -179,7 +179,8 @@ def test_the_host_does_not_wait_for_a_gpu(mask: str, normalize: regard.Normalize
         computed(tensors, "auto", learning, normalize=normalize, weights=request, **settings)
         before = torch.cuda.get_sync_debug_mode()
         try:
-            with warnings.catch_warnings(action="ignore"):  # torch warns that the mode is a prototype
+            # Torch warns that the mode in which synchronisation with the GPU raises an error is a prototype.
+            with warnings.catch_warnings(action="ignore"):
                 torch.cuda.set_sync_debug_mode("error")
             computed(tensors, "auto", learning, normalize=normalize, weights=request, **settings)
         finally:

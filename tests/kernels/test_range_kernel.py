@@ -519,7 +519,8 @@ def test_no_call_waits_for_the_device() -> None:
     torch.cuda.synchronize()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns that this mode is a prototype
+            # Torch warns that the mode in which synchronisation with the GPU raises an error is a prototype.
+            warnings.simplefilter("ignore")
             torch.cuda.set_sync_debug_mode("error")
         outputs = [regard.attention(query, key, value, mask=each).output for each in (documents(), mask, mask)]
     finally:

@@ -56,7 +56,8 @@ def expected(query: Tensor, key: Tensor, scale: float, allowed: Tensor, bias: Te
 
 
 def problem_of(case: str, device: str, kind: str):  # type: ignore[no-untyped-def]
-    """Return the problem with its request, query and key, and the scale, mask and bias for `expected`."""
+    """Return the arguments of a call (`Problem`) with its requested weights, the query and key, and the scale, mask and
+    bias for `expected`."""
     from regard.core.problem import build
 
     (b, h, g, q, k, d), given = CASES[case]

@@ -1,4 +1,4 @@
-"""Tests of records, labels and traces that are built from given weights."""
+"""Tests of attention records, token labels and traces (lists of records) that are built from given weights."""
 
 import io
 import math
