@@ -20,7 +20,8 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # CUDA machine, where FlexAttention would have to compile the checks; Triton's interpreter, which runs kernels from
 # their source; and items for which torch.compile traces the library.
 if not torch.cuda.is_available() and not interpreting.INSIDE and not interpreting.INSTALLED:
-    shaped = ("core", "decode", "kernels", "models", "nn", "parallel")  # packages with shapes in their annotations
+    # The packages of regard with tensor shapes in their annotations.
+    shaped = ("core", "decode", "kernels", "models", "nn", "parallel")
     jaxtyping.install_import_hook([f"regard.{name}" for name in shaped], "beartype.beartype")
 
 hypothesis.settings.register_profile(

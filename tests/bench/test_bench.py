@@ -234,7 +234,7 @@ def test_a_longer_bar_is_slower_and_ten_times_is_one_step():
     bars = [chart.Bar(name, ratio, "") for name, ratio in (("a", 1.0), ("b", 10.0), ("c", 100.0))]
     drawing = ElementTree.fromstring(chart.svg([chart.Group("times", bars)], title="t"))
     a, b, c = [float(bar.get("width")) for bar in drawing.iter(f"{SVG}rect") if bar.get("height") == "16.0"]
-    assert c - b == pytest.approx(b - a, abs=0.2)  # widths of bars have one decimal
+    assert c - b == pytest.approx(b - a, abs=0.2)  # the chart gives the widths of its bars with one decimal
     assert b > a
 
 

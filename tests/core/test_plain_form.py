@@ -23,7 +23,7 @@ SCORES = {
     "bilinear": regard.Bilinear(torch.linspace(-1, 1, 49).view(7, 7)),
     "additive": regard.Additive(torch.linspace(-1, 1, 7)),
 }
-EMPTY = torch.arange(5)[:, None] != 2  # False for the third query: as a mask, it leaves this query no key
+EMPTY = torch.arange(5)[:, None] != 2  # this mask leaves no key for the third query
 MASKS: dict[str, dict[str, Any]] = {
     "causal": {"mask": regard.causal()},
     "late": {"mask": regard.causal(-2)},

@@ -37,7 +37,7 @@ def seconds(apart, closing, reach):
         ((25, 8), (-10, -3), 2.0),  # the boxes overlap in x from 2 to 3 s, in y from 2 to 3.33 s
         ((25, 8), (-10, -1), math.inf),  # the boxes overlap in y from 6 s on, when the object is behind the ego vehicle
         ((25, 17), (-5, -3), 5.0),  # the boxes overlap in x from 4 to 6 s, in y from 5 s on
-        ((3, 1), (0, 0), 0.0),  # the boxes already overlap, without relative motion
+        ((3, 1), (0, 0), 0.0),  # the boxes of both vehicles already overlap, without relative motion
         ((3, 1), (-1, 0), 0.0),  # the boxes already overlap
         ((-20, 0), (-1, 0), math.inf),  # the object is already behind the ego vehicle
         ((20, 0), (0, 0), math.inf),  # the ego vehicle and the object have the same velocity
@@ -62,9 +62,11 @@ def decided(*objects, speed=10.0, limit=10.0, y=0.0, heading=0.0):
         # metres and 10 m/s is 3.01 seconds.
         (10.0, [{**LEAD, "x": 36.1}], "hold"),
         (10.0, [{**LEAD, "x": 35.9}], "brake"),
-        (8.0, [{**LEAD, "x": 33.1}], "accelerate"),  # 27.1 metres to the safety gap: 3.01 s at 9 m/s
+        # The ego vehicle covers the 27.1 metres to the safety gap in 3.01 s at 9 m/s.
+        (8.0, [{**LEAD, "x": 33.1}], "accelerate"),
         (8.0, [{**LEAD, "x": 32.9}], "hold"),
-        (8.0, [{**LEAD, "x": 29.9}], "brake"),  # 23.9 metres to the safety gap: 2.99 s at 8 m/s
+        # The ego vehicle covers the 23.9 metres to the safety gap in 2.99 s at 8 m/s.
+        (8.0, [{**LEAD, "x": 29.9}], "brake"),
         (10.0, [{**LEAD, "x": 20, "speed": 10}], "hold"),
         # The vehicle ahead is too near, so the ego vehicle brakes whatever the other's speed.
         (10.0, [{**LEAD, "x": 5.9, "speed": 10}], "brake"),

@@ -608,7 +608,7 @@ def test_the_gaze_is_saved_as_drawn_in_chinese_and_in_the_dark(visit):
     # The number of each glimpse is drawn twice: on the image and in the list beside it.
     assert [text for text in texts if text in ("0", "1", "2")] == ["0", "1", "2", "0", "1", "2"]
     assert EVIL[:15] in " ".join(texts)
-    assert data.count(b"<image") == 7  # one image, and two patches for each of three glimpses
+    assert data.count(b"<image") == 7  # the page draws the image once, and two patches for each of three glimpses
     circles = [(float(c.get("cx")), float(c.get("cy"))) for c in root.iter("{http://www.w3.org/2000/svg}circle")]
     # The first three circles mark locations, the others surround the numbers, which must not overlap.
     numbers = circles[3:6]

@@ -243,7 +243,8 @@ def test_rollout_refuses_several_stacks_and_cross_attention(names, of, named):
     [(TRANSFORMER, "encoder.*"), (TRANSFORMER, "decoder.layers.*.self_attn"), (TOWERS, "towers.1.*")],
 )
 def test_rollout_of_one_stack_among_several(names, of):
-    """The matrix of each layer is half the identity and half the swap of two positions, so the rollout has only 0.5."""
+    """The matrix of each layer is half the identity and half the swap of two positions, so every entry of the rollout,
+    the product of the layers, is 0.5."""
     weights = {name: torch.eye(2)[None].flip(-1) if fnmatch(name, of) else torch.eye(2)[None] for name in names}
     torch.testing.assert_close(Trace.from_weights(weights).rollout(of=of), torch.full((2, 2), 0.5))
 

@@ -75,7 +75,7 @@ SCORES = {
     "cosine": Score(lambda: regard.Cosine(scale=3.0), _cosine),
     "additive": Score(lambda weight: regard.Additive(weight), _additive, ((SIZE,),)),
     "additive-heads": Score(lambda weight: regard.Additive(weight), _additive, ((HEADS, SIZE),)),
-    "function": Score(  # a user-defined function with a parameter
+    "function": Score(  # a user-defined score function with a learned parameter
         lambda w: lambda query, key: -torch.cdist(query * w, key), lambda query, key, w: -torch.cdist(query * w, key),
         ((SIZE,),),
     ),

@@ -37,7 +37,8 @@ def run(
     """Run the `regard` command in this process, with standard output in the file `log` and standard input `lines`."""
     os.environ.update(environment)
     torch.set_num_threads(1)
-    if environment.get("WORLD_SIZE") == "3":  # three workers use DDP; fewer or more workers sum all gradients at once
+    # With three workers, gradients are summed by DDP; with fewer or more, all at once.
+    if environment.get("WORLD_SIZE") == "3":
         gradient_sums.BUCKET = 0
     sys.argv = ["regard", *arguments]
     sys.stdin = io.TextIOWrapper(io.BytesIO((lines or "").encode()))
